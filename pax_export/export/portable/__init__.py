@@ -13,3 +13,6 @@ from pax_export.export.portable.passes import optimized as optimized
 from pax_export.export.portable.passes import written_fast as written_fast
 from pax_export.export.portable.program import PortableProgram as PortableProgram
 from pax_export.export.portable.program import Weight as Weight
+from pax_export.export.portable.real_numbers import NotWrittenError as NotWrittenError
+from pax_export.export.portable.real_numbers import in_parts as in_parts
+from pax_export.export.portable.real_numbers import in_real_numbers as in_real_numbers

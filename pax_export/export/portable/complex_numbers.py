@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from pax_export.export.portable.kept import call, fourier_matrix
 from pax_export.export.portable.sizes import trace
 
 
@@ -267,6 +269,8 @@ def _tanh(x: ComplexPair, **_: object) -> ComplexPair:
 
 #: A transform of so many elements is a product with one matrix; a longer one is split in two.
 _LONGEST = 128
+#: Of a prime number of elements, no more than this.
+_LARGEST = 512
 _FORWARD, _BACKWARD = -1.0, 1.0
 
 
@@ -299,16 +303,8 @@ def _to_real(x: ComplexPair, length: Any) -> Any:
     numbers = jnp.arange(count)
     is_end = (numbers == 0) | (2 * numbers == length)
     x = _scaled(x, jnp.where(is_end, 1, 2).astype(x.real.dtype))
-    cosine, sine = _matrix(count, length, length, x.real.dtype)
+    cosine, sine = fourier_matrix(count, length, length, x.real.dtype)
     return x.real @ cosine - x.imag @ sine
-
-
-def _matrix(rows: Any, columns: Any, length: Any, dtype: Any) -> tuple[Any, Any]:
-    """Cosines and sines of 2 * pi * row * column / length."""
-    # The product is reduced before it becomes a float, which holds few bits.
-    place = jnp.arange(rows)[:, None] * jnp.arange(columns)[None, :] % length
-    angle = place.astype(dtype) * (2 * math.pi / jnp.asarray(length).astype(dtype))
-    return jnp.cos(angle), jnp.sin(angle)
 
 
 def _along(x: ComplexPair, axis: int, direction: float) -> ComplexPair:
@@ -320,20 +316,46 @@ def _along(x: ComplexPair, axis: int, direction: float) -> ComplexPair:
 def _transform(x: ComplexPair, direction: float) -> ComplexPair:
     """Along the last axis, without a scale."""
     length = x.real.shape[-1]
+    if not isinstance(length, int):
+        # Runtimes have the transform forwards; the other one is that of conjugates.
+        found = call("dft", jnp.stack([x.real, -direction * x.imag], -1))
+        return ComplexPair(found[..., 0], -direction * found[..., 1])
     two = _factor(length)
+    if two == 1 and length > _LARGEST:
+        return _chirped(x, direction)
     if two == 1:
-        cosine, sine = _matrix(length, length, length, x.real.dtype)
+        cosine, sine = fourier_matrix(length, length, length, x.real.dtype)
         return _product(x, cosine, direction * sine)
     # Columns first, then a twist, then rows: as Cooley and Tukey do it.
     one = length // two
     columns = ComplexPair(*(_swapped(each, one, two) for each in x))
     found = _transform(columns, direction)
-    cosine, sine = _matrix(two, one, length, x.real.dtype)
+    cosine, sine = fourier_matrix(two, one, length, x.real.dtype)
     found = _mul(found, ComplexPair(cosine, direction * sine))
     rows = ComplexPair(*(jnp.swapaxes(each, -1, -2) for each in found))
     found = _transform(rows, direction)
     turned = (jnp.swapaxes(each, -1, -2) for each in found)
     return ComplexPair(*(each.reshape(*each.shape[:-2], length) for each in turned))
+
+
+def _chirped(x: ComplexPair, direction: float) -> ComplexPair:
+    """A transform of a large prime length by those of a power of two, as Bluestein does it."""
+    length = x.real.shape[-1]
+    size = 1 << (2 * length - 1).bit_length()
+    numbers = np.arange(length)
+    chirp = np.exp(direction * 1j * np.pi * (numbers * numbers % (2 * length)) / length)
+    kernel = np.zeros(size, complex)
+    kernel[:length] = chirp.conj()
+    kernel[size - length + 1 :] = chirp.conj()[:0:-1]
+    of_x, of_kernel = (_constant(each, x.real) for each in (chirp, np.fft.fft(kernel) / size))
+    wide = [(0, 0)] * (x.real.ndim - 1) + [(0, size - length)]
+    padded = ComplexPair(*(jnp.pad(each, wide) for each in _mul(x, of_x)))
+    found = _transform(_mul(_transform(padded, _FORWARD), of_kernel), _BACKWARD)
+    return _mul(ComplexPair(*(each[..., :length] for each in found)), of_x)
+
+
+def _constant(values: np.ndarray, like: Any) -> ComplexPair:
+    return ComplexPair(np.real(values).astype(like.dtype), np.imag(values).astype(like.dtype))
 
 
 def _swapped(x: Any, one: int, two: int) -> Any:
@@ -343,7 +365,7 @@ def _swapped(x: Any, one: int, two: int) -> Any:
 
 def _factor(length: Any) -> int:
     """The factor of a length next to its root, if it is long and has one."""
-    if not isinstance(length, int) or length <= _LONGEST:
+    if length <= _LONGEST:
         return 1
     return max(each for each in range(1, math.isqrt(length) + 1) if length % each == 0)
 

@@ -6,6 +6,7 @@ lacks the operator writes what it is made of.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -122,11 +123,26 @@ def _rows(x: Any, w: Any, b: Any) -> Any:
     return x @ w[0].T + (one + other)
 
 
+def dft(x: Any) -> Any:
+    """The discrete Fourier transform of ``[..., length, 2]``: real and imaginary parts."""
+    length, real, imag = x.shape[-2], x[..., 0], x[..., 1]
+    cosine, sine = fourier_matrix(length, length, length, x.dtype)
+    return jnp.stack([real @ cosine + imag @ sine, imag @ cosine - real @ sine], -1)
+
+
+def fourier_matrix(rows: Any, columns: Any, length: Any, dtype: Any) -> tuple[Any, Any]:
+    """Cosines and sines of 2 * pi * row * column / length."""
+    # The product is reduced before it becomes a float, which holds few bits.
+    place = jnp.arange(rows)[:, None] * jnp.arange(columns)[None, :] % length
+    angle = place.astype(dtype) * (2 * math.pi / jnp.asarray(length).astype(dtype))
+    return jnp.cos(angle), jnp.sin(angle)
+
+
 #: By name.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
-} | {each.__name__: each for each in (lstm, gru, rnn)}
+} | {each.__name__: each for each in (lstm, gru, rnn, dft)}
 #: Those that treat each element alike, wherever it lies.
 ELEMENTWISE = frozenset({"clip", "silu", "hard_sigmoid", "hard_swish", "gelu"})
 

@@ -50,8 +50,7 @@ class _Rewriter:
     def _equation(self, equation: Any) -> Any:
         called = self._replace(equation)
         if called is not None:
-            params = {"call_jaxpr": called}
-            return equation.replace(primitive=primitives.closed_call_p, params=params)
+            return call_of(equation, called, equation.invars, equation.outvars)
         if not any(True for _ in inner_programs(equation)):
             return equation
         params = {name: self._parameter(value) for name, value in equation.params.items()}
@@ -66,3 +65,11 @@ class _Rewriter:
             new: Sequence[Any] = [self._parameter(each) for each in value]
             return value if all(a is b for a, b in zip(new, value)) else type(value)(new)
         return value
+
+
+def call_of(equation: Any, program: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+    """A call of a program in the place of an equation, of whose line it is."""
+    params = {"call_jaxpr": program}
+    return equation.replace(
+        primitive=primitives.closed_call_p, params=params, invars=operands, outvars=results
+    )

@@ -9,10 +9,11 @@ import pytest
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-from pax_export._jaxpr import inner_programs
+from pax_export._jaxpr import inner_programs, jaxpr_dtypes
 from pax_export.export.portable.complex_numbers import COMPLEX, on_pairs
 from pax_export.export.portable.decompositions import NotDecomposedError
 from pax_export.export.portable.random_keys import on_words
+from pax_export.export.portable.real_numbers import NotWrittenError, in_real_numbers
 from tests.closeness import assert_close
 
 PARTS = np.float32([0, -0.0, 1, -1, 0.5, -3, 1e-8, 1e9])
@@ -100,7 +101,7 @@ def test_fourier_transforms(kind, lengths):
         assert_close(found, expected, rtol=2e-6)
 
 
-@pytest.mark.parametrize("length", [131, 1024, 1500])
+@pytest.mark.parametrize("length", [131, 1021, 1024, 1500])
 def test_long_fourier_transforms(length):
     x = complex_of(RANDOM.normal(size=(2, length)), RANDOM.normal(size=(2, length)))
     expected, found = both(lambda x: lax.fft(x, "fft", (length,)), x)
@@ -163,3 +164,51 @@ def test_keys_of_another_generator_are_refused():
     equation = equation_of(jax.random.key_data, jax.random.key(0, impl="rbg"))
     with pytest.raises(NotDecomposedError, match="threefry"):
         on_words(equation)
+
+
+def loops(x, z, seed):
+    key = jax.random.wrap_key_data(seed)
+    keys = jax.random.split(key, 3)
+    return (
+        lax.scan(lambda c, row: (c * row + z[0], (c, row)), z[0], z),
+        lax.while_loop(lambda s: jnp.abs(s[0]) < 3, lambda s: s * 2, z),
+        lax.cond(x[0] > 0, lambda s: s, lambda s: s * 2j, z),
+        lax.fori_loop(0, 3, lambda i, k: jax.random.split(k)[i % 2], key),
+        jax.vmap(lambda k: jax.random.normal(k, (2,)))(keys[::-1]),
+        jnp.where(x > 0, 1j, 2.0),
+        z.at[jnp.array([0, 2])].add(1j),
+        lax.sort((x, z), num_keys=1),
+        jnp.linalg.eigh(jnp.outer(z, z.conj()))[0],
+        z**3,
+    )
+
+
+def test_whole_programs_have_real_numbers_alone():
+    x = jnp.asarray(RANDOM.normal(size=4).astype(np.float32))
+    z = jnp.asarray(DRAWN[0, 0, :4])
+    seed = jnp.array([3, 7], jnp.uint32)
+    program = in_real_numbers(jax.make_jaxpr(loops)(x, z, seed))
+    names = {str(dtype) for dtype in jaxpr_dtypes(program)}
+    assert names <= {"float32", "int32", "uint32", "bool"}
+    found = iter(jaxpr_as_fun(program)(x, z.real, z.imag, seed))
+    for expected in map(words, jax.tree.leaves(loops(x, z, seed))):
+        given = [next(found) for _ in range(1 + jnp.iscomplexobj(expected))]
+        given = complex_of(*given) if len(given) > 1 else given[0]
+        assert_close(given, expected, rtol=1e-4, atol=1e-5)
+    assert not list(found)
+
+
+def test_a_program_of_real_numbers_is_the_same_object():
+    program = jax.make_jaxpr(jnp.sin)(PARTS)
+    assert in_real_numbers(program) is program
+
+
+@pytest.mark.parametrize("way", ["multiply", "min"])
+def test_what_is_none_of_parts_is_refused_with_its_place(way):
+    def apply(z):
+        return lax.fori_loop(0, 2, lambda i, z: getattr(z.at[jnp.array([0])], way)(z[1:2]), z)
+
+    with pytest.raises(NotWrittenError, match="complex") as caught:
+        in_real_numbers(jax.make_jaxpr(apply)(DRAWN[0, 0]))
+    assert caught.value.equation.primitive.name.startswith("scatter")
+    assert caught.value.callers

@@ -9,16 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export.export.formats.onnx.registry import Refused
 from pax_export.export.formats.onnx.sizes import Sizes
 from pax_export.export.formats.onnx.values import (
-    AnyValue,
-    Parts,
     Value,
     carrier,
     is_number,
     is_rounded,
-    part_dtype,
     same_shape,
 )
 from pax_export.export.validation.integers import Quantized
@@ -26,7 +22,7 @@ from pax_export.export.validation.integers import Quantized
 _MASK = np.int64(0xFFFFFFFF)
 
 #: Converts a program of jax: (program, arguments) to results.
-Inline = Callable[[Any, Sequence[AnyValue]], list[AnyValue]]
+Inline = Callable[[Any, Sequence[Value]], list[Value]]
 
 
 class Writer:
@@ -111,23 +107,11 @@ class Writer:
         kept = {"saturate": 0} if np.dtype(dtype).name.startswith("float8") else {}
         return {"to": self.type(dtype), **kept}
 
-    def literal(self, value: Any) -> AnyValue:
+    def literal(self, value: Any) -> Value:
         """An array of jax or numpy that stands in the program."""
         dtype = jax.numpy.result_type(value)
-        halves = part_dtype(dtype)
-        if halves is None:
-            array = np.asarray(value).astype(carrier(dtype))
-            return Value(self.constant(array), np.dtype(dtype), array.shape, array)
-        if np.dtype(halves) == np.uint32:
-            data = np.asarray(jax.random.key_data(value))
-            _check_key(data.shape[-1])
-            pieces = (data[..., 0], data[..., 1])
-        else:
-            pieces = (np.real(value), np.imag(value))
-        one, other = (self.literal(np.asarray(piece).astype(halves)) for piece in pieces)
-        assert isinstance(one, Value)
-        assert isinstance(other, Value)
-        return Parts((one, other), dtype)
+        array = np.asarray(value).astype(carrier(dtype))
+        return Value(self.constant(array), np.dtype(dtype), array.shape, array)
 
     def like(self, value: Any, operand: Value) -> np.ndarray:
         """A number of the type that carries an operand."""
@@ -262,13 +246,9 @@ class Writer:
             return None
         return self("Greater", self.squeeze(self.sizes.one(size), [0]), np.array(0, np.int64))
 
-    def fresh(self, dtype: Any, shape: Sequence[Any]) -> AnyValue:
+    def fresh(self, dtype: Any, shape: Sequence[Any]) -> Value:
         """What a body is given: values that no operator makes."""
-        halves = part_dtype(dtype)
-        if halves is None:
-            return Value(self.new_name("given"), np.dtype(dtype), tuple(shape))
-        one, other = (Value(self.new_name("given"), halves, tuple(shape)) for _ in range(2))
-        return Parts((one, other), dtype)
+        return Value(self.new_name("given"), np.dtype(dtype), tuple(shape))
 
 
 def bodies(node: Any) -> Iterator[Any]:
@@ -297,27 +277,9 @@ def needed(nodes: Sequence[Any], wanted: Collection[str]) -> list[Any]:
     return kept[::-1]
 
 
-def flat(values: Sequence[AnyValue]) -> list[Value]:
-    """All arrays of some values, those that are two as two."""
+def values_of(structs: Sequence[Any], names: Sequence[str]) -> list[Value]:
+    """Values of these shapes and dtypes, by name."""
     return [
-        each for value in values for each in (value.parts if isinstance(value, Parts) else (value,))
+        Value(name, np.dtype(struct.dtype), tuple(struct.shape))
+        for struct, name in zip(structs, names, strict=True)
     ]
-
-
-def together(structs: Sequence[Any], names: Sequence[str]) -> list[AnyValue]:
-    """The inverse of `flat`: values of these shapes and dtypes, of arrays by name."""
-    left = iter(names)
-    made: list[AnyValue] = []
-    for struct in structs:
-        halves, shape = part_dtype(struct.dtype), tuple(struct.shape)
-        if halves is None:
-            made.append(Value(next(left), np.dtype(struct.dtype), shape))
-        else:
-            both = Value(next(left), halves, shape), Value(next(left), halves, shape)
-            made.append(Parts(both, struct.dtype))
-    return made
-
-
-def _check_key(words: int) -> None:
-    if words != 2:
-        raise Refused("random keys of another kind than threefry2x32")

@@ -13,23 +13,23 @@ from pax_export._optional import require
 from pax_export.export.artifact.known_differences import known_differences
 from pax_export.export.formats.onnx import rules as rules
 from pax_export.export.formats.onnx.biases import with_biases
-from pax_export.export.formats.onnx.convert import Converter, NotInOnnxError
-from pax_export.export.formats.onnx.graph import Writer, bodies, flat, needed, read_in
+from pax_export.export.formats.onnx.convert import Converter
+from pax_export.export.formats.onnx.graph import Writer, bodies, needed, read_in
 from pax_export.export.formats.onnx.registry import Refused, has
 from pax_export.export.formats.onnx.values import (
-    AnyValue,
-    Parts,
     Value,
     carrier,
     is_complex,
     is_number,
     is_rounded,
-    part_dtype,
 )
 from pax_export.export.portable import (
+    NotWrittenError,
     PortableProgram,
     Weight,
     decompose,
+    in_parts,
+    in_real_numbers,
     operation_names,
     optimized,
     passes,
@@ -97,7 +97,7 @@ def converted(
     def optimize() -> PortableProgram:
         return _optimized(program, names, weights, options)
 
-    refused = Refused, NotInOnnxError
+    refused = Refused, NotWrittenError
     (made, quantized), portable, notes = written_fast(optimize, write, refused)
     _check_operators(onnx, made, options.opset)
     content = made.SerializeToString(deterministic=True)
@@ -135,7 +135,7 @@ class _Model:
         self._onnx = onnx
         self._program = program
         self._opset, self._exact = options.opset, options.exact
-        self._constants: dict[int, AnyValue] = {}
+        self._constants: dict[int, Value] = {}
         self._converter = Converter(onnx, options.opset, self._constants, options.exact)
         self._writer: Writer = self._converter.writer
         self._writer.accuracy_level = options.accuracy_level
@@ -144,7 +144,7 @@ class _Model:
         self._structs = program.traced.structs[-len(self._inputs) :] if self._inputs else ()
         self._weights = weights
         self._names = names
-        self._made: dict[str, AnyValue] = {}
+        self._made: dict[str, list[Value]] = {}
 
     @property
     def quantized(self) -> Mapping[str, Quantized]:
@@ -153,11 +153,10 @@ class _Model:
     def made(self, portable: PortableProgram) -> Any:
         """The model of a portable program."""
         taken = self._begun()
-        values = [self._held(each) for each in portable.weights]
+        values = [part for each in portable.weights for part in self._held(each)]
         constants = self._program.traced.constants  # loops and branches may hold some
-        names = self._names[len(self._names) - len(constants) :]
-        self._constants.update((id(a), self._stored(name)) for a, name in zip(constants, names))
-        program = decompose(portable.program, self._has)
+        self._learn(constants, self._names[len(self._names) - len(constants) :])
+        program = decompose(in_real_numbers(portable.program), self._has)
         found = self._converter.inline(program, [*values, *taken])
         return self._finished(found)
 
@@ -166,17 +165,16 @@ class _Model:
         traced, count = self._program.traced, len(self._names) - len(self._program.traced.constants)
         try:
             taken = self._begun()
-            values = [self._stored(name) for name in self._names]
-            held = zip(traced.constants, values[count:])
-            self._constants.update((id(array), value) for array, value in held)
+            values = [part for name in self._names[:count] for part in self._stored(name)]
+            self._learn(traced.constants, self._names[count:])
             wanted = range(len(self._outputs))
-            portable = decompose(traced.program, self._has)
-            found = self._converter.inline(portable, [*values[:count], *taken], wanted)
+            portable = decompose(in_real_numbers(traced.program), self._has)
+            found = self._converter.inline(portable, [*values, *taken], wanted)
         except Refused as error:
             raise UnsupportedOperationError(
                 f"ONNX cannot express {error}.", where=self._program.key, write=_WRITE
             ) from error
-        except NotInOnnxError as error:
+        except NotWrittenError as error:
             raise _refused(error, self._program) from error
         return self._finished(found)
 
@@ -185,9 +183,17 @@ class _Model:
         passes_over_nan = equation.primitive.name == "reduce_window_max"
         return has(equation) and not (self._exact and passes_over_nan)
 
-    def _begun(self) -> list[AnyValue]:
+    def _learn(self, constants: Sequence[Any], names: Sequence[str]) -> None:
+        """Arrays that the program holds are stored under these names."""
+        for array, name in zip(constants, names):
+            if len(stored := self._stored(name)) == 1:
+                self._constants[id(array)] = stored[0]
+
+    def _begun(self) -> list[Value]:
         """The inputs."""
         self._writer.operation = "input"
+        for name, struct in zip(self._outputs, self._program.traced.results):
+            _refuse_complex(struct, f"output {name}")
         named = list(zip(self._inputs, self._structs))
         taken = [self._taken(*each) for each in named]
         self._writer.sizes.learn((name, each.shape) for name, each in named)
@@ -209,7 +215,7 @@ class _Model:
         model.ir_version = onnx.helper.find_min_ir_version_for(versions)
         return model
 
-    def _taken(self, name: str, struct: Any) -> AnyValue:
+    def _taken(self, name: str, struct: Any) -> Value:
         """An input, as the type that carries it."""
         _refuse_complex(struct, f"input {name}")
         carried = name
@@ -217,47 +223,40 @@ class _Model:
             carried = self._writer.cast(name, carrier(struct.dtype))
         return Value(carried, np.dtype(struct.dtype), tuple(struct.shape))
 
-    def _stored(self, name: str) -> AnyValue:
+    def _stored(self, name: str) -> list[Value]:
         """A weight, under the name of the leaf where nothing else has it."""
         if name not in self._made:
             free = name if name not in {*self._inputs, *self._outputs} else f"weight:{name}"
             self._made[name] = self._weight(free, np.asarray(self._weights[name]))
         return self._made[name]
 
-    def _held(self, weight: Weight) -> AnyValue:
+    def _held(self, weight: Weight) -> list[Value]:
         """A known array of a portable program."""
         if not weight.name:
-            return self._writer.literal(weight.array)
+            return [self._writer.literal(part) for part in in_parts(weight.array)]
         if not weight.sources:
             return self._stored(weight.name)
         return self._weight(weight.name, np.asarray(weight.array))
 
-    def _weight(self, name: str, array: np.ndarray) -> AnyValue:
-        half = part_dtype(array.dtype)
-        if half is not None:
-            one, other = (
-                self._weight(f"{name}.{kind}", np.ascontiguousarray(part))
-                for kind, part in (("real", np.real(array)), ("imag", np.imag(array)))
-            )
-            assert isinstance(one, Value)
-            assert isinstance(other, Value)
-            return Parts((one, other), array.dtype)
+    def _weight(self, name: str, array: np.ndarray) -> list[Value]:
+        parts = in_parts(array)
+        if len(parts) > 1:
+            named = zip(("real", "imag"), parts)
+            return [each for kind, part in named for each in self._weight(f"{name}.{kind}", part)]
         stored = carried = self._writer.store(array, name)
         if is_rounded(array.dtype):
             carried = self._writer.cast(stored, carrier(array.dtype))
         self._writer.stored[carried] = stored
-        return Value(carried, array.dtype, array.shape)
+        return [Value(carried, array.dtype, array.shape)]
 
-    def _given(self, name: str, value: AnyValue) -> Any:
+    def _given(self, name: str, value: Value) -> Any:
         """Makes a value an output, in its own dtype."""
-        _refuse_complex(value, f"output {name}")
-        (array,) = flat([value])
         helper = self._onnx.helper
-        if is_rounded(array.dtype):
-            kind = self._writer.cast_to(array.dtype)
-            node = helper.make_node("Cast", [array.name], [name], name=name, **kind)
+        if is_rounded(value.dtype):
+            kind = self._writer.cast_to(value.dtype)
+            node = helper.make_node("Cast", [value.name], [name], name=name, **kind)
         else:
-            node = helper.make_node("Identity", [array.name], [name], name=name)
+            node = helper.make_node("Identity", [value.name], [name], name=name)
         self._writer.nodes.append(node)
         return self._entry(name, value)
 
@@ -301,7 +300,7 @@ def _nodes(graph: Any) -> Any:
             yield from _nodes(body)
 
 
-def _refused(error: NotInOnnxError, program: Program) -> UnsupportedOperationError:
+def _refused(error: NotWrittenError, program: Program) -> UnsupportedOperationError:
     name = error.equation.primitive.name
     what = f"ONNX has no rule for the operation {name}"
     if error.reason:

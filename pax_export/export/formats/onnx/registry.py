@@ -13,16 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.values import carrier, is_number, part_dtype
+from pax_export.export.formats.onnx.values import carrier, is_number
 
 Rule = Callable[..., Any]
 
 #: By the name of the primitive.
 RULES: dict[str, Rule] = {}
-#: Those for complex numbers: operands may be `Parts`, and so may what they give.
-COMPLEX_RULES: dict[str, Rule] = {}
-#: Those that only move numbers, or add them: what is two arrays takes them twice.
-PART_BY_PART: set[str] = set()
 #: Those that depend on which of two numbers is larger; uint64 is carried as int64.
 BY_ORDER = frozenset(
     "lt le gt ge lt_to le_to max min clamp sort top_k approx_top_k argmax argmin reduce_max "
@@ -30,32 +26,15 @@ BY_ORDER = frozenset(
 )
 
 
-#: Up to this length a Fourier transform is a product with a matrix.
-_BY_PRODUCT = 512
-
-
 class Refused(Exception):
     """A rule cannot write this in ONNX; the text says what."""
 
 
-def rule(*names: str, part_by_part: bool = False) -> Callable[[Rule], Rule]:
+def rule(*names: str) -> Callable[[Rule], Rule]:
     """Makes a function the rule of these primitives."""
 
     def register(function: Rule) -> Rule:
-        for name in names:
-            RULES[name] = function
-            if part_by_part:
-                PART_BY_PART.add(name)
-        return function
-
-    return register
-
-
-def complex_rule(*names: str) -> Callable[[Rule], Rule]:
-    """Makes a function the rule of these primitives for complex numbers, or for keys."""
-
-    def register(function: Rule) -> Rule:
-        COMPLEX_RULES.update(dict.fromkeys(names, function))
+        RULES.update(dict.fromkeys(names, function))
         return function
 
     return register
@@ -64,15 +43,8 @@ def complex_rule(*names: str) -> Callable[[Rule], Rule]:
 def has(equation: Any) -> bool:
     """Whether ONNX has the operation of an equation, by a rule."""
     name = equation.primitive.name
-    atoms = (*equation.invars, *equation.outvars)
-    dtypes = [atom.aval.dtype for atom in atoms if hasattr(atom.aval, "dtype")]
-    if any(map(part_dtype, dtypes)):
-        if name == "fft":  # a short transform is a product, which rounds less than `DFT` does
-            lengths = equation.params["fft_lengths"]
-            return not all(is_number(each) and each <= _BY_PRODUCT for each in lengths)
-        return name in COMPLEX_RULES or name in PART_BY_PART
     if name == "reduce_prod":  # onnxruntime's is one of float64 for whole numbers
-        return carrier(dtypes[0]) == np.float32
+        return carrier(equation.invars[0].aval.dtype) == np.float32
     if name in ("reduce_window_max", "reduce_window_sum"):
         return _is_pool(equation)
     return name in RULES

@@ -2,8 +2,7 @@
 
 The kernels of onnxruntime know few types, and not the same ones for each operator.  So every
 array is carried as one of five types that nearly all of them know; where jax would round to
-half precision or wrap around, so does the graph, after each operation.  Complex numbers and
-random keys are two arrays each.
+half precision or wrap around, so does the graph, after each operation.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-
-from pax_export.export.tracing.dtypes import is_key as is_key
 
 _INTEGERS = {"int32": np.int32, "int64": np.int64, "uint32": np.int64, "uint64": np.int64}
 
@@ -50,36 +47,8 @@ class Value:
         return self.carrier.kind == "f"
 
 
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """One array that is two of equal shape: real and imaginary, or the halves of random keys."""
-
-    parts: tuple[Value, Value]
-    dtype: Any
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        return self.parts[0].shape
-
-    @property
-    def rank(self) -> int:
-        return len(self.shape)
-
-
-AnyValue = Value | Parts
-
-
 def is_complex(dtype: Any) -> bool:
-    return not is_key(dtype) and np.dtype(dtype).kind == "c"
-
-
-def part_dtype(dtype: Any) -> np.dtype | None:
-    """The dtype of the two arrays that an array of this dtype is; None where it is one."""
-    if is_key(dtype):
-        return np.dtype(np.uint32)
-    if is_complex(dtype):
-        return np.dtype(np.float32 if np.dtype(dtype).itemsize == 8 else np.float64)
-    return None
+    return jax.numpy.issubdtype(dtype, jax.numpy.complexfloating)
 
 
 def carrier(dtype: Any) -> np.dtype:

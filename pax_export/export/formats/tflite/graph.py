@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jaxpr import bound, interpret, wrapped_program
+from pax_export._jaxpr import interpret, wrapped_program
 from pax_export._types import Equation
 from pax_export.export.formats.tflite import rules
 from pax_export.export.formats.tflite.builder import moves
@@ -29,7 +28,6 @@ from pax_export.export.formats.tflite.rule import (
 from pax_export.export.formats.tflite.sizes import sizes_of
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
-    Pair,
     Sizes,
     constant,
     full,
@@ -40,17 +38,18 @@ from pax_export.export.formats.tflite.tensors import (
 from pax_export.export.lowering.variables import Store
 from pax_export.export.portable import (
     NotDecomposedError,
+    NotWrittenError,
     Options,
     PortableProgram,
     Weight,
     decompose,
+    in_parts,
+    in_real_numbers,
     not_decomposed,
     operation_names,
     optimized,
     written_fast,
 )
-from pax_export.export.portable.complex_numbers import COMPLEX, on_pairs
-from pax_export.export.portable.random_keys import KEYS, on_words
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import placed
@@ -111,14 +110,15 @@ def _signature(
         sizes = sizes_of([struct.shape for struct in structs], inputs)
         constants = {id(v): (place, v) for v, place in zip(traced.constants, places)}
         evaluator = _Graph(sizes, constants, weights, known)
-        arrays = [taken(tensor, kind(dtypes.stored(s))) for tensor, s in zip(inputs, structs)]
+        named = zip(inputs, structs)
+        arrays = [part for x, s in named for part in taken(x, kind(dtypes.stored(s)))]
         if portable is None:
-            operands = [functools.partial(weights, place) for place in store.of_leaf[:leaves]]
+            operands = [each for place in store.of_leaf[:leaves] for each in weights.lazy(place)]
             written = traced.program
         else:
-            operands = [evaluator.held(each) for each in portable.weights]
+            operands = [each for weight in portable.weights for each in evaluator.held(weight)]
             written = portable.program
-        results = evaluator.run(decompose(written, known), [*operands, *arrays])
+        results = evaluator.written(written, [*operands, *arrays])
         for value, struct in zip(results[: len(program.output_names)], traced.results):
             found = full(_now(value), struct.shape, sizes)
             found = graph.own(given(found, kind(dtypes.stored(struct))))
@@ -141,7 +141,7 @@ def _check_places(program: Program) -> None:
     places += [(f"output {n}", s) for n, s in zip(program.output_names, program.traced.results)]
     for place, struct in places:
         name = kind(dtypes.stored(struct))
-        if name not in CARRIERS:
+        if name not in (*CARRIERS, "complex64"):
             raise UnsupportedOperationError(
                 f"TFLite does not compute with {name}.",
                 where=place,
@@ -175,7 +175,12 @@ class Weights:
         self.places = {each.name: place for place, each in enumerate(store.variables)}
         self._read: dict[int, Any] = {}
 
-    def __call__(self, place: int) -> Any:
+    def lazy(self, place: int) -> list[Callable[[], Any]]:
+        """What gives an array, or the two parts of complex numbers."""
+        count = len(in_parts(self.store.variables[place].value))
+        return [lambda part=part: self(place)[part] for part in range(count)]
+
+    def __call__(self, place: int) -> list[Any]:
         if place not in self._read:
             variable = self.store.variables[place]
             array = np.asarray(variable.value)
@@ -200,11 +205,20 @@ class _Graph:
         self._callers: list[Any] = []
         _load_rules()
 
-    def held(self, weight: Weight) -> Any:
+    def held(self, weight: Weight) -> list[Any]:
         """What gives an array that a portable program reads."""
         if weight.name:
-            return functools.partial(self._read, self._read.places[weight.name])
-        return self._constant(weight.array)
+            return self._read.lazy(self._read.places[weight.name])
+        return [self._constant(part) for part in in_parts(weight.array)]
+
+    def written(self, program: Any, operands: Sequence[Any]) -> list[Any]:
+        """A traced program, in operations that TFLite has."""
+        try:
+            program = in_real_numbers(program)
+        except NotWrittenError as error:
+            self._callers = [*error.callers, error.equation]
+            raise self._refused(error.equation.primitive.name, error.reason) from error
+        return self.run(decompose(program, self._known), operands)
 
     def run(self, program: Any, operands: Sequence[Any]) -> list[Any]:
         """Operation by operation, what a traced program is made of; calls are written out."""
@@ -212,10 +226,8 @@ class _Graph:
 
     def _constant(self, value: Any) -> Any:
         if id(value) in self._constants:
-            return self._read(self._constants[id(value)][0])
+            return self._read(self._constants[id(value)][0])[0]
         value = getattr(value, "val", value)
-        if hasattr(value, "dtype") and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-            value = jax.random.key_data(value)
         value = np.asarray(value)
         if value.dtype.name == "float64" and not jax.config.read("jax_enable_x64"):
             value = value.astype(np.float32)
@@ -243,13 +255,7 @@ class _Graph:
         )
         self._callers.append(equation)
         try:
-            if name in KEYS:
-                results = self.run(decompose(on_words(equation), self._known), operands)
-            elif name in COMPLEX and _has_complex(equation):
-                results = self._of_pairs(equation, operands)
-            elif _moves_keys(operation):
-                results = self._of_words(equation, operands)
-            elif (found := _rule(operation)) is not None:
+            if (found := RULES.get(name)) is not None:
                 _check_dtypes(operation)
                 results = _applied(found, operation, [_now(value) for value in operands])
             elif (inner := wrapped_program(equation)) is not None:
@@ -268,32 +274,6 @@ class _Graph:
             self._callers.pop()
         return results
 
-    def _of_pairs(self, equation: Equation, operands: list[Any]) -> list[Any]:
-        """Complex numbers by their real and imaginary parts."""
-        flat: list[Any] = []
-        for value in map(_now, operands):
-            flat.extend((value.real, value.imag) if isinstance(value, Pair) else (value,))
-        parts = iter(self.run(decompose(on_pairs(equation), self._known), flat))
-        return [
-            Pair(next(parts), next(parts)) if kind(each.aval) == "complex64" else next(parts)
-            for each in equation.outvars
-        ]
-
-    def _of_words(self, equation: Any, operands: list[Any]) -> list[Any]:
-        """Moves random keys as it moves arrays: each of their words alike."""
-        atoms = [atom.aval for atom in equation.invars]
-        axes = [-1 if dtypes.is_key(atom.dtype) else None for atom in atoms]
-        structs = [
-            jax.ShapeDtypeStruct((*atom.shape, 2), "uint32") if axis else atom
-            for atom, axis in zip(atoms, axes)
-        ]
-
-        def moved(*values: object) -> Any:
-            function = jax.vmap(lambda *each: bound(equation, each), in_axes=axes, out_axes=-1)
-            return function(*values)
-
-        return self.call(moved, structs, operands)
-
     def call(
         self, function: Callable, structs: Sequence[Any], operands: Sequence[Any]
     ) -> list[Any]:
@@ -308,16 +288,9 @@ class _Graph:
         return placed(refusal, [self._callers])
 
 
-#: What treats complex numbers as all others.
-_ANY = ("scan", "while", "cond")
-
-
 def has(equation: Equation) -> bool:
     """Whether TFLite has the operation of an equation, by a rule."""
-    name = equation.primitive.name
-    if _has_complex(equation):
-        return name in COMPLEX or name in _ANY or (name in RULES and RULES[name].parts)
-    found = RULES.get(name)
+    found = RULES.get(equation.primitive.name)
     return found is not None and (found.when is None or found.when(equation))
 
 
@@ -326,49 +299,17 @@ def _has_exactly(equation: Equation) -> bool:
     return has(equation) and equation.primitive.name != "reduce_window_max"
 
 
-def _has_complex(equation: Equation) -> bool:
-    atoms = (*equation.invars, *equation.outvars)
-    return any(kind(a.aval) == "complex64" for a in atoms if hasattr(a.aval, "dtype"))
-
-
-def _rule(operation: Operation) -> Rule | None:
-    structs = [*operation.operands, *operation.results]
-    if any(kind(struct) == "complex64" for struct in structs if hasattr(struct, "dtype")):
-        found = RULES.get(operation.name)
-        if found is not None and not found.parts and operation.name not in _ANY:
-            raise NotInTfliteError("it has none for complex numbers.")
-        return found
-    return RULES.get(operation.name)
-
-
-def _moves_keys(operation: Operation) -> bool:
-    """Whether this moves random keys about, and neither makes nor uses them."""
-    is_loop = operation.name in ("scan", "while", "cond", "copy", "name", "optimization_barrier")
-    if is_loop or operation.name.startswith("random_") or operation.name not in RULES:
-        return False
-    return any(dtypes.is_key(struct.dtype) for struct in operation.operands)
-
-
 def _check_dtypes(operation: Operation) -> None:
     for struct in (*operation.operands, *operation.results):
         name = kind(struct)
-        if name not in CARRIERS and not dtypes.is_key(struct.dtype):
+        if name not in CARRIERS:
             raise NotInTfliteError(f"it does not compute with {name}.")
 
 
 def _applied(found: Rule, operation: Operation, operands: list[Any]) -> list[Any]:
     if not found.thin:
         shapes = [struct.shape for struct in operation.operands]
-        operands = [
-            value if dtypes.is_key(struct.dtype) else full(value, shape, operation.sizes)
-            for value, shape, struct in zip(operands, shapes, operation.operands)
-        ]
-    if found.parts and any(isinstance(value, Pair) for value in operands):
-        real = found.function(operation, *(_part(value, "real") for value in operands))
-        imag = found.function(operation, *(_part(value, "imag") for value in operands))
-        if isinstance(real, list):
-            return [Pair(*each) for each in zip(real, imag)]
-        return [Pair(real, imag)]
+        operands = [full(*each, operation.sizes) for each in zip(operands, shapes)]
     results = found.function(operation, *operands)
     results = results if isinstance(results, list) else [results]
     if operation.name in _EXACT:
@@ -391,10 +332,6 @@ def _rounded(value: object, struct: object) -> Any:
     if name not in ("float16", "bfloat16"):
         return value
     return lite.cast(lite.cast(value, name), lite.float32)
-
-
-def _part(value: object, name: str) -> Any:
-    return getattr(value, name) if isinstance(value, Pair) else value
 
 
 def _load_rules() -> None:

@@ -18,7 +18,6 @@ class NotInTfliteError(Exception):
 class Rule:
     function: Callable[..., Any]
     thin: bool  # takes operands as they are; others have all dimensions written out
-    parts: bool  # of complex numbers it treats real and imaginary parts alike
     when: Callable[[Any], bool] | None = None  # for which equations it is; for all, unless given
 
 
@@ -28,7 +27,6 @@ RULES: dict[str, Rule] = {}
 def rule(
     *names: str,
     thin: bool = False,
-    parts: bool = False,
     when: Callable[[Any], bool] | None = None,
 ) -> Callable[[Callable], Callable]:
     """Makes a function the rule of the operations with these names.
@@ -37,7 +35,7 @@ def rule(
     """
 
     def register(function: Callable) -> Callable:
-        RULES.update(dict.fromkeys(names, Rule(function, thin, parts, when)))
+        RULES.update(dict.fromkeys(names, Rule(function, thin, when)))
         return function
 
     return register

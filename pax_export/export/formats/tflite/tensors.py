@@ -1,14 +1,12 @@
 """TFLite tensors of jax arrays, in supported dtypes.
 
 A tensor is *thin* where a dimension of the array that all its slices share is left at 1; what
-operates on each element alone broadcasts it, and `full` writes it out for all others.  Arrays
-of complex numbers are a `Pair`, since TFLite adds and multiplies none.
+operates on each element alone broadcasts it, and `full` writes it out for all others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,19 +22,10 @@ CARRIERS = {
     **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16", "uint32"), "int32"),
     "int64": "int64",
     "bool": "bool",
-    "complex64": "float32",
 }
 NARROW = ("int8", "int16", "uint8", "uint16")
 #: Kernels of TFLite broadcast, cut and pad arrays of so many dimensions, all of them.
 _DIMENSIONS = 4
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Complex numbers by their parts."""
-
-    real: Any
-    imag: Any
 
 
 def is_static(size: object) -> bool:
@@ -46,21 +35,18 @@ def is_static(size: object) -> bool:
 def constant(value: object, dtype: DTypeLike | None = None) -> Any:
     """An array of jax or numpy as what is computed with."""
     array = np.asarray(value) if dtype is None else np.asarray(value, dtype)
-    if array.dtype.kind == "c":
-        parts = (np.real(array), np.imag(array))
-        return Pair(*(lite.constant(part.astype("f")) for part in parts))
     carrier = CARRIERS[array.dtype.name]
     if array.dtype.name == "uint32":
         return lite.constant(array.view(np.int32))
     return lite.constant(array.astype(carrier))
 
 
-def taken(tensor: Any, dtype: str) -> Any:
-    """An input or a weight, as what is computed with."""
+def taken(tensor: Any, dtype: str) -> list[Any]:
+    """An input or a weight, as what is computed with: complex numbers by their two parts."""
     if dtype == "complex64":
-        return Pair(lite.real(tensor), lite.imag(tensor))
+        return [lite.real(tensor), lite.imag(tensor)]
     carrier = CARRIERS[dtype]
-    return tensor if dtype == carrier else lite.cast(tensor, carrier)
+    return [tensor if dtype == carrier else lite.cast(tensor, carrier)]
 
 
 def given(tensor: object, dtype: str) -> Any:
@@ -115,8 +101,6 @@ def is_thin(tensor: Any, axis: int, size: object) -> bool:
 
 def full(tensor: Any, shape: Sequence[Any], sizes: Sizes) -> Any:
     """A tensor with all its dimensions written out."""
-    if isinstance(tensor, Pair):
-        return Pair(full(tensor.real, shape, sizes), full(tensor.imag, shape, sizes))
     if tensor.shape.rank != len(shape):
         tensor = moves.reshape(tensor, [1] * (len(shape) - tensor.shape.rank) + _sizes(tensor))
     if not any(is_thin(tensor, axis, size) for axis, size in enumerate(shape)):

@@ -5,7 +5,6 @@ from pax_export.export.formats.onnx.rules import bits as bits
 from pax_export.export.formats.onnx.rules import control as control
 from pax_export.export.formats.onnx.rules import conversions as conversions
 from pax_export.export.formats.onnx.rules import convolutions as convolutions
-from pax_export.export.formats.onnx.rules import fourier as fourier
 from pax_export.export.formats.onnx.rules import functions as functions
 from pax_export.export.formats.onnx.rules import gathering as gathering
 from pax_export.export.formats.onnx.rules import kept as kept

@@ -49,7 +49,7 @@ def _binary(operator: str) -> Callable:
     return apply
 
 
-@rule("add", "add_any", "add_jaxvals", part_by_part=True)
+@rule("add", "add_any", "add_jaxvals")
 def add(writer: Writer, results: Results, x: Value, y: Value, **_: object) -> Any:
     if x.dtype == np.bool_:
         return writer("Or", *writer.spread(results[0].shape, x, y))
@@ -63,7 +63,7 @@ def mul(writer: Writer, results: Results, x: Value, y: Value, **_: object) -> An
     return _binary("Mul")(writer, results, x, y)
 
 
-rule("sub", part_by_part=True)(_binary("Sub"))
+rule("sub")(_binary("Sub"))
 
 
 @rule("div")
@@ -230,7 +230,7 @@ rule("le_to")(_total("LessOrEqual"))
 rule("eq_to")(_total("Equal"))
 
 
-@rule("select_n", part_by_part=True)
+@rule("select_n")
 def select_n(writer: Writer, results: Results, which: Value, *cases: Value) -> Any:
     (result,) = results
     if len(cases) == 1:
@@ -256,7 +256,7 @@ def choose(writer: Writer, condition: Any, yes: object, no: object, dtype: DType
     return writer("Or", left, writer("And", writer("Not", condition), no))
 
 
-@rule("neg", part_by_part=True)
+@rule("neg")
 def neg(writer: Writer, results: Results, x: Value) -> str:
     return writer.fit(writer("Neg", x), results[0].dtype)
 

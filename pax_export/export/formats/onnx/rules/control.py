@@ -9,26 +9,23 @@ from typing import Any
 import numpy as np
 
 from pax_export._types import Jaxpr
-from pax_export.export.formats.onnx.graph import Writer, flat, together
-from pax_export.export.formats.onnx.registry import complex_rule, rule
+from pax_export.export.formats.onnx.graph import Writer, values_of
+from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.arithmetic import choose
-from pax_export.export.formats.onnx.rules.shapes import one_value
-from pax_export.export.formats.onnx.values import AnyValue, Parts, Value
+from pax_export.export.formats.onnx.values import Value
 
 Results = Sequence[Any]
 
 
-@complex_rule("cond")
 @rule("cond")
 def cond(
     writer: Writer,
     results: Results,
-    index: AnyValue,
-    *operands: AnyValue,
+    which: Value,
+    *operands: Value,
     branches: Sequence[Any],
     **_: object,
-) -> list[AnyValue]:
-    which = one_value(index)
+) -> list[Value]:
     if which.known is not None:
         place = int(np.clip(int(which.known), 0, len(branches) - 1))
         return writer.inline(branches[place], operands)
@@ -39,9 +36,9 @@ def _branched(
     writer: Writer,
     results: Results,
     which: Value,
-    operands: Sequence[AnyValue],
+    operands: Sequence[Value],
     branches: Sequence[Any],
-) -> list[AnyValue]:
+) -> list[Value]:
     """The first branch, or those that are left: ONNX chooses between two."""
     if len(branches) == 1:
         return writer.inline(branches[0], operands)
@@ -54,25 +51,24 @@ def _branched(
     def rest() -> list[Value]:
         if which.dtype != np.bool_ and len(branches) > 2:
             less = Value(writer("Sub", one, writer.like(1, which)), which.dtype, ())
-            return flat(_branched(writer, results, less, operands, branches[1:]))
-        return flat(writer.inline(branches[1], operands))
+            return _branched(writer, results, less, operands, branches[1:])
+        return writer.inline(branches[1], operands)
 
-    names = writer.branched(is_first, lambda: flat(writer.inline(branches[0], operands)), rest)
-    return together(results, names)
+    names = writer.branched(is_first, lambda: writer.inline(branches[0], operands), rest)
+    return values_of(results, names)
 
 
-@complex_rule("while")
 @rule("while")
 def while_(
     writer: Writer,
     results: Results,
-    *operands: AnyValue,
+    *operands: Value,
     cond_jaxpr: object,
     body_jaxpr: object,
     cond_nconsts: int,
     body_nconsts: int,
     **_: object,
-) -> list[AnyValue]:
+) -> list[Value]:
     of_cond = operands[:cond_nconsts]
     of_body = operands[cond_nconsts : cond_nconsts + body_nconsts]
     state = operands[cond_nconsts + body_nconsts :]
@@ -88,48 +84,41 @@ def while_(
         (more,) = writer.inline(cond_jaxpr, [*of_cond, *after])
         more = _any(writer, more)
     start = _any(writer, start)
-    bodies = flat(inside)
     turn, again = writer.new_name("turn"), writer.new_name("again")
     given = [
         writer.entry(turn, np.int64, ()),
         writer.entry(again, np.bool_, ()),
-        *(writer.entry(each.name, each.carrier, each.shape) for each in bodies),
+        *(writer.entry(each.name, each.carrier, each.shape) for each in inside),
     ]
-    body = writer.graph(nodes, given, [one_value(more), *flat(after)])
-    names = writer("Loop", None, start, *flat(state), results=len(bodies), body=body)
-    return together(results, [names] if isinstance(names, str) else names)
+    body = writer.graph(nodes, given, [more, *after])
+    names = writer("Loop", None, start, *state, results=len(inside), body=body)
+    return values_of(results, [names] if isinstance(names, str) else names)
 
 
-def _any(writer: Writer, flags: AnyValue) -> Value:
+def _any(writer: Writer, flags: Value) -> Value:
     """Whether one of a batch holds."""
-    one = one_value(flags)
-    if not one.rank:
-        return one
-    found = writer("ReduceMax", writer.cast(one, np.int32), keepdims=0)
-    return Value(writer.cast(found, np.bool_), one.dtype, ())
+    if not flags.rank:
+        return flags
+    found = writer("ReduceMax", writer.cast(flags, np.int32), keepdims=0)
+    return Value(writer.cast(found, np.bool_), flags.dtype, ())
 
 
-def _kept(writer: Writer, going: AnyValue, new: AnyValue, old: AnyValue) -> AnyValue:
+def _kept(writer: Writer, going: Value, new: Value, old: Value) -> Value:
     """The new state of what goes on, the old one of what is done."""
-    flags, made = one_value(going), []
-    for one, other in zip(flat([new]), flat([old])):
-        wide = writer.unsqueeze(flags, range(flags.rank, other.rank))
-        name = choose(writer, wide, one, other, other.dtype)
-        made.append(dataclasses.replace(other, name=name))
-    return Parts((made[0], made[1]), new.dtype) if isinstance(new, Parts) else made[0]
+    wide = writer.unsqueeze(going, range(going.rank, old.rank))
+    return dataclasses.replace(old, name=choose(writer, wide, new, old, old.dtype))
 
 
-@complex_rule("scan")
 @rule("scan")
 def scan(
     writer: Writer,
     results: Results,
-    *operands: AnyValue,
+    *operands: Value,
     jaxpr: Jaxpr,
     length: object,
     reverse: bool,
     **_: object,
-) -> list[AnyValue]:
+) -> list[Value]:
     """A scan of ONNX; without arrays to go through, over numbers that nobody reads."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     # How many are constants, state and rows, versions of jax say in different ways.
@@ -143,15 +132,15 @@ def scan(
     pieces = [writer.fresh(each.dtype, each.shape[1:]) for each in rows]
     with writer.body() as nodes:
         made = writer.inline(jaxpr, [*consts, *carried, *pieces])
-    scanned, taken = flat(rows), flat(pieces)
+    scanned, taken = rows, pieces
     if not scanned:
         steps = writer.name(writer.arange(length))
         scanned = [Value(steps, np.dtype(np.int64), (length,))]
         taken = [Value(writer.new_name("turn"), np.dtype(np.int64), ())]
-    given = [*flat(carried), *taken]
+    given = [*carried, *taken]
     entries = [writer.entry(each.name, each.carrier, each.shape) for each in given]
-    body = writer.graph(nodes, entries, flat(made))
-    counts = len(flat(made)), len(flat(carried))
+    body = writer.graph(nodes, entries, made)
+    counts = len(made), len(carried)
     ways = {"scan_input_directions": [int(reverse)] * len(scanned)}
     if counts[0] > counts[1]:
         ways["scan_output_directions"] = [int(reverse)] * (counts[0] - counts[1])
@@ -159,28 +148,28 @@ def scan(
     def scanning() -> list[Value]:
         names = writer(
             "Scan",
-            *flat(state),
+            *state,
             *scanned,
             results=counts[0],
             body=body,
             num_scan_inputs=len(scanned),
             **ways,
         )
-        return flat(together(results, [names] if isinstance(names, str) else names))
+        return values_of(results, [names] if isinstance(names, str) else names)
 
     def nothing() -> list[Value]:
         """What is left where there are no rows, which onnxruntime does not go through."""
-        stacked = flat(together(results[num_carry:], [""] * (counts[0] - counts[1])))
+        stacked = values_of(results[num_carry:], [""] * (counts[0] - counts[1]))
         zeros = [
             dataclasses.replace(each, name=writer.expand(np.zeros((), each.carrier), each.shape))
             for each in stacked
         ]
-        return [*flat(state), *zeros]
+        return [*state, *zeros]
 
     some = writer.is_some(length)
     if some is None:
-        return together(results, [each.name for each in scanning()])
-    return together(results, writer.branched(some, scanning, nothing))
+        return scanning()
+    return values_of(results, writer.branched(some, scanning, nothing))
 
 
 def _same_rank(inside: Any, outside: Any) -> bool:

@@ -16,7 +16,7 @@ from pax_export.export.formats.onnx.values import Value, carrier, is_number, sam
 Results = Sequence[Any]
 
 
-@rule("gather", part_by_part=True)
+@rule("gather")
 def gather(
     writer: Writer,
     results: Results,

@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.onnx.graph import Writer
-from pax_export.export.formats.onnx.registry import complex_rule, rule
+from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.reductions import reduced
-from pax_export.export.formats.onnx.values import AnyValue, Value
+from pax_export.export.formats.onnx.values import Value
 from pax_export.export.portable import kept
 
 Row = Callable[..., Any]
 #: Gelu is an operator from here on.
 _GELU = 20
+#: The transform has its axis as an operand from here on.
+_DFT = 20
 
 
-@complex_rule("composite")
 @rule("composite")
-def composite(writer: Writer, results: Sequence[Any], *operands: AnyValue, **told: Any) -> Any:
+def composite(writer: Writer, results: Sequence[Any], *operands: Value, **told: Any) -> Any:
     """A function kept whole; what it is made of, where there is no operator for it."""
     row = _ROWS.get(kept.name_of(told))
     if row is None or (row is gelu and writer.opset < _GELU):
@@ -93,6 +94,12 @@ def rnn(writer: Writer, x: Value, *given: Value, reverse: bool, activation: str)
     )
 
 
+def dft(writer: Writer, x: Value) -> str:
+    if writer.opset >= _DFT:
+        return writer("DFT", x, None, np.array(x.rank - 2, np.int64))
+    return writer("DFT", x, axis=x.rank - 2)
+
+
 def _recurrent(
     writer: Writer,
     name: str,
@@ -116,4 +123,4 @@ def _recurrent(
 _ROWS: dict[str, Row] = {
     each.__name__: each
     for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
-} | {each.__name__: each for each in (lstm, gru, rnn)}
+} | {each.__name__: each for each in (lstm, gru, rnn, dft)}

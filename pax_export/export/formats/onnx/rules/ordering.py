@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import Writer, flat, together
-from pax_export.export.formats.onnx.registry import Refused, complex_rule, rule
-from pax_export.export.formats.onnx.values import AnyValue, Parts, Value
+from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.registry import rule
+from pax_export.export.formats.onnx.values import Value
 
 Results = Sequence[Any]
 
@@ -36,29 +36,25 @@ def _order(writer: Writer, key: object, x: Value, axis: int, size: int) -> str:
     return writer("GatherElements", first, second, axis=axis)
 
 
-@complex_rule("sort")
 @rule("sort")
 def sort(
     writer: Writer,
     results: Results,
-    *operands: AnyValue,
+    *operands: Value,
     dimension: int,
     num_keys: int,
     **_: object,
-) -> list[AnyValue]:
+) -> list[str]:
     keys = operands[:num_keys]
     size = writer.sizes.one(operands[0].shape[dimension])
     order: str | None = None
     for each in reversed(keys):  # the last key first, since equal numbers stay in order
-        if isinstance(each, Parts):
-            raise Refused(f"of {each.dtype} numbers")
         key = _key(writer, each)
         if order is not None:
             key = writer("GatherElements", key, order, axis=dimension)
         found = _order(writer, key, each, dimension, size)
         order = found if order is None else writer("GatherElements", order, found, axis=dimension)
-    names = [writer("GatherElements", x, order, axis=dimension) for x in flat(operands)]
-    return together(results, names)
+    return [writer("GatherElements", x, order, axis=dimension) for x in operands]
 
 
 @rule("top_k")

@@ -22,7 +22,7 @@ def reduced(writer: Writer, operator: str, x: object, axes: Axes, keep: bool = F
     return writer(operator, x, np.array(axes, np.int64), keepdims=int(keep))
 
 
-@rule("reduce_sum", part_by_part=True)
+@rule("reduce_sum")
 def reduce_sum(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: object) -> Any:
     (result,) = results
     if x.is_float or not len(axes):
@@ -111,7 +111,7 @@ rule("argmax")(_arg("ArgMax"))
 rule("argmin")(_arg("ArgMin"))
 
 
-@rule("cumsum", part_by_part=True)
+@rule("cumsum")
 def cumsum(writer: Writer, results: Results, x: Value, *, axis: int, reverse: bool) -> str:
     place = np.array(axis, np.int64)
     return writer.fit(writer("CumSum", x, place, reverse=int(reverse)), results[0].dtype)

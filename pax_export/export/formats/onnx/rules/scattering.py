@@ -36,14 +36,14 @@ def _scatter(reduction: str) -> Callable:
     return apply
 
 
-rule("scatter", part_by_part=True)(_scatter("none"))
-rule("scatter-add", "scatter_add", part_by_part=True)(_scatter("add"))
+rule("scatter")(_scatter("none"))
+rule("scatter-add", "scatter_add")(_scatter("add"))
 rule("scatter-mul", "scatter_mul")(_scatter("mul"))
 rule("scatter-max", "scatter_max")(_scatter("max"))
 rule("scatter-min", "scatter_min")(_scatter("min"))
 
 
-@rule("scatter-sub", "scatter_sub", part_by_part=True)
+@rule("scatter-sub", "scatter_sub")
 def scatter_sub(
     writer: Writer, results: Results, x: Value, indices: Value, updates: Value, **parameters: object
 ) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pax_export.export.formats.onnx.graph import Writer
 from pax_export.export.formats.onnx.registry import Refused, rule
-from pax_export.export.formats.onnx.values import AnyValue, Value, carrier, is_number, same_size
+from pax_export.export.formats.onnx.values import Value, carrier, is_number, same_size
 
 Results = Sequence[Any]
 
@@ -25,23 +25,22 @@ Results = Sequence[Any]
     "name",
     "pvary",
     "stage",
-    part_by_part=True,
 )
 def unchanged(writer: Writer, results: Results, x: Value, **_: object) -> Value:
     return x
 
 
-@rule("optimization_barrier", "device_put", part_by_part=True)
+@rule("optimization_barrier", "device_put")
 def all_unchanged(writer: Writer, results: Results, *operands: Value, **_: object) -> list[Value]:
     return list(operands)
 
 
-@rule("tie", part_by_part=True)
+@rule("tie")
 def tie(writer: Writer, results: Results, x: Value, y: Value) -> Value:
     return y
 
 
-@rule("reshape", part_by_part=True)
+@rule("reshape")
 def reshape(writer: Writer, results: Results, x: Value, *, dimensions: Any, **_: object) -> Any:
     (result,) = results
     if x.known is not None and all(map(is_number, result.shape)) and dimensions is None:
@@ -51,7 +50,7 @@ def reshape(writer: Writer, results: Results, x: Value, *, dimensions: Any, **_:
     return writer.reshape(name, result.shape)
 
 
-@rule("squeeze", part_by_part=True)
+@rule("squeeze")
 def squeeze(writer: Writer, results: Results, x: Value, *, dimensions: Sequence[int]) -> Any:
     if x.known is not None:
         made = x.known.reshape(results[0].shape)
@@ -59,17 +58,17 @@ def squeeze(writer: Writer, results: Results, x: Value, *, dimensions: Sequence[
     return writer.squeeze(x, dimensions)
 
 
-@rule("expand_dims", part_by_part=True)
+@rule("expand_dims")
 def expand_dims(writer: Writer, results: Results, x: Value, *, dimensions: Sequence[int]) -> Any:
     return writer.unsqueeze(x, dimensions)
 
 
-@rule("transpose", part_by_part=True)
+@rule("transpose")
 def transpose(writer: Writer, results: Results, x: Value, *, permutation: Sequence[int]) -> Any:
     return writer.transpose(x, permutation)
 
 
-@rule("broadcast_in_dim", part_by_part=True)
+@rule("broadcast_in_dim")
 def broadcast_in_dim(
     writer: Writer,
     results: Results,
@@ -114,7 +113,7 @@ def broadcast(writer: Writer, x: Value, result: Any, places: Sequence[int]) -> V
     return Value(writer.expand(thin, shape), dtype, shape, None, thin, bare)
 
 
-@rule("tile", part_by_part=True)
+@rule("tile")
 def tile(writer: Writer, results: Results, x: Value, *, reps: Sequence[Any]) -> Any:
     name: Any = x.name
     if len(reps) > x.rank:
@@ -122,7 +121,7 @@ def tile(writer: Writer, results: Results, x: Value, *, reps: Sequence[Any]) -> 
     return writer("Tile", name, writer.sizes.shape(reps))
 
 
-@rule("concatenate", part_by_part=True)
+@rule("concatenate")
 def concatenate(writer: Writer, results: Results, *operands: Value, dimension: int) -> Any:
     if all(each.known is not None for each in operands):
         made = np.concatenate(
@@ -134,19 +133,19 @@ def concatenate(writer: Writer, results: Results, *operands: Value, dimension: i
     return writer("Concat", *operands, axis=dimension)
 
 
-@rule("stack", part_by_part=True)
+@rule("stack")
 def stack(writer: Writer, results: Results, *operands: Value, axis: int) -> str:
     return writer("Concat", *(writer.unsqueeze(each, [axis]) for each in operands), axis=axis)
 
 
-@rule("unstack", part_by_part=True)
+@rule("unstack")
 def unstack(writer: Writer, results: Results, x: Value, *, axis: int, **_: object) -> list[str]:
     return [
         writer("Gather", x, np.array(index, np.int64), axis=axis) for index in range(len(results))
     ]
 
 
-@rule("split", part_by_part=True)
+@rule("split")
 def split(
     writer: Writer, results: Results, x: Value, *, sizes: Sequence[Any], axis: int
 ) -> list[Any]:
@@ -179,7 +178,7 @@ def empty(writer: Writer, results: Results, **_: object) -> str:
     return writer.expand(np.zeros((), carrier(result.dtype)), result.shape)
 
 
-@rule("zeros_like", part_by_part=True)
+@rule("zeros_like")
 def zeros_like(writer: Writer, results: Results, x: Value) -> str:
     return writer.expand(np.zeros((), x.carrier), results[0].shape)
 
@@ -196,10 +195,3 @@ def dimension_size(
     writer: Writer, results: Results, x: Value, *, dimension: int, **_: object
 ) -> str:
     return dim_as_value(writer, results, dim=x.shape[dimension])
-
-
-def one_value(value: AnyValue) -> Value:
-    """A value that is one array."""
-    if not isinstance(value, Value):
-        raise Refused(f"of {value.dtype} numbers")
-    return value

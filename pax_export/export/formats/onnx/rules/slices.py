@@ -16,7 +16,7 @@ Results = Sequence[Any]
 _BEFORE_ALL = np.array([np.iinfo(np.int64).min + 1], np.int64)
 
 
-@rule("slice", part_by_part=True)
+@rule("slice")
 def slice_(
     writer: Writer,
     results: Results,
@@ -51,7 +51,7 @@ def slice_(
     )
 
 
-@rule("rev", part_by_part=True)
+@rule("rev")
 def rev(writer: Writer, results: Results, x: Value, *, dimensions: Sequence[int]) -> Any:
     return backwards(writer, x, dimensions)
 
@@ -65,7 +65,7 @@ def backwards(writer: Writer, x: object, axes: Sequence[int]) -> Any:
     return writer("Slice", x, minus, ends, np.array(axes, np.int64), minus)
 
 
-@rule("pad", part_by_part=True)
+@rule("pad")
 def pad(
     writer: Writer,
     results: Results,
@@ -127,7 +127,7 @@ def start_of(writer: Writer, start: Value, size: object, taken: Any) -> Any:
     return writer.within(name, writer.sizes.one(size - taken))
 
 
-@rule("dynamic_slice", part_by_part=True)
+@rule("dynamic_slice")
 def dynamic_slice(
     writer: Writer, results: Results, x: Value, *starts: Value, slice_sizes: Sequence[Any]
 ) -> Any:
@@ -140,7 +140,7 @@ def dynamic_slice(
     return writer("Slice", x, begin, end, np.array(axes, np.int64))
 
 
-@rule("dynamic_update_slice", part_by_part=True)
+@rule("dynamic_update_slice")
 def dynamic_update_slice(
     writer: Writer, results: Results, x: Value, update: Value, *starts: Value
 ) -> Any:

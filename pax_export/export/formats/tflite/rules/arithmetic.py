@@ -268,7 +268,6 @@ def is_finite(op: Operation, x: Tensor) -> Any:
     "reshard",
     "tie",
     thin=True,
-    parts=True,
 )
 def same(op: Operation, *xs: Tensor) -> list[Any]:
     return list(xs)

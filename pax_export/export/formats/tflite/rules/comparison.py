@@ -90,7 +90,7 @@ def ordered(x: Tensor, dtype: str, equal_zeros: bool = True) -> Any:
     return lite.where(lite.less(bits, like(bits, 0)), like(bits, -(1 << 31)) - bits - 1, bits)
 
 
-@rule("select_n", thin=True, parts=True)
+@rule("select_n", thin=True)
 def select(op: Operation, which: Any, *cases: object) -> Any:
     if which.dtype == lite.bool_:
         return _where(which, cases[1], cases[0])

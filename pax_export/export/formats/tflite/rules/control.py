@@ -12,18 +12,16 @@ from pax_export._types import PyTree, TracedProgram
 from pax_export.export.formats.tflite.builder import loops, moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
-from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, kind, rule
+from pax_export.export.formats.tflite.rule import Operation, kind, rule
 from pax_export.export.formats.tflite.rules.indexing import updated
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
-    Pair,
     broadcast,
     constant,
     full,
     is_static,
     single,
 )
-from pax_export.export.tracing import dtypes
 
 
 def _structs(program: TracedProgram) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -33,44 +31,26 @@ def _structs(program: TracedProgram) -> tuple[Sequence[Any], Sequence[Any]]:
 
 
 def _flat(op: Operation, values: Sequence[Any], structs: Sequence[Any]) -> list[Any]:
-    """Tensors with all dimensions, as loops and branches take them; complex ones in two."""
-    found: list[Any] = []
-    for value, struct in zip(values, structs):
-        value = value() if callable(value) else value
-        if not dtypes.is_key(struct.dtype):
-            value = full(value, struct.shape, op.sizes)
-        found.extend((value.real, value.imag) if isinstance(value, Pair) else (value,))
-    return found
+    """Tensors with all dimensions, as loops and branches take them."""
+    return [
+        full(value() if callable(value) else value, struct.shape, op.sizes)
+        for value, struct in zip(values, structs)
+    ]
 
 
 def _values(flat: Sequence[Any], structs: Sequence[Any]) -> list[Any]:
-    """The reverse."""
-    rest = iter(flat)
-    values: list[Any] = []
-    for struct in structs:
-        first = next(rest)
-        values.append(Pair(first, next(rest)) if kind(struct) == "complex64" else first)
-        for each in values[-1:]:
-            if not isinstance(each, Pair) and not dtypes.is_key(struct.dtype):
-                each.set_shape([int(n) if is_static(n) else None for n in struct.shape])
-    return values
+    """The same, which know their sizes again."""
+    for each, shape in zip(flat, _invariants(structs)):
+        each.set_shape(shape)
+    return list(flat)
 
 
-def _invariants(flat: Sequence[Any], structs: Sequence[Any]) -> list[Any]:
+def _invariants(structs: Sequence[Any]) -> list[Any]:
     """Shapes that may change from one step to the next as little as jax lets them."""
-    found = []
-    rest = iter(flat)
-    for struct in structs:
-        count = 2 if kind(struct) == "complex64" else 1
-        for tensor in [next(rest) for _ in range(count)]:
-            if dtypes.is_key(struct.dtype):
-                found.append(tensor.shape)
-            else:
-                found.append([int(n) if is_static(n) else None for n in struct.shape])
-    return found
+    return [[int(n) if is_static(n) else None for n in struct.shape] for struct in structs]
 
 
-@rule("while", thin=True, parts=False)
+@rule("while", thin=True)
 def while_loop(op: Operation, *given: object) -> list[Any]:
     first = op.params["cond_nconsts"]
     last = first + op.params["body_nconsts"]
@@ -99,7 +79,7 @@ def while_loop(op: Operation, *given: object) -> list[Any]:
 
     if not start:
         return []
-    shapes = _invariants(start, structs)
+    shapes = _invariants(structs)
     results = loops.while_loop(holds, body, start, shape_invariants=shapes)
     return _values(results, structs)
 
@@ -124,7 +104,7 @@ def scan(op: Operation, *given: object) -> list[Any]:
     count = op.sizes.of(length)
     # A loop of no step is prepared, too, and then there must be a place for what it would write.
     room = count if is_static(count) else lite.maximum(count, 1)
-    buffers = [_zeros(op, struct, room) for struct in rows for _ in _parts(struct)]
+    buffers = [_zeros(op, struct, room) for struct in rows]
 
     def body(step: Any, *state: PyTree) -> Any:
         place = count - 1 - step if op.params["reverse"] else step
@@ -149,7 +129,7 @@ def scan(op: Operation, *given: object) -> list[Any]:
         for number in range(count):
             state = body(lite.constant(number), *state[1:])
         return _values(state[1:], structs)
-    shapes = [[], *_invariants(flat, structs)]
+    shapes = [[], *_invariants(structs)]
     results = loops.while_loop(
         lambda step, *_: lite.less(step, count),
         body,
@@ -166,17 +146,11 @@ def scan(op: Operation, *given: object) -> list[Any]:
 _UNROLLED = 2
 
 
-def _parts(struct: object) -> tuple[str, ...]:
-    return ("real", "imag") if kind(struct) == "complex64" else ("all",)
-
-
 def _row(x: Tensor, place: object) -> Any:
     return moves.gather(x, place)
 
 
 def _zeros(op: Operation, struct: Any, room: Any) -> Any:
-    if dtypes.is_key(struct.dtype):
-        raise NotInTfliteError("it collects no random keys.")
     carrier = CARRIERS[kind(struct)]
     if all(map(is_static, struct.shape)):
         return moves.zeros([int(size) for size in struct.shape], carrier)

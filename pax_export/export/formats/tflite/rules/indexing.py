@@ -43,7 +43,7 @@ def _starts(op: Operation, given: Sequence[Any], sizes: Sequence[Any]) -> list[A
     return found
 
 
-@rule("dynamic_slice", parts=True)
+@rule("dynamic_slice")
 def dynamic_slice(op: Operation, x: Any, *starts: object) -> Any:
     sizes = op.params["slice_sizes"]
     places = _starts(op, starts[: len(sizes)], sizes)
@@ -72,7 +72,7 @@ def dynamic_slice(op: Operation, x: Any, *starts: object) -> Any:
     return x
 
 
-@rule("dynamic_update_slice", parts=True)
+@rule("dynamic_update_slice")
 def dynamic_update_slice(op: Operation, x: Tensor, update: Tensor, *starts: object) -> Any:
     places = _starts(op, starts[: len(op.shape)], op.operands[1].shape)
     return updated(x, update, [lite.tensor(each) for each in places])
@@ -181,7 +181,7 @@ def _index(indices: Tensor) -> Any:
     return lite.cast(indices, lite.int32) if indices.dtype != lite.int32 else indices
 
 
-@rule("gather", parts=True)
+@rule("gather")
 def gather(op: Operation, x: Tensor, indices: Tensor) -> Any:
     numbers, mode = op.params["dimension_numbers"], str(op.params["mode"])
     shape, widths = op.operands[0].shape, op.params["slice_sizes"]
@@ -254,7 +254,7 @@ def _filled(op: Operation, found: Any, index: _Indices) -> Any:
 def _filling(op: Operation) -> Any:
     value = op.params["fill_value"]
     if value is None:
-        if is_float(op) or op.dtype == "complex64":
+        if is_float(op):
             value = np.nan
         elif op.dtype == "bool":
             value = True
@@ -265,12 +265,12 @@ def _filling(op: Operation) -> Any:
     return constant(np.asarray(value, np.float32 if op.dtype in _FLOATS else op.dtype))
 
 
-_FLOATS = ("float32", "float16", "bfloat16", "complex64")
+_FLOATS = ("float32", "float16", "bfloat16")
 
 
 #: A product or an order of complex numbers is not that of their parts.
 @rule("scatter-mul", "scatter-min", "scatter-max", "scatter_mul", "scatter_min", "scatter_max")
-@rule("scatter", "scatter-add", "scatter-sub", "scatter_add", "scatter_sub", parts=True)
+@rule("scatter", "scatter-add", "scatter-sub", "scatter_add", "scatter_sub")
 def scatter(op: Operation, x: Tensor, indices: Tensor, updates: Any) -> Any:
     numbers, mode = op.params["dimension_numbers"], str(op.params["mode"])
     shape = op.operands[0].shape

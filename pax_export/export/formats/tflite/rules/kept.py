@@ -12,7 +12,7 @@ from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.portable import kept
 
 
-@rule("composite", thin=True, parts=True)
+@rule("composite", thin=True)
 def composite(op: Operation, *operands: object) -> Any:
     """A function kept whole; what it is made of, where there is no operator for it."""
     row = _ROWS.get(kept.name_of(op.params))

@@ -21,7 +21,7 @@ from pax_export.export.formats.tflite.tensors import (
 )
 
 
-@rule("broadcast_in_dim", thin=True, parts=True)
+@rule("broadcast_in_dim", thin=True)
 def broadcast_in_dim(op: Operation, x: Tensor, *sizes: object) -> Any:
     shape, axes = op.params["shape"], op.params["broadcast_dimensions"]
     thin: list[Any] = [1] * len(shape)
@@ -30,7 +30,7 @@ def broadcast_in_dim(op: Operation, x: Tensor, *sizes: object) -> Any:
     return reshape(x, thin, op.sizes)
 
 
-@rule("reshape", parts=True)
+@rule("reshape")
 def reshaped(op: Operation, x: Tensor, *sizes: object) -> Any:
     if op.params.get("dimensions") is not None:
         # vmap moves its axis and joins it with another in one operation.
@@ -38,12 +38,12 @@ def reshaped(op: Operation, x: Tensor, *sizes: object) -> Any:
     return reshape(x, op.shape, op.sizes)
 
 
-@rule("squeeze", "expand_dims", parts=True)
+@rule("squeeze", "expand_dims")
 def squeeze(op: Operation, x: Tensor) -> Any:
     return reshape(x, op.shape, op.sizes)
 
 
-@rule("transpose", thin=True, parts=True)
+@rule("transpose", thin=True)
 def transposed(op: Operation, x: Tensor) -> Any:
     permutation = list(op.params["permutation"])
     if len(permutation) <= 5:
@@ -67,13 +67,13 @@ def transposed(op: Operation, x: Tensor) -> Any:
     return reshape(x, op.shape, op.sizes)
 
 
-@rule("concatenate", parts=True)
+@rule("concatenate")
 def concatenate(op: Operation, *xs: Tensor) -> Any:
     axis = int(op.params["dimension"])
     return xs[0] if len(xs) == 1 else moves.concat(list(xs), axis)
 
 
-@rule("stack", parts=True)
+@rule("stack")
 def stacked(op: Operation, *xs: Tensor) -> Any:
     axis = op.params.get("axis", 0)
     shape = list(op.operands[0].shape)
@@ -81,7 +81,7 @@ def stacked(op: Operation, *xs: Tensor) -> Any:
     return moves.concat([reshape(x, shape, op.sizes) for x in xs], axis)
 
 
-@rule("unstack", parts=True)
+@rule("unstack")
 def unstacked(op: Operation, x: Tensor) -> list[Any]:
     axis = op.params.get("axis", 0)
     pieces = []
@@ -91,12 +91,12 @@ def unstacked(op: Operation, x: Tensor) -> list[Any]:
     return pieces
 
 
-@rule("tile", parts=True)
+@rule("tile")
 def tiled(op: Operation, x: Tensor) -> Any:
     return moves.tile(x, op.sizes.vector(op.params["reps"]))
 
 
-@rule("split", parts=True)
+@rule("split")
 def split(op: Operation, x: Tensor) -> list[Any]:
     axis, start, pieces = op.params["axis"], 0, []
     for size in op.params["sizes"]:
@@ -117,7 +117,7 @@ def cut(x: Tensor, axis: int, start: Any, end: object, step: int) -> Any:
     return joined(x, [axis], 4, part)
 
 
-@rule("slice", parts=True)
+@rule("slice")
 def sliced(op: Operation, x: Tensor) -> Any:
     shape = op.operands[0].shape
     starts, limits = op.params["start_indices"], op.params["limit_indices"]
@@ -130,14 +130,14 @@ def sliced(op: Operation, x: Tensor) -> Any:
     return x
 
 
-@rule("rev", parts=True)
+@rule("rev")
 def reverse(op: Operation, x: Tensor) -> Any:
     for axis in op.params["dimensions"]:
         x = joined(x, [axis], 5, lambda tensor, places: moves.reverse(tensor, places))
     return x
 
 
-@rule("pad", parts=True)
+@rule("pad")
 def pad(op: Operation, x: Any, value: Any) -> Any:
     return padded(op, x, value, op.operands[0].shape, op.params["padding_config"])
 

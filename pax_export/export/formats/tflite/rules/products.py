@@ -22,7 +22,7 @@ from pax_export.export.formats.tflite.tensors import (
 _EXACT = 1024
 
 
-@rule("dot_general", parts=False)
+@rule("dot_general")
 def dot_general(op: Operation, x: Tensor, y: Tensor) -> Any:
     (x_sum, y_sum), (x_batch, y_batch) = op.params["dimension_numbers"]
     result_kind = op.results[0].dtype.name

@@ -19,7 +19,7 @@ from pax_export.export.formats.tflite.rules.comparison import ordered
 from pax_export.export.formats.tflite.tensors import wrapped
 
 
-@rule("reduce_sum", parts=True)
+@rule("reduce_sum")
 def reduce_sum(op: Operation, x: Tensor, **_: object) -> Any:
     axes = [int(axis) for axis in op.params["axes"]]
     return wrapped(lite.reduce_sum(x, axes), op.dtype) if axes else x

@@ -1,0 +1,264 @@
+"""Complex numbers as two arrays and random keys as their words, in whole programs.
+
+Complex arrays become a real and an imaginary one, keys uint32 ``[..., 2]``: as operands, as
+results, in loops and branches.  Targets that know neither write such a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pax_export._jax import scan_operands
+from pax_export._jaxpr import (
+    bound,
+    inner_programs,
+    is_literal,
+    is_program,
+    jaxpr_dtypes,
+    wrapped_program,
+)
+from pax_export.export.portable.complex_numbers import COMPLEX, half_dtype, on_pairs
+from pax_export.export.portable.decompose import decompose
+from pax_export.export.portable.decompositions.registry import NotDecomposedError
+from pax_export.export.portable.program import is_key
+from pax_export.export.portable.random_keys import KEYS, on_words
+from pax_export.export.portable.rewrite import call_of
+from pax_export.export.portable.sizes import trace
+
+#: Operations that move numbers, or add them: two arrays take them twice.
+_MOVES = frozenset(
+    "broadcast_in_dim concatenate copy copy_p cumsum device_put dynamic_slice "
+    "dynamic_update_slice empty expand_dims gather layout_constraint mesh_cast name "
+    "optimization_barrier pad pvary reduce_sum reduced_vary_cast reshape reshard rev scatter "
+    "scatter-add scatter-sub scatter_add scatter_sub select_n sharding_constraint slice sort "
+    "split squeeze stack stage stop_gradient tie tile transpose unstack zeros_like".split()
+)
+_LOOPS = frozenset(("scan", "while", "cond"))
+
+
+class NotWrittenError(Exception):
+    """An operation has no form for a target: `equation`, in the programs of `callers`."""
+
+    def __init__(self, reason: str, equation: Any, callers: Sequence[Any]):
+        super().__init__(reason)
+        self.reason, self.equation, self.callers = reason, equation, tuple(callers)
+
+
+def in_real_numbers(program: Any) -> Any:
+    """Returns a program without complex numbers and random keys; the same object if it has none.
+
+    Args:
+        program: a traced program, as `jax.make_jaxpr` gives it.
+
+    Raises:
+        NotWrittenError: an operation is none on parts of complex numbers or on words of keys.
+    """
+    if not _has_parts(program):
+        return program
+    return _Rewriter().program(decompose(program, _is_known))
+
+
+def in_parts(value: Any) -> list[Any]:
+    """The arrays that an array is in such a program."""
+    if is_key(value.dtype):
+        return [np.asarray(jax.random.key_data(value))]
+    if half_dtype(value.dtype) is None:
+        return [value]
+    return [np.array(np.real(value)), np.array(np.imag(value))]
+
+
+def _is_known(equation: Any) -> bool:
+    name = equation.primitive.name
+    return not _touches(equation) or name in COMPLEX or name in KEYS or name in _MOVES
+
+
+def _is_apart(atom: Any) -> bool:
+    dtype = getattr(atom.aval, "dtype", None)
+    return dtype is not None and (is_key(dtype) or half_dtype(dtype) is not None)
+
+
+def _touches(equation: Any) -> bool:
+    return any(map(_is_apart, (*equation.invars, *equation.outvars)))
+
+
+def _has_parts(program: Any) -> bool:
+    jaxpr = getattr(program, "jaxpr", program)
+    given = any(map(_is_apart, (*jaxpr.constvars, *jaxpr.invars, *jaxpr.outvars)))
+    return given or any(is_key(d) or half_dtype(d) is not None for d in jaxpr_dtypes(program))
+
+
+def _structs(atom: Any) -> list[Any]:
+    """The shapes and dtypes of the arrays that an array becomes."""
+    aval = atom.aval
+    if not _is_apart(atom):
+        return [aval]
+    if is_key(aval.dtype):
+        return [jax.ShapeDtypeStruct((*aval.shape, 2), "uint32")]
+    return [jax.ShapeDtypeStruct(aval.shape, half_dtype(aval.dtype))] * 2
+
+
+class _Rewriter:
+    def __init__(self) -> None:
+        self._programs: dict[int, tuple[Any, Any]] = {}  # by id; kept alive, so that ids stay
+        self._callers: list[Any] = []
+
+    def program(self, program: Any) -> Any:
+        if id(program) not in self._programs:
+            made = self._rewritten(program) if _has_parts(program) else program
+            self._programs[id(program)] = program, made
+        return self._programs[id(program)][1]
+
+    def _rewritten(self, program: Any) -> Any:
+        jaxpr = getattr(program, "jaxpr", program)
+        variables: dict[Any, list[Any]] = {}
+        equations: list[Any] = []
+
+        def new(atoms: Iterable[Any]) -> list[Any]:
+            for each in atoms:
+                variables[each] = _variables(_structs(each)) if _is_apart(each) else [each]
+            return [variable for each in atoms for variable in variables[each]]
+
+        def read(atoms: Iterable[Any], equation: Any) -> list[Any]:
+            found: list[Any] = []
+            for each in atoms:
+                if not is_literal(each):
+                    found.extend(variables[each])
+                elif not _is_apart(each):
+                    found.append(each)
+                else:
+                    parts = in_parts(np.asarray(each.val, each.aval.dtype))
+                    made = _variables(parts)
+                    equations.append(call_of(equation, trace(lambda p=parts: p, (), {}), (), made))
+                    found.extend(made)
+            return found
+
+        constants, operands = new(jaxpr.constvars), new(jaxpr.invars)
+        for each in jaxpr.eqns:
+            given = read(each.invars, each)
+            equations.append(self._equation(each, given, new(each.outvars)))
+        results = read(jaxpr.outvars, jaxpr.eqns[-1] if jaxpr.eqns else None)
+        changed = {"constvars": constants, "invars": operands, "outvars": results}
+        changed |= {"eqns": equations, "debug_info": jaxpr.debug_info.with_unknown_names()}
+        held = [part for value in getattr(program, "consts", ()) for part in _held(value)]
+        if jaxpr is program:  # since jax 0.12 a program and its jaxpr are one class
+            return program.replace(**changed, **({"consts": held} if held else {}))
+        return program.replace(jaxpr=jaxpr.replace(**changed), consts=held)
+
+    def _equation(self, equation: Any, operands: list[Any], results: list[Any]) -> Any:
+        touched = _touches(equation)
+        if not touched and not any(map(_has_parts, inner_programs(equation))):
+            return equation
+        name = equation.primitive.name
+        self._callers.append(equation)
+        try:
+            if name in _LOOPS:
+                params = self._loop(equation)
+                return equation.replace(invars=operands, outvars=results, params=params)
+            if name in KEYS:
+                return call_of(equation, on_words(equation), operands, results)
+            if name in COMPLEX and touched:
+                return call_of(equation, on_pairs(equation), operands, results)
+            if name in _MOVES and touched:
+                return call_of(equation, _moved(equation), operands, results)
+            inner = wrapped_program(equation)
+            if inner is None:
+                raise NotDecomposedError("of complex numbers or random keys")
+            return call_of(equation, self.program(inner), operands, results)
+        except NotDecomposedError as error:
+            raise NotWrittenError(str(error), equation, self._callers[:-1]) from error
+        finally:
+            self._callers.pop()
+
+    def _loop(self, equation: Any) -> dict[str, Any]:
+        """The parameters of a loop or branch over the programs that are made of its own."""
+        params = {name: self._parameter(value) for name, value in equation.params.items()}
+        if equation.primitive.name == "while":
+            first, second = params["cond_nconsts"], params["body_nconsts"]
+            params["cond_nconsts"] = _count(equation.invars[:first])
+            params["body_nconsts"] = _count(equation.invars[first : first + second])
+        elif equation.primitive.name == "scan":
+            constants, carried, rows = map(_count, scan_operands(equation.params, equation.invars))
+            model = _scan_of(constants, carried, rows, _count(equation.outvars) - carried)
+            params = model | {k: params[k] for k in ("jaxpr", "length", "reverse", "unroll")}
+        return params
+
+    def _parameter(self, value: Any) -> Any:
+        if isinstance(value, (tuple, list)) and any(map(is_program, value)):
+            return type(value)(map(self.program, value))
+        return self.program(value) if is_program(value) else value
+
+
+def _held(value: Any) -> list[Any]:
+    return in_parts(value) if hasattr(value, "dtype") else [value]
+
+
+def _count(atoms: Iterable[Any]) -> int:
+    return sum(len(_structs(each)) for each in atoms)
+
+
+def _variables(structs: Sequence[Any]) -> list[Any]:
+    """New variables of these shapes and dtypes."""
+    return list(jax.make_jaxpr(lambda *each: each)(*structs).jaxpr.invars)
+
+
+def _scan_of(constants: int, carried: int, rows: int, made: int) -> dict[str, Any]:
+    """The parameters of a scan with so many operands, which versions of jax say in their ways."""
+
+    def run(held: list[Any], start: list[Any], xs: list[Any]) -> Any:
+        def body(state: list[Any], row: list[Any]) -> Any:
+            # Nothing is a copy: what a loop does not change is none of its state.
+            total = sum(held, jnp.zeros(()))
+            return [each + 1 for each in state], [total + number for number in range(made)]
+
+        return lax.scan(body, start, xs, length=2)
+
+    numbers = [[jnp.zeros(shape)] * count for shape, count in (((), constants), ((), carried))]
+    program = jax.make_jaxpr(run)(*numbers, [jnp.zeros(2)] * rows)
+    return dict(program.jaxpr.eqns[-1].params)
+
+
+def _moved(equation: Any) -> Any:
+    """Traces what an operation that only moves numbers does to each of two parts."""
+    name, atoms = equation.primitive.name, equation.invars
+    if name == "sort" and any(map(_is_apart, atoms[: equation.params["num_keys"]])):
+        raise NotDecomposedError("of complex numbers or random keys")
+    structs = [each for atom in atoms for each in _structs(atom)]
+
+    def part(atom: Any, values: list[Any], index: int) -> Any:
+        if not _is_apart(atom):
+            return values[0]
+        return values[0][..., index] if is_key(atom.aval.dtype) else values[index]
+
+    def run(*values: Any, **parameters: Any) -> list[Any]:
+        left = iter(values)
+        given = [[next(left) for _ in _structs(atom)] for atom in atoms]
+        made = [
+            _again(equation, parameters, [part(*each, index) for each in zip(atoms, given)])
+            for index in range(2)
+        ]
+        results: list[Any] = []
+        for variable, one, other in zip(equation.outvars, *made):
+            if not _is_apart(variable):
+                results.append(one)
+            elif is_key(variable.aval.dtype):
+                results.append(jnp.stack([one, other], -1))
+            else:
+                results += [one, other]
+        return results
+
+    return trace(run, structs, equation.params)
+
+
+def _again(equation: Any, parameters: dict[str, Any], operands: list[Any]) -> Any:
+    name = equation.primitive.name.replace("-", "_")
+    if not name.startswith("scatter"):
+        return bound(equation.replace(params=parameters), operands)
+    # One scatters by a program for its dtype.
+    names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+    return [getattr(lax, name)(*operands, **{each: parameters[each] for each in names})]
