@@ -6,6 +6,7 @@ from pax_export.generation._export import export
 from pax_export.generation._generate import Generated, generate
 from pax_export.generation._prefill import prefill
 from pax_export.generation._pretrained import from_pretrained
+from pax_export.generation._save_pretrained import save_pretrained
 from pax_export.generation._speculate import speculate
 from pax_export.generation._stream import Stream
 from pax_export.generation._tokenizer import Tokenizer
@@ -21,5 +22,6 @@ __all__ = [
     "generate",
     "prefill",
     "samplers",
+    "save_pretrained",
     "speculate",
 ]

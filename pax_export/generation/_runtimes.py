@@ -328,7 +328,7 @@ def _asked(job: Job, given: PyTree) -> list[list[int]]:
         asked = [job.tokenizer.encode(each) for each in texts] if job.tokenizer else []
         asked = [each for each in asked if len(each) > 1] or [[1 % job.lm.config.vocab_size] * 3]
         longest = max(asked, key=len)
-        most = job.room - 2
+        most = job.room - min(_STEPS, job.room // 2)
         windows = [kind.window for kind in job.lm.config.kinds if kind.window is not None]
         if windows and windows[0] < most:
             asked.append((longest * (windows[0] // len(longest) + 2))[: min(windows[0] + 5, most)])

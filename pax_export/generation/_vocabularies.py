@@ -43,7 +43,7 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_CUTS = {
+CUTS = {
     "gpt-2": _Cut(),
     "smollm": _Cut(digits=True),
     "llama-bpe": _Cut(_LLAMA3, whole=True, begins=True),
@@ -123,9 +123,9 @@ def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
 def _byte_level(words: Sequence[str], said: Mapping[str, Any], where: str) -> tuple[Any, bool]:
     """Of bytes, which are merged within the parts of a text."""
     tokenizers = require("tokenizers", "tokenizers", _PURPOSE)
-    cut = _CUTS.get(said.get("pre", ""))
+    cut = CUTS.get(said.get("pre", ""))
     if cut is None:
-        known = a_few(sorted(_CUTS), 9)
+        known = a_few(sorted(CUTS), 9)
         got = f"tokenizer.ggml.pre: {said.get('pre')!r:.80}, where {known} are known"
         raise _unreadable(where, got, "a folder with tokenizer.json beside the weights")
     merges = [_pair(each, where) for each in said.get("merges", [])]

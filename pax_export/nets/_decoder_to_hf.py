@@ -48,7 +48,7 @@ def hf_config(config: DecoderConfig, where: str) -> dict[str, Any]:
     try:
         back = DecoderConfig.from_hf(made)
     except InvalidArgumentError as error:
-        raise _has_no_such(config, "transformers", where, str(error.got)) from error
+        raise has_no_such(config, "transformers", where, str(error.got)) from error
     check_same(target, back, "transformers", where)
     return made
 
@@ -69,7 +69,7 @@ def check_same(meant: DecoderConfig, back: DecoderConfig, title: str, where: str
             lost.append(f"the kind of layer {number}")
     if lost:
         shown = [f"{each}={getattr(meant, each, '')!r:.60}".removesuffix("=''") for each in lost]
-        raise _has_no_such(meant, title, where, a_few(shown, 4))
+        raise has_no_such(meant, title, where, a_few(shown, 4))
 
 
 def _kind(config: DecoderConfig, number: int) -> tuple:
@@ -95,7 +95,7 @@ def _equal(one: object, other: object) -> bool:
     return one == other
 
 
-def _has_no_such(config: DecoderConfig, title: str, where: str, got: str) -> InvalidArgumentError:
+def has_no_such(config: DecoderConfig, title: str, where: str, got: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{title} has no net that computes as this one.",
         where=f"{where}: lm.config",

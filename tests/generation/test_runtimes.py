@@ -26,11 +26,20 @@ some_families = pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "
 pytestmark = pytest.mark.filterwarnings("ignore::pax_export.errors.NotValidatedWarning")
 
 
-def net(family: str, folder: Path) -> pax.nets.Decoder:
+def net(family: str, folder: Path, **changes: object) -> pax.nets.Decoder:
     """A tiny random net whose vocabulary is larger than that of `byte_level`."""
-    config = {**reference.CONFIGS[family], "vocab_size": 270}
+    config = {**reference.CONFIGS[family], "vocab_size": 270, **changes}
     path = reference.write_folder(folder, config, reference.random_weights(config))
     return pax.nets.Decoder.from_pretrained(path)
+
+
+def ascii_tokenizer() -> Tokenizer:
+    """One whose tokens are all letters: a runtime that gives texts shows each of them."""
+    letters = [chr(each) for each in range(33, 127)]
+    pairs = [(one, other) for one in "abcdefgh" for other in letters[-30:]]
+    words = ["<s>", "<e>", *letters, "Ġ", "Ċ", *("".join(pair) for pair in pairs)][:270]
+    merges = [pair for pair in pairs if "".join(pair) in words]
+    return byte_level(tuple(words), tuple(merges))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -195,3 +204,60 @@ def test_without_its_runtime_an_export_says_so(tmp_path, monkeypatch):
             lm, tmp_path / "served", format="genai", tokenizer=byte_level(), max_length=16
         )
     assert report.validated is None and report.left_out == ("not validated",)
+
+
+# --- gguf and transformers --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["smollm2", "llama", "gemma", "gpt2"])
+def test_a_gguf_file_and_a_folder_of_transformers_hold_the_net(family, tmp_path):
+    pytest.importorskip("gguf")
+    lm, tokens = net(family, tmp_path / "hf"), np.arange(9)[None]
+    expected, tokenizer = lm(tokens), ascii_tokenizer()
+    options = {"format": "gguf", "tokenizer": tokenizer, "max_length": 16, "validate": False}
+    for name in ("one", "other"):
+        export(lm.listed() if name == "other" else lm, tmp_path / f"{name}.gguf", **options)
+        pax.generation.save_pretrained(lm, tmp_path / name, tokenizer=tokenizer, validate=False)
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "other.gguf").read_bytes()
+    assert contents(tmp_path / "one") == contents(tmp_path / "other")
+    for path in ("one.gguf", "one"):
+        again, read = pax.generation.from_pretrained(tmp_path / path)
+        assert_close(again(tokens), expected, rtol=5e-6)
+        assert read.encode("a bc") == tokenizer.encode("a bc")
+        assert read.chat_template == tokenizer.chat_template
+        assert again.config.generation.stop == (1,)
+    with pytest.raises(pax.errors.ExportPathError, match="something at this place"):
+        export(lm, tmp_path / "one.gguf", **options)
+    export(lm, tmp_path / "one.gguf", overwrite=True, **options)
+    (tmp_path / "mine.gguf").write_bytes(b"GGUF of somebody")
+    with pytest.raises(pax.errors.ExportPathError, match="no export of pax_export"):
+        export(lm, tmp_path / "mine.gguf", overwrite=True, **options)
+
+
+def test_what_others_have_no_net_for_is_named_before_any_work(tmp_path):
+    pytest.importorskip("gguf")
+    tokenizer = ascii_tokenizer()
+    lm = net("mistral", tmp_path / "hf")
+    with pytest.raises(pax.errors.InvalidArgumentError, match=r"llama.cpp has(.|\n)*of layer 0"):
+        export(lm, tmp_path / "a", format="gguf", tokenizer=tokenizer, max_length=8)
+    config = dataclasses.replace(lm.config, positions="alibi")
+    with pytest.raises(pax.errors.InvalidArgumentError, match=r"transformers has(.|\n)*'alibi'"):
+        pax.generation.save_pretrained(pax.nets.Decoder(config), tmp_path / "a")
+    quantized, _ = pax.quantize(net("smollm2", tmp_path / "other")), None
+    quantized = quantized[0] if isinstance(quantized, tuple) else quantized
+    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="dequantize"):
+        pax.generation.save_pretrained(quantized, tmp_path / "a")
+    words = tokenizer_of_words()
+    with pytest.raises(pax.errors.TokenizerError, match="no tokenizer that makes the same ids"):
+        export(net("smollm2", tmp_path / "b"), tmp_path / "a", format="gguf", tokenizer=words,
+               max_length=8)  # fmt: skip
+    assert not (tmp_path / "a").exists()
+
+
+def tokenizer_of_words() -> Tokenizer:
+    import tokenizers
+
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"<e>": 0, "a": 1, "b": 2}, unk_token="<e>")
+    )
+    return Tokenizer(inner, {"eos_token": "<e>"}, "{{ messages }}")

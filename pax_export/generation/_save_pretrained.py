@@ -1,0 +1,130 @@
+"""`save_pretrained`: a folder that transformers reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pax_export._types import PyTree
+from pax_export.generation._runtimes import (
+    Job,
+    Report,
+    Runtime,
+    check_floats,
+    exported,
+    json_file,
+    tokenizer_files,
+)
+from pax_export.generation._tokenizer import Tokenizer
+from pax_export.nets import (
+    Decoder,
+    config_of_hf,
+    file_tensors,
+    generation_config,
+    hf_config,
+    hf_pieces,
+)
+
+_TITLE = "transformers"
+_CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
+
+
+def save_pretrained(
+    lm: Decoder,
+    folder: str | os.PathLike[str],
+    *,
+    tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
+    prompts: PyTree = None,
+    validate: bool = True,
+    overwrite: bool = False,
+) -> Report:
+    """Writes what transformers reads: ``AutoModelForCausalLM.from_pretrained(folder)``.
+
+    `from_pretrained` reads it, too.  One leaf after the other is written.
+
+    Args:
+        lm: a net of one of the families that `Decoder` loads.
+        folder: where to write ``config.json``, ``generation_config.json``, ``model.safetensors``
+            and the files of the tokenizer.
+        tokenizer: a `Tokenizer`, or the folder, ``tokenizer.json`` or GGUF file of one.
+        prompts: texts or lists of ids that transformers continues as a test, as jax does.
+        validate: whether there is this test; without transformers and torch there is none, and
+            a warning says so.
+        overwrite: replace a folder that this function wrote; nothing else is ever replaced.
+
+    Returns:
+        The report, which can be printed, and lies in the folder as ``pax_export.json``.
+
+    Raises:
+        InvalidArgumentError: transformers has no net that computes so.
+        TokenizerError: a tokenizer of another vocabulary, or without a chat template.
+        ValidationError: transformers continues a prompt otherwise than jax, and it is no tie.
+
+    Example:
+        >>> import tempfile, pax_export as pax
+        >>> config = pax.nets.DecoderConfig.llama(
+        ...     vocab_size=50, dim=8, num_layers=1, num_heads=2, hidden_dim=16)
+        >>> lm = pax.nets.Decoder(config)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = pax.generation.save_pretrained(lm, folder + "/lm", validate=False)
+        ...     pax.nets.Decoder.from_pretrained(folder + "/lm").config.dim
+        8
+    """
+    return exported(
+        TRANSFORMERS, lm, folder, tokenizer=tokenizer, max_length=None, prompts=prompts,
+        validate=validate, overwrite=overwrite, where="save_pretrained",
+    )  # fmt: skip
+
+
+def _check(job: Job) -> None:
+    check_floats(job, _TITLE)
+    hf_config(job.lm.config, job.where)
+
+
+def _write(job: Job, place: Path) -> dict[str, Any]:
+    config = job.lm.config
+    dtype = job.lm.embed.weight.dtype.name
+    ids = {"bos_token_id": job.begin, "eos_token_id": list(job.stop), "pad_token_id": job.pad}
+    said = {name: value for name, value in ids.items() if value not in (None, [])}
+    said = {**dict.fromkeys(ids), **said}  # the classes have ids of their own
+    defaults = replace(config.generation, stop=job.stop, pad=job.pad)
+    files = {
+        "config.json": json_file(hf_config(config, job.where) | {"dtype": dtype} | said),
+        "generation_config.json": json_file(generation_config(defaults, job.begin)),
+        **tokenizer_files(job),
+    }
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+    shift = config.norm_offset - config_of_hf(config).norm_offset
+    _write_safetensors(job, place / "model.safetensors", shift)
+    return {}
+
+
+def _write_safetensors(job: Job, file: Path, shift: float) -> None:
+    """One tensor after the other: safetensors' own writer is given all of them."""
+    tensors = file_tensors(job.lm, hf_pieces(job.lm.config), shift)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for each in tensors:
+        begin, end = end, end + int(np.prod(each.shape)) * each.dtype.itemsize
+        code = _CODES[each.dtype.name]
+        header[each.name] = {"dtype": code, "shape": each.shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for each in tensors:
+            out.write(
+                each.read().data.cast("B") if each.dtype.kind == "f" else each.read().tobytes()
+            )
+
+
+TRANSFORMERS = Runtime(
+    "transformers", _TITLE, ("transformers", "torch"), "transformers", _check, _write
+)

@@ -1,0 +1,102 @@
+"""What a DecoderConfig is in the metadata of a GGUF file: `DecoderConfig.from_gguf` undone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets._decoder_names import Pieces, pieces_of_gguf
+from pax_export.nets._decoder_to_hf import check_same, has_no_such
+from pax_export.nn import RotaryScaling, rotary_frequencies
+
+#: The architectures of llama.cpp, by our families where another one has the same net.
+_NAMES = {"mistral": "llama"}
+_KNOWN = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2")
+#: Those whose queries are as wide as the net, by llama.cpp.
+_SQUARE = ("qwen2", "gpt2")
+TITLE = "llama.cpp"
+
+
+def config_of_gguf(config: DecoderConfig) -> DecoderConfig:
+    """The configuration that reads the same net from a GGUF file.
+
+    What a file has as a table of factors stays so; norms have no one that is added.
+    """
+    scaling = config.rotary_scaling
+    if scaling is not None and scaling.kind == "llama3":
+        size = config.rotary_size or config.head_size
+        plain = rotary_frequencies(size, config.rotary_base)
+        factors = plain / rotary_frequencies(size, config.rotary_base, scaling)
+        scaling = RotaryScaling("table", table=tuple(factors.astype("float32").tolist()))
+    family = _NAMES.get(config.family, config.family)
+    return dataclasses.replace(config, family=family, norm_offset=0.0, rotary_scaling=scaling)
+
+
+def gguf_metadata(config: DecoderConfig, where: str) -> dict[str, Any]:
+    """The keys of the architecture: numbers, texts, and lists of numbers.
+
+    Args:
+        config: of `config_of_gguf`.
+        where: for messages.
+
+    Raises:
+        InvalidArgumentError: llama.cpp has no net that computes so.
+    """
+    if config.family not in _KNOWN:
+        raise has_no_such(config, TITLE, where, "")
+    made = {"general.architecture": config.family}
+    own = {f"{config.family}.{name}": value for name, value in _described(config).items()}
+    try:
+        back = DecoderConfig.from_gguf({**made, **own})
+    except InvalidArgumentError as error:
+        raise has_no_such(config, TITLE, where, str(error.got)) from error
+    # What the tensors of a file say.
+    said = ("tied", "vocab_size", "projection_bias", "output_bias")
+    back = dataclasses.replace(back, **{name: getattr(config, name) for name in said})
+    table = config.rotary_scaling
+    if table is not None and table.kind == "table":
+        back = dataclasses.replace(back, rotary_scaling=table)
+    if config.output_bias and config.family not in ("llama", "gpt2"):
+        raise has_no_such(config, TITLE, where, "output_bias=True")
+    if config.family in _SQUARE and config.num_heads * config.head_size != config.dim:
+        raise has_no_such(config, TITLE, where, "num_heads * head_size is not dim")
+    check_same(config, back, TITLE, where)
+    return {**made, **own}
+
+
+def gguf_pieces(config: DecoderConfig) -> Pieces:
+    """Where a GGUF file keeps the leaves."""
+    return pieces_of_gguf(config)
+
+
+def _described(config: DecoderConfig) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "vocab_size": config.vocab_size, "context_length": config.max_positions,
+        "embedding_length": config.dim, "block_count": config.num_layers,
+        "feed_forward_length": config.hidden_dim, "attention.head_count": config.num_heads,
+    }  # fmt: skip
+    if config.family == "gpt2":
+        return made | {"attention.layer_norm_epsilon": float(config.norm_eps)}
+    size = config.rotary_size or config.head_size
+    made |= {
+        "attention.head_count_kv": config.num_kv_heads, "attention.key_length": config.head_size,
+        "attention.value_length": config.head_size, "rope.dimension_count": size,
+        "attention.layer_norm_rms_epsilon": float(config.norm_eps),
+        "rope.freq_base": float(config.rotary_base),
+    }  # fmt: skip
+    scaling = config.rotary_scaling
+    if scaling is not None and scaling.kind in ("linear", "yarn"):
+        made |= {"rope.scaling.type": scaling.kind, "rope.scaling.factor": float(scaling.factor)}
+        if scaling.kind == "yarn":
+            made["rope.scaling.original_context_length"] = scaling.original_length
+            made["rope.scaling.yarn_beta_slow"] = float(scaling.low)
+            made["rope.scaling.yarn_beta_fast"] = float(scaling.high)
+    windows = [kind for kind in config.kinds if kind.window is not None]
+    if windows and config.family in ("gemma2", "gemma3"):
+        made["attention.sliding_window"] = windows[0].window
+        if config.family == "gemma3":
+            made["rope.freq_base_swa"] = float(windows[0].rotary_base or config.rotary_base)
+    caps = {"attn": config.attention_softcap, "final": config.logit_softcap}
+    return made | {f"{k}_logit_softcapping": float(v) for k, v in caps.items() if v is not None}
