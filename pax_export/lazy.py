@@ -67,8 +67,8 @@ class LazyModule(Module):
         >>> mlp, y = MLP([2, 3]) % jnp.ones((1, 1))
         >>> print(mlp.summary())
         MLP(features=[2, 3])
-        ├── Linear(in_dim=1, out_dim=2, with_bias=True)
-        └── Linear(in_dim=2, out_dim=3, with_bias=True)
+        ├── fc_0: Linear(in_dim=1, out_dim=2, with_bias=True)
+        └── fc_1: Linear(in_dim=2, out_dim=3, with_bias=True)
     """
 
     def get_or_create(self, name: str, create_fn: Callable[[], T]) -> T:

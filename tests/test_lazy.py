@@ -57,8 +57,8 @@ def test_submodules_are_created_when_needed():
     mlp, _ = MLP([1, 2, 3]) % jnp.ones((1, 1))
     assert mlp.summary().splitlines() == [
         "MLP(features=[1, 2, 3])",
-        "├── Linear(in_dim=1, out_dim=2, with_bias=True)",
-        "└── Linear(in_dim=2, out_dim=3, with_bias=True)",
+        "├── fc_0: Linear(in_dim=1, out_dim=2, with_bias=True)",
+        "└── fc_1: Linear(in_dim=2, out_dim=3, with_bias=True)",
     ]
     assert mlp.pytree_attributes == ("fc_0", "fc_1")
     assert mlp(jnp.ones((7, 1))).shape == (7, 3)

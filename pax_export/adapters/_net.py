@@ -80,9 +80,9 @@ def add(
         >>> net = pax.adapters.add(net, "modules.0", rank=2, train="modules.1")
         >>> print(net.summary())
         Sequential
-        ├── Linear(in_dim=8, out_dim=8, with_bias=True)
-        │   └── LoRA(rank=2, alpha=2.0)
-        └── Linear(in_dim=8, out_dim=3, with_bias=True)
+        ├── modules.0: Linear(in_dim=8, out_dim=8, with_bias=True)
+        │   └── adapters.default: LoRA(rank=2, alpha=2.0)
+        └── modules.1: Linear(in_dim=8, out_dim=3, with_bias=True)
     """
     require_module(net, "adapters.add")
     whole = {id(m) for _, each in chosen(net, train, "add.train") for _, m in named_modules(each)}

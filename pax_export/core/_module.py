@@ -316,8 +316,19 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     def summary(self, return_list: bool = False) -> str | list[str]:
         """Returns the tree of the module and its submodules as text.
 
+        Each submodule has its name in its parent, as paths of `at` and `replace` have it; after
+        `install_as_pax` the text is PAX's, without these names.
+
         Args:
             return_list: whether to return the list of lines.
+
+        Example:
+            >>> import pax_export as pax
+            >>> net = pax.Sequential(pax.Linear(2, 3), pax.Linear(3, 1))
+            >>> print(net.summary())
+            Sequential
+            ├── modules.0: Linear(in_dim=2, out_dim=3, with_bias=True)
+            └── modules.1: Linear(in_dim=3, out_dim=1, with_bias=True)
         """
         lines = _summary.summary_lines(self)
         return lines if return_list else "\n".join(lines)

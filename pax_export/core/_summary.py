@@ -16,7 +16,7 @@ from pax_export._errors import InvalidArgumentError
 from pax_export.core._pax_programs import runs_pax_programs
 from pax_export.core._roles import FROZEN, ROLES, STATE, TRAINABLE, named_roles
 from pax_export.core._subclassing import aspect_of
-from pax_export.core._traversal import modules_and_leaves, submodules
+from pax_export.core._traversal import modules_and_leaves, named_submodules
 from pax_export.core._tree import Node, attributes_of
 
 
@@ -146,8 +146,16 @@ def policy_letters(policy: jmp.Policy) -> str:
     return "".join(letters) if all(len(x) == 1 for x in letters) else "-".join(letters)
 
 
-def summary_lines(module: Node, children: list[Any] | None = None) -> list[str]:
-    """The tree of a module, a line each: its direct submodules, or these, are below it."""
+def summary_lines(module: Node, below: bool = True) -> list[str]:
+    """Returns the tree of a module as lines.
+
+    A submodule's line starts with its dotted name in its parent, ``layers.0: Linear(...)``,
+    unless programs of PAX run, whose text has none.
+
+    Args:
+        module: the root.
+        below: whether lines of its submodules follow its own.
+    """
     with _pax_lines():
         text = type(module).__repr__(module)
     if not isinstance(text, str):
@@ -158,10 +166,12 @@ def summary_lines(module: Node, children: list[Any] | None = None) -> list[str]:
             write="return super().__repr__()",
         )
     lines = [text]
-    children = submodules(module) if children is None else children
-    for child in children:
-        last = child is children[-1]
+    children = named_submodules(module) if below else []
+    for number, (name, child) in enumerate(children):
+        last = number == len(children) - 1
         head, *tail = child.summary(return_list=True)
+        if not runs_pax_programs():
+            head = f"{name}: {head.removeprefix(f'({name}) ')}"
         lines.append(("└── " if last else "├── ") + head)
         lines += [("    " if last else "│   ") + text for text in tail]
     return lines

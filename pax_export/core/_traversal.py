@@ -131,6 +131,12 @@ def submodules(module: Node) -> list[Any]:
     return [item for item in items if isinstance(item, Node)]
 
 
+def named_submodules(module: Node) -> list[tuple[str, Any]]:
+    """The direct submodules with their dotted names below the module, in tree order."""
+    items, _ = tree_flatten_with_path(module, is_leaf=_below(module))
+    return [(path_name(path), item) for path, item in items if isinstance(item, Node)]
+
+
 def map_attributes(module: Node, function: Callable[[str, Any], Any]) -> Any:
     """A module whose every subtree is ``function(attribute name, subtree)``."""
     children, moduledef = flatten(module)

@@ -39,8 +39,8 @@ def default_mp_policy(module: M) -> M:
         >>> net = net.apply(pax.experimental.default_mp_policy)
         >>> print(net.summary())
         Sequential
-        ├── Linear(in_dim=3, out_dim=3, with_bias=True, mp_policy=FHF)
-        └── Linear(in_dim=3, out_dim=1, with_bias=True, mp_policy=FHF)
+        ├── modules.0: Linear(in_dim=3, out_dim=3, with_bias=True, mp_policy=FHF)
+        └── modules.1: Linear(in_dim=3, out_dim=1, with_bias=True, mp_policy=FHF)
     """
     full = jnp.float32
     if policy_of(module) is not None:

@@ -44,10 +44,10 @@ class GraphModule(Module):
         >>> net = GraphModule((x,), (x | y) >> jax.lax.add)
         >>> print(net.summary())
         GraphModule
-        ├── Linear(in_dim=8, out_dim=8, with_bias=True)
-        ├── x => relu(x)
-        ├── x => identity(x)
-        └── x => add(x)
+        ├── modules.0: Linear(in_dim=8, out_dim=8, with_bias=True)
+        ├── modules.1: x => relu(x)
+        ├── modules.2: x => identity(x)
+        └── modules.3: x => add(x)
         >>> net(jnp.ones((5, 8))).shape
         (5, 8)
     """

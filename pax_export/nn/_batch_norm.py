@@ -156,7 +156,7 @@ class _BatchNorm(Module):
         Args:
             return_list: whether to return a list of that line.
         """
-        lines = summary_lines(self, children=[])
+        lines = summary_lines(self, below=False)
         return lines if return_list else "\n".join(lines)
 
 

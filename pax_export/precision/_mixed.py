@@ -79,9 +79,9 @@ def mixed_precision(
         >>> exempt = (pax.Lambda, "modules.1")
         >>> print(pax.precision.mixed_precision(net, half, exempt=exempt).summary())
         Sequential(mp_policy=FHF)
-        ├── Linear(in_dim=3, out_dim=3, with_bias=True, mp_policy=FHF)
-        ├── Linear(in_dim=3, out_dim=3, with_bias=True, mp_policy=FFF)
-        └── x => softmax(x)  (mp_policy=FFF)
+        ├── modules.0: Linear(in_dim=3, out_dim=3, with_bias=True, mp_policy=FHF)
+        ├── modules.1: Linear(in_dim=3, out_dim=3, with_bias=True, mp_policy=FFF)
+        └── modules.2: x => softmax(x)  (mp_policy=FFF)
     """
     require_module(module, "mixed_precision")
     policy = canonical(mp_policy)

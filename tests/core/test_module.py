@@ -192,21 +192,21 @@ def test_repr_and_str():
 def test_summary():
     assert Net().summary().splitlines() == [
         "Net",
-        "├── Dense(din=2, dout=2)",
-        "├── Dense(din=2, dout=2)",
-        "├── Dense(din=3, dout=3)",
-        "├── Counter",
-        "└── Dense(din=1, dout=1)",
+        "├── layers.0: Dense(din=2, dout=2)",
+        "├── layers.1: Dense(din=2, dout=2)",
+        "├── parts.a: Dense(din=3, dout=3)",
+        "├── parts.b: Counter",
+        "└── mixed.0: Dense(din=1, dout=1)",
     ]
     outer = pax.Module().set_attribute("a", Net()).set_attribute("b", Dense())
     assert outer.summary(return_list=True)[:3] == [
         "Module",
-        "├── Net",
-        "│   ├── Dense(din=2, dout=2)",
+        "├── a: Net",
+        "│   ├── layers.0: Dense(din=2, dout=2)",
     ]
     assert outer.summary(return_list=True)[-2:] == [
-        "│   └── Dense(din=1, dout=1)",
-        "└── Dense(din=2, dout=3)",
+        "│   └── mixed.0: Dense(din=1, dout=1)",
+        "└── b: Dense(din=2, dout=3)",
     ]
 
 

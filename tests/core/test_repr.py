@@ -71,21 +71,30 @@ def test_an_optimizer_names_its_rules_and_counts_its_state(optimizer, line):
     assert repr(made) == line
 
 
-def test_a_summary_keeps_the_text_of_pax():
+def test_a_summary_names_attributes_unless_programs_of_pax_run(monkeypatch):
     class Named(Net):
         def __repr__(self):
             return "my " + super().__repr__()
 
-    of_net = [
+    lines = [
         "├── Linear(in_dim=3, out_dim=4, with_bias=True)",
         "├── BatchNorm1D(num_channels=4, create_scale=True, create_offset=True, "
         "data_format=NWC, decay_rate=0.9)",
         "└── Linear(in_dim=4, out_dim=2, with_bias=True)",
     ]
+    names = ["first", "layers.0", "layers.2"]
+    of_net = [f"{line[:4]}{name}: {line[4:]}" for name, line in zip(names, lines)]
     assert NET.eval().summary(return_list=True) == ["Net", *of_net]
     own = f"my {Named.__qualname__}"
     assert Named().summary(return_list=True) == [own, *of_net]
     assert repr(Named()) == own + "(parameters=34, state=10, mode=train)"
+    # A name given to a module is shown, unless it is its attribute's.
+    named = NET.replace(first=pax.Linear(3, 4, name="embed"))
+    assert named.summary(return_list=True)[1] == of_net[0].replace(": ", ": (embed) ")
+    named = NET.replace(first=pax.Linear(3, 4, name="first"))
+    assert named.summary(return_list=True)[1] == of_net[0]
+    monkeypatch.setattr("pax_export.core._pax_programs._run", True)
+    assert NET.summary(return_list=True) == ["Net", *lines]
 
 
 def test_what_a_class_says_of_itself_stands_for_the_count():

@@ -49,8 +49,8 @@ def test_the_summary_of_the_seed():
     net = pax.Sequential(pax.Linear(3, 3), pax.BatchNorm1D(3))
     assert net.apply(pax.experimental.default_mp_policy).summary() == (
         "Sequential\n"
-        "├── Linear(in_dim=3, out_dim=3, with_bias=True, mp_policy=FHF)\n"
-        "└── BatchNorm1D(num_channels=3, create_scale=True, create_offset=True, "
+        "├── modules.0: Linear(in_dim=3, out_dim=3, with_bias=True, mp_policy=FHF)\n"
+        "└── modules.1: BatchNorm1D(num_channels=3, create_scale=True, create_offset=True, "
         "data_format=NWC, decay_rate=0.9, mp_policy=FFF)"
     )
 

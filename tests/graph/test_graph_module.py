@@ -32,10 +32,10 @@ def test_the_residual_computes_and_prints():
     net = build()
     assert net.summary().splitlines() == [
         "GraphModule",
-        "├── Linear(in_dim=8, out_dim=8, with_bias=True)",
-        "├── x => relu(x)",
-        "├── x => identity(x)",
-        "└── x => add(x)",
+        "├── modules.0: Linear(in_dim=8, out_dim=8, with_bias=True)",
+        "├── modules.1: x => relu(x)",
+        "├── modules.2: x => identity(x)",
+        "└── modules.3: x => add(x)",
     ]
     linear = net.modules[0]
     np.testing.assert_array_equal(net(X), X + jax.nn.relu(linear(X)))
@@ -50,8 +50,8 @@ def test_a_tuple_needs_no_identity():
     net = build(recipe, X, X)
     assert net.summary().splitlines() == [
         "GraphModule",
-        "├── Linear(in_dim=8, out_dim=8, with_bias=True)",
-        "└── x => functools.partial(concatenate, axis=-1)(x)",
+        "├── modules.0: Linear(in_dim=8, out_dim=8, with_bias=True)",
+        "└── modules.1: x => functools.partial(concatenate, axis=-1)(x)",
     ]
     np.testing.assert_array_equal(net(X, 2 * X)[:, 8:16], 2 * X)
 
@@ -180,10 +180,10 @@ def test_d18_d19_state_of_modules_after_or_and_in_binary_ops_changes():
 def test_modules_in_partials_and_methods_print():
     net = build(everywhere, X, X)
     assert net.summary().splitlines()[-4:] == [
-        "├── x => functools.partial(Linear)(x)",
-        "│   └── Linear(in_dim=8, out_dim=4, with_bias=True)",
-        "└── x => Coder.encode(x)",
-        "    └── Coder",
+        "├── modules.5: x => functools.partial(Linear)(x)",
+        "│   └── func: Linear(in_dim=8, out_dim=4, with_bias=True)",
+        "└── modules.6: x => Coder.encode(x)",
+        "    └── module: Coder",
     ]
     x = InputNode(X)
     assert type((x >> pax.Linear(8, 8).__call__).fx) is pax.Linear

@@ -234,19 +234,19 @@ def test_summary():
     lines = shapes(pax.nets.ResNet50, 3, 10).summary(return_list=True)
     assert lines[:12] == [
         "(ResNet50) ResNet50",
-        "├── (conv1) " + conv(3, 64, 7, "stride=(2, 2), "),
-        "├── (bn1) " + norm(64),
-        "├── BlockGroup",
-        "│   ├── ResnetBlock",
-        "│   │   ├── (proj_conv) " + conv(64, 256, 1),
-        "│   │   ├── (proj_bn) " + norm(256),
-        "│   │   ├── (conv1) " + conv(64, 64, 1),
-        "│   │   ├── (bn1) " + norm(64),
-        "│   │   ├── (conv2) " + conv(64, 64, 3),
-        "│   │   ├── (bn2) " + norm(64),
-        "│   │   ├── (conv3) " + conv(64, 256, 1),
+        "├── initial_conv: (conv1) " + conv(3, 64, 7, "stride=(2, 2), "),
+        "├── initial_batchnorm: (bn1) " + norm(64),
+        "├── block_groups.0: BlockGroup",
+        "│   ├── blocks.0: ResnetBlock",
+        "│   │   ├── proj_conv: " + conv(64, 256, 1),
+        "│   │   ├── proj_batchnorm: (proj_bn) " + norm(256),
+        "│   │   ├── layers.0.0: (conv1) " + conv(64, 64, 1),
+        "│   │   ├── layers.0.1: (bn1) " + norm(64),
+        "│   │   ├── layers.1.0: (conv2) " + conv(64, 64, 3),
+        "│   │   ├── layers.1.1: (bn2) " + norm(64),
+        "│   │   ├── layers.2.0: (conv3) " + conv(64, 256, 1),
     ]
-    assert lines[-1] == "└── (fc) Linear(in_dim=2048, out_dim=10, with_bias=True)"
+    assert lines[-1] == "└── logits: (fc) Linear(in_dim=2048, out_dim=10, with_bias=True)"
 
 
 def test_children():

@@ -193,18 +193,18 @@ def test_summary():
     norm = "LayerNorm(num_channels=8, axis=(-1,), create_scale=True, create_offset=True)"
     assert net.summary(return_list=True) == [
         "Transformer",
-        "├── RngSeq",
-        "├── CausalSelfAttention(num_heads=2, key_size=4)",
-        f"│   ├── (qry_proj) {linear}",
-        f"│   ├── (key_proj) {linear}",
-        f"│   ├── (val_proj) {linear}",
-        f"│   └── (out_proj) {linear}",
-        f"├── {norm}",
-        "├── DenseBlock",
-        "│   ├── Linear(in_dim=8, out_dim=32, with_bias=True)",
-        "│   └── Linear(in_dim=32, out_dim=8, with_bias=True)",
-        f"├── {norm}",
-        f"└── {norm}",
+        "├── rng_seq: RngSeq",
+        "├── layers.0.attention: CausalSelfAttention(num_heads=2, key_size=4)",
+        f"│   ├── query_projection: (qry_proj) {linear}",
+        f"│   ├── key_projection: (key_proj) {linear}",
+        f"│   ├── value_projection: (val_proj) {linear}",
+        f"│   └── output_projection: (out_proj) {linear}",
+        f"├── layers.0.attn_layer_norm: {norm}",
+        "├── layers.0.dense_block: DenseBlock",
+        "│   ├── fc1: Linear(in_dim=8, out_dim=32, with_bias=True)",
+        "│   └── fc2: Linear(in_dim=32, out_dim=8, with_bias=True)",
+        f"├── layers.0.dense_layer_norm: {norm}",
+        f"└── layer_norm_output: {norm}",
     ]
 
 

@@ -134,10 +134,10 @@ def test_attributes_repr_and_summary():
     layer = f"Linear(in_dim={WIDTH}, out_dim={WIDTH}, with_bias=True)"
     assert module.summary() == (
         "MultiHeadAttention(num_heads=2, key_size=3)\n"
-        f"├── (qry_proj) {layer}\n"
-        f"├── (key_proj) {layer}\n"
-        f"├── (val_proj) {layer}\n"
-        f"└── (out_proj) {layer}"
+        f"├── query_projection: (qry_proj) {layer}\n"
+        f"├── key_projection: (key_proj) {layer}\n"
+        f"├── value_projection: (val_proj) {layer}\n"
+        f"└── output_projection: (out_proj) {layer}"
     )
 
 

@@ -126,16 +126,16 @@ def test_repr_and_summary():
     assert repr(pax.LSTM(2, 3, name="encoder")) == "(encoder) LSTM(input_dim=2, hidden_dim=3)"
     assert pax.LSTM(2, 3).summary() == (
         "LSTM(input_dim=2, hidden_dim=3)\n"
-        "└── (lstm_fc) Linear(in_dim=5, out_dim=12, with_bias=True)"
+        "└── fc: (lstm_fc) Linear(in_dim=5, out_dim=12, with_bias=True)"
     )
     assert pax.GRU(2, 3).summary() == (
         "GRU(input_dim=2, hidden_dim=3)\n"
-        "├── (xh_to_zr) Linear(in_dim=5, out_dim=6, with_bias=True)\n"
-        "└── (xh_to_h) Linear(in_dim=5, out_dim=3, with_bias=True)"
+        "├── xh_zr_fc: (xh_to_zr) Linear(in_dim=5, out_dim=6, with_bias=True)\n"
+        "└── xh_h_fc: (xh_to_h) Linear(in_dim=5, out_dim=3, with_bias=True)"
     )
     assert pax.VanillaRNN(2, 3).summary() == (
         "VanillaRNN(input_dim=2, hidden_dim=3)\n"
-        "└── (vanilla_rnn_fc) Linear(in_dim=5, out_dim=3, with_bias=True)"
+        "└── fc: (vanilla_rnn_fc) Linear(in_dim=5, out_dim=3, with_bias=True)"
     )
 
 

@@ -58,9 +58,9 @@ def test_printing():
     assert repr(net) == "(net) Sequential(parameters=20, mode=train)"
     assert net.summary().splitlines() == [
         "(net) Sequential",
-        "├── Linear(in_dim=4, out_dim=4, with_bias=True)",
-        "└── Sequential",
-        "    └── x => tanh(x)",
+        "├── modules.0: Linear(in_dim=4, out_dim=4, with_bias=True)",
+        "└── modules.1: Sequential",
+        "    └── modules.0: x => tanh(x)",
     ]
 
 

@@ -219,10 +219,10 @@ def test_the_summary_of_the_seed():
     net = pax.Linear(3, 3)
     assert opax.adam(1e-3)(net.parameters()).summary() == (
         "chain.<locals>.Chain\n"
-        "├── scale_by_adam.<locals>.ScaleByAdam\n"
-        "│   ├── Linear(in_dim=3, out_dim=3, with_bias=True)\n"
-        "│   └── Linear(in_dim=3, out_dim=3, with_bias=True)\n"
-        "└── scale.<locals>.Scale"
+        "├── transforms.0: scale_by_adam.<locals>.ScaleByAdam\n"
+        "│   ├── mu: Linear(in_dim=3, out_dim=3, with_bias=True)\n"
+        "│   └── nu: Linear(in_dim=3, out_dim=3, with_bias=True)\n"
+        "└── transforms.1: scale.<locals>.Scale"
     )
 
 
