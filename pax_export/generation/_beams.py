@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -25,8 +26,14 @@ from pax_export.generation._prompt import (
     checked_pad,
     checked_prompt,
 )
-from pax_export.generation._steps import NO_TOKEN, is_any, last_logits, of_real_prompts, read_prompt
-from pax_export.generation._stops import checked_stop
+from pax_export.generation._steps import (
+    NO_TOKEN,
+    ends_at,
+    last_logits,
+    of_real_prompts,
+    read_prompt,
+)
+from pax_export.generation._stops import Stop, TextEnds, checked_text_ends
 
 EarlyStopping = bool | Literal["never"]
 
@@ -64,7 +71,7 @@ class _Search(NamedTuple):
 class _Rules(NamedTuple):
     penalty: Any  # float32
     limit: Any  # how many tokens a text has at most
-    stop: tuple[int, ...]
+    stop: TextEnds
     early_stopping: EarlyStopping
 
 
@@ -77,7 +84,8 @@ def beam_search(
     mask: Array | None = None,
     max_new_tokens: int,
     beams: int = 4,
-    stop: object = None,
+    stop: Stop = None,
+    tokenizer: object = None,
     pad: int | None = None,
     length_penalty: float = 1.0,
     early_stopping: EarlyStopping = False,
@@ -96,7 +104,9 @@ def beam_search(
         mask: ``[batch, length]``, 1 at the tokens that are meant, in place of lengths.
         max_new_tokens: how many tokens a text has at most.
         beams: how many texts of each row are extended, and how many are returned.
-        stop: the id of the token that ends a text, or several; by default as for `generate`.
+        stop: what ends a text: ids of tokens, sequences of ids, strings; by default as for
+            `generate`.
+        tokenizer: for strings, as for `generate`.
         pad: the id that stands behind it; negative for none of the vocabulary; likewise.
         length_penalty: the power of its length by which the log-probability of a text is divided.
             0 compares probabilities of whole texts, which short ones win; 1 compares those of a
@@ -138,7 +148,7 @@ def beam_search(
         count=sizes.places,
         room=sizes.room,
         beams=checked_count(beams, "beams", where),
-        stop=checked_stop(default_stop(stop, lm), where),
+        stop=checked_text_ends(default_stop(stop, lm), tokenizer, where),
         pad=checked_pad(default_pad(pad, lm), where),
         early_stopping=_checked_early_stopping(early_stopping),
         chunk=checked_chunk(prefill_chunk, where),
@@ -196,7 +206,7 @@ def _searched(
     count: int,
     room: int,
     beams: int,
-    stop: tuple[int, ...],
+    stop: TextEnds,
     pad: int,
     early_stopping: EarlyStopping,
     chunk: int | None,
@@ -206,7 +216,7 @@ def _searched(
     logits, cache = read_prompt(lm, tokens, lengths, cache, chunk)
     logits = of_real_prompts(logits, tokens, lengths)
     size = logits.shape[-1]
-    check_vocabulary(stop, pad, size, "beam_search")
+    check_vocabulary({*stop.ids, *chain(*stop.sequences)}, pad, size, "beam_search")
     if beams > size:
         raise InvalidArgumentError(
             "There are fewer tokens than beams.",
@@ -254,15 +264,19 @@ def _extended(search: _Search, logits: jax.Array, axes: list[Any], rules: _Rules
     size = logits.shape[-1]
     more = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1).reshape(batch, beams, size)
     totals = (search.total[:, :, None] + more).reshape(batch, -1)
-    # A beam ends in as many ways as there are stops: so many more are left to go on.
-    candidates = beams * min(1 + len(rules.stop), size)
+    # A beam ends with as many tokens as there are stops: so many more are left to go on.
+    # Of what ends with several tokens transformers counts one.
+    stop = rules.stop
+    ways = max(len(stop.ids), 1 if stop.sequences or stop.strings else 0)
+    candidates = beams * min(1 + ways, size)
     total, place = jax.lax.top_k(totals, candidates)
     beam, token = place // size, (place % size).astype(jnp.int32)
     texts = jax.lax.dynamic_update_slice_in_dim(
         _of_beams(search.texts, beam), token[:, :, None], search.step, axis=2
     )
     step = search.step + 1
-    ends = is_any(token, rules.stop)
+    last = jnp.broadcast_to(search.step, total.shape)
+    ends = ends_at(texts, last, search.is_open[:, None] & (total > -jnp.inf), stop)
     # Only what is among the best ends; candidates behind are there to go on.
     new = jnp.where((ends | (step == rules.limit)) & search.is_open[:, None], total, -jnp.inf)
     length = step.astype(jnp.float32)

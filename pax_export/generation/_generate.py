@@ -28,7 +28,7 @@ from pax_export.generation._prompt import (
     row_keys,
 )
 from pax_export.generation._steps import Settings
-from pax_export.generation._stops import Stop, StringEnds, checked_stops
+from pax_export.generation._stops import Stop, StringEnds, checked_text_ends
 from pax_export.generation._stream import Stream
 from pax_export.generation.samplers import Sampler
 
@@ -312,10 +312,10 @@ def request(
     tokens, lengths = checked_prompt(lm, tokens, lengths, where, mask)
     sampler = checked_sampler(default_sampler(sampler, lm, key), where)
     keys = row_keys(key, tokens.shape[0], sampler, where)
-    stops = checked_stops(default_stop(stop, lm), where)
+    stops = checked_text_ends(default_stop(stop, lm), tokenizer, where)
     batch, ends = tokens.shape[0], None
-    if stops.strings:
-        ends = StringEnds(stops.strings, tokenizer, batch, where)
+    if stops.strings is not None:
+        ends = StringEnds(stops.strings, batch, where)
     static, values = sampler._split()
     settings = Settings(
         static,

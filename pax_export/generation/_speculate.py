@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -24,13 +25,13 @@ from pax_export.generation._prompt import (
     checked_prompt,
 )
 from pax_export.generation._steps import (
-    ends,
+    ends_at,
     last_logits,
     of_real_prompts,
     read_prompt,
     unless_nan,
 )
-from pax_export.generation._stops import checked_stop
+from pax_export.generation._stops import Stop, TextEnds, checked_text_ends
 
 
 class _Texts(NamedTuple):
@@ -52,7 +53,8 @@ def speculate(
     mask: Array | None = None,
     max_new_tokens: int,
     ahead: int = 4,
-    stop: object = None,
+    stop: Stop = None,
+    tokenizer: object = None,
     pad: int | None = None,
     prefill_chunk: int | None = None,
 ) -> jax.Array:
@@ -73,7 +75,9 @@ def speculate(
         mask: ``[batch, length]``, 1 at the tokens that are meant, in place of lengths.
         max_new_tokens: how many tokens at most.
         ahead: how many tokens are proposed at once.
-        stop: the id of the token that ends a text, or several; by default as for `generate`.
+        stop: what ends a text: ids of tokens, sequences of ids, strings; by default as for
+            `generate`.
+        tokenizer: for strings, as for `generate`.
         pad: the id that stands behind it; negative for none of the vocabulary; likewise.
         prefill_chunk: read the prompts so many tokens at a time.
 
@@ -107,7 +111,7 @@ def speculate(
         count=sizes.places,
         room=sizes.room,
         ahead=ahead,
-        stop=checked_stop(default_stop(stop, lm), where),
+        stop=checked_text_ends(default_stop(stop, lm), tokenizer, where),
         pad=checked_pad(default_pad(pad, lm), where),
         chunk=checked_chunk(prefill_chunk, where),
     )
@@ -125,20 +129,25 @@ def _speculated(
     count: int,
     room: int,
     ahead: int,
-    stop: tuple[int, ...],
+    stop: TextEnds,
     pad: int,
     chunk: int | None,
 ) -> jax.Array:
     batch, limit = tokens.shape[0], count if limit is None else limit
     logits, cache = read_prompt(lm, tokens, lengths, _cache(lm, batch, room), chunk)
-    check_vocabulary(stop, pad, logits.shape[-1], "speculate")
+    stops = {*stop.ids, *chain(*stop.sequences)}
+    check_vocabulary(stops, pad, logits.shape[-1], "speculate")
     _, draft_cache = read_prompt(draft, tokens, lengths, _cache(draft, batch, room), chunk)
     newest = _likeliest(of_real_prompts(logits, tokens, lengths))
-    texts = _Texts(
+    begun, one = (
         jnp.full((batch, count), pad, jnp.int32).at[:, 0].set(newest),
         jnp.ones(batch, jnp.int32),
+    )
+    texts = _Texts(
+        begun,
+        one,
         newest,
-        ends(newest, stop) | (limit == 1),
+        ends_at(begun, one - 1, one > 0, stop) | (limit == 1),
         cache,
         draft_cache,
     )
@@ -185,9 +194,7 @@ def _likeliest(logits: jax.Array) -> jax.Array:
     return unless_nan(jnp.argmax(logits, -1).astype(jnp.int32), logits)
 
 
-def _accepted(
-    lm: PyTree, texts: _Texts, proposed: jax.Array, stop: tuple[int, ...], limit: int
-) -> _Texts:
+def _accepted(lm: PyTree, texts: _Texts, proposed: jax.Array, stop: TextEnds, limit: int) -> _Texts:
     """Keeps of the proposals what the net itself would have said, and one token of its own."""
     ahead, count = proposed.shape[1], texts.tokens.shape[1]
     alive = ~texts.done
@@ -195,15 +202,17 @@ def _accepted(
     lengths = jnp.where(alive, ahead + 1, 0)
     logits, cache = lm(read, cache=texts.cache, lengths=lengths)
     own = _likeliest(logits)  # after each of the tokens read
-    is_end = ends(own, stop)
     right = jnp.cumprod((proposed == own[:, :-1]).astype(jnp.int32), axis=1).sum(axis=1)
     step = jnp.arange(ahead + 1, dtype=jnp.int32)
-    # A text ends with its first stop, and when it is as long as was asked for.
-    before = jnp.cumsum(is_end.astype(jnp.int32), axis=1) - is_end
     place = texts.made[:, None] + step
-    new = alive[:, None] & (step <= right[:, None]) & (before == 0) & (place < limit)
+    new = alive[:, None] & (step <= right[:, None]) & (place < limit)
     rows = jnp.arange(own.shape[0])[:, None]
-    tokens = texts.tokens.at[rows, jnp.where(new, place, count)].set(own, mode="drop")
+    put = lambda new: texts.tokens.at[rows, jnp.where(new, place, count)].set(own, mode="drop")  # noqa: E731
+    candidates = jnp.broadcast_to(put(new)[:, None], (*own.shape, count))
+    is_end = ends_at(candidates, place, new, stop)
+    # A text ends with its first stop, and when it is as long as was asked for.
+    new = new & (jnp.cumsum(is_end.astype(jnp.int32), axis=1) - is_end == 0)
+    tokens = put(new)
     made = texts.made + new.sum(axis=1, dtype=jnp.int32)
     newest = jnp.take_along_axis(own, right[:, None], axis=1)[:, 0]
     done = texts.done | (made >= limit) | (new & is_end).any(axis=1)

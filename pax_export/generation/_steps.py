@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from pax_export._types import Array, PyTree
 from pax_export.core import static_key
 from pax_export.generation._prompt import check_vocabulary
+from pax_export.generation._stops import TextEnds
 from pax_export.generation.samplers import Sampler
 
 #: In place of a token where the logits of a net are NaN: no vocabulary has it, so nothing reads it
@@ -226,4 +227,30 @@ def end_with_any(texts: jax.Array, sequences: tuple[tuple[int, ...], ...]) -> ja
     for each in sequences:
         same = texts[:, -len(each) :] == jnp.array(each, texts.dtype)
         found = found | jnp.all(same, axis=1)
+    return found
+
+
+def ends_at(texts: jax.Array, last: jax.Array, alive: jax.Array, stops: TextEnds) -> jax.Array:
+    """``[...]``: which texts end with their token at ``last``.
+
+    Args:
+        texts: ``[..., length]``.
+        last: ``[...]``.
+        alive: ``[...]``, which of them are asked for.
+        stops: at what; strings are looked for outside of the program.
+    """
+
+    def tokens_before(count: int) -> jax.Array:
+        places = last[..., None] - jnp.arange(count - 1, -1, -1)
+        tokens = jnp.take_along_axis(texts, jnp.clip(places, 0), axis=-1, mode="clip")
+        return jnp.where(places >= 0, tokens, NO_TOKEN)
+
+    found = ends(tokens_before(1)[..., 0], stops.ids)
+    for each in stops.sequences:
+        found = found | jnp.all(tokens_before(len(each)) == jnp.array(each), axis=-1)
+    if stops.strings is not None:
+        shape = jax.ShapeDtypeStruct(last.shape, bool)
+        found = found | jax.pure_callback(
+            stops.strings.of_texts, shape, texts, last, alive, vmap_method="broadcast_all"
+        )
     return found

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeGuard
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._errors import InvalidArgumentTypeError
 from pax_export._jax import is_tracer
-from pax_export._types import PyTree
+from pax_export._types import Array, PyTree
 
 #: What a caller may give.
 Stop = int | str | Iterable[int | str | Iterable[int]] | None
@@ -42,7 +42,7 @@ def checked_stops(stop: Any, where: str) -> Stops:
             ids.update(found) if len(found) == 1 else sequences.add(found)
         else:
             raise InvalidArgumentTypeError(
-                "A text ends at tokens, which are told by their ids, or at strings.",
+                "stop takes ids of tokens, sequences of ids, and strings.",
                 where=f"{where}: stop",
                 got=repr(each),
                 write="stop=tokenizer.token_to_id(...), several ids, sequences of ids as in "
@@ -55,38 +55,73 @@ def _is_id(value: PyTree) -> TypeGuard[int]:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def checked_stop(stop: Any, where: str) -> tuple[int, ...]:
-    """The ids of tokens that end a text, where nothing else can."""
-    stops = checked_stops(stop, where)
-    if stops.sequences or stops.strings:
-        raise InvalidArgumentError(
-            "A text ends at single tokens here.",
-            where=f"{where}: stop",
-            got=repr([*stops.sequences, *stops.strings][0]),
-            write="ids of tokens; or pax.generate, which takes sequences and strings",
-        )
-    return stops.ids
+class StringMatcher:
+    """Whether tokens contain a string; equal matchers are equal static data.
+
+    Args:
+        strings: of which one is enough.
+        tokenizer: with ``decode(ids, skip_special_tokens=False)``.
+        where: the function that was given it.
+    """
+
+    def __init__(self, strings: tuple[str, ...], tokenizer: Any, where: str):
+        if not callable(getattr(tokenizer, "decode", None)):
+            raise InvalidArgumentTypeError(
+                "Strings in stop= need a tokenizer, which makes text of tokens.",
+                where=f"{where}: tokenizer",
+                got=type(tokenizer).__name__,
+                write="tokenizer=..., of tokenizers or transformers; or stop= with ids of tokens",
+            )
+        self.strings, self._tokenizer = strings, tokenizer
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StringMatcher):
+            return NotImplemented
+        return self.strings == other.strings and self._tokenizer is other._tokenizer
+
+    def __hash__(self) -> int:
+        return hash((self.strings, id(self._tokenizer)))
+
+    def matches(self, tokens: list[int]) -> bool:
+        text = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return any(each in text for each in self.strings)
+
+    def of_texts(self, texts: Array, last: Array, alive: Array) -> np.ndarray:
+        """``[...]``: which of the texts ``[..., length]`` match up to their token at ``last``."""
+        texts, last, alive = map(np.asarray, (texts, last, alive))
+        found = np.zeros(last.shape, bool)
+        for index in np.argwhere(alive):
+            place = tuple(index)
+            tokens = texts[place][: last[place] + 1].tolist()
+            found[place] = self.matches([token for token in tokens if token >= 0])
+        return found
+
+
+class TextEnds(NamedTuple):
+    """`Stops` for a compiled program, which asks `strings` about tokens by a callback."""
+
+    ids: tuple[int, ...] = ()
+    sequences: tuple[tuple[int, ...], ...] = ()
+    strings: StringMatcher | None = None
+
+
+def checked_text_ends(stop: object, tokenizer: object, where: str) -> TextEnds:
+    """Returns what ends a text where all new tokens are at hand."""
+    ids, sequences, strings = checked_stops(stop, where)
+    return TextEnds(ids, sequences, StringMatcher(strings, tokenizer, where) if strings else None)
 
 
 class StringEnds:
     """Which rows have come to a string that ends them; it is told each token of all rows.
 
     Args:
-        strings: that end a text.
-        tokenizer: with ``decode(ids, skip_special_tokens=False)``.
+        matcher: of the strings.
         rows: how many there are.
         where: the function that was given it.
     """
 
-    def __init__(self, strings: tuple[str, ...], tokenizer: Any, rows: int, where: str):
-        if not callable(getattr(tokenizer, "decode", None)):
-            raise InvalidArgumentTypeError(
-                "A string ends a text, and there is no tokenizer that makes text of tokens.",
-                where=f"{where}: tokenizer",
-                got=type(tokenizer).__name__,
-                write="tokenizer=..., of tokenizers or transformers; or stop= with ids of tokens",
-            )
-        self._strings, self._tokenizer, self._where = strings, tokenizer, where
+    def __init__(self, matcher: StringMatcher, rows: int, where: str):
+        self._matcher, self._where = matcher, where
         self._rows: list[list[int]] = [[] for _ in range(rows)]
 
     def __call__(self, tokens: Any, alive: Any) -> np.ndarray:
@@ -98,15 +133,14 @@ class StringEnds:
         """
         if is_tracer(tokens):
             raise InvalidArgumentTypeError(
-                "Strings are looked for outside of compiled functions.",
+                "generate cannot look for strings in a compiled function.",
                 where=f"{self._where}: stop",
-                got=repr(self._strings[0]),
+                got=repr(self._matcher.strings[0]),
                 write="stop= with sequences of ids; or call it outside of jax.jit",
             )
         ends = np.zeros(len(self._rows), bool)
         for row, (token, is_alive) in enumerate(zip(np.asarray(tokens), np.asarray(alive))):
             if is_alive:
                 self._rows[row].append(int(token))
-                text = self._tokenizer.decode(self._rows[row], skip_special_tokens=False)
-                ends[row] = any(each in text for each in self._strings)
+                ends[row] = self._matcher.matches(self._rows[row])
         return ends

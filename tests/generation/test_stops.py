@@ -25,6 +25,13 @@ class Letters:
         return "".join([chr(96 + i) * (2 - i % 2) for i in ids])
 
 
+class Ids:
+    """Each token is its number between brackets, so strings are sequences of tokens."""
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join([f"<{each}>" for each in ids])
+
+
 def cut(text, lasts, pad=-1):
     """A text up to the end of the first of some sequences."""
     for end in range(1, len(text) + 1):
@@ -76,14 +83,40 @@ def test_a_string_ends_a_text():
     assert_close(made.log_probs, np.where(inside, plain.log_probs, 0), rtol=1e-5)
 
 
+@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_speculation_ends_where_generate_does(seed, compiled):
+    strings = [Letters().decode(FREE[0][2:4], False), Letters().decode(FREE[1][:1], False)]
+    draft = TinyLM(seed=seed)
+    for stop in ([FREE[0][2:4]], [FREE[0][3:6], FREE[1][:2], FREE[2][1]], [*strings, FREE[2][3:5]]):
+        options = {"max_new_tokens": 8, "stop": stop, "pad": -1, "tokenizer": Letters()}
+        expected = pax.generate(LM, ROWS[:1] * 2 if compiled else ROWS, **options).tolist()
+        search = lambda rows, options=options: speculate(LM, draft, rows, ahead=3, **options)  # noqa: E731
+        made = jax.jit(search)(jnp.array(ROWS[:1] * 2)) if compiled else search(ROWS)
+        assert made.tolist() == expected and expected != FREE
+
+
+def test_beams_end_at_sequences_and_strings():
+    options = {"max_new_tokens": 6, "pad": -1}
+    one = {**options, "stop": [FREE[0][2:4], FREE[1][:2]]}
+    greedy = pax.generate(LM, ROWS, **one).tolist()
+    assert beam_search(LM, ROWS, beams=1, **one).tokens[:, 0].tolist() == greedy
+    sequences = [FREE[0][1:3], FREE[1][:2], FREE[2][2:5]]
+    strings = [Ids().decode(each, False) for each in sequences]
+    by_tokens = beam_search(LM, ROWS, beams=4, stop=sequences, **options)
+    by_texts = beam_search(LM, ROWS, beams=4, stop=strings, tokenizer=Ids(), **options)
+    assert by_tokens.tokens.tolist() == by_texts.tokens.tolist()
+
+
 def test_where_strings_and_sequences_cannot_be():
     options = {"max_new_tokens": 2, "tokenizer": Letters(), "stop": "ab"}
-    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="outside of compiled functions"):
+    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="in a compiled function"):
         jax.jit(lambda tokens: pax.generate(LM, tokens, **options))(jnp.array(ROWS[:1]))
-    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="no tokenizer"):
+    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="need a tokenizer"):
         pax.generate(LM, ROWS, **{**options, "tokenizer": object()})
     for search in (beam_search, lambda lm, *args, **rest: speculate(lm, lm, *args, **rest)):
-        with pytest.raises(pax.errors.InvalidArgumentError, match="ends at single tokens here"):
-            search(LM, ROWS, max_new_tokens=2, stop=[[1, 2]])
+        with pytest.raises(pax.errors.InvalidArgumentTypeError) as caught:
+            search(LM, ROWS, max_new_tokens=2, stop="ab")
+        assert caught.value.where.endswith(": tokenizer") and caught.value.got == "NoneType"
     with pytest.raises(pax.errors.InvalidArgumentError, match="no strings"):
         pax.generation.export(LM, "nowhere", max_length=9, stop="ab")

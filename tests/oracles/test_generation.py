@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 
 import jax
@@ -90,6 +91,68 @@ def test_all_beams_are_those_of_transformers(nets, beams, early_stopping, stop):
         assert np.array_equal(found.tokens, tokens.reshape(len(ROWS), beams, COUNT))
         scores = made.sequences_scores.numpy().reshape(len(ROWS), beams)
         assert_close(found.scores, scores, rtol=1e-5, atol=1e-5)
+
+
+LETTERS = [*"abcdefghijklmnopqrstuvwxyz", "ab", "cd", "ee"]
+
+
+@pytest.fixture(scope="module")
+def letters():
+    """A tokenizer of transformers whose tokens are letters, and some pairs."""
+    model = tokenizers.models.BPE({each: i for i, each in enumerate(LETTERS)}, merges=[])
+    inner = tokenizers.Tokenizer(model)
+    inner.decoder = tokenizers.decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=LETTERS[PAD])
+
+
+#: transformers looks for strings in prompts too: no string here has the last letter of these.
+OF_LETTERS = [[*row, LETTERS.index("z")] for row in ROWS]
+
+
+def likely_strings(lm, tokenizer):
+    """Strings of one letter, of two and of half a token among the likeliest texts."""
+    found = beam_search(lm, OF_LETTERS, max_new_tokens=COUNT, beams=5, stop=())
+    texts = [tokenizer.decode(text) for row in found.tokens.tolist() for text in row]
+    pairs = sorted({text[i : i + 2] for text in texts for i in range(1, 5)})
+    return [each for each in [*pairs[::4], "ee", "d", texts[0][2:5]] if "z" not in each]
+
+
+@pytest.mark.parametrize("beams", [2, 5])
+def test_beams_that_end_at_strings_are_those_of_transformers(nets, letters, beams):
+    theirs, lm = nets
+    strings, ended = likely_strings(lm, letters), 0
+    for (chosen, stop), (penalty, early) in itertools.product(
+        ((strings[:2], []), (strings[-3:], [5, 9])), ((0.0, False), (1.0, True))
+    ):
+        found = beam_search(
+            lm, OF_LETTERS, max_new_tokens=COUNT, beams=beams, stop=[*chosen, *stop],
+            tokenizer=letters, pad=PAD, length_penalty=penalty, early_stopping=early,
+        )  # fmt: skip
+        tokens, made = generated(
+            theirs, OF_LETTERS, num_beams=beams, num_return_sequences=beams, stop_strings=chosen,
+            tokenizer=letters, eos_token_id=stop or None, length_penalty=penalty,
+            early_stopping=early,
+        )  # fmt: skip
+        tokens = np.where(tokens < 0, PAD, tokens)  # what it writes where there is no stop token
+        assert np.array_equal(found.tokens, tokens.reshape(len(ROWS), beams, COUNT))
+        scores = made.sequences_scores.numpy().reshape(len(ROWS), beams)
+        assert_close(found.scores, scores, rtol=1e-5, atol=1e-5)
+        texts = [letters.decode(text) for row in found.tokens.tolist() for text in row]
+        ended += sum([any(each in text for each in chosen) for text in texts])
+    assert ended > 20
+
+
+def test_greedy_texts_that_end_at_strings_are_those_of_transformers(nets, letters):
+    theirs, lm = nets
+    for strings in ([each] for each in likely_strings(lm, letters)):
+        options = {"max_new_tokens": COUNT, "stop": strings, "tokenizer": letters, "pad": PAD}
+        made = pax.generate(lm, OF_LETTERS, **options)
+        for row, text in zip(OF_LETTERS, made.tolist()):
+            expected, _ = generated(theirs, [row], stop_strings=strings, tokenizer=letters)
+            assert text == expected[0].tolist()
+        for draft in (lm, jax.tree.map(lambda x: -x if x.ndim > 2 else x, lm)):
+            guessed = speculate(lm, draft, OF_LETTERS, **options)
+            assert np.array_equal(guessed, made)
 
 
 def test_greedy_tokens_are_those_of_transformers(nets):
