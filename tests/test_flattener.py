@@ -236,7 +236,7 @@ def test_one_array_in_two_values_is_refused():
     with pytest.raises(ValueError, match=r"where: leaves_dict\.a\.0 and leaves_dict\.b\.0"):
         Flattener(a=net, b=net)
     flat = Flattener(a=net)
-    with pytest.raises(ValueError, match="One array stands at two places"):
+    with pytest.raises(ValueError, match="array is at two paths"):
         flat.update(b=net.weight)
 
 

@@ -57,7 +57,7 @@ class Checkpoint:
             }
         except Exception as error:  # orbax and what it builds on have no common error
             raise CheckpointError(
-                "This is no checkpoint of pax_export, or only a part of one.",
+                "The directory is not a complete checkpoint of pax_export.",
                 where=str(directory),
                 got=_brief(error),
                 write="a directory that Checkpoints(...).save wrote, or an earlier step of it",

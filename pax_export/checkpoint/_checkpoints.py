@@ -105,7 +105,7 @@ class Checkpoints:
         """The step with the best metric, or None."""
         if self._retention.best is None:
             raise InvalidArgumentError(
-                "No metric says which checkpoint is the best.",
+                "The best checkpoint is unknown: no metric is given.",
                 where=str(self.directory),
                 write='Checkpoints(directory, best="loss")',
             )
@@ -218,7 +218,7 @@ class Checkpoints:
             raise self._missing(step, self.steps)
         if strange := strange_files(self.directory / str(step)):
             raise CheckpointError(
-                "There are files here that belong to no checkpoint, so it is not deleted.",
+                "The checkpoint is not deleted: its directory has other files.",
                 where=str(self.directory / str(step)),
                 got=named(strange),
                 write="delete it yourself, or move these files elsewhere",
@@ -284,7 +284,7 @@ class Checkpoints:
         """
         if not targets:
             raise InvalidArgumentError(
-                "There is nothing to restore.",
+                "restore needs at least one tree.",
                 where=str(self.directory),
                 write="restore(model=model, optimizer=optimizer)",
             )
@@ -352,7 +352,7 @@ class Checkpoints:
             number = -1
         if number < 0 or isinstance(step, bool):
             raise InvalidArgumentTypeError(
-                "The step of a checkpoint is a number, 0 or larger.",
+                "The step of a checkpoint must be an integer, 0 or larger.",
                 got=f"step={step!r}",
                 write="checkpoints.save(100, model=model)",
             )
@@ -362,8 +362,8 @@ class Checkpoints:
         later = [other for other in self.steps if other >= step]
         if later:
             raise InvalidArgumentError(
-                "There are checkpoints of this step or later ones, and training would go on "
-                "from them.",
+                "The directory has checkpoints of this step or later ones, "
+                "and training would resume from them.",
                 where=str(self.directory),
                 got=f"step {step} after {', '.join(map(str, later))}",
                 write=f"checkpoints.delete({later[-1]}) and so on, to take another way from an "
@@ -373,14 +373,14 @@ class Checkpoints:
     def _missing(self, step: int | None, steps: Sequence[int]) -> MissingCheckpointError:
         if steps:
             return MissingCheckpointError(
-                "There is no checkpoint of this step.",
+                "The directory has no checkpoint of this step.",
                 where=str(self.directory),
                 got=f"step {step!r}; there are {', '.join(map(str, steps))}",
                 write="one of these, or None for the last one",
             )
         there = f"a directory with {some_names(self.directory)}"
         return MissingCheckpointError(
-            "There is no checkpoint in this directory.",
+            "The directory has no checkpoint.",
             where=str(self.directory),
             got=there if self.directory.is_dir() else "no such directory",
             write="the directory that Checkpoints(...) was given; checkpoints.latest is None "
@@ -389,7 +389,7 @@ class Checkpoints:
 
     def _no_directory(self, reason: str | None) -> CheckpointError:
         return CheckpointError(
-            "Checkpoints cannot lie here.",
+            "Checkpoints cannot be stored here.",
             where=str(self.directory).replace("\0", "\\0"),
             got=self._what_is_there() or reason or "no directory that can be written",
             write="a directory that you may write to, or one that does not exist yet",

@@ -77,7 +77,7 @@ def shardings_of(
     if mesh is None:
         if rules is not None:
             raise InvalidArgumentError(
-                "Rules say how leaves lie on a mesh, and there is none.",
+                "Sharding rules need a mesh.",
                 where="restore",
                 write="restore(mesh=mesh, rules=rules, model=model)",
             )

@@ -29,13 +29,13 @@ class Retention:
             )
         if not (self.best is None or isinstance(self.best, str)):
             raise InvalidArgumentError(
-                "The best checkpoint is chosen by the name of a metric.",
+                "The best checkpoint must be chosen by the name of a metric.",
                 got=f"best={self.best!r}",
                 write='best="loss", and save(step, metrics={"loss": loss}, ...)',
             )
         if self.mode not in ("min", "max"):
             raise InvalidArgumentError(
-                "The best value of a metric is its smallest or its largest.",
+                'The best value of a metric must be "min" or "max".',
                 got=f"mode={self.mode!r}",
                 write='mode="min" or mode="max"',
             )
@@ -48,14 +48,14 @@ class Retention:
                 numbers[str(name)] = float(value)
             except (TypeError, ValueError) as error:
                 raise InvalidArgumentTypeError(
-                    "A metric is one number.",
+                    "A metric must be one number.",
                     where=f"metrics[{name!r}]",
                     got=f"{type(value).__name__}: {value!r}"[:200],
                     write=f"metrics={{{name!r}: float(loss)}}",
                 ) from error
         if self.best is not None and self.best not in numbers:
             raise InvalidArgumentError(
-                "The best checkpoint is to be kept, and this one lacks the metric.",
+                "The checkpoint lacks the metric by which the best one is kept.",
                 where=f"best={self.best!r}",
                 got=f"metrics with {', '.join(numbers) or 'nothing'}",
                 write=f"save(step, metrics={{{self.best!r}: ...}}, ...)",

@@ -126,7 +126,7 @@ def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     """Returns the arrays to write, by tree and name, and the JSON entries of all leaves."""
     if not trees:
         raise InvalidArgumentError(
-            "There is nothing to save.",
+            "save needs at least one tree.",
             write="save(step, model=model, optimizer=optimizer)",
         )
     if ABOUT in trees:
@@ -137,7 +137,7 @@ def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     for name in trees:
         if name in ("", ".", "..") or set(name) & (PATTERN | set("/\0")):
             raise InvalidArgumentError(
-                "The name of a tree is that of a directory, which this cannot be.",
+                "The name of a tree must be valid as a directory's name.",
                 got=repr(name),
                 write="a name without / \\ * ? [ ]",
             )
@@ -174,7 +174,7 @@ def _shared(array: object) -> Any:
 def _require_value(where: str, leaf: object) -> None:
     if not isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
         raise InvalidArgumentTypeError(
-            "A checkpoint holds arrays, numbers and text.",
+            "A checkpoint can hold arrays, numbers and text only.",
             where=where,
             got=f"{type(leaf).__name__}: {leaf!r}"[:200],
             write="jnp.asarray(...); an initialised module instead of shapes; anything else "
@@ -182,7 +182,7 @@ def _require_value(where: str, leaf: object) -> None:
         )
     if not is_key(leaf.dtype) and np.dtype(leaf.dtype).kind in "OSUMm":
         raise UnsupportedDtypeError(
-            "A checkpoint has no place for an array of this dtype.",
+            "A checkpoint cannot hold an array of this dtype.",
             where=where,
             got=np.dtype(leaf.dtype).name,
             write="an array of numbers or booleans, or text as a Python str",
@@ -190,7 +190,7 @@ def _require_value(where: str, leaf: object) -> None:
     problem = absence(leaf)
     if problem:
         raise InvalidArgumentTypeError(
-            "A checkpoint needs arrays whose values are here.",
+            "A checkpoint needs arrays whose values are addressable.",
             where=where,
             got=problem,
             write="checkpoints.save(...) outside of jit, with what the last step returned",

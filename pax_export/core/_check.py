@@ -79,8 +79,8 @@ def _raise_shared_module(tree: PyTree) -> None:
         places.setdefault(id(module), []).append(path or "(the root)")
         if len(places[id(module)]) > 1:
             raise SharedNodeError(
-                "One module stands at two places of the tree; each place would get "
-                "its own copy, and they would drift apart.",
+                "The module is at two paths of the tree; each path would "
+                "get its own copy, and the copies would drift apart.",
                 where=" and ".join(places[id(module)]),
                 got=repr(module),
                 write="keep it at one place and call it from there; for two equal "
@@ -93,8 +93,8 @@ def _raise_shared_array(tree: PyTree, repeated: int) -> None:
     paths = [path_name(path) for path, leaf in items if id(leaf) == repeated]
     array = next(leaf for _, leaf in items if id(leaf) == repeated)
     raise SharedNodeError(
-        "One array stands at two places of the tree; each place would get its own "
-        "copy, and they would drift apart.",
+        "The array is at two paths of the tree; each path would "
+        "get its own copy, and the copies would drift apart.",
         where=" and ".join(paths),
         got=describe_array(array, with_value=True),
         write="keep a tied weight at one place and use it from there; for two equal "
@@ -120,7 +120,7 @@ def _check_slots(cls: type) -> None:
         slots = vars(base).get("__slots__")
         if slots or (slots is not None and issubclass(base, Node)):
             raise HiddenArrayError(
-                "A module class must not define __slots__: jax would not see what lies in them.",
+                "A module class must not define __slots__: jax would not see their values.",
                 where=base.__qualname__,
                 got=f"__slots__ = {vars(base)['__slots__']!r}",
                 write="plain attributes, set in __init__",

@@ -78,7 +78,7 @@ def _unbound(func: Callable[..., Any]) -> tuple[Callable, tuple]:
     if isinstance(func, Node):
         if not callable(func):
             raise InvalidArgumentTypeError(
-                "This module cannot be called: its class has no __call__.",
+                "The module cannot be called: its class has no __call__.",
                 got=repr(func),
                 write="a module with __call__, or one of its methods",
             )

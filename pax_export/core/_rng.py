@@ -95,7 +95,7 @@ def split_rng_key(key: PyTree, count: int, where: str) -> jax.Array:
         return jax.random.split(next_rng_key() if key is None else key, count)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentTypeError(
-            "This is no random key.",
+            "Expected a random key.",
             where=where,
             got=f"{type(key).__name__}: {key!r}"[:120],
             write="key=jax.random.key(0)",

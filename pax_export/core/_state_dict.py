@@ -181,7 +181,7 @@ def _checked(own: PyTree, given: PyTree, path: str, loading: _Loading) -> Any:
     """An array of the weights, if it fits the place."""
     if not is_array(given):
         raise InvalidArgumentTypeError(
-            "The weights hold something that is no array.",
+            "The weights contain a leaf that is not an array.",
             where=path,
             got=f"{type(given).__name__}: {given!r}"[:120],
             write=f"an array {describe_array(own)}, e.g. jnp.asarray(...)",

@@ -23,7 +23,7 @@ def batch_axes(lm: PyTree, room: int, dtype: Any) -> list[int | None]:
         grown = [i for i, sizes in enumerate(zip(two.shape, three.shape)) if sizes[0] != sizes[1]]
         if len(grown) > 1:
             raise InvalidArgumentTypeError(
-                "An array of this cache has no one axis for the rows.",
+                "An array of the cache has no single batch axis.",
                 where=f"{type(lm).__name__}.init_cache",
                 got=f"shapes {two.shape} and {three.shape} for 2 and 3 rows",
                 write="arrays of which one axis is that of the batch",

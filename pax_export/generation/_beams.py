@@ -163,7 +163,7 @@ def _checked_penalty(value: PyTree, count: int) -> float:
         penalty = None
     if penalty is None:
         raise InvalidArgumentTypeError(
-            "length_penalty is a number.",
+            "length_penalty must be a number.",
             where="beam_search",
             got=repr(value),
             write="length_penalty=1.0",
@@ -172,7 +172,7 @@ def _checked_penalty(value: PyTree, count: int) -> float:
     most = math.log(np.finfo(np.float32).max)
     if not abs(penalty) * math.log(count) < most or not math.isfinite(penalty):
         raise InvalidArgumentError(
-            "The length of a text to the power of length_penalty is no number.",
+            "The length of a text to the power of length_penalty is not finite in float32.",
             where="beam_search: length_penalty",
             got=f"{penalty} for {count} tokens",
             write="length_penalty=1.0; a usual one is between -2 and 2",
@@ -186,7 +186,7 @@ def _checked_early_stopping(value: object) -> EarlyStopping:
     if isinstance(value, str) and value == "never":
         return "never"
     raise InvalidArgumentError(
-        "There is no such way to stop early.",
+        'early_stopping must be True, False or "never".',
         where="beam_search: early_stopping",
         got=f"{value!r:.80}",
         write='True, False or "never"',
@@ -219,7 +219,7 @@ def _searched(
     check_vocabulary({*stop.ids, *chain(*stop.sequences)}, pad, size, "beam_search")
     if beams > size:
         raise InvalidArgumentError(
-            "There are fewer tokens than beams.",
+            "The vocabulary has fewer tokens than there are beams.",
             where="beam_search",
             got=f"beams={beams}, and a vocabulary of {size}",
             write=f"beams={size} or fewer",

@@ -176,7 +176,7 @@ def export(
     stops = checked_stops(default_stop(stop, lm), where)
     if stops.strings:
         raise InvalidArgumentError(
-            "An export knows tokens, and no strings.",
+            "An exported function takes tokens as stops, no strings.",
             where="export: stop",
             got=repr(stops.strings[0]),
             write="ids of tokens, or sequences of ids: stop=[2, [13, 13]]",
@@ -215,7 +215,7 @@ def export(
 def _signatures(given: Any, format: str) -> tuple[str, ...]:
     if not isinstance(format, str) or format not in FORMATS:
         raise InvalidArgumentError(
-            "There is no such format.",
+            "The format is unknown.",
             where="export: format",
             got=repr(format),
             write=", ".join(map(repr, (*FORMATS, *RUNTIMES))),
@@ -252,7 +252,7 @@ def _in_form(lm: Any, layers: str | None, format: str) -> tuple[Any, bool]:
     """The net with its layers in a list or in one, and whether each has its own cache."""
     if layers is not None and layers not in LAYERS:
         raise InvalidArgumentError(
-            "Layers are listed or scanned.",
+            'layers must be "listed" or "scanned".',
             where="export: layers",
             got=repr(layers),
             write=f"one of {', '.join(map(repr, LAYERS))}, or None for what is faster",
@@ -265,7 +265,7 @@ def _in_form(lm: Any, layers: str | None, format: str) -> tuple[Any, bool]:
     if layers is None:
         return lm, True  # by itself, whatever the net makes of it
     raise InvalidArgumentError(
-        "This net has no layers that can be listed or scanned.",
+        "The net has no layers that can be listed or scanned.",
         where="export: layers",
         got=f"layers={layers!r} and a {type(lm).__name__}",
         write="layers=None, or a pax.nets.Decoder",

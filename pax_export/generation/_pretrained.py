@@ -36,7 +36,7 @@ def from_pretrained(path: str | os.PathLike[str], **options: PyTree) -> tuple[De
         ...         lm, tokenizer = pax.generation.from_pretrained(folder)
         ...     except pax.errors.TokenizerError as error:
         ...         print(error.what)
-        There is no tokenizer to read.
+        The folder or file has no tokenizer.
     """
     where = Path(os.fspath(path))
     if where.is_file():
@@ -56,7 +56,7 @@ def check_fits(tokenizer: Tokenizer, size: int, where: str) -> None:
     if tokenizer.vocab_size > size:
         last = tokenizer.id_to_token(tokenizer.vocab_size - 1)
         raise TokenizerError(
-            "The tokenizer is that of another net.",
+            "The tokenizer belongs to another net.",
             where=f"{where}: tokenizer",
             got=f"ids up to {tokenizer.vocab_size - 1} ({last!r:.40}), where the net has {size}",
             write="the tokenizer of the folder or file that the weights are from",

@@ -28,7 +28,7 @@ def checked_net(lm: Module, where: str) -> Any:
     """A net that can be asked for the next token, in eval mode."""
     if not callable(lm) or not callable(getattr(lm, "init_cache", None)):
         raise InvalidArgumentTypeError(
-            "This net has no cache, and so it cannot continue a text token by token.",
+            "The net has no cache, so it cannot continue a text token by token.",
             where=where,
             got=type(lm).__name__,
             write="pax.nets.Decoder, or a module with init_cache(batch, max_length, dtype=None) "
@@ -52,7 +52,7 @@ def checked_prompt(
     tokens = _integers(tokens, f"{where}: tokens")
     if tokens.ndim != 2 or 0 in tokens.shape:
         raise InvalidArgumentError(
-            "Prompts are token ids of shape [batch, length], with one token at least.",
+            "Prompts must be token ids of shape [batch, length], with at least one token.",
             where=f"{where}: tokens",
             got=f"shape {tokens.shape}",
             write="tokens[None] for one prompt" if tokens.ndim == 1 and tokens.size else None,
@@ -63,7 +63,7 @@ def checked_prompt(
     lengths = _integers(lengths, f"{where}: lengths")
     if lengths.shape != (batch,):
         raise InvalidArgumentError(
-            "There is one length for each row.",
+            "lengths must have one length for each row.",
             where=f"{where}: lengths",
             got=f"shape {lengths.shape} for tokens of shape {tokens.shape}",
             write=f"{batch} lengths",
@@ -113,7 +113,7 @@ def _filled_up(rows: list[list[Any]], where: str) -> tuple[np.ndarray, np.ndarra
 
 def _no_tokens(row: int, where: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "A prompt is empty, so there is nothing to continue.",
+        "A prompt is empty.",
         where=f"{where}: row {row}",
         got="0 tokens",
         write="the token that begins a text, at least",
@@ -128,13 +128,16 @@ def _integers(value: object, where: str) -> Any:
         array = np.array(None)
     if array.dtype.kind not in "iu":
         raise InvalidArgumentTypeError(
-            "These are no integers.", where=where, got=str(array.dtype), write="int32"
+            "Token ids and lengths must be integers.",
+            where=where,
+            got=str(array.dtype),
+            write="int32",
         )
     if is_tracer(array) or isinstance(array, jax.Array):
         return array.astype(jnp.int32)
     if array.size and (array.max() > np.iinfo(np.int32).max or array.min() < -(2**31)):
         raise InvalidArgumentError(
-            "These are larger than an int32.", where=where, got=f"up to {array.max()}"
+            "Token ids and lengths must fit into int32.", where=where, got=f"up to {array.max()}"
         )
     return array.astype(np.int32)
 
@@ -145,7 +148,7 @@ def _check_lengths(lengths: np.ndarray, longest: int, where: str) -> None:
     if (wrong := np.flatnonzero((lengths < 0) | (lengths > longest))).size:
         row = int(wrong[0])
         raise InvalidArgumentError(
-            "A length is not that of its row.",
+            "A length is larger than its row, or less than 1.",
             where=f"{where}: lengths[{row}]",
             got=f"{lengths[row]}, where a row has {longest} tokens",
             write=f"how many tokens of the row are meant, from 1 to {longest}",
@@ -166,14 +169,14 @@ def check_vocabulary(stop: Iterable[int], pad: int, size: int, where: str) -> No
     outside = [str(each) for each in stop if not 0 <= each < size]
     if outside:
         raise InvalidArgumentError(
-            "A token that is to end the text is none of the vocabulary.",
+            "A stop token is not in the vocabulary.",
             where=f"{where}: stop",
             got=a_few(outside, 5),
             write=f"ids from 0 to {size - 1}",
         )
     if pad >= size:
         raise InvalidArgumentError(
-            "The id behind the end of a text is none of the vocabulary.",
+            "The padding id is not in the vocabulary.",
             where=f"{where}: pad",
             got=str(pad),
             write=f"an id from 0 to {size - 1}, or -1 for none",
@@ -218,7 +221,7 @@ def checked_sampler(sampler: PyTree, where: str) -> Sampler:
         return sampler
     is_class = isinstance(sampler, type) and issubclass(sampler, Sampler)
     raise InvalidArgumentTypeError(
-        "This is no sampler.",
+        "Expected a sampler.",
         where=f"{where}: sampler",
         got=repr(sampler),
         write=f"{sampler.__name__}(...), an instance"
@@ -236,7 +239,7 @@ def row_keys(key: PRNGKey | None, batch: int, sampler: Sampler, where: str) -> j
         return None
     if key is None:
         raise InvalidArgumentError(
-            "This sampler draws tokens at random, and there is no key.",
+            "The sampler draws tokens at random and needs a key.",
             where=f"{where}: key",
             got=f"sampler={sampler!r}",
             write=f"key=jax.random.key(0), or sampler={sampler!r} | greedy()",
@@ -246,7 +249,7 @@ def row_keys(key: PRNGKey | None, batch: int, sampler: Sampler, where: str) -> j
         keys = jax.random.wrap_key_data(jnp.asarray(key)) if keys is None else keys
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidArgumentTypeError(
-            "This is no random key.",
+            "Expected a random key.",
             where=f"{where}: key",
             got=type(key).__name__,
             write="key=jax.random.key(0)",
@@ -255,7 +258,7 @@ def row_keys(key: PRNGKey | None, batch: int, sampler: Sampler, where: str) -> j
         return keys
     if keys.shape:
         raise InvalidArgumentError(
-            "There is one key for all rows, or one for each.",
+            "key must be one key for all rows, or one for each row.",
             where=f"{where}: key",
             got=f"keys of shape {keys.shape} for {batch} rows",
             write=f"jax.random.split(key, {batch})",
@@ -278,7 +281,7 @@ def check_room(
     for leaf in jax.tree.leaves(cache):
         if not hasattr(leaf, "shape") and not _is_number(leaf):
             raise InvalidArgumentTypeError(
-                "A cache holds arrays.",
+                "A cache must hold arrays.",
                 where=f"{where}: cache",
                 got=f"{type(leaf).__name__}: {leaf!r:.80}",
                 write="lm.init_cache(batch, max_length), or the cache of a call before",
@@ -286,7 +289,7 @@ def check_room(
     have = getattr(cache, "lengths", None)
     if have is not None and have.shape != np.shape(lengths):
         raise InvalidArgumentError(
-            "The cache is of another number of rows than the prompts.",
+            "The cache has another number of rows than the prompts.",
             where=f"{where}: cache",
             got=f"{np.shape(lengths)[0]} prompts, and a cache of {have.shape[0]} rows",
             write="a prompt for each row of the cache",
@@ -305,7 +308,7 @@ def check_room(
     if needed.max() > most:
         row = int(np.argmax(needed))
         raise InvalidArgumentError(
-            "The cache has no room for this text.",
+            "The cache has no room for the text.",
             where=f"{where}: row {row}",
             got=f"{have[row]} tokens in the cache, {lengths[row]} of the prompt and {new} new "
             f"ones, where {most} have room",
@@ -334,7 +337,7 @@ def check_new_room(room: int, lengths: Array | None, new: int, where: str) -> No
     longest = int(np.asarray(lengths).max())
     if longest + new > room:
         raise InvalidArgumentError(
-            "The cache has no room for this text.",
+            "The cache has no room for the text.",
             where=f"{where}: row {int(np.argmax(np.asarray(lengths)))}",
             got=f"max_length={room} for {longest} tokens of the prompt and {new} new ones",
             write=f"max_length={longest + new}, a shorter prompt, or fewer new tokens",

@@ -164,7 +164,7 @@ def _cache(lm: PyTree, batch: PyTree, room: object) -> Any:
     cache = new_cache(lm, batch, room, None, rolling=False)
     if not hasattr(cache, "with_lengths"):
         raise InvalidArgumentTypeError(
-            "This cache cannot be cut, and tokens that were proposed may have to go again.",
+            "The cache cannot be cut, and rejected tokens have to be removed from it.",
             where="speculate",
             got=type(cache).__name__,
             write="a cache with a method with_lengths(lengths), as that of pax.nets.Decoder",

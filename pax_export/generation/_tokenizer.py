@@ -63,7 +63,7 @@ class Tokenizer:
     ):
         if not all(callable(getattr(tokenizer, each, None)) for each in ("encode", "token_to_id")):
             raise InvalidArgumentTypeError(
-                "A Tokenizer is made of one of the package tokenizers.",
+                "Tokenizer needs a tokenizers.Tokenizer.",
                 where="Tokenizer",
                 got=type(tokenizer).__name__,
                 write="Tokenizer.from_pretrained(folder), or Tokenizer.from_gguf(path)",
@@ -76,7 +76,7 @@ class Tokenizer:
         for name, token in self.special_tokens.items():
             if tokenizer.token_to_id(token) is None:
                 raise TokenizerError(
-                    "A special token is none of the vocabulary.",
+                    "A special token is not in the vocabulary.",
                     where=f"Tokenizer: {name}",
                     got=repr(token),
                     write="the files of one model: tokenizer.json and tokenizer_config.json",
@@ -125,7 +125,7 @@ class Tokenizer:
         with open_source(path) as source:
             if source.kind != "gguf":
                 raise TokenizerError(
-                    "This is no GGUF file.",
+                    "The file is not a GGUF file.",
                     where=source.where,
                     got=f"a file of {source.kind}",
                     write="Tokenizer.from_pretrained(folder) for a folder with tokenizer.json",
@@ -206,7 +206,7 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise InvalidArgumentTypeError(
-                "A Tokenizer encodes one text.",
+                "Tokenizer.encode takes one text.",
                 where="Tokenizer.encode",
                 got=f"{type(text).__name__}: {text!r:.80}",
                 write="[tokenizer.encode(text) for text in texts]",
@@ -290,7 +290,7 @@ class Tokenizer:
         name = "tool_use" if tools and "tool_use" in self.chat_templates else "default"
         if name not in self.chat_templates:
             raise TokenizerError(
-                "This tokenizer has no chat template.",
+                "The tokenizer has no chat template.",
                 where=where,
                 got=f"templates {a_few(sorted(self.chat_templates), 6) or '(none)'}",
                 write="Tokenizer(tokenizer, special_tokens, chat_template=...), or encode(text)",
@@ -312,7 +312,7 @@ def _content(file: Path) -> bytes:
         return bounded.read_bytes(file, _LARGEST)
     except OSError as error:
         raise TokenizerError(
-            "There is no tokenizer to read.",
+            "The file of the tokenizer cannot be read.",
             where=str(file),
             got=f"{type(error).__name__}: {error}"[:200],
             write="a folder with tokenizer.json (transformers' save_pretrained writes it), or "
@@ -331,7 +331,7 @@ def _keys(file: Path) -> dict[str, Any]:
     if isinstance(found, dict):
         return found
     raise TokenizerError(
-        "A file beside a tokenizer is keys and values.",
+        "A configuration file of a tokenizer must be a JSON object.",
         where=str(file),
         got=f"{found!r:.200}",
         write="the file as transformers wrote it",

@@ -60,7 +60,7 @@ def of_json(content: bytes, where: str) -> Any:
         found = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the package raises no other kind
         raise TokenizerError(
-            "This is no tokenizer of the package tokenizers.",
+            "The file is not a tokenizer of the package tokenizers.",
             where=where,
             got=str(error)[:200],
             write="the file tokenizer.json, as tokenizers or transformers wrote it",
@@ -220,5 +220,8 @@ def _surround(tokenizer: Any, begin: Mapping[str, str], end: Mapping[str, str]) 
 
 def _unreadable(where: str, got: str, write: str) -> TokenizerError:
     return TokenizerError(
-        "The vocabulary of this file makes no tokenizer.", where=where, got=got, write=write
+        "The vocabulary of the file has a form that tokenizers cannot read.",
+        where=where,
+        got=got,
+        write=write,
     )

@@ -113,7 +113,7 @@ class Sampler:
             return jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
         if keys is None:
             raise InvalidArgumentError(
-                "This sampler draws tokens at random, and there are no keys.",
+                "The sampler draws tokens at random and needs keys.",
                 where="Sampler.choose: keys",
                 got=repr(self),
                 write=f"keys=jax.random.split(key, {logits.shape[0]})",
@@ -138,7 +138,7 @@ class _Chain(Sampler):
         early = [part for part in self.parts[:-1] if not part.draws]
         if early:
             raise InvalidArgumentError(
-                "What takes the likeliest token stands at the end of the rules.",
+                "greedy() must be the last rule of a sampler.",
                 got=repr(self),
                 write=" | ".join(map(repr, [p for p in self.parts if p.draws] + early[:1])),
             )
@@ -213,7 +213,7 @@ class temperature(Sampler):
         value = _number("temperature", self.value)
         if not _LEAST <= value <= _MOST:
             raise InvalidArgumentError(
-                f"A temperature is above 0, from {_LEAST} to {_MOST}.",
+                f"A temperature must be above 0, from {_LEAST} to {_MOST}.",
                 got=f"temperature({value})",
                 write="greedy(), for the likeliest token"
                 if 0 <= value < _LEAST
@@ -250,11 +250,15 @@ class top_k(Sampler):
     def __post_init__(self) -> None:
         if isinstance(self.count, bool) or not isinstance(self.count, numbers.Integral):
             raise InvalidArgumentTypeError(
-                "A number of tokens is an integer.", got=f"top_k({self.count!r})", write="top_k(40)"
+                "A number of tokens must be an integer.",
+                got=f"top_k({self.count!r})",
+                write="top_k(40)",
             )
         if self.count < 1:
             raise InvalidArgumentError(
-                "At least one token is kept.", got=f"top_k({self.count})", write="top_k(40)"
+                "A sampler must keep at least one token.",
+                got=f"top_k({self.count})",
+                write="top_k(40)",
             )
         object.__setattr__(self, "count", int(self.count))
 
@@ -372,7 +376,7 @@ class repetition_penalty(Sampler):
         value = _number("repetition_penalty", self.penalty)
         if not _LEAST <= value <= _MOST:
             raise InvalidArgumentError(
-                f"A penalty is above 0, from {_LEAST} to {_MOST}; 1 changes nothing.",
+                f"A penalty must be above 0, from {_LEAST} to {_MOST}; 1 changes nothing.",
                 got=f"repetition_penalty({value})",
                 write="repetition_penalty(1.1)",
             )
@@ -392,7 +396,7 @@ def _number(name: str, value: object) -> float:
     """A number as a float, so that ``1`` and ``1.0`` are one sampler."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidArgumentTypeError(
-            "A sampler is made of numbers: it is static data, and no array.",
+            "The numbers of a sampler must be Python numbers, not arrays.",
             got=f"{name}({type(value).__name__})",
             write=f"{name}(0.9)",
         )
@@ -403,6 +407,8 @@ def _part(name: str, value: object) -> float:
     part = _number(name, value)
     if not 0 < part <= 1:
         raise InvalidArgumentError(
-            "A part of all is above 0, and 1 at most.", got=f"{name}({part})", write=f"{name}(0.9)"
+            "A probability must be above 0 and at most 1.",
+            got=f"{name}({part})",
+            write=f"{name}(0.9)",
         )
     return part

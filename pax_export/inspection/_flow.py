@@ -69,7 +69,8 @@ class _Reader:
         self.modules: dict[str, int] = {}
         inputs = [self.flow.add(Node("input", name)) for name in trace.inputs]
         jaxpr = trace.program
-        leaves = [None] * (len(jaxpr.invars) - len(inputs))
+        # The jaxpr is not closed: its constants come before its operands.
+        leaves = [None] * (len(jaxpr.constvars) + len(jaxpr.invars) - len(inputs))
         sources = self._read(jaxpr, [*leaves, *inputs], "")
         results = list(zip(sources, jaxpr.outvars))
         self._outputs(results[len(results) - trace.output_count :])

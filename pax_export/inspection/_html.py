@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -12,11 +13,11 @@ from pax_export.inspection._table import COLUMNS, Column, totals
 
 _MARK = "<!-- pax_export inspection -->"
 _OPEN_LEVELS = 2
-_LETTER = 0.54  # of the height of a line, on average
+_LETTER, _DIGIT, _BOLD = 0.57, 0.64, 0.76  # of the height of a line, as wide fonts have them
 _GAP = 0.8
 _SHORT = 12  # letters; cells of a column with more are broken where the page is narrow
 _STYLE = """
-.pax-inspect { font: 13px/1.5 system-ui, sans-serif; overflow-x: auto; }
+.pax-inspect { font: 12px/1.5 system-ui, sans-serif; overflow-x: auto; }
 .pax-inspect .row { display: grid; gap: 0 .8em; overflow-wrap: anywhere;
   min-width: min(48em, var(--pax-width)); max-width: var(--pax-width);
   grid-template-columns: var(--pax-columns); }
@@ -25,9 +26,9 @@ _STYLE = """
 .pax-inspect summary .row > :first-child::before { content: "▸ "; }
 .pax-inspect details[open] > summary .row > :first-child::before { content: "▾ "; }
 .pax-inspect .row:hover { background: #8882; }
-.pax-inspect .number { text-align: right; }
+.pax-inspect .number { text-align: right; white-space: nowrap; }
 .pax-inspect .array { opacity: .75; }
-.pax-inspect code { font: 12px ui-monospace, monospace; }
+.pax-inspect code { font: 11px ui-monospace, monospace; }
 .pax-inspect .frozen .role { color: #36c; } .pax-inspect .state .role { color: #a60; }
 """
 
@@ -61,14 +62,15 @@ def fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
 
 
 def _width(column: Column, rows: Sequence[Row]) -> float:
-    """So wide are the letters of the longest cell; each row is a grid of its own."""
-    title, text, _ = column
-    return _LETTER * max(len(title) + 1, *(len(text(row)) for row in rows))
+    """The width of the longest cell, or of the title's longest word; each row is a grid."""
+    title, text, right = column
+    cells = (_DIGIT if right else _LETTER) * max(len(text(row)) for row in rows)
+    return max(_BOLD * max(map(len, title.split())), cells)
 
 
 def _track(width: float) -> str:
     """A column of the grid; on a narrow page the long ones share what the short ones leave."""
-    return f"{width:.1f}em" if width <= _SHORT * _LETTER else f"minmax(0, {width:.1f}fr)"
+    return f"{width:.1f}em" if width <= _SHORT * _DIGIT else f"minmax(4em, {width:.1f}fr)"
 
 
 def _nested(rows: Sequence[Row], cells: dict[str, str]) -> Iterator[str]:
@@ -92,12 +94,15 @@ def _cells(row: Row, shown: list) -> str:
     return "".join(_cell(row, *column) for column in shown)
 
 
-def _cell(row: Row, title: str, text: object, right: bool) -> str:
+def _cell(row: Row, title: str, text: Callable[[Row], str], right: bool) -> str:
     kind = "number" if right else title.replace(" ", "-")
-    content = escape(text(row))  # type: ignore[operator]
+    content = escape(text(row))
+    if not right:  # lines break between names and sizes, rather than in a word
+        content = re.sub(r"(?<=[.,])(?=[^. ])|(?=\[)|(?<=[a-z])(?=[A-Z])", "<wbr>", content)
     if title == "path":
         indent = f' style="padding-left: {row.depth * 1.2:g}em"'
-        return f'<span class="{kind}"{indent}><code>{content.strip()}</code></span>'
+        whole = escape(text(row).strip(), quote=True)
+        return f'<span class="{kind}"{indent}><code title="{whole}">{content.strip()}</code></span>'
     return f'<span class="{kind}">{content}</span>'
 
 

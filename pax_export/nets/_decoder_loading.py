@@ -45,7 +45,7 @@ def decoder_of_gguf(cls: object, path: str, layers: str, dtype: DTypeLike) -> An
     with open_source(path) as source:
         if source.kind != "gguf":
             raise WeightsFileError(
-                "This is no GGUF file.",
+                "The file is not a GGUF file.",
                 where=source.where,
                 got=f"a file of {source.kind}",
                 write="Decoder.from_pretrained(folder) for config.json and safetensors",

@@ -121,7 +121,7 @@ def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error
         )
     except Exception:
         raise ShardingError(
-            "On Explicit axes jax does not know how the result of this function lies.",
+            "jax cannot infer the sharding of the function's result on Explicit axes.",
             got=str(error).split("\n")[0][:300],
             write="jax.sharding.reshard(x, P('data')) of its arguments, out_sharding= where jax "
             "takes it, or a mesh of pax_export.sharding.make_mesh",

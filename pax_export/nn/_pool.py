@@ -175,7 +175,7 @@ def _each_axis(sizes: Window, x: jax.Array, kept: set[int], where: str) -> tuple
         return each
     if len(sizes) > x.ndim:
         raise InvalidArgumentError(
-            "There are more sizes than the input has axes.",
+            "The window has more sizes than the input has axes.",
             where=where,
             got=f"{tuple(sizes)} for shape {x.shape}",
             write=f"at most {x.ndim} integers",

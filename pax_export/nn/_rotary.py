@@ -59,8 +59,8 @@ class RotaryScaling:
     def __post_init__(self) -> None:
         if self.kind == "dynamic":
             raise InvalidArgumentError(
-                "Dynamic scaling turns the keys that are cached already by other angles with "
-                "each longer sequence, so that no cache can hold them.",
+                "Dynamic scaling rotates cached keys by other angles with each longer sequence, "
+                "so a cache cannot hold them.",
                 where="RotaryScaling.kind",
                 got="'dynamic'",
                 write="'yarn' or 'linear' with this factor for long sequences, or no scaling "

@@ -71,7 +71,7 @@ def _listed(devices: object) -> list[Any]:
     by_name = all(isinstance(name, str) and name.isidentifier() for name in axes)
     write = mesh_text(axes) if axes and by_name else "data=4, model=2"
     raise InvalidArgumentTypeError(
-        "A mesh is made of devices, and its axes are given by name.",
+        "make_mesh needs the sizes of axes by name.",
         got=f"{type(devices).__name__} for the devices: {devices!r}"[:120],
         write=f"make_mesh({write}), with devices=jax.devices()[:n] for some of them",
     )
@@ -114,7 +114,7 @@ def sizes_of(mesh: AnyMesh) -> dict[str, int]:
     """The size of each axis of a mesh; an InvalidArgumentTypeError if it is none."""
     if not isinstance(mesh, (Mesh, AbstractMesh)):
         raise InvalidArgumentTypeError(
-            "This is no mesh.",
+            "Expected a mesh.",
             got=f"{type(mesh).__name__}: {mesh!r}"[:120],
             write="pax.sharding.make_mesh(data=4, model=2), or a jax.sharding.Mesh",
         )

@@ -54,7 +54,7 @@ def fully_sharded(axis: Axis = "data", min_size: int = 1024) -> Rules:
     """
     if not isinstance(min_size, int) or isinstance(min_size, bool):
         raise InvalidArgumentTypeError(
-            "min_size is a number of elements.",
+            "min_size must be a number of elements.",
             got=f"{type(min_size).__name__}: {min_size!r}",
             write="fully_sharded(min_size=1024)",
         )
@@ -102,7 +102,7 @@ def _axis(axis: object, function: str) -> Axis:
     names = axis if isinstance(axis, tuple) else (axis,)
     if not names or not all(isinstance(name, str) for name in names):
         raise InvalidArgumentTypeError(
-            "The axis of a mesh is a name, or a tuple of names.",
+            "The axis of a mesh must be a name or a tuple of names.",
             got=f"{type(axis).__name__}: {axis!r}"[:120],
             write=f'{function}(axis="data")',
         )

@@ -149,7 +149,7 @@ def _join(
 
 def _late() -> ProcessesError:
     return ProcessesError(
-        "Processes must join before jax is asked for anything.",
+        "Processes must join before jax is used.",
         got="jax has its devices already: an array, a model or jax.devices() came first",
         write="with pax.sharding.processes(...) around all of the program that uses jax",
     )

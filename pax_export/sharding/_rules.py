@@ -74,7 +74,7 @@ class Rules:
             return Either(())
         if not isinstance(rules, Mapping):
             raise InvalidArgumentTypeError(
-                "Rules are a mapping from paths and classes to partition specs.",
+                "Rules must be a mapping from paths and classes to partition specs.",
                 got=f"{type(rules).__name__}: {rules!r}"[:120],
                 write='{"*.attention.*.weight": P(None, "model"), pax.Embed: P("model", None)}',
             )
@@ -233,7 +233,7 @@ def _rules_of(key: object, value: object) -> list[Rules]:
         return [ChosenRule(key, as_spec(value, "a selection"))]
     if not (isinstance(key, type) and issubclass(key, Node)):
         raise InvalidArgumentTypeError(
-            "A rule is for a path or for a class of modules.",
+            "The key of a rule must be a path or a class of modules.",
             got=f"{type(key).__name__}: {key!r}"[:120],
             write='"*.attention.*.weight", or pax.Embed',
         )

@@ -90,7 +90,8 @@ def require_used(
         if shadows:
             leaf, match = shadows[0]
             raise ShardingError(
-                "A rule comes too late: others are for all its leaves, and the first one counts.",
+                "A rule has no effect: earlier rules match all its leaves, "
+                "and the first one counts.",
                 where=str(rule),
                 got=f"{' & '.join(map(str, match.rules))} for {leaf.name}",
                 write=f"{rule} before it",
@@ -129,7 +130,7 @@ def _for_no_leaf(rule: Rules, leaves: list[LeafPath]) -> ShardingError:
         write += "pax.sharding.following(model, rules) for what belongs to it"
     if isinstance(rule, ClassRule):
         got, write = _below(rule, leaves)
-    return ShardingError("A rule is for no leaf.", where=str(rule), got=got, write=write)
+    return ShardingError("A rule matches no leaf.", where=str(rule), got=got, write=write)
 
 
 def _below(rule: ClassRule, leaves: list[LeafPath]) -> tuple[str, str]:

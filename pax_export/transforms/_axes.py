@@ -67,7 +67,7 @@ class StateAxes(Mapping):
     def __init__(self, axes: Mapping[Any, int | None]):
         if not isinstance(axes, Mapping):
             raise InvalidArgumentTypeError(
-                "Axes of a state are a mapping from filters to axes.",
+                "StateAxes needs a mapping from filters to axes.",
                 got=f"{type(axes).__name__}: {axes!r}"[:120],
                 write="{Param: 0}",
             )
@@ -114,7 +114,7 @@ def _axis(value: PyTree) -> int | None:
         return operator.index(value)
     except TypeError:
         raise InvalidArgumentTypeError(
-            "An axis is an integer, or None for what is not mapped.",
+            "An axis must be an integer, or None for arguments that are not mapped.",
             got=f"{type(value).__name__}: {value!r}"[:120],
             write="0",
         ) from None

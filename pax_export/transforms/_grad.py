@@ -107,7 +107,7 @@ def value_and_grad(
         argnums, has_aux = 0, argnums
     if reduce_axes:
         raise UnsupportedOperationError(
-            "jax has no gradients with reduce_axes any more.",
+            "jax no longer has gradients with reduce_axes.",
             got=f"reduce_axes={tuple(reduce_axes)!r}",
             write="jax.lax.psum of the gradients",
         )

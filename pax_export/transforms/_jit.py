@@ -91,7 +91,7 @@ def jit(
     """
     if abstracted_axes is not None:
         raise UnsupportedOperationError(
-            "jax has no abstracted axes any more.",
+            "jax no longer has abstracted axes.",
             got=f"abstracted_axes={abstracted_axes!r}",
             write="jax.export.symbolic_shape for a program of open sizes",
         )

@@ -111,7 +111,7 @@ def unstack_layers(stacked: PyTree, *, axis: int = 0) -> list[Any]:
         sizes.setdefault(shape[axis] if fits else None, name)
     if len(sizes) != 1 or None in sizes:
         raise InvalidArgumentError(
-            "To take a module apart into layers, every leaf needs an axis of layers.",
+            "A module can be split into layers only if every leaf has an axis of layers.",
             where=" and ".join(list(sizes.values())[:2]) or None,
             got=f"lengths {', '.join(str(size) for size in sizes) or 'of no leaf'} on axis {axis}",
             write="a module whose leaves all are stacked; one with shared state is not",

@@ -176,7 +176,7 @@ def test_what_cannot_be_adapted():
         "Only Linear, Embed and convolutions, and what derives from them, can be adapted."
     )
     assert message_of(lambda: adapters.lora(pax.Linear(4, 4), 2, key=3), kind) == (
-        "This is no random key.\n  where: lora: key\n  got: int: 3\n  write: key=jax.random.key(0)"
+        "Expected a random key.\n  where: lora: key\n  got: int: 3\n  write: key=jax.random.key(0)"
     )
     assert "got: EmptyNode for the weight" in message_of(
         lambda: adapters.lora(pax.freeze_parameters(pax.Linear(2, 3)).parameters(), 1), kind

@@ -157,7 +157,7 @@ def message_of(call):
 
 def test_targets_that_mean_nothing():
     assert message_of(lambda: adapters.add(Net(), "layer.0", 2)).startswith(
-        "Nothing in the net is meant by this.\n  where: add.targets, in Net\n  got: 'layer.0'"
+        "The selection matches no part of the net.\n  where: add.targets, in Net\n  got: 'layer.0'"
     )
     assert message_of(lambda: adapters.add(Net(), "norm", 2)) == (
         "There is nothing to adapt in what the targets choose: no Linear, Embed or convolution.\n"

@@ -149,7 +149,7 @@ def test_a_selection_of_an_earlier_net_is_of_its_places(tower):
     later = tower.at("head").replace(pax.Linear(4, 10))
     assert later.at(norms).values() == [block.norm for block in later.blocks]
     assert (later.at("head") | norms).names() == [*norms.names(), "head"]
-    with pytest.raises(InvalidArgumentError, match=r"(?s)no such place.*where: blocks\n.*Linear"):
+    with pytest.raises(InvalidArgumentError, match=r"(?s)no such path.*where: blocks\n.*Linear"):
         pax.Linear(2, 2).at(norms)
 
 
@@ -160,7 +160,7 @@ def test_a_selection_prints_what_it_holds(tower):
         "  head      Linear(in_dim=4, out_dim=2, with_bias=True)"
     )
     assert repr(tower.at("**")).endswith("more")
-    with pytest.raises(AttributeError, match="does not change"):
+    with pytest.raises(AttributeError, match="is immutable"):
         tower.at("head").paths = ()
 
 
@@ -269,7 +269,7 @@ def test_a_function_that_changes_what_it_is_given_does_not_change_the_net(edit):
 def test_a_selection_does_not_change_and_can_be_copied(tower):
     chosen = tower.at("head")
     for change in (lambda: setattr(chosen, "root", 1), lambda: delattr(chosen, "paths")):
-        with pytest.raises(AttributeError, match="A selection does not change"):
+        with pytest.raises(AttributeError, match="A selection is immutable"):
             change()
     for again in (copy.copy(chosen), copy.deepcopy(chosen), pickle.loads(pickle.dumps(chosen))):
         assert again == chosen and again.get().weight.shape == (4, 2)
@@ -307,20 +307,20 @@ def test_apply_goes_to_modules_children_first_and_to_arrays(tower):
     [
         (
             lambda net: net.at("by_name.*").set(net.head),
-            "One module cannot stand at several places.\n  where: by_name.a, by_name.b\n"
+            "One module cannot be at several paths.\n  where: by_name.a, by_name.b\n"
             "  got: Linear(in_dim=4, out_dim=2, with_bias=True)\n"
             "  write: set([one module for each]), or replace(lambda old: a new module)",
         ),
         (
             lambda net: net.at("by_name.*").set([1, 2, 3]),
-            "A list of values has one for each part that is selected.\n"
+            "A list of values must have one value for each selected part.\n"
             "  where: by_name.a, by_name.b\n  got: 3 values for 2 parts\n"
             "  write: as many values as names() has; replace(lambda old: [...]) to put one list "
             "everywhere",
         ),
         (
             lambda net: net.at(["head", "head.bias"]).set(0),
-            "One of these parts lies in another, so of two values one would be lost.\n"
+            "One selected part contains another, so one of two values would be lost.\n"
             "  got: head, head.bias\n"
             "  write: a selection of the outer or of the inner parts, or replace(function), which "
             "takes the inner ones first",
@@ -360,7 +360,7 @@ def test_apply_goes_to_modules_children_first_and_to_arrays(tower):
         ),
         (
             lambda net: net.at("scale").init(3, lambda key, shape: jnp.ones(shape)),
-            "This is no random key.\n  where: init: key\n  got: int: 3\n"
+            "Expected a random key.\n  where: init: key\n  got: int: 3\n"
             "  write: key=jax.random.key(0)",
         ),
         (
@@ -371,12 +371,13 @@ def test_apply_goes_to_modules_children_first_and_to_arrays(tower):
         ),
         (
             lambda net: net.at("config").freeze(),
-            "What is selected holds no modules and no arrays, so there is nothing to freeze.\n"
+            "The selected parts hold no modules and no arrays, so nothing can be frozen.\n"
             "  got: config\n  write: a selection of modules or arrays",
         ),
         (
             lambda net: ~net.at(...),
-            "Nothing in the net is meant by this.\n  where: Tower\n  got: all but the whole net\n"
+            "The selection matches no part of the net.\n"
+            "  where: Tower\n  got: all but the whole net\n"
             "  write: selections that have something in common; of ~, one of a part of the net",
         ),
     ],
@@ -400,14 +401,14 @@ def test_what_is_refused(tower, edit, text):
 def test_what_matches_nothing_is_an_error_that_proposes_what_there_is(tower, what, write):
     with pytest.raises(InvalidArgumentError) as error:
         tower.at(what)
-    assert error.value.what == "Nothing in the net is meant by this."
+    assert error.value.what == "The selection matches no part of the net."
     assert error.value.where == "Tower"
     assert str(error.value.write).startswith(write), error.value.write
 
 
 @pytest.mark.parametrize("what", [3, None, int, 2.5])
 def test_what_says_no_places(tower, what):
-    with pytest.raises(InvalidArgumentTypeError, match="This says no places of a net"):
+    with pytest.raises(InvalidArgumentTypeError, match="select parts of a net"):
         tower.at(what)
 
 
@@ -539,9 +540,9 @@ def test_init_makes_new_values_for_what_is_trained(tower):
         assert_close(layer.weight.std(), old.weight.std(), rtol=0.05)
     ones = tower.at("*.weight").init(key, lambda key, shape: jnp.ones(shape))
     assert_close(ones.head.weight, jnp.ones((4, 2)))
-    with pytest.raises(InvalidArgumentError, match=r"(?s)your own.*where: scale, shifts.0"):
+    with pytest.raises(InvalidArgumentError, match=r"(?s)not a layer of.*where: scale, shifts.0"):
         tower.at(["scale", "shifts"]).init(key)
-    with pytest.raises(InvalidArgumentError, match="no parameter"):
+    with pytest.raises(InvalidArgumentError, match="no trainable parameter"):
         tower.at("head").freeze().at("head").init(key)
 
 

@@ -19,7 +19,7 @@ def test_one_module_at_two_places():
     with pytest.raises(ValueError) as caught:
         Twice()
     text = str(caught.value)
-    assert "One module stands at two places" in text and "where: a and b.x" in text
+    assert "module is at two paths" in text and "where: a and b.x" in text
 
 
 def test_one_array_at_two_places():

@@ -37,7 +37,7 @@ def test_replace_refuses():
 def test_set_attribute():
     layer = Dense().set_attribute("extra", Dense())
     assert layer.pytree_attributes == ("weight", "bias", "extra")
-    with pytest.raises(ValueError, match="One array stands at two places"):
+    with pytest.raises(ValueError, match="array is at two paths"):
         layer.set_attribute("more", layer.weight)
     layer = Dense().set_attribute("log", [])
     layer.log.append(1)

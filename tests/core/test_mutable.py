@@ -131,7 +131,7 @@ def test_mutable_closes_after_an_exception_and_checks_sharing():
             raise KeyError
     with pytest.raises(ImmutableModuleError):
         copy.din = 1
-    with pytest.raises(ValueError, match="One array stands at two places"):
+    with pytest.raises(ValueError, match="array is at two paths"):
         with mutable(Dense(2, 2)) as copy:
             copy.other = copy.weight
     with pytest.raises(TypeError, match="mutable needs a module"):

@@ -102,7 +102,7 @@ def test_sharing_is_found_before_and_after():
     def share(net):
         net.extra = net.layers[0]
 
-    with pytest.raises(ValueError, match="One module stands at two places"):
+    with pytest.raises(ValueError, match="module is at two paths"):
         share(Net())
 
 
@@ -127,7 +127,7 @@ def test_wrong_arguments():
         pax.module_and_value(3)
     with pytest.raises(AssertionError, match="needs a module as its first argument"):
         pax.module_and_value(lambda m: m)(3)
-    with pytest.raises(ValueError, match="This module cannot be called"):
+    with pytest.raises(ValueError, match="The module cannot be called"):
         pax.pure(pax.Module())()
 
 

@@ -287,19 +287,19 @@ def refused(*args, **options):
 
 def test_what_cannot_be_exported_is_named(lm, tmp_path):
     path = tmp_path / "lm"
-    assert "There is no such format" in refused(lm, path, format="gguf")
+    assert "format is unknown" in refused(lm, path, format="gguf")
     text = refused(lm, path, signatures=["serve"])
     assert "prefill, decode and generate" in text
     text = refused(lm, path, format="onnx", signatures=["prefill", "decode"])
     assert "An ONNX file holds one function" in text
     assert 'signatures=["prefill"]' in text
     assert "max_length is 1 or more" in refused(lm, path, max_length=0)
-    assert "This net has no cache" in refused(pax.Linear(2, 2), path)
+    assert "The net has no cache" in refused(pax.Linear(2, 2), path)
     assert "A token is none of the vocabulary" in refused(lm, path, prompts=[[99]])
-    assert "Layers are listed or scanned" in refused(lm, path, layers="stacked")
+    assert "layers must be" in refused(lm, path, layers="stacked")
     text = refused(TinyLM(), path, layers="listed")
     assert "no layers that can be listed" in text and "got: layers='listed' and a TinyLM" in text
-    assert "that is to end the text" in refused(lm, path, stop=99, signatures=["decode"])
+    assert "A stop token" in refused(lm, path, stop=99, signatures=["decode"])
     text = refused(lm, path, length=ROOM + 1)
     assert f"length={ROOM + 1} and max_length={ROOM}" in text
     text = refused(lm, path, prompts=[[1] * (ROOM + 1)], format="stablehlo")

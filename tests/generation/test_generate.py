@@ -229,29 +229,29 @@ def refused(*args, **options):
         (([[]],), {}, ["A prompt is empty", "row 0"]),
         (([[1], []],), {}, ["A prompt is empty", "row 1", "0 tokens"]),
         (([[1, 2]], [0]), {}, ["A prompt is empty", "row 0"]),
-        (([[1, 2]], [3]), {}, ["A length is not that of its row", "lengths[0]", "from 1 to 2"]),
-        (([[1, 2]], [-1]), {}, ["A length is not that of its row", "lengths[0]"]),
-        (([[1, 2]], [1, 2]), {}, ["There is one length for each row", "1 lengths"]),
-        (([[1, 2]], [1.0]), {}, ["These are no integers", "lengths", "float64"]),
+        (([[1, 2]], [3]), {}, ["A length is larger than its row", "lengths[0]", "from 1 to 2"]),
+        (([[1, 2]], [-1]), {}, ["A length is larger than its row", "lengths[0]"]),
+        (([[1, 2]], [1, 2]), {}, ["one length for each row", "1 lengths"]),
+        (([[1, 2]], [1.0]), {}, ["must be integers", "lengths", "float64"]),
         (([1, 2],), {}, ["[batch, length]", "tokens[None] for one prompt"]),
-        ((np.ones((2, 3)),), {}, ["These are no integers", "tokens"]),
-        (([[2**40]],), {}, ["larger than an int32"]),
-        (([[1, -2]],), {}, ["A token is none of the vocabulary", "tokens[0, 1]", "-2"]),
-        (([[1]],), {"stop": [3, 99]}, ["none of the vocabulary", "stop", "99", "0 to 22"]),
-        (([[1]],), {"pad": 23}, ["behind the end", "pad", "23", "from 0 to 22, or -1"]),
-        (([[1]],), {"stop": "</s>"}, ["no tokenizer", "tokenizer=..."]),
+        ((np.ones((2, 3)),), {}, ["must be integers", "tokens"]),
+        (([[2**40]],), {}, ["fit into int32|larger than an int32"]),
+        (([[1, -2]],), {}, ["A token is not in the vocabulary", "tokens[0, 1]", "-2"]),
+        (([[1]],), {"stop": [3, 99]}, ["not in the vocabulary", "stop", "99", "0 to 22"]),
+        (([[1]],), {"pad": 23}, ["padding id", "pad", "23", "from 0 to 22, or -1"]),
+        (([[1]],), {"stop": "</s>"}, ["need a tokenizer", "tokenizer=..."]),
         (([[1]],), {"stop": [[3, 2.5]]}, ["told by their ids", "[3, 2.5]"]),
         (([[1]],), {"stop": [[]]}, ["told by their ids", "[]"]),
-        (([[1]],), {"stop": [[3, 99]]}, ["none of the vocabulary", "stop", "99", "0 to 22"]),
+        (([[1]],), {"stop": [[3, 99]]}, ["not in the vocabulary", "stop", "99", "0 to 22"]),
         (([[1]],), {"stop": [2.5]}, ["told by their ids", "2.5"]),
         (([[1]],), {"max_new_tokens": 0}, ["max_new_tokens is 1 or more"]),
         (([[1]],), {"max_new_tokens": 2.0}, ["max_new_tokens is an integer"]),
         (([[1]],), {"prefill_chunk": 0}, ["prefill_chunk is 1 or more"]),
-        (([[1]],), {"sampler": greedy}, ["This is no sampler", "greedy(...), an instance"]),
-        (([[1]],), {"sampler": "top_p"}, ["This is no sampler", "temperature(0.8) | top_p(0.9)"]),
-        (([[1]],), {"sampler": top_k(2)}, ["there is no key", "key=jax.random.key(0)"]),
-        (([[1]],), {"sampler": top_k(2), "key": "a"}, ["This is no random key"]),
-        (([[1]],), {"sampler": top_k(2), "key": 3}, ["This is no random key"]),
+        (([[1]],), {"sampler": greedy}, ["Expected a sampler", "greedy(...), an instance"]),
+        (([[1]],), {"sampler": "top_p"}, ["Expected a sampler", "temperature(0.8) | top_p(0.9)"]),
+        (([[1]],), {"sampler": top_k(2)}, ["needs a key", "key=jax.random.key(0)"]),
+        (([[1]],), {"sampler": top_k(2), "key": "a"}, ["Expected a random key"]),
+        (([[1]],), {"sampler": top_k(2), "key": 3}, ["Expected a random key"]),
         (([[1]],), {"cache_dtype": "nope"}, ["floating-point numbers, or int8", "'nope'"]),
         (([[1]],), {"cache_dtype": int}, ["generate: cache_dtype", "<class 'int'>"]),
         (([[1, 2, 3]],), {"max_length": 6}, ["no room", "max_length=7", "row 0"]),
@@ -280,14 +280,14 @@ def test_a_cache_without_room_is_named_and_stays_as_it_was():
     assert "another number of rows" in refused([[1]], cache=made.cache)
     text = refused(ROWS, cache=made.cache, max_length=50)
     assert "room for another number of tokens" in text and "max_length=11" in text
-    assert "A cache holds arrays" in refused([[1]], cache=2**31)
+    assert "A cache must hold arrays" in refused([[1]], cache=2**31)
     for old, now in zip(jax.tree.leaves(before), jax.tree.leaves(made.cache)):
         assert np.array_equal(old, now)
 
 
 def test_a_net_without_a_cache_is_named():
     text = message(lambda: pax.generate(pax.Linear(2, 3), [[1]], max_new_tokens=1))
-    assert "This net has no cache" in text
+    assert "The net has no cache" in text
     assert "init_cache(batch, max_length, dtype=None)" in text
 
 

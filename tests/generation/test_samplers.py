@@ -95,17 +95,17 @@ def test_equal_samplers_are_equal():
         (lambda: temperature(1e-38), ["from 1e-20 to 1e+20", "greedy()"]),
         (lambda: temperature(1e39), ["from 1e-20 to 1e+20", "temperature(1.0)"]),
         (lambda: repetition_penalty(1e-45), ["from 1e-20 to 1e+20"]),
-        (lambda: top_k(2).choose(LOGITS), ["there are no keys", "jax.random.split(key, 3)"]),
-        (lambda: temperature("hot"), ["made of numbers", "temperature(str)"]),
-        (lambda: temperature(jnp.ones(3)), ["static data, and no array"]),
-        (lambda: top_k(0), ["At least one token"]),
-        (lambda: top_k(2.0), ["is an integer"]),
-        (lambda: top_k(True), ["is an integer"]),
-        (lambda: top_p(0), ["above 0, and 1 at most"]),
-        (lambda: top_p(90), ["above 0, and 1 at most", "top_p(0.9)"]),
-        (lambda: min_p(1.5), ["above 0, and 1 at most"]),
-        (lambda: repetition_penalty(0), ["A penalty is above 0"]),
-        (lambda: greedy() | top_k(3), ["stands at the end", "top_k(3) | greedy()"]),
+        (lambda: top_k(2).choose(LOGITS), ["needs keys", "jax.random.split(key, 3)"]),
+        (lambda: temperature("hot"), ["Python numbers", "temperature(str)"]),
+        (lambda: temperature(jnp.ones(3)), ["not arrays"]),
+        (lambda: top_k(0), ["at least one token"]),
+        (lambda: top_k(2.0), ["an integer"]),
+        (lambda: top_k(True), ["an integer"]),
+        (lambda: top_p(0), ["at most 1"]),
+        (lambda: top_p(90), ["at most 1", "top_p(0.9)"]),
+        (lambda: min_p(1.5), ["at most 1"]),
+        (lambda: repetition_penalty(0), ["A penalty must be above 0"]),
+        (lambda: greedy() | top_k(3), ["must be the last rule", "top_k(3) | greedy()"]),
     ],
 )
 def test_numbers_that_mean_nothing_are_named(make, words):
@@ -160,7 +160,7 @@ def test_samplers_that_call_equal_what_is_not_the_same_are_told_apart():
     [
         ({"max_new_tokens": 10**12}, "max_new_tokens is larger than an int32.\n"),
         ({"pad": 2**40}, "pad is larger than an int32.\n"),
-        ({"tokens": [[1, [2]]]}, "These are no integers.\n"),
+        ({"tokens": [[1, [2]]]}, "Token ids and lengths must be integers.\n"),
     ],
 )
 def test_numbers_that_no_array_holds(options, message):

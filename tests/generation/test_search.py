@@ -160,10 +160,10 @@ def refused(run):
 
 def test_what_cannot_be_searched_is_named():
     text = refused(lambda: beam_search(LM, ROWS, max_new_tokens=2, beams=99))
-    assert "There are fewer tokens than beams" in text
+    assert "fewer tokens than there are beams" in text
     assert "beams=23 or fewer" in text
     assert "beams is 1 or more" in refused(lambda: beam_search(LM, ROWS, max_new_tokens=2, beams=0))
-    assert "none of the vocabulary" in refused(
+    assert "not in the vocabulary" in refused(
         lambda: beam_search(LM, ROWS, max_new_tokens=2, stop=-4)
     )
 
@@ -171,21 +171,21 @@ def test_what_cannot_be_searched_is_named():
 @pytest.mark.parametrize("value", [None, "long", "1.5", True, [1], 1j])
 def test_a_penalty_is_a_number(value):
     text = refused(lambda: beam_search(LM, ROWS, max_new_tokens=2, length_penalty=value))
-    assert "length_penalty is a number." in text
+    assert "length_penalty must be a number." in text
     assert f"got: {value!r}" in text
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 200.0, -200.0])
 def test_a_penalty_is_one_of_float32(value):
     text = refused(lambda: beam_search(LM, ROWS, max_new_tokens=2, length_penalty=value))
-    assert "to the power of length_penalty is no number" in text
+    assert "to the power of length_penalty is not finite" in text
     assert f"got: {value} for 2 tokens" in text
 
 
 @pytest.mark.parametrize("value", [None, "always", 1, [True]])
 def test_a_way_to_stop_early_is_one_of_three(value):
     text = refused(lambda: beam_search(LM, ROWS, max_new_tokens=2, early_stopping=value))
-    assert "no such way to stop early" in text
+    assert "early_stopping must be" in text
     assert 'True, False or "never"' in text
 
 
@@ -207,7 +207,7 @@ def test_a_cache_that_cannot_be_cut_is_named():
             return logits, (cache.keys, cache.values, cache.lengths)
 
     text = refused(lambda: speculate(Rigid(), LM, ROWS, max_new_tokens=2))
-    assert "This cache cannot be cut" in text
+    assert "The cache cannot be cut" in text
     assert "with_lengths(lengths)" in text
     # For all else a cache may be any pytree.
     free = [greedy_alone(LM, row, 4) for row in ROWS]

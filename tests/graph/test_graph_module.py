@@ -229,7 +229,7 @@ def test_a_module_in_two_nodes_is_refused():
         x >> layer >> layer,
         (x | (x >> layer)) >> _Call(layer),
     ):
-        with pytest.raises(ValueError, match="One module stands at two places"):
+        with pytest.raises(ValueError, match="module is at two paths"):
             GraphModule((x,), output)
 
 

@@ -22,6 +22,13 @@ class Residual(pax.Module):
         return x + scale * self.second(jax.nn.relu(self.first(x)))
 
 
+def test_a_net_with_constants_is_drawn():
+    sizes = {"vocab_size": 9, "dim": 4, "num_layers": 1, "num_heads": 1, "hidden_dim": 4}
+    lm = pax.nets.Decoder(pax.nets.DecoderConfig.llama(**sizes))
+    drawn = names(draw(lm, jax.ShapeDtypeStruct((1, 3), "int32")))
+    assert drawn[0] == "tokens" and "embed" in drawn and "head" in drawn
+
+
 def names(drawing):
     return [node.path or node.title for node in drawing.nodes]
 

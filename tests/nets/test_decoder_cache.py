@@ -178,7 +178,7 @@ def test_what_is_no_cache_and_no_integers_is_named():
         "A length says how many tokens stay.\n  where: DecoderCache.with_lengths\n  got: -1": (
             lambda: cache.with_lengths([-1])
         ),
-        "A cache holds arrays.\n  where: generate: cache\n  got: str: 'x'": (
+        "A cache must hold arrays.\n  where: generate: cache\n  got: str: 'x'": (
             lambda: pax.generate(lm, token, max_new_tokens=1, cache="x")
         ),
     }

@@ -47,7 +47,7 @@ The channel axis is out of range.
         [[1.0]], (1,), (1,), "SAME", 2
     ),
     """\
-There are more sizes than the input has axes.
+The window has more sizes than the input has axes.
   where: avg_pool.strides
   got: (1, 1, 1) for shape (1, 1)
   write: at most 2 integers""": lambda: pax.avg_pool([[1.0]], (1,), (1, 1, 1), "SAME"),

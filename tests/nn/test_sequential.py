@@ -34,7 +34,7 @@ def test_setting_a_layer():
     assert new[0].weight is net[0].weight and new.name == "net"
     with pytest.raises(IndexError):
         net.set(2, jnp.tanh)
-    with pytest.raises(ValueError, match="stands at two places"):
+    with pytest.raises(ValueError, match="is at two paths"):
         net.set(1, net[0])
 
 

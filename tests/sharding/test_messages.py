@@ -61,7 +61,7 @@ MESSAGES = {
     ),
     "a path of no leaf": (
         lambda: table({"*.0.kernel": P(None, "model")}),
-        "A rule is for no leaf.\n"
+        "A rule matches no leaf.\n"
         "  where: '*.0.kernel'\n"
         "  got: 4 leaves, such as modules.0.weight\n"
         "  write: a pattern of the whole path ('*.weight'), or of paths in the model and then "
@@ -69,28 +69,28 @@ MESSAGES = {
     ),
     "a class of no leaf": (
         lambda: table({pax.Embed: P("model")}),
-        "A rule is for no leaf.\n"
+        "A rule matches no leaf.\n"
         "  where: Embed.weight\n"
         "  got: modules of Sequential, Linear\n"
         "  write: a class of which there are modules",
     ),
     "a class without such a leaf": (
         lambda: table({pax.Linear: {"kernel": P("model")}}),
-        "A rule is for no leaf.\n"
+        "A rule matches no leaf.\n"
         "  where: Linear.kernel\n"
         "  got: the leaves weight, bias\n"
         "  write: {Linear: {'weight': P(...)}}",
     ),
     "ready-made rules without a layer of theirs": (
         lambda: table(sharding.tensor_parallel(), tree={"w": jax.numpy.ones(4)}),
-        "A rule is for no leaf.\n"
+        "A rule matches no leaf.\n"
         "  where: tensor_parallel\n"
         "  got: 1 leaves\n"
         "  write: {MyLayer: {'weight': P(None, 'model')}}",
     ),
     "a rule that comes too late": (
         lambda: table({"*.weight": P(), "*.0.weight": P(None, "model")}),
-        "A rule comes too late: others are for all its leaves, and the first one counts.\n"
+        "A rule has no effect: earlier rules match all its leaves, and the first one counts.\n"
         "  where: '*.0.weight'\n"
         "  got: '*.weight' for modules.0.weight\n"
         "  write: '*.0.weight' before it",
@@ -158,7 +158,7 @@ def test_axes_where_devices_are_expected(given, got, write):
     with pytest.raises(InvalidArgumentTypeError) as caught:
         sharding.make_mesh(given)
     assert str(caught.value) == (
-        "A mesh is made of devices, and its axes are given by name.\n"
+        "make_mesh needs the sizes of axes by name.\n"
         f"  got: {got}\n"
         f"  write: {write}, with devices=jax.devices()[:n] for some of them"
     )

@@ -127,7 +127,7 @@ def test_a_count_that_is_no_integer():
 
 def test_processes_join_before_all_else():
     jax.devices()
-    with pytest.raises(ProcessesError, match="before jax is asked for anything") as caught:
+    with pytest.raises(ProcessesError, match="before jax is used") as caught:
         with pax.sharding.processes("localhost:1234", 2, 0):
             pass
     assert "jax has its devices already" in str(caught.value)

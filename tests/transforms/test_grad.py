@@ -230,7 +230,7 @@ def test_reduce_axes(transform):
     with pytest.raises(NotImplementedError) as error:
         transform(loss_fn, reduce_axes=("batch",))
     assert str(error.value) == (
-        "jax has no gradients with reduce_axes any more.\n"
+        "jax no longer has gradients with reduce_axes.\n"
         "  got: reduce_axes=('batch',)\n"
         "  write: jax.lax.psum of the gradients"
     )

@@ -138,7 +138,7 @@ def test_r5_sharing_inside_one_module(transform):
         module.inner.count = module.count
         return y
 
-    with pytest.raises(ValueError, match="One array stands at two places"):
+    with pytest.raises(ValueError, match="array is at two paths"):
         transform(share_after)(Counter(), jnp.ones(()))
 
 

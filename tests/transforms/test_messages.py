@@ -209,7 +209,7 @@ CALLS = {
     ),
     "no axis of layers": (
         lambda: T.unstack_layers(pax.Linear(2, 3)),
-        "To take a module apart into layers, every leaf needs an axis of layers.\n"
+        "A module can be split into layers only if every leaf has an axis of layers.\n"
         "  where: weight and bias\n"
         "  got: lengths 2, 3 on axis 0\n"
         "  write: a module whose leaves all are stacked; one with shared state is not",
@@ -230,7 +230,7 @@ CALLS = {
     ),
     "state axes that are none": (
         lambda: T.vmap(both, state_axes=0),
-        "Axes of a state are a mapping from filters to axes.\n  got: int: 0\n  write: {Param: 0}",
+        "StateAxes needs a mapping from filters to axes.\n  got: int: 0\n  write: {Param: 0}",
     ),
 }
 
@@ -288,5 +288,5 @@ def test_jit_warns_once_of_an_ambient_key():
 
 
 def test_jit_has_no_abstracted_axes():
-    with pytest.raises(NotImplementedError, match="jax has no abstracted axes any more"):
+    with pytest.raises(NotImplementedError, match="no longer has abstracted axes"):
         T.jit(both, abstracted_axes=("n",))

@@ -116,7 +116,7 @@ def test_grad_g6_random_keys(key):
 
 
 def test_grad_g7_no_filter_and_no_reduce_axes():
-    with pytest.raises(TypeError, match="This is no filter of leaves"):
+    with pytest.raises(TypeError, match="Expected a filter of leaves"):
         T.grad(loss_and_module, wrt=3.5)
     with pytest.raises(NotImplementedError, match="reduce_axes"):
         T.grad(loss_and_module, reduce_axes=("batch",))

@@ -276,7 +276,7 @@ def _test_of(value: object) -> Callable[[Leaf], bool]:
     if callable(value) and not isinstance(value, type):
         return lambda leaf: bool(value(leaf.path, leaf.value))
     raise InvalidArgumentTypeError(
-        "This is no filter of leaves.",
+        "Expected a filter of leaves.",
         got=f"{type(value).__name__}: {value!r}"[:120],
         write="Param, State, RngState, a Module class, a path, a selection of net.at(...), "
         "a predicate of (path, leaf), PathIn, PathContains, All, Any, Not, True, False, or a list "

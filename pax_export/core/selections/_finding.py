@@ -37,7 +37,7 @@ def find(tree: PyTree, what: object) -> tuple[Steps, ...]:
     found = _found(tree, what)
     if not found:
         raise InvalidArgumentError(
-            "Nothing in the net is meant by this.",
+            "The selection matches no part of the net.",
             where=type(tree).__qualname__,
             got=_shown(what),
             write=_instead(tree, what),
@@ -65,7 +65,7 @@ def _found(tree: PyTree, what: object) -> tuple[Steps, ...]:
     if callable(what) and not isinstance(what, type):
         return _by_predicate(tree, what)
     raise InvalidArgumentTypeError(
-        "This says no places of a net.",
+        "Expected paths, classes, functions or filters that select parts of a net.",
         got=_shown(what),
         write='a path such as "encoder.layers.*.norm", a Module class, a function of a module, '
         "a function of path and value, a filter of pax_export.transforms, a selection, or "

@@ -58,7 +58,7 @@ def _concerned(
     meant = [place for place in places_of(tree) if at_or_below(place.steps, chosen)]
     if not meant:
         raise InvalidArgumentError(
-            "What is selected holds no modules and no arrays, so there is nothing to freeze.",
+            "The selected parts hold no modules and no arrays, so nothing can be frozen.",
             got=", ".join(shown(dotted(steps)) for steps in paths),
             write="a selection of modules or arrays",
         )

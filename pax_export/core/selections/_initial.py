@@ -35,7 +35,7 @@ def initialized(
     meant = [n for n, leaf in enumerate(found) if mask[n] and at_or_below(leaf.path, chosen)]
     if not meant:
         raise InvalidArgumentError(
-            "There is no parameter among these parts that is trained.",
+            "The selected parts hold no trainable parameter.",
             where=a_few([shown(dotted(steps)) for steps in paths], 5),
             write="a selection of modules with parameters; unfreeze() before, if they are frozen",
         )
@@ -43,7 +43,7 @@ def initialized(
     unknown = [found[n].name for n, maker in makers.items() if maker is None]
     if unknown:
         raise InvalidArgumentError(
-            "How the initial values of an array are made is not known: its class is your own.",
+            "The initializer of the array is unknown: its class is not a layer of pax_export.",
             where=a_few(unknown, 5),
             write="init(key, lambda key, shape: ...) for these, or replace(lambda old: a new one)",
         )

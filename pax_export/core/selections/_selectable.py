@@ -107,7 +107,7 @@ def value_at(tree: PyTree, steps: Steps) -> Any:
         found = dict(_inside(value)).get(step, _inside)
         if found is _inside:
             raise InvalidArgumentError(
-                "There is no such place in the tree.",
+                "The tree has no such path.",
                 where=dotted(steps[: number + 1]),
                 got=f"{type(value).__name__} at {shown(dotted(steps[:number]))}",
                 write="a selection that was made of this net, or of one with these places",

@@ -85,7 +85,7 @@ class Selection(Chosen):
         return cls(net, find(net, what))
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("A selection does not change; select anew, or combine selections")
+        raise AttributeError("A selection is immutable; select anew, or combine selections")
 
     def __delattr__(self, name: str) -> None:
         self.__setattr__(name, None)
@@ -180,7 +180,7 @@ class Selection(Chosen):
         if paths:
             return Selection(self.root, paths)
         raise InvalidArgumentError(
-            "Nothing in the net is meant by this.",
+            "The selection matches no part of the net.",
             where=type(self.root).__qualname__,
             got=words,
             write="selections that have something in common; of ~, one of a part of the net",
@@ -212,7 +212,7 @@ class Selection(Chosen):
         before = zip(values, self.values())
         if outermost(self.paths) != self.paths and not all(new is old for new, old in before):
             raise InvalidArgumentError(
-                "One of these parts lies in another, so of two values one would be lost.",
+                "One selected part contains another, so one of two values would be lost.",
                 got=", ".join(map(shown, self.names()))[:200],
                 write="a selection of the outer or of the inner parts, or replace(function), "
                 "which takes the inner ones first",
@@ -297,7 +297,7 @@ class Selection(Chosen):
         if isinstance(value, (list, tuple)):
             if len(value) != count:
                 raise InvalidArgumentError(
-                    "A list of values has one for each part that is selected.",
+                    "A list of values must have one value for each selected part.",
                     where=", ".join(map(shown, self.names()))[:200],
                     got=f"{len(value)} values for {count} parts",
                     write="as many values as names() has; replace(lambda old: [...]) to put one "
@@ -306,7 +306,7 @@ class Selection(Chosen):
             return list(value)
         if is_node(value):
             raise InvalidArgumentError(
-                "One module cannot stand at several places.",
+                "One module cannot be at several paths.",
                 where=", ".join(map(shown, self.names()))[:200],
                 got=repr(value)[:120],
                 write="set([one module for each]), or replace(lambda old: a new module)",

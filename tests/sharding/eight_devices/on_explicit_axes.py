@@ -199,7 +199,7 @@ def test_a_function_that_cannot_lie_anywhere_is_asked_for_in_our_words(mesh):
         jax.jit(pax.Lambda(add))(rows, columns)
     text = str(error.value)
     assert text.startswith(
-        "On Explicit axes jax does not know how the result of this function lies."
+        "jax cannot infer the sharding of the function's result on Explicit axes."
     )
     assert "write: jax.sharding.reshard(x, P('data')) of its arguments" in text
 
