@@ -187,15 +187,18 @@ def checked_count(value: object, name: str, where: str, least: int = 1) -> int:
     """A number of tokens."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise InvalidArgumentTypeError(
-            f"{name} is an integer.", where=where, got=repr(value), write=f"{name}=64"
+            f"{name} must be an integer.", where=where, got=repr(value), write=f"{name}=64"
         )
     if value < least:
         raise InvalidArgumentError(
-            f"{name} is {least} or more.", where=where, got=f"{name}={value}", write=f"{name}=64"
+            f"{name} must be {least} or more.",
+            where=where,
+            got=f"{name}={value}",
+            write=f"{name}=64",
         )
     if int(value) > np.iinfo(np.int32).max:
         raise InvalidArgumentError(
-            f"{name} is larger than an int32.", where=where, got=f"{name}={value}"
+            f"{name} must fit into int32.", where=where, got=f"{name}={value}"
         )
     return int(value)
 

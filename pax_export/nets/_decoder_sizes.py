@@ -109,7 +109,7 @@ def check_ids(tokens: Array, lengths: Array | None, size: int | None, where: str
     if outside.any():
         row, place = (int(index[0]) for index in np.nonzero(outside))
         raise InvalidArgumentError(
-            "A token is none of the vocabulary.",
+            "A token is not in the vocabulary.",
             where=f"{where}[{row}, {place}]",
             got=str(tokens[row, place]),
             write="the ids that the net's own tokenizer gives"

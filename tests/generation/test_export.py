@@ -293,9 +293,9 @@ def test_what_cannot_be_exported_is_named(lm, tmp_path):
     text = refused(lm, path, format="onnx", signatures=["prefill", "decode"])
     assert "An ONNX file holds one function" in text
     assert 'signatures=["prefill"]' in text
-    assert "max_length is 1 or more" in refused(lm, path, max_length=0)
+    assert "max_length must be 1 or more" in refused(lm, path, max_length=0)
     assert "The net has no cache" in refused(pax.Linear(2, 2), path)
-    assert "A token is none of the vocabulary" in refused(lm, path, prompts=[[99]])
+    assert "A token is not in the vocabulary" in refused(lm, path, prompts=[[99]])
     assert "layers must be" in refused(lm, path, layers="stacked")
     text = refused(TinyLM(), path, layers="listed")
     assert "no layers that can be listed" in text and "got: layers='listed' and a TinyLM" in text

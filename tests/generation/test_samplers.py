@@ -158,8 +158,8 @@ def test_samplers_that_call_equal_what_is_not_the_same_are_told_apart():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_new_tokens": 10**12}, "max_new_tokens is larger than an int32.\n"),
-        ({"pad": 2**40}, "pad is larger than an int32.\n"),
+        ({"max_new_tokens": 10**12}, "max_new_tokens must fit into int32.\n"),
+        ({"pad": 2**40}, "pad must fit into int32.\n"),
         ({"tokens": [[1, [2]]]}, "Token ids and lengths must be integers.\n"),
     ],
 )

@@ -162,7 +162,9 @@ def test_what_cannot_be_searched_is_named():
     text = refused(lambda: beam_search(LM, ROWS, max_new_tokens=2, beams=99))
     assert "fewer tokens than there are beams" in text
     assert "beams=23 or fewer" in text
-    assert "beams is 1 or more" in refused(lambda: beam_search(LM, ROWS, max_new_tokens=2, beams=0))
+    assert "beams must be 1 or more" in refused(
+        lambda: beam_search(LM, ROWS, max_new_tokens=2, beams=0)
+    )
     assert "not in the vocabulary" in refused(
         lambda: beam_search(LM, ROWS, max_new_tokens=2, stop=-4)
     )
@@ -190,7 +192,7 @@ def test_a_way_to_stop_early_is_one_of_three(value):
 
 
 def test_a_prompt_that_has_no_room_is_named():
-    assert "max_length is an integer" in refused(lambda: prefill(LM, ROWS))
+    assert "max_length must be an integer" in refused(lambda: prefill(LM, ROWS))
     text = refused(lambda: prefill(LM, ROWS, max_length=6))
     assert "The cache has no room" in text
     assert "row 0" in text

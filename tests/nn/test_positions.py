@@ -75,8 +75,8 @@ def test_mistakes_are_named():
         lambda: pax.RotaryScaling("ntk", 2.0)
     )
     assert message(lambda: pax.RotaryScaling("dynamic", 2.0)) == (
-        "Dynamic scaling turns the keys that are cached already by other angles with each longer "
-        "sequence, so that no cache can hold them.\n"
+        "Dynamic scaling rotates cached keys by other angles with each longer sequence, "
+        "so a cache cannot hold them.\n"
         "  where: RotaryScaling.kind\n"
         "  got: 'dynamic'\n"
         "  write: 'yarn' or 'linear' with this factor for long sequences, or no scaling for those "

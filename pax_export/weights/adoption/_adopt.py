@@ -113,7 +113,7 @@ def adopt(
         require_shape(name, leaf, "adopt needs a module of arrays")
     if rules is not None and mesh is None:
         raise InvalidArgumentTypeError(
-            "Rules say how leaves lie on a mesh.",
+            "Sharding rules need a mesh.",
             where="adopt(rules=)",
             got="rules without a mesh",
             write="mesh=pax.sharding.make_mesh(data=-1)",
