@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,7 @@ examples:
       --method encode=encode --input "serving_default:batch, 8" --input "encode:batch, 8"
   pax-export export train:make_model net.tflite --target tflite --input "1, 8" \\
       --quantize float16
+  pax-export export train:make_model net.onnx --target onnx --input "batch, 8" --bits 8
 
 {EXIT_CODES}"""
 
@@ -75,6 +77,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--constraint", action="append", default=[], metavar='"n >= 2"')
     for option, how in _of_formats(targets).items():
         parser.add_argument("--" + option.replace("_", "-"), **how)
+    bits = "weights as integers, as pax.quantize makes them, and what they cost"
+    parser.add_argument("--bits", type=int, choices=(8, 4), help=bits)
     states = ("frozen", "update", "keep")
     parser.add_argument("--state", choices=states, help="frozen, if not given")
     outputs = "of policies in half precision: float32, if not given"
@@ -134,6 +138,11 @@ def _call(options: argparse.Namespace) -> int:
     write = imported(targets[options.target].export)  # with jax.export, which others do not need
     chosen = _given(options, write, targets)
     model = _factory.make(options.factory)
+    if options.bits:
+        from pax_export.quantization import quantize
+
+        model, cost = quantize(model, bits=options.bits)
+        print(cost, file=sys.stderr)
     if options.drawing:
         chosen["card"] = _drawing(model, given)
     report = write(

@@ -95,6 +95,15 @@ def test_named_inputs_and_options(here, capsys):
     assert json.loads(capsys.readouterr().out) == report
 
 
+def test_weights_as_integers(here, capsys):
+    arguments = ["--input", "batch, 3", "--target", "onnx", "--bits", "8", "--accuracy-level", "1"]
+    assert main(["export", "cli_factories:net", "net.onnx", *arguments, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "modules.0.weight  int8" in printed.err
+    found = json.loads(printed.out)["details"]["quantized"]
+    assert found == {"weights": 1, "bits": [8], "accuracy_level": 1}
+
+
 def test_an_existing_directory_needs_overwrite(here, capsys):
     arguments = ("cli_factories:net", "out", "--input", "n, 3", "--validate", "no")
     assert export(*arguments) == 0

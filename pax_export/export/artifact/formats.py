@@ -101,6 +101,11 @@ STABLEHLO = Format(
     run_imports=("jax", "pax_export"),
     files=("weights.safetensors", "*.jax_export", "*.mlirbc", "*.mlir"),
 )
+_LEVELS = {
+    "type": int,
+    "choices": (1, 4),
+    "help": "of onnx and tflite: 1 for float32 products with quantized weights",
+}
 TFLITE = Format(
     name="tflite",
     title="a TFLite model",
@@ -113,7 +118,8 @@ TFLITE = Format(
         "quantize": {
             "choices": ("float16", "dynamic"),
             "help": "of tflite: weights with fewer bits",
-        }
+        },
+        "accuracy_level": _LEVELS,
     },
 )
 ONNX = Format(
@@ -125,7 +131,10 @@ ONNX = Format(
     check=f"{_CHECKS}:file",
     suffix=".onnx",
     not_in_numpy=("bfloat16", "float8_e4m3fn", "float8_e5m2"),
-    options={"opset": {"type": int, "metavar": "N", "help": "of onnx: version of its operators"}},
+    options={
+        "opset": {"type": int, "metavar": "N", "help": "of onnx: version of its operators"},
+        "accuracy_level": _LEVELS,
+    },
 )
 _FORMATS = (SAVED_MODEL, STABLEHLO, TFLITE, ONNX)
 

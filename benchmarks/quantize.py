@@ -1,0 +1,176 @@
+"""Nets trained on real digits, quantized: what is right, how large files are, what calls take.
+
+Beside them the same nets by onnxruntime's own quantizer and by dynamic ranges of TFLite, and the
+errors of weights beside those of qwix.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pax_export as pax
+from pax_export._optional import is_installed
+
+_EPOCHS, _BATCH, _CALLS = 15, 100, 20
+
+
+def tables() -> Iterator[str]:
+    """A table for each net."""
+    for name, build in {"convolutions": _convnet, "depthwise": _depthwise, "MLP": _mlp}.items():
+        net, x, labels = _trained(build())
+        rows = [
+            f"| {name}, digits | accuracy | same class | bytes | µs for 1 |",
+            "|---|---|---|---|---|",
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            rows += _rows(net, x, labels, Path(folder))
+        yield "\n".join(rows) + "\n\n" + _weights(net)
+
+
+def _mlp() -> Any:
+    return pax.Sequential(
+        lambda x: x.reshape(x.shape[0], -1),
+        pax.Linear(64, 512), jax.nn.relu, pax.Linear(512, 512), jax.nn.relu, pax.Linear(512, 10),
+    )  # fmt: skip
+
+
+def _convnet() -> Any:
+    layers: list[Any] = []
+    for inside, outside, step in ((1, 32, 1), (32, 64, 2), (64, 64, 1)):
+        layers += [pax.Conv2D(inside, outside, 3, stride=step, padding="SAME")]
+        layers += [pax.BatchNorm2D(outside), jax.nn.relu]
+    return pax.Sequential(*layers, lambda x: x.mean((1, 2)), pax.Linear(64, 10))
+
+
+def _depthwise() -> Any:
+    layers: list[Any] = [pax.Conv2D(1, 32, 3, padding="SAME"), pax.BatchNorm2D(32), jax.nn.relu6]
+    for inside, outside in ((32, 64), (64, 64), (64, 128)):
+        layers += [pax.Conv2D(inside, inside, 3, padding="SAME", feature_group_count=inside)]
+        layers += [pax.BatchNorm2D(inside), jax.nn.relu6, pax.Conv2D(inside, outside, 1)]
+        layers += [pax.BatchNorm2D(outside), jax.nn.relu6]
+    return pax.Sequential(*layers, lambda x: x.mean((1, 2)), pax.Linear(128, 10))
+
+
+def _trained(net: Any) -> tuple[Any, np.ndarray, np.ndarray]:
+    """A net, and digits that it has not seen, with what they are."""
+    optax = importlib.import_module("optax")
+    digits = importlib.import_module("sklearn.datasets").load_digits()
+    images = (digits.images[..., None] / 16).astype(np.float32)
+    order = np.random.default_rng(0).permutation(len(images))
+    images, labels = images[order], digits.target[order]
+
+    def loss(params: Any, net: Any, x: Any, y: Any) -> Any:
+        net, logits = net.update_parameters(params) % x
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean(), net
+
+    @jax.jit
+    def update(net: Any, optimizer: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        gradient, net = jax.grad(loss, has_aux=True)(net.parameters(), net, x, y)
+        return pax.optim.apply_gradients(net, optimizer, gradient)
+
+    optimizer = pax.optim.from_optax(optax.adam(2e-3))(net.parameters())
+    train = len(images) - 400
+    net = net.train()
+    for epoch in range(_EPOCHS):
+        shuffled = np.random.default_rng(epoch).permutation(train)
+        for start in range(0, train - _BATCH + 1, _BATCH):
+            chosen = shuffled[start : start + _BATCH]
+            net, optimizer = update(net, optimizer, images[chosen], labels[chosen])
+    return net.eval(), images[train:], labels[train:]
+
+
+def _rows(net: Any, x: np.ndarray, labels: np.ndarray, folder: Path) -> Iterator[str]:
+    right = np.asarray(net(x)).argmax(-1)
+    spec = pax.export.spec("batch, 8, 8, 1")
+
+    def row(name: str, call: Callable[[Any], Any], count: int) -> str:
+        got = np.asarray(call(x)).argmax(-1)
+        one = x[:1]
+        call(one)
+        least = min(_seconds(call, one) for _ in range(_CALLS))
+        accuracy, same = (got == labels).mean(), (got == right).mean()
+        return f"| {name} | {accuracy:.2%} | {same:.2%} | {count} | {least * 1e6:.0f} |"
+
+    for kind, write in (("onnx", pax.export.to_onnx), ("tflite", pax.export.to_tflite)):
+        yield _written(row, f"float32, {kind}", net, write, spec, folder)
+        for bits in (8, 4):
+            small, _ = pax.quantize(net, bits=bits)
+            for level in (4, 1):
+                name = f"pax.quantize {bits} bits, {kind}, accuracy_level={level}"
+                own = partial(write, accuracy_level=level)
+                yield _written(row, name, small, own, spec, folder)
+    dynamic = partial(pax.export.to_tflite, quantize="dynamic")
+    yield _written(row, "to_tflite(quantize='dynamic')", net, dynamic, spec, folder)
+    pax.export.to_onnx(net, folder / "float.onnx", spec, card=False)
+    yield from _of_onnxruntime(row, folder, x)
+
+
+def _written(row: Any, name: str, net: Any, write: Any, spec: Any, folder: Path) -> str:
+    place = folder / "net"
+    report = write(net, place, spec, overwrite=True, card=False)
+    return row(name, pax.export.load(place), report.graph_bytes)
+
+
+def _of_onnxruntime(row: Any, folder: Path, x: np.ndarray) -> Iterator[str]:
+    """The float file by onnxruntime's own quantizer."""
+    logging.disable(logging.WARNING)
+    ort = importlib.import_module("onnxruntime")
+    own = importlib.import_module("onnxruntime.quantization")
+    file, made = folder / "float.onnx", folder / "own.onnx"
+    name = ort.InferenceSession(file).get_inputs()[0].name
+
+    class Reader(own.CalibrationDataReader):
+        def __init__(self) -> None:
+            self.left = iter([{name: x[:200]}])
+
+        def get_next(self) -> Any:
+            return next(self.left, None)
+
+    ways = {
+        "dynamic": lambda: own.quantize_dynamic(file, made, per_channel=True),
+        "static QDQ": lambda: own.quantize_static(file, made, Reader(), per_channel=True),
+    }
+    for way, quantize in ways.items():
+        quantize()
+        session = ort.InferenceSession(made)
+        call = lambda x: session.run(None, {name: x})[0]  # noqa: B023, E731
+        yield row(f"onnxruntime.quantization, {way}", call, made.stat().st_size)
+
+
+def _weights(net: Any) -> str:
+    """The errors of weights, beside qwix."""
+    lines = []
+    for bits in (8, 4):
+        _, report = pax.quantize(net, bits=bits)
+        for leaf in report.leaves[-1:]:
+            weight = dict(pax.core.named_leaves(net))[leaf.name]
+            text = f"{leaf.name} {list(leaf.shape)} int{leaf.bits}: error {leaf.relative_error:.3%}"
+            if is_installed("qwix"):
+                text += f", of qwix {_of_qwix(weight, leaf.bits):.3%}"
+            lines.append(text)
+    return "\n".join(lines) + "\n"
+
+
+def _of_qwix(weight: Any, bits: int) -> float:
+    qarray = importlib.import_module("qwix._src.core.qarray")
+    tiled = {"tiled_axes": {0: 32}} if bits == 4 else {}
+    how = qarray.HowToQuantize(qtype=f"int{bits}", channelwise_axes=[1], **tiled)
+    made = qarray.dequantize(qarray.quantize(weight, how))
+    return float(jnp.linalg.norm(made - weight) / jnp.linalg.norm(weight))
+
+
+def _seconds(call: Callable[[Any], Any], x: Any) -> float:
+    begin = time.perf_counter()
+    np.asarray(call(x))
+    return time.perf_counter() - begin
