@@ -7,13 +7,14 @@ if this one is killed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
 from pax_export._files import (
     card_file,
+    data_file,
     directory,
     disk,
     overwrite_guard,
@@ -55,21 +56,34 @@ def _check(path: Path, ours: overwrite_guard.Recognize | None) -> None:
 def replaced(path: Path, ours: overwrite_guard.Recognize | None, needed: int = 0) -> Iterator[Path]:
     """Gives the path of a file that becomes ``path`` if the block succeeds.
 
-    It takes the place of what is recognised as `ours`, or of nothing at all.  A signature and a
-    card that the block puts beside it go along.
+    It takes the place of what is recognised as `ours`, or of nothing at all.  A signature, a
+    card and arrays that the block puts beside it go along.
     """
     check(path, ours)
     path = path.absolute()
     stale_temporaries.sweep(path.parent)
+    old = set(data_file.all_of_file(path))
     with directory.begun(path, needed) as folder:
         temporary = folder / path.name  # in a directory, with whatever a runtime leaves beside
         yield temporary
         disk.sync(folder)
-        _move(temporary, path, ours)
+        # Under names of their own: until the file is there, nobody reads them.
+        new = {each.rename(path.with_name(each.name)) for each in data_file.all_of_file(temporary)}
+        try:
+            _move(temporary, path, ours)
+        except BaseException:
+            _remove(new - old)
+            raise
         # One after the other: whoever is killed in between leaves a file that fits no signature.
         _move_signature(temporary, path, ours)
         _move_card(temporary, path)
+        _remove(old - new)
         disk.sync_one(path.parent)
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for each in files:
+        each.unlink(missing_ok=True)
 
 
 def _move_signature(temporary: Path, path: Path, ours: overwrite_guard.Recognize | None) -> None:

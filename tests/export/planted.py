@@ -309,6 +309,13 @@ def in_onnx(planter: Planter) -> Iterator[None]:
     from pax_export.export.formats.onnx import convert, model
 
     check, written = model._check_operators, convert.Converter._written
+    finished, arrays = model._Model._finished, {}
+
+    def kept(self: Any, found: Any) -> Any:
+        made, initializers = finished(self, found)
+        arrays[id(made)] = initializers
+        return made, initializers
+
     sources: dict[str, tuple[str, str]] = {}
 
     def noted(self: Any, equation: Any, operands: Any, used: Any) -> Any:
@@ -323,6 +330,9 @@ def in_onnx(planter: Planter) -> Iterator[None]:
 
     def planted(package: Any, made: Any, opset: int) -> None:
         seen: Counter = Counter()
+        stored = arrays.pop(id(made))
+        for name, each in stored.items():
+            made.graph.initializer.append(package.numpy_helper.from_array(each, name))
         nodes = list(made.graph.node)
         for node in nodes:
             for kind, change in _ONNX.items():
@@ -332,11 +342,14 @@ def in_onnx(planter: Planter) -> Iterator[None]:
                 source = sources.get(node.name, ("", ""))
                 if planter.meets(kind, f"{node.op_type} {node.name}", seen, source):
                     done()
+        stored |= {e.name: package.numpy_helper.to_array(e) for e in made.graph.initializer}
+        del made.graph.initializer[:]
         check(package, made, opset)
         sources.clear()
 
     with (
         mock.patch.object(model, "_check_operators", planted),
+        mock.patch.object(model._Model, "_finished", kept),
         mock.patch.object(convert.Converter, "_written", noted),
     ):
         yield

@@ -13,7 +13,7 @@ from pax_export._errors import ExportPathError
 from pax_export._files import card_file, checksums, file_types
 from pax_export.export.artifact import embedded, formats
 from pax_export.export.artifact.inspect import GRAPH_FILE
-from pax_export.export.artifact.report import REPORT_FILE, SHA256, Report
+from pax_export.export.artifact.report import DATA, DATA_SHA256, REPORT_FILE, SHA256, Report
 from pax_export.export.artifact.screening import screen
 
 #: TensorFlow looks at every byte of the arrays itself: the index has a checksum of each.
@@ -90,6 +90,25 @@ def file(path: Path, report: Report, trusted: bool) -> None:
         raise _damaged(path) from error
     if not whole:
         raise _damaged(path)
+    if DATA in report.details:
+        _check_data(path.with_name(Path(report.details[DATA]).name), report)
+
+
+def _check_data(data: Path, report: Report) -> None:
+    """Compares the arrays that lie beside a file with their hash."""
+    try:
+        kind = file_types.unusual(data)
+        got = kind or "other bytes than were written"
+        if not kind and checksums.digest(data) == report.details.get(DATA_SHA256):
+            return
+    except OSError as error:
+        got = error.strerror or repr(error)
+    raise ExportPathError(
+        "The weights of this model lie in a file beside it, which is not as it was written.",
+        where=str(data),
+        got=got,
+        write="a copy of both files, side by side",
+    )
 
 
 def _damaged(path: Path) -> ExportPathError:

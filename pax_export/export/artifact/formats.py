@@ -134,6 +134,11 @@ ONNX = Format(
     options={
         "opset": {"type": int, "metavar": "N", "help": "of onnx: version of its operators"},
         "accuracy_level": _LEVELS,
+        "external_data": {
+            "action": "store_const",
+            "const": True,
+            "help": "of onnx: weights in a file beside it, as beyond 2 GiB",
+        },
     },
 )
 _FORMATS = (SAVED_MODEL, STABLEHLO, TFLITE, ONNX)

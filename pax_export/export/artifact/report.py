@@ -25,7 +25,9 @@ DEFAULT = "serving_default"
 _FORMAT = 1
 #: Where `details` keep the hash of a file, without the report in it.
 SHA256 = "sha256"
-_UNSHOWN = ("runs_in", SHA256)
+#: The name of a file of arrays beside it, and the hash of that.
+DATA, DATA_SHA256 = "external_data", "external_data_sha256"
+_UNSHOWN = ("runs_in", SHA256, DATA_SHA256)
 _FEW = 8  # names that are printed one by one
 
 #: How an export was tested.
@@ -373,7 +375,7 @@ def _parsed(text: str) -> Report:
         structure.check(info.result, {entry.name for entry in info.outputs}, f"the result of {key}")
         if not set(info.positional) <= set(info.arguments):
             raise ValueError(f"{key} has positional arguments that are not there")
-    for name in _UNSHOWN:
+    for name in (*_UNSHOWN, DATA):
         if not isinstance(report.details.get(name, ""), str):
             raise ValueError(f"details.{name} is no str")
     return report

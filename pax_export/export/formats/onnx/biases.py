@@ -45,15 +45,9 @@ def _with_bias(
             continue
         vector, kernel = initializers.get(spread.input[0]), initializers.get(conv.input[1])
         axes = initializers.get(spread.input[1])
-        if vector is None or kernel is None or axes is None or len(vector.dims) != 1:
+        if vector is None or kernel is None or axes is None or vector.ndim != 1:
             continue
-        around = [0, *range(2, len(kernel.dims))]
-        if list(_numbers(axes)) == around and vector.dims[0] == kernel.dims[0]:
+        around = [0, *range(2, kernel.ndim)]
+        if axes.tolist() == around and len(vector) == len(kernel):
             return conv, spread.input[0]
     return None
-
-
-def _numbers(tensor: Any) -> Sequence[int]:
-    import numpy as np
-
-    return np.frombuffer(tensor.raw_data, np.int64).tolist()

@@ -7,18 +7,26 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
-from pax_export._files import bytes_text, checksums
+from pax_export._files import checksums
 from pax_export._optional import find, require
 from pax_export.export.artifact.embedded import append_field
 from pax_export.export.artifact.formats import ONNX
-from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
+from pax_export.export.artifact.report import (
+    DATA,
+    DATA_SHA256,
+    SHA256,
+    Report,
+    package_versions,
+    report_text,
+)
 from pax_export.export.formats.loaded_file import LoadedFile
-from pax_export.export.formats.onnx.model import Converted, Options, converted
+from pax_export.export.formats.onnx import file
+from pax_export.export.formats.onnx.model import Options, converted
 from pax_export.export.formats.onnx.names import with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
@@ -39,8 +47,6 @@ from pax_export.export.validation.integers import Quantized, check_integers, ker
 OPSET = 21
 #: Reductions over axes that are operands, bits, and scatters of extremes are as old as this.
 _OLDEST = 18
-#: A protobuf message, and so an ONNX file, cannot be longer.
-_LARGEST = 2**31 - 1
 
 
 def to_onnx(
@@ -57,6 +63,7 @@ def to_onnx(
     fold: bool = True,
     exact: bool = False,
     accuracy_level: Literal[1, 4] = 4,
+    external_data: bool = False,
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
     overwrite: bool = False,
@@ -89,6 +96,9 @@ def to_onnx(
         accuracy_level: of products of quantized weights.  4: `DequantizeLinear` stands before
             them, for which onnxruntime has kernels that round activations to 8 bits; the report
             says what that adds.  1: they are made in float32, at the speed of float32.
+        external_data: write the weights into a file beside it (``model.onnx.HASH.data``,
+            which the model names).  A model of more than 2 GiB, which no ONNX file can
+            hold, is written so without it.
         validate: load what was written, make calls at several sizes with
             onnxruntime and compare with jax; ``"process"`` does it in a fresh
             process without jax.
@@ -139,7 +149,8 @@ def to_onnx(
     calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
-    return run_export(_OnnxExporter(Options(opset, fold, exact, accuracy_level), calls), request)
+    wanted = Options(opset, fold, exact, accuracy_level, external_data)
+    return run_export(_OnnxExporter(wanted, calls), request)
 
 
 @dataclass(frozen=True)
@@ -165,16 +176,17 @@ class _OnnxExporter(FormatExporter):
     ) -> _OnnxContents:
         named = list(map(with_names_of_their_own, programs))
         store = store_of(model, named)
-        contents = _OnnxContents(
-            model.name, store.infos(), named, store, self.examples, self.options
-        )
-        if contents.estimate_bytes() > _LARGEST:
-            raise UnsupportedOperationError(
-                "An ONNX file holds 2 GiB at most.",
-                got=bytes_text(contents.estimate_bytes()),
-                write="fewer bits, e.g. bfloat16 weights, or another target, e.g. to_stablehlo",
-            )
-        return contents
+        infos = store.infos()
+        return _OnnxContents(model.name, infos, named, store, self.examples, self.options)
+
+
+class _Written(NamedTuple):
+    """What the report says of what was written; see `Converted`."""
+
+    folded: tuple[str, ...]
+    notes: tuple[str, ...]
+    differs: tuple[str, ...]
+    data: file.ExternalData | None
 
 
 @dataclass(frozen=True)
@@ -183,15 +195,17 @@ class _OnnxContents(ProgramContents):
     #: What is said of quantized weights, once it is known.
     integers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def write(self, place: Path) -> Converted:
+    def write(self, place: Path) -> _Written:
         (program,) = self.programs
         places = map(self.store.of_constant, program.traced.constants)
         names = [self.store.variables[each].name for each in (*self.store.of_leaf, *places)]
         made = converted(program, names, self.stored(), self.options)
-        place.write_bytes(made.content)
-        model = require("onnx", "onnx", "to_onnx").load(place)
-        self.integers.update(check_integers(_integers(model, made.quantized), self.stored()))
-        return dataclasses.replace(made, content=b"")
+        onnx = require("onnx", "onnx", "to_onnx")
+        data = file.write(onnx, made.model, made.arrays, place, self.options.external_data)
+        if made.quantized:
+            written = _integers(onnx.load(place), made.quantized)
+            self.integers.update(check_integers(written, self.stored()))
+        return _Written(made.folded, made.notes, made.differs, data)
 
     def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
         errors = super().test(exporter, place, run)
@@ -200,7 +214,7 @@ class _OnnxContents(ProgramContents):
             self.integers["kernels add"] = kernels_add(self.cases(Budget()), call)
         return errors
 
-    def report_fields(self, place: Path, written: Converted, run: ExportRun) -> dict[str, Any]:
+    def report_fields(self, place: Path, written: _Written, run: ExportRun) -> dict[str, Any]:
         opset = self.options.opset
         return {
             "signatures": {each.key: signature_info(each) for each in self.programs},
@@ -213,6 +227,11 @@ class _OnnxContents(ProgramContents):
                 **({"kept": list(written.notes)} if written.notes else {}),
                 **self._of_quantized(),
                 "opset": opset,
+                **(
+                    {DATA: written.data.name, DATA_SHA256: written.data.digest}
+                    if written.data
+                    else {}
+                ),
                 "runs_in": f"onnxruntime, and what reads opset {opset}",
                 SHA256: checksums.digest(place),
             },

@@ -39,7 +39,7 @@ class Writer:
         self.exact = exact  # whether NaN, ties and signs of zero are guarded
         self.accuracy_level = 4  # of products of quantized weights
         self.operation = ""  # the primitive that is being written
-        self.initializers: dict[str, Any] = {}
+        self.initializers: dict[str, np.ndarray] = {}
         self.stored: dict[str, str] = {}  # what carries a weight: the initializer of that
         #: Arrays that stand for stored integers: what gives them in another order of axes.
         self.turned: dict[str, Callable[[Sequence[int]], str]] = {}
@@ -92,7 +92,7 @@ class Writer:
 
     def store(self, array: np.ndarray, name: str) -> str:
         """Stores an array under a name."""
-        self.initializers[name] = self.onnx.numpy_helper.from_array(np.array(array), name)
+        self.initializers[name] = np.asarray(array)
         return name
 
     def type(self, dtype: Any) -> int:

@@ -54,26 +54,31 @@ class Options:
         fold: compute what depends on weights alone now.
         exact: guard operators whose kernels differ from jax in NaN, ties and signs of zero.
         accuracy_level: 4, for products of quantized weights with activations of 8 bits, or 1.
+        external_data: write the weights into a file beside, however few they are.
     """
 
     opset: int
     fold: bool = True
     exact: bool = False
     accuracy_level: int = 4
+    external_data: bool = False
 
 
 @dataclass(frozen=True)
 class Converted:
-    """An ONNX model as bytes, and what was done to the program.
+    """An ONNX model, and what was done to the program.
 
     Attributes:
+        model: the message, without initializers.
+        arrays: these, by name.
         folded: names of weights that are in the file in another form only.
         notes: what was left as it was, and why.
         differs: where kernels of the runtime differ from jax.
         quantized: by their names in the file, integers of weights.
     """
 
-    content: bytes
+    model: Any
+    arrays: Mapping[str, np.ndarray]
     folded: tuple[str, ...]
     notes: tuple[str, ...]
     differs: tuple[str, ...]
@@ -91,24 +96,22 @@ def converted(
 
     def write(portable: PortableProgram | None) -> Any:
         model = _Model(onnx, program, names, weights, options)
-        made = model.of_traced() if portable is None else model.made(portable)
-        return made, model.quantized
+        made, arrays = model.of_traced() if portable is None else model.made(portable)
+        return made, arrays, model.quantized
 
     def optimize() -> PortableProgram:
         return _optimized(program, names, weights, options)
 
     refused = Refused, NotWrittenError
-    (made, quantized), portable, notes = written_fast(optimize, write, refused)
+    (made, arrays, quantized), portable, notes = written_fast(optimize, write, refused)
     _check_operators(onnx, made, options.opset)
-    content = made.SerializeToString(deterministic=True)
     run = program.traced.program if portable is None else portable.program
     differs = known_differences("onnxruntime", operation_names(run), options.exact)
-    stored = {each.name for each in made.graph.initializer}
-    quantized = {name: each for name, each in quantized.items() if name in stored}
+    quantized = {name: each for name, each in quantized.items() if name in arrays}
     computed = () if portable is None else portable.weights
-    used = {source for each in computed for source in each.sources if each.name in stored}
-    folded = tuple(name for name in weights if name in used and name not in stored)
-    return Converted(content, folded, notes, differs, quantized)
+    used = {source for each in computed for source in each.sources if each.name in arrays}
+    folded = tuple(name for name in weights if name in used and name not in arrays)
+    return Converted(made, arrays, folded, notes, differs, quantized)
 
 
 def _optimized(
@@ -199,8 +202,8 @@ class _Model:
         self._writer.sizes.learn((name, each.shape) for name, each in named)
         return taken
 
-    def _finished(self, found: Sequence[Any]) -> Any:
-        """The model, of its results."""
+    def _finished(self, found: Sequence[Any]) -> tuple[Any, dict[str, np.ndarray]]:
+        """The model without initializers, of its results, and these."""
         onnx, writer = self._onnx, self._writer
         outputs = [self._given(*each) for each in zip(self._outputs, found)]
         entries = [self._entry(*each) for each in zip(self._inputs, self._structs)]
@@ -208,12 +211,12 @@ class _Model:
         nodes = with_biases(onnx, needed(writer.nodes, wanted), writer.initializers)
         nodes = needed(nodes, wanted)
         used = {name for node in nodes for name in read_in(node)}
-        initializers = [each for name, each in writer.initializers.items() if name in used]
-        graph = onnx.helper.make_graph(nodes, "pax_export", entries, outputs, initializers)
+        arrays = {name: each for name, each in writer.initializers.items() if name in used}
+        graph = onnx.helper.make_graph(nodes, "pax_export", entries, outputs)
         versions = [onnx.helper.make_opsetid("", self._opset)]
         model = onnx.helper.make_model(graph, producer_name="pax_export", opset_imports=versions)
         model.ir_version = onnx.helper.find_min_ir_version_for(versions)
-        return model
+        return model, arrays
 
     def _taken(self, name: str, struct: Any) -> Value:
         """An input, as the type that carries it."""

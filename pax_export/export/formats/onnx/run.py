@@ -8,11 +8,15 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
+
+#: A test of a model of so many bytes may not hold its weights twice.
+_LARGE = 1 << 26
 
 #: What onnxruntime makes no arrays of numpy of: its name of the type, that of the dtype, the
 #: number that ONNX has for it, and whole numbers of as many bits.
@@ -27,11 +31,17 @@ _BITS = {
 _EXACTLY = ("session.qdq_matmulnbits_accuracy_level", "1")
 
 
-def opened(file: str, exactly: bool = False) -> tuple[Any, Callable[[str, Arrays], Arrays]]:
-    """Onnxruntime's session of a file, and what calls its only function."""
+def opened(
+    file: str, exactly: bool = False, lean: bool = False
+) -> tuple[Any, Callable[[str, Arrays], Arrays]]:
+    """Onnxruntime's session of a file, and what calls its only function.
+
+    A `lean` one lays no weights out anew, which would take as much memory as they do.
+    """
     onnxruntime = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors; warnings are about what conversion left over
+    options.add_session_config_entry("session.disable_prepacking", str(int(lean)))
     if exactly:
         options.add_session_config_entry(*_EXACTLY)
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
@@ -82,5 +92,7 @@ def _array(value: Any, type: str) -> np.ndarray:
 
 
 def run(file: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
-    _, call = opened(file, exactly=True)
+    beside = (each for each in Path(file).parent.iterdir() if each.name.startswith(Path(file).name))
+    size = sum(each.stat().st_size for each in beside)
+    _, call = opened(file, exactly=True, lean=size > _LARGE)
     return [call(case["signature"], case["inputs"]) for case in cases]

@@ -94,12 +94,11 @@ class _Weight:
     ) -> _Weight | None:
         """The weight, if it is stored and ONNX has its form."""
         names = [writer.stored.get(each.name, each.name) for each in (integers, scales)]
-        tensors = [writer.initializers.get(name) for name in names]
-        if None in tensors or (form.bits == 4 and writer.opset < _GROUPS):
+        q, s = (writer.initializers.get(name) for name in names)
+        if q is None or s is None or (form.bits == 4 and writer.opset < _GROUPS):
             return None
         if carrier(dtype) != np.float32 or np.dtype(form.dtype) == np.float64:
             return None
-        q, s = map(writer.onnx.numpy_helper.to_array, tensors)
         if form.group is None and sum(size != 1 for size in s.shape) > 1:
             return None
         if form.bits == 4:

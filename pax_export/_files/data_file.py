@@ -1,0 +1,30 @@
+"""Where the arrays of a file lie that is too large for one: in a file beside it.
+
+Its name has the beginning of its hash, so that two exports to one path never share it: a new
+model takes the place of the old one together with its arrays, in one step.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_DIGITS = 16
+
+
+def of_file(path: Path, digest: str) -> Path:
+    """The path of the arrays of a file, by their hash.
+
+    Example:
+        >>> of_file(Path("served/net.onnx"), "0123456789abcdef0123").name
+        'net.onnx.0123456789abcdef.data'
+    """
+    return path.with_name(f"{path.name}.{digest[:_DIGITS]}.data")
+
+
+def all_of_file(path: Path) -> list[Path]:
+    """The files of arrays that lie beside a file, of it or of one that was there before."""
+    if not path.parent.is_dir():
+        return []
+    name = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{{_DIGITS}}}\.data")
+    return sorted(each for each in path.parent.iterdir() if name.fullmatch(each.name))

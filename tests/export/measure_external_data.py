@@ -1,0 +1,58 @@
+"""Measures the memory that an ONNX export with external data takes beyond its weights.
+
+python -m tests.export.measure_external_data FILE LAYERS FEATURES
+
+Prints MiB of the weights and of the peak beyond, without pages of files, and the seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+
+from pax_export.export import spec, to_onnx
+from tests.export.measure_memory import mebibytes
+
+
+def main(path, layers, features):
+    def apply(params, x):
+        for weight in params.values():
+            x = jnp.tanh(x @ weight)
+        return x
+
+    keys = jax.random.split(jax.random.key(0), layers)
+    shape = (features, features)
+    params = {f"w{n}": jax.random.normal(key, shape) / features**0.5 for n, key in enumerate(keys)}
+    jax.block_until_ready(params)
+    # What is loaded once, whatever the size.
+    small = {}, lambda p, x: jnp.tanh(x @ jnp.ones((3, 3)))
+    to_onnx(small, f"{path}.small.onnx", spec("b, 3"), overwrite=True)
+    before, peak, done = mebibytes("RssAnon"), 0.0, threading.Event()
+
+    def watch():
+        nonlocal peak
+        while not done.wait(0.01):
+            peak = max(peak, mebibytes("RssAnon"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    start = time.monotonic()
+    try:
+        report = to_onnx(
+            (params, apply), path, spec(f"b, {features}"), external_data=True, overwrite=True
+        )
+    finally:
+        done.set()
+        watcher.join()
+    weights = layers * features**2 * 4 / 2**20
+    found = {"weights": weights, "beyond": round(peak - before), "validated": report.validated}
+    print(json.dumps({**found, "seconds": round(time.monotonic() - start, 1)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))
