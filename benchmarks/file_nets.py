@@ -95,10 +95,10 @@ def resnet50() -> Pair:
 
 # MobileNetV2, and one like EfficientNet: wider by, features, blocks, stride, size of the kernel.
 
-_MOBILE = [(1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 32, 3, 2, 3), (6, 64, 4, 2, 3)]
-_MOBILE += [(6, 96, 3, 1, 3), (6, 160, 3, 2, 3), (6, 320, 1, 1, 3)]
-_EFFICIENT = [(1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3)]
-_EFFICIENT += [(6, 112, 3, 1, 5), (6, 192, 4, 2, 5)]
+MOBILE = [(1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 32, 3, 2, 3), (6, 64, 4, 2, 3)]
+MOBILE += [(6, 96, 3, 1, 3), (6, 160, 3, 2, 3), (6, 320, 1, 1, 3)]
+EFFICIENT = [(1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3)]
+EFFICIENT += [(6, 112, 3, 1, 5), (6, 192, 4, 2, 5)]
 
 
 class _Conv(nn.Module):
@@ -187,8 +187,8 @@ def _torch_inverted(table: Any, activation: Any, excites: bool) -> Any:
 def mobilenet_v2() -> Pair:
     """MobileNetV2, with features last in jax."""
     last, first = _images()
-    jaxs = _Inverted(_MOBILE, lambda x: jnp.clip(x, 0.0, 6.0), False)
-    other = _torch_inverted(_MOBILE, tn.ReLU6, False)
+    jaxs = _Inverted(MOBILE, lambda x: jnp.clip(x, 0.0, 6.0), False)
+    other = _torch_inverted(MOBILE, tn.ReLU6, False)
     return _linen(jaxs, "batch, 224, 224, 3", last, other, first)
 
 
@@ -196,13 +196,13 @@ def mobilenet_v2() -> Pair:
 def like_efficientnet() -> Pair:
     """Depthwise, swish, squeeze and excite."""
     last, first = _images()
-    other = _torch_inverted(_EFFICIENT, tn.SiLU, True)
-    return _linen(_Inverted(_EFFICIENT, nn.swish, True), "batch, 224, 224, 3", last, other, first)
+    other = _torch_inverted(EFFICIENT, tn.SiLU, True)
+    return _linen(_Inverted(EFFICIENT, nn.swish, True), "batch, 224, 224, 3", last, other, first)
 
 
 # Transformers, of 6 layers.
 
-_DIM, _HEADS, _LENGTH = 256, 4, 128
+DIM, HEADS, LENGTH = 256, 4, 128
 
 
 class _Layers(nn.Module):
@@ -210,12 +210,12 @@ class _Layers(nn.Module):
 
     @nn.compact
     def __call__(self, x: Any) -> Any:
-        mask = nn.make_causal_mask(jnp.ones((1, _LENGTH))) if self.causal else None
+        mask = nn.make_causal_mask(jnp.ones((1, LENGTH))) if self.causal else None
         for _ in range(6):
             h = nn.LayerNorm()(x)
-            x = x + nn.MultiHeadDotProductAttention(_HEADS)(h, h, mask=mask)
-            h = nn.gelu(nn.Dense(4 * _DIM)(nn.LayerNorm()(x)), approximate=False)
-            x = x + nn.Dense(_DIM)(h)
+            x = x + nn.MultiHeadDotProductAttention(HEADS)(h, h, mask=mask)
+            h = nn.gelu(nn.Dense(4 * DIM)(nn.LayerNorm()(x)), approximate=False)
+            x = x + nn.Dense(DIM)(h)
         return x
 
 
@@ -223,29 +223,29 @@ class _TorchLayer(tn.Module):
     def __init__(self, causal: bool):
         super().__init__()
         self.causal = causal
-        self.one, self.two = tn.LayerNorm(_DIM), tn.LayerNorm(_DIM)
-        self.parts = tn.ModuleList(tn.Linear(_DIM, _DIM) for _ in range(3))
-        self.out = tn.Linear(_DIM, _DIM)
-        self.mlp = tn.Sequential(tn.Linear(_DIM, 4 * _DIM), tn.GELU(), tn.Linear(4 * _DIM, _DIM))
+        self.one, self.two = tn.LayerNorm(DIM), tn.LayerNorm(DIM)
+        self.parts = tn.ModuleList(tn.Linear(DIM, DIM) for _ in range(3))
+        self.out = tn.Linear(DIM, DIM)
+        self.mlp = tn.Sequential(tn.Linear(DIM, 4 * DIM), tn.GELU(), tn.Linear(4 * DIM, DIM))
 
     def forward(self, x: Any) -> Any:
         h = self.one(x)
         q, k, v = (
-            part(h).view(-1, _LENGTH, _HEADS, _DIM // _HEADS).transpose(1, 2) for part in self.parts
+            part(h).view(-1, LENGTH, HEADS, DIM // HEADS).transpose(1, 2) for part in self.parts
         )
-        scores = q @ k.transpose(-1, -2) / (_DIM // _HEADS) ** 0.5
+        scores = q @ k.transpose(-1, -2) / (DIM // HEADS) ** 0.5
         if self.causal:
-            mask = torch.ones(_LENGTH, _LENGTH, dtype=torch.bool).tril()
+            mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
             scores = scores.masked_fill(~mask, torch.finfo(torch.float32).min)
-        h = (scores.softmax(-1) @ v).transpose(1, 2).reshape(-1, _LENGTH, _DIM)
+        h = (scores.softmax(-1) @ v).transpose(1, 2).reshape(-1, LENGTH, DIM)
         x = x + self.out(h)
         return x + self.mlp(self.two(x))
 
 
 def _transformer(causal: bool) -> Pair:
-    x = _normal(1, _LENGTH, _DIM)
+    x = _normal(1, LENGTH, DIM)
     other = tn.Sequential(*(_TorchLayer(causal) for _ in range(6)))
-    return _linen(_Layers(causal), f"batch, {_LENGTH}, {_DIM}", x, other, x)
+    return _linen(_Layers(causal), f"batch, {LENGTH}, {DIM}", x, other, x)
 
 
 @net

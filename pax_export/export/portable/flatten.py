@@ -9,6 +9,7 @@ says, as far as it is believed there (see `path_in`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from jax.extend import source_info_util
 from pax_export._jaxpr import bound, called_program, interpret, needed_equations
 from pax_export._types import PyTree
 from pax_export.core import path_in
-from pax_export.export.portable.program import PortableProgram, Weight, traced
+from pax_export.export.portable.program import PortableProgram, Weight, traced, with_bodies
 
 
 def flattened(
@@ -77,12 +78,20 @@ def _inlined(program: Any, arguments: list[Any], constant: Callable[[Any], Any])
     def operate(equation: Any, operands: list[Any]) -> Sequence[Any] | None:
         if called_program(equation) is not None:
             return None
+        equation = with_bodies(equation, _flat_body)
         traceback, stack = _source([*callers, equation])
         with source_info_util.user_context(traceback, name_stack=stack):
             return bound(equation, operands)
 
     options: Any = {"constant": constant, "equations": needed_equations, "callers": callers}
     return interpret(program, arguments, operate, **options)
+
+
+def _flat_body(body: PortableProgram) -> PortableProgram:
+    def run(*operands: Any) -> list[Any]:
+        return _inlined(body.program, list(operands), lambda value: value)
+
+    return replace(body, program=traced(run, body.jaxpr.invars))
 
 
 def _source(chain: Sequence[Any]) -> tuple[Any, Any]:

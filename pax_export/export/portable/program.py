@@ -11,9 +11,11 @@ import jax
 import jax.export
 from jax.extend import source_info_util
 
-from pax_export._jaxpr import bound, inner_programs, interpret, is_literal
+from pax_export._jaxpr import bound, inner_programs, interpret, is_literal, is_program
 from pax_export._jaxpr import needed_equations as needed
 
+#: The primitives that hold programs which they do not only call.
+CONTROL = frozenset({"scan", "while", "cond"})
 #: What gives the results of an equation, from what stands for its operands.
 Operate = Callable[[Any, list[Any]], Sequence[Any]]
 
@@ -109,9 +111,26 @@ def evaluated(program: Any, arguments: Sequence[Any], operate: Operate) -> list[
 def _without_composites(equation: Any, operands: list[Any]) -> Sequence[Any]:
     """The results of an equation; jax does not export composites of symbolic sizes."""
     if equation.primitive.name != "composite":
-        return bound(equation, operands)
+        return bound(with_bodies(equation, _plain), operands)
     (inner,) = inner_programs(equation)
     return evaluated(inner, operands, _without_composites)
+
+
+def _plain(body: PortableProgram) -> PortableProgram:
+    return body.rebuilt(_without_composites)
+
+
+def with_bodies(equation: Any, change: Callable[[PortableProgram], PortableProgram]) -> Any:
+    """An equation whose loop body or branches, as programs without weights, are changed."""
+    if equation.primitive.name not in CONTROL:
+        return equation
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(changed, value))
+        return change(PortableProgram(value, ())).program if is_program(value) else value
+
+    return equation.replace(params={name: changed(v) for name, v in equation.params.items()})
 
 
 def uses(jaxpr: Any) -> dict[Any, int]:

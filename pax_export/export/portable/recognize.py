@@ -14,13 +14,22 @@ from pax_export.export.portable import activations as activations
 from pax_export.export.portable import along_axes as along_axes
 from pax_export.export.portable import kept
 from pax_export.export.portable.graph import PATTERNS, Graph
-from pax_export.export.portable.program import PortableProgram, source_of, traced
+from pax_export.export.portable.program import (
+    CONTROL,
+    PortableProgram,
+    source_of,
+    traced,
+    with_bodies,
+)
 
 _DTYPES = frozenset({"float32"})
 
 
 def recognized(program: PortableProgram) -> PortableProgram:
-    """The program with calls of kept functions in place of what they are made of."""
+    """The program with calls of kept functions in place of what they are made of.
+
+    They are found in loops and branches, too.
+    """
     graph = Graph(program)
     found = {}
     for equation in program.jaxpr.eqns:
@@ -31,7 +40,7 @@ def recognized(program: PortableProgram) -> PortableProgram:
                 match = next((each for each in matches if each is not None), None)
                 if match is not None:
                     found[result] = match
-    if not found:
+    if not found and CONTROL.isdisjoint(each.primitive.name for each in program.jaxpr.eqns):
         return program
     values: dict[Any, Any] = {}
 
@@ -45,6 +54,7 @@ def recognized(program: PortableProgram) -> PortableProgram:
             match = found.get(equation.outvars[0]) if equation.outvars else None
             with source_of(equation):
                 if match is None:
+                    equation = with_bodies(equation, recognized)
                     results = bound(equation, [read(atom) for atom in equation.invars])
                 else:
                     given = [read(atom) for atom in match.operands]

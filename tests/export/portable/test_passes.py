@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import pax_export as pax
+from pax_export._jaxpr import walk_equations
 from pax_export.export import spec
 from pax_export.export.portable import Options, Weight, optimized
 from pax_export.export.portable.arithmetic import LARGE
@@ -204,7 +205,7 @@ def test_an_order_that_nothing_needs_is_taken_back():
     check(params, apply, spec("2, 8, 8, 4"), BATCHES[0])
 
 
-def test_bodies_of_loops_are_left_as_they_are():
+def test_bodies_of_loops_keep_their_layout():
     params = {"w": random(3, 3, 4, 4), "norm": statistics(4)}
 
     def apply(params, x):
@@ -354,3 +355,24 @@ def test_lines_and_modules_are_kept():
     paths = {each.primitive.name: path_in(each, "") for each in made.jaxpr.eqns}
     assert paths["conv_general_dilated"] == "first"
     assert paths["dot_general"] == "second"
+
+
+def test_functions_are_found_in_loops_and_branches():
+    def block(x, w):
+        apart = x - x.mean(-1, keepdims=True)
+        x = apart * lax.rsqrt(jnp.mean(apart * apart, -1, keepdims=True) + 1e-6)
+        return jax.nn.softmax(jax.nn.gelu(x @ w, approximate=False)), None
+
+    def function(params, x):
+        x = lax.scan(block, x, params["w"])[0]
+        x = lax.fori_loop(0, x.shape[0] * 0 + 2, lambda _, x: jax.nn.silu(x), x)
+        return lax.cond(x.sum() > 0, lambda x: jax.nn.log_softmax(x), lambda x: x, x)
+
+    _, made = check(
+        {"w": random(3, 4, 4)}, function, spec("n, 4"), [random(2, 4)], [random(5, 4, seed=1)]
+    )
+    found = set()
+    for equation, _ in walk_equations(made.program):
+        if equation.primitive.name == "composite":
+            found.add(name_of(equation.params))
+    assert found.issuperset({"gelu", "softmax", "layer_norm", "silu", "log_softmax"}), found

@@ -15,6 +15,7 @@ from pax_export._errors import UnsupportedOperationError
 from pax_export._optional import require
 from pax_export._wire import TFLITE_MARK
 from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor
+from pax_export.export.formats.tflite.builder.versions import version
 
 #: A flat buffer has no more bytes than this.
 LARGEST = (1 << 31) - (1 << 16)
@@ -36,8 +37,6 @@ _OPTIONS = {
 }  # fmt: skip
 #: The enumeration of an option that is given as a text; others are dtypes.
 _ENUMERATIONS = {"padding": "Padding", "fused_activation_function": "ActivationFunctionType"}
-#: The oldest form of an operator that LiteRT runs, where it is not the first.
-_VERSIONS = {"BROADCAST_TO": 2}
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,8 @@ class _File:
         self._graphs = graphs_of(each.graph for each in signatures)
         self._numbers = {id(graph): number for number, graph in enumerate(self._graphs)}
         self._operators = [each for graph in self._graphs for each in graph.operators]
-        self._codes = {name: i for i, name in enumerate(sorted({o.name for o in self._operators}))}
+        codes = sorted({(each.name, version(each)) for each in self._operators})
+        self._codes = {code: number for number, code in enumerate(codes)}
         self._arrays: dict[int, tuple[int, np.ndarray]] = {}
         self._tensors = [self._numbered(graph) for graph in self._graphs]
 
@@ -101,7 +101,7 @@ class _File:
         model = self._table(
             "Model",
             version=_SCHEMA_VERSION,
-            operator_codes=list(map(self._code, self._codes)),
+            operator_codes=[self._code(*each) for each in self._codes],
             subgraphs=list(map(self._graph, self._graphs, self._tensors)),
             buffers=[_Buffer(None), *(_Buffer(array) for _, array in self._arrays.values())],
             signature_defs=list(map(self._signature, signatures)),
@@ -120,12 +120,12 @@ class _File:
     def _dtype(self, name: str) -> int:
         return getattr(self._schema.TensorType, name.upper())
 
-    def _code(self, name: str) -> Any:
+    def _code(self, name: str, version: int) -> Any:
         code = getattr(self._schema.BuiltinOperator, name)
         return self._table(
             "OperatorCode",
             deprecated_builtin_code=min(code, _OLD_CODES),
-            version=_VERSIONS.get(name, 1),
+            version=version,
             builtin_code=code,
         )
 
@@ -136,7 +136,7 @@ class _File:
         operators = [
             self._table(
                 "Operator",
-                opcode_index=self._codes[each.name],
+                opcode_index=self._codes[each.name, version(each)],
                 inputs=places(each.inputs),
                 outputs=places(each.outputs),
                 **self._options(each),
