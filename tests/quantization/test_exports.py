@@ -40,10 +40,10 @@ def convnet():
 NETS = [(mlp, "batch, 256", draw(3, 256)), (convnet, "batch, 8, 8, 3", draw(3, 8, 8, 3))]
 
 
-def language_model(layers):
+def language_model(layers, count=1):
     pax.seed_rng_key(0)
     config = DecoderConfig.llama(
-        vocab_size=64, dim=32, num_layers=1, num_heads=2, hidden_dim=64, tied=True
+        vocab_size=64, dim=32, num_layers=count, num_heads=2, hidden_dim=64, tied=True
     )
     return Decoder(config, layers=layers)
 
@@ -109,12 +109,13 @@ def test_tflite_multiplies_integers(build, inputs, x, bits, tmp_path):
         assert (report.graph_bytes - whole.graph_bytes + weights) / weights < share + 0.01
 
 
-def test_tflite_of_a_language_model(tmp_path):
-    small, _ = quantize(language_model("listed"), bits=4)
+@pytest.mark.parametrize("layers", ["listed", "scanned"])
+def test_tflite_of_a_language_model(layers, tmp_path):
+    small, _ = quantize(language_model(layers, 2), bits=4)
     tokens = np.array([[3, 1, 4, 1]], np.int32)
     inputs = spec("batch, 4", "int32")
     report = to_tflite(small, tmp_path / "m.tflite", inputs, examples=[tokens])
-    assert report.details["quantized"]["weights"] == 8
+    assert report.details["quantized"]["weights"] == {"listed": 15, "scanned": 8}[layers]
     assert_close(load(tmp_path / "m.tflite")(tokens), small(tokens), rtol=0.1, atol=0.1)
 
 
