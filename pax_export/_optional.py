@@ -27,6 +27,7 @@ PACKAGES = {
     "stablehlo": (*_SAFETENSORS, "flatbuffers>=24.3.25"),
     "tflite": ("ai-edge-litert>=2.1", "flatbuffers>=24.3.25"),
     "onnx": ("onnx>=1.20", "onnxruntime>=1.24"),
+    "litertlm": ("ai-edge-litert>=2.1", "flatbuffers>=24.3.25", "litert-lm-api>=0.18"),
     "llamacpp": (*_SAFETENSORS, "gguf>=0.17", "xllamacpp>=2026.10"),
     "transformers": (*_SAFETENSORS, "transformers>=5", "torch>=2.8"),
     "genai": ("onnx>=1.20", "onnxruntime>=1.24", "onnxruntime-genai>=0.18"),

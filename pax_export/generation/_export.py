@@ -19,6 +19,7 @@ from pax_export.generation._batch_axes import shapes_of_cache
 from pax_export.generation._defaults import default_pad, default_sampler, default_stop
 from pax_export.generation._genai import GENAI
 from pax_export.generation._gguf import GGUF
+from pax_export.generation._litertlm import LITERTLM
 from pax_export.generation._new_cache import new_cache
 from pax_export.generation._programs import finish
 from pax_export.generation._prompt import (
@@ -46,7 +47,7 @@ FORMATS = {
     "tflite": "to_tflite",
 }
 #: Whole models, for runtimes that keep the cache themselves.
-RUNTIMES = {each.name: each for each in (GENAI, GGUF)}
+RUNTIMES = {each.name: each for each in (GENAI, GGUF, LITERTLM)}
 _DEFAULTS = {"max_new_tokens": 64, "batch": "batch", "length": "length"}
 SIGNATURES = ("prefill", "decode", "generate")
 LAYERS = ("listed", "scanned")
@@ -81,7 +82,8 @@ def export(
     For a runtime of language models that is the whole model with its tokenizer and chat template:
 
     * ``"genai"``: a folder for onnxruntime-genai, which transformers.js reads, too.
-    * ``"gguf"``: a file for llama.cpp, of the families that it knows.
+    * ``"gguf"``: a file for llama.cpp, of the families that it knows;
+    * ``"litertlm"``: a file for LiteRT-LM, whose name ends with ``.litertlm``.
 
     Before it takes its name the runtime itself, in a process of its own, continues prompts with the
     tokens of jax.  Where logits are so near to each other that its arithmetic chooses otherwise,
@@ -103,8 +105,8 @@ def export(
     Args:
         lm: a net with a cache, as for `generate`.
         path: where to write; a folder for a SavedModel, a bundle and ``"genai"``, else a file.
-        format: ``"genai"`` or ``"gguf"`` for a `Decoder`; or ``"saved_model"``, ``"stablehlo"``,
-            ``"onnx"`` or ``"tflite"`` for the functions.
+        format: ``"genai"``, ``"gguf"`` or ``"litertlm"`` for a `Decoder`; or ``"saved_model"``,
+            ``"stablehlo"``, ``"onnx"`` or ``"tflite"`` for the functions.
         max_length: how many tokens each row of the cache has room for; of functions a name
             (``"room"``) leaves it open; for a runtime all positions of the net by default.
         tokenizer: for a runtime: a `Tokenizer`, or the folder, ``tokenizer.json`` or GGUF file

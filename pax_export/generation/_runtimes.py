@@ -88,6 +88,11 @@ class Job:
         return self.special("bos_token")
 
     @property
+    def begins(self) -> bool:
+        """Whether the tokenizer puts that token before each text."""
+        return self.tokenizer is not None and self.tokenizer.encode("a")[:1] == [self.begin]
+
+    @property
     def pad(self) -> int | None:
         """The id of the token that stands behind a text, if one is said."""
         own = self.lm.config.generation.pad
@@ -111,6 +116,7 @@ class Runtime(NamedTuple):
         write: writes into a folder or to a file; gives what the report says, or a report.
         is_file: whether one file is written.
         mark: what such a file of ours holds near its beginning.
+        suffix: what its name must end with, if it opens no others.
     """
 
     name: str
@@ -121,6 +127,7 @@ class Runtime(NamedTuple):
     write: Callable[[Job, Path], Report | Mapping[str, Any]]
     is_file: bool = False
     mark: bytes = b""
+    suffix: str = ""
 
 
 def exported(
@@ -144,6 +151,13 @@ def exported(
             where=where,
             got=a_few(sorted(others), 6),
             write="tokenizer, max_length, prompts, validate and overwrite",
+        )
+    if not os.fspath(path).endswith(runtime.suffix):
+        raise InvalidArgumentError(
+            f"{runtime.title} opens files by what their names end with.",
+            where=f"{where}: path",
+            got=os.fspath(path),
+            write=f"a path that ends with {runtime.suffix}",
         )
     job = _job(runtime, lm, tokenizer, max_length, where)
     runtime.check(job)
@@ -363,7 +377,8 @@ def proved(
     steps = min(_STEPS, job.room - max(map(len, prompts)))
     calls = {"prompts": prompts, "steps": steps, "room": job.room}
     if job.tokenizer is not None:
-        calls["texts"] = [job.tokenizer.decode(each) for each in prompts]
+        own = [x[1:] if job.begins and x[0] == job.begin else x for x in prompts]
+        calls["texts"] = [job.tokenizer.decode(each) for each in own]
     theirs = run(runtime, place, calls)
     ours = _greedy(job, prompts, steps)
     ties: list[str] = []
@@ -459,10 +474,10 @@ def _ids_of(job: Job, own: list[int], text: str) -> list[int]:
     """The ids of a text that a runtime gave: jax's own, as far as they make the same text."""
     assert job.tokenizer is not None
     decode = job.tokenizer.decode
-    if text == decode(own, skip_special_tokens=True).rstrip(_BROKEN):
+    if text == decode(own).rstrip(_BROKEN):
         return own
     count = len(own)
-    while not text.startswith(begin := decode(own[:count], skip_special_tokens=True)):
+    while not text.startswith(begin := decode(own[:count])):
         count -= 1
     rest = text[len(begin) :]
     return [*own[:count], *job.tokenizer.encode(rest, add_special_tokens=False)]

@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_named_before_any_work(format, tmp_path, monkeypatc
     def refused(lm=lm, **options) -> str:
         given = {"tokenizer": tokenizer, "max_length": 16, **options}
         with pytest.raises((ValueError, TypeError)) as caught:
-            export(lm, tmp_path / "served", format=format, **given)
+            export(lm, tmp_path / f"served.{format}", format=format, **given)
         assert isinstance(caught.value, pax.errors.PaxError)
         return str(caught.value)
 
@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_named_before_any_work(format, tmp_path, monkeypatc
     assert "of no vocabulary" in refused(prompts=[[270]])
     assert "got: Linear" in refused(pax.Linear(2, 3))
     assert "validate=True or" in refused(validate="process")
-    assert not (tmp_path / "served").exists()
+    assert not (tmp_path / f"served.{format}").exists()
 
 
 def test_a_tokenizer_is_for_whole_models(tmp_path):
@@ -261,3 +261,35 @@ def tokenizer_of_words() -> Tokenizer:
         tokenizers.models.WordLevel({"<e>": 0, "a": 1, "b": 2}, unk_token="<e>")
     )
     return Tokenizer(inner, {"eos_token": "<e>"}, "{{ messages }}")
+
+
+def test_the_file_for_litert_lm(tmp_path):
+    pytest.importorskip("ai_edge_litert")
+    lm, tokens = net("gemma3", tmp_path / "hf"), np.arange(3, 12, dtype=np.int32)
+    options = {"format": "litertlm", "tokenizer": ascii_tokenizer(), "validate": False}
+    for name in ("one", "other"):
+        export(lm, tmp_path / f"{name}.litertlm", max_length=16, **options)
+    content = (tmp_path / "one.litertlm").read_bytes()
+    assert content == (tmp_path / "other.litertlm").read_bytes()
+    assert content.startswith(b"LITERTLM") and b"tf_lite_prefill_decode" in content[:16384]
+    with pytest.raises(pax.errors.InvalidArgumentError, match=r"ends with .litertlm"):
+        export(lm, tmp_path / "one.bin", max_length=16, **options)
+    begin = content.index(b"TFL3") - 4
+    (tmp_path / "model.tflite").write_bytes(content[begin:])
+    interpreter = pytest.importorskip("ai_edge_litert.interpreter").Interpreter(
+        str(tmp_path / "model.tflite")
+    )
+    assert sorted(interpreter.get_signature_list()) == ["decode", "prefill_8"]
+    config = lm.config
+    shape = (1, config.num_kv_heads, 16, config.head_size)
+    cache = {f"kv_cache_{k}_{i}": np.zeros(shape, "f") for k in "kv" for i in range(4)}
+    read, say = map(interpreter.get_signature_runner, ("prefill_8", "decode"))
+    # Five tokens of eight are meant: what stands behind them changes nothing.
+    ids, places = np.zeros((1, 8), np.int32), np.zeros(8, np.int32)
+    ids[0, :5], places[:5] = tokens[:5], np.arange(5)
+    cache = read(tokens=ids, input_pos=places, **cache)
+    expected = np.asarray(lm(tokens[None]))[0]
+    for place in range(5, 9):
+        made = say(tokens=tokens[None, place : place + 1], input_pos=np.int32([place]), **cache)
+        assert_close(made.pop("logits")[0, 0], expected[place], rtol=1e-5)
+        cache = made

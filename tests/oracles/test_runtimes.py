@@ -30,7 +30,7 @@ def test_a_runtime_says_what_jax_says(format, family, tmp_path):
     for package in RUNTIMES[format].packages:
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    lm, served = net(family, tmp_path / "hf"), tmp_path / "served"
+    lm, served = net(family, tmp_path / "hf"), tmp_path / f"served.{format}"
     options = {"format": format, "tokenizer": ascii_tokenizer()}
     options["max_length"] = lm.config.max_positions
     if format == "gguf" and family in _CHANGES:

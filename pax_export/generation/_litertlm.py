@@ -1,0 +1,186 @@
+"""``"litertlm"``: one file for LiteRT-LM, with the tokenizer and the chat template."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export import export as exporters
+from pax_export._errors import InvalidArgumentError
+from pax_export._files import stale_temporaries
+from pax_export._optional import find, require
+from pax_export._types import Array, PyTree
+from pax_export._wire import encode_varint
+from pax_export.export.artifact import embedded
+from pax_export.generation._runtimes import Job, Runtime
+from pax_export.nets import Decoder, PlacedReading, read_placed
+
+_PURPOSE = 'generation.export(format="litertlm")'
+_BLOCK, _HEAD = 16 * 1024, 32
+_VERSION = (1, 5, 0)
+_TFLITE, _METADATA, _TOKENIZER = 3, 5, 6  # kinds of sections
+_STRING = 9  # the kind of a value that is a text
+_MARK = "pax_export"
+#: How many tokens of a prompt one call reads.
+_PREFILLS = (8, 64, 512)
+
+
+def _called(lm: Decoder, tokens: Array, input_pos: Array, stores: PyTree, last: bool) -> Any:
+    """A call: what stands behind the tokens that are meant has positions that do not go on."""
+    room, count = stores[0][0].shape[2], tokens.shape[1]
+    held = jnp.arange(room, dtype=jnp.int32)[None]
+    begin = input_pos[0]
+    steps = jnp.arange(count, dtype=jnp.int32)
+    meant = jnp.sum(jnp.cumprod((input_pos == begin + steps).astype(jnp.int32)))
+    source = jnp.arange(room, dtype=jnp.int32) - begin
+    is_new = ((source >= 0) & (source < meant))[None, None, :, None]
+    source = jnp.clip(source, 0, count - 1)
+
+    def put(store: PyTree, new: PyTree) -> Any:
+        new = new.astype(store.dtype)
+        if count == 1:
+            return jax.lax.dynamic_update_slice(store, new, (0, 0, begin, 0))
+        return jnp.where(is_new, jnp.take(new, source, axis=2), store)
+
+    return read_placed(
+        lm, tokens, stores,
+        lambda config: PlacedReading(config, input_pos[None], held, put), last,
+    )  # fmt: skip
+
+
+def _method(layers: int, with_logits: bool) -> Any:
+    names = [f"kv_cache_{kind}_{i}" for kind in "kv" for i in range(layers)]
+
+    def call(lm: Decoder, tokens: Array, input_pos: Array, **caches: Array) -> dict[str, Any]:
+        held = [caches[name] for name in names]
+        stores = held[:layers], held[layers:]
+        logits, keys, values = _called(lm, tokens, input_pos, stores, with_logits)
+        made: dict[str, Any] = dict(zip(names, (*keys, *values)))
+        return made | {"logits": logits.astype(jnp.float32)} if with_logits else made
+
+    return call
+
+
+def _check(job: Job) -> None:
+    find("flatbuffers", "litertlm", _PURPOSE)
+    if job.lm.embed.weight.dtype.name != "float32":
+        raise InvalidArgumentError(
+            "LiteRT-LM keeps keys and values as float32.",
+            where=f"{job.where}: lm",
+            got=f"weights of {job.lm.embed.weight.dtype.name}",
+            write="Decoder.from_pretrained(..., dtype=jnp.float32)",
+        )
+
+
+def _write(job: Job, place: Path) -> dict[str, Any]:
+    lm, config, spec = job.lm.listed(), job.lm.config, exporters.spec
+    store = spec((1, config.num_kv_heads, job.room, config.head_size), "float32")
+    caches = {f"kv_cache_{kind}_{i}": store for kind in "kv" for i in range(config.num_layers)}
+    sizes = {"decode": 1}
+    # LiteRT-LM reads all tokens but the last by a prefill.
+    sizes |= {f"prefill_{n}": n for n in _PREFILLS if n < job.room} or {"prefill_1": 1}
+    inputs = {key: (spec((1, n), "int32"), spec((n,), "int32")) for key, n in sizes.items()}
+    methods = {key: _method(config.num_layers, key == "decode") for key in sizes}
+    with stale_temporaries.scratch() as folder:
+        model = folder / "model.tflite"
+        exporters.to_tflite(
+            lm, model, inputs, kwargs=dict.fromkeys(sizes, caches), methods=methods,
+            validate=False, card=False, outputs="model",
+        )  # fmt: skip
+        embedded.take(model)
+        _write_container(job, place, model)
+    return {"signatures": sorted(sizes)}
+
+
+# --- the container ----------------------------------------------------------------------------
+
+
+def _write_container(job: Job, place: Path, model: Path) -> None:
+    assert job.tokenizer is not None
+    content = job.tokenizer.json()
+    packed = struct.pack("<Q", len(content)) + zlib.compress(content, 9)
+    sections: list[tuple[int, str, Any]] = [
+        (_METADATA, "", _metadata(job)),
+        (_TOKENIZER, "", packed),
+        (_TFLITE, "tf_lite_prefill_decode", model),
+    ]
+    listed = []
+    with place.open("wb") as out:
+        for kind, role, held in sections:
+            out.seek(-(-max(out.tell(), _BLOCK) // _BLOCK) * _BLOCK)
+            begin = out.tell()
+            if isinstance(held, Path):
+                with held.open("rb") as file:
+                    while piece := file.read(1 << 24):
+                        out.write(piece)
+            else:
+                out.write(held)
+            listed.append((kind, role, begin, out.tell()))
+        head = _header(listed)
+        out.seek(0)
+        out.write(struct.pack("<8s4IQ", b"LITERTLM", *_VERSION, 0, _HEAD + len(head)) + head)
+
+
+def _header(sections: list[tuple[int, str, int, int]]) -> bytes:
+    """The flat buffer that says where each section lies."""
+    flatbuffers: Any = require("flatbuffers", "litertlm", _PURPOSE)
+    builder = flatbuffers.Builder(1024)
+
+    def table(fields: list[tuple[int, str, Any]]) -> int:
+        builder.StartObject(max((number for number, *_ in fields), default=-1) + 1)
+        for number, kind, value in fields:
+            default = 0
+            getattr(builder, f"Prepend{kind}Slot")(number, value, default)
+        return builder.EndObject()
+
+    def vector(offsets: list[int]) -> int:
+        builder.StartVector(4, len(offsets), 4)
+        for each in reversed(offsets):
+            builder.PrependUOffsetTRelative(each)
+        return builder.EndVector()
+
+    def pair(key: str, text: str) -> int:
+        name, value = builder.CreateString(key), builder.CreateString(text)
+        value = table([(0, "UOffsetTRelative", value)])
+        fields = [(0, "UOffsetTRelative", name), (1, "Uint8", _STRING)]
+        return table([*fields, (2, "UOffsetTRelative", value)])
+
+    objects = []
+    for kind, role, begin, end in sections:
+        items = vector([pair("model_type", role)] if role else [])
+        places = [(1, "Uint64", begin), (2, "Uint64", end), (3, "Uint8", kind)]
+        objects.append(table([(0, "UOffsetTRelative", items), *places]))
+    system = table([(0, "UOffsetTRelative", vector([pair("author", _MARK)]))])
+    listed = table([(0, "UOffsetTRelative", vector(objects))])
+    builder.Finish(table([(0, "UOffsetTRelative", system), (1, "UOffsetTRelative", listed)]))
+    return bytes(builder.Output())
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return encode_varint(number << 3 | 2) + encode_varint(len(content)) + content
+
+
+def _token(number: int, ids: tuple[int, ...]) -> bytes:
+    packed = b"".join(map(encode_varint, ids))
+    return _field(number, _field(1, _field(1, packed)))
+
+
+def _metadata(job: Job) -> bytes:
+    """LlmMetadata: the tokens that begin and end a text, and the chat template."""
+    assert job.tokenizer is not None
+    made = b"" if not job.begins else _token(1, (job.begin or 0,))
+    made += b"".join(_token(2, (each,)) for each in job.stop)
+    made += encode_varint(5 << 3) + encode_varint(job.room) + _field(6, _field(1, b""))
+    template = job.tokenizer.chat_template
+    return made + (_field(7, template.encode()) if template else b"")
+
+
+LITERTLM = Runtime(
+    "litertlm", "LiteRT-LM", ("litert_lm",), "litertlm", _check, _write, True, _MARK.encode(),
+    ".litertlm",
+)  # fmt: skip
