@@ -31,6 +31,8 @@ PACKAGES = {
     "llamacpp": (*_SAFETENSORS, "gguf>=0.17", "xllamacpp>=2026.10"),
     "transformers": (*_SAFETENSORS, "transformers>=5", "torch>=2.8"),
     "genai": ("onnx>=1.20", "onnxruntime>=1.24", "onnxruntime-genai>=0.18"),
+    "openvino": ("openvino>=2026.0",),
+    "iree": ("iree-base-compiler>=3.0", "iree-base-runtime>=3.0"),
     "rich": ("rich>=13.7",),
     "drawing": ("fast-sugiyama>=0.5",),
     "adopt": (*_SAFETENSORS, "gguf>=0.17"),

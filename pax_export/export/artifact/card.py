@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pax_export._files import card_file, html_text
 from pax_export.export.artifact import snippets
-from pax_export.export.artifact.report import SHA256, Report, VariableInfo
+from pax_export.export.artifact.report import SHA256, TESTED_IN, Report, VariableInfo
 
 #: So many arrays are listed; the report has all.
 _MOST_ARRAYS = 500
@@ -100,6 +100,12 @@ def _test(report: Report) -> str:
         largest = max(report.largest_error.values())
         text += f" The largest difference of any output was {largest:.1e}; those of each stand "
         text += "beside the outputs."
+    others = report.details.get(TESTED_IN)
+    if isinstance(others, dict) and others:
+        found = ", ".join(f"{name} ({error})" for name, error in others.items())
+        text += (
+            f" The same was done in other runtimes, with the largest difference of each: {found}."
+        )
     if report.left_out:
         text += " Some calls were left out, because they would have taken longer than the export."
     return text

@@ -27,6 +27,8 @@ _FORMAT = 1
 SHA256 = "sha256"
 #: The name of a file of arrays beside it, and the hash of that.
 DATA, DATA_SHA256 = "external_data", "external_data_sha256"
+#: The largest difference in other runtimes that were asked, by their names.
+TESTED_IN = "largest_error_in"
 _UNSHOWN = ("runs_in", SHA256, DATA_SHA256)
 _FEW = 8  # names that are printed one by one
 

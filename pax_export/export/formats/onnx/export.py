@@ -6,12 +6,17 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
+from pax_export._errors import (
+    InvalidArgumentError,
+    UnsupportedOperationError,
+    ValidationError,
+)
 from pax_export._files import checksums
 from pax_export._optional import find, require
 from pax_export.export.artifact.embedded import append_field
@@ -20,12 +25,14 @@ from pax_export.export.artifact.report import (
     DATA,
     DATA_SHA256,
     SHA256,
+    TESTED_IN,
     Report,
     package_versions,
     report_text,
 )
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.onnx import file
+from pax_export.export.formats.onnx import runtimes as other_runtimes
 from pax_export.export.formats.onnx.model import Options, converted
 from pax_export.export.formats.onnx.names import with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
@@ -43,6 +50,7 @@ from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.integers import Quantized, check_integers, kernels_add
+from pax_export.export.validation.validate import validate as validated_calls
 
 OPSET = 21
 #: Reductions over axes that are operands, bits, and scatters of extremes are as old as this.
@@ -64,6 +72,7 @@ def to_onnx(
     exact: bool = False,
     accuracy_level: Literal[1, 4] = 4,
     external_data: bool = False,
+    runtimes: Sequence[str] = (),
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
     overwrite: bool = False,
@@ -99,6 +108,9 @@ def to_onnx(
         external_data: write the weights into a file beside it (``model.onnx.HASH.data``,
             which the model names).  A model of more than 2 GiB, which no ONNX file can
             hold, is written so without it.
+        runtimes: in what else to make the calls of the test: ``"openvino"``, ``"iree"``,
+            ``"web"`` (onnxruntime-web, in Node.js).  The report says how far each is from
+            jax.
         validate: load what was written, make calls at several sizes with
             onnxruntime and compare with jax; ``"process"`` does it in a fresh
             process without jax.
@@ -150,7 +162,17 @@ def to_onnx(
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
     wanted = Options(opset, fold, exact, accuracy_level, external_data)
-    return run_export(_OnnxExporter(wanted, calls), request)
+    names = (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
+    others = tuple(name for name in names if name != "onnxruntime")  # which is asked anyway
+    for name in others:
+        check_choice("runtimes", name, ("onnxruntime", *other_runtimes.NAMES))
+    if others and validate in (False, "process"):
+        raise InvalidArgumentError(
+            "Other runtimes make the calls of a test in this process.",
+            got=f"runtimes={runtimes!r}, validate={validate!r}",
+            write="validate=True",
+        )
+    return run_export(_OnnxExporter(wanted, calls, others), request)
 
 
 @dataclass(frozen=True)
@@ -161,10 +183,15 @@ class _OnnxExporter(FormatExporter):
 
     options: Options
     examples: Mapping[str, Sequence[Any]]
+    runtimes: tuple[str, ...] = ()
 
     def find(self, request: Request) -> None:
         for package in ("onnx", *(["onnxruntime"] if request.validate else [])):
             find(package, "onnx", "to_onnx")
+        other_runtimes.check(self.runtimes)
+
+    def partial(self) -> _OnnxExporter:
+        return dataclasses.replace(self, runtimes=())
 
     def load(self, request: Request) -> None:
         require("onnx", "onnx", "to_onnx")
@@ -194,6 +221,8 @@ class _OnnxContents(ProgramContents):
     options: Options
     #: What is said of quantized weights, once it is known.
     integers: dict[str, Any] = dataclasses.field(default_factory=dict)
+    #: By the names of other runtimes that were asked, the largest difference there.
+    tested_in: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def write(self, place: Path) -> _Written:
         (program,) = self.programs
@@ -212,7 +241,19 @@ class _OnnxContents(ProgramContents):
         if self.integers and self.options.accuracy_level == 4:
             _, call = opened(str(place))
             self.integers["kernels add"] = kernels_add(self.cases(Budget()), call)
+        for name in exporter.runtimes if isinstance(exporter, _OnnxExporter) else ():
+            self.tested_in[name] = self._largest_error(name, exporter, place)
         return errors
+
+    def _largest_error(self, name: str, exporter: FormatExporter, place: Path) -> float:
+        cases = self.cases(Budget())
+        here = partial(other_runtimes.run, name)
+        try:
+            errors = validated_calls(exporter.format, place, cases, False, exporter.factor, here)
+        except ValidationError as error:
+            error.where = f"{error.where}, in {name}"
+            raise
+        return max(errors.values(), default=0.0)
 
     def report_fields(self, place: Path, written: _Written, run: ExportRun) -> dict[str, Any]:
         opset = self.options.opset
@@ -226,6 +267,7 @@ class _OnnxContents(ProgramContents):
                 **({"folded": list(written.folded)} if written.folded else {}),
                 **({"kept": list(written.notes)} if written.notes else {}),
                 **self._of_quantized(),
+                **({TESTED_IN: self.tested_in} if self.tested_in else {}),
                 "opset": opset,
                 **(
                     {DATA: written.data.name, DATA_SHA256: written.data.digest}
