@@ -92,15 +92,20 @@ def _openvino(file: str, calls: Sequence[Arrays]) -> Iterator[Arrays]:
     # By itself it computes in bfloat16 where the processor has that.
     hints = {"INFERENCE_PRECISION_HINT": "f32"}
     model = openvino.Core().compile_model(file, "CPU", hints)
-    taken = {each.any_name for each in model.inputs}
+    taken = set().union(*(each.names for each in model.inputs))
+    names = [each.name for each in _graph(file).output]
     for call in calls:
         results = model({name: value for name, value in call.items() if name in taken})
-        yield {key.any_name: np.array(value) for key, value in results.to_dict().items()}
+        yield {name: np.array(results[name]) for name in names}  # each has several names
+
+
+def _graph(file: str) -> Any:
+    return importlib.import_module("onnx").load(file, load_external_data=False).graph
 
 
 def _iree(file: str, calls: Sequence[Arrays]) -> Iterator[Arrays]:
     compiler, runtime = map(importlib.import_module, _PACKAGES["iree"])
-    graph = importlib.import_module("onnx").load(file, load_external_data=False).graph
+    graph = _graph(file)
     with stale_temporaries.scratch() as folder:
         program = Path(folder, "model.mlir")
         tool = [sys.executable, "-m", "iree.compiler.tools.import_onnx", file, "-o", str(program)]
