@@ -31,7 +31,8 @@ def tables() -> Iterator[str]:
 
     for name, make in NETS.items():
         model, inputs, x, other, given = make()
-        specs = {"pax_export": inputs, "pax_export, static": ", ".join(map(str, x.shape))}
+        static = pax.export.spec(", ".join(map(str, x.shape)))
+        specs = {"pax_export": inputs, "pax_export, static": static}
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/torch.onnx"
             _of_torch(other, given, path)
@@ -40,9 +41,9 @@ def tables() -> Iterator[str]:
             tflite = {"Keras": keras}
             for label, spec in specs.items():
                 for form, files in (("onnx", onnx), ("tflite", tflite)):
-                    path, arguments = f"{folder}/{label}.{form}", pax.export.spec(spec)
+                    path = f"{folder}/{label}.{form}"
                     write = getattr(pax.export, f"to_{form}")
-                    write(model, path, arguments, validate=False, card=False)
+                    write(model, path, spec, validate=False, card=False)
                     files[label] = (path, [x]) if form == "onnx" else path
             yield from _tables(f"{name}, ONNX", onnx, _onnx)
             last = x if name not in keras_nets.FEATURES_FIRST else x.transpose(0, 2, 3, 1)
