@@ -144,7 +144,7 @@ def test_beams_that_end_at_strings_are_those_of_transformers(nets, letters, beam
 
 def test_greedy_texts_that_end_at_strings_are_those_of_transformers(nets, letters):
     theirs, lm = nets
-    for strings in ([each] for each in likely_strings(lm, letters)):
+    for strings in (likely_strings(lm, letters)[:2], ["d"]):
         options = {"max_new_tokens": COUNT, "stop": strings, "tokenizer": letters, "pad": PAD}
         made = pax.generate(lm, OF_LETTERS, **options)
         for row, text in zip(OF_LETTERS, made.tolist()):
