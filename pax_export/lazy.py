@@ -158,7 +158,7 @@ def materialize(module: M, *example_inputs: PyTree, **kwargs: object) -> M:
     """
     owner = getattr(module, "__self__", module)
     require_module(owner, "materialize")
-    recorder = _Recorder()
+    recorder = _CreationRecorder()
     token = _recorder.set(recorder)
     try:
         after, _ = module_and_value(module)(*example_inputs, **kwargs)
@@ -167,7 +167,7 @@ def materialize(module: M, *example_inputs: PyTree, **kwargs: object) -> M:
     return recorder.with_first_arrays(owner, after)
 
 
-class _Recorder:
+class _CreationRecorder:
     """Remembers what was created during a call, as it was when created."""
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class _Recorder:
         return tree_unflatten(treedef, [arrays.get(path, leaf) for path, leaf in leaves])
 
 
-_recorder: ContextVar[_Recorder | None] = ContextVar("pax_export_recorder", default=None)
+_recorder: ContextVar[_CreationRecorder | None] = ContextVar("pax_export_recorder", default=None)
 
 
 def _leaves_below(path: tuple, value: object) -> dict[tuple, Any]:

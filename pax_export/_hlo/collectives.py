@@ -132,7 +132,7 @@ def collectives(compiled: object) -> tuple[Collective, ...]:
             got=f"{type(compiled).__name__}: {compiled!r}"[:120],
             write="jax.jit(step).lower(...).compile(); lower(...) alone knows no devices",
         )
-    program = _Program.read(text)
+    program = _HloProgram.read(text)
     found = [
         _collective(line, program.devices, times, known)
         for computation, (times, known) in program.times().items()
@@ -154,7 +154,7 @@ _BOUND = re.compile(r"= [su]\d+\[\]\S* constant\((\d+)\)")
 
 
 @dataclass
-class _Program:
+class _HloProgram:
     """The computations of a program, by name, each a list of instructions."""
 
     entry: str = ""
@@ -162,7 +162,7 @@ class _Program:
     computations: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, text: str) -> _Program:
+    def read(cls, text: str) -> _HloProgram:
         program, lines = cls(), []
         for line in text.splitlines():
             header = _HEADER.match(line)

@@ -1,7 +1,7 @@
 """Wire formats: protocol buffers, flat buffers, varints and checksums."""
 
 from pax_export._wire.checksums import crc32, fast, masked_crc32c
-from pax_export._wire.flatbuffer import Table, root
+from pax_export._wire.flatbuffer import FlatTable, root
 from pax_export._wire.leveldb import MAGIC as LEVELDB_MAGIC
 from pax_export._wire.leveldb import table, table_entries
 from pax_export._wire.onnx import DTYPES as ONNX_DTYPES

@@ -15,12 +15,12 @@ _MOST_OF_A_BYTE = 4
 _MOST_FIELDS = 64
 
 
-def root(places: RandomAccessBytes) -> Table:
+def root(places: RandomAccessBytes) -> FlatTable:
     """The table that a flat buffer begins with."""
-    return Table(places, places.unpack("<I", 0)[0], [_MOST_OF_A_BYTE * places.size])
+    return FlatTable(places, places.unpack("<I", 0)[0], [_MOST_OF_A_BYTE * places.size])
 
 
-class Table:
+class FlatTable:
     """A table: its fields by their numbers, each of which may be absent."""
 
     __slots__ = ("_known", "_left", "_offsets", "_size", "place", "places")
@@ -66,14 +66,14 @@ class Table:
         begin, size = self.span(number, 1)
         return self.places.read(begin, min(size, most)).decode("utf-8", "replace")
 
-    def table(self, number: int) -> Table | None:
+    def table(self, number: int) -> FlatTable | None:
         """Another table."""
         place = self._field(number)
         if place is None:
             return None
-        return Table(self.places, place + self.places.unpack("<I", place)[0], self._left)
+        return FlatTable(self.places, place + self.places.unpack("<I", place)[0], self._left)
 
-    def tables(self, number: int) -> list[Table]:
+    def tables(self, number: int) -> list[FlatTable]:
         """A list of tables."""
         begin, count = self.span(number, 4)
         if count > _MOST:
@@ -81,7 +81,7 @@ class Table:
         self._take(count)
         offsets = self.places.unpack(f"<{count}I", begin) if count else ()
         places, left = self.places, self._left
-        return [Table(places, begin + 4 * at + each, left) for at, each in enumerate(offsets)]
+        return [FlatTable(places, begin + 4 * at + each, left) for at, each in enumerate(offsets)]
 
     def _take(self, count: int) -> None:
         self._left[0] -= count

@@ -28,7 +28,7 @@ from pax_export.nn import (
 )
 
 
-class Sizes(NamedTuple):
+class WeightSizes(NamedTuple):
     """The sizes of a weight that an adapter must match.
 
     Attributes:
@@ -64,7 +64,7 @@ def is_transposed(layer: PyTree) -> bool:
     return isinstance(layer, (Conv1DTranspose, Conv2DTranspose))
 
 
-def sizes_of(layer: PyTree, where: str) -> Sizes:
+def sizes_of(layer: PyTree, where: str) -> WeightSizes:
     """Returns the sizes of a layer's weight.
 
     Raises:
@@ -103,7 +103,7 @@ def sizes_of(layer: PyTree, where: str) -> Sizes:
             got=f"shape {weight.shape}",
             write=f"a weight [..., {', '.join(map(str, own))}]",
         )
-    return Sizes(weight.shape[: -len(own)], kernel, inputs, outputs)
+    return WeightSizes(weight.shape[: -len(own)], kernel, inputs, outputs)
 
 
 def _of_class(layer: PyTree) -> tuple[tuple[int, ...], int, int]:

@@ -29,7 +29,7 @@ def own_leaves(module: PyTree) -> list[tuple[str, Any]]:
 
 
 @dataclass
-class Found:
+class FoundAdapter:
     """The arrays of one layer's adapter in a file.
 
     Attributes:
@@ -67,7 +67,7 @@ class Reading:
     def __init__(self, net: PyTree, rename: Mapping[str, str], arrays: Mapping[str, np.ndarray]):
         self._modules = dict(named_modules(net))
         self._paths = {peft.renamed(path, rename): path for path in self._modules}
-        self.adapters: dict[str, Found] = {}
+        self.adapters: dict[str, FoundAdapter] = {}
         self.trained: list[str] = []
         self._whole: dict[str, np.ndarray] = {}
         self._loaded: list[str] = []
@@ -88,7 +88,7 @@ class Reading:
             return False
         if suffix not in (*peft.suffixes(self._modules[path]), peft.MAGNITUDE):
             return False
-        self.adapters.setdefault(path, Found(own)).arrays[suffix] = array
+        self.adapters.setdefault(path, FoundAdapter(own)).arrays[suffix] = array
         return True
 
     def _take_whole(self, name: str, stem: str, array: np.ndarray) -> bool:
@@ -110,7 +110,7 @@ class Reading:
             return True
         return False
 
-    def _check(self, path: str, found: Found) -> None:
+    def _check(self, path: str, found: FoundAdapter) -> None:
         """Records missing arrays and wrong shapes of an adapter."""
         layer = self._modules[path]
         a_name, b_name = peft.suffixes(layer)

@@ -14,7 +14,7 @@ from pax_export._types import PyTree
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._on_host import checksum
 from pax_export.checkpoint._placed import Restored, placed, sharding_to_read
-from pax_export.checkpoint._saved import Entry, full_name, is_plain, named
+from pax_export.checkpoint._saved import LeafEntry, full_name, is_plain, named
 from pax_export.checkpoint._stored_array import StoredArray
 from pax_export.core import near_names
 from pax_export.weights import LoadReport, compare, mismatch, require_shape
@@ -51,8 +51,8 @@ class Checkpoint:
                 raise ValueError(f"{unusual} is {file_types.unusual(unusual)}")
             about = _orbax.about(directory)
             self.metrics: dict[str, float] = dict(about["metrics"])
-            self._entries: dict[str, dict[str, Entry]] = {
-                tree: {name: Entry.from_json(fields) for name, fields in leaves.items()}
+            self._entries: dict[str, dict[str, LeafEntry]] = {
+                tree: {name: LeafEntry.from_json(fields) for name, fields in leaves.items()}
                 for tree, leaves in about["trees"].items()
             }
         except Exception as error:  # orbax and what it builds on have no common error
@@ -147,7 +147,7 @@ class Checkpoint:
                 if not is_plain(leaf):
                     what = "Restoring needs a tree of arrays"
                     require_shape(full_name(tree, name), leaf, what)
-                wanted[full_name(tree, name)] = Entry.of(leaf).description
+                wanted[full_name(tree, name)] = LeafEntry.of(leaf).description
             for name, entry in self._entries.get(tree, {}).items():
                 there[full_name(tree, name)] = entry.description
         report = compare(wanted, there)

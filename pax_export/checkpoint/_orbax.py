@@ -102,7 +102,7 @@ def plain(directory: Path) -> Iterator[Path]:
         os.close(handle)
 
 
-class _Turns:
+class _SaveLock:
     """Serializes the saves of a process.
 
     orbax numbers its saves globally, and its threads wait for the last number: two at once
@@ -131,7 +131,7 @@ class _Turns:
             manager.wait_until_finished()
 
 
-_turns = _Turns()
+_turns = _SaveLock()
 
 
 def save(manager: PyTree, step: int, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:

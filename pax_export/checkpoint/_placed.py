@@ -10,7 +10,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import AnyMesh, PyTree
-from pax_export.checkpoint._saved import Entry, is_plain
+from pax_export.checkpoint._saved import LeafEntry, is_plain
 from pax_export.sharding import following, shardings
 from pax_export.weights import LoadReport, chosen_sharding, refuse_narrowing
 
@@ -44,7 +44,7 @@ class Restored(dict[str, Any]):
         self.report = report
 
 
-def sharding_to_read(name: str, own: object, entry: Entry, sharding: object) -> Any:
+def sharding_to_read(name: str, own: object, entry: LeafEntry, sharding: object) -> Any:
     """Returns the sharding for reading an array; None to read it as numpy first."""
     if isinstance(own, (np.ndarray, np.generic)):
         return None

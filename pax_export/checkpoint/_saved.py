@@ -43,7 +43,7 @@ def full_name(tree_name: str, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LeafEntry:
     """The original type of a saved leaf."""
 
     description: Description | str  # its shape and dtype, or in words what it is
@@ -51,14 +51,14 @@ class Entry:
     checksum: int | None = None  # of the array on disk, if it is known
 
     @classmethod
-    def of(cls, leaf: object) -> Entry:
+    def of(cls, leaf: object) -> LeafEntry:
         """Creates the entry of a leaf, or of a shape and dtype."""
         if is_plain(leaf):
             return cls(f"a Python {type(leaf).__name__}", leaf)
         return cls(describe(leaf))
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Entry:
+    def from_json(cls, fields: dict[str, Any]) -> LeafEntry:
         """The inverse of `to_json`; raises KeyError or TypeError for invalid JSON."""
         if "value" in fields:
             return cls.of(fields["value"])
@@ -148,7 +148,7 @@ def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         for name, leaf in named(tree_name, tree).items():
             if not is_plain(leaf):
                 _require_value(full_name(tree_name, name), leaf)
-            entry = Entry.of(leaf)
+            entry = LeafEntry.of(leaf)
             if entry.on_disk:
                 array = _shared(entry.stored(_native(leaf)))
                 arrays.setdefault(tree_name, {})[name] = array

@@ -69,7 +69,7 @@ def methods(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
-class Inputs:
+class InputArguments:
     """The inputs of a model as they stand on a command line: ``[KEY:][NAME=]SHAPE[:DTYPE]``.
 
     Args:

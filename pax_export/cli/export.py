@@ -134,7 +134,7 @@ def _of_formats(targets: Mapping[str, Format]) -> dict[str, Mapping[str, Any]]:
 def _call(options: argparse.Namespace) -> int:
     targets = _targets()
     methods = _factory.methods(options.method)
-    given = _factory.Inputs(options.input, methods)
+    given = _factory.InputArguments(options.input, methods)
     write = imported(targets[options.target].export)  # with jax.export, which others do not need
     chosen = _given(options, write, targets)
     model = _factory.make(options.factory)
@@ -159,7 +159,7 @@ def _call(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _drawing(model: object, given: _factory.Inputs) -> Any:
+def _drawing(model: object, given: _factory.InputArguments) -> Any:
     from pax_export import inspection
 
     if not isinstance(given.inputs, tuple):

@@ -47,11 +47,11 @@ def install_as_pax() -> None:
         >>> pax.Linear is pax_export.Linear
         True
     """
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if any(isinstance(finder, _PaxFinder) for finder in sys.meta_path):
         return
     for name in ("pax", "opax"):
         _require_free(name)
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _PaxFinder())
     if is_installed("jax"):
         from pax_export.core import run_pax_programs
 
@@ -86,7 +86,7 @@ def _own_name(name: str) -> str:
     return f"{_PACKAGE}.{name}" if top == "opax" else _PACKAGE + dot + rest
 
 
-class _Finder(MetaPathFinder, Loader):
+class _PaxFinder(MetaPathFinder, Loader):
     """Answers every import of ``pax``, ``opax`` and what lies below."""
 
     def find_spec(

@@ -131,7 +131,7 @@ class _Loader(SourceFileLoader):
         return module
 
 
-class _Finder:
+class _ProgramFinder:
     """Finds the modules of the program, before anybody else does."""
 
     def __init__(self, folders: Sequence[str]):
@@ -157,5 +157,5 @@ class _Finder:
 def show_old_jax(folder: str) -> None:
     """Gives the modules that a program imports from a folder, or PYTHONPATH, the old jax."""
     others = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
-    finder: Any = _Finder([folder, *others])
+    finder: Any = _ProgramFinder([folder, *others])
     sys.meta_path.insert(1, finder)  # behind that of `pax`

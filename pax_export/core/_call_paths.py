@@ -27,7 +27,7 @@ _KEPT = "_pax_raised_in"
 
 
 @dataclass(frozen=True)
-class _Place:
+class _RaisedAt:
     """Where an error was raised, as far as it has come up.
 
     Attributes:
@@ -80,7 +80,7 @@ def path_of_call() -> str:
 
 
 def _note(error: Exception, module: Node) -> None:
-    place: _Place | None = getattr(error, _KEPT, None)
+    place: _RaisedAt | None = getattr(error, _KEPT, None)
     below = place and place.top()
     if below is module:
         return  # a method of a base class, or of a policy, around the same call
@@ -92,7 +92,7 @@ def _note(error: Exception, module: Node) -> None:
     try:
         old = place and place.note
         error.__notes__ = [*[n for n in getattr(error, "__notes__", ()) if n != old], text]
-        setattr(error, _KEPT, _Place(weakref.ref(module), path, raised_in, text))
+        setattr(error, _KEPT, _RaisedAt(weakref.ref(module), path, raised_in, text))
     except (AttributeError, TypeError):
         pass  # an error that takes no attributes goes on as it is
 

@@ -33,7 +33,7 @@ class OfInstance(NamedTuple):
     bound: bool
 
 
-class _Method:
+class _MethodSlot:
     """In a class, a method that each of its modules holds itself."""
 
     def __init__(self, name: str):
@@ -97,7 +97,7 @@ def _replaced_methods(base: type, namespace: dict, methods: tuple) -> dict[str, 
 def _in_class(method: Callable[..., Any]) -> Any:
     if not isinstance(method, OfInstance):
         return method
-    return _Method(method.name) if method.bound else _StaticMethod(_Method(method.name))
+    return _MethodSlot(method.name) if method.bound else _StaticMethod(_MethodSlot(method.name))
 
 
 register_aspect("methods", _replaced_methods)

@@ -25,7 +25,7 @@ _LARGEST = 999_999_999
 _threads = itertools.count(1)
 
 
-class _Stream(threading.local):
+class _ThreadStream(threading.local):
     """One generator a thread; created when a thread first asks for a key."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class _Stream(threading.local):
             self.generator = random.Random(f"{DEFAULT_SEED}/{next(_threads)}")
 
 
-_stream = _Stream()
+_stream = _ThreadStream()
 
 
 def seed_rng_key(seed: int) -> None:

@@ -76,7 +76,7 @@ def nans(function: Callable[..., Any] | None = None) -> Any:
 
     @functools.wraps(function, updated=())
     def wrapper(*args: object, **kwargs: object) -> Any:
-        call = _Call(function, args, kwargs)
+        call = _FunctionCall(function, args, kwargs)
         if call.key not in compiled:
             trees: list[Any] = []
 
@@ -99,10 +99,10 @@ def explained(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Exception:
     """The error of a call of which a result is not finite."""
-    return _error(_Call(function, args, kwargs))
+    return _error(_FunctionCall(function, args, kwargs))
 
 
-class _Call:
+class _FunctionCall:
     """A call of a function: what of its arguments is data, and what is part of it."""
 
     def __init__(
@@ -137,7 +137,7 @@ class _Call:
         return jax.make_jaxpr(run)(self.data)
 
 
-def _error(call: _Call) -> Exception:
+def _error(call: _FunctionCall) -> Exception:
     for path, leaf in named_leaves(call.arguments(call.data)):
         if _is_data(leaf) and is_bad(jnp.asarray(leaf)):
             return argument_error(leaf, path.partition(".")[2])

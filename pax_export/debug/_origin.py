@@ -28,7 +28,7 @@ _ADVICE = {
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Producer:
     """An operation of a program, with what went in; none for a constant."""
 
     equation: Any
@@ -109,14 +109,14 @@ def _text(value: object) -> str:
     return f"{text} from {low:.4g} to {high:.4g}" + (f", {share:.1%} NaN" if share else "")
 
 
-def _first(program: TracedProgram, arguments: Sequence[Any], around: str) -> _Found:
+def _first(program: TracedProgram, arguments: Sequence[Any], around: str) -> _Producer:
     """The operation from which what is not finite in the results comes."""
-    made: dict[Any, _Found] = {}  # by variable
+    made: dict[Any, _Producer] = {}  # by variable
 
     def operate(equation: Equation, operands: list[Any]) -> Sequence[Any]:
         results = bound(equation, operands)
         path = path_in(equation, around)
-        made.update(dict.fromkeys(equation.outvars, _Found(equation, path, operands, results)))
+        made.update(dict.fromkeys(equation.outvars, _Producer(equation, path, operands, results)))
         return results
 
     outputs = zip(
@@ -125,20 +125,20 @@ def _first(program: TracedProgram, arguments: Sequence[Any], around: str) -> _Fo
     atom, value = next((atom, value) for atom, value in outputs if is_bad(value))
     found = None if is_literal(atom) else made.get(atom)
     if found is None:
-        return _Found(None, around, (), (value,))
+        return _Producer(None, around, (), (value,))
     while before := _bad_operand(found, made):
         found = before
     return _inside(found) or found
 
 
-def _bad_operand(found: _Found, made: dict[Any, _Found]) -> _Found | None:
+def _bad_operand(found: _Producer, made: dict[Any, _Producer]) -> _Producer | None:
     """The operation that gave an operand that is not finite; None if all operands are finite."""
     operands = zip(found.equation.invars, found.operands)
     bad = (atom for atom, value in operands if not is_literal(atom) and is_bad(value))
     return next((made[atom] for atom in bad if atom in made), None)
 
 
-def _inside(found: _Found) -> _Found | None:
+def _inside(found: _Producer) -> _Producer | None:
     """The operation in the program that this one calls, if it calls any."""
     path, operands = found.path, list(found.operands)
     name, params = found.equation.primitive.name, found.equation.params
@@ -154,7 +154,7 @@ def _inside(found: _Found) -> _Found | None:
     return None if inner is None else _first(inner, operands, path)
 
 
-def _in_scan(params: PyTree, operands: list[Any], path: str) -> _Found | None:
+def _in_scan(params: PyTree, operands: list[Any], path: str) -> _Producer | None:
     fixed, carry, inputs = scan_operands(params, operands)
     body = params["jaxpr"]
     run = jax.jit(lambda *values: call_with_constants(body, {}, values))
@@ -169,7 +169,7 @@ def _in_scan(params: PyTree, operands: list[Any], path: str) -> _Found | None:
     return None
 
 
-def _in_while(params: PyTree, operands: list[Any], path: str) -> _Found | None:
+def _in_while(params: PyTree, operands: list[Any], path: str) -> _Producer | None:
     of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
     test, fixed = operands[:of_test], operands[of_test : of_test + of_body]
     state, number = operands[of_test + of_body :], 0

@@ -58,7 +58,7 @@ class Beams(NamedTuple):
     scores: jax.Array
 
 
-class _Search(NamedTuple):
+class _BeamSearch(NamedTuple):
     texts: jax.Array  # [batch, beams, count], of the beams, none of which has ended
     newest: jax.Array  # [batch, beams]
     total: jax.Array  # [batch, beams], sums of log-probabilities; -inf where there is no beam
@@ -68,7 +68,7 @@ class _Search(NamedTuple):
     cache: Any  # of batch * beams rows
 
 
-class _Rules(NamedTuple):
+class _ScoreRules(NamedTuple):
     penalty: Any  # float32
     limit: Any  # how many tokens a text has at most
     stop: TextEnds
@@ -226,11 +226,11 @@ def _searched(
         )
     axes = batch_axes(lm, room, None)
     limit = count if limit is None else limit
-    rules = _Rules(jnp.asarray(penalty, jnp.float32), limit, stop, early_stopping)
+    rules = _ScoreRules(jnp.asarray(penalty, jnp.float32), limit, stop, early_stopping)
     texts = jnp.full((batch, beams, count), pad, jnp.int32)
     none = jnp.full((batch, beams), -jnp.inf)
     nothing = jnp.zeros((batch, beams), jnp.int32)
-    search = _Search(
+    search = _BeamSearch(
         texts,
         nothing,
         none.at[:, 0].set(0.0),  # all beams begin with one prompt
@@ -251,14 +251,16 @@ def _searched(
     return Beams(tokens, jnp.where(no_number, 0, lengths), scores)
 
 
-def _read_newest(lm: PyTree, search: _Search) -> tuple[_Search, jax.Array]:
+def _read_newest(lm: PyTree, search: _BeamSearch) -> tuple[_BeamSearch, jax.Array]:
     """Adds the newest token of each beam to the cache; the logits after it."""
     counts = jnp.broadcast_to(search.is_open[:, None], search.newest.shape).astype(jnp.int32)
     logits, cache = last_logits(lm, search.newest.reshape(-1, 1), search.cache, counts.reshape(-1))
     return search._replace(cache=cache), logits
 
 
-def _extended(search: _Search, logits: jax.Array, axes: list[Any], rules: _Rules) -> _Search:
+def _extended(
+    search: _BeamSearch, logits: jax.Array, axes: list[Any], rules: _ScoreRules
+) -> _BeamSearch:
     """Keeps the best of what can follow the beams, and the best of what ends with it."""
     batch, beams, _ = search.texts.shape
     size = logits.shape[-1]
@@ -285,7 +287,7 @@ def _extended(search: _Search, logits: jax.Array, axes: list[Any], rules: _Rules
     total, kept = jax.lax.top_k(jnp.where(ends, -jnp.inf, total), beams)
     rows = jnp.arange(batch)[:, None] * beams + _of_beams(beam, kept)
     cache = map_rows(lambda x, axis: jnp.take(x, rows.reshape(-1), axis), search.cache, axes)
-    return _Search(
+    return _BeamSearch(
         _of_beams(texts, kept),
         _of_beams(token, kept),
         total,
@@ -303,7 +305,9 @@ def _best(ended: Beams, new: Beams) -> Beams:
     return Beams(_of_beams(tokens, kept), _of_beams(lengths, kept), scores)
 
 
-def _goes_on(total: jax.Array, scores: jax.Array, length: jax.Array, rules: _Rules) -> jax.Array:
+def _goes_on(
+    total: jax.Array, scores: jax.Array, length: jax.Array, rules: _ScoreRules
+) -> jax.Array:
     """``[batch]``: whether a text that ends later may be better than one that has ended."""
     has_room = ~jnp.all(scores > -jnp.inf, axis=1)
     if rules.early_stopping is True:

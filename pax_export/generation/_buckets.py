@@ -22,7 +22,7 @@ _FEWEST_READ, _FEWEST_NEW = 16, 64
 _MANY = 512
 
 
-class Sizes(NamedTuple):
+class BucketSizes(NamedTuple):
     """Prompts, and for how many tokens a program has places."""
 
     tokens: Any  # [batch, width]
@@ -54,7 +54,7 @@ def sized(
     room: int | None = None,
     spare: int = 0,
     dtype: DTypeLike | None = None,
-) -> Sizes:
+) -> BucketSizes:
     """Prompts and sizes in buckets; as they are where values are not known or lie on many devices.
 
     Args:
@@ -69,7 +69,7 @@ def sized(
     """
     if not all(map(_is_at_hand, jax.tree.leaves((nets, tokens, lengths, cache)))):
         exact = tokens.shape[1] + count + spare
-        return Sizes(tokens, lengths, count, None, exact if room is None else room)
+        return BucketSizes(tokens, lengths, count, None, exact if room is None else room)
     batch, longest = len(lengths), int(np.max(lengths))
     places = bucket(count, _FEWEST_NEW) if count else 0
     width = 1 if longest == 1 else bucket(longest, _FEWEST_READ)
@@ -84,7 +84,7 @@ def sized(
         most = room
     if most is not None:
         width = max(longest, min(width, most))
-    return Sizes(_of_width(tokens, width), lengths, places, count, room)
+    return BucketSizes(_of_width(tokens, width), lengths, places, count, room)
 
 
 def _is_at_hand(leaf: object) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import explained
-from pax_export.generation._buckets import Sizes, cut, sized
+from pax_export.generation._buckets import BucketSizes, cut, sized
 from pax_export.generation._defaults import default_pad, default_sampler, default_stop
 from pax_export.generation._foreign_keywords import KEYWORDS
 from pax_export.generation._programs import Made, begun, finished, settled, without_cache
@@ -246,13 +246,13 @@ def generate(
     return Generated(columns, made, said, kept)
 
 
-class Request(NamedTuple):
+class GenerationRequest(NamedTuple):
     """What a caller wants, looked at."""
 
     operands: tuple[Any, ...]  # net, tokens, lengths, cache, keys, numbers of the sampler
     settings: Settings
     new: int  # how many tokens at most
-    sizes: Sizes
+    sizes: BucketSizes
     dtype: Any  # of a new cache
     ends: StringEnds | None
 
@@ -305,7 +305,7 @@ def request(
     max_length: int | None,
     cache_dtype: object,
     prefill_chunk: int | None,
-) -> Request:
+) -> GenerationRequest:
     """Refuses what cannot be done, before anything is computed."""
     lm = checked_net(lm, where)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
@@ -335,4 +335,4 @@ def request(
         check_new_room(room, lengths, count, where)
     sizes = sized([lm], tokens, lengths, count, cache=cache, room=room, dtype=dtype)
     operands = lm, sizes.tokens, sizes.lengths, cache, keys, values
-    return Request(operands, settings, count, sizes, dtype, ends)
+    return GenerationRequest(operands, settings, count, sizes, dtype, ends)

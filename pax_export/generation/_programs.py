@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._types import Array, PyTree
-from pax_export.generation._steps import Settings, State, advance, begin, settle
+from pax_export.generation._steps import DecodeState, Settings, advance, begin, settle
 
 #: Tokens, how many of each row are meant, log-probabilities, and the state at the end.
-Made = tuple[jax.Array, jax.Array, Any, State]
+Made = tuple[jax.Array, jax.Array, Any, DecodeState]
 
 
 @partial(jax.jit, static_argnames=("settings", "room", "dtype"))
@@ -31,7 +31,7 @@ def begun(
     settings: Settings,
     room: int,
     dtype: Any,
-) -> State:
+) -> DecodeState:
     """The state after the prompts and the first token."""
     if cache is None:
         cache = lm.init_cache(tokens.shape[0], room, dtype=dtype)
@@ -42,14 +42,14 @@ def begun(
 
 
 @partial(jax.jit, static_argnames="settings", donate_argnames="cache")
-def advanced(lm: PyTree, cache: object, state: State, *, settings: Settings) -> State:
+def advanced(lm: PyTree, cache: object, state: DecodeState, *, settings: Settings) -> DecodeState:
     """The state one token later."""
     return advance(lm, state._replace(cache=cache), settings)
 
 
 @partial(jax.jit, static_argnames=("settings", "count"), donate_argnames="cache")
 def finished(
-    lm: PyTree, cache: object, state: State, limit: int, *, settings: Settings, count: int
+    lm: PyTree, cache: object, state: DecodeState, limit: int, *, settings: Settings, count: int
 ) -> Made:
     """All tokens, the first one among them."""
     return finish(lm, state._replace(cache=cache), settings, count, limit)
@@ -58,12 +58,14 @@ def finished(
 settled = jax.jit(settle)
 
 
-def without_cache(state: State) -> tuple[Any, State]:
+def without_cache(state: DecodeState) -> tuple[Any, DecodeState]:
     """The cache of a state, and the rest of it."""
     return state.cache, state._replace(cache=None)
 
 
-def finish(lm: PyTree, state: State, settings: Settings, count: int, limit: object = None) -> Made:
+def finish(
+    lm: PyTree, state: DecodeState, settings: Settings, count: int, limit: object = None
+) -> Made:
     """Chooses tokens until all rows have ended.
 
     Args:

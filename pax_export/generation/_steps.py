@@ -54,7 +54,7 @@ class Settings:
         return self._hash  # type: ignore[attr-defined]
 
 
-class State(NamedTuple):
+class DecodeState(NamedTuple):
     """A batch of texts between two tokens.
 
     The newest token of a row is known, and the cache does not have it yet.
@@ -123,7 +123,7 @@ def begin(
     keys: jax.Array | None,
     settings: Settings,
     numbers: Array | None = None,
-) -> State:
+) -> DecodeState:
     """Reads the prompts and chooses the first token of each row."""
     logits, cache = read_prompt(lm, tokens, lengths, cache, settings.chunk)
     logits = of_real_prompts(logits, tokens, lengths)
@@ -137,7 +137,9 @@ def begin(
         recent = jnp.full((batch, max(map(len, settings.sequences)) - 1), NO_TOKEN)
     nothing = jnp.zeros(batch, jnp.int32), jnp.ones(batch, bool), jnp.zeros(batch, bool)
     log_prob = jnp.zeros(batch, jnp.float32) if settings.log_probs else None
-    state = State(*nothing, log_prob, jnp.zeros((), jnp.int32), keys, seen, recent, numbers, cache)
+    state = DecodeState(
+        *nothing, log_prob, jnp.zeros((), jnp.int32), keys, seen, recent, numbers, cache
+    )
     return _chosen(state, logits, cache, settings)
 
 
@@ -157,24 +159,26 @@ def _occurred(tokens: Array, lengths: Any, size: int) -> jax.Array:
     return nowhere.at[rows, ids].set(True, mode="drop")
 
 
-def advance(lm: PyTree, state: State, settings: Settings) -> State:
+def advance(lm: PyTree, state: DecodeState, settings: Settings) -> DecodeState:
     """Adds the newest token of each row to the cache, and chooses the next one."""
     logits, cache = _read_newest(lm, state)
     return _chosen(state, logits, cache, settings)
 
 
-def settle(lm: PyTree, state: State) -> Any:
+def settle(lm: PyTree, state: DecodeState) -> Any:
     """The cache with the newest token of each row, which no next one follows."""
     return _read_newest(lm, state)[1]
 
 
-def _read_newest(lm: PyTree, state: State) -> tuple[jax.Array, Any]:
+def _read_newest(lm: PyTree, state: DecodeState) -> tuple[jax.Array, Any]:
     # Padding may be any number, and a net is given tokens only.
     token = jnp.where(state.alive, state.token, 0)
     return last_logits(lm, token[:, None], state.cache, state.alive.astype(jnp.int32))
 
 
-def _chosen(state: State, logits: jax.Array, cache: object, settings: Settings) -> State:
+def _chosen(
+    state: DecodeState, logits: jax.Array, cache: object, settings: Settings
+) -> DecodeState:
     keys = state.keys
     if keys is not None:
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.step)

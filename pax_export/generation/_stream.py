@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pax_export.generation._programs import advanced, begun, settled, without_cache
-from pax_export.generation._steps import Settings, State
+from pax_export.generation._steps import DecodeState, Settings
 
 
 class Stream(Iterator[np.ndarray]):
@@ -48,7 +48,7 @@ class Stream(Iterator[np.ndarray]):
         self._lm, *self._prompt = operands
         self._settings, self._room, self._dtype = settings, room, dtype
         self._left, self._ends = count, ends
-        self.state: State | None = None
+        self.state: DecodeState | None = None
         self._over = False
 
     def __next__(self) -> np.ndarray:

@@ -26,7 +26,7 @@ def inspected(path: Path) -> Inspection:
     """A row for the export, for each signature of several, and for each array."""
     if foreign.is_foreign(path):
         found: Any = foreign.describe(path)
-        signatures = {key: _Signature(**each) for key, each in found.signatures.items()}
+        signatures = {key: _ThirdPartySignature(**each) for key, each in found.signatures.items()}
         return Inspection(tuple(_rows(found, "SavedModel", signatures)))
     report = read_report(path)
     uncounted = {each for signature in report.signatures.values() for each in signature.uncounted}
@@ -36,7 +36,7 @@ def inspected(path: Path) -> Inspection:
 
 
 @dataclass(frozen=True)
-class _Signature:
+class _ThirdPartySignature:
     """A signature of somebody else's SavedModel; nobody has counted what a call of it costs."""
 
     inputs: tuple[ArrayInfo, ...]

@@ -17,7 +17,7 @@ from pax_export.export.tracing.spec import resolve
 
 
 @dataclass
-class Call:
+class ModuleCall:
     """What a module was called with when it was first called, and how often it was.
 
     Attributes:
@@ -44,7 +44,7 @@ class Trace:
         output_count: how many of the program's results, the last ones, are outputs.
     """
 
-    calls: dict[str, Call] = field(default_factory=dict)
+    calls: dict[str, ModuleCall] = field(default_factory=dict)
     work: Work = field(default_factory=Work)
     program: Any = None
     inputs: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Trace:
         if path in self.calls:
             self.calls[path].count += 1
         else:
-            self.calls[path] = Call(*map(_structs, (module, arguments, output)))
+            self.calls[path] = ModuleCall(*map(_structs, (module, arguments, output)))
         return output
 
 
@@ -114,13 +114,13 @@ def traced_as_one(model: Exportable, inputs: tuple, kwargs: Mapping[str, Any] | 
     return trace
 
 
-def module_inputs(call: Call) -> list[Any]:
+def module_inputs(call: ModuleCall) -> list[Any]:
     """The arrays that a module was called with; modules among its arguments are left out."""
     leaves = jax.tree_util.tree_leaves(call.arguments, is_leaf=is_node)
     return [leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
 
 
-def module_outputs(call: Call) -> list[Any]:
+def module_outputs(call: ModuleCall) -> list[Any]:
     """The arrays that a module returned."""
     leaves = jax.tree_util.tree_leaves(call.output, is_leaf=is_node)
     return [leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]

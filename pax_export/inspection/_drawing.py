@@ -14,7 +14,7 @@ from pax_export._optional import require
 from pax_export._types import PyTree
 from pax_export.core import Module, named_modules
 from pax_export.inspection._calls import traced
-from pax_export.inspection._flow import Node, flow_of
+from pax_export.inspection._flow import FlowNode, flow_of
 from pax_export.inspection._functions import title_of
 
 _MARK = "<!-- pax_export drawing -->"
@@ -54,7 +54,7 @@ class Drawing:
         (1, 2, ('float32[batch,4]',))
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[FlowNode, ...]
     edges: tuple[tuple[int, int, tuple[str, ...]], ...]
 
     def to_svg(self) -> str:
@@ -197,13 +197,13 @@ def _route(start: int, end: int, hops: Mapping[int, list[int]], known: int) -> l
     return []
 
 
-def _box(node: Node) -> tuple[float, float]:
+def _box(node: FlowNode) -> tuple[float, float]:
     letters = max(len(node.title), _SMALL * len(node.path))
     lines = 2 if node.path else 1
     return letters * _LETTER + 18, lines * _LINE + 6
 
 
-def _node(node: Node, place: Point, box: tuple[float, float]) -> str:
+def _node(node: FlowNode, place: Point, box: tuple[float, float]) -> str:
     (x, y), (width, height) = place, box
     text = (
         f'<text x="{x:.1f}" y="{y + 4 - (7 if node.path else 0):.1f}">{escape(node.title)}</text>'

@@ -20,7 +20,7 @@ _LOOKS = frozenset(
 
 
 @dataclass(frozen=True)
-class Node:
+class FlowNode:
     """A module, an operation between modules, an input or an output.
 
     Attributes:
@@ -39,10 +39,10 @@ class Node:
 class Flow:
     """Nodes by number, and edges ``(from, to) -> the arrays that go there``."""
 
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[FlowNode] = field(default_factory=list)
     edges: dict[tuple[int, int], list[str]] = field(default_factory=dict)
 
-    def add(self, node: Node) -> int:
+    def add(self, node: FlowNode) -> int:
         self.nodes.append(node)
         return len(self.nodes) - 1
 
@@ -58,16 +58,16 @@ def flow_of(trace: Trace, classes: Mapping[str, str], depth: int) -> Flow:
     ``classes`` has the title of each module by its path; modules that lie deeper than
     ``depth`` modules are part of the one around them.
     """
-    return _Reader(trace, classes, depth).flow
+    return _FlowReader(trace, classes, depth).flow
 
 
-class _Reader:
+class _FlowReader:
     def __init__(self, trace: Trace, classes: Mapping[str, str], depth: int):
         self.flow, self.classes = Flow(), classes
         self.shown = {path for path in trace.calls if 0 < self._depth(path) <= depth}
         self.containers = {each for path in self.shown for each in self._around(path)} | {""}
         self.modules: dict[str, int] = {}
-        inputs = [self.flow.add(Node("input", name)) for name in trace.inputs]
+        inputs = [self.flow.add(FlowNode("input", name)) for name in trace.inputs]
         jaxpr = trace.program
         # The jaxpr is not closed: its constants come before its operands.
         leaves = [None] * (len(jaxpr.constvars) + len(jaxpr.invars) - len(inputs))
@@ -88,7 +88,7 @@ class _Reader:
     def _outputs(self, results: Sequence[tuple[int | None, Any]]) -> None:
         for number, (source, variable) in enumerate(results):
             name = "output" if len(results) == 1 else f"output {number}"
-            node = self.flow.add(Node("output", name))
+            node = self.flow.add(FlowNode("output", name))
             if source is not None:
                 self.flow.connect(source, node, describe_array(variable.aval))
 
@@ -140,12 +140,12 @@ class _Reader:
 
     def _module(self, path: str) -> int:
         if path not in self.modules:
-            node = Node("module", self.classes[path], path)
+            node = FlowNode("module", self.classes[path], path)
             self.modules[path] = self.flow.add(node)
         return self.modules[path]
 
     def _operation(self, equation: Equation) -> int:
-        return self.flow.add(Node("operation", _title(equation).strip("_")))
+        return self.flow.add(FlowNode("operation", _title(equation).strip("_")))
 
 
 def _one_to_one(equation: Equation) -> Any:

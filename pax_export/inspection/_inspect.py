@@ -24,7 +24,7 @@ from pax_export.core import (
     is_node,
     named_modules,
 )
-from pax_export.export.tracing.exportable import Leaf as Exported
+from pax_export.export.tracing.exportable import ExportLeaf as Exported
 from pax_export.export.tracing.exportable import exportable
 from pax_export.export.tracing.flops import Work, number, plain
 from pax_export.export.tracing.model_forms import unbind
@@ -38,7 +38,7 @@ from pax_export.inspection._calls import (
 )
 from pax_export.inspection._functions import function_of
 from pax_export.inspection._inspection import Inspection
-from pax_export.inspection._leaves import Leaf, leaves_of
+from pax_export.inspection._leaves import NetArray, leaves_of
 from pax_export.inspection._row import Row
 from pax_export.inspection._time import time_shares
 
@@ -111,9 +111,9 @@ def inspect(
     return Inspection(tuple(rows), tuple(sorted(trace.work.uncounted)) if trace else ())
 
 
-def _leaf(leaf: Exported) -> Leaf:
+def _leaf(leaf: Exported) -> NetArray:
     role = TRAINABLE if leaf.trainable else STATE
-    return Leaf(leaf.name, tuple(leaf.struct.shape), str(leaf.struct.dtype), role)
+    return NetArray(leaf.name, tuple(leaf.struct.shape), str(leaf.struct.dtype), role)
 
 
 class _Rows:
@@ -122,7 +122,7 @@ class _Rows:
     def __init__(
         self,
         modules: Sequence[tuple[str, Any]],
-        leaves: Sequence[Leaf],
+        leaves: Sequence[NetArray],
         trace: Trace | None,
         shares: Mapping[str, float],
     ):
@@ -197,7 +197,7 @@ class _Rows:
             transcendentals=plain(self.transcendentals.get(path, 0)) if self.trace else None,
         )
 
-    def _array(self, leaf: Leaf) -> Row:
+    def _array(self, leaf: NetArray) -> Row:
         return Row(
             path=leaf.path,
             kind="array",

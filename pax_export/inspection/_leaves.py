@@ -13,7 +13,7 @@ from pax_export.core import named_roles
 
 
 @dataclass(frozen=True)
-class Leaf:
+class NetArray:
     """One array of a net."""
 
     path: str
@@ -37,10 +37,10 @@ def _item_size(dtype: str) -> int:
     return np.dtype(jax.numpy.dtype(dtype)).itemsize
 
 
-def leaves_of(net: PyTree) -> list[Leaf]:
+def leaves_of(net: PyTree) -> list[NetArray]:
     """The arrays of a net in tree order."""
     return [
-        Leaf(path, tuple(leaf.shape), str(leaf.dtype), role)
+        NetArray(path, tuple(leaf.shape), str(leaf.dtype), role)
         for path, leaf, role in named_roles(net)
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
     ]

@@ -13,7 +13,7 @@ from pax_export._errors import InvalidArgumentError
 from pax_export._types import PyTree
 from pax_export.core import purecall
 from pax_export.export.artifact import dimensions
-from pax_export.inspection._calls import Call, Trace
+from pax_export.inspection._calls import ModuleCall, Trace
 
 _LEAST_SECONDS = 0.02  # of all repetitions together
 _LEAST_REPETITIONS = 3
@@ -30,7 +30,7 @@ def time_shares(trace: Trace) -> dict[str, float]:
     return {path: each / whole for path, each in seconds.items()}
 
 
-def _seconds(path: str, call: Call) -> float:
+def _seconds(path: str, call: ModuleCall) -> float:
     leaves, tree = jax.tree_util.tree_flatten((call.module, *call.arguments))
     places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
 

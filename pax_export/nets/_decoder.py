@@ -13,7 +13,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
 from pax_export._quantized import times_transposed
 from pax_export.core import Module, explained
-from pax_export.nets._decoder_attend import CachedReading, Reading
+from pax_export.nets._decoder_attend import CachedReading, UncachedCall
 from pax_export.nets._decoder_cache import DecoderCache, new_store, sizes_of_net
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import DecoderLayer, norm_of
@@ -328,7 +328,7 @@ class Decoder(Module):
         batch, length = tokens.shape
         if cache is None:
             places = jnp.arange(length, dtype=jnp.int32)[None, :]
-            reading, stores = Reading(self.config, places), ()
+            reading, stores = UncachedCall(self.config, places), ()
         else:
             reading = CachedReading(self.config, cache, counts, length)
             stores = (cache.keys, cache.values, cache.window_keys, cache.window_values)
@@ -342,7 +342,7 @@ class Decoder(Module):
         logits = jnp.where(not_read, jnp.nan, logits)
         return logits if cache is None else (logits, reading.after(stores, counts))
 
-    def _embedded(self, tokens: Any, reading: Reading) -> jax.Array:
+    def _embedded(self, tokens: Any, reading: UncachedCall) -> jax.Array:
         config, h = self.config, self.embed(tokens)
         if config.embed_scale != 1.0:
             h = h * jnp.asarray(config.embed_scale, h.dtype)
@@ -362,7 +362,7 @@ class Decoder(Module):
         cap = self.config.logit_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
-    def _through_layers(self, h: Any, stores: tuple, reading: Reading) -> tuple:
+    def _through_layers(self, h: Any, stores: tuple, reading: UncachedCall) -> tuple:
         config = self.config
         kinds = config.kinds
         groups, rest = divmod(config.num_layers, len(kinds))

@@ -23,7 +23,7 @@ from pax_export.nn import alibi_slopes, rotary_angles, rotary_frequencies
 Stores = tuple  # keys, values, window_keys, window_values of a cache; empty without one
 
 
-class Reading:
+class UncachedCall:
     """A call without a cache: positions, angles and masks.
 
     Args:
@@ -109,7 +109,7 @@ class Reading:
         return self._kept["own"]
 
 
-class CachedReading(Reading):
+class CachedReading(UncachedCall):
     """A call with a cache, which appends tokens to each row.
 
     Args:

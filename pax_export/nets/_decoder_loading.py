@@ -26,7 +26,7 @@ from pax_export._files import bounded
 from pax_export._types import DTypeLike, PyTree
 from pax_export.core import named_leaves
 from pax_export.nets._decoder_config import DecoderConfig
-from pax_export.nets._decoder_names import Piece, Pieces, pieces_of_gguf, pieces_of_hf
+from pax_export.nets._decoder_names import Pieces, SourceArray, pieces_of_gguf, pieces_of_hf
 from pax_export.nets._generation_defaults import GenerationDefaults, read_defaults
 from pax_export.nn import RotaryScaling
 from pax_export.weights import Source, open_source
@@ -154,7 +154,7 @@ def filled(
             f"those of {config.num_layers} layers",
         )  # fmt: skip
     shapes: Any = jax.eval_shape(lambda: cls(config, layers))
-    places = [_Place(name, leaf, pieces, config) for name, leaf in named_leaves(shapes)]
+    places = [_LeafSource(name, leaf, pieces, config) for name, leaf in named_leaves(shapes)]
     used = {name for place in places for name in place.names(config.num_layers)}
     if config.tied:  # some files have a tied embedding twice
         used.add(pieces["head.weight"].name)
@@ -163,7 +163,7 @@ def filled(
     return tree_structure(shapes).unflatten(leaves)
 
 
-class _Place:
+class _LeafSource:
     """A leaf of the net, and its array (or those of all layers) in a file."""
 
     def __init__(self, name: str, leaf: PyTree, pieces: Pieces, config: DecoderConfig):
@@ -179,7 +179,7 @@ class _Place:
                 got=f"a configuration of the family {config.family!r} with it",
                 write="a configuration without it; or pax.weights.adopt and a rename",
             )
-        self.piece: Piece = piece
+        self.piece: SourceArray = piece
 
     def names(self, layers: int) -> list[str]:
         if self.is_stacked:
@@ -219,7 +219,7 @@ def _as_leaf(array: np.ndarray, dtype: DTypeLike) -> jax.Array:
     return jnp.array(array) if array.base is not None else jnp.asarray(array)
 
 
-def _check(source: Source, places: list[_Place], config: DecoderConfig, used: set) -> None:
+def _check(source: Source, places: list[_LeafSource], config: DecoderConfig, used: set) -> None:
     """Nothing is missing, and nothing is left that would change what the net computes."""
     for place in places:
         for name in place.names(config.num_layers):

@@ -9,11 +9,11 @@ import numpy as np
 
 from pax_export.nets._decoder_config import DecoderConfig
 
-Pieces = dict[str, "Piece"]
+Pieces = dict[str, "SourceArray"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class SourceArray:
     """One array of a file, and what becomes of it.
 
     Attributes:
@@ -53,10 +53,10 @@ def pieces_of_hf(config: DecoderConfig, names: Iterable[str]) -> Pieces:
     heads = [name for name in names if name.endswith("lm_head.weight")]
     head = heads[0] if len(heads) == 1 else own.removesuffix("model.") + "lm_head.weight"
     found = {
-        "embed.weight": Piece(own + "embed_tokens.weight"),
-        "norm.scale": Piece(own + "norm.weight"),
-        "norm.offset": Piece(own + "norm.bias"),
-        "head.weight": Piece(head, transposed=True),
+        "embed.weight": SourceArray(own + "embed_tokens.weight"),
+        "norm.scale": SourceArray(own + "norm.weight"),
+        "norm.offset": SourceArray(own + "norm.bias"),
+        "head.weight": SourceArray(head, transposed=True),
     }
     return found | _of_layers(config, layer, _LLAMA_HF, _NORMS_HF[config.post_norms])
 
@@ -66,9 +66,9 @@ def pieces_of_gguf(config: DecoderConfig) -> Pieces:
     if config.family == "gpt2":
         return _of_gpt2(config, "", _GPT2_GGUF, transposed=True)
     found = {
-        "embed.weight": Piece("token_embd.weight"),
-        "norm.scale": Piece("output_norm.weight"),
-        "head.weight": Piece("output.weight", transposed=True),
+        "embed.weight": SourceArray("token_embd.weight"),
+        "norm.scale": SourceArray("output_norm.weight"),
+        "head.weight": SourceArray("output.weight", transposed=True),
     }
     paired = config.family == "llama"
     return found | _of_layers(config, "blk.{}.", _LLAMA_GGUF, _NORMS_GGUF, paired)
@@ -152,12 +152,12 @@ def _of_layers(
     for own, name in linears.items():
         room = "dense" if own in ("gate", "up", "down") else "attention"
         for leaf in ("weight", "bias"):
-            found[f"layers.{room}.{own}.{leaf}"] = Piece(
+            found[f"layers.{room}.{own}.{leaf}"] = SourceArray(
                 f"{start}{name}.{leaf}", leaf == "weight", paired_heads=heads.get(own, 0)
             )
     for own, name in norms.items():
-        found[f"layers.{own}.scale"] = Piece(f"{start}{name}.weight")
-        found[f"layers.{own}.offset"] = Piece(f"{start}{name}.bias")
+        found[f"layers.{own}.scale"] = SourceArray(f"{start}{name}.weight")
+        found[f"layers.{own}.offset"] = SourceArray(f"{start}{name}.bias")
     return found
 
 
@@ -165,22 +165,22 @@ def _of_gpt2(config: DecoderConfig, start: str, names: dict, transposed: bool) -
     """GPT-2 keeps query, key and value in one array, in transformers as ``[in, out]``."""
     head = start.removesuffix("transformer.") + names["head"]
     found = {
-        "embed.weight": Piece(f"{start}{names['embed']}.weight"),
-        "place_embed.weight": Piece(f"{start}{names['place_embed']}.weight"),
-        "head.weight": Piece(f"{head}.weight", transposed=True),
+        "embed.weight": SourceArray(f"{start}{names['embed']}.weight"),
+        "place_embed.weight": SourceArray(f"{start}{names['place_embed']}.weight"),
+        "head.weight": SourceArray(f"{head}.weight", transposed=True),
     }
     for own in ("norm", "attention_norm", "dense_norm"):
         place = own if own == "norm" else f"layers.{own}"
         for leaf, ending in (("scale", "weight"), ("offset", "bias")):
-            found[f"{place}.{leaf}"] = Piece(f"{start}{names[own]}.{ending}")
+            found[f"{place}.{leaf}"] = SourceArray(f"{start}{names[own]}.{ending}")
     for leaf in ("weight", "bias"):
         turned = transposed and leaf == "weight"
         for number, own in enumerate(("query", "key", "value")):
             part = (number * config.dim, config.dim)
-            found[f"layers.attention.{own}.{leaf}"] = Piece(
+            found[f"layers.attention.{own}.{leaf}"] = SourceArray(
                 f"{start}{names['fused']}.{leaf}", turned, part
             )
         for place in ("attention.output", "dense.up", "dense.down"):
             name = f"{start}{names[place.split('.')[1]]}.{leaf}"
-            found[f"layers.{place}.{leaf}"] = Piece(name, turned)
+            found[f"layers.{place}.{leaf}"] = SourceArray(name, turned)
     return found

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pax_export._types import Array, PyTree
 from pax_export.nets._decoder import Decoder
-from pax_export.nets._decoder_attend import Reading, Stores
+from pax_export.nets._decoder_attend import Stores, UncachedCall
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import seen_in_order
 from pax_export.nets._layer_kind import LayerKind
@@ -18,7 +18,7 @@ from pax_export.nets._layer_kind import LayerKind
 Put = Callable[[Any, Any], Any]
 
 
-class PlacedReading(Reading):
+class PlacedReading(UncachedCall):
     """A call whose keys and values are put into the stores of each layer, and then all are seen.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pax_export._types import PyTree
 from pax_export.core import named_leaves
-from pax_export.nets._decoder_names import Piece, Pieces
+from pax_export.nets._decoder_names import Pieces, SourceArray
 
 _NORMS = re.compile(r"(^|\.)(\w*_)?norm\.scale$")
 
@@ -32,7 +32,7 @@ def file_tensors(lm: PyTree, pieces: Pieces, norm_shift: float = 0.0) -> list[Te
         pieces: where the file keeps each leaf.
         norm_shift: what is added to the scales of norms.
     """
-    found: dict[str, list[tuple[Piece, Any, int | None, float]]] = {}
+    found: dict[str, list[tuple[SourceArray, Any, int | None, float]]] = {}
     for name, leaf in named_leaves(lm):
         shift = norm_shift if _NORMS.search(name) else 0.0
         for file_name, piece, layer in _places(name, leaf, pieces):
@@ -40,7 +40,7 @@ def file_tensors(lm: PyTree, pieces: Pieces, norm_shift: float = 0.0) -> list[Te
     return [_tensor(name, parts) for name, parts in sorted(found.items())]
 
 
-def _places(name: str, leaf: Any, pieces: Pieces) -> Iterator[tuple[str, Piece, int | None]]:
+def _places(name: str, leaf: Any, pieces: Pieces) -> Iterator[tuple[str, SourceArray, int | None]]:
     piece = pieces[re.sub(r"^layers\.\d+\.", "layers.", name)]
     listed = re.match(r"layers\.(\d+)\.", name)
     if listed:
@@ -51,7 +51,7 @@ def _places(name: str, leaf: Any, pieces: Pieces) -> Iterator[tuple[str, Piece, 
         yield piece.name, piece, None
 
 
-def _tensor(name: str, parts: list[tuple[Piece, Any, int | None, float]]) -> Tensor:
+def _tensor(name: str, parts: list[tuple[SourceArray, Any, int | None, float]]) -> Tensor:
     parts = sorted(parts, key=lambda each: (each[0].part or (0, 0))[0])
     shapes = [leaf.shape if layer is None else leaf.shape[1:] for _, leaf, layer, _ in parts]
     shape = (*shapes[0][:-1], sum(each[-1] for each in shapes))

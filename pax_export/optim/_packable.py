@@ -101,7 +101,10 @@ def _compare(recipe: KeyedTransformation, packing: Packing, plain: object, packe
     """Raises unless the programs for plain and for packed parameters are alike."""
     numbers: dict[Any, int] = {}
     dtypes = [entry.dtype for entry in packing.entries]
-    sides = _Reader(numbers, plain, dtypes), _Reader(numbers, packed, list(packing.dtypes))
+    sides = (
+        _OptimizerReader(numbers, plain, dtypes),
+        _OptimizerReader(numbers, packed, list(packing.dtypes)),
+    )
     for made in zip(*[side.programs(recipe) for side in sides]):
         (outer, items), (packed_outer, packed_items) = made
         if outer != packed_outer:
@@ -125,7 +128,7 @@ def _require_alike(
             raise _Unpackable("a rule that does not hold for all (a mask? labels?)", leaf)
 
 
-class _Reader:
+class _OptimizerReader:
     """Reads what an optimizer computes for some parameters, given as shapes and dtypes.
 
     It shares the numbers of formulas so far with the reader of the other program.

@@ -9,7 +9,7 @@ import jax
 
 from pax_export._errors import QuantizationError
 from pax_export._types import PyTree
-from pax_export.quantization._places import Place
+from pax_export.quantization._places import QuantizableArray
 
 #: What a net loses against the one that is quantized.
 Loss = Callable[[Any], float]
@@ -24,8 +24,8 @@ class Chosen(NamedTuple):
 
 def choose(
     arrays: PyTree,
-    places: Sequence[Place],
-    rounded: Callable[[Place, int], Any],
+    places: Sequence[QuantizableArray],
+    rounded: Callable[[QuantizableArray, int], Any],
     loss: Loss,
     budget: float,
 ) -> Chosen:

@@ -14,7 +14,7 @@ from pax_export.core import is_array, join, named_leaves, named_modules
 from pax_export.nn import Conv1DTranspose, Conv2DTranspose, Convolution, Embed, Linear
 
 
-class Place(NamedTuple):
+class QuantizableArray(NamedTuple):
     """An array that can be quantized.
 
     Attributes:
@@ -31,7 +31,7 @@ class Place(NamedTuple):
     axis: int
 
 
-def places_of_layers(modules: list[tuple[str, Any]]) -> Iterator[tuple[Place, Any]]:
+def places_of_layers(modules: list[tuple[str, Any]]) -> Iterator[tuple[QuantizableArray, Any]]:
     """The weights of layers in some modules, with the layers."""
     seen = set()
     for path, module in modules:
@@ -40,17 +40,17 @@ def places_of_layers(modules: list[tuple[str, Any]]) -> Iterator[tuple[Place, An
             if found is not None and id(layer) not in seen:
                 seen.add(id(layer))
                 name = join(join(path, below) if below else path, "weight")
-                yield Place(name, layer.weight, *found), layer
+                yield QuantizableArray(name, layer.weight, *found), layer
 
 
-def places_of_tree(params: PyTree) -> Iterator[Place]:
+def places_of_tree(params: PyTree) -> Iterator[QuantizableArray]:
     """The arrays of a tree with two axes or more, as ``x @ array`` takes them."""
     is_leaf = lambda each: isinstance(each, ArrayLike)  # noqa: E731
     for path, leaf in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_leaf)[0]:
         if is_leaf(leaf) or is_array(leaf):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             reduced = tuple(range(-len(leaf.shape), -1))
-            yield Place(name, leaf, reduced or (-1,), -2)
+            yield QuantizableArray(name, leaf, reduced or (-1,), -2)
 
 
 def _axes(layer: object) -> tuple[tuple[int, ...], int] | None:
@@ -66,7 +66,7 @@ def _axes(layer: object) -> tuple[tuple[int, ...], int] | None:
     return None
 
 
-def why_not(place: Place) -> str:
+def why_not(place: QuantizableArray) -> str:
     """Why an array cannot be quantized; empty if it can."""
     weight = place.weight
     if not is_array(weight):

@@ -19,7 +19,7 @@ from pax_export.core import Module, Selection, is_array
 from pax_export.quantization import _compare as compare
 from pax_export.quantization._budget import Chosen, choose
 from pax_export.quantization._places import (
-    Place,
+    QuantizableArray,
     other_arrays,
     places_of_layers,
     places_of_tree,
@@ -181,7 +181,7 @@ def _check(bits: object, group: object) -> None:
 
 
 Found = tuple[list[QuantizedLeaf], dict[str, str], dict[str, str]]
-Wish = Callable[[Place], tuple[Any, str]]
+Wish = Callable[[QuantizableArray], tuple[Any, str]]
 
 
 def _module(net: Module, at: object, wish: Wish, train: bool) -> tuple[Any, Found]:
@@ -235,7 +235,7 @@ def _params(net: Module, at: object, wish: Wish, train: bool) -> tuple[Any, Foun
 
 
 def _one(
-    place: Place,
+    place: QuantizableArray,
     wish: Wish,
     train: bool,
     leaves: list,
@@ -272,7 +272,7 @@ def _one(
     return RoundedArray(place.weight, array.form, place.reduced) if train else array
 
 
-def _quantized(place: Place, bits: int, group: int | None) -> tuple[Any, str]:
+def _quantized(place: QuantizableArray, bits: int, group: int | None) -> tuple[Any, str]:
     """The integers of a place, and why they are not those that were asked for."""
     weight = jnp.asarray(place.weight)
     dtype = np.dtype(weight.dtype).name
@@ -288,7 +288,7 @@ def _quantized(place: Place, bits: int, group: int | None) -> tuple[Any, str]:
     return rounded(weight, Form(8, None, place.axis, dtype), place.reduced), why
 
 
-def _leaf(place: Place, array: QuantizedArray) -> QuantizedLeaf:
+def _leaf(place: QuantizableArray, array: QuantizedArray) -> QuantizedLeaf:
     weight = jnp.asarray(place.weight, jnp.float32)
     apart = array.dequantized().astype(jnp.float32) - weight
     norm = float(jnp.sqrt(jnp.sum(weight * weight)))

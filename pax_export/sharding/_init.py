@@ -62,7 +62,7 @@ def init(constructor: Callable[[], T], mesh: Mesh, rules: object = None) -> T:
 
 
 @dataclass(frozen=True)
-class Program:
+class InitProgram:
     """What computes the leaves of a new module."""
 
     function: Callable[[list[Any]], list[Any]]  # from the constants to the leaves
@@ -75,7 +75,7 @@ class Program:
         return jax.jit(self.function, out_shardings=self.shardings).lower(self.constants)
 
 
-def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: object) -> Program:
+def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: object) -> InitProgram:
     """What `init` compiles."""
     require_devices(mesh)
     # A new function each time: jax would not trace one that it knows again, and
@@ -97,4 +97,4 @@ def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: object) -> Pro
     def build(values: list[Any]) -> list[Any]:
         return call_with_constants(traced, dict(zip(ids, values)), ())
 
-    return Program(build, constants, found, tree_flatten(made)[1])
+    return InitProgram(build, constants, found, tree_flatten(made)[1])

@@ -32,7 +32,7 @@ from pax_export.core import (
     path_name,
     static_key,
 )
-from pax_export.transforms._lift import Call, Part, Result, parts_of, roots_of, write_back
+from pax_export.transforms._lift import LiftedCall, Part, Result, parts_of, roots_of, write_back
 from pax_export.transforms._rng_split import SplitRngs, is_stacked
 from pax_export.transforms._sharding import (
     PARTITION_NAME,
@@ -235,17 +235,17 @@ class Slot:
 
 
 @dataclass(eq=False)
-class Inputs:
+class MappedArguments:
     """The arguments of a call."""
 
-    call: Call  # on modules whose specs lack the mapped axis
+    call: LiftedCall  # on modules whose specs lack the mapped axis
     slots: list[Slot]  # one for each leaf
     prefixes: list[Any]  # for each module, what says its axes
 
 
 def inputs_of(
     function: Callable, args: tuple, kwargs: dict, options: MapOptions, carried: int | None = None
-) -> Inputs:
+) -> MappedArguments:
     """Takes a call apart; the leaves of the argument that a scan carries have no axes."""
     items = [(i, value) for i, value in enumerate(args)] + sorted(kwargs.items())
     prefixes, axes = [], []
@@ -263,7 +263,7 @@ def inputs_of(
     mapped = [slot.axis for slot in slots]
     inner, keywords = _map_modules(without_stacked_axis, (args, kwargs), mapped)
     roots = [part.value for part in parts if part.is_module]
-    return Inputs(Call(function, inner, keywords, roots=roots), slots, prefixes)
+    return MappedArguments(LiftedCall(function, inner, keywords, roots=roots), slots, prefixes)
 
 
 def _slots(parts: list[Part], axes: Axes, options: MapOptions) -> list[Slot]:
@@ -375,7 +375,7 @@ class Target:
     in_module: bool
 
 
-def targets_of(result: Result, inputs: Inputs, options: MapOptions) -> list[Target]:
+def targets_of(result: Result, inputs: MappedArguments, options: MapOptions) -> list[Target]:
     """What becomes of each leaf of a result, in order."""
     value, finals = result.treedef.unflatten(result.leaves)
     axes = axes_of(options.out_axes, value, options.state_axes, "out_axes")
@@ -412,7 +412,11 @@ def not_covered(target: Target, transform: str) -> UncoveredStateError:
 
 
 def finished(
-    inputs: Inputs, result: Result, leaves: list[Any], axes: Sequence[int | None], label: str | None
+    inputs: MappedArguments,
+    result: Result,
+    leaves: list[Any],
+    axes: Sequence[int | None],
+    label: str | None,
 ) -> Any:
     """The value for the caller; the specs of leaves stacked at these axes name the new one."""
     tree = result.treedef.unflatten(leaves)

@@ -78,7 +78,7 @@ def _is_folded(value: object) -> bool:
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class _Place:
+class _ModuleSlot:
     """Stands for a module that was taken out of a tree."""
 
 
@@ -86,14 +86,14 @@ def take_out(tree: PyTree) -> tuple[Any, tuple[Folded, ...]]:
     """The tree without its folded modules, and these."""
     items, treedef = tree_flatten(tree, is_leaf=_is_folded)
     modules = tuple([x for x in items if _is_folded(x)])
-    return treedef.unflatten([_Place() if _is_folded(x) else x for x in items]), modules
+    return treedef.unflatten([_ModuleSlot() if _is_folded(x) else x for x in items]), modules
 
 
 def put_back(tree: PyTree, modules: tuple[Any, ...]) -> Any:
     """The reverse of `take_out`."""
     left = iter(modules)
     return tree_map(
-        lambda x: next(left) if type(x) is _Place else x,
+        lambda x: next(left) if type(x) is _ModuleSlot else x,
         tree,
-        is_leaf=lambda x: type(x) is _Place or _is_folded(x),
+        is_leaf=lambda x: type(x) is _ModuleSlot or _is_folded(x),
     )

@@ -32,7 +32,7 @@ from pax_export.core import (
     path_name,
     warn_of_untrained,
 )
-from pax_export.transforms._lift import Call, Result, as_pair, described, wraps
+from pax_export.transforms._lift import LiftedCall, Result, as_pair, described, wraps
 
 #: What is done to each function before this thread differentiates it.
 _prepare: ContextVar[Callable[[Callable], Callable] | None] = ContextVar(
@@ -116,10 +116,10 @@ def value_and_grad(
 
     @wraps(fun)
     def value_and_grad_fun(*args: object, **kwargs: object) -> tuple[Any, Any]:
-        call = Call(fun, args, kwargs)
+        call = LiftedCall(fun, args, kwargs)
         places = _places(argnums, len(args))
         _require_module(argnums, args, call)
-        targets = [_Target(args[place], call, place, wrt, select) for place in places]
+        targets = [_DiffArgument(args[place], call, place, wrt, select) for place in places]
         if not (allow_int or holomorphic):
             for target in targets:
                 target.require_floating()
@@ -235,7 +235,7 @@ def _places(argnums: int | Sequence[int], count: int) -> list[int]:
     return [number % count for number in numbers]
 
 
-def _require_module(argnums: int | Sequence[int], args: tuple, call: Call) -> None:
+def _require_module(argnums: int | Sequence[int], args: tuple, call: LiftedCall) -> None:
     """Refuses what PAX refuses: a gradient where there is no module at all."""
     if not call.roots and _is_one(argnums) and not argnums:
         raise InvalidArgumentTypeError(
@@ -245,10 +245,12 @@ def _require_module(argnums: int | Sequence[int], args: tuple, call: Call) -> No
         )
 
 
-class _Target:
+class _DiffArgument:
     """An argument to differentiate, and the numbers of the leaves that are."""
 
-    def __init__(self, argument: object, call: Call, place: int, wrt: object, select: Callable):
+    def __init__(
+        self, argument: object, call: LiftedCall, place: int, wrt: object, select: Callable
+    ):
         self.argument, self.call, self.place = argument, call, place
         self.by_parameters = wrt is Param
         self.parts = call.parts_at(place)

@@ -16,7 +16,7 @@ from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
 from pax_export._types import PyTree
 from pax_export.core import anything_is_open, is_node, is_open, keys_changed_by
 from pax_export.transforms._folded import fold, put_back, take_out, unfold
-from pax_export.transforms._lift import Call, Origins, roots_of, write_back
+from pax_export.transforms._lift import LiftedCall, Origins, roots_of, write_back
 from pax_export.transforms._sharding import constrain
 from pax_export.transforms._static_args import StaticArgs, signature_of, unwrap_static
 
@@ -255,7 +255,9 @@ def _program(
         held: Any = static.wrap_static(args, kwargs)
         held = unfold(put_back(held, state) if state else held)
         args, kwargs = _constrained(held, constraint)
-        call = Call(fun, tuple(args), kwargs, written=None if opened is None else opened.flags)
+        call = LiftedCall(
+            fun, tuple(args), kwargs, written=None if opened is None else opened.flags
+        )
         with keys_changed_by(warn):
             result = call.inside()
         value, finals = result.treedef.unflatten(result.leaves)

@@ -2,10 +2,10 @@
 
 A call is taken apart: its arguments become a flat list of leaves, of which a
 transform gives some to jax and keeps the others.  Under jax's trace the leaves
-are put together to fresh modules, open for change (`Call.inside`), and the
+are put together to fresh modules, open for change (`LiftedCall.inside`), and the
 function runs.  What it returned, and the modules that were open where the call
 stands, come out as leaves again, are put together, and the latter are written
-back into the very objects that the caller holds (`Call.finish`).
+back into the very objects that the caller holds (`LiftedCall.finish`).
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _nothing_taken(value: object) -> tuple[Any, Any]:
     return None, value
 
 
-class Call:
+class LiftedCall:
     """One call of a lifted function: of its arguments, leaves, structure and parts.
 
     Args:

@@ -25,7 +25,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.core import Module, is_node, lent_to_constructors, made_of
 from pax_export.transforms._axes import MapOptions, StateAxes
-from pax_export.transforms._lift import Call, Strict, roots_of
+from pax_export.transforms._lift import LiftedCall, Strict, roots_of
 from pax_export.transforms._remat import remat
 from pax_export.transforms._scan import scan
 from pax_export.transforms._vmap import vmap
@@ -106,7 +106,7 @@ class Constructor:
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class _Place:
+class _ModuleArgument:
     """Stands for a module among the arguments of a constructor."""
 
 
@@ -114,7 +114,9 @@ def _without_modules(arguments: Sequence[Any]) -> tuple[Any, tuple]:
     """The arguments without the outermost modules among them, and these."""
     modules = tuple(roots_of(arguments))
     if modules:
-        arguments = tree_map(lambda x: _Place() if is_node(x) else x, arguments, is_leaf=is_node)
+        arguments = tree_map(
+            lambda x: _ModuleArgument() if is_node(x) else x, arguments, is_leaf=is_node
+        )
     return arguments, modules
 
 
@@ -124,9 +126,9 @@ def _with_modules(arguments: Sequence[Any], modules: tuple) -> Any:
         return arguments
     left = iter(modules)
     return tree_map(
-        lambda x: next(left) if type(x) is _Place else x,
+        lambda x: next(left) if type(x) is _ModuleArgument else x,
         arguments,
-        is_leaf=lambda x: type(x) is _Place,
+        is_leaf=lambda x: type(x) is _ModuleArgument,
     )
 
 
@@ -372,6 +374,6 @@ class Remat(Lifted):
     def _build(cls, make: Callable[..., Any], modules: tuple, options: dict[str, Any]) -> Any:
         if not modules:
             return make()
-        call = Call(make, modules, {})
+        call = LiftedCall(make, modules, {})
         result = call.inside()
         return call.finish(result, result.leaves)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from pax_export.transforms._lift import Call, Result, wraps
+from pax_export.transforms._lift import LiftedCall, Result, wraps
 from pax_export.transforms._static_args import Held, wrap_static
 
 
@@ -44,7 +44,7 @@ def remat(
 
     @wraps(f)
     def recomputed(*args: object, **kwargs: object) -> Any:
-        call = Call(f, tuple(wrap_static(args, static)), kwargs)
+        call = LiftedCall(f, tuple(wrap_static(args, static)), kwargs)
         # Held arguments are leaves of the call, and no business of jax.
         leaves = {n: leaf for n, leaf in enumerate(call.leaves) if type(leaf) is not Held}
         results: list[Result] = []

@@ -48,7 +48,7 @@ class SplitRngs:
     def __init__(self, filters: object):
         self.rule = as_rule(filters)  # which leaves of a module are split, if they are keys
         key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-        stream = Leaf((AMBIENT,), key, (_Stream(),), AMBIENT)
+        stream = Leaf((AMBIENT,), key, (_StreamModule(),), AMBIENT)
         self.ambient = self.rule(None, [stream])[0]
 
     def folded(self, index: Any) -> Any:
@@ -56,7 +56,7 @@ class SplitRngs:
         return rng_fold(index) if self.ambient else nullcontext()
 
 
-class _Stream:
+class _StreamModule:
     """Owns the ambient keys as a module owns its own."""
 
     name = None

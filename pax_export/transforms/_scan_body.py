@@ -18,8 +18,8 @@ from pax_export._errors import StructureMismatchError
 from pax_export._types import PyTree
 from pax_export.core import describe_array, is_node, named_leaves, structure_differences
 from pax_export.transforms._axes import (
-    Inputs,
     MapOptions,
+    MappedArguments,
     Target,
     finished,
     not_covered,
@@ -46,7 +46,7 @@ class ScanBody:
     origins: list[tuple[str, int]]
     handed_on: set[int]  # the modules of the carry that came back in their places
 
-    def __init__(self, inputs: Inputs, options: MapOptions, place: int, scan_output: bool):
+    def __init__(self, inputs: MappedArguments, options: MapOptions, place: int, scan_output: bool):
         self.inputs, self.options, self.scan_output = inputs, options, scan_output
         call = inputs.call
         self._carry = call.parts_at(place)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from pax_export._types import PyTree
 from pax_export.transforms._axes import (
-    Inputs,
     MapOptions,
+    MappedArguments,
     Target,
     finished,
     inputs_of,
@@ -111,7 +111,9 @@ class _Run:
     targets: list[Target] | None = None  # once the function has been traced
     known: dict[int, Any]  # the leaves of the result that jax need not give back
 
-    def __init__(self, inputs: Inputs, options: MapOptions, size: int, names: dict[str, Any]):
+    def __init__(
+        self, inputs: MappedArguments, options: MapOptions, size: int, names: dict[str, Any]
+    ):
         self.inputs, self.options, self.size, self.names = inputs, options, size, names
         slots = [slot for slot in inputs.slots if slot.axis is not None]
         self.axes = {slot.number: slot.axis for slot in slots}

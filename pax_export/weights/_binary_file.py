@@ -77,11 +77,11 @@ class BinaryFile(RandomAccessBytes):
         )
         return np.frombuffer(mapped, dtype, math.prod(shape), offset - begin).reshape(shape)
 
-    def stream(self, begin: int = 0, size: int | None = None) -> Stream:
+    def stream(self, begin: int = 0, size: int | None = None) -> FileStream:
         """The bytes from a place on, to be read one after the other."""
         size = self.size - begin if size is None else size
         self.require(begin, size)
-        return Stream(self, begin, size)
+        return FileStream(self, begin, size)
 
     def close(self) -> None:
         """Closes the file; what was mapped stays."""
@@ -96,7 +96,7 @@ class BinaryFile(RandomAccessBytes):
         self.close()
 
 
-class Stream:
+class FileStream:
     """A part of a file as a program reads it from the begin to the end, a piece at a time."""
 
     _PIECE = 1 << 16

@@ -20,7 +20,7 @@ LARGEST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)
-class StoredArray:
+class HeaderEntry:
     """One array of a file: where it is and what it is; `code` is the dtype as the file has it."""
 
     code: str
@@ -43,7 +43,7 @@ class StoredArray:
 class Header:
     """A header: arrays, metadata and checksums, the first and the last by the name of an array."""
 
-    arrays: dict[str, StoredArray]
+    arrays: dict[str, HeaderEntry]
     metadata: dict[str, Any]
     sums: dict[str, str]
 
@@ -60,7 +60,7 @@ def read_header(begin: bytes, raw: bytes, where: str) -> Header:
         raise changed(where, "a header that differs from its checksum")
     notes = _notes(metadata, where)
     arrays = {
-        name: StoredArray(each["dtype"], tuple(each["shape"]),
+        name: HeaderEntry(each["dtype"], tuple(each["shape"]),
                           len(begin) + len(raw) + each["data_offsets"][0], notes.get(name))
         for name, each in fields.items()
     }  # fmt: skip

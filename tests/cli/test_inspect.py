@@ -32,7 +32,7 @@ def test_what_jax2tf_wrote_is_described(foreign, call):
 
 def test_the_oldest_tensorflow_of_others():
     def module(stablehlo, convention, *names):
-        return inspect.Module(stablehlo, convention, ("cpu",), 1, names)
+        return inspect.XlaModule(stablehlo, convention, ("cpu",), 1, names)
 
     assert inspect._oldest(()) == (None, "")
     assert inspect._oldest((module(None, 9),)) == (None, "")

@@ -452,7 +452,7 @@ _ONNX = {
 def in_tflite(planter: Planter) -> Iterator[None]:
     from pax_export.export.formats.tflite import graph
 
-    operate = graph._Graph._operate
+    operate = graph._GraphConverter._operate
     seen: WeakKeyDictionary[Any, Counter] = WeakKeyDictionary()  # of graphs; ids come again
     scopes: list[str] = []
     inside = [0]
@@ -480,7 +480,7 @@ def in_tflite(planter: Planter) -> Iterator[None]:
         finally:
             inside[0] -= 1
 
-    with mock.patch.object(graph._Graph, "_operate", planted):
+    with mock.patch.object(graph._GraphConverter, "_operate", planted):
         yield
 
 

@@ -22,7 +22,7 @@ from jax import lax
 
 from pax_export.export import load, spec, to_onnx, to_tflite
 from pax_export.export.artifact import known_differences
-from pax_export.export.artifact.known_differences import SIGNS, TINY, Difference
+from pax_export.export.artifact.known_differences import SIGNS, TINY, KnownDifference
 from pax_export.export.pipeline import sweep
 from pax_export.export.portable import kept
 
@@ -146,7 +146,7 @@ def values(function: Function) -> list[np.ndarray]:
     return [each.ravel() for each in pairs]
 
 
-def measured(runtime: str, exact: bool = False, fine: bool = False) -> list[Difference]:
+def measured(runtime: str, exact: bool = False, fine: bool = False) -> list[KnownDifference]:
     """What a sweep of a runtime finds; ``fine`` looks again where each difference begins."""
     run = _runner(runtime, exact)
     todo = functions()
@@ -176,7 +176,7 @@ def _runner(runtime: str, exact: bool) -> sweep.Runner:
     return run
 
 
-def _around(found: sweep.Found) -> np.ndarray | None:
+def _around(found: sweep.DifferingElements) -> np.ndarray | None:
     """Numbers between the last that agrees and the first that differs, for each sign."""
     (given, *others), made = found.given, []
     if others or given.dtype.kind != "f":
@@ -190,7 +190,9 @@ def _around(found: sweep.Found) -> np.ndarray | None:
     return np.concatenate(made).astype(given.dtype) if made else None
 
 
-def _rows(runtime: str, found: sweep.Found, finer: sweep.Found | None) -> Iterator[Difference]:
+def _rows(
+    runtime: str, found: sweep.DifferingElements, finer: sweep.DifferingElements | None
+) -> Iterator[KnownDifference]:
     """The rows of an operation: what differs as such, in signs of zero, for the tiniest."""
     given, differs = found.given, found.differs
     floating = given[0].dtype.kind == "f"
@@ -206,20 +208,20 @@ def _rows(runtime: str, found: sweep.Found, finer: sweep.Found | None) -> Iterat
         where = sweep.where_differs(
             places, np.concatenate([rest, *(each.differs for each in fine)])
         )
-        yield Difference(runtime, found.operation.name, where, _example(found, rest))
+        yield KnownDifference(runtime, found.operation.name, where, _example(found, rest))
     for where, wrong in kinds.items():
         if wrong.any():
-            yield Difference(runtime, found.operation.name, where, _example(found, wrong))
+            yield KnownDifference(runtime, found.operation.name, where, _example(found, wrong))
 
 
-def _other_sign(found: sweep.Found) -> np.ndarray:
+def _other_sign(found: sweep.DifferingElements) -> np.ndarray:
     one, other = found.expected, found.got
     if one.dtype.name != "float32":
         return np.zeros(one.shape, bool)
     return (one == 0) & (other == 0) & (np.signbit(one) != np.signbit(other))
 
 
-def _example(found: sweep.Found, wrong: np.ndarray) -> str:
+def _example(found: sweep.DifferingElements, wrong: np.ndarray) -> str:
     """``exp(88.5) = inf, in jax 2.72e+38``: one of the usual size, if any is."""
     places = np.flatnonzero(wrong)
     size = np.abs(found.given[0][places].astype(np.float64))
@@ -234,7 +236,7 @@ def _example(found: sweep.Found, wrong: np.ndarray) -> str:
     return f"{found.operation.name.split(' ')[0]}({operands}) = {got}, in jax {expected}"
 
 
-def all_measured(runtime: str, fine: bool = False) -> list[Difference]:
+def all_measured(runtime: str, fine: bool = False) -> list[KnownDifference]:
     """The rows of a runtime, with those that an exact export has not marked."""
     exact = {(each.operation, each.where) for each in measured(runtime, True, fine)}
     return [
@@ -243,7 +245,7 @@ def all_measured(runtime: str, fine: bool = False) -> list[Difference]:
     ]
 
 
-def write(differences: Sequence[Difference]) -> None:
+def write(differences: Sequence[KnownDifference]) -> None:
     """Writes rows where they are kept, and the guide's table of them."""
     _replace(
         Path(known_differences.__file__),
@@ -269,7 +271,7 @@ def _replace(path: Path, before: str, behind: str, rows: Iterable[str]) -> None:
     path.write_text(f"{head}{before}{made}{''.join(lines[lines.index(behind) :])}")
 
 
-def table(differences: Sequence[Difference]) -> list[str]:
+def table(differences: Sequence[KnownDifference]) -> list[str]:
     """Rows of markdown; what many operations have in common is one for each runtime."""
     made = []
     for runtime in RUNTIMES:

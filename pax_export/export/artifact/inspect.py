@@ -30,7 +30,7 @@ _JAX_ONLY = re.compile(
 
 
 @dataclass(frozen=True)
-class Module:
+class XlaModule:
     """One `XlaCallModule` operation."""
 
     stablehlo: str | None  # None if it is no portable artifact
@@ -49,7 +49,7 @@ class Foreign:
     variable_bytes: int
     graph_bytes: int  # of saved_model.pb
     tensorflow: str  # the release that wrote it
-    modules: tuple[Module, ...]
+    modules: tuple[XlaModule, ...]
     oldest_tensorflow: str | None  # that runs the modules; None if there are none, or none does
     problem: str  # why no release runs it, or empty
 
@@ -81,7 +81,7 @@ class Foreign:
         return f"TensorFlow {self.oldest_tensorflow} and newer"
 
 
-def _module_text(module: Module) -> str:
+def _module_text(module: XlaModule) -> str:
     version = f"StableHLO {module.stablehlo}" if module.stablehlo else "no portable artifact"
     platforms = ", ".join(module.platforms) or "any platform"
     return (
@@ -148,12 +148,12 @@ def _variables(nodes: Iterable[Any], dtypes: Any) -> Iterator[VariableInfo]:
             yield VariableInfo(variable.name, sizes, dtype.name, size, variable.trainable, ())
 
 
-def _modules(graph: Any) -> Iterator[Module]:
+def _modules(graph: Any) -> Iterator[XlaModule]:
     nodes = [node for function in graph.library.function for node in function.node_def]
     for node in (*graph.node, *nodes):
         if node.op == "XlaCallModule":
             module = node.attr["module"].s
-            yield Module(
+            yield XlaModule(
                 stablehlo=stablehlo_version(module),
                 calling_convention=node.attr["version"].i,
                 platforms=tuple(each.decode().lower() for each in node.attr["platforms"].list.s),
@@ -173,7 +173,7 @@ def stablehlo_version(module: bytes) -> str | None:
     return ".".join(part.decode() for part in found.groups()) if found else None
 
 
-def _oldest(modules: tuple[Module, ...]) -> tuple[str | None, str]:
+def _oldest(modules: tuple[XlaModule, ...]) -> tuple[str | None, str]:
     """The oldest TensorFlow that runs all modules, or why there is none."""
     missing = sorted({name for module in modules for name in module.jax_only})
     if missing:

@@ -17,7 +17,7 @@ _UNLESS_EXACT = "inexact"
 
 
 @dataclass(frozen=True)
-class Difference:
+class KnownDifference:
     """A row: what a runtime gives for some operands of an operation, by the name that jax has.
 
     Attributes:
@@ -39,9 +39,9 @@ class Difference:
         return " | ".join((*columns, *(() if self.exact else (_UNLESS_EXACT,))))
 
 
-def _row(line: str) -> Difference:
+def _row(line: str) -> KnownDifference:
     runtime, operation, where, example, *more = line.split(" | ")
-    return Difference(runtime, operation, where, example, not more)
+    return KnownDifference(runtime, operation, where, example, not more)
 
 
 # The sweep writes what stands in this text.

@@ -67,7 +67,7 @@ def _found(model: Any, path: Path) -> Iterator[str]:
         # A function by the name of an operation would do something else where that is followed.
         for name in sorted(functions & (operations.KNOWN | operations.REFUSED.keys())):
             yield f"a function called {name}"
-        suspects: list[tuple[_Scope, Any]] = []
+        suspects: list[tuple[_GraphScope, Any]] = []
         for scope in scopes:
             for node in scope.nodes:
                 operation = node.op
@@ -78,7 +78,7 @@ def _found(model: Any, path: Path) -> Iterator[str]:
                 for called in _called(node):
                     if called not in functions and called not in operations.ALLOWED:
                         yield f"{called}, which {operation} calls, in {scope}"
-        flow = _Flow(graph, scopes) if suspects else None
+        flow = _FileNames(graph, scopes) if suspects else None
         for scope, node in suspects:
             if flow is not None and not flow.is_honest(scope, node):
                 yield f"{node.op} in {scope}"
@@ -154,7 +154,7 @@ class _Origin(NamedTuple):
     fed: bool = False  # whoever runs this gives the names of the assets
 
 
-class _Scope(NamedTuple):
+class _GraphScope(NamedTuple):
     """The graph, or a function of its library: where names of nodes mean something."""
 
     place: int  # 0 for the graph
@@ -166,18 +166,18 @@ class _Scope(NamedTuple):
         return self.name if self.place else "the graph"
 
 
-def _scopes(graph: Any) -> list[_Scope]:
-    scopes = [_Scope(0, "", graph.graph_def.node, {})]
+def _scopes(graph: Any) -> list[_GraphScope]:
+    scopes = [_GraphScope(0, "", graph.graph_def.node, {})]
     for place, function in enumerate(graph.graph_def.library.function, 1):
         arguments = {each.name: i for i, each in enumerate(function.signature.input_arg)}
-        scopes.append(_Scope(place, function.signature.name, function.node_def, arguments))
+        scopes.append(_GraphScope(place, function.signature.name, function.node_def, arguments))
     return scopes
 
 
-class _Flow:
+class _FileNames:
     """Where the names of files come from."""
 
-    def __init__(self, graph: Any, scopes: Sequence[_Scope]):
+    def __init__(self, graph: Any, scopes: Sequence[_GraphScope]):
         self._graph, self._scopes = graph, scopes
         self._nodes: dict[int, dict[str, Any]] = {}
         self._assets = {_node_of(each.tensor_info.name) for each in _asset_files(graph)}
@@ -188,14 +188,14 @@ class _Flow:
             self._assets -= given
             self._saver = "" if self._saver in given else self._saver
 
-    def _named(self, scope: _Scope, tensor: str) -> Any:
+    def _named(self, scope: _GraphScope, tensor: str) -> Any:
         """The node that gives a tensor."""
         if scope.place not in self._nodes:
             self._nodes[scope.place] = {node.name: node for node in scope.nodes}
         return self._nodes[scope.place].get(_node_of(tensor))
 
     @cached_property
-    def _calls(self) -> tuple[dict[str, list[tuple[_Scope, Any]]], set[str]]:
+    def _calls(self) -> tuple[dict[str, list[tuple[_GraphScope, Any]]], set[str]]:
         """Who calls each function; and those that are also used in ways that are not followed."""
         library = self._graph.graph_def.library
         names = Counter(scope.name for scope in self._scopes)
@@ -203,7 +203,7 @@ class _Flow:
         tangled = {name for name, count in names.items() if count > 1}
         tangled.update(each.gradient_func for each in library.gradient)
         tangled.update(each.gradient_func for each in library.registered_gradients)
-        callers: dict[str, list[tuple[_Scope, Any]]] = {}
+        callers: dict[str, list[tuple[_GraphScope, Any]]] = {}
         for scope in self._scopes:
             for node in scope.nodes:
                 if node.op in names:
@@ -217,7 +217,7 @@ class _Flow:
                         tangled.update(called)
         return callers, tangled
 
-    def is_honest(self, scope: _Scope, node: Any) -> bool:
+    def is_honest(self, scope: _GraphScope, node: Any) -> bool:
         """Whether the files of an operation are assets, or what the saver is told."""
         saver = node.op in operations.CHECKPOINTS
         places = (operations.CHECKPOINTS if saver else operations.TABLE_FILES)[node.op]
@@ -259,7 +259,7 @@ class _Flow:
         return found
 
     def _is_from(
-        self, origin: _Origin, scope: _Scope, tensor: str, seen: set[tuple[int, str]]
+        self, origin: _Origin, scope: _GraphScope, tensor: str, seen: set[tuple[int, str]]
     ) -> bool:
         name = _node_of(tensor)
         if (scope.place, name) in seen:
@@ -317,7 +317,7 @@ class _Flow:
         return True
 
     def _argument_is_from(
-        self, origin: _Origin, scope: _Scope, place: int, seen: set[tuple[int, str]]
+        self, origin: _Origin, scope: _GraphScope, place: int, seen: set[tuple[int, str]]
     ) -> bool:
         callers, tangled = self._calls
         if scope.name in tangled or not self._is_bound(origin.saver, scope, place):
@@ -328,7 +328,7 @@ class _Flow:
                 return False
         return True
 
-    def _is_bound(self, saver: bool, scope: _Scope, place: int) -> bool:
+    def _is_bound(self, saver: bool, scope: _GraphScope, place: int) -> bool:
         """Whether the object that calls a function, if any, hands it an asset there."""
         objects = self._graph.object_graph_def
         if scope.name not in objects.concrete_functions:
@@ -352,7 +352,9 @@ class _Flow:
             self._is_word(self._scopes[0], each, alone=True) for each in default
         )
 
-    def _is_word(self, scope: _Scope, tensor: str, alone: bool = False, depth: int = 0) -> bool:
+    def _is_word(
+        self, scope: _GraphScope, tensor: str, alone: bool = False, depth: int = 0
+    ) -> bool:
         """Whether this is text that stands in the graph, and leads nowhere else."""
         node = self._named(scope, tensor)
         if node is None or depth > _DEEPEST:

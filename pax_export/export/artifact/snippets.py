@@ -116,15 +116,15 @@ def _arguments(info: SignatureInfo) -> Iterator[str]:
 
 
 def _value(tree: Mapping[str, Any]) -> str:
-    return _code(rebuild(tree, _Input))
+    return _code(rebuild(tree, _InputName))
 
 
-class _Input(str):
+class _InputName(str):
     """The name of an input, in the place of its array."""
 
 
 def _code(value: object) -> str:
-    if isinstance(value, _Input):
+    if isinstance(value, _InputName):
         return f"inputs[{str(value)!r}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {_code(each)}" for key, each in value.items()) + "}"

@@ -112,7 +112,7 @@ def lower(
 
     With `defer`, leaves on several devices or on disk stay there until they are read.
     """
-    order = Order.of(vjp_order, trainable)
+    order = VjpOrder.of(vjp_order, trainable)
     updates = [state == "update" or each.trains for each in programs]
     modules = [_lower(each, platforms, update) for each, update in zip(programs, updates)]
     changed: set[int] = set()
@@ -123,7 +123,7 @@ def lower(
     store = Store(model.leaves, changed, trainable, defer)
     pullbacks, signatures = [], []
     for program, module, update in zip(programs, modules, updates):
-        often = Order(0, 0) if program.trains else order
+        often = VjpOrder(0, 0) if program.trains else order
         found = differentiate(model, program, module, store, platforms, often, trainable)
         pullbacks.append(found.pullback)
         signatures.append(_signature(program, module, found, store, update))
@@ -142,7 +142,7 @@ def sign(
     The arrays that it closes over are added to the store.
     """
     module = _lower(program, platforms, update=False)
-    order = Order.of(1 if trainable else 0, trainable)
+    order = VjpOrder.of(1 if trainable else 0, trainable)
     found = differentiate(model, program, module, store, platforms, order, trainable)
     return _signature(program, module, found, store, update=False)
 
@@ -217,14 +217,14 @@ def array_info(name: str, path: str, struct: jax.ShapeDtypeStruct) -> ArrayInfo:
 
 
 @dataclass(frozen=True)
-class Order:
+class VjpOrder:
     """How often an export is to be differentiable, and how often it must be."""
 
     wanted: int
     required: int
 
     @classmethod
-    def of(cls, given: object, trainable: bool) -> Order:
+    def of(cls, given: object, trainable: bool) -> VjpOrder:
         if given is None:
             # What nobody asked for is left out where it cannot be had.
             return cls(2, 1) if trainable else cls(1, 0)
@@ -256,7 +256,7 @@ def differentiate(
     forward: Lowered,
     store: Store,
     platforms: Sequence[str],
-    order: Order,
+    order: VjpOrder,
     trainable: bool,
 ) -> Differentiated:
     """The gradient of a program, traced and lowered; the arrays it needs go to the store.

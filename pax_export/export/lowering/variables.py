@@ -15,7 +15,7 @@ from pax_export._types import DTypeLike
 from pax_export.checkpoint import StoredArray, on_host
 from pax_export.export.artifact.report import VariableInfo
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.exportable import Leaf
+from pax_export.export.tracing.exportable import ExportLeaf
 from pax_export.export.tracing.spec import legal_names
 
 
@@ -39,7 +39,11 @@ class Store:
     """
 
     def __init__(
-        self, leaves: Sequence[Leaf], changed: Iterable[int], trainable: bool, defer: bool = False
+        self,
+        leaves: Sequence[ExportLeaf],
+        changed: Iterable[int],
+        trainable: bool,
+        defer: bool = False,
     ):
         self._defer = defer
         self._sources: list[Any] = []  # keeps the ids below alive

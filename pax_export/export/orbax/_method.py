@@ -83,7 +83,7 @@ def constraints_of(options: Mapping[str, Any]) -> tuple[str, ...]:
     return as_strings("polymorphic_constraints", given, CONSTRAINTS)
 
 
-class Method:
+class TensorFlowMethod:
     """One method of a `JaxModule`; call it within a TensorFlow function."""
 
     def __init__(

@@ -26,7 +26,7 @@ from pax_export.export.lowering.variables import Store
 from pax_export.export.orbax import dtensor_utils
 from pax_export.export.orbax._shapes import broadcast
 from pax_export.export.orbax._tensorflow import tf
-from pax_export.export.tracing.exportable import Leaf, leaf_struct
+from pax_export.export.tracing.exportable import ExportLeaf, leaf_struct
 from pax_export.export.tracing.spec import distinct
 
 _KEYS = {
@@ -126,7 +126,7 @@ class Model:
             struct = leaf_struct(given if isinstance(given, _NUMBERS) else value, name)
             # Of integers there is no gradient; their variables are marked as was asked.
             trains = flags[place] and bool(jax.numpy.issubdtype(struct.dtype, jax.numpy.inexact))
-            leaves.append(Leaf(name, jax.tree_util.keystr(path), None, struct, trains))
+            leaves.append(ExportLeaf(name, jax.tree_util.keystr(path), None, struct, trains))
             arrays.append(value)
         self.leaves = tuple(leaves)
         self.lay_out(params, arrays)
@@ -274,7 +274,7 @@ def _array(value: PyTree, name: str) -> Any:
     return result
 
 
-def _fitting(value: PyTree, leaf: Leaf) -> Any:
+def _fitting(value: PyTree, leaf: ExportLeaf) -> Any:
     if not isinstance(value, _ARRAYS):
         raise InvalidArgumentError(
             "Incompatible type conversion: a parameter is no array.",

@@ -12,7 +12,7 @@ from jax import export as jax_export
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export.orbax import constants
-from pax_export.export.orbax._method import Method, constraints_of
+from pax_export.export.orbax._method import TensorFlowMethod, constraints_of
 from pax_export.export.orbax._params import Model
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.config import config
@@ -112,7 +112,7 @@ class JaxModule(tf.Module):
         trainable = False if trainable is None else trainable
         self._with_gradient = any(jax.tree_util.tree_leaves(trainable))
         made = {
-            key: Method(key, function, shapes[key], options[key], self._with_gradient)
+            key: TensorFlowMethod(key, function, shapes[key], options[key], self._with_gradient)
             for key, function in functions.items()
         }
         # `tf.Module` would wrap these in containers of its own.

@@ -33,7 +33,7 @@ from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import lines, module_path
 from pax_export.export.tracing.spec import describe, tree_names
-from pax_export.export.tracing.tape import Step, Tape
+from pax_export.export.tracing.tape import Tape, TapeStep
 from pax_export.export.tracing.traced import Traced, trace
 
 #: Nothing is begun any more after so many seconds.
@@ -93,7 +93,7 @@ def bisect(
     ordered = sorted(programs, key=lambda each: each.key != key)
     with_state = "variable:" in (error.where or "")
     for program in ordered:
-        search = _Search(program, with_state, end)
+        search = _BisectSearch(program, with_state, end)
 
         found = search.found(functools.partial(_apart, search, format, model, test))
         if found is not None:
@@ -102,7 +102,7 @@ def bisect(
 
 
 def _apart(
-    search: _Search, format: Format, model: Exportable, test: Tester, last: int
+    search: _BisectSearch, format: Format, model: Exportable, test: Tester, last: int
 ) -> str | None:
     """How far the part up to a step is apart: empty if it is not, None if nobody can say."""
     try:
@@ -125,7 +125,7 @@ def bisect_calls(
 
     `test` exports a part of the program, and says of each call how far its results are apart.
     """
-    search = _Search(program, False, time.perf_counter() + seconds)
+    search = _BisectSearch(program, False, time.perf_counter() + seconds)
     known: dict[int, Sequence[str | None]] = {}
 
     def apart(call: int, last: int) -> str | None:
@@ -140,14 +140,14 @@ def bisect_calls(
     return [None if each is None else _divergence(*each, {}) for each in found]
 
 
-def _divergence(step: Step, apart: str, candidates: int, kinds: dict[str, str]) -> Divergence:
+def _divergence(step: TapeStep, apart: str, candidates: int, kinds: dict[str, str]) -> Divergence:
     equations = (*step.callers, step.equation)
     path = module_path(equations)
     name, kind = step.equation.primitive.name, kinds.get(path, "")
     return Divergence(name, path, kind, lines(equations), apart, candidates)
 
 
-class _Search:
+class _BisectSearch:
     """The search in one program of a model."""
 
     def __init__(self, program: Program, with_state: bool, end: float):
@@ -160,7 +160,7 @@ class _Search:
         self._tape = Tape(self._whole.program, self._wanted)
         self._tapes: dict[Any, Tape | None] = {}
 
-    def found(self, apart_after: Callable[[int], str | None]) -> tuple[Step, str, int] | None:
+    def found(self, apart_after: Callable[[int], str | None]) -> tuple[TapeStep, str, int] | None:
         """The step, how far it is apart, and how many steps may be the one instead of it.
 
         `apart_after` says how far the part up to a step is apart: empty if it is not, None if

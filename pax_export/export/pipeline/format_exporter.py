@@ -46,7 +46,7 @@ class Request:
     outputs: str = "float32"  # the dtype of half-precision outputs of a policy
 
 
-class Runtime(NamedTuple):
+class RuntimePackage(NamedTuple):
     """What runs an export: a package, the extra that brings it, and its name in sentences."""
 
     package: str
@@ -68,7 +68,7 @@ class FormatExporter(ABC):
 
     format: ClassVar[Format]
     loads: ClassVar[str] = ""
-    runtime: ClassVar[Runtime | None] = None
+    runtime: ClassVar[RuntimePackage | None] = None
     tests_reported: ClassVar[bool] = False
     one_by_one: ClassVar[bool] = False
 

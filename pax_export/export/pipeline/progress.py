@@ -71,7 +71,7 @@ class Progress:
 
 def _display(total: int) -> Any:
     if _in_notebook():
-        return _Cell(total)
+        return _NotebookOutput(total)
     if sys.stderr.isatty():
         with suppress(MissingPackageError):
             return _Bar(total)
@@ -96,7 +96,7 @@ class _Lines:
         """Nothing is open."""
 
 
-class _Cell:
+class _NotebookOutput:
     """One output of a notebook's cell, which changes where it stands.
 
     A kernel has IPython, so this needs no widgets of other packages, which not every notebook

@@ -38,7 +38,7 @@ from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.budget import Budget
-from pax_export.export.validation.probes import Difference
+from pax_export.export.validation.probes import ProbeDifference
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case, call, differences
 
@@ -167,7 +167,7 @@ def _judge(exporter: FormatExporter, contents: Contents, run: ExportRun, request
 
     Where an operation is wrong for numbers that are still usual, the export is refused.
     """
-    far: list[Difference] = run.budget.differences
+    far: list[ProbeDifference] = run.budget.differences
     if not far:
         return
     found: list[Cause | None] = [None] * len(far)
@@ -201,7 +201,7 @@ def _judge(exporter: FormatExporter, contents: Contents, run: ExportRun, request
 
 
 def _causes(
-    part: FormatExporter, run: ExportRun, request: Request, far: Sequence[Difference]
+    part: FormatExporter, run: ExportRun, request: Request, far: Sequence[ProbeDifference]
 ) -> list[Cause | None]:
     """The operation that is the cause of each difference: one that can be swept, or the first.
 

@@ -20,7 +20,7 @@ from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable, exportable
 from pax_export.export.tracing.programs import Program, trace_all
 from pax_export.export.tracing.source_lines import module_path
-from pax_export.export.tracing.tape import Step, Tape
+from pax_export.export.tracing.tape import Tape, TapeStep
 from pax_export.export.tracing.traced import trace
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import TOLERANCE
@@ -45,7 +45,7 @@ Runner = Callable[[Exportable, Program, Arrays], Arrays]
 
 
 @dataclass(frozen=True)
-class Operation:
+class SweptOperation:
     """An elementwise operation, and the dtypes of its operands; None for a number in its place."""
 
     equation: Any
@@ -72,7 +72,7 @@ class Operation:
         return [dtype for dtype in self.dtypes if dtype is not None]
 
 
-def operation(equation: Any) -> Operation | None:
+def operation(equation: Any) -> SweptOperation | None:
     """The operation of an equation, if it is elementwise on one or two arrays of numbers."""
     if equation.primitive.name not in ELEMENTWISE:
         return None
@@ -80,7 +80,7 @@ def operation(equation: Any) -> Operation | None:
     known = [dtype for dtype in dtypes if dtype is not None]
     if not 1 <= len(known) <= 2 or any(not _is_number(dtype) for dtype in known):
         return None
-    return Operation(equation, tuple(dtypes))
+    return SweptOperation(equation, tuple(dtypes))
 
 
 def _is_number(dtype: Any) -> bool:
@@ -91,7 +91,7 @@ def _is_number(dtype: Any) -> bool:
     )
 
 
-def grid(operation: Operation) -> list[np.ndarray]:
+def grid(operation: SweptOperation) -> list[np.ndarray]:
     """Values for each operand: of every size, and what is no number."""
     first, *others = operation.operands
     if not others:
@@ -134,10 +134,10 @@ def _filled(values: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Found:
+class DifferingElements:
     """Which elements of an operation's result differ, and for which operands."""
 
-    operation: Operation
+    operation: SweptOperation
     given: list[np.ndarray]
     expected: np.ndarray
     got: np.ndarray
@@ -148,11 +148,11 @@ class Found:
 
 
 def sweep(
-    operations: Sequence[Operation],
+    operations: Sequence[SweptOperation],
     values: Sequence[list[np.ndarray]],
     run: Runner,
     factor: float = 1.0,
-) -> list[Found]:
+) -> list[DifferingElements]:
     """What runtime and jax give for each operation; those that cannot be exported are left out."""
     if not operations:
         return []
@@ -169,11 +169,11 @@ def sweep(
 
 
 def _sweep(
-    operations: Sequence[Operation],
+    operations: Sequence[SweptOperation],
     values: Sequence[list[np.ndarray]],
     run: Runner,
     factor: float,
-) -> list[Found]:
+) -> list[DifferingElements]:
     def function(_: Any, *arrays: Any) -> list[Any]:
         left = iter(arrays)
         return [each([next(left) for _ in each.operands]) for each in operations]
@@ -195,7 +195,9 @@ def _sweep(
     for index, (each, given) in enumerate(zip(operations, values)):
         one, other = expected[index], np.asarray(got[program.output_names[index]])
         spread = [side[index] for side in near]
-        found.append(Found(each, given, one, other, _differs(given, one, other, spread, factor)))
+        found.append(
+            DifferingElements(each, given, one, other, _differs(given, one, other, spread, factor))
+        )
     return found
 
 
@@ -320,7 +322,7 @@ def causes(
     return blamed
 
 
-def _some(step: Step, given: Sequence[Any]) -> list[np.ndarray]:
+def _some(step: TapeStep, given: Sequence[Any]) -> list[np.ndarray]:
     """Some elements of the operands of a step, the same ones of each; the largest among them."""
     arrays = [
         np.asarray(value)
@@ -333,7 +335,7 @@ def _some(step: Step, given: Sequence[Any]) -> list[np.ndarray]:
     return [each[chosen] for each in flat]
 
 
-def _at_usual_numbers(found: Found) -> bool:
+def _at_usual_numbers(found: DifferingElements) -> bool:
     tiny, far, large = _USUAL
 
     def usual(values: np.ndarray, most: float) -> np.ndarray:

@@ -7,43 +7,43 @@ from typing import Any
 
 from pax_export._jaxpr import is_literal
 from pax_export._types import Array, Equation
-from pax_export.export.portable.graph import Found, Graph, close, pattern, scaled
+from pax_export.export.portable.graph import Producers, Recognized, close, pattern, scaled
 
 
 @pattern("max", "min", "clamp")
-def clip(graph: Graph, equation: Any) -> Found | None:
+def clip(graph: Producers, equation: Any) -> Recognized | None:
     name = equation.primitive.name
     if name == "clamp":
         low, x, high = equation.invars
         least, most = graph.scalar(low), graph.scalar(high)
         if least is None or most is None or math.isnan(least + most):
             return None
-        return Found("clip", (x,), {"low": least, "high": most})
+        return Recognized("clip", (x,), {"low": least, "high": most})
     for x, bound_ in (equation.invars, equation.invars[::-1]):
         end = graph.scalar(bound_)
         if end is None or math.isnan(end) or is_literal(x) or x in graph.known:
             continue
         if name == "max":
-            return Found("clip", (x,), {"low": end})
+            return Recognized("clip", (x,), {"low": end})
         below = graph.maker(x, "max")
         inner = clip(graph, below) if below is not None else None
         if inner is not None and inner.attributes["low"] <= end:
-            return Found("clip", inner.operands, {"low": inner.attributes["low"], "high": end})
-        return Found("clip", (x,), {"high": end})
+            return Recognized("clip", inner.operands, {"low": inner.attributes["low"], "high": end})
+        return Recognized("clip", (x,), {"high": end})
     return None
 
 
 @pattern("mul")
-def silu(graph: Graph, equation: Equation) -> Found | None:
+def silu(graph: Producers, equation: Equation) -> Recognized | None:
     for x, gate in (equation.invars, equation.invars[::-1]):
         logistic = graph.maker(gate, "logistic")
         if logistic is not None and graph.same(logistic.invars[0]) is graph.same(x):
-            return Found("silu", (x,), {})
+            return Recognized("silu", (x,), {})
     return None
 
 
 @pattern("div", "mul")
-def hard_sigmoid(graph: Graph, equation: Equation) -> Found | None:
+def hard_sigmoid(graph: Producers, equation: Equation) -> Recognized | None:
     x, by = equation.invars
     number, name = graph.scalar(by), equation.primitive.name
     if number is None or not math.isclose(
@@ -59,22 +59,22 @@ def hard_sigmoid(graph: Graph, equation: Equation) -> Found | None:
         return None
     for inner, three in (moved.invars, moved.invars[::-1]):
         if graph.scalar(three) == 3.0:
-            return Found("hard_sigmoid", (inner,), {})
+            return Recognized("hard_sigmoid", (inner,), {})
     return None
 
 
 @pattern("mul")
-def hard_swish(graph: Graph, equation: Equation) -> Found | None:
+def hard_swish(graph: Producers, equation: Equation) -> Recognized | None:
     for x, gate in (equation.invars, equation.invars[::-1]):
         made = graph.maker(gate, "div", "mul")
         inner = None if made is None else hard_sigmoid(graph, made)
         if inner is not None and graph.same(inner.operands[0]) is graph.same(x):
-            return Found("hard_swish", (x,), {})
+            return Recognized("hard_swish", (x,), {})
     return None
 
 
 @pattern("mul")
-def gelu(graph: Graph, equation: Equation) -> Found | None:
+def gelu(graph: Producers, equation: Equation) -> Recognized | None:
     number, parts = scaled(graph, equation.outvars[0])
     if len(parts) != 2:
         return None
@@ -83,7 +83,7 @@ def gelu(graph: Graph, equation: Equation) -> Found | None:
         if erfc is not None and close(number, 0.5):
             by, inner = scaled(graph, erfc.invars[0])
             if close(by, -math.sqrt(0.5)) and inner == [x]:
-                return Found("gelu", (x,), {"approximate": False})
+                return Recognized("gelu", (x,), {"approximate": False})
         moved = graph.maker(gate, "add")
         if moved is None or not close(number, 0.5):
             continue
@@ -94,13 +94,13 @@ def gelu(graph: Graph, equation: Equation) -> Found | None:
             if erf is not None:
                 by, inner = scaled(graph, erf.invars[0])
                 if close(by, math.sqrt(0.5)) and inner == [x]:
-                    return Found("gelu", (x,), {"approximate": False})
+                    return Recognized("gelu", (x,), {"approximate": False})
             if tanh is not None and _is_gelu_curve(graph, tanh.invars[0], x):
-                return Found("gelu", (x,), {"approximate": True})
+                return Recognized("gelu", (x,), {"approximate": True})
     return None
 
 
-def _is_gelu_curve(graph: Graph, atom: object, x: Array) -> bool:
+def _is_gelu_curve(graph: Producers, atom: object, x: Array) -> bool:
     """Whether it is ``sqrt(2 / pi) * (x + 0.044715 * x**3)``."""
     number, parts = scaled(graph, atom)
     total = graph.maker(parts[0], "add") if len(parts) == 1 else None

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from pax_export._jaxpr import is_literal
-from pax_export.export.portable.graph import Found, Graph, close, is_one, pattern, scaled
+from pax_export.export.portable.graph import Producers, Recognized, close, is_one, pattern, scaled
 from pax_export.export.portable.program import is_static
 
 
-def reduced(graph: Graph, atom: Any, name: str) -> tuple[Any, int] | None:
+def reduced(graph: Producers, atom: Any, name: str) -> tuple[Any, int] | None:
     """What a reduction over one axis goes over, and the axis."""
     equation = graph.maker(atom, name)
     if equation is None or len(equation.params["axes"]) != 1:
@@ -20,7 +20,7 @@ def reduced(graph: Graph, atom: Any, name: str) -> tuple[Any, int] | None:
 
 
 @pattern("div", "sub")
-def softmax(graph: Graph, equation: Any) -> Found | None:
+def softmax(graph: Producers, equation: Any) -> Recognized | None:
     left, right = equation.invars
     if equation.primitive.name == "sub":  # its logarithm
         log = graph.maker(graph.unspread(right)[0], "log")
@@ -42,10 +42,10 @@ def softmax(graph: Graph, equation: Any) -> Found | None:
     if x is None:
         return None
     name = "softmax" if equation.primitive.name == "div" else "log_softmax"
-    return Found(name, (x,), {"axis": axis})
+    return Recognized(name, (x,), {"axis": axis})
 
 
-def _without_largest(graph: Graph, shifted: Any, axis: int) -> Any:
+def _without_largest(graph: Producers, shifted: Any, axis: int) -> Any:
     """What the largest along an axis was subtracted from."""
     equation = graph.maker(shifted, "sub")
     if equation is None:
@@ -67,7 +67,7 @@ def _without_largest(graph: Graph, shifted: Any, axis: int) -> Any:
 
 
 @pattern("div", "mul")
-def mean(graph: Graph, equation: Any) -> Found | None:
+def mean(graph: Producers, equation: Any) -> Recognized | None:
     number, parts = scaled(graph, equation.outvars[0])
     inner, places = graph.unspread(parts[0]) if len(parts) == 1 else (None, ())
     total = None if inner is None else graph.maker(inner, "reduce_sum")
@@ -88,10 +88,10 @@ def mean(graph: Graph, equation: Any) -> Found | None:
         or not math.isclose(number * math.prod(sizes), 1, rel_tol=1e-6)
     ):
         return None
-    return Found("mean", (x,), {"axes": axes, "keepdims": keepdims})
+    return Recognized("mean", (x,), {"axes": axes, "keepdims": keepdims})
 
 
-def _mean(graph: Graph, atom: Any, rank: int) -> Any:
+def _mean(graph: Producers, atom: Any, rank: int) -> Any:
     """What a mean over the last of so many axes goes over; None for anything else."""
     inner = None if is_literal(atom) else graph.reduced_from(atom, rank, rank - 1)
     if inner is None:
@@ -108,7 +108,7 @@ def _mean(graph: Graph, atom: Any, rank: int) -> Any:
     return x if close(number * size, 1) else None
 
 
-def _centered(graph: Graph, atom: Any) -> Any:
+def _centered(graph: Producers, atom: Any) -> Any:
     """What its mean was subtracted from."""
     equation = graph.maker(atom, "sub")
     if equation is None or is_literal(equation.invars[0]):
@@ -117,7 +117,7 @@ def _centered(graph: Graph, atom: Any) -> Any:
     return x if _mean(graph, equation.invars[1], x.aval.ndim) is x else None
 
 
-def _variance(graph: Graph, atom: Any, rank: int) -> Any:
+def _variance(graph: Producers, atom: Any, rank: int) -> Any:
     """What a variance over the last of so many axes is of."""
     bounded = graph.maker(atom, "max")
     if bounded is not None:
@@ -137,7 +137,7 @@ def _variance(graph: Graph, atom: Any, rank: int) -> Any:
     return root if root is not None and found is root else None
 
 
-def _square_root(graph: Graph, atom: Any) -> Any:
+def _square_root(graph: Producers, atom: Any) -> Any:
     """What was squared."""
     equation = graph.maker(atom, "square", "mul", "integer_pow")
     if equation is None:
@@ -149,7 +149,7 @@ def _square_root(graph: Graph, atom: Any) -> Any:
 
 
 @pattern("add", "mul")
-def layer_norm(graph: Graph, equation: Any) -> Found | None:
+def layer_norm(graph: Producers, equation: Any) -> Recognized | None:
     last = equation.outvars[0].aval.ndim - 1
     shift = None
     result = equation.outvars[0]
@@ -177,10 +177,10 @@ def layer_norm(graph: Graph, equation: Any) -> Found | None:
         return None
     vectors = (*scales, *([shift] if shift is not None else []))
     told = {"epsilon": of[1], "scaled": bool(scales), "shifted": shift is not None}
-    return Found("layer_norm", (x, *vectors), told)
+    return Recognized("layer_norm", (x, *vectors), told)
 
 
-def _factors(graph: Graph, atom: Any) -> Iterator[Any]:
+def _factors(graph: Producers, atom: Any) -> Iterator[Any]:
     """What is multiplied to make a variable."""
     equation = graph.maker(atom, "mul")
     if equation is None:
@@ -190,7 +190,7 @@ def _factors(graph: Graph, atom: Any) -> Iterator[Any]:
             yield from _factors(graph, each)
 
 
-def _of_variance(graph: Graph, atom: Any, rank: int) -> tuple[Any, float] | None:
+def _of_variance(graph: Producers, atom: Any, rank: int) -> tuple[Any, float] | None:
     """Of what the variance is that a small number is added to, and the number."""
     equation = graph.maker(atom, "add")
     if equation is None:

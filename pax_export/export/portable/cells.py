@@ -1,7 +1,7 @@
 """Analyzes the step of a loop as products with weights and elementwise functions.
 
 `recurrent.py` compares it with the steps of recurrent layers.  A value of a step that is no
-such sum or function is a `Step` named "other", which no layer has.
+such sum or function is a `StepValue` named "other", which no layer has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SAME = "copy copy_p stop_gradient optimization_barrier pvary convert_element_ty
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class StepValue:
     """A value of a step, by what it is made of.
 
     Attributes:
@@ -84,7 +84,7 @@ class Affine:
         axis: the axis of its features.
     """
 
-    terms: tuple[tuple[Step, Any], ...]
+    terms: tuple[tuple[StepValue, Any], ...]
     bias: Any
     size: int
     shape: tuple[Any, ...]
@@ -118,7 +118,7 @@ class Affine:
         bias = None if self.bias is None else -self.bias
         return Affine(terms, bias, self.size, self.shape, self.axis)
 
-    def matrix(self, step: Step) -> Any:
+    def matrix(self, step: StepValue) -> Any:
         return next((matrix for each, matrix in self.terms if each is step), None)
 
     def biases(self, dtype: DTypeLike) -> Any:
@@ -152,7 +152,7 @@ def step_results(program: Any, constants: Sequence[Any], carries: int) -> list[A
     ]
     for place, atom in enumerate(given[count:]):
         name, place = ("carry", place) if place < carries else ("row", place - carries)
-        operands.append(Step(name, (), atom.aval.shape, atom.aval.ndim - 1, place))
+        operands.append(StepValue(name, (), atom.aval.shape, atom.aval.ndim - 1, place))
     return _results(program, operands)
 
 
@@ -185,7 +185,7 @@ def _made(equation: Any, given: list[Any]) -> Sequence[Any]:
     dtypes = {each.aval.dtype for each in (*equation.invars, *results)}
     rule = _RULES.get(name) if len(dtypes) == 1 else None
     made = None if rule is None else rule(equation, given)
-    return [Step("other", (), each.aval.shape) for each in results] if made is None else made
+    return [StepValue("other", (), each.aval.shape) for each in results] if made is None else made
 
 
 def _known(equation: Any, given: Sequence[Known]) -> list[Known]:
@@ -229,7 +229,7 @@ def _dot(equation: Any, given: Sequence[Any]) -> list[Any] | None:
     if isinstance(x, Known):
         x, w, axis, of_w = w, x, of_w, axis
     first = x is given[0]
-    if not isinstance(x, Step) or not isinstance(w, Known) or len(w.shape) != 2:
+    if not isinstance(x, StepValue) or not isinstance(w, Known) or len(w.shape) != 2:
         return None
     if axis != x.axis or not is_static(w.shape) or x.name == "other":
         return None
@@ -264,30 +264,30 @@ def _function(equation: Any, given: Sequence[Any]) -> list[Any] | None:
     if len(axes) != 1 or any(_is_other(each) for each in given):
         return None
     shape = equation.outvars[0].aval.shape
-    return [Step(equation.primitive.name, tuple(given), shape, *axes)]
+    return [StepValue(equation.primitive.name, tuple(given), shape, *axes)]
 
 
 def _is_other(value: object) -> bool:
-    return isinstance(value, Step) and value.name == "other"
+    return isinstance(value, StepValue) and value.name == "other"
 
 
 def _concatenate(equation: Any, given: Sequence[Any]) -> list[Any] | None:
     axis, shape = equation.params["dimension"], equation.outvars[0].aval.shape
-    if not all(isinstance(each, Step) and each.axis == axis for each in given):
+    if not all(isinstance(each, StepValue) and each.axis == axis for each in given):
         return None
     if any(_is_other(each) for each in given):
         return None
-    return [Step("joined", tuple(p for each in given for p in _pieces(each)), shape, axis)]
+    return [StepValue("joined", tuple(p for each in given for p in _pieces(each)), shape, axis)]
 
 
 def _parts(value: Any, axis: int, bounds: Sequence[tuple[int, int]], shapes: Any) -> Any:
     """Parts of the features of a value."""
     if isinstance(value, Affine) and value.axis == axis:
         return [value.part(*each, shape) for each, shape in zip(bounds, shapes)]
-    if isinstance(value, Step) and value.name in ("logistic", "tanh") and value.axis == axis:
+    if isinstance(value, StepValue) and value.name in ("logistic", "tanh") and value.axis == axis:
         inner = _parts(value.of[0], axis, bounds, shapes)
         if inner is not None:
-            return [Step(value.name, (e,), shape, axis) for e, shape in zip(inner, shapes)]
+            return [StepValue(value.name, (e,), shape, axis) for e, shape in zip(inner, shapes)]
     return None
 
 

@@ -34,7 +34,7 @@ class Vector:
 
 
 @dataclass(frozen=True)
-class Spread:
+class BroadcastArray:
     """A known array that is spread over axes of a larger one, which is made where it is read.
 
     Attributes:
@@ -99,16 +99,16 @@ class _Folding:
 
     # What known arrays look like.
 
-    def _spread(self, equation: Any, operands: Sequence[Any]) -> Spread | None:
+    def _spread(self, equation: Any, operands: Sequence[Any]) -> BroadcastArray | None:
         """A known vector or number that is broadcast; also one with axes of size 1."""
         (atom, *rest), (x, *_) = equation.invars, operands
         if rest:
             return None
         axes = equation.params["broadcast_dimensions"]
         result = equation.outvars[0].aval
-        if isinstance(x, Spread):
+        if isinstance(x, BroadcastArray):
             axis = None if x.axis is None else axes[x.axis]
-            return Spread(x.vector, axis, _Made(self, equation, x))
+            return BroadcastArray(x.vector, axis, _Made(self, equation, x))
         if atom not in self._known or result.dtype.name not in _FOLDED:
             return None
         vector = self._vector(atom, x)
@@ -116,7 +116,7 @@ class _Folding:
             return None
         of_atom = [i for i, size in enumerate(atom.aval.shape) if size != 1]
         axis = axes[of_atom[0]] if of_atom else None
-        return Spread(vector, axis, _Made(self, equation, x))
+        return BroadcastArray(vector, axis, _Made(self, equation, x))
 
     def _vector(self, atom: Any, x: Array) -> Vector | None:
         """A known array of which at most one axis is longer than 1."""
@@ -130,7 +130,7 @@ class _Folding:
 
     def _vector_for(self, product: Product, atom: Any, x: Array) -> Vector | None:
         """An operand as one number for each feature of a product; None if it is none."""
-        if isinstance(x, Spread):
+        if isinstance(x, BroadcastArray):
             along = x.axis is None or x.axis == product.feature
             return x.vector if along else None
         if atom not in self._known:
@@ -234,7 +234,7 @@ class _Folding:
 
     def _array(self, value: object) -> Any:
         """A value as an array of the new program."""
-        if isinstance(value, Spread):
+        if isinstance(value, BroadcastArray):
             return value.whole.array
         if not isinstance(value, Product):
             return value

@@ -17,7 +17,7 @@ _TRANSPARENT = frozenset({"copy", "copy_p", "stop_gradient", "optimization_barri
 
 
 @dataclass(frozen=True)
-class Found:
+class Recognized:
     """A call of a kept function that gives the same: its operands are variables of the program."""
 
     name: str
@@ -25,7 +25,7 @@ class Found:
     attributes: dict[str, Any]
 
 
-class Graph:
+class Producers:
     """What each variable of a program is made by."""
 
     def __init__(self, program: PortableProgram):
@@ -126,7 +126,7 @@ def _places(equation: Any) -> Sequence[int] | None:
     return places if len(places) == len(old) and equation.params["dimensions"] is None else None
 
 
-Pattern = Callable[[Graph, Any], Found | None]
+Pattern = Callable[[Producers, Any], Recognized | None]
 PATTERNS: dict[str, list[Pattern]] = {}
 
 
@@ -141,7 +141,7 @@ def pattern(*names: str) -> Callable[[Pattern], Pattern]:
     return register
 
 
-def scaled(graph: Graph, atom: object) -> tuple[float, list[Any]]:
+def scaled(graph: Producers, atom: object) -> tuple[float, list[Any]]:
     """A product as a known number and the other factors."""
     number, others = 1.0, []
     equation = graph.maker(atom, "neg", "div")

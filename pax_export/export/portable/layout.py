@@ -53,7 +53,7 @@ class Laid:
         return self._arrays[order]
 
 
-class Spread(Laid):
+class LazyBroadcast(Laid):
     """An array that a smaller one is broadcast to, made in each order without a transpose."""
 
     def __init__(self, source: Laid, shape: tuple[Any, ...], axes: tuple[int, ...]):

@@ -9,7 +9,15 @@ from typing import Any
 from jax import lax
 
 from pax_export.export.portable import kept
-from pax_export.export.portable.layout import Laid, Order, Spread, array_of, inverse, plain, rule
+from pax_export.export.portable.layout import (
+    Laid,
+    LazyBroadcast,
+    Order,
+    array_of,
+    inverse,
+    plain,
+    rule,
+)
 from pax_export.export.portable.program import again
 
 Operands = list[Any]
@@ -33,7 +41,7 @@ def conv(equation: Any, operands: Operands) -> Results:
 def transpose(equation: Any, operands: Operands) -> Results:
     (x,) = operands
     back = inverse(equation.params["permutation"])
-    if isinstance(x, Spread):
+    if isinstance(x, LazyBroadcast):
         shape = tuple(x.shape[axis] for axis in equation.params["permutation"])
         return [_spread(x.source, shape, [back[axis] for axis in x.axes])]
     return [Laid(x.lying(x.order), tuple(back[axis] for axis in x.order))]
@@ -46,18 +54,18 @@ def broadcast_in_dim(equation: Any, operands: Operands) -> Results:
     (x,) = operands
     axes = equation.params["broadcast_dimensions"]
     shape = tuple(equation.params["shape"])
-    if isinstance(x, Spread):
+    if isinstance(x, LazyBroadcast):
         return [_spread(x.source, shape, [axes[axis] for axis in x.axes])]
     return [_spread(x, shape, axes)]
 
 
 def _spread(source: Laid, shape: tuple[Any, ...], axes: Sequence[int]) -> Laid:
-    return Spread(source, shape, tuple(axes))
+    return LazyBroadcast(source, shape, tuple(axes))
 
 
 def _common(operands: Sequence[Laid]) -> Order:
     """The order that most of the operands lie in; another than the program's, if there is one."""
-    orders = [each.order for each in operands if not isinstance(each, Spread)]
+    orders = [each.order for each in operands if not isinstance(each, LazyBroadcast)]
     others = [order for order in orders if order != plain(len(order))]
     return max(others, key=others.count) if others else plain(operands[0].rank)
 
@@ -67,7 +75,7 @@ def elementwise(equation: Any, operands: Operands) -> Results:
     whole = [each for each in operands if each.rank == rank]
     if not rank or any(each.rank not in (0, rank) for each in operands):
         return None
-    if len(whole) == 1 and isinstance(whole[0], Spread):
+    if len(whole) == 1 and isinstance(whole[0], LazyBroadcast):
         return _of_source(equation, operands, whole[0])
     order = _common(whole)
     if order == plain(rank):
@@ -79,7 +87,7 @@ def elementwise(equation: Any, operands: Operands) -> Results:
     return [Laid(made, order) for made in again(equation, given, **changed)]
 
 
-def _of_source(equation: Any, operands: Operands, x: Spread) -> Results:
+def _of_source(equation: Any, operands: Operands, x: LazyBroadcast) -> Results:
     """What is done to a spread array, done before it is spread."""
     if len(equation.outvars) != 1 or "shape" in equation.params or "sharding" in equation.params:
         return None
@@ -111,7 +119,7 @@ def composite(equation: Any, operands: Operands) -> Results:
         return _reduced(x, told["axes"], lambda y, at: kept.call(name, y, axes=at, keepdims=False))
     if name not in kept.ELEMENTWISE:
         return None
-    if isinstance(x, Spread):
+    if isinstance(x, LazyBroadcast):
         made = kept.call(name, x.source.lying(x.source.order), **told)
         return [_spread(Laid(made, x.source.order), x.shape, x.axes)]
     return [Laid(kept.call(name, x.lying(x.order), **told), x.order)]

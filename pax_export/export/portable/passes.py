@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Options:
+class PassOptions:
     """What a target wants.
 
     Attributes:
@@ -39,7 +39,7 @@ def optimized(
     program: Any,
     leaves: Sequence[Weight],
     names: Mapping[int, str],
-    options: Options,
+    options: PassOptions,
     count: int | None = None,
 ) -> PortableProgram:
     """A traced program as one that runtimes run fast.

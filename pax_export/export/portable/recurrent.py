@@ -15,12 +15,12 @@ from pax_export._jax import scan_operands
 from pax_export._jaxpr import bound
 from pax_export._types import Equation
 from pax_export.export.portable import kept
-from pax_export.export.portable.cells import Affine, Known, Step, step_results
+from pax_export.export.portable.cells import Affine, Known, StepValue, step_results
 from pax_export.export.portable.program import PortableProgram, is_static, needed, uses
 
 
 @dataclass(frozen=True)
-class Layer:
+class RecurrentLayer:
     """A recurrent layer as its step was found.
 
     Attributes:
@@ -37,7 +37,7 @@ class Layer:
     gates: tuple[Affine, ...]
     cell: int | None = None
     told: tuple[tuple[str, Any], ...] = ()
-    reset: Step | None = None
+    reset: StepValue | None = None
 
 
 def recurrent_kept(program: PortableProgram) -> PortableProgram:
@@ -85,13 +85,13 @@ def _layer(equation: Equation, operands: list[Any], counts: Any) -> list[Any] | 
     return [*carried, *(outputs for _ in ys)]
 
 
-def _match(after: Sequence[Any]) -> Layer | None:
+def _match(after: Sequence[Any]) -> RecurrentLayer | None:
     """The layer whose step gives these carries."""
     found = (each(at, after) for at in range(len(after)) for each in (_lstm, _gru, _simple))
     return next((each for each in found if each is not None and _is_whole(each, after)), None)
 
 
-def _is_whole(layer: Layer, after: Sequence[Any]) -> bool:
+def _is_whole(layer: RecurrentLayer, after: Sequence[Any]) -> bool:
     """Whether the other carries are the same, or stay as they were."""
     for place, value in enumerate(after):
         if place in (layer.state, layer.cell) or value is after[layer.state]:
@@ -102,12 +102,12 @@ def _is_whole(layer: Layer, after: Sequence[Any]) -> bool:
 
 
 def _is_carry(value: object, place: int) -> bool:
-    return isinstance(value, Step) and value.name == "carry" and value.place == place
+    return isinstance(value, StepValue) and value.name == "carry" and value.place == place
 
 
 def _both(value: object, name: str) -> Iterator[tuple[Any, Any]]:
     """The operands of a sum or product, in both orders."""
-    if isinstance(value, Step) and value.name == name:
+    if isinstance(value, StepValue) and value.name == name:
         yield value.of
         if name != "sub":
             yield value.of[::-1]
@@ -115,16 +115,16 @@ def _both(value: object, name: str) -> Iterator[tuple[Any, Any]]:
 
 def _of(value: object, name: str) -> Affine | None:
     """The sum that a function of a gate is of."""
-    if isinstance(value, Step) and value.name == name and isinstance(value.of[0], Affine):
+    if isinstance(value, StepValue) and value.name == name and isinstance(value.of[0], Affine):
         return value.of[0]
     return None
 
 
-def _lstm(place: int, after: Sequence[Any]) -> Layer | None:
+def _lstm(place: int, after: Sequence[Any]) -> RecurrentLayer | None:
     """``o * tanh(f * cell + i * g)``."""
     for gate, curve in _both(after[place], "mul"):
         o = _of(gate, "logistic")
-        if o is None or not isinstance(curve, Step) or curve.name != "tanh":
+        if o is None or not isinstance(curve, StepValue) or curve.name != "tanh":
             continue
         cell = curve.of[0]
         at = next((at for at, value in enumerate(after) if value is cell and at != place), None)
@@ -133,14 +133,14 @@ def _lstm(place: int, after: Sequence[Any]) -> Layer | None:
                 for i, g in _both(other, "mul"):
                     gates = _of(i, "logistic"), o, _of(f, "logistic"), _of(g, "tanh")
                     if at is not None and _is_carry(old, at) and None not in gates:
-                        return Layer("lstm", place, gates, at)  # type: ignore[arg-type]
+                        return RecurrentLayer("lstm", place, gates, at)  # type: ignore[arg-type]
     return None
 
 
-def _gru(place: int, after: Sequence[Any]) -> Layer | None:
+def _gru(place: int, after: Sequence[Any]) -> RecurrentLayer | None:
     """``(1 - z) * n + z * hidden``, in the four ways to write it."""
     for z, new in _mixed(after[place], place):
-        if not isinstance(new, Step) or new.name != "tanh":
+        if not isinstance(new, StepValue) or new.name != "tanh":
             continue
         (total,) = new.of
         if isinstance(total, Affine):  # the reset gate is multiplied with the output before
@@ -149,7 +149,7 @@ def _gru(place: int, after: Sequence[Any]) -> Layer | None:
                     reset = _of(r, "logistic")
                     if reset is not None and _is_carry(old, place):
                         told = (("reset_after", False),)
-                        return Layer("gru", place, (z, reset, total), None, told, step)
+                        return RecurrentLayer("gru", place, (z, reset, total), None, told, step)
         for of_row, product in _both(total, "add"):
             for r, of_state in _both(product, "mul"):
                 reset = _of(r, "logistic")
@@ -158,7 +158,9 @@ def _gru(place: int, after: Sequence[Any]) -> Layer | None:
                 if isinstance(of_state, Affine) and not _reads_rows(of_state):
                     if not any(step.name == "carry" for step, _ in of_row.terms):
                         told = (("reset_after", True),)
-                        return Layer("gru", place, (z, reset, of_row, of_state), None, told)
+                        return RecurrentLayer(
+                            "gru", place, (z, reset, of_row, of_state), None, told
+                        )
     return None
 
 
@@ -193,18 +195,18 @@ def _reads_rows(value: Affine) -> bool:
     return any(step.name != "carry" for step, _ in value.terms)
 
 
-def _simple(place: int, after: Sequence[Any]) -> Layer | None:
+def _simple(place: int, after: Sequence[Any]) -> RecurrentLayer | None:
     """``tanh`` or ``relu`` of a sum."""
     total = _of(after[place], "tanh")
     if total is not None:
-        return Layer("rnn", place, (total,), None, (("activation", "tanh"),))
+        return RecurrentLayer("rnn", place, (total,), None, (("activation", "tanh"),))
     for x, zero in _both(after[place], "max"):
         if isinstance(x, Affine) and isinstance(zero, Known) and zero.number == 0.0:
-            return Layer("rnn", place, (x,), None, (("activation", "relu"),))
+            return RecurrentLayer("rnn", place, (x,), None, (("activation", "relu"),))
     return None
 
 
-def _given(layer: Layer, start: Sequence[Any], rows: Sequence[Any]) -> list[Any] | None:
+def _given(layer: RecurrentLayer, start: Sequence[Any], rows: Sequence[Any]) -> list[Any] | None:
     """The operands of the kept function; None where a gate reads something else."""
     steps = {step: None for gate in layer.gates for step, _ in gate.terms}
     taken = [step for step in steps if step.name == "row"]
@@ -228,7 +230,7 @@ def _given(layer: Layer, start: Sequence[Any], rows: Sequence[Any]) -> list[Any]
     x = of_rows[0] if len(of_rows) == 1 else jnp.concatenate(of_rows, -1)
     gates = layer.gates[:3] if layer.name == "gru" else layer.gates
 
-    def block(gate: Affine, step: Step | None, inside: int) -> Any:
+    def block(gate: Affine, step: StepValue | None, inside: int) -> Any:
         matrix = None if step is None else gate.matrix(step)
         return jnp.zeros((size, inside), dtype) if matrix is None else matrix.T
 

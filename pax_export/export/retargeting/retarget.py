@@ -206,7 +206,7 @@ def _mended_or_ours(path: Path) -> Belongs | None:
     return saved_model(path) if (path / FILE).is_file() else export_of_ours(path)
 
 
-def _check(consumer: str | None, modules: Sequence[Module]) -> compatibility.Version:
+def _check(consumer: str | None, modules: Sequence[RetargetedModule]) -> compatibility.Version:
     needed = [
         compatibility.oldest_tensorflow(each.stablehlo[1], each.calling_convention[1])
         for each in modules
@@ -225,7 +225,7 @@ def _write(source: Path, directory: Path, model: Any) -> None:
 
 
 def _report(
-    modules: Sequence[Module], oldest: compatibility.Version, trial: Trial, run: ExportRun
+    modules: Sequence[RetargetedModule], oldest: compatibility.Version, trial: Trial, run: ExportRun
 ) -> RetargetReport:
     versions = [max(each.stablehlo[side] for each in modules) for side in (0, 1)]
     conventions = [max(each.calling_convention[side] for each in modules) for side in (0, 1)]
@@ -258,7 +258,7 @@ _SHARDY = "use_shardy_partitioner"
 
 
 @dataclass(frozen=True)
-class Module:
+class RetargetedModule:
     """What one operation came from, and what it came to."""
 
     function: str  # the TensorFlow function that holds it
@@ -268,7 +268,7 @@ class Module:
     changes: dict[str, int]
 
 
-def mend(model: object, directory: Path) -> list[Module]:
+def mend(model: object, directory: Path) -> list[RetargetedModule]:
     mended = [_mend(name, node) for name, node in _operations(model)]
     if not mended:
         raise ExportPathError(
@@ -290,7 +290,7 @@ def _operations(model: Any) -> Iterator[tuple[str, Any]]:
                     yield function.signature.name, node
 
 
-def _mend(function: str, node: Any) -> Module:
+def _mend(function: str, node: Any) -> RetargetedModule:
     old, convention = node.attr["module"].s, node.attr["version"].i
     calls_tensorflow = bool(node.attr["function_list"].list.func)
     allowed = XLA_EXPANDS | (_CALLS_OF_TENSORFLOW if calls_tensorflow else frozenset())
@@ -318,7 +318,7 @@ def _mend(function: str, node: Any) -> Module:
     if needed < 10 and _SHARDY in node.attr:
         changes[f"attribute {_SHARDY}"] += node.attr[_SHARDY].b
         del node.attr[_SHARDY]
-    return Module(
+    return RetargetedModule(
         function,
         (tuple(map(int, version.split("."))) if version else (), new.stablehlo),
         (convention, needed),

@@ -53,7 +53,7 @@ def dropped_state(
 
     Those that are `assigned` are other ones in each call.
     """
-    flow = _Flow(program, len(leaves))
+    flow = _Dependencies(program, len(leaves))
     varies = flow.inputs | _union(1 << place for place in assigned)
     live = _union(flow.results(needed_part(program)))
     keys: dict[str, str] = {}
@@ -73,7 +73,7 @@ def dropped_state(
 
 def made_of_inputs(program: Any, leaves: int) -> list[bool]:
     """Which results of a program depend on inputs, of which its first operands are none."""
-    flow = _Flow(program, leaves)
+    flow = _Dependencies(program, leaves)
     return [bool(origins & flow.inputs) for origins in flow.results(program.jaxpr)]
 
 
@@ -81,7 +81,7 @@ def _name(leaves: Sequence[str], place: int, what: str) -> str:
     return leaves[place] if place < len(leaves) else f"{what} that the function closes over"
 
 
-class _Flow:
+class _Dependencies:
     """Which operands and constants each value of a program depends on, as bits of a number."""
 
     def __init__(self, program: Any, leaves: int):

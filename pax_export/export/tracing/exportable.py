@@ -41,7 +41,7 @@ from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.model_forms import (
     CALL,
-    Entry,
+    EntryPoint,
     ModelForm,
     entry_of,
     form_of,
@@ -55,7 +55,7 @@ from pax_export.transforms import Any as Any_
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ExportLeaf:
     name: str  # dotted: modules.0.weight
     path: str  # unambiguous: .modules[0].weight
     value: PyTree
@@ -76,7 +76,7 @@ class Method:
 @dataclass(frozen=True)
 class Exportable:
     name: str
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[ExportLeaf, ...]
     tree: PyTree
     methods: tuple[Method, ...]
     hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
@@ -131,13 +131,13 @@ def _of_module(
     trainable = {path for path, _ in paths}
     halves = _halves_of_policies(module) if outputs == "float32" else frozenset()
 
-    def find(given: PyTree) -> Entry | None:
+    def find(given: PyTree) -> EntryPoint | None:
         if given == CALL and function is not None:
             given = function
         elif isinstance(given, str):  # not a method of the metaclass, which makes instances
             owners = type(module).__mro__
             given = next((vars(owner)[given] for owner in owners if given in vars(owner)), None)
-        return Entry(_with_state(given, halves), given) if callable(given) else None
+        return EntryPoint(_with_state(given, halves), given) if callable(given) else None
 
     name = type(module).__name__
     leaves, tree = _leaves(module, trainable.__contains__)
@@ -167,7 +167,7 @@ def _halves_of_policies(module: Module) -> frozenset:
 
 
 def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
-    def find(given: PyTree) -> Entry | None:
+    def find(given: PyTree) -> EntryPoint | None:
         found = form.method(given) if isinstance(given, str) else None
         entry = entry_of(given) if callable(given) else found
         return None if entry is None else replace(entry, call=partial(run, entry.call))
@@ -189,7 +189,7 @@ def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
 
 
 def _methods(
-    methods: Mapping[str, Any] | None, owner: str, find: Callable[[Any], Entry | None]
+    methods: Mapping[str, Any] | None, owner: str, find: Callable[[Any], EntryPoint | None]
 ) -> tuple[Method, ...]:
     def method(key: str, given: PyTree) -> Method:
         entry = find(given)
@@ -206,19 +206,21 @@ def _methods(
     return tuple(method(key, given) for key, given in (methods or {DEFAULT: CALL}).items())
 
 
-def _leaves(tree: PyTree, is_trainable: Callable[[tuple], bool]) -> tuple[tuple[Leaf, ...], Any]:
+def _leaves(
+    tree: PyTree, is_trainable: Callable[[tuple], bool]
+) -> tuple[tuple[ExportLeaf, ...], Any]:
     paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
     return tuple(_leaf(path, value, is_trainable(path)) for path, value in paths), treedef
 
 
-def _leaf(path: tuple, value: PyTree, trainable: bool) -> Leaf:
+def _leaf(path: tuple, value: PyTree, trainable: bool) -> ExportLeaf:
     name = path_name(path) or "params"
     if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))  # jax takes no other
     struct = leaf_struct(value, name)
     floating = dtypes.is_floating(struct.dtype)
     trained = trainable and floating
-    return Leaf(name, jax.tree_util.keystr(path), value, struct, trained, parameter=trained)
+    return ExportLeaf(name, jax.tree_util.keystr(path), value, struct, trained, parameter=trained)
 
 
 def leaf_struct(value: PyTree, name: str) -> jax.ShapeDtypeStruct:

@@ -33,7 +33,7 @@ _NOT_JAX = ("keras", "tensorflow", "torch")
 
 
 @dataclass(frozen=True)
-class Entry:
+class EntryPoint:
     """One way to call a model.
 
     Attributes:
@@ -47,13 +47,13 @@ class Entry:
     skip: int = 1
 
 
-def entry_of(function: Callable) -> Entry:
+def entry_of(function: Callable) -> EntryPoint:
     """The entry of a function ``(model, *inputs)``."""
 
     def call(model: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         return function(model, *args, **kwargs), model
 
-    return Entry(call, function)
+    return EntryPoint(call, function)
 
 
 def hold_params(tree: PyTree) -> Any:
@@ -83,7 +83,7 @@ class ModelForm:
 
     name: str
     tree: PyTree
-    method: Callable[[str], Entry | None]
+    method: Callable[[str], EntryPoint | None]
     to_model: Callable[[Any], Any] = unwrap_static
     to_tree: Callable[[Any], Any] = hold_params
     is_trainable: Callable[[tuple], bool] = lambda path: True
@@ -207,7 +207,7 @@ def _function_form(function: Callable) -> ModelForm:
     def call(_: Any, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         return function(*args, **kwargs), {}
 
-    return _with_one_entry(function_name(function), {}, Entry(call, function, skip=0))
+    return _with_one_entry(function_name(function), {}, EntryPoint(call, function, skip=0))
 
 
 def _partial_form(partial: Any) -> ModelForm:
@@ -222,7 +222,9 @@ def _partial_form(partial: Any) -> ModelForm:
 
     left = functools.partial(partial.func, *first, **named)
     bound = dict(zip(names, first)) | named
-    form = _with_one_entry(function_name(partial), _hold_settings(bound), Entry(call, left, skip=0))
+    form = _with_one_entry(
+        function_name(partial), _hold_settings(bound), EntryPoint(call, left, skip=0)
+    )
     return _with_modes(dataclasses.replace(form, to_tree=_hold_settings), bound)
 
 
@@ -248,7 +250,7 @@ def _pair_form(params: PyTree, function: Callable) -> ModelForm:
     return _with_modes(_with_one_entry(name, hold_params(params), entry_of(function)), params)
 
 
-def _with_one_entry(name: str, tree: PyTree, entry: Entry) -> ModelForm:
+def _with_one_entry(name: str, tree: PyTree, entry: EntryPoint) -> ModelForm:
     return ModelForm(name, tree, lambda given: entry if given == CALL else None)
 
 
@@ -314,8 +316,8 @@ _NO_KEY = (
 )
 
 
-def _methods_of(model: PyTree) -> Callable[[str], Entry | None]:
-    def method(name: str) -> Entry | None:
+def _methods_of(model: PyTree) -> Callable[[str], EntryPoint | None]:
+    def method(name: str) -> EntryPoint | None:
         function = getattr(type(model), name, None)
         return entry_of(function) if callable(function) else None
 
@@ -345,7 +347,7 @@ def _nnx_form(model: PyTree) -> ModelForm:
 def _linen_form(module: Any, variables: Any) -> ModelForm:
     """A module of flax.linen, which is given its variables in each call."""
 
-    def method(name: str) -> Entry | None:
+    def method(name: str) -> EntryPoint | None:
         function = getattr(type(module), name, None)
         apply = functools.partial(module.apply, method=name)
         return dataclasses.replace(entry_of(apply), signature_of=function) if function else None
@@ -376,7 +378,7 @@ def _haiku_form(transformed: Any, params: PyTree, *state: PyTree) -> ModelForm:
 
     tree = {"params": params, "state": state[0]} if has_state else params
     name = function_name(getattr(apply, "_original_fn", apply))
-    entry = Entry(call, apply, skip=1 + has_state + len(key))
+    entry = EntryPoint(call, apply, skip=1 + has_state + len(key))
     form = _with_one_entry(name, hold_params(tree), entry)
     form = dataclasses.replace(form, advice=_NO_KEY if key else "")
     return dataclasses.replace(form, is_trainable=_is_in_params) if has_state else form

@@ -181,7 +181,7 @@ def _wiring(equations: Sequence[Any]) -> list[Hashable]:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Segment:
     """Some equations, as a function of what they read that gives what is read later."""
 
     call: Callable[..., Sequence[Any]]
@@ -189,7 +189,7 @@ class _Part:
     outputs: list[Any]
 
 
-def _parts(jaxpr: Jaxpr, wires: _Wires, repeats: Sequence[Repeat]) -> Iterator[_Part]:
+def _parts(jaxpr: Jaxpr, wires: _Wires, repeats: Sequence[Repeat]) -> Iterator[_Segment]:
     place = 0
     for repeat in repeats:
         yield _plain(jaxpr, wires, place, repeat.start)
@@ -198,14 +198,14 @@ def _parts(jaxpr: Jaxpr, wires: _Wires, repeats: Sequence[Repeat]) -> Iterator[_
     yield _plain(jaxpr, wires, place, len(jaxpr.eqns))
 
 
-def _plain(jaxpr: Jaxpr, wires: _Wires, start: int, stop: int) -> _Part:
+def _plain(jaxpr: Jaxpr, wires: _Wires, start: int, stop: int) -> _Segment:
     equations = jaxpr.eqns[start:stop]
     inputs = wires.read_from(equations)
     outputs = _outputs(equations, wires.used_after(equations, stop))
-    return _Part(call_part(jaxpr, equations, inputs, outputs), inputs, outputs)
+    return _Segment(call_part(jaxpr, equations, inputs, outputs), inputs, outputs)
 
 
-def _copies(jaxpr: Jaxpr, wires: _Wires, repeat: Repeat) -> Iterator[_Part]:
+def _copies(jaxpr: Jaxpr, wires: _Wires, repeat: Repeat) -> Iterator[_Segment]:
     """All copies, as calls of the first one."""
     copies = [jaxpr.eqns[place : place + repeat.length] for place in repeat.places]
     used: set[tuple[int, int]] = set()
@@ -219,7 +219,7 @@ def _copies(jaxpr: Jaxpr, wires: _Wires, repeat: Repeat) -> Iterator[_Part]:
 
     shared = jax.jit(repeated)
     for copy in copies:
-        yield _Part(shared, wires.read_from(copy), _outputs(copy, used))
+        yield _Segment(shared, wires.read_from(copy), _outputs(copy, used))
 
 
 def _outputs(equations: Sequence[Any], used: set[tuple[int, int]]) -> list[Any]:

@@ -30,7 +30,7 @@ from pax_export.export import symbolic_numpy
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.dropped_state import DRAWS, dropped_state, made_of_inputs
-from pax_export.export.tracing.exportable import Exportable, Leaf, Method, layer_of
+from pax_export.export.tracing.exportable import Exportable, ExportLeaf, Method, layer_of
 from pax_export.export.tracing.owners import owner_name
 from pax_export.export.tracing.spec import Inputs, describe, resolve, tree_names
 from pax_export.export.tracing.traced import Traced, for_symbolic_sizes, trace
@@ -170,7 +170,7 @@ def _check_outputs(names: Sequence[str], results: Sequence[jax.ShapeDtypeStruct]
         dtypes.check(struct.dtype, f"output {name}")
 
 
-def check_updates(program: Program, leaves: Sequence[Leaf]) -> None:
+def check_updates(program: Program, leaves: Sequence[ExportLeaf]) -> None:
     """Refuses new state that does not fit the variable of the old."""
     for index, new in zip(program.changed, program.traced.results[len(program.output_names) :]):
         old = dtypes.stored(leaves[index].struct)

@@ -171,7 +171,7 @@ def resolve(
     args, named = jax.tree_util.tree_map(_from_tensorflow, (args, _by_name(kwargs)))
     positional = _parameter_names(function, skip, args, named)
     given, (args, named) = args, held(args, named)
-    scope = _Scope((args, named), constraints)
+    scope = _SymbolicScope((args, named), constraints)
     leaves, tree = jax.tree_util.tree_flatten_with_path((args, named))
     if not leaves and any(isinstance(each, str) for each in given):
         _refuse_shape(given)
@@ -246,7 +246,7 @@ def _refuse_shape(given: PyTree, cause: Exception | None = None) -> None:
         ) from cause
 
 
-class _Scope:
+class _SymbolicScope:
     """The one jax scope in which all symbolic dimensions of a call live."""
 
     def __init__(self, tree: PyTree, constraints: tuple[str, ...]):
@@ -310,7 +310,7 @@ def _from_tensorflow(leaf: PyTree) -> Any:
     return spec(leaf.shape.as_list(), leaf.dtype.name, getattr(leaf, "name", None))
 
 
-def _abstract(leaf: PyTree, path: str, scope: _Scope, text: bool) -> jax.ShapeDtypeStruct:
+def _abstract(leaf: PyTree, path: str, scope: _SymbolicScope, text: bool) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, InputSpec):
         dtype = dtypes.numpy_dtype(leaf.dtype)
         struct = jax.ShapeDtypeStruct(scope.shape(leaf, path), dtype)

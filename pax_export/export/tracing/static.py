@@ -24,16 +24,18 @@ class Static:
         self.value = value
 
 
-class _Known:
+class _StaticValue:
     """A value as part of a treedef; values that cannot be compared are equal to themselves."""
 
     def __init__(self, value: PyTree):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and (self.value is other.value or self._is_like(other))
+        return isinstance(other, _StaticValue) and (
+            self.value is other.value or self._is_like(other)
+        )
 
-    def _is_like(self, other: _Known) -> bool:
+    def _is_like(self, other: _StaticValue) -> bool:
         try:
             return type(self.value) is type(other.value) and bool(self.value == other.value)
         except Exception:  # of whatever it is
@@ -47,7 +49,7 @@ class _Known:
 
 
 jax.tree_util.register_pytree_node(
-    Static, lambda static: ((), _Known(static.value)), lambda known, _: Static(known.value)
+    Static, lambda static: ((), _StaticValue(static.value)), lambda known, _: Static(known.value)
 )
 
 

@@ -15,7 +15,7 @@ from pax_export._types import PyTree
 
 
 @dataclass(frozen=True)
-class Step:
+class TapeStep:
     """One operation of a tape.
 
     Attributes:
@@ -42,7 +42,7 @@ class Tape:
         self._held: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
         operands = [self._new() for _ in program.jaxpr.invars]
-        played: list[Step] = []
+        played: list[TapeStep] = []
         results = self._play(program, operands, played)
         self.operands = tuple(operands)
         self.results = tuple(results[index] for index in sorted(wanted))
@@ -59,7 +59,7 @@ class Tape:
         values = self._values(last, operands)
         return {number: values[number] for number in self.live(last)}
 
-    def read(self, steps: Sequence[Step], operands: Sequence[Any]) -> list[list[Any]]:
+    def read(self, steps: Sequence[TapeStep], operands: Sequence[Any]) -> list[list[Any]]:
         """The operands of some steps, computed by jax; a literal is among them."""
         values = self._values(len(self.steps) - 1, operands)
         return [[values[number] for number in step.operands] for step in steps]
@@ -82,23 +82,23 @@ class Tape:
             self._held[number] = value  # which keeps the id
         return self._numbers[id(value)]
 
-    def _play(self, program: Any, given: Sequence[int], played: list[Step]) -> list[int]:
+    def _play(self, program: Any, given: Sequence[int], played: list[TapeStep]) -> list[int]:
         callers: list[Any] = []
 
         def operate(equation: Any, operands: list[int]) -> list[int] | None:
             if called_program(equation) is not None:
                 return None
             results = [self._new() for _ in equation.outvars]
-            played.append(Step(equation, tuple(callers), tuple(operands), tuple(results)))
+            played.append(TapeStep(equation, tuple(callers), tuple(operands), tuple(results)))
             return results
 
         return interpret(program, given, operate, constant=self._constant, callers=callers)
 
-    def needed_by(self, place: int) -> tuple[Step, ...]:
+    def needed_by(self, place: int) -> tuple[TapeStep, ...]:
         """The steps that one of the wanted results needs, by its place among them."""
         return self._needed(self.steps, self.results[place : place + 1])
 
-    def _needed(self, played: Sequence[Step], results: Sequence[int]) -> tuple[Step, ...]:
+    def _needed(self, played: Sequence[TapeStep], results: Sequence[int]) -> tuple[TapeStep, ...]:
         used, kept = set(results), []
         for step in reversed(played):
             if not used.isdisjoint(step.results):

@@ -57,7 +57,7 @@ def model_cases(
         _OfSignature(model, *each, (examples or {}).get(each[0].key, ()))
         for each in zip(model.programs, model.pullbacks, model.signatures)
     ]
-    turns = [_Turns(part, part.steps()) for part in parts]
+    turns = [_Rounds(part, part.steps()) for part in parts]
     for turn in turns:
         yield from turn.first(budget)
     for gradients in (True, False):
@@ -87,7 +87,7 @@ def _refusals() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _CaseCall:
     """One call; what it costs, in calls like the first."""
 
     what: str
@@ -97,9 +97,9 @@ class _Step:
 
 
 @dataclass
-class _Turns:
+class _Rounds:
     part: _OfSignature
-    steps: list[_Step]
+    steps: list[_CaseCall]
     seconds: float = 0.0  # that the first call took
 
     def first(self, budget: Budget) -> Iterator[Case]:
@@ -165,18 +165,18 @@ class _OfSignature:
         names = (model.store.variables[place].name for place in model.store.of_leaf)
         self._leaves = [model.weights[name] for name in names]
 
-    def steps(self) -> list[_Step]:
+    def steps(self) -> list[_CaseCall]:
         """The calls without gradients: of the model, and of the whole with what is around it."""
         around, inputs = self._signature.processing, self._program.inputs
         examples = () if around else named_examples(inputs, self._examples, self.key)
         steps = [
-            _Step(self._text(label), partial(self._case, label, given), cost)
+            _CaseCall(self._text(label), partial(self._case, label, given), cost)
             for label, given, cost in given_calls(_structs(inputs), examples, self._outputs)
         ]
         if around is not None:
             examples = named_examples(around.inputs, self._examples, self.key)
             whole = [
-                _Step(self._text(label), partial(self._processed, label, given), cost)
+                _CaseCall(self._text(label), partial(self._processed, label, given), cost)
                 for label, given, cost in given_calls(
                     _structs(around.inputs), examples, self._outputs
                 )
@@ -210,7 +210,7 @@ class _OfSignature:
             each.rounding, each.general = self._rounding(each), self._general(each)
             yield each
 
-    def gradient_steps(self, case: Case) -> Iterator[_Step]:
+    def gradient_steps(self, case: Case) -> Iterator[_CaseCall]:
         """The call once more, with gradients, where there are some."""
         gradient, pullback = self._signature.gradient, self._pullback
         if pullback is not None and gradient is not None:
@@ -218,7 +218,7 @@ class _OfSignature:
             before, after = map(_size, (self._signature.forward, gradient.call))
             make = partial(self._with_gradients, pullback, gradient, case)
             cost = 1.0 + (after / before) ** 2
-            yield _Step(f"the gradients of {self.key}", make, cost, is_gradient=True)
+            yield _CaseCall(f"the gradients of {self.key}", make, cost, is_gradient=True)
 
     @property
     def is_small(self) -> bool:

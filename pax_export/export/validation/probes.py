@@ -58,11 +58,11 @@ class Probe:
 
     input: str
     value: str
-    differences: list[Difference]
+    differences: list[ProbeDifference]
 
 
 @dataclass(frozen=True)
-class Difference:
+class ProbeDifference:
     """An output of a probing call that is not what jax gives.
 
     Attributes:

@@ -26,7 +26,7 @@ from pax_export._errors import (
 from pax_export._files import stale_temporaries
 from pax_export.export.artifact.formats import Format, imported
 from pax_export.export.validation import serve
-from pax_export.export.validation.probes import Difference, Probe
+from pax_export.export.validation.probes import Probe, ProbeDifference
 from pax_export.export.validation.serve import Arrays, Run
 
 
@@ -130,7 +130,7 @@ def _results(
             failed[last] = f"{type(error).__name__}: {error}"
 
 
-def differences(case: Case, got: Arrays | str, factor: float) -> Iterator[Difference]:
+def differences(case: Case, got: Arrays | str, factor: float) -> Iterator[ProbeDifference]:
     """The outputs that differ from what jax gives, in a call far from the usual ones.
 
     Where the rest of the call is usual, rounding explains as much as in any other, and nothing
@@ -139,7 +139,7 @@ def differences(case: Case, got: Arrays | str, factor: float) -> Iterator[Differ
     probe = case.probe
     for name, expected in case.expected.items():
         if isinstance(got, str) or name not in got:
-            yield Difference(case, name)
+            yield ProbeDifference(case, name)
             continue
         one, other = np.asarray(expected), np.asarray(got[name])
         tiny = _TINY if one.dtype.name in TOLERANCE else None
@@ -152,7 +152,7 @@ def differences(case: Case, got: Arrays | str, factor: float) -> Iterator[Differ
             only = dataclasses.replace(case, expected={name: one}, unchanged={})
             compare_either(only, {name: other}, factor)
         except ValidationError:
-            yield Difference(case, name, _only(one, other, factor))
+            yield ProbeDifference(case, name, _only(one, other, factor))
 
 
 def _only(expected: np.ndarray, got: np.ndarray, factor: float) -> str:

@@ -75,7 +75,7 @@ class Piece:
             room=None if self.room is None else (*sizes, *self.room),
         ) if count else self  # fmt: skip
 
-    def into(self, place: Place) -> Piece:
+    def into(self, place: LeafPart) -> Piece:
         """The same for a part of a leaf instead of a whole one."""
         region = place.region
         put = place.index
@@ -101,7 +101,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Place:
+class LeafPart:
     """A part of a leaf that is filled as if it were a leaf.
 
     Attributes:

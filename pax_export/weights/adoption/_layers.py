@@ -28,7 +28,7 @@ from pax_export.nn import (
 )
 from pax_export.weights._dtypes import is_key
 from pax_export.weights._leaves import leaves_by_name
-from pax_export.weights.adoption._array_transforms import Place
+from pax_export.weights.adoption._array_transforms import LeafPart
 from pax_export.weights.adoption._name_parsing import (
     BIAS,
     COUNT,
@@ -57,7 +57,7 @@ class Leaf:
     path: str
     shape: tuple[int, ...]
     dtype: Any
-    place: Place | None = None
+    place: LeafPart | None = None
     part: str = ""
 
     @property

@@ -38,7 +38,7 @@ from pax_export.weights.adoption._options import Options, is_at, matching, renam
 from pax_export.weights.adoption._parametrized import file_names, versions
 from pax_export.weights.adoption._split_fused import (
     PARTS,
-    Order,
+    FusedOrder,
     arrangements,
     may_be_fused,
     sizes_of_module,
@@ -287,10 +287,10 @@ def _each_alone(layers: Sequence[Layer]) -> list[Layer]:
 
 def _orders(
     layers: Sequence[Layer], groups: Sequence[Group], options: Options
-) -> tuple[Order, ...]:
+) -> tuple[FusedOrder, ...]:
     if options.fused is not None:
-        return (Order(options.fused, told=True),)
-    blocks, heads = Order("blocks", told=False), Order("by head", told=False)
+        return (FusedOrder(options.fused, told=True),)
+    blocks, heads = FusedOrder("blocks", told=False), FusedOrder("by head", told=False)
     unsure = any(is_fused(group) and not says_order(group) for group in groups) or any(
         may_be_fused(layer, blocks) for layer in layers
     )
@@ -301,7 +301,7 @@ def _tried(
     layers: Sequence[Layer],
     groups: Sequence[Group],
     origin: str,
-    order: Order,
+    order: FusedOrder,
     axes: Mapping[str, tuple[int, ...]],
     flatten: Told,
 ) -> Iterator[Hypothesis]:
@@ -353,7 +353,7 @@ def _with_parts(
     layers: Sequence[Layer],
     groups: Sequence[Group],
     origin: str,
-    order: Order,
+    order: FusedOrder,
     fits: Callable[[Layer, Group], bool],
 ) -> list[Group]:
     """The groups; of those that are queries, keys and values in one, the parts."""
@@ -366,7 +366,7 @@ def _with_parts(
     return found
 
 
-def _parts(group: Group, layers: Sequence[Layer], origin: str, order: Order) -> list[Group]:
+def _parts(group: Group, layers: Sequence[Layer], origin: str, order: FusedOrder) -> list[Group]:
     heads = {layer.heads for layer in layers if layer.kind in ("linear", "free")} - {None}
     count = next(iter(heads)) if len(heads) == 1 else None
     sizes = sizes_of_module(layers, group)

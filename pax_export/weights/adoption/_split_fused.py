@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pax_export.weights.adoption._array_transforms import Place, Shape, Step
+from pax_export.weights.adoption._array_transforms import LeafPart, Shape, Step
 from pax_export.weights.adoption._groups import (
     Group,
     Three,
@@ -31,7 +31,7 @@ _ALL = slice(None)
 
 
 @dataclass(frozen=True)
-class Order:
+class FusedOrder:
     """How queries, keys and values lie in one array.
 
     Attributes:
@@ -43,7 +43,7 @@ class Order:
     told: bool
 
 
-def may_be_fused(layer: Layer, order: Order) -> bool:
+def may_be_fused(layer: Layer, order: FusedOrder) -> bool:
     """Whether a layer may hold queries, keys and values in one: it is called so, or it is said."""
     return layer.kind in ("linear", "free") and (order.told or is_fused_name(pieces(layer.path)))
 
@@ -52,7 +52,7 @@ def arrangements(
     layers: Sequence[Layer],
     groups: Sequence[Group],
     fits: Callable[[Layer, Group], bool],
-    order: Order,
+    order: FusedOrder,
 ) -> Iterator[list[list[Layer]]]:
     """The layers, those taken apart whose parts the file has: lists that differ in numbers only.
 
@@ -91,7 +91,7 @@ def _apart(
     layer: Layer,
     groups: Sequence[Group],
     fits: Callable[[Layer, Group], bool],
-    order: Order,
+    order: FusedOrder,
     way: int,
     whole_first: bool,
 ) -> Sequence[Layer]:
@@ -146,7 +146,9 @@ def unfolded(layer: Layer, way: int = 0) -> list[Layer]:
             role: replace(
                 leaf,
                 shape=leaf.shape[len(index) :],
-                place=Place(leaf.shape, index + (_ALL,) * (len(leaf.shape) - len(index)), (), says),
+                place=LeafPart(
+                    leaf.shape, index + (_ALL,) * (len(leaf.shape) - len(index)), (), says
+                ),
                 part=numbered(leaf.path, roots, numbers),
             )
             for role, leaf in layer.leaves.items()
@@ -160,7 +162,7 @@ def unfolded(layer: Layer, way: int = 0) -> list[Layer]:
 # Queries, keys and values
 
 
-def _of_fused(layer: Layer, groups: Sequence[Group], order: Order) -> list[Layer]:
+def _of_fused(layer: Layer, groups: Sequence[Group], order: FusedOrder) -> list[Layer]:
     """Three layers of one; none if its shapes do not leave one way."""
     found = []
     sizes = _sizes(layer, groups)
@@ -185,17 +187,17 @@ def _of_fused(layer: Layer, groups: Sequence[Group], order: Order) -> list[Layer
     return found
 
 
-def _of_each(layers: Sequence[Layer], groups: Sequence[Group], order: Order) -> list[Layer]:
+def _of_each(layers: Sequence[Layer], groups: Sequence[Group], order: FusedOrder) -> list[Layer]:
     found = [_of_fused(layer, groups, order) for layer in layers]
     return list(itertools.chain.from_iterable(found)) if all(found) else []
 
 
-def _within(leaf: Leaf, place: Place) -> Place:
+def _within(leaf: Leaf, place: LeafPart) -> LeafPart:
     """A place in a leaf that may itself be a part: of a layer among several."""
     if leaf.place is None:
         return place
     count = len(leaf.place.room) - len(leaf.shape)
-    return Place(
+    return LeafPart(
         (*leaf.place.room[:count], *place.room),
         (*leaf.place.index[:count], *place.index),
         place.steps,
@@ -246,9 +248,9 @@ def _part(
     role: str,
     leaf: Leaf,
     number: int,
-    order: Order,
+    order: FusedOrder,
     sizes: dict[int, Three],
-) -> tuple[str, Shape, Place] | None:
+) -> tuple[str, Shape, LeafPart] | None:
     """One of the three in a leaf: as which kind of layer it is read, its shape, its place."""
     shape, rank = leaf.shape, len(leaf.shape)
     bias = role == BIAS or rank == 1
@@ -273,19 +275,19 @@ def _part(
 
 def _along_an_axis_of_three(
     layer: Layer, shape: Shape, number: int
-) -> tuple[str, Shape, Place] | None:
+) -> tuple[str, Shape, LeafPart] | None:
     axes = [axis for axis, size in enumerate(shape) if size == 3]
     if len(axes) != 1:
         return None
     index = tuple([slice(number, number + 1) if axis == axes[0] else _ALL
                    for axis in range(len(shape))])  # fmt: skip
     rest = tuple([size for axis, size in enumerate(shape) if axis != axes[0]])
-    return layer.kind, rest, Place(shape, index, (), "one of three")
+    return layer.kind, rest, LeafPart(shape, index, (), "one of three")
 
 
 def _cut(
-    layer: Layer, shape: Shape, axis: int, number: int, order: Order, sizes: Three
-) -> tuple[Shape, Place] | None:
+    layer: Layer, shape: Shape, axis: int, number: int, order: FusedOrder, sizes: Three
+) -> tuple[Shape, LeafPart] | None:
     """The shape of a part along an axis, and where it lies."""
     part = (*shape[:axis], sizes[number], *shape[axis + 1 :])
     heads = layer.heads
@@ -299,4 +301,4 @@ def _cut(
     split, at, taken = found
     room = (*shape[:axis], *split, *shape[axis + 1 :])
     index = tuple([taken if place == axis + at else _ALL for place in range(len(room))])
-    return part, Place(room, index, (), f"joined, {'by head' if at else 'blocks'}")
+    return part, LeafPart(room, index, (), f"joined, {'by head' if at else 'blocks'}")

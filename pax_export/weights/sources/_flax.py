@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
-from pax_export.weights._binary_file import Stream
+from pax_export.weights._binary_file import FileStream
 from pax_export.weights._dtypes import NUMPY_NAMES
 from pax_export.weights.sources._nested import flattened
 from pax_export.weights.sources._reader import InputFile
@@ -41,7 +41,7 @@ def matches(file: InputFile) -> bool:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _ArrayChunk:
     """An array of the file, or a part of a large one: what it is and where it lies."""
 
     dtype: str
@@ -54,24 +54,24 @@ class _Pieces:
     """An array that is kept in parts, each of one dimension."""
 
     shape: tuple[int, ...]
-    parts: tuple[_Piece, ...]
+    parts: tuple[_ArrayChunk, ...]
 
 
 def read(file: InputFile) -> Source:
     """The arrays of a file."""
-    reader = _Reader(file.stream(), file.where)
+    reader = _MsgpackReader(file.stream(), file.where)
     tree = reader.value(0)
     if reader.stream.tell() != file.size:
         raise ValueError(f"{file.size - reader.stream.tell()} bytes behind the last value")
-    leaves, others = flattened(_whole(tree), lambda each: isinstance(each, (_Piece, _Pieces)))
+    leaves, others = flattened(_whole(tree), lambda each: isinstance(each, (_ArrayChunk, _Pieces)))
     entries = {name: _entry(file, name, leaf) for name, leaf in leaves.items()}
     return Source("flax", file.where, entries, metadata=others)
 
 
-class _Reader:
+class _MsgpackReader:
     """Reads values one after the other."""
 
-    def __init__(self, stream: Stream, where: str):
+    def __init__(self, stream: FileStream, where: str):
         self.stream, self._where = stream, where
         self._containers = 0
 
@@ -155,7 +155,7 @@ class _Reader:
         return complex(*inner) if code == _COMPLEX else _piece(self._where, *inner)
 
 
-def _piece(where: str, shape: Any, dtype: Any, place: Any) -> _Piece:
+def _piece(where: str, shape: Any, dtype: Any, place: Any) -> _ArrayChunk:
     shape = _shape(shape)
     if dtype not in _DTYPES:
         raise UnsupportedDtypeError(
@@ -166,7 +166,7 @@ def _piece(where: str, shape: Any, dtype: Any, place: Any) -> _Piece:
         )
     if not isinstance(place, range) or len(place) != math.prod(shape) * np.dtype(dtype).itemsize:
         raise ValueError(f"other bytes than those of {dtype}{list(shape)}")
-    return _Piece(dtype, shape, place.start)
+    return _ArrayChunk(dtype, shape, place.start)
 
 
 def _shape(sizes: Any) -> tuple[int, ...]:
@@ -184,8 +184,8 @@ def _whole(tree: Any) -> Any:
     if _CHUNKED not in tree:
         return {key: _whole(value) for key, value in tree.items()}
     shape, parts = _shape(_in_order(tree["shape"])), tuple(_in_order(tree["chunks"]))
-    dtypes = {part.dtype for part in parts if isinstance(part, _Piece)}
-    count = sum(math.prod(part.shape) for part in parts if isinstance(part, _Piece))
+    dtypes = {part.dtype for part in parts if isinstance(part, _ArrayChunk)}
+    count = sum(math.prod(part.shape) for part in parts if isinstance(part, _ArrayChunk))
     if len(dtypes) != 1 or count != math.prod(shape):
         raise ValueError(f"{count} numbers in the parts of {list(shape)}")
     return _Pieces(shape, parts)
@@ -196,9 +196,9 @@ def _in_order(numbered: dict[str, Any]) -> list[Any]:
     return [numbered[str(number)] for number in range(len(numbered))]
 
 
-def _entry(file: InputFile, name: str, leaf: _Piece | _Pieces) -> Entry:
+def _entry(file: InputFile, name: str, leaf: _ArrayChunk | _Pieces) -> Entry:
     where = f"{name} in {file.where}"
-    if isinstance(leaf, _Piece):
+    if isinstance(leaf, _ArrayChunk):
         return Entry.stored(file, where, KIND, leaf.shape, leaf.dtype, leaf.place)
     dtype = np.dtype(leaf.parts[0].dtype)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
 from pax_export._optional import require
-from pax_export.weights._binary_file import Stream
+from pax_export.weights._binary_file import FileStream
 from pax_export.weights.sources import _gguf_blocks
 from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, refusing
@@ -66,22 +66,22 @@ def read(file: InputFile) -> Source:
     return Source("gguf", file.where, entries, metadata=metadata)
 
 
-def _exactly(stream: Stream, count: int) -> bytes:
+def _exactly(stream: FileStream, count: int) -> bytes:
     content = stream.read(count)
     if len(content) != count:
         raise ValueError(f"{count} bytes announced, where {len(content)} are left")
     return content
 
 
-def _number(stream: Stream, kind: str) -> Any:
+def _number(stream: FileStream, kind: str) -> Any:
     return struct.unpack(kind, _exactly(stream, struct.calcsize(kind)))[0]
 
 
-def _text(stream: Stream) -> str:
+def _text(stream: FileStream) -> str:
     return _exactly(stream, _number(stream, "<Q")).decode("utf-8", "surrogateescape")
 
 
-def _value(stream: Stream, kind: int, depth: int) -> Any:
+def _value(stream: FileStream, kind: int, depth: int) -> Any:
     if kind in _NUMBERS:
         dtype = np.dtype(_NUMBERS[kind])
         return np.frombuffer(_exactly(stream, dtype.itemsize), dtype)[0].item()
@@ -96,7 +96,7 @@ def _value(stream: Stream, kind: int, depth: int) -> Any:
     return [_value(stream, kind, depth + 1) for _ in range(count)]  # each takes from the file
 
 
-def _heads(stream: Stream, count: int) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
+def _heads(stream: FileStream, count: int) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
     for _ in range(count):
         name = _text(stream)
         dimensions = _number(stream, "<I")

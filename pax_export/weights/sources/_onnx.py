@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pax_export._wire import Message, message, signed, whole
-from pax_export.weights.sources._onnx_tensor import ExternalFiles, Tensor, entry
+from pax_export.weights.sources._onnx_tensor import ExternalFiles, OnnxTensor, entry
 from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, refusing
 
@@ -46,7 +46,7 @@ def matches(file: InputFile) -> bool:
 
 def read(file: InputFile) -> Source:
     """The arrays of a model, those in files beside it too."""
-    found = _Found(file, ExternalFiles(file))
+    found = _ModelArrays(file, ExternalFiles(file))
     for number, value in Message(file).fields():
         if number == _GRAPH:
             found.graph(message(value), "", 0)
@@ -64,7 +64,7 @@ def read(file: InputFile) -> Source:
     return Source("onnx", file.where, found.entries, metadata=found.metadata)
 
 
-class _Found:
+class _ModelArrays:
     """What a model holds, as it is gone through."""
 
     def __init__(self, file: InputFile, external: ExternalFiles):
@@ -83,7 +83,7 @@ class _Found:
             raise ValueError("graphs in graphs without end")
         for number, value in graph.fields():
             if number == _INITIALIZER:
-                self._add(Tensor(message(value)), path, "")
+                self._add(OnnxTensor(message(value)), path, "")
             elif number == _NODE:
                 self._node(message(value), path, depth)
             elif number == _SPARSE:
@@ -128,7 +128,7 @@ class _Found:
         for graph in graphs:
             self.graph(graph, f"{path}{name}/", depth + 1)
 
-    def _add(self, tensor: Tensor, path: str, constant: str) -> None:
+    def _add(self, tensor: OnnxTensor, path: str, constant: str) -> None:
         if tensor.is_text:
             return
         own = constant or tensor.name
@@ -160,12 +160,12 @@ def _setting(attribute: Message) -> tuple[str, Any]:
     return name, tuple(values)
 
 
-def _constants(attribute: Message) -> Iterator[Tensor]:
+def _constants(attribute: Message) -> Iterator[OnnxTensor]:
     """The array of a node Constant: a tensor, or numbers."""
     fields = list(attribute.fields())
     name = "".join(message(value).text() for number, value in fields if number == _NAME)
     if name == "value":
-        yield from (Tensor(message(value)) for number, value in fields if number == _TENSOR)
+        yield from (OnnxTensor(message(value)) for number, value in fields if number == _TENSOR)
     elif name in _VALUES:
         values = [value for number, value in fields if number == _VALUES[name]]
-        yield Tensor.of_numbers(values, many=name.endswith("s"), floats="float" in name)
+        yield OnnxTensor.of_numbers(values, many=name.endswith("s"), floats="float" in name)

@@ -33,7 +33,7 @@ _EXTERNAL, _LOCATION = 13, 14
 _MOST_DIMENSIONS = 64
 
 
-class Tensor:
+class OnnxTensor:
     """What a model says of an array, and where its numbers are."""
 
     def __init__(self, tensor: Message | None = None):
@@ -112,7 +112,7 @@ class ExternalFiles:
         return Path(path)
 
 
-def entry(where: str, kind: str, tensor: Tensor, external: ExternalFiles, note: str) -> Entry:
+def entry(where: str, kind: str, tensor: OnnxTensor, external: ExternalFiles, note: str) -> Entry:
     """The array of a tensor, read when it is asked for."""
     if tensor.dtype not in ONNX_DTYPES:
         raise UnsupportedDtypeError(
@@ -139,7 +139,9 @@ def entry(where: str, kind: str, tensor: Tensor, external: ExternalFiles, note: 
     return Entry.stored(file, where, kind, shape, dtype, begin, note)
 
 
-def _place(tensor: Tensor, external: ExternalFiles) -> tuple[RandomAccessBytes, int, int | None]:
+def _place(
+    tensor: OnnxTensor, external: ExternalFiles
+) -> tuple[RandomAccessBytes, int, int | None]:
     if not tensor.external:
         assert tensor.raw is not None
         return tensor.raw.places, tensor.raw.begin, tensor.raw.size
@@ -171,7 +173,7 @@ def _unpacked(
     return read
 
 
-def _listed(tensor: Tensor, dtype: np.dtype) -> np.ndarray:
+def _listed(tensor: OnnxTensor, dtype: np.dtype) -> np.ndarray:
     """The array of numbers that a model gives one by one."""
     numbers = _numbers(tensor)
     if dtype.kind == "c":
@@ -184,7 +186,7 @@ def _listed(tensor: Tensor, dtype: np.dtype) -> np.ndarray:
     return numbers.astype(dtype).reshape(tensor.shape)
 
 
-def _numbers(tensor: Tensor) -> np.ndarray:
+def _numbers(tensor: OnnxTensor) -> np.ndarray:
     pieces = []
     for number, value in tensor.numbers:
         if isinstance(value, int):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pax_export._errors import WeightsFileError
-from pax_export.weights._binary_file import Stream
+from pax_export.weights._binary_file import FileStream
 
 #: More than any file of weights needs, and less than fills a memory.
 _MOST_STEPS, _MOST_CONTAINERS = 20_000_000, 4_000_000
@@ -70,7 +70,7 @@ class PickleMachine:
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
-    def load(self, stream: Stream) -> Any:
+    def load(self, stream: FileStream) -> Any:
         """What the next pickle of a stream holds."""
         self._stack, self._memo = [], {}
         for code, argument, _ in pickletools.genops(stream):  # pyright: ignore[reportArgumentType]

@@ -13,7 +13,7 @@ from pax_export._errors import UnsupportedDtypeError, a_few
 from pax_export._optional import require
 from pax_export.weights import _checksums
 from pax_export.weights._dtypes import NUMPY_NAMES, restored
-from pax_export.weights._header import StoredArray, is_safetensors, read_header
+from pax_export.weights._header import HeaderEntry, is_safetensors, read_header
 from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, damaged
 
@@ -40,7 +40,7 @@ def read(file: InputFile) -> Source:
     return Source("safetensors", file.where, entries, metadata=header.metadata)
 
 
-def _require_dtypes(arrays: Mapping[str, StoredArray], where: str) -> None:
+def _require_dtypes(arrays: Mapping[str, HeaderEntry], where: str) -> None:
     """One error about all arrays of a dtype that neither numpy nor jax has."""
     unknown = {name: repr(each.code) for name, each in arrays.items()
                if each.code not in NUMPY_NAMES}  # fmt: skip
@@ -58,7 +58,7 @@ def _require_dtypes(arrays: Mapping[str, StoredArray], where: str) -> None:
     )
 
 
-def _entry(file: InputFile, name: str, stored: StoredArray, checksum: str | None) -> Entry:
+def _entry(file: InputFile, name: str, stored: HeaderEntry, checksum: str | None) -> Entry:
     """An array as `save_weights` was given it, if that has left a note; keys as their data."""
     where, key = f"{name} in {file.where}", (stored.note or {}).get("key")
 

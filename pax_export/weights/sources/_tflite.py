@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
-from pax_export._wire import TFLITE_DTYPES, TFLITE_MARK, Table, root
+from pax_export._wire import TFLITE_DTYPES, TFLITE_MARK, FlatTable, root
 from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, refusing
 
@@ -35,7 +35,7 @@ def read(file: InputFile) -> Source:
     buffers = model.tables(_BUFFERS)
     for graph in model.tables(_SUBGRAPHS):
         for at in graph.tables(_TENSORS):
-            tensor = _Tensor(at, buffers)
+            tensor = _TfliteTensor(at, buffers)
             if not tensor.size:
                 continue
             name = tensor.name if tensor.name not in entries else f"{tensor.name}:{at.place}"
@@ -45,10 +45,10 @@ def read(file: InputFile) -> Source:
     return Source("tflite", file.where, entries)
 
 
-class _Tensor:
+class _TfliteTensor:
     """What a model says of an array, and where its bytes are."""
 
-    def __init__(self, table: Table, buffers: list[Table]):
+    def __init__(self, table: FlatTable, buffers: list[FlatTable]):
         number = table.number(_BUFFER, "<I")
         if number >= len(buffers):
             raise ValueError(f"the buffer {number} of {len(buffers)}")
@@ -66,7 +66,7 @@ class _Tensor:
         self.quantised = table.table(_QUANTISED)
 
 
-def _entries(where: str, name: str, tensor: _Tensor, file: InputFile) -> dict[str, Entry]:
+def _entries(where: str, name: str, tensor: _TfliteTensor, file: InputFile) -> dict[str, Entry]:
     if tensor.dtype not in TFLITE_DTYPES or tensor.sparse:
         raise UnsupportedDtypeError(
             "An array of this kind is not read.",
@@ -102,7 +102,7 @@ def _entries(where: str, name: str, tensor: _Tensor, file: InputFile) -> dict[st
     return {name: Entry(where, KIND, shape, np.float32, dequantised, note=note)}
 
 
-def _scales(tensor: _Tensor) -> tuple[Any, Any, int]:
+def _scales(tensor: _TfliteTensor) -> tuple[Any, Any, int]:
     """The scales and the zeros of integers, one or for each place of an axis."""
     if tensor.quantised is None:
         return np.empty(0), np.empty(0), 0

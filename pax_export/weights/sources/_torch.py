@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
-from pax_export.weights._binary_file import Stream
+from pax_export.weights._binary_file import FileStream
 from pax_export.weights.sources import _torch_names
 from pax_export.weights.sources._nested import flattened
 from pax_export.weights.sources._pickle_machine import PickleMachine
 from pax_export.weights.sources._pickled_numpy import PickledArray
 from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, refusing
-from pax_export.weights.sources._torch_names import Storage, Tensor
+from pax_export.weights.sources._torch_names import Storage, TorchTensor
 from pax_export.weights.sources._zip_archive import ZipArchive
 
 KIND = "file of PyTorch"
@@ -73,7 +73,7 @@ def _loaded(where: str, archive: ZipArchive, member: str) -> Any:
         return machine.load(_Buffered(content.read(archive.size(member))))
 
 
-class _Buffered(Stream):
+class _Buffered(FileStream):
     """A pickle that was unpacked."""
 
     def __init__(self, content: bytes):
@@ -150,11 +150,11 @@ class LegacyStorages:
 
 
 def _is_leaf(value: Any) -> bool:
-    return isinstance(value, (Tensor, PickledArray))
+    return isinstance(value, (TorchTensor, PickledArray))
 
 
 def _entry(
-    where: str, name: str, leaf: Tensor | PickledArray, content: ZipStorages | LegacyStorages
+    where: str, name: str, leaf: TorchTensor | PickledArray, content: ZipStorages | LegacyStorages
 ) -> Entry:
     where = f"{name} in {where}"
     with refusing(where, KIND):
@@ -175,7 +175,7 @@ def _entry(
         )  # fmt: skip
 
 
-def _window(tensor: Tensor, size: int) -> tuple[int, int]:
+def _window(tensor: TorchTensor, size: int) -> tuple[int, int]:
     """Where in its storage the bytes of a tensor begin, and how many they are."""
     storage, item = tensor.storage, tensor.dtype.itemsize
     if storage.typed and storage.begin == 0 and storage.numel * storage.dtype.itemsize != size:
@@ -193,7 +193,7 @@ def _window(tensor: Tensor, size: int) -> tuple[int, int]:
     return first, count
 
 
-def _strided(tensor: Tensor, content: np.ndarray) -> np.ndarray:
+def _strided(tensor: TorchTensor, content: np.ndarray) -> np.ndarray:
     if 0 in tensor.shape:
         return np.empty(tensor.shape, tensor.dtype)
     item = tensor.dtype.itemsize
@@ -208,7 +208,7 @@ def _tied(leaves: dict[str, Any]) -> dict[str, str]:
     first: dict[Any, str] = {}
     tied = {}
     for name, leaf in leaves.items():
-        if isinstance(leaf, Tensor) and 0 not in leaf.shape:
+        if isinstance(leaf, TorchTensor) and 0 not in leaf.shape:
             storage = leaf.storage
             window = (storage.key, storage.begin + leaf.offset, leaf.shape, leaf.strides)
             if first.setdefault((*window, leaf.dtype), name) != name:

@@ -45,7 +45,7 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TorchTensor:
     """A tensor of a pickle: a window on a storage."""
 
     storage: Storage
@@ -98,7 +98,9 @@ def _size(value: PyTree) -> int:
     return value
 
 
-def _tensor(of: object, offset: object, shape: PyTree, strides: PyTree, *others: object) -> Tensor:
+def _tensor(
+    of: object, offset: object, shape: PyTree, strides: PyTree, *others: object
+) -> TorchTensor:
     if not isinstance(of, Storage):
         raise ValueError(f"a tensor over a {type(of).__name__}")
     dtypes = [each.value for each in others if isinstance(each, Global)]
@@ -108,7 +110,7 @@ def _tensor(of: object, offset: object, shape: PyTree, strides: PyTree, *others:
         raise ValueError(f"a tensor of {len(shape)} sizes and {len(strides)} strides")
     if not of.typed and dtype == of.dtype and not dtypes:
         raise ValueError("a tensor without a dtype")
-    return Tensor(of, _size(offset), shape, strides, dtype)
+    return TorchTensor(of, _size(offset), shape, strides, dtype)
 
 
 def _of_type(

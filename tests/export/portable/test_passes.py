@@ -13,7 +13,7 @@ from jax import lax
 import pax_export as pax
 from pax_export._jaxpr import walk_equations
 from pax_export.export import spec
-from pax_export.export.portable import Options, Weight, optimized
+from pax_export.export.portable import PassOptions, Weight, optimized
 from pax_export.export.portable.arithmetic import LARGE
 from pax_export.export.portable.kept import name_of
 from pax_export.export.tracing.exportable import exportable
@@ -32,7 +32,7 @@ def portable(model, inputs, **options):
     leaves = [Weight(each.name, np.asarray(each.value)) for each in model.leaves]
     constants = {id(each): f"constant{i}" for i, each in enumerate(program.traced.constants)}
     whole = program.traced.program
-    return optimized(whole, leaves, constants, Options(**options)), program, model
+    return optimized(whole, leaves, constants, PassOptions(**options)), program, model
 
 
 def primitives(made):

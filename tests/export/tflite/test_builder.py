@@ -17,7 +17,7 @@ import pax_export as pax
 from pax_export.errors import UnsupportedOperationError
 from pax_export.export import load, spec, to_tflite
 from pax_export.export.formats.tflite.builder import loops, moves, operators
-from pax_export.export.formats.tflite.builder.encode import Signature, encode
+from pax_export.export.formats.tflite.builder.encode import TfliteSignature, encode
 from pax_export.export.formats.tflite.builder.graph import Graph
 from tests.closeness import assert_close
 
@@ -126,7 +126,7 @@ def computed(function, *arrays):
         result = function(*inputs)
         graph.outputs = [result if result.operator else moves.identity(result)]
         known = function(*(operators.constant(each) for each in arrays)).value
-    content = bytes(encode([Signature("f", graph, ["x", "y"][: len(arrays)], ["z"])]))
+    content = bytes(encode([TfliteSignature("f", graph, ["x", "y"][: len(arrays)], ["z"])]))
     run = Interpreter(model_content=content).get_signature_runner("f")
     return run(**dict(zip("xy", arrays)))["z"], known
 
@@ -185,7 +185,7 @@ def test_loops_may_exchange_what_they_carry():
     with graph.active():
         inputs = [graph.placeholder([2], "float32") for _ in range(2)]
         graph.outputs = [function(*inputs)]
-    content = bytes(encode([Signature("f", graph, ["x", "y"], ["z"])]))
+    content = bytes(encode([TfliteSignature("f", graph, ["x", "y"], ["z"])]))
     run = Interpreter(model_content=content).get_signature_runner("f")
     assert run(x=np.zeros(2, "f"), y=np.ones(2, "f"))["z"].tolist() == [1.0, 1.0]
 

@@ -85,7 +85,7 @@ def _needed(jaxpr: Any, wished: Collection[int]) -> list[tuple[Any, list[int]]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class ResultStruct:
     """The shape and dtype of what a rule makes."""
 
     shape: tuple[Any, ...]
@@ -94,7 +94,7 @@ class Result:
 
 def _by_rule(writer: Writer, equation: Any, operands: Sequence[Any]) -> list[Value]:
     name, parameters = equation.primitive.name, equation.params
-    results = [Result(tuple(var.aval.shape), var.aval.dtype) for var in equation.outvars]
+    results = [ResultStruct(tuple(var.aval.shape), var.aval.dtype) for var in equation.outvars]
     if results and all(0 in filter(is_number, each.shape) for each in results):
         zeros = [np.zeros((), carrier(each.dtype)) for each in results]
         names = [writer.expand(zero, each.shape) for zero, each in zip(zeros, results)]
@@ -107,7 +107,7 @@ def _by_rule(writer: Writer, equation: Any, operands: Sequence[Any]) -> list[Val
 
 
 def _by_order(
-    writer: Writer, equation: Any, operands: Sequence[Value], results: Sequence[Result]
+    writer: Writer, equation: Any, operands: Sequence[Value], results: Sequence[ResultStruct]
 ) -> list[Any]:
     """Numbers of uint64 as those of int64 that are in the same order: without the first bit."""
     first = np.array(np.iinfo(np.int64).min)
@@ -117,7 +117,7 @@ def _by_order(
         return Value(writer("BitwiseXor", value, first), np.dtype(dtype), value.shape, known)
 
     given = [moved(x, np.int64) if x.dtype == np.uint64 else x for x in operands]
-    wide = [Result(x.shape, np.int64) if x.dtype == np.uint64 else x for x in results]
+    wide = [ResultStruct(x.shape, np.int64) if x.dtype == np.uint64 else x for x in results]
     made = _values(RULES[equation.primitive.name](writer, wide, *given, **equation.params), wide)
     return [
         moved(one, np.uint64) if each.dtype == np.uint64 else one
@@ -125,7 +125,7 @@ def _by_order(
     ]
 
 
-def _values(made: Any, results: Sequence[Result]) -> list[Any]:
+def _values(made: Any, results: Sequence[ResultStruct]) -> list[Any]:
     """What a rule gave, as values of the shapes and dtypes that jax says."""
     several = made if isinstance(made, (list, tuple)) else [made]
     values: list[Value] = []

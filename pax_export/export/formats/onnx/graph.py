@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export.export.formats.onnx.sizes import Sizes
+from pax_export.export.formats.onnx.sizes import OnnxSizes
 from pax_export.export.formats.onnx.values import (
     Value,
     carrier,
@@ -48,7 +48,7 @@ class Writer:
         self._count = 0
         self._root: list[Any] = []
         self._nodes = self._root
-        self.sizes = Sizes(self._in_root)
+        self.sizes = OnnxSizes(self._in_root)
 
     @property
     def nodes(self) -> list[Any]:

@@ -46,7 +46,7 @@ _WRITE = (
 
 
 @dataclass(frozen=True)
-class Options:
+class OnnxOptions:
     """How a program is written.
 
     Attributes:
@@ -86,7 +86,7 @@ class Converted:
 
 
 def converted(
-    program: Program, names: Sequence[str], weights: Mapping[str, Any], options: Options
+    program: Program, names: Sequence[str], weights: Mapping[str, Any], options: OnnxOptions
 ) -> Converted:
     """Converts a program to an ONNX model.
 
@@ -95,7 +95,7 @@ def converted(
     onnx = require("onnx", "onnx", "to_onnx")
 
     def write(portable: PortableProgram | None) -> Any:
-        model = _Model(onnx, program, names, weights, options)
+        model = _ModelBuilder(onnx, program, names, weights, options)
         made, arrays = model.of_traced() if portable is None else model.made(portable)
         return made, arrays, model.quantized
 
@@ -115,25 +115,25 @@ def converted(
 
 
 def _optimized(
-    program: Program, names: Sequence[str], weights: Mapping[str, Any], options: Options
+    program: Program, names: Sequence[str], weights: Mapping[str, Any], options: OnnxOptions
 ) -> PortableProgram:
     """The program as the runtime runs it fast."""
     traced = program.traced
     count = len(traced.structs) - len(program.inputs.flat)
     leaves = [Weight(name, np.asarray(weights[name])) for name in names[:count]]
     constants = {id(array): name for array, name in zip(traced.constants, names[count:])}
-    wanted = passes.Options(fold=options.fold, keep=not options.exact)
+    wanted = passes.PassOptions(fold=options.fold, keep=not options.exact)
     return optimized(traced.program, leaves, constants, wanted, len(program.output_names))
 
 
-class _Model:
+class _ModelBuilder:
     def __init__(
         self,
         onnx: Any,
         program: Program,
         names: Sequence[str],
         weights: Mapping[str, Any],
-        options: Options,
+        options: OnnxOptions,
     ):
         self._onnx = onnx
         self._program = program

@@ -22,7 +22,7 @@ _OPERATORS = {"add": "Add", "sub": "Sub", "neg": "Sub", "mul": "Mul", "mod": "Mo
 _TRIED = (1, 2, 7)
 
 
-class Sizes:
+class OnnxSizes:
     """The sizes of one graph; `node` adds an operator to the outermost graph."""
 
     def __init__(self, node: Node):

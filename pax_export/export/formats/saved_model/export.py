@@ -20,7 +20,7 @@ from pax_export.export.formats.saved_model import checkpoint, writer
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
 from pax_export.export.formats.tf_functions import tensorflow
-from pax_export.export.lowering.lowered_model import LoweredModel, Order, lower
+from pax_export.export.lowering.lowered_model import LoweredModel, VjpOrder, lower
 from pax_export.export.pipeline.arguments import (
     PLATFORMS,
     by_signature,
@@ -33,7 +33,7 @@ from pax_export.export.pipeline.format_exporter import (
     Contents,
     FormatExporter,
     Request,
-    Runtime,
+    RuntimePackage,
 )
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import (
@@ -175,7 +175,7 @@ def to_saved_model(
     check_choice("state", state, ("frozen", "update", "keep"))
     compatibility.requested(consumer)
     keys = signature_keys(methods)
-    Order.of(vjp_order, trainable is not False)
+    VjpOrder.of(vjp_order, trainable is not False)
     step = TrainStep.of(train_step, optimizer, train_inputs, keys)
     keys += [TrainStep.key] if step else []
     calls = by_signature("examples", examples, keys, methods is not None)
@@ -189,7 +189,7 @@ def to_saved_model(
 @dataclass(frozen=True)
 class _SavedModelExporter(FormatExporter):
     format = SAVED_MODEL
-    runtime = Runtime("tensorflow", "tensorflow", "TensorFlow")
+    runtime = RuntimePackage("tensorflow", "tensorflow", "TensorFlow")
 
     state: str
     trainable: Any

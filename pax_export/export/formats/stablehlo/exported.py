@@ -35,7 +35,7 @@ _CUSTOM_CALL = "disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(name
 
 
 @dataclass(frozen=True)
-class Module:
+class PortableModule:
     """A portable module, and which of the flat operands it takes."""
 
     portable: Portable
@@ -172,12 +172,12 @@ def widened(found: Sequence[Exported]) -> Exported:
     return dataclasses.replace(exported, mlir_module_serialized=module, _get_vjp=lambda _: gradient)
 
 
-def modules(function: Callable, found: Sequence[Exported]) -> tuple[Module, ...]:
+def modules(function: Callable, found: Sequence[Exported]) -> tuple[PortableModule, ...]:
     """A function, its gradient, and so on, as modules that need no jax.
 
     They end where one cannot be said without what only jax has.
     """
-    made: list[Module] = []
+    made: list[PortableModule] = []
     flat = _flat(function, found[0])
     neutral = False
     for order, exported in enumerate(found):
@@ -191,15 +191,15 @@ def modules(function: Callable, found: Sequence[Exported]) -> tuple[Module, ...]
         module = _without_jax(exported.mlir_module_serialized, XLA_EXPANDS)
         if module is None:
             break
-        made.append(Module(module, tuple(exported.module_kept_var_idx), neutral))
+        made.append(PortableModule(module, tuple(exported.module_kept_var_idx), neutral))
         flat = _vjp(flat, found[order])
     return tuple(made)
 
 
-def without_jax(exported: Exported) -> tuple[Module, ...]:
+def without_jax(exported: Exported) -> tuple[PortableModule, ...]:
     """A function that somebody else exported, as a module that needs no jax; or nothing."""
     module = _without_jax(exported.mlir_module_serialized) if exported.nr_devices == 1 else None
-    return (Module(module, tuple(exported.module_kept_var_idx)),) if module else ()
+    return (PortableModule(module, tuple(exported.module_kept_var_idx)),) if module else ()
 
 
 def _without_jax(serialized: bytes, allowed: frozenset[str] = frozenset()) -> Portable | None:
@@ -221,7 +221,7 @@ def _neutral(flat: Callable, structs: Sequence[Any]) -> Exported | None:
 
 def remade(
     name: str,
-    found: Sequence[Module],
+    found: Sequence[PortableModule],
     weights: Structs,
     inputs: Structs,
     outputs: Any,
@@ -244,7 +244,7 @@ def remade(
     return _filled(frame, found)
 
 
-def _filled(frame: Exported, found: Sequence[Module]) -> Exported:
+def _filled(frame: Exported, found: Sequence[PortableModule]) -> Exported:
     first, *rest = found
     gradient = _filled(frame.vjp(), rest) if rest else None
     return dataclasses.replace(
@@ -259,6 +259,6 @@ def structs_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
 
 
-def oldest(found: Sequence[Module]) -> str:
+def oldest(found: Sequence[PortableModule]) -> str:
     """The version of StableHLO that reads all modules."""
     return compatibility.text(max(each.portable.stablehlo for each in found)) if found else ""

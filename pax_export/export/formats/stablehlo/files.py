@@ -50,7 +50,7 @@ from pax_export.export.artifact.report import (
     write_report,
 )
 from pax_export.export.formats.stablehlo.details import WEIGHT, Details, details_of
-from pax_export.export.formats.stablehlo.exported import Exported, Module, remade
+from pax_export.export.formats.stablehlo.exported import Exported, PortableModule, remade
 from pax_export.export.formats.stablehlo.library_calls import ROUTINES, Looked, SizesError, look
 from pax_export.export.lowering.lower import Portable
 from pax_export.export.tracing import dtypes
@@ -69,7 +69,7 @@ _REGISTER = (
 
 
 def write_function(
-    directory: Path, name: str, exported: Exported, order: int, modules: Sequence[Module]
+    directory: Path, name: str, exported: Exported, order: int, modules: Sequence[PortableModule]
 ) -> None:
     require("flatbuffers", "stablehlo", "to_stablehlo")
     try:
@@ -208,7 +208,7 @@ def _from_modules(checked: Checked, report: Report, details: Details, key: str) 
             return None
         content = checked.path(name).read_bytes()
         looked = _look(content, checked.path(name))
-        modules.append(Module(Portable(looked.module, ()), kept, neutral))
+        modules.append(PortableModule(Portable(looked.module, ()), kept, neutral))
     read = {name for kind, name in entry.operands if kind == WEIGHT}
     weights, inputs, outputs = _types(report, key, read)
     return remade(key, modules, weights, inputs, outputs, report.platforms)

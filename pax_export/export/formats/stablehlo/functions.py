@@ -15,7 +15,7 @@ from pax_export._jaxpr import jaxpr_operations
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.formats.stablehlo import exported as _exported
 from pax_export.export.formats.stablehlo.details import INPUT, OUTPUT, WEIGHT
-from pax_export.export.formats.stablehlo.exported import Exported, Module, structs_of
+from pax_export.export.formats.stablehlo.exported import Exported, PortableModule, structs_of
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.lowering.variables import Store
@@ -47,7 +47,7 @@ class Function:
 
     key: str
     exported: Exported
-    modules: tuple[Module, ...]
+    modules: tuple[PortableModule, ...]
     info: SignatureInfo
     operands: tuple[tuple[str, str], ...]
     results: tuple[tuple[str, str], ...]

@@ -133,12 +133,12 @@ def to_tflite(
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
     return run_export(
-        _TfliteExporter(Options(quantize, fold, exact, accuracy_level), calls), request
+        _TfliteExporter(TfliteOptions(quantize, fold, exact, accuracy_level), calls), request
     )
 
 
 @dataclass(frozen=True)
-class Options:
+class TfliteOptions:
     """What a user asks of a file; see `to_tflite`."""
 
     quantize: str | None
@@ -152,7 +152,7 @@ class _TfliteExporter(FormatExporter):
     format = TFLITE
     one_by_one = True
 
-    options: Options
+    options: TfliteOptions
     examples: Mapping[str, Sequence[Any]]
 
     @property
@@ -191,7 +191,7 @@ class _Written(NamedTuple):
 
 @dataclass(frozen=True)
 class _TfliteContents(ProgramContents):
-    options: Options
+    options: TfliteOptions
     #: What is said of quantized weights, once it is known.
     integers: dict[str, Any] = field(default_factory=dict)
 

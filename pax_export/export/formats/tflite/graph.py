@@ -16,7 +16,7 @@ from pax_export._types import Equation
 from pax_export.export.formats.tflite import rules
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
-from pax_export.export.formats.tflite.builder.encode import Signature
+from pax_export.export.formats.tflite.builder.encode import TfliteSignature
 from pax_export.export.formats.tflite.builder.graph import Graph, Tensor, of_source
 from pax_export.export.formats.tflite.rule import (
     RULES,
@@ -28,7 +28,7 @@ from pax_export.export.formats.tflite.rule import (
 from pax_export.export.formats.tflite.sizes import sizes_of
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
-    Sizes,
+    TfliteSizes,
     constant,
     full,
     given,
@@ -39,7 +39,7 @@ from pax_export.export.lowering.variables import Store
 from pax_export.export.portable import (
     NotDecomposedError,
     NotWrittenError,
-    Options,
+    PassOptions,
     PortableProgram,
     Weight,
     decompose,
@@ -61,7 +61,7 @@ _WRITE = (
 
 def make_signature(
     program: Program, weights: Weights, exact: bool
-) -> tuple[Signature, set[str], tuple[str, ...]]:
+) -> tuple[TfliteSignature, set[str], tuple[str, ...]]:
     """A graph of the inputs of a program and its outputs; its operations; notes for the report.
 
     Functions that TFLite has an operator for are kept whole, unless it is to be `exact`.
@@ -74,7 +74,7 @@ def make_signature(
     def optimize() -> PortableProgram:
         return _optimized(program, weights.store)
 
-    def write(portable: PortableProgram | None) -> Signature:
+    def write(portable: PortableProgram | None) -> TfliteSignature:
         return _signature(program, weights, has, portable)
 
     made, portable, notes = written_fast(optimize, write, (UnsupportedOperationError,))
@@ -90,7 +90,7 @@ def _optimized(program: Program, store: Store) -> PortableProgram:
     leaves = [Weight(each.name, each.value) for each in variables[:count]]
     names = {id(v): store.variables[store.of_constant(v)].name for v in traced.constants}
     # Scales and layouts are taken out of the graph, where more is known of its operators.
-    wanted = Options(fold=False, keep=True, features_first=False)
+    wanted = PassOptions(fold=False, keep=True, features_first=False)
     return optimized(traced.program, leaves, names, wanted, len(program.output_names))
 
 
@@ -99,7 +99,7 @@ def _signature(
     weights: Weights,
     known: Callable[[Any], bool],
     portable: PortableProgram | None,
-) -> Signature:
+) -> TfliteSignature:
     traced, entries, store = program.traced, program.inputs.flat, weights.store
     places = [store.of_constant(value) for value in traced.constants]
     leaves = len(traced.structs) - len(entries)
@@ -109,7 +109,7 @@ def _signature(
         inputs = [_input(graph, entry) for entry in entries]
         sizes = sizes_of([struct.shape for struct in structs], inputs)
         constants = {id(v): (place, v) for v, place in zip(traced.constants, places)}
-        evaluator = _Graph(sizes, constants, weights, known)
+        evaluator = _GraphConverter(sizes, constants, weights, known)
         named = zip(inputs, structs)
         arrays = [part for x, s in named for part in taken(x, kind(dtypes.stored(s)))]
         if portable is None:
@@ -125,7 +125,7 @@ def _signature(
             # A result that is an input or a weight needs a tensor of its own.
             graph.outputs.append(found if found.operator else moves.identity(found))
     names = [entry.name for entry in entries]
-    return Signature(program.key, graph, names, list(program.output_names))
+    return TfliteSignature(program.key, graph, names, list(program.output_names))
 
 
 def _input(graph: Graph, entry: Any) -> Tensor:
@@ -190,10 +190,10 @@ class Weights:
         return self._read[place]
 
 
-class _Graph:
+class _GraphConverter:
     def __init__(
         self,
-        sizes: Sizes,
+        sizes: TfliteSizes,
         constants: Mapping[int, tuple[int, Any]],
         read: Weights,
         known: Callable[[Any], bool],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pax_export.export.formats.tflite import tensors
-from pax_export.export.formats.tflite.tensors import Sizes
+from pax_export.export.formats.tflite.tensors import TfliteSizes
 
 
 class NotInTfliteError(Exception):
@@ -49,7 +49,7 @@ class Operation:
     params: Any
     operands: Sequence[Any]  # their shapes and dtypes
     results: Sequence[Any]
-    sizes: Sizes
+    sizes: TfliteSizes
     #: Runs a traced program with these operands here: `run(program, operands)`.
     run: Callable[[Any, Sequence[Any]], list[Any]]
     #: Runs a function of jax, traced for such arrays, here: `call(function, structs, operands)`.

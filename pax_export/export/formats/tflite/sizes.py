@@ -9,7 +9,7 @@ from pax_export.export.artifact import dimensions
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import current
-from pax_export.export.formats.tflite.tensors import Sizes, is_static
+from pax_export.export.formats.tflite.tensors import TfliteSizes, is_static
 
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda x, y: x + y,
@@ -23,7 +23,7 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def sizes_of(shapes: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> Sizes:
+def sizes_of(shapes: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> TfliteSizes:
     """The sizes of arrays in a graph whose inputs have these symbolic shapes."""
     graph = current()
     known: dict[str, Any] = {}
@@ -48,7 +48,7 @@ def sizes_of(shapes: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> Sizes:
                 found[text] = _value(text, known)
         return found[text]
 
-    return Sizes(evaluate)
+    return TfliteSizes(evaluate)
 
 
 def _solved(text: str, tensor: object, axis: int, known: dict[str, Any]) -> bool:

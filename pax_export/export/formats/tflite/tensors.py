@@ -67,7 +67,7 @@ def single(tensor: Any) -> Any:
     return np.ravel(tensor.value)[0]
 
 
-class Sizes:
+class TfliteSizes:
     """The sizes of a signature's arrays, as numbers or as scalars of the graph."""
 
     def __init__(self, evaluate: Callable[[Any], Any]):
@@ -83,7 +83,7 @@ class Sizes:
         return moves.stack([lite.constant(s, lite.int32) if is_static(s) else s for s in sizes])
 
 
-def reshape(tensor: Any, shape: Sequence[Any], sizes: Sizes) -> Any:
+def reshape(tensor: Any, shape: Sequence[Any], sizes: TfliteSizes) -> Any:
     unknown = [index for index, size in enumerate(shape) if not is_static(size)]
     static = [int(size) if is_static(size) else None for size in shape]
     if tensor.shape.rank == len(static) and tensor.shape.as_list() == static and len(unknown) < 2:
@@ -99,7 +99,7 @@ def is_thin(tensor: Any, axis: int, size: object) -> bool:
     return tensor.shape[axis] == 1 and not (is_static(size) and size == 1)
 
 
-def full(tensor: Any, shape: Sequence[Any], sizes: Sizes) -> Any:
+def full(tensor: Any, shape: Sequence[Any], sizes: TfliteSizes) -> Any:
     """A tensor with all its dimensions written out."""
     if tensor.shape.rank != len(shape):
         tensor = moves.reshape(tensor, [1] * (len(shape) - tensor.shape.rank) + _sizes(tensor))

@@ -52,7 +52,7 @@ class Operand(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Function:
+class GraphFunction:
     """A function of the library, and how it is called."""
 
     name: str
@@ -65,7 +65,7 @@ class Function:
 
 
 @dataclass(frozen=True)
-class _Module:
+class _SignatureModule:
     """A module of a signature: the forward one, its gradient, or the gradient of that."""
 
     lowered: Lowered
@@ -75,7 +75,7 @@ class _Module:
     needed: tuple[Operand, ...]  # by this one and by those after it
 
 
-def _modules(signature: Signature) -> list[_Module]:
+def _modules(signature: Signature) -> list[_SignatureModule]:
     forward, gradients = signature.forward, signature.gradients
     variables = [Operand("variable", place) for place in forward.variables]
     inputs = [Operand("input", place) for place in range(len(signature.input_names))]
@@ -85,7 +85,7 @@ def _modules(signature: Signature) -> list[_Module]:
         every = [*every, *(Operand("cotangent", place, order) for place in gradient.of)]
         every += [Operand("variable", place) for place in gradient.call.constants]
         spaces.append(every)
-    modules: list[_Module] = []
+    modules: list[_SignatureModule] = []
     needed: dict[Operand, None] = {}
     calls = [forward, *(gradient.call for gradient in gradients)]
     for order in reversed(range(len(calls))):
@@ -96,7 +96,7 @@ def _modules(signature: Signature) -> list[_Module]:
         wrt = tuple(spaces[order][index] for index in following.wrt) if following else ()
         later = (each for each in needed if each.order <= order)
         needed = dict.fromkeys([*operands, *wrt, *later])
-        modules.insert(0, _Module(lowered, operands, of, wrt, tuple(needed)))
+        modules.insert(0, _SignatureModule(lowered, operands, of, wrt, tuple(needed)))
     return modules
 
 
@@ -115,7 +115,7 @@ class SignatureWriter:
             for order in range(len(self._modules))
         ]
 
-    def write(self) -> list[Function]:
+    def write(self) -> list[GraphFunction]:
         """Gives the function of the signature, and then those of its gradients."""
         before = self._forward()
         functions = [before]
@@ -125,7 +125,7 @@ class SignatureWriter:
             before = plain
         return functions
 
-    def _forward(self) -> Function:
+    def _forward(self) -> GraphFunction:
         """Reads variables, calls the module, and assigns new state to variables."""
         signature, body = self._signature, Body(self._functions, self._names[0])
         # TensorFlow sorts what is given, and what is given back, by name.
@@ -144,7 +144,7 @@ class SignatureWriter:
             self._assign(body, Operand("variable", place), value, read)
         for _, place in outputs:
             body.result(f"output_{place}", results[place], self._result(0, place))
-        return Function(
+        return GraphFunction(
             self._names[0],
             {name: self._spec(operand) for name, operand in inputs},
             {name: self._result(0, place) for name, place in outputs},
@@ -164,7 +164,7 @@ class SignatureWriter:
         name, dtype = f"assign_{operand.place}", self._spec(operand).dtype
         body.effect(name, "AssignVariableOp", given, dtype=dtype)
 
-    def _plain_gradient(self, order: int) -> Function:
+    def _plain_gradient(self, order: int) -> GraphFunction:
         """Runs the module of a gradient; takes all that is needed for it and for those after it."""
         name, module = f"{self._names[order]}_module", self._modules[order]
         body, tensors = Body(self._functions, name), {each: each.name for each in module.needed}
@@ -176,9 +176,9 @@ class SignatureWriter:
             results[result] = self._result(order, place)
             body.result(result, tensor, results[result])
         arguments = {each.name: self._spec(each) for each in tensors}
-        return Function(name, arguments, results, (), kept=bool(module.wrt))
+        return GraphFunction(name, arguments, results, (), kept=bool(module.wrt))
 
-    def _gradient(self, order: int, plain: Function, before: Function) -> Function:
+    def _gradient(self, order: int, plain: GraphFunction, before: GraphFunction) -> GraphFunction:
         """Takes cotangents, and gives gradients, for all that stands behind the module before."""
         module, body = self._modules[order - 1], Body(self._functions, self._names[order])
         given = [Operand("cotangent", place, order) for place in module.of]
@@ -189,7 +189,7 @@ class SignatureWriter:
         body.call("gradient", plain.name, plain.arguments, plain.results.values())
         for place, (name, spec) in enumerate(plain.results.items()):
             body.result(name, f"gradient:output:{place}", spec)
-        return Function(
+        return GraphFunction(
             self._names[order],
             {operand.name: self._spec(operand) for operand in given},
             {**{f"none_{place}": None for place in module.of}, **plain.results},

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from pax_export.export.formats.saved_model.proto import schemas
-from pax_export.export.formats.saved_model.proto.functions import Function, Operand
+from pax_export.export.formats.saved_model.proto.functions import GraphFunction, Operand
 from pax_export.export.formats.saved_model.proto.nodes import (
     RESOURCE,
     STRING,
@@ -42,7 +42,7 @@ def checkpoint_key(name: str) -> str:
 
 
 def saved_objects(
-    variables: Sequence[Variable], signatures: Mapping[str, Sequence[Function]]
+    variables: Sequence[Variable], signatures: Mapping[str, Sequence[GraphFunction]]
 ) -> Message:
     """The objects of a SavedModel; `signatures` are what `SignatureWriter` made."""
     first = 6  # after the root and its children
@@ -106,7 +106,7 @@ def _user_object(kind: str, children: Mapping[str, int]) -> Message:
     }
 
 
-def _concrete_function(nodes: list[Message], function: Function, first: int) -> Message:
+def _concrete_function(nodes: list[Message], function: GraphFunction, first: int) -> Message:
     """How a function is called, and the numbers of what it captures."""
     captured = [_captured(nodes, function, operand, first) for operand in function.captured]
     given = {name: _value(name, spec) for name, spec in function.arguments.items()}
@@ -125,7 +125,7 @@ def _concrete_function(nodes: list[Message], function: Function, first: int) -> 
     }
 
 
-def _captured(nodes: list[Message], function: Function, operand: Operand, first: int) -> int:
+def _captured(nodes: list[Message], function: GraphFunction, operand: Operand, first: int) -> int:
     if function.captured_from is None:
         return first + operand.place
     tensor = {"name": f"{operand.name}:0", "concrete_function": function.captured_from}
@@ -143,7 +143,9 @@ _CALL = "StatefulPartitionedCall"
 
 
 def meta_graph(
-    library: Message, variables: Sequence[Variable], signatures: Mapping[str, Sequence[Function]]
+    library: Message,
+    variables: Sequence[Variable],
+    signatures: Mapping[str, Sequence[GraphFunction]],
 ) -> Message:
     """What sessions and servers run, which know no objects.
 
@@ -179,7 +181,7 @@ def _handle(place: int) -> str:
     return f"variables/{place}"
 
 
-def _call(nodes: list[Message], key: str, name: str, function: Function) -> Message:
+def _call(nodes: list[Message], key: str, name: str, function: GraphFunction) -> Message:
     """Adds a call; gives the message of the signature."""
     inputs, outputs, given = {}, {}, {}
     for argument, spec in function.arguments.items():

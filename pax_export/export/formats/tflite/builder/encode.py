@@ -40,7 +40,7 @@ _ENUMERATIONS = {"padding": "Padding", "fused_activation_function": "ActivationF
 
 
 @dataclass(frozen=True)
-class Signature:
+class TfliteSignature:
     """A graph by its name, with the names of its inputs and outputs."""
 
     key: str
@@ -49,7 +49,7 @@ class Signature:
     outputs: Sequence[str]
 
 
-def encode(signatures: Sequence[Signature]) -> memoryview:
+def encode(signatures: Sequence[TfliteSignature]) -> memoryview:
     """The bytes of a file with these signatures."""
     return _File(signatures).encode(signatures)
 
@@ -64,7 +64,7 @@ def graphs_of(graphs: Iterable[Graph]) -> list[Graph]:
 
 
 class _File:
-    def __init__(self, signatures: Sequence[Signature]):
+    def __init__(self, signatures: Sequence[TfliteSignature]):
         self._schema = require("ai_edge_litert.schema_py_generated", "tflite", "to_tflite")
         self._graphs = graphs_of(each.graph for each in signatures)
         self._numbers = {id(graph): number for number, graph in enumerate(self._graphs)}
@@ -88,7 +88,7 @@ class _File:
                     self._arrays[id(one.value)] = len(self._arrays) + 1, one.value
         return found
 
-    def encode(self, signatures: Sequence[Signature]) -> memoryview:
+    def encode(self, signatures: Sequence[TfliteSignature]) -> memoryview:
         size = sum(array.nbytes + 64 for _, array in self._arrays.values())
         if size > LARGEST:
             raise UnsupportedOperationError(
@@ -201,7 +201,7 @@ class _File:
             "builtin_options": self._table(kind, **options),
         }
 
-    def _signature(self, signature: Signature) -> Any:
+    def _signature(self, signature: TfliteSignature) -> Any:
         graph = signature.graph
         number = self._numbers[id(graph)]
 

@@ -13,7 +13,7 @@ from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import is_float, larger, smaller
 from pax_export.export.formats.tflite.tensors import (
-    Sizes,
+    TfliteSizes,
     broadcast,
     constant,
     full,
@@ -164,7 +164,7 @@ def _component(indices: Tensor, number: int) -> Any:
     return indices[..., number]
 
 
-def _numbers(size: int, sizes: Sizes) -> Any:
+def _numbers(size: int, sizes: TfliteSizes) -> Any:
     if is_static(size):
         return constant(np.arange(int(size), dtype=np.int32))
     return moves.range(sizes.of(size))
