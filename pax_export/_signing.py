@@ -57,7 +57,7 @@ class Signer:
 
     Raises:
         MissingPackageError: model-signing is not installed.
-        InvalidArgumentError: this is no file with such a key.
+        InvalidArgumentError: this is not a file with such a key.
     """
 
     def __init__(self, key: Key, purpose: str):
@@ -96,7 +96,7 @@ def verify(path: str | os.PathLike[str], key: Key | None, purpose: str) -> None:
     Raises:
         SignatureError: it was not, or is not.
         MissingPackageError: model-signing is not installed.
-        InvalidArgumentError: this is no file with a public key.
+        InvalidArgumentError: this is not a file with a public key.
     """
     if key is None:
         return
@@ -119,7 +119,7 @@ def _verify(config: Any, path: Path, shown: str) -> None:
         config.set_hashing_config(hashing).verify(path, place)
     except SignatureError:
         raise
-    except Exception as error:  # of a signature that was made or changed by somebody else
+    except Exception as error:  # of a signature that was made or changed by another program
         if hashing.reached:
             raise _changed(path, listed, shown, error) from error
         raise SignatureError(

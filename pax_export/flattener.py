@@ -55,7 +55,7 @@ class Flattener(Module):
     is three levels deep whatever it holds.  Reading ``flattener.key`` rebuilds
     the value, so read it inside of the jitted function.
 
-    What is no array in a value (a number, a function) is static data of the
+    What is not an array in a value (a number, a function) is static data of the
     Flattener, as it is in every module.
 
     Args:
@@ -194,7 +194,7 @@ def _taken_apart(
 ) -> tuple[list[Any], _Structure]:
     """The leaves of a value that are data, and the structure around them.
 
-    Static are the leaves of these numbers, or those that are no arrays.
+    Static are the leaves of these numbers, or those that are not arrays.
     """
     leaves, treedef = tree_flatten(value)
     if static is None:

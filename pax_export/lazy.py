@@ -144,7 +144,7 @@ def materialize(module: M, *example_inputs: PyTree, **kwargs: object) -> M:
         has not used its key.
 
     Raises:
-        InvalidArgumentTypeError: ``module`` is no module that can be called.
+        InvalidArgumentTypeError: ``module`` is not a module that can be called.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax

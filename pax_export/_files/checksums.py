@@ -17,7 +17,7 @@ from pax_export._files import bounded, card_file, file_types
 
 FILE = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
-#: More is no list of the files of an export.
+#: More is not a list of the files of an export.
 _LARGEST = 1 << 24
 _PIECE = 1 << 20
 

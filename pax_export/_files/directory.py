@@ -82,7 +82,7 @@ def replaced(
 ) -> Iterator[Path]:
     """Gives an empty directory that becomes ``path`` if the block succeeds.
 
-    It takes the place of what is recognised as `ours`, or of nothing at all.
+    It takes the place of what is recognized as `ours`, or of nothing at all.
     """
     path = place(path)
     stale_temporaries.sweep(path.parent)
@@ -114,7 +114,7 @@ def begun(path: Path, needed: int) -> Iterator[Path]:
             yield temporary
     except BaseException:
         for parent in reversed(made):
-            with suppress(OSError):  # somebody else has put something there
+            with suppress(OSError):  # another program has put something there
                 parent.rmdir()
         raise
 

@@ -1,6 +1,6 @@
 """Checks that a save replaces only exports of this package, or empty paths.
 
-Who writes says how its work is recognised.  There is no way to replace anything else: not even
+Who writes says how its work is recognized.  There is no way to replace anything else: not even
 a file that somebody has put into a folder of ours.
 """
 

@@ -34,7 +34,7 @@ def join_processes(*who: Any, within: float, lost_after: float) -> Joined | None
     """`jax.distributed.initialize`, so that jax does not abort all where one is lost.
 
     None where jax hands out no client: then it aborts as it does by itself, so
-    that nobody waits for ever.
+    that nobody waits indefinitely.
     """
     state = private(_STATE)
     if state is None or not hasattr(state, "client"):

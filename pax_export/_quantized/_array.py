@@ -46,7 +46,7 @@ class ArrayLike:
 class QuantizedArray(ArrayLike, StateModule):
     """Integers and scales, which stand for an array: ``integers * scales``.
 
-    `quantize` puts them in the place of weights.  Layers multiply with them as they are; any
+    `quantize` puts them instead of weights.  Layers multiply with them as they are; any
     other function of jax is given the numbers that they stand for.  They are not trained.
 
     Args:

@@ -58,7 +58,7 @@ def told(command: Command) -> Command:
             fail(error)
             return REFUSED
         except BrokenPipeError:
-            # Whoever read it has enough.  Python would complain once more at its end.
+            # Whoever read it has enough.  Python would complain again at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return REFUSED
         except Exception as error:  # of a factory, of a model's code, or a mistake of ours

@@ -59,7 +59,7 @@ def install_as_pax() -> None:
 
 
 def take_over(name: str) -> None:
-    """Puts our module in the place of one that is being imported under this name."""
+    """Puts our module instead of one that is being imported under this name."""
     del sys.modules[name]
     install_as_pax()
     importlib.import_module(name)
@@ -87,7 +87,7 @@ def _own_name(name: str) -> str:
 
 
 class _PaxFinder(MetaPathFinder, Loader):
-    """Answers every import of ``pax``, ``opax`` and what lies below."""
+    """Answers every import of ``pax``, ``opax`` and what is below."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: PyTree = None

@@ -121,7 +121,7 @@ from pax_export.core.selections import (
     with_several_steps,
 )
 
-# What is imported and not listed is for other rooms of the package.
+# Names imported but not listed are for other rooms of the package.
 __all__ = [
     "EmptyNode",
     "Module",

@@ -44,7 +44,7 @@ class _RaisedAt:
 
 
 def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A `__call__` whose errors name the module, from the one that the user called."""
+    """Wraps `__call__` so that its errors name the path of the module."""
 
     @functools.wraps(call)
     def __call__(self: Any, /, *args: PyTree, **kwargs: PyTree) -> Any:
@@ -94,11 +94,11 @@ def _note(error: Exception, module: Node) -> None:
         error.__notes__ = [*[n for n in getattr(error, "__notes__", ()) if n != old], text]
         setattr(error, _KEPT, _RaisedAt(weakref.ref(module), path, raised_in, text))
     except (AttributeError, TypeError):
-        pass  # an error that takes no attributes goes on as it is
+        pass  # the error does not allow attributes
 
 
 def _step(outer: Node, inner: Node | None) -> str:
-    """The path from a module to one that it called; a star stands for what cannot be told."""
+    """The path from a module to a called module; a star replaces unknown parts."""
     if inner is None:
         return "*"
     named = named_modules(outer)[1:]

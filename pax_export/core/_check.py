@@ -160,7 +160,7 @@ _SIMPLE = (str, bytes, int, float, complex, bool, type(None), type)
 def _may_hold_arrays(value: object) -> bool:
     if isinstance(value, _SIMPLE):
         return False
-    # Functions, methods, properties and other descriptors say what they are.
+    # Functions, methods, properties and other descriptors are not data.
     return not hasattr(value, "__get__") or isinstance(value, Node)
 
 
@@ -225,11 +225,11 @@ def _parts(value: object) -> Iterator[tuple[Any, Any]]:
         yield from vars(value).items()
 
 
-# --- two trees that should be alike ----------------------------------------------
+# --- structure of two trees -----------------------------------------------------
 
 
 def assert_structure_equal(a: object, b: object) -> bool:
-    """Raises unless two pytrees have one structure, and says where they differ.
+    """Raises unless two pytrees have the same structure; the error names the differences.
 
     Args:
         a: a pytree, usually a module.

@@ -26,7 +26,7 @@ _LARGEST_ARRAY = 1 << 16  # bytes; a larger one is looked at by identity, and ne
 
 
 def is_container(value: object) -> bool:
-    """True for lists, dicts and sets, and for what is derived from them."""
+    """True for lists, dicts, sets and instances of their subclasses."""
     return isinstance(value, _CONTAINERS)
 
 
@@ -51,14 +51,14 @@ def _can_change(record: PyTree) -> bool:
 
 
 def record_of(value: PyTree) -> dict[str, Any]:
-    """The fields of a dataclass, and whatever else was set on it."""
+    """The fields of a dataclass and its other attributes."""
     kind = type(value)
     found = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
     return found | without_cached(kind, getattr(value, "__dict__", {}))
 
 
 def without_cached(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of an object without what a cached_property stored."""
+    """The attributes of an object, without cached properties."""
     return {
         name: value
         for name, value in attributes.items()
@@ -67,7 +67,7 @@ def without_cached(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_container(value: PyTree) -> bool:
-    """True if something that can change lies in a static value."""
+    """True if a static value contains a mutable object."""
     kind = type(value)
     if kind in _UNCHANGING:
         return False
@@ -104,13 +104,13 @@ def copy_containers(value: PyTree) -> Any:
 
 
 def _copy_of_own_kind(value: object) -> Any:
-    """A copy of what a user's class made; the value itself where it cannot be copied."""
+    """Copies an instance of a user's class, or returns it if it cannot be copied."""
     try:
         if isinstance(value, tuple):
             new = tuple.__new__(type(value), map(copy_containers, value))
             return _with_attributes_of(value, new)
         new = copy.copy(value)
-    except Exception:  # whatever a foreign class raises, it cannot be copied
+    except Exception:  # third-party classes may raise anything
         return value
     # Past the class's own methods: a copy that is filled does not check or count again.
     if isinstance(new, dict):

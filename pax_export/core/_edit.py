@@ -1,7 +1,7 @@
 """New modules from old ones: with another class, other attributes or subtrees.
 
 `edit_at` is the one mechanism.  `replace`, `set_attribute` and `replace_node`, the names that
-PAX has, say by attribute or by identity which places are meant; a `Selection` says it in any way.
+PAX has, select places by attribute or by identity; a `Selection` selects them in any way.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from pax_export.core._tree import (
     update_moduledef,
 )
 
-#: Makes of what stands at a place what stands there in the new tree.
+#: Maps the old value at a place to the new one.
 Change = Callable[[Any], Any]
 
 
@@ -73,9 +73,9 @@ def with_class(node: Node, cls: type) -> Any:
 
 
 def edit_at(tree: PyTree, changes: Mapping[Steps, Change], *, same_kinds: bool = False) -> Any:
-    """Returns a new tree in which each of these places holds ``change(what it held)``.
+    """Returns a new tree in which each of these places holds ``change(old value)``.
 
-    All edits of a module are made here.  What lies below is changed first: a change of a
+    All edits of a module are made here.  What is below is changed first: a change of a
     module sees the changed submodules.
 
     Args:
@@ -86,7 +86,7 @@ def edit_at(tree: PyTree, changes: Mapping[Steps, Change], *, same_kinds: bool =
             stands there now.  Such changes also work on trees with stand-ins for leaves.
 
     Raises:
-        SharedNodeError: a module or array would stand at two places.
+        SharedNodeError: a module or array would be at two places.
     """
     new = _changed_inside(tree, changes, same_kinds)
     if not same_kinds:
@@ -135,7 +135,7 @@ def _owner(tree: PyTree, steps: Steps) -> int:
 def _change_attributes(
     owner: Node, changes: dict[str, dict[Steps, Change]], same_kinds: bool
 ) -> None:
-    """Changes what lies in the attributes of a new module."""
+    """Changes the attributes of a new module."""
     attributes, kinds = attributes_of(owner), dict(current_kinds(owner))
     new = {name: _inside(attributes.get(name), places) for name, places in changes.items()}
     if not same_kinds:
@@ -170,7 +170,7 @@ def _with_items(value: object, changes: dict[Any, dict[Steps, Change]]) -> Any:
 
 
 def own_containers(value: object) -> Any:
-    """A value with containers of its own; modules and arrays in it stay what they are."""
+    """Copies the containers of a value, but not modules and arrays in them."""
     if kind_of(value) is STATIC:
         try:
             return copy_containers(value)
@@ -251,7 +251,7 @@ def set_attribute(module: Node, name: str, value: object) -> Any:
 def _is_slip(name: str, near: str) -> bool:
     """True if letters of a name are exchanged, or one is missing or too many.
 
-    Another letter at a place is no slip: ``conv1`` and ``conv2`` are two names.
+    A replaced letter is not a misspelling: ``conv1`` and ``conv2`` are two names.
     """
     if len(name) < 4 or name.endswith("s") != near.endswith("s"):  # a plural is another name
         return False
@@ -281,7 +281,7 @@ def replace_node(module: PyTree, node: object, value: object) -> Any:
 
 
 def map_leaves(module: PyTree, function: Callable[..., Any], *others: object) -> Any:
-    """tree_map over the arrays of modules; static data is that of the first."""
+    """tree_map over the arrays of modules; static data is taken from the first module."""
     function = function if others else on_own_array(function)
     leaves, treedef = tree_flatten(module)
     flat = [tree_flatten(other) for other in others]

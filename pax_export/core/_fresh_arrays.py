@@ -17,11 +17,11 @@ import numpy as np
 from pax_export._jax import is_computing, is_mapped, is_tracer
 from pax_export._types import DTypeLike, PRNGKey
 
-#: So many numbers are drawn at least: for all shapes that are smaller one program is enough.
+#: Minimum number of values to draw, so that all smaller shapes share one program.
 _LEAST = 1 << 10
 #: Up to here a power of two, then a quarter of one more: a draw takes as long as its numbers do.
 _DOUBLED = 1 << 16
-#: Drawing so many takes longer than compiling, and a part of them is not left out for nothing.
+#: Above this size drawing takes longer than compiling, so nothing is drawn in excess.
 _MOST = 1 << 22
 
 
@@ -105,7 +105,7 @@ def _counts(rng_key: PRNGKey) -> bool:
 
 
 def _room(size: int) -> int:
-    """The size that is drawn for one that is wanted."""
+    """The number of values to draw for a size."""
     if size <= _LEAST:
         return _LEAST
     power = 1 << (size - 1).bit_length()

@@ -1,7 +1,7 @@
 """Equality of functions: the same code with equal closures.
 
-A function that closes over plain values is told by them, so that two models built
-by one recipe need one trace.  One that may hold state is told by identity: two of
+A function that closes over plain values is identified by them, so that two models built
+by one recipe need one trace.  One that may hold state is identified by identity: two of
 them may part later.
 """
 
@@ -78,7 +78,7 @@ def _assigned_beside(
 ) -> frozenset[str] | None:
     """What any function assigns to among those that were made around this one.
 
-    None if the code is not found there: nobody can tell who else has its variables.
+    None if the code is not found: its variables may then be shared with other functions.
     """
     around = None if outermost is None else _way_to(code, outermost)
     if around is None:
@@ -88,7 +88,7 @@ def _assigned_beside(
 
 
 def _way_to(code: types.CodeType, outer: types.CodeType) -> list[types.CodeType] | None:
-    """The functions around this code, from the outermost to the one that makes it."""
+    """The enclosing functions of this code, from the outermost to the innermost."""
     inside = _functions_in(outer)
     if any(inner is code for inner in inside):
         return [outer]

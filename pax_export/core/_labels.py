@@ -33,13 +33,13 @@ _SCOPE = re.compile(r"<([^<>]*)>")
 
 
 class Recorder(Protocol):
-    """Who hears of calls while a labelled net runs."""
+    """Receives the calls of a labelled net."""
 
     def called(self, path: str, module: PyTree, arguments: Sequence[Any], output: PyTree) -> Any:
         """A module has been called; arguments are ``(args, kwargs)``.
 
         Returns:
-            What the call shall return: the output, or something in its place.
+            The value to return: the output, or a replacement.
         """
 
 
@@ -59,7 +59,7 @@ def labelled(net: PyTree, apart: bool = True) -> Any:
         kinds = current_kinds(module)
         attributes_of(module)[LABEL] = Label(path, whole if apart else object())
         update_moduledef(module, kinds | {LABEL: STATIC})
-    # A class that writes its own `apply` has no say here.
+    # An overridden `apply` is not used here.
     return apply_bottom_up(copy, _that_says_its_path)
 
 
@@ -67,7 +67,7 @@ def with_labels(trace: Callable[[Labelling], R]) -> R:
     """What ``trace(label)`` gives; it traces a function of ``label(net)``.
 
     Where labels are in the way, as of layers that are stacked before they are called, it is done
-    once more with labels that keep no modules apart.
+    again with labels that keep no modules apart.
     """
     try:
         with traced_anew():
@@ -95,7 +95,7 @@ def recorded(recorder: Recorder) -> Iterator[None]:
 def called(
     call: Callable[..., Any], module: PyTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """What a call of a module gives; a labelled one says its path to the trace and the recorder."""
+    """Calls a module; a labelled one adds its path to the trace and notifies the recorder."""
     label = attributes_of(module).get(LABEL) if isinstance(module, Node) else None
     if label is None:
         return call(module, *args, **kwargs)
@@ -131,7 +131,7 @@ register_aspect("labelled", _labelled)
 
 
 def path_in(equation: Equation, around: str) -> str:
-    """The path of the module in whose call an equation of a traced program stands.
+    """The path of the module whose call contains an equation of a traced program.
 
     ``around`` is that of the equation whose inner program this is.  A program that jax
     keeps and uses again may name the module that came first: what is not below the
@@ -144,5 +144,5 @@ def path_in(equation: Equation, around: str) -> str:
 
 
 def _is_below(path: str, other: str) -> bool:
-    """True for a path itself, and for one that leads on from it."""
+    """True if a path equals another one or is below it."""
     return not other or path == other or path.startswith(other + ".")

@@ -57,13 +57,13 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
 
         @property
         def __signature__(cls) -> inspect.Signature:
-            """That of the constructor, which ``help``, notebooks and docs show."""
+            """The signature of the constructor, for ``help``, notebooks and docs."""
             signature = inspect.signature(cls.__init__)
             return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def _after_ours(users: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """A user's ``__getattr__``, asked only for what really is no attribute."""
+    """A user's ``__getattr__``, called only for missing attributes."""
 
     def __getattr__(self: Any, name: str) -> Any:
         if name.startswith("_pax_"):
@@ -76,7 +76,7 @@ def _after_ours(users: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 
 
 def _drop_dataclass_eq(cls: type) -> None:
-    """Gives a dataclass the equality and hash of modules back.
+    """Restores the equality and hash of modules on a dataclass.
 
     ``@dataclass`` writes an ``__eq__`` that compares arrays, whose truth is
     ambiguous, and takes the hash away.  It runs after the class is made, so
@@ -89,7 +89,7 @@ def _drop_dataclass_eq(cls: type) -> None:
 
 
 def _drop_cached_properties(module: Node) -> None:
-    """Forgets what a cached_property stored while the constructor ran."""
+    """Clears cached properties that the constructor computed."""
     attributes = vars(module)
     for name in list(attributes):
         if type(getattr(type(module), name, None)).__name__ == "cached_property":

@@ -22,7 +22,7 @@ METHODS = "_replaced_methods"
 
 
 class OfInstance(NamedTuple):
-    """Stands in a recipe for a method that each module holds itself.
+    """Represents, in a recipe, a method that each module holds itself.
 
     Attributes:
         name: of the method.

@@ -1,6 +1,6 @@
 """Module: a Python object that is an immutable pytree.
 
-The methods are one line each; what they do lies in the file each one names.
+The methods are one line each; the functions that they call are in other files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _OwnField:
 
     def __get__(self, module: Module, owner: type | None = None) -> Any:
         if module is None:
-            # dataclasses would take what is found here for a default value.
+            # dataclasses would take this for a default value.
             raise AttributeError(f"{self.name!r} is an attribute of instances")
         attributes = _tree.attributes_of(module)
         return attributes.get(self.name, attributes["_" + self.name])
@@ -71,7 +71,7 @@ class _Verb:
 
 
 def is_verb(cls: type, name: str) -> bool:
-    """True if what a class has of this name is a method that gives way to any other."""
+    """True if a class has a method of this name that other definitions override."""
     return isinstance(inspect.getattr_static(cls, name, None), _Verb)
 
 
@@ -147,7 +147,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
         Raises:
             InvalidArgumentError: (an AssertionError too) no such attribute.
-            SharedNodeError: a module or array now stands at two places.
+            SharedNodeError: a module or array is now at two places.
         """
         return _edit.replace(self, attributes)
 
@@ -157,7 +157,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         Warns of a new name that looks like a slip of the pen (`NearNameWarning`).
 
         Raises:
-            SharedNodeError: a module or array now stands at two places.
+            SharedNodeError: a module or array is now at two places.
         """
         return _edit.set_attribute(self, name, value)
 
@@ -166,7 +166,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
         Args:
             node: an array, module or container of this module.
-            value: what stands there instead; any pytree.
+            value: the new value; any pytree.
 
         Raises:
             SharedNodeError: the node does not occur exactly once.
@@ -208,7 +208,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
         Raises:
             InvalidArgumentError: nothing in the module is meant; near names are proposed.
-            InvalidArgumentTypeError: this says no parts of a module.
+            InvalidArgumentTypeError: not a valid selector.
 
         Example:
             >>> import pax_export as pax
@@ -261,7 +261,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         return _edit.map_leaves(self, function, *others)
 
     def with_sharding(self, **specs: object) -> Self:
-        """Returns a new module that declares how its arrays lie on a mesh.
+        """Returns a new module with declared partition specs of its arrays.
 
         Args:
             **specs: for an attribute, a tuple with the name of a mesh axis (or
@@ -288,7 +288,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
         Raises:
             HiddenArrayError: ``__slots__``, or a class attribute with arrays.
-            SharedNodeError: a module or array stands at two places.
+            SharedNodeError: a module or array is at two places.
         """
         _check.check_modules(self)
         return self
@@ -302,7 +302,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         return _summary.line(self, info)
 
     def _pax_contents(self) -> dict[str, Any]:
-        """What `repr` says of a module whose class gives `_repr` nothing to say."""
+        """The default `repr` of modules without `_repr`."""
         return _summary.contents(self)
 
     def _repr_html_(self) -> str | None:
@@ -395,7 +395,7 @@ class ParameterModule(Module):
 class StateModule(Module):
     """A module none of whose own arrays are trainable; its submodules' may be.
 
-    It keeps what a plain `Module` keeps, and says that this is meant: nothing warns.
+    It keeps the same parameters as a plain `Module`, without the warning.
 
     Example:
         >>> import pax_export as pax

@@ -16,11 +16,11 @@ LABEL = "_path_in_net"
 
 
 class Label:
-    """Where a module stands; labels of several nets, and a label and none, are no difference.
+    """The path of a module in a labelled net; ignored by comparisons.
 
     Attributes:
         path: from the root of the net.
-        net: stands for the net; an object that is equal to no other.
+        net: identifies the net; an object that is equal to no other.
     """
 
     __slots__ = ("path", "net")
@@ -60,7 +60,7 @@ class ModuleDef:
         opaque: whether some static value has no hash, or there is a label, so that equal
             moduledefs need not be one object.
         keys: the jax key of each child.
-        label: where the module stands in a labelled net, or None.
+        label: the path of the module in a labelled net, or None.
     """
 
     __slots__ = (

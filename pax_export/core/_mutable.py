@@ -82,7 +82,7 @@ def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[Mut
         yield scope
     finally:
         # A task that was started inside has a copy of the context in which
-        # this scope is current for ever: hence the mark.
+        # this scope is current indefinitely: hence the mark.
         scope.closed = True
         _current.reset(token)
         for node in scope.adopted:
@@ -117,7 +117,7 @@ def lent_to_constructors() -> Iterator[None]:
 
 
 def adopt(parent: Node, children: Iterable[Node]) -> None:
-    """Opens new modules, which nobody else holds, as long as the parent that is open now.
+    """Opens new modules for as long as the parent that is open now.
 
     A parent under construction opens nothing: a constructor changes only its own object.
     """
@@ -169,7 +169,7 @@ def require_open(node: Node, action: str, name: str) -> None:
     frame = current and current.f_back
     layer = layer_in_training(frame) if action == "set" else None
     if layer is not None:
-        # Most often somebody forgot `eval`, which an error about an attribute would not say.
+        # The usual cause is a missing `eval`, which an error about an attribute would not mention.
         raise ImmutableModuleError(
             "Cannot set an attribute of an immutable module: in train mode this layer changes "
             "its state at each call.",
@@ -211,7 +211,7 @@ def owner_of(node: PyTree) -> MutationScope | None:
 
 
 def take_over(node: Node, other: Node) -> None:
-    """Gives an open module the attributes of another one, and no more: it stays that object."""
+    """Copies the attributes of another module to an open one, which stays the same object."""
     attributes = attributes_of(node)
     attributes.clear()
     attributes.update(attributes_of(other))
@@ -228,7 +228,7 @@ _NONE: frozenset[type] = frozenset()
 
 
 def begin(node: Node, attributes: Mapping[str, Any]) -> None:
-    """Gives a new module its first attributes."""
+    """Sets the first attributes of a new module."""
     attributes_now(node).update(attributes)
 
 

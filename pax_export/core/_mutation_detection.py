@@ -24,13 +24,13 @@ DICTS = frozenset({dict, OrderedDict, defaultdict})
 
 
 class Watched(NamedTuple):
-    """The pair for jax of a module whose containers somebody may have got hold of.
+    """The flattened pair of a module whose containers may be referenced elsewhere.
 
     It stands where an exact tuple, the pair itself, stands for all other modules.
 
     Attributes:
         pair: ``(children, moduledef)``.
-        seen: the containers among the children, and what they held.
+        seen: the containers among the children, and their contents.
     """
 
     pair: tuple
@@ -44,7 +44,7 @@ def watched(pair: tuple) -> tuple:
 
 
 def seen_in_python(values: Iterable[Any]) -> Seen:
-    """The lists and dicts in the values, each followed by what it holds now."""
+    """The lists and dicts in the values, each with its current contents."""
     found: list[Any] = []
     for value in values:
         kind = type(value)
@@ -73,7 +73,7 @@ def _content(container: PyTree) -> tuple:
 
 
 def is_unchanged_in_python(seen: Seen) -> bool:
-    """True if every container holds what it held, object for object."""
+    """True if every container has the same objects as before."""
     return changed(seen) is None
 
 
@@ -81,7 +81,7 @@ seen_in, is_unchanged = fastest_looks(DICTS, seen_in_python, is_unchanged_in_pyt
 
 
 def changed(seen: Seen) -> tuple[Any, tuple] | None:
-    """The first container that holds something else now, and what it held; None if none does."""
+    """The first container that has changed, with its old contents; None if there is none."""
     for container, before in zip(seen[::2], seen[1::2]):
         now = _content(container)
         if len(now) != len(before) or not all(map(operator.is_, now, before)):
@@ -90,7 +90,7 @@ def changed(seen: Seen) -> tuple[Any, tuple] | None:
 
 
 def in_itself(value: object) -> bool:
-    """True if a list or dict lies in itself: jax, given that, leaves the process unusable."""
+    """True if a list or dict contains itself, which jax does not survive."""
     around: set[int] = set()
     waiting: list[Any] = [value]
     while waiting:
@@ -123,12 +123,12 @@ class _Leave:
 
 
 def holds(value: object, container: object) -> bool:
-    """True if a container is this value, or lies in it."""
+    """True if a container is this value or is inside it."""
     return in_itself(value) or any(each is container for each in seen_in([value])[::2])
 
 
 def warn_of_change(cls: type, name: str, value: object) -> None:
-    """Says that an attribute of a closed module was changed in place, and how to do it right."""
+    """Warns that an attribute of an immutable module was changed in place."""
     where = f"{cls.__qualname__}.{name}"
     kind = type(value).__name__
     write = f"module = module.replace({name}=...)"

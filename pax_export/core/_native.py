@@ -30,7 +30,7 @@ compiled = _round_trip is not None
 def fastest_flatten(
     flat: MemberDescriptorType, otherwise: Callable[[Any], tuple]
 ) -> Callable[[Any], tuple]:
-    """A function that reads the slot `flat`, and asks `otherwise` if it is empty."""
+    """Returns a function that reads the slot `flat`, or calls `otherwise` if it is empty."""
     return _round_trip.make_flatten(flat, otherwise) if compiled else otherwise
 
 

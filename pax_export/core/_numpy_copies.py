@@ -20,7 +20,7 @@ Copies = dict[int, tuple[np.ndarray, np.ndarray]]  # by the id of the copy: it, 
 
 
 def with_own_arrays(tree: PyTree) -> tuple[Any, Copies]:
-    """A fresh tree whose modules have copies of their numpy arrays, and what was copied."""
+    """Copies the numpy arrays of modules; returns the new tree and the copies."""
     copies: Copies = {}
 
     def own(leaf: object) -> Any:
@@ -53,7 +53,7 @@ def on_own_array(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def give_back(modules: Iterable[Node], copies: Copies) -> None:
-    """Puts the arrays that nobody changed back where their copies are."""
+    """Restores the original arrays where the copies are unchanged."""
     same = {key: original for key, (copy, original) in copies.items() if _equal(copy, original)}
     if not same:
         return

@@ -111,7 +111,7 @@ def parameters_method(*names: str, submodules: bool = True) -> Callable[[Any], A
 
 
 def kept_by(module: Node) -> Kept | None:
-    """What the class of a module keeps; None if it has code of its own."""
+    """The attributes that a class keeps as parameters; None if it overrides ``parameters``."""
     method = getattr(type(module), "parameters", None)
     return getattr(method, "kept", None)
 
@@ -122,7 +122,7 @@ def _select(module: PyTree) -> Any:
 
 
 def _selected(module: PyTree, of_root: Kept | None) -> Any:
-    """What ``parameters()`` gives for a tree whose root keeps this."""
+    """The result of ``parameters()`` for a tree whose root keeps these attributes."""
 
     def kept(each: Node) -> Kept | None:
         return of_root if each is module else kept_by(each)
@@ -139,7 +139,7 @@ def _selected(module: PyTree, of_root: Kept | None) -> Any:
 
 
 def _looked_into(kept: Kept, module: Node) -> list[Any]:
-    """The submodules of which parameters are kept."""
+    """The submodules whose parameters are kept."""
     _require_attributes(module, kept)
     if kept.submodules:
         return submodules(module)
@@ -188,19 +188,19 @@ def _require_attributes(module: Node, kept: Kept) -> None:
         )
 
 
-# --- arrays of which nobody said what they are --------------------------------------
+# --- undeclared arrays ---------------------------------------------------------------
 
 # Of each class: the attributes that a warning has named.
 _warned: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()
 
 
 def warn_of_untrained(model: PyTree) -> None:
-    """Warns, once for each class, of floating arrays that nobody declared and nobody trains.
+    """Warns once per class of undeclared floating arrays that are not trained.
 
     They are the own arrays of a class that inherits ``parameters`` from `Module`.  A class
     that means it says so, as a `StateModule` or by `parameters_method`.
     """
-    if runs_pax_programs():  # PAX says nothing
+    if runs_pax_programs():  # PAX does not warn
         return
     for module in _undeclared(model):
         cls = base_of(type(module))
@@ -212,7 +212,7 @@ def warn_of_untrained(model: PyTree) -> None:
 
 
 def _undeclared(model: PyTree) -> list[Any]:
-    """The modules that do not say which of their own arrays are trained.
+    """The modules that do not declare which of their own arrays are trained.
 
     Below one with a method ``parameters`` of its own, or one that keeps nothing of its
     submodules, the arrays are what that one says.
@@ -228,7 +228,7 @@ def _undeclared(model: PyTree) -> list[Any]:
 
 
 def _untrained(module: Node) -> list[str]:
-    """The attributes with floating arrays of a module's own that are not held on purpose."""
+    """The attributes with undeclared floating arrays of the module itself."""
     children, moduledef = flatten(module)
     without = kept_by(module).without  # type: ignore[union-attr]
 
@@ -351,7 +351,7 @@ def _merge(a: object, b: object, whole_a: object, whole_b: object) -> Any:
         return jax.tree_util.tree_unflatten(treedef_a, leaves)
     if _is_empty(a) or _is_empty(b):
         return b if _is_empty(a) else a
-    # A hole in one tree stands where the other has a whole subtree.
+    # An empty node in one tree corresponds to a whole subtree of the other.
     items_a, level_a = one_level(a)
     items_b, level_b = one_level(b)
     if level_a != level_b or jax.tree_util.all_leaves([a]):

@@ -26,7 +26,7 @@ _PLAIN = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
 class _Reduced:
-    """Stands for a function: pickles as a call, and is what the call returns when loaded."""
+    """Replaces a function: pickles as a call, and loads as the result of the call."""
 
     def __init__(self, reduced: tuple[Callable, tuple]):
         self.reduced = reduced
@@ -85,7 +85,7 @@ _calls: weakref.WeakKeyDictionary[Any, tuple[str, str, tuple, dict]] = weakref.W
 def remember_call(
     value: object, function: Callable, args: tuple, kwargs: Mapping[str, Any]
 ) -> None:
-    """Notes that a class or function is what a call of ``function`` returned."""
+    """Records that a class or function is the result of a call of ``function``."""
     _calls[value] = function.__module__, function.__name__, args, dict(kwargs)
 
 

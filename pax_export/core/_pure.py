@@ -126,7 +126,7 @@ def open_copies(tree: PyTree, copies: Copies | None = None) -> Iterator[None]:
     finally:
         if copies:
             give_back(modules, copies)
-        # Of a module that jax rebuilt nothing is filled in before somebody looks.
+        # Attributes of a module that jax rebuilt are filled in on first access.
         touched = [module for module in modules if attributes_now(module)]
         for module in touched:
             refresh(module)
@@ -139,7 +139,7 @@ def open_copies(tree: PyTree, copies: Copies | None = None) -> Iterator[None]:
 
 @contextmanager
 def mutable(module: T) -> Iterator[T]:
-    """Gives a copy of a module that may be changed inside the block.
+    """Yields a copy of a module that is mutable inside the block.
 
     Args:
         module: the module; it stays as it is.
@@ -149,7 +149,7 @@ def mutable(module: T) -> Iterator[T]:
 
     Raises:
         SharedNodeError: at the end, a module or an array stands at two places.
-        InvalidArgumentTypeError: ``module`` is no module.
+        InvalidArgumentTypeError: ``module`` is not a module.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -213,7 +213,7 @@ def module_and_value(module_or_function: object) -> Callable[..., tuple[Any, Any
 
     Raises:
         InvalidArgumentTypeError: not callable, or (when called) the first
-            argument is no module.
+            argument is not a module.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax

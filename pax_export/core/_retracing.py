@@ -20,7 +20,7 @@ from pax_export._jax import is_tracer, trace_state
 from pax_export.core._static import static_key
 from pax_export.core._tree import Node, flatten
 
-_ENOUGH = 3  # traces, each of which begins with what the last one left
+_ENOUGH = 3  # consecutive traces, each starting from the static data that the last one left
 _REMEMBERED = 64
 
 # Of each class: (attribute, what it was left as) -> how many traces led there, and the last.

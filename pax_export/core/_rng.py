@@ -26,7 +26,7 @@ _threads = itertools.count(1)
 
 
 class _ThreadStream(threading.local):
-    """One generator a thread; created when a thread first asks for a key."""
+    """One generator per thread, created on first use."""
 
     def __init__(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -50,7 +50,7 @@ def seed_rng_key(seed: int) -> None:
 
     Raises:
         InvalidArgumentTypeError: (an AssertionError, TypeError and ValueError)
-            the seed is no integer.
+            the seed is not an integer.
 
     Example:
         >>> import pax_export as pax
@@ -90,7 +90,7 @@ def next_rng_key() -> jax.Array:
 
 
 def split_rng_key(key: PyTree, count: int, where: str) -> jax.Array:
-    """So many keys out of the given one, or out of the next of the running thread if it is None."""
+    """Splits a key, or the next one of this thread if None, into ``n`` keys."""
     try:
         return jax.random.split(next_rng_key() if key is None else key, count)
     except (TypeError, ValueError) as error:

@@ -48,7 +48,7 @@ def state_dict(module: PyTree) -> dict[str, Any]:
         no array in a mixed container is None.
 
     Raises:
-        InvalidArgumentTypeError: ``module`` is no module.
+        InvalidArgumentTypeError: ``module`` is not a module.
 
     Example:
         >>> import jax, pax_export as pax

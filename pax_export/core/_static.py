@@ -202,7 +202,7 @@ def is_opaque(key: object) -> bool:
 
 
 class StaticLeaf:
-    """Wraps a leaf that is no array, in a container that also holds arrays.
+    """Wraps a leaf that is not an array, in a container that also holds arrays.
 
     It is a pytree node without children: jax sees the arrays beside it and
     keeps the value in the treedef.

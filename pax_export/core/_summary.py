@@ -95,7 +95,7 @@ def contents(module: Node) -> dict[str, Any]:
 
 
 def elements(leaf: object) -> int:
-    """How many numbers an array holds; what is no array holds none."""
+    """How many numbers an array holds; what is not an array holds none."""
     return math.prod(getattr(leaf, "shape", (0,)))
 
 

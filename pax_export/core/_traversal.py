@@ -71,7 +71,7 @@ _collect = fastest_collect(collect_in_python)
 def modules_and_leaves(tree: PyTree, *, once: bool = False) -> tuple[list[Any], list[Any]]:
     """All modules of a tree, parents first, and all its leaves.
 
-    With `once`, what lies below a module is looked at once: met again, as in itself, where
+    With `once`, what is below a module is looked at once: met again, as in itself, where
     jax would find no end, the module is listed again and counts as a leaf.
     """
     modules: list[Any] = []

@@ -442,7 +442,7 @@ def _flatten_afresh(node: Node) -> tuple[tuple, ModuleDef]:
 
 
 def _wrap_static_leaves(value: object) -> object:
-    """In a mixed container, hides what is no array inside nodes without leaves."""
+    """In a mixed container, hides what is not an array inside nodes without leaves."""
     if shows_static_leaves(value):
         return value
     return jax.tree_util.tree_map(

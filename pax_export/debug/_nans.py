@@ -46,7 +46,7 @@ def nans(function: Callable[..., Any] | None = None) -> Any:
         A function that is called like it and returns what it returns.  With the watch,
         a call costs what it costs under `jax.jit`, and a look at the results.  In the
         context each call is waited for, and donated arguments are kept (their function is
-        compiled once more for that); a function that was compiled ahead, by
+        compiled again for that); a function that was compiled ahead, by
         ``lower().compile()``, is not heard of.
 
     Raises:

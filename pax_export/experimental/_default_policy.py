@@ -24,7 +24,7 @@ def default_mp_policy(module: M) -> M:
     """Puts one layer under the usual policy of its kind.
 
     Linear layers and convolutions compute in half precision (bfloat16 on TPUs,
-    float16 elsewhere); normalisations compute in float32; both keep and return
+    float16 elsewhere); normalizations compute in float32; both keep and return
     float32.  Other modules, and those under a policy already, stay as they are.
 
     Args:

@@ -52,7 +52,7 @@ def _tried(first: Callable, made: Callable) -> Callable:
 
 
 def _is_symbolic(*given: PyTree) -> bool:
-    """Whether a size among the arguments, or of one of them, is no number."""
+    """Whether a size among the arguments, or of one of them, is not a number."""
     is_one = jax.export.is_symbolic_dim
     leaves = tree_leaves(given)
     return any(is_one(e) or any(map(is_one, getattr(e, "shape", ()))) for e in leaves)
@@ -194,7 +194,7 @@ def _is_less(one: Any, other: Any) -> Any:
     return (one < other) | (jnp.isnan(other) & ~jnp.isnan(one))
 
 
-# --- edges, sums over neighbours, differences ---------------------------------
+# --- edges, sums over neighbors, differences ---------------------------------
 
 
 def _pad(array: ArrayLike, pad_width: Any, mode: Any = "constant", **options: Any) -> Any:

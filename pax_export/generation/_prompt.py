@@ -124,7 +124,7 @@ def _integers(value: object, where: str) -> Any:
     """An int32 array; of numpy, unless it is one of jax."""
     try:
         array = value if isinstance(value, (jax.Array, np.ndarray)) else np.asarray(value)
-    except (ValueError, OverflowError):  # lists of lists that are no array
+    except (ValueError, OverflowError):  # lists of lists that are not an array
         array = np.array(None)
     if array.dtype.kind not in "iu":
         raise InvalidArgumentTypeError(

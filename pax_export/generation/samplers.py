@@ -196,7 +196,7 @@ class temperature(Sampler):
 
     Raises:
         InvalidArgumentError: it is not.
-        InvalidArgumentTypeError: it is no number.
+        InvalidArgumentTypeError: it is not a number.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -235,7 +235,7 @@ class top_k(Sampler):
 
     Raises:
         InvalidArgumentError: it is less.
-        InvalidArgumentTypeError: it is no integer.
+        InvalidArgumentTypeError: it is not an integer.
 
     Example:
         >>> import jax.numpy as jnp
@@ -287,7 +287,7 @@ class top_p(Sampler):
 
     Raises:
         InvalidArgumentError: it is not.
-        InvalidArgumentTypeError: it is no number.
+        InvalidArgumentTypeError: it is not a number.
 
     Example:
         >>> import jax.numpy as jnp
@@ -322,7 +322,7 @@ class min_p(Sampler):
 
     Raises:
         InvalidArgumentError: it is not.
-        InvalidArgumentTypeError: it is no number.
+        InvalidArgumentTypeError: it is not a number.
 
     Example:
         >>> import jax.numpy as jnp
@@ -358,7 +358,7 @@ class repetition_penalty(Sampler):
 
     Raises:
         InvalidArgumentError: it is not.
-        InvalidArgumentTypeError: it is no number.
+        InvalidArgumentTypeError: it is not a number.
 
     Example:
         >>> import jax.numpy as jnp

@@ -37,7 +37,7 @@ def inspected(path: Path) -> Inspection:
 
 @dataclass(frozen=True)
 class _ThirdPartySignature:
-    """A signature of somebody else's SavedModel; nobody has counted what a call of it costs."""
+    """A signature of another program's SavedModel; nobody has counted what a call of it costs."""
 
     inputs: tuple[ArrayInfo, ...]
     outputs: tuple[ArrayInfo, ...]
@@ -92,7 +92,7 @@ def _fields(signature: PyTree) -> dict[str, Any]:
 
 
 def leaf_path(variable: VariableInfo) -> str:
-    """The path of the leaf that a variable holds; of somebody else's, its name."""
+    """The path of the leaf that a variable holds; of another program's, its name."""
     if not variable.leaves:
         return variable.name
     return _STEP.sub(r".\1", variable.leaves[0]).lstrip(".")

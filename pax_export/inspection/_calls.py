@@ -96,7 +96,7 @@ def traced(
 
 
 def traced_as_one(model: Exportable, inputs: tuple, kwargs: Mapping[str, Any] | None) -> Trace:
-    """Traces a model that is no module, whose parts are unknown."""
+    """Traces a model that is not a module, whose parts are unknown."""
     (method,) = model.methods
     resolved = resolve(method.signature_of, method.skip, inputs, kwargs, ())
     trace = Trace(inputs=tuple(entry.name for entry in resolved.flat))

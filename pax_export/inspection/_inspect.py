@@ -55,9 +55,9 @@ def inspect(
     Args:
         net: a module; another model that can be exported (a function, a module of
             equinox), whose arrays are rows below one row; or the path of an export: a
-            SavedModel, somebody else's too, a StableHLO bundle, a TFLite or ONNX model
+            SavedModel, another program's too, a StableHLO bundle, a TFLite or ONNX model
             of ours.  It is read as data; its report has the work of a call, that of
-            somebody else is not counted.
+            another program is not counted.
         *inputs: what its call takes: arrays, `jax.ShapeDtypeStruct`, or `export.spec`,
             whose sizes may be symbolic; counts of work are formulas then.  Without any
             the shapes of activations, and the work, are unknown.
@@ -70,7 +70,7 @@ def inspect(
 
     Raises:
         InvalidArgumentTypeError: no model, and no path; inputs for an export; a
-            measurement of what is no module.
+            measurement of what is not a module.
         ExportPathError: there is no export at the path.
         InvalidArgumentError: the inputs do not fit the call.
 

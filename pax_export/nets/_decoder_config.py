@@ -46,7 +46,7 @@ class DecoderConfig:
         positions: ``"rotary"``, ``"learned"``, ``"sinusoidal"``, ``"alibi"`` or ``"none"``.
         rotary_base: the base of the rotary embedding (theta).
         rotary_size: the number of rotated channels of a head; None for all.
-        rotary_pairing: ``"halves"`` or ``"neighbours"``, see `Rotary`.
+        rotary_pairing: ``"halves"`` or ``"neighbors"``, see `Rotary`.
         rotary_scaling: a `RotaryScaling`, or None.
         kinds: a `LayerKind` for each of the first layers, which is repeated.
         attention_scale: the scale of attention logits; None for ``1 / sqrt(head_size)``.

@@ -82,7 +82,7 @@ def _sizes(keys: Fields, family: str) -> dict[str, Any]:
 
 
 def _rope(keys: Fields, head_size: int) -> dict[str, Any]:
-    # Files of Llama keep neighbours beside each other; their weights are put in halves when read.
+    # Files of Llama keep neighbors beside each other; their weights are put in halves when read.
     found: dict[str, Any] = {"rotary_base": keys.number("rope.freq_base")}
     size = keys.optional_size("rope.dimension_count")
     if size not in (None, head_size):

@@ -30,7 +30,7 @@ def norm_of(config: DecoderConfig) -> Module:
 
 
 class DecoderLayer(Module):
-    """Attention and a dense block, each normalised first and added to what came in.
+    """Attention and a dense block, each normalized first and added to what came in.
 
     All layers of a net have one treedef, so that they can be stacked: what differs (windows,
     bases of rotary embeddings) comes with the call.

@@ -22,7 +22,7 @@ class SourceArray:
         part: of several arrays that lie in one beside each other, which: the first place along
             the output and how many; None for all.
         paired_heads: if not 0, the outputs of so many heads lie with the pairs of the rotary
-            embedding as neighbours, and become halves.
+            embedding as neighbors, and become halves.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A call of a Decoder over keys and values that somebody else keeps, as runtimes of others do."""
+"""A call of a Decoder over keys and values that another program keeps, as runtimes of others do."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class ResNet18(ResNet):
 
     Raises:
         InvalidArgumentError: a size is less than one.
-        InvalidArgumentTypeError: (a TypeError) a size is no integer, or a
+        InvalidArgumentTypeError: (a TypeError) a size is not an integer, or a
             configuration gives a name.
 
     Example:

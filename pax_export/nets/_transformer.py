@@ -51,7 +51,7 @@ def _not_after(length: object) -> jax.Array:
 
 
 class Transformer(Module):
-    """A stack of causal attention blocks, each normalised first (Radford et al., 2019).
+    """A stack of causal attention blocks, each normalized first (Radford et al., 2019).
 
     ::
 
@@ -78,7 +78,7 @@ class Transformer(Module):
     Raises:
         InvalidArgumentError: (an AssertionError too) the heads do not divide
             ``dim``, or an argument is out of its range.
-        InvalidArgumentTypeError: a size is no integer.
+        InvalidArgumentTypeError: a size is not an integer.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax

@@ -1,6 +1,6 @@
 """Layers, one file per family."""
 
-from pax_export.nn import _initial_values as _initial_values  # layers say how they begin
+from pax_export.nn import _initial_values as _initial_values  # registers initial values
 from pax_export.nn._arguments import choice, fraction, integer
 from pax_export.nn._attention import MultiHeadAttention
 from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
@@ -36,7 +36,7 @@ from pax_export.nn._rotary import (
 from pax_export.nn._sequential import Identity, Lambda, Sequential, function_name
 from pax_export.nn._state import EMA, RngSeq
 
-# What is imported and not listed is for other rooms of the package.
+# Names imported but not listed are for other rooms of the package.
 __all__ = [
     "BatchNorm1D",
     "BatchNorm2D",

@@ -94,7 +94,7 @@ def key_or_next(rng_key: PRNGKey | None) -> jax.Array:
     return next_rng_key() if rng_key is None else rng_key
 
 
-# In a trace these three are asked by every layer; jax's own answers take longer.
+# Every layer calls these three in a trace; jax's own functions are slower.
 
 
 def as_array(value: PyTree) -> jax.Array:
@@ -144,7 +144,7 @@ def with_one_batch_axis(
     Args:
         x: ``[..., *rest]``.
         form: a letter for each axis of ``[batch, *rest]``, e.g. ``NHWC``.
-        layer: what the message names.
+        layer: the name for the message.
     """
     rank = len(form)
     if x.ndim == rank:
@@ -171,7 +171,7 @@ def _unchanged(y: jax.Array) -> jax.Array:
 
 
 def require_channels(x: Array, axis: int, size: int, layer: Module) -> None:
-    """Raises unless an input has as many channels as a layer was built for."""
+    """Raises unless the number of channels of an input is that of the layer."""
     if x.shape[axis] != size:
         raise InvalidArgumentError(
             f"The input must have {size} channels on axis {axis}.",

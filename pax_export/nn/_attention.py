@@ -41,7 +41,7 @@ class MultiHeadAttention(Module):
 
     Raises:
         InvalidArgumentError: a size is less than one.
-        InvalidArgumentTypeError: a size is no integer.
+        InvalidArgumentTypeError: a size is not an integer.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax

@@ -151,7 +151,7 @@ class _BatchNorm(Module):
     )
 
     def summary(self, return_list: bool = False) -> str | list[str]:
-        """Returns one line: the averages inside are no layers of their own.
+        """Returns one line: the averages inside are not layers of their own.
 
         Args:
             return_list: whether to return a list of that line.
@@ -161,7 +161,7 @@ class _BatchNorm(Module):
 
 
 class BatchNorm1D(_BatchNorm):
-    """Batch normalisation of inputs with one spatial axis, or of features alone.
+    """Batch normalization of inputs with one spatial axis, or of features alone.
 
     Of an input ``[batch, num_channels]`` it takes the statistics over the batch.
 
@@ -214,7 +214,7 @@ class BatchNorm1D(_BatchNorm):
 
 
 class BatchNorm2D(_BatchNorm):
-    """Batch normalisation of inputs with two spatial axes.
+    """Batch normalization of inputs with two spatial axes.
 
     Args:
         num_channels: the size of the channel axis.

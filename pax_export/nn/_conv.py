@@ -20,7 +20,7 @@ Padding = str | Sequence[tuple[int, int]]
 
 
 class Convolution(ParameterModule):
-    """What all convolutions share; `_Conv` and `_ConvTranspose` say which one it is.
+    """The base class of `_Conv` and `_ConvTranspose`.
 
     Class attributes:
         _data_formats: the two that there are, with channels last and first.
@@ -243,7 +243,7 @@ class Conv1D(_Conv):
     Raises:
         InvalidArgumentError: a size is less than one, an unknown padding or
             data format, or the groups do not divide the features.
-        InvalidArgumentTypeError: a size is no integer, or the padding a tuple.
+        InvalidArgumentTypeError: a size is not an integer, or the padding a tuple.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -303,7 +303,7 @@ class Conv2D(_Conv):
     Raises:
         InvalidArgumentError: a size is less than one, an unknown padding or
             data format, or the groups do not divide the features.
-        InvalidArgumentTypeError: a size is no integer, or the padding a tuple.
+        InvalidArgumentTypeError: a size is not an integer, or the padding a tuple.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -359,7 +359,7 @@ class Conv1DTranspose(_ConvTranspose):
 
     Raises:
         InvalidArgumentError: a size is less than one, an unknown padding or data format.
-        InvalidArgumentTypeError: a size is no integer.
+        InvalidArgumentTypeError: a size is not an integer.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -413,7 +413,7 @@ class Conv2DTranspose(_ConvTranspose):
 
     Raises:
         InvalidArgumentError: a size is less than one, an unknown padding or data format.
-        InvalidArgumentTypeError: a size is no integer.
+        InvalidArgumentTypeError: a size is not an integer.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax

@@ -43,7 +43,7 @@ def spec_of(array: Array) -> Spec:
 
 
 def joined(*entries: Entry) -> PartitionSpec:
-    """A spec of these entries, in which a mesh axis that stands twice counts the first time."""
+    """A spec of these entries; repeated mesh axes count once, the first time."""
     used: set[str] = set()
     kept = []
     for entry in entries:
@@ -54,12 +54,12 @@ def joined(*entries: Entry) -> PartitionSpec:
 
 
 def under_auto_axes(function: Callable[..., Any], operands: tuple, out: Callable[[], Any]) -> Any:
-    """What a function gives for arrays (or None), on whatever mesh these lie.
+    """Calls a function of arrays (or None) on any mesh.
 
     Args:
         function: a function of ``operands`` that closes over no array.
         operands: the arrays; any of them may be None.
-        out: gives the specs of the results; asked on Explicit axes only.
+        out: returns the specs of the results; called on Explicit axes only.
     """
     mesh = explicit_mesh(*operands)
     if mesh is None:
@@ -71,7 +71,7 @@ def under_auto_axes(function: Callable[..., Any], operands: tuple, out: Callable
 
 
 def shard_map_over_batch(function: Callable[..., Any], x: Array, weights: tuple) -> Any:
-    """What a function of examples gives; on Explicit axes each device takes its own examples.
+    """Calls a function of examples; on Explicit axes each device computes its own examples.
 
     The weights, which may be None, are whole then.
     """
@@ -94,7 +94,7 @@ def shard_map_over_batch(function: Callable[..., Any], x: Array, weights: tuple)
 
 
 def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error: Exception) -> Any:
-    """The result of a function of which jax does not know how it lies on Explicit axes.
+    """Calls a function whose output sharding jax cannot infer on Explicit axes.
 
     Of what has the length of the batch each device gets its examples, all else lies on all
     devices.  Raises our error for jax's where that cannot be.
@@ -129,7 +129,7 @@ def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error
 
 
 def _unplaced(leaf: PyTree) -> Any:
-    """What an array is, without where it lies."""
+    """The shape and dtype of an array, without its sharding."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
 
 
@@ -138,7 +138,7 @@ def _is_spec(value: object) -> bool:
 
 
 def laid_like(array: Array, model: PyTree) -> Any:
-    """The array, lying on Explicit axes as another one of its rank lies there."""
+    """Shards an array on Explicit axes like another one of its rank."""
     mesh = explicit_mesh(model)
     if mesh is None or (explicit_mesh(array) is not None and spec_of(array) == spec_of(model)):
         return array
@@ -154,5 +154,5 @@ def with_whole_channels(array: Array) -> Any:
 
 
 def on_explicit_mesh(tree: PyTree) -> bool:
-    """Whether an array of a tree lies on Explicit axes."""
+    """Whether an array of a tree is on Explicit axes."""
     return explicit_mesh(*tree_leaves(tree)) is not None

@@ -41,7 +41,7 @@ class GatedDense(Module):
 
     Raises:
         InvalidArgumentError: a size is less than one, or an unknown activation.
-        InvalidArgumentTypeError: a size is no integer.
+        InvalidArgumentTypeError: a size is not an integer.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax

@@ -54,7 +54,7 @@ class GroupedQueryAttention(Module):
 
     Raises:
         InvalidArgumentError: a size is less than one, or the heads do not fit.
-        InvalidArgumentTypeError: a size is no integer.
+        InvalidArgumentTypeError: a size is not an integer.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -181,7 +181,7 @@ class GroupedQueryAttention(Module):
         return self.output(under_auto_axes(of_operands, operands, out))
 
     def project(self, x: Array, angles: Angles = None, pairing: str = "halves") -> tuple:
-        """Queries, keys and values by heads, normalised and turned.
+        """Queries, keys and values by heads, normalized and turned.
 
         Args:
             x: ``[batch, length, dim]``.

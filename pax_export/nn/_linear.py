@@ -35,7 +35,7 @@ class Linear(ParameterModule):
 
     Raises:
         InvalidArgumentError: a size is less than one.
-        InvalidArgumentTypeError: a size is no integer.
+        InvalidArgumentTypeError: a size is not an integer.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -119,7 +119,7 @@ class Embed(ParameterModule):
 
     Raises:
         InvalidArgumentError: a size is less than one.
-        InvalidArgumentTypeError: a size is no integer.
+        InvalidArgumentTypeError: a size is not an integer.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax

@@ -59,7 +59,7 @@ def _axes_of(axis: tuple[int, ...] | AxisSlice, rank: int) -> tuple[int, ...]:
 
 
 class _Norm(ParameterModule):
-    """What the two share: the axes, a scale and an offset for each channel."""
+    """The base class of both norms: axes, a scale and an offset per channel."""
 
     def _set_sizes(self, num_channels, axis, create_scale, create_offset, eps) -> None:
         where = type(self).__name__
@@ -70,7 +70,7 @@ class _Norm(ParameterModule):
         self.eps = float(eps)
 
     def _initial_arrays(self, scale_init, offset_init, rng_key) -> list[jax.Array | None]:
-        """Scale and offset; None for what is not created."""
+        """Scale and offset; None if not created."""
         inits = (
             ("scale", self.create_scale, scale_init, ones),
             ("offset", self.create_offset, offset_init, zeros),
@@ -198,7 +198,7 @@ _DATA_FORMATS = {
 
 
 class GroupNorm(_Norm):
-    """Splits the channels into groups, and normalises each group.
+    """Splits the channels into groups, and normalizes each group.
 
     Args:
         groups: into how many groups; a divisor of ``num_channels``.

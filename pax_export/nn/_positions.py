@@ -36,7 +36,7 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
     """By how much the logits of each head fall with distance (Press et al., 2021).
 
     Args:
-        num_heads: how many heads.  For a number that is no power of two, those of the power
+        num_heads: how many heads.  For a number that is not a power of two, those of the power
             below, then every other one of the power above.
 
     Returns:

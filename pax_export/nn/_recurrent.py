@@ -68,7 +68,7 @@ class VanillaRNNState(NamedTuple):
 
 
 class _Cell(Module):
-    """What the three cells share: two sizes, and the check of a step's arguments."""
+    """The base class of the cells: sizes, and checks of the arguments of a step."""
 
     _state_form: Any = None
 
@@ -79,7 +79,7 @@ class _Cell(Module):
         self.hidden_dim = integer(hidden_dim, f"{where}.hidden_dim", least=1)
 
     def _linear(self, parts: int, rng_key: PRNGKey | None, name: str, **options: PyTree) -> Linear:
-        """From input and hidden state, joined, to so many vectors of the size of the state."""
+        """The linear map from concatenated input and hidden state to ``n`` vectors."""
         in_dim = self.input_dim + self.hidden_dim
         return Linear(in_dim, parts * self.hidden_dim, rng_key=rng_key, name=name, **options)
 
@@ -165,7 +165,7 @@ class LSTM(_Cell):
 
     Raises:
         InvalidArgumentError: a size is less than one.
-        InvalidArgumentTypeError: a size is no integer.
+        InvalidArgumentTypeError: a size is not an integer.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -229,7 +229,7 @@ class GRU(_Cell):
 
     Raises:
         InvalidArgumentError: a size is less than one.
-        InvalidArgumentTypeError: a size is no integer.
+        InvalidArgumentTypeError: a size is not an integer.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -285,7 +285,7 @@ class VanillaRNN(_Cell):
 
     Raises:
         InvalidArgumentError: a size is less than one.
-        InvalidArgumentTypeError: a size is no integer.
+        InvalidArgumentTypeError: a size is not an integer.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax

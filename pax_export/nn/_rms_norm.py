@@ -31,7 +31,7 @@ class RMSNorm(ParameterModule):
 
     Raises:
         InvalidArgumentError: a size is less than one.
-        InvalidArgumentTypeError: a size is no integer.
+        InvalidArgumentTypeError: a size is not an integer.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax

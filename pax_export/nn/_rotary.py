@@ -111,7 +111,7 @@ def _not_positive(where: str, value: object) -> InvalidArgumentError:
 
 
 def check_frequencies(size: int, base: float, scaling: RotaryScaling | None, where: str) -> None:
-    """Refuses a base of which there are no frequencies, and a table of another size."""
+    """Checks the base, and the size of the table."""
     if not _is_positive(base):
         raise _not_positive(where, base)
     if scaling is None:
@@ -208,7 +208,7 @@ def rotate(x: Array, cos: Array, sin: Array, pairing: str = "halves") -> jax.Arr
         x: ``[..., heads, size]``.
         cos: ``[..., pairs]`` of `rotary_angles`, for all heads.
         sin: the same.
-        pairing: ``"halves"``: channel ``i`` with ``i + pairs``; ``"neighbours"``: ``2i`` with
+        pairing: ``"halves"``: channel ``i`` with ``i + pairs``; ``"neighbors"``: ``2i`` with
             ``2i + 1``.
 
     Returns:
@@ -240,7 +240,7 @@ class Rotary(Module):
         size: how many channels of a head turn; an even number.
         base: of the geometric series of frequencies (theta).
         pairing: ``"halves"`` (channel ``i`` turns with ``i + size / 2``: Llama in the layout of
-            transformers, Qwen, Gemma, NeoX) or ``"neighbours"`` (``2i`` with ``2i + 1``: the
+            transformers, Qwen, Gemma, NeoX) or ``"neighbors"`` (``2i`` with ``2i + 1``: the
             paper, GPT-J, Llama in llama.cpp).
         scaling: for sequences longer than those of the training.
 

@@ -14,7 +14,7 @@ from pax_export.nn._explicit import of_a_function
 
 
 class Sequential(Module):
-    """Layers one after the other; each gets what the one before it returned.
+    """Applies layers in sequence: each gets the output of the previous one.
 
     Args:
         *layers: modules or functions; a function becomes a `Lambda`.
@@ -40,7 +40,7 @@ class Sequential(Module):
         """Applies all layers in their order.
 
         Args:
-            x: what the first layer takes.
+            x: the input of the first layer.
 
         Returns:
             What the last layer returns; ``x`` itself if there is none.
@@ -62,7 +62,7 @@ class Sequential(Module):
 
         Raises:
             IndexError: there is no such layer.
-            SharedNodeError: the new layer stands at another place already.
+            SharedNodeError: the new layer is already at another place.
         """
         modules = list(self.modules)
         modules[index] = self._in_own_mode(value)
@@ -112,7 +112,7 @@ class Lambda(Module):
         """Calls the function with all arguments.
 
         Raises:
-            InvalidArgumentTypeError: (a TypeError) it is no function.
+            InvalidArgumentTypeError: (a TypeError) it is not a function.
         """
         if not callable(self.func):
             raise InvalidArgumentTypeError(

@@ -104,7 +104,7 @@ def apply_scaled_gradients(
         jitted step is traced once.
 
     Raises:
-        InvalidArgumentTypeError: (an AssertionError too) something is no module,
+        InvalidArgumentTypeError: (an AssertionError too) something is not a module,
             or no loss scale.
         StructureMismatchError: gradients of another structure.
 

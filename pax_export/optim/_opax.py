@@ -130,7 +130,7 @@ def _one_result_for_equal_calls(factory: Callable[..., Any]) -> Callable[..., An
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if any(map(is_array, jax.tree_util.tree_leaves(bound.arguments))):
-            # An array has a value of its own, and must not be kept for ever.
+            # An array has a value of its own, and must not be kept indefinitely.
             return remembered(factory(*args, **kwargs), args, kwargs)
         key = static_key(tuple(bound.arguments.values()))
         if key not in known:

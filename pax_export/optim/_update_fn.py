@@ -32,7 +32,7 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
 
     Raises:
         InvalidArgumentTypeError: (an AssertionError too, when called) the model
-            or the optimizer is no module, or ``loss_fn`` returns no model.
+            or the optimizer is not a module, or ``loss_fn`` returns no model.
         StructureMismatchError: (a ValueError, when called) the returned model
             has another structure than the given one.
 

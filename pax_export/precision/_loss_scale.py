@@ -69,7 +69,7 @@ class DynamicLossScale(jmp.DynamicLossScale):
         min_loss_scale: it never shrinks below this.
 
     Raises:
-        InvalidArgumentTypeError: a scale is no number and no floating-point scalar.
+        InvalidArgumentTypeError: a scale is not a number and no floating-point scalar.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -97,7 +97,7 @@ class DynamicLossScale(jmp.DynamicLossScale):
             grads_finite: boolean scalar: whether this step's gradients are finite.
 
         Raises:
-            InvalidArgumentError: (an AssertionError too) it is no scalar.
+            InvalidArgumentError: (an AssertionError too) it is not a scalar.
         """
         return adjusted(self, grads_finite)
 

@@ -126,7 +126,7 @@ def remove_policies(module: M) -> M:
         The same data, arrays in the dtypes they have, under no policy.
 
     Raises:
-        InvalidArgumentTypeError: ``module`` is no module.
+        InvalidArgumentTypeError: ``module`` is not a module.
 
     Example:
         >>> import jmp, pax_export as pax

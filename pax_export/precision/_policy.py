@@ -92,7 +92,7 @@ def unwrap_mp_policy(module: M) -> M:
 
     Raises:
         PolicyError: (a ValueError) the module is under no policy.
-        InvalidArgumentTypeError: ``module`` is no module.
+        InvalidArgumentTypeError: ``module`` is not a module.
 
     Example:
         >>> import jmp, pax_export as pax

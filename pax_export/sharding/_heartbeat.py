@@ -1,6 +1,6 @@
 """Heartbeats between processes: detect and report lost ones.
 
-A process whose peer is gone waits in a collective, for ever as far as it knows, and
+A process whose peer is gone waits in a collective, indefinitely as far as it knows, and
 no exception reaches it there.  So threads look out: one listens for the last words
 of a process that fails, one calls the roll, one knocks at process 0, which runs jax's
 coordination service.  Any of them ends this process with an error that says which one

@@ -27,7 +27,7 @@ def make_mesh(devices: Sequence[Any] | None = None, **axes: int) -> Mesh:
 
     Raises:
         ShardingError: (a ValueError) the sizes do not make up the devices.
-        InvalidArgumentTypeError: (a TypeError) a size is no integer, or what stands
+        InvalidArgumentTypeError: (a TypeError) a size is not an integer, or what stands
             for the devices are none: axes are given by name.
 
     Example:
@@ -49,7 +49,7 @@ def abstract_mesh(**axes: int) -> AbstractMesh:
 
     Raises:
         ShardingError: (a ValueError) no axes, or a size below one.
-        InvalidArgumentTypeError: (a TypeError) a size is no integer.
+        InvalidArgumentTypeError: (a TypeError) a size is not an integer.
 
     Example:
         >>> import pax_export as pax

@@ -34,7 +34,7 @@ def fully_sharded(axis: Axis = "data", min_size: int = 1024) -> Rules:
     """Rules by which each device holds a part of every large array.
 
     An array is split along its largest axis that the mesh axis divides and that
-    is no axis of stacked layers; the later one of two equally large.  Random keys
+    is not an axis of stacked layers; the later one of two equally large.  Random keys
     are never split.
 
     Args:
@@ -42,7 +42,7 @@ def fully_sharded(axis: Axis = "data", min_size: int = 1024) -> Rules:
         min_size: an array of fewer numbers is replicated.
 
     Raises:
-        InvalidArgumentTypeError: (a TypeError) the axis is no name, or the size
+        InvalidArgumentTypeError: (a TypeError) the axis is not a name, or the size
             no integer.
 
     Example:
@@ -85,7 +85,7 @@ def tensor_parallel(axis: Axis = "model") -> Rules:
         axis: the mesh axis, or several as one.
 
     Raises:
-        InvalidArgumentTypeError: (a TypeError) the axis is no name.
+        InvalidArgumentTypeError: (a TypeError) the axis is not a name.
 
     Example:
         >>> import pax_export as pax

@@ -52,7 +52,7 @@ class StateAxes(Mapping):
             leaf is not mapped: all calls share it.
 
     Raises:
-        InvalidArgumentTypeError: (a TypeError) a key is no filter, or a value
+        InvalidArgumentTypeError: (a TypeError) a key is not a filter, or a value
             no axis.
 
     Example:

@@ -90,7 +90,7 @@ def value_and_grad(
 
     Raises:
         UnsupportedOperationError: (a NotImplementedError) ``reduce_axes``.
-        InvalidArgumentTypeError: (a TypeError) ``wrt`` is no filter; (a ValueError,
+        InvalidArgumentTypeError: (a TypeError) ``wrt`` is not a filter; (a ValueError,
             when called) no argument holds a module.
         NotDifferentiableError: (a TypeError, when called) an integer leaf.
 
@@ -168,7 +168,7 @@ def grad(
 
     Raises:
         UnsupportedOperationError: (a NotImplementedError) ``reduce_axes``.
-        InvalidArgumentTypeError: (a TypeError) ``wrt`` is no filter; (a ValueError,
+        InvalidArgumentTypeError: (a TypeError) ``wrt`` is not a filter; (a ValueError,
             when called) no argument holds a module.
         NotDifferentiableError: (a TypeError, when called) an integer leaf.
 
@@ -207,7 +207,7 @@ def _loss_and_aux(value: object) -> tuple[Any, Any]:
 
 
 def _require_number(loss: PyTree, write: str) -> None:
-    """Refuses a loss that is no number before jax does, which knows no modules and no aux."""
+    """Refuses a loss that is not a number before jax does, which knows no modules and no aux."""
     is_array = hasattr(loss, "dtype") and hasattr(loss, "shape")
     if isinstance(loss, (int, float, complex)) or (is_array and loss.shape == ()):
         return

@@ -344,7 +344,7 @@ class Remat(Lifted):
 
     Args:
         ctor: a class of modules, or another constructor.
-        static_argnums: the positional arguments that are no arrays; the module is
+        static_argnums: the positional arguments that are not arrays; the module is
             argument 0.
 
     Attributes:

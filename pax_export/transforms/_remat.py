@@ -26,7 +26,7 @@ def remat(
     Args:
         f: takes arrays and modules.
         prevent_cse: as in `jax.checkpoint`; False inside of `scan` saves time.
-        static_argnums: the positional arguments that are no arrays.
+        static_argnums: the positional arguments that are not arrays.
         policy: which values to keep all the same, e.g.
             ``jax.checkpoint_policies.dots_saveable``.
 

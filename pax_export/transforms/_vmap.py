@@ -71,7 +71,7 @@ def vmap(
         InvalidArgumentError: (a ValueError, when called) axes that do not fit.
         UncoveredStateError: (a ValueError, when called) a leaf of a module
             differs from call to call, and has no axis.
-        InvalidArgumentTypeError: (a TypeError) an argument is no axis or filter.
+        InvalidArgumentTypeError: (a TypeError) an argument is not an axis or filter.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax

@@ -53,7 +53,7 @@ def write(
     sign: Key | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes arrays to a file, in the place of one that may be there, or a WeightsFileError."""
+    """Writes arrays to a file, instead of one that may be there, or a WeightsFileError."""
     signer = signer_with(sign, "save_weights")
     library = require("safetensors.numpy", "safetensors", "save_weights")
     metadata = {**(extra or {}), _checksums.ENTRY: _checksums.text(arrays)}

@@ -42,16 +42,16 @@ def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | No
 
     Args:
         module: a module, or any pytree of arrays, e.g. ``{"model": model,
-            "optimizer": optimizer}``.  An EmptyNode is no array.
+            "optimizer": optimizer}``.  An EmptyNode is not an array.
         path: the file, usually ``*.safetensors``.  Missing directories are made.
         sign: the file of a private key: the file of weights is signed, in another
             beside it (``net.safetensors.sig``), for ``load_weights(..., verify=)``.
 
     Raises:
         WeightsFileError: (an OSError) the file cannot be written, or something
-            lies there that is no file of weights.
+            lies there that is not a file of weights.
         WeightNameError: (a ValueError) two arrays have one dotted name.
-        InvalidArgumentTypeError: a leaf is no array, or has no value here.
+        InvalidArgumentTypeError: a leaf is not an array, or has no value here.
         UnsupportedDtypeError: an array has a dtype that cannot be stored.
         MissingPackageError: safetensors is not installed.
 
@@ -144,7 +144,7 @@ def load_weights(
         module: the module to start from; it stays as it is.  Each array of the
             new one is of the kind of the old: numpy for numpy, and a jax array
             where the old one was placed, shards included.  It may be a module
-            that was never initialised, ``jax.eval_shape(make_model)``; this
+            that was never initialized, ``jax.eval_shape(make_model)``; this
             draws no weights and takes no memory for them.
         path: a file that `save_weights` or another program wrote.
         strict: whether the file must have exactly the arrays of the module, with

@@ -108,7 +108,7 @@ class PathContains:
     """Filter: the leaves whose path contains a name, an index or a dict key.
 
     Args:
-        key: what the path must contain.
+        key: a name that the path must contain.
 
     Example:
         >>> from pax_export.transforms import PathContains
@@ -179,7 +179,7 @@ class All(_Several):
         *filters: filters.
 
     Raises:
-        InvalidArgumentTypeError: (a TypeError) one is no filter.
+        InvalidArgumentTypeError: (a TypeError) one is not a filter.
 
     Example:
         >>> import pax_export as pax
@@ -196,7 +196,7 @@ class AnyOf(_Several):
         *filters: filters.
 
     Raises:
-        InvalidArgumentTypeError: (a TypeError) one is no filter.
+        InvalidArgumentTypeError: (a TypeError) one is not a filter.
 
     Example:
         >>> from pax_export.transforms import Any
@@ -215,7 +215,7 @@ class Not(_Several):
         filter: a filter.
 
     Raises:
-        InvalidArgumentTypeError: (a TypeError) it is no filter.
+        InvalidArgumentTypeError: (a TypeError) it is not a filter.
 
     Example:
         >>> from pax_export.transforms import Not
@@ -234,11 +234,11 @@ for _each in (*PLAIN_FILTERS, *MADE_FILTERS):
     _each.__module__ = "pax_export.transforms"
 
 
-# --- what they select -----------------------------------------------------------------
+# --- selection -----------------------------------------------------------------------
 
 
 def as_filter(value: object) -> Callable[[Any], Mask]:
-    """A function that says for each leaf of a module whether a filter selects it."""
+    """Returns a function that tests whether a filter selects a leaf of a module."""
     rule = as_rule(value)
     return lambda module: rule(module, leaves_of(module))
 
@@ -290,7 +290,7 @@ def _is_called(leaf: Leaf, name: str) -> bool:
 
 
 def _chosen(module: PyTree, leaves: list[Leaf], places: Chosen) -> Mask:
-    """Which leaves are, or lie in, places that were chosen in this net or one like it."""
+    """Tests whether leaves are in places selected in this or a similar net."""
     if module is None:
         return [False]
     for steps in places.paths:
@@ -332,7 +332,7 @@ def _is_true(leaf: PyTree) -> bool:
 
 
 def is_random_key(leaf: Leaf) -> bool:
-    """True for typed keys, and for legacy ones where a class says so."""
+    """True for typed keys, and for legacy keys if the class declares them."""
     dtype = getattr(leaf.value, "dtype", None)
     if dtype is None:
         return False

@@ -33,7 +33,7 @@ def freeze_at(tree: PyTree, paths: tuple[Steps, ...], states: bool) -> Any:
 
 @cached_by_treedef()
 def unfreeze_at(tree: PyTree, paths: tuple[Steps, ...]) -> Any:
-    """The tree with these places trained again, in the mode of what is around them."""
+    """Unfreezes these places, in the mode of the modules around them."""
     modules, arrays = _concerned(tree, paths)
     own = _own_arrays(tree) if arrays else {}
     changes: dict[Steps, Change] = {
@@ -92,7 +92,7 @@ def _modes_around(tree: PyTree, modules: tuple[Steps, ...]) -> dict[Steps, bool 
 
 
 def _without(module: PyTree, paths: frozenset[str]) -> Any:
-    """A module some of whose own arrays, besides those already held, are not trained."""
+    """Freezes further arrays of a module."""
     held = paths.union(aspect_of(type(module), "held") or ())
     return with_class(module, derived(type(module), "held", tuple(sorted(held))))
 
@@ -107,7 +107,7 @@ def _with_again(module: PyTree, paths: frozenset[str], every: frozenset[str]) ->
 
 
 def _thawed(module: PyTree, training: bool | None) -> Any:
-    """A module, alone, that is frozen no longer."""
+    """Unfreezes a module, but not its submodules."""
     kept_statistics = aspect_of(type(module), "frozen") == STATES_TOO
     cls = derived(derived(type(module), "frozen", None), "held", None)
     new = with_class(module, cls)

@@ -21,7 +21,7 @@ _initial: dict[type, Mapping[str, Callable[[Any], Initializer]]] = {}
 
 
 def register_initial(cls: type, attributes: Mapping[str, Callable[[Any], Initializer]]) -> None:
-    """Says how the arrays of a class are made: for an attribute, a module's initializer."""
+    """Registers the initializers of a class: attribute and module to initializer."""
     _initial[cls] = attributes
 
 

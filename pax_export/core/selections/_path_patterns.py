@@ -20,11 +20,11 @@ _WILD = frozenset("*?[")
 
 
 class PathPattern:
-    """A path, as the places of a tree are named, in which parts may stand open.
+    """A path with wildcards.
 
-    * Steps are parted by dots.  In a step ``*`` stands for any text, ``?`` for a letter,
+    * Names are separated by dots.  In a name ``*`` matches any text, ``?`` one character,
       ``[abc]`` and ``[!abc]`` for one of these letters or another one; none crosses a dot.
-    * ``**`` as a step stands for any number of steps, none as well.
+    * ``**`` matches any number of names, including none.
     * A path begins at the root, but one that begins with ``*`` may begin anywhere: ``*.weight``
       is each ``weight`` below something, ``*_norm`` whatever is called so.
     * A leading dot says that the path begins at the root all the same: ``.*``.
@@ -68,7 +68,7 @@ class PathPattern:
 
     @property
     def is_written_out(self) -> bool:
-        """True if no part of it stands open."""
+        """True if the path has no wildcards."""
         return not any(map(_is_wild, self.steps))
 
     def fits(self, path: str) -> bool:
@@ -76,11 +76,11 @@ class PathPattern:
         return self._whole.fullmatch(_with_last_dot(path)) is not None
 
     def covers(self, path: str) -> bool:
-        """True for the paths that are meant, and for all that lies below one."""
+        """True for matching paths, and for all paths below one."""
         return self._around.fullmatch(_with_last_dot(path)) is not None
 
     def taken(self, path: str) -> tuple[tuple[str, ...], str] | None:
-        """For a path that this covers: what its stars stand for in it, and what lies below.
+        """For a path that this covers: the text matched by each star, and the rest of the path.
 
         Where ``**`` could stand for more or fewer steps, each stands for as few as it can, the
         first one before the second.
@@ -99,7 +99,7 @@ class PathPattern:
 
     @functools.cached_property
     def _taking(self) -> re.Pattern[str]:
-        """As what `covers` asks, with a group for each star and one for what lies below."""
+        """The regular expression of `covers`, with a group per star and one for the rest."""
         parts = [
             r"((?:[^.]*\.)*?)" if step == "**" else rf"{_of_step(step, taking=True)}\."
             for step in self.steps
@@ -193,7 +193,7 @@ def _listed(paths: list[str]) -> str:
 
 
 def with_several_steps(text: str, path: str) -> str:
-    """A pattern whose wildcards may also stand for several steps, so that it fits a path."""
+    """The pattern with wildcards that also match several names, if that matches a path."""
     steps = []
     for number, step in enumerate(text.split(".")):
         before = ["**"] if number and step.startswith("*") else []
@@ -203,7 +203,7 @@ def with_several_steps(text: str, path: str) -> str:
 
 
 def lost_by_steps(pattern: PathPattern, paths: Iterable[str]) -> list[str]:
-    """The paths that a pattern fitted while its wildcards still crossed dots, and no longer does.
+    """Paths that the pattern matched when wildcards still crossed dots.
 
     A pattern that says by a leading dot or by ``**`` how it is meant is not asked.
     """

@@ -16,7 +16,7 @@ from pax_export.core._tree import Node, attributes_of, flatten, is_array
 
 
 def dotted(steps: Iterable[Any]) -> str:
-    """The path as weights and modules are named; that of the root is empty."""
+    """The dotted path; empty for the root."""
     return ".".join(map(str, steps))
 
 
@@ -37,12 +37,12 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Place:
-    """A module, leaf or container, by where it stands, in no tree in particular."""
+    """The path of a module, leaf or container, independent of a tree."""
 
     steps: Steps
     path: str
     owner: Steps  # leads to the innermost module around it
-    cls: type | None  # that of a module, None for a leaf or container
+    cls: type | None  # the class of a module; None for a leaf or container
     training: bool = True  # the mode of a module
 
 
@@ -97,7 +97,7 @@ def _place(steps: Steps, value: object, modules: set[Steps]) -> Place:
 
 
 def value_at(tree: PyTree, steps: Steps) -> Any:
-    """What stands at a place.
+    """Returns the value at a place.
 
     Raises:
         InvalidArgumentError: there is no such place.
@@ -117,7 +117,7 @@ def value_at(tree: PyTree, steps: Steps) -> Any:
 
 
 def _inside(value: object) -> Iterable[tuple[Any, Any]]:
-    """What a path can lead to from a value: static attributes too."""
+    """The children of a value on a path, including static attributes."""
     if isinstance(value, Node):
         return attributes_of(value).items()
     if isinstance(value, dict):
@@ -131,7 +131,7 @@ def _inside(value: object) -> Iterable[tuple[Any, Any]]:
 
 
 def written_out(tree: PyTree, names: Sequence[str]) -> Steps | None:
-    """The steps of a path that is written out: a container or static data may stand there too."""
+    """The steps of a path without wildcards, which may also lead to containers and static data."""
     steps: list[Any] = []
     value = tree
     for name in names:
@@ -144,12 +144,12 @@ def written_out(tree: PyTree, names: Sequence[str]) -> Steps | None:
 
 
 def at_or_below(steps: Steps, chosen: set[Steps] | frozenset[Steps]) -> bool:
-    """True if a place is one of those chosen, or lies in one."""
+    """True if a place is one of the chosen ones or inside one."""
     return any(steps[:n] in chosen for n in range(len(steps) + 1))
 
 
 def outermost(paths: Sequence[Steps]) -> tuple[Steps, ...]:
-    """Those places that lie in no other one."""
+    """The places that are not inside another one."""
     chosen = set(paths)
     return tuple([p for p in paths if not any(p[:n] in chosen for n in range(len(p)))])
 

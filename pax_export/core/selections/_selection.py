@@ -79,7 +79,7 @@ class Selection(Chosen):
 
         Raises:
             InvalidArgumentError: nothing in the net is meant.
-            InvalidArgumentTypeError: ``net`` is no module, or this says no parts of one.
+            InvalidArgumentTypeError: ``net`` is not a module, or this says no parts of one.
         """
         require_module(net, "at")
         return cls(net, find(net, what))
@@ -186,20 +186,20 @@ class Selection(Chosen):
             write="selections that have something in common; of ~, one of a part of the net",
         )
 
-    # --- new nets: what stands there -------------------------------------------------
+    # --- replacing values ------------------------------------------------------------
 
     def set(self, value: object) -> Any:
         """Returns the net with something else in place of the parts.
 
         Args:
-            value: what stands there instead: an array, a module, static data.  For several
+            value: the new value: an array, a module, static data.  For several
                 parts a list with one for each, as `get` gives it; anything else is for each of
                 them, and an array is then copied, since it can stand at one place only.
 
         Raises:
             InvalidArgumentError: a list of another length; one module for several places; one
                 part lies in another, and so what is set there would be lost.
-            SharedNodeError: a module or array would stand at two places.
+            SharedNodeError: a module or array would be at two places.
 
         Example:
             >>> import jax.numpy as jnp, pax_export as pax
@@ -220,16 +220,16 @@ class Selection(Chosen):
         return self._changed([lambda old, new=new: new for new in values])
 
     def replace(self, module_or_function: Callable[..., Any]) -> Any:
-        """Returns the net with another module, or what a function makes of each part.
+        """Returns the net with parts replaced by a module or the result of a function.
 
         Args:
             module_or_function: a module; or a function of the part, or of its path and the part.
-                What lies in another part is replaced first.
+                Nested parts are replaced first.
 
         Raises:
             InvalidArgumentError: one module for several places.
             InvalidArgumentTypeError: neither a module nor a function.
-            SharedNodeError: a module or array would stand at two places.
+            SharedNodeError: a module or array would be at two places.
 
         Example:
             >>> import pax_export as pax
@@ -328,7 +328,7 @@ class Selection(Chosen):
                 means and the like stay as they are and no dropout drops.
 
         Raises:
-            InvalidArgumentError: there are no modules and no arrays in the parts.
+            InvalidArgumentError: the parts contain no modules and no arrays.
 
         Example:
             >>> import jax, pax_export as pax
@@ -349,7 +349,7 @@ class Selection(Chosen):
         selected they stay in eval mode.
 
         Raises:
-            InvalidArgumentError: there are no modules and no arrays in the parts.
+            InvalidArgumentError: the parts contain no modules and no arrays.
         """
         return unfreeze_at(self.root, self.paths)
 
@@ -357,7 +357,7 @@ class Selection(Chosen):
         """Returns the net with these modules, and all in them, in train mode.
 
         Raises:
-            InvalidArgumentError: there are no modules among the parts.
+            InvalidArgumentError: no part is a module.
         """
         return self._in_mode(True)
 
@@ -365,7 +365,7 @@ class Selection(Chosen):
         """Returns the net with these modules, and all in them, in eval mode.
 
         Raises:
-            InvalidArgumentError: there are no modules among the parts.
+            InvalidArgumentError: no part is a module.
         """
         return self._in_mode(False)
 
@@ -409,7 +409,7 @@ class Selection(Chosen):
                 policies off.  A module that has a policy already keeps it.
 
         Raises:
-            InvalidArgumentError: there are no modules among the parts.
+            InvalidArgumentError: no part is a module.
             PolicyError: all modules of a part have a policy already.
 
         Example:
@@ -478,7 +478,7 @@ class Selection(Chosen):
 
 
 def _from_above(room: str, name: str) -> Any:
-    """What a room above this one does for a selection; it is loaded when it is asked for."""
+    """Calls a function of another room, which is imported on use."""
     return getattr(importlib.import_module(f"pax_export.{room}"), name)
 
 

@@ -151,7 +151,7 @@ def find(name: str) -> Format | None:
 
 
 def all_formats() -> dict[str, Format]:
-    """The rows by name; a name of ours is never somebody else's."""
+    """The rows by name; a name of ours is never another program's."""
     others = filter(None, map(_of_others, entry_points(group=GROUP)))
     return {each.name: each for each in (*others, *_FORMATS)}
 

@@ -216,7 +216,7 @@ def read_saved_model(directory: Path, purpose: str) -> Any:
 
 @contextmanager
 def unreadable(directory: Path) -> Iterator[None]:
-    """Whatever reading somebody else's messages raises, as one error of ours."""
+    """Whatever reading another program's messages raises, as one error of ours."""
     try:
         yield
     except PaxError:

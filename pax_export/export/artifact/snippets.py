@@ -120,7 +120,7 @@ def _value(tree: Mapping[str, Any]) -> str:
 
 
 class _InputName(str):
-    """The name of an input, in the place of its array."""
+    """The name of an input, instead of its array."""
 
 
 def _code(value: object) -> str:

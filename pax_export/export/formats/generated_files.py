@@ -1,7 +1,7 @@
 """The files that TensorFlow generates while it saves a model.
 
 It rewrites them, loads them from the temporary folder, and removes them when the process ends:
-of one that is killed they stay for ever.  Nobody reads them once they are loaded.
+of one that is killed they stay indefinitely.  Nobody reads them once they are loaded.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _REPEATS = tuple(
 
 
 def says_extremes(serialized: bytes) -> bool:
-    """Whether a serialised module may look for largest or smallest values."""
+    """Whether a serialized module may look for largest or smallest values."""
     return any(sign in serialized for sign in _SIGNS)
 
 

@@ -220,7 +220,7 @@ def portable(
     single: bool = False,
     program: Any = None,
 ) -> Portable:
-    """Makes the serialised module of a `jax.export.Exported` portable.
+    """Makes the serialized module of a `jax.export.Exported` portable.
 
     Custom calls may stand in it that every consumer has, and those `allowed`; None for any.
     `changes` is filled with what was said in another way, and how often.  Sizes that are

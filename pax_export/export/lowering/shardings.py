@@ -41,7 +41,7 @@ _SIGNS = tuple(
 
 
 def says_shardings(serialized: bytes) -> bool:
-    """Whether a serialised module may speak of devices."""
+    """Whether a serialized module may speak of devices."""
     return any(sign in serialized for sign in _SIGNS)
 
 

@@ -10,5 +10,5 @@ PyTree = Any
 #: Takes the params and the inputs, each of them one pytree.
 ApplyFn = Callable[[PyTree, PyTree], PyTree]
 
-# Kinds of arguments are no functions that a page of the reference could show.
+# Kinds of arguments are not functions that a page of the reference could show.
 __all__: list[str] = []

@@ -24,7 +24,7 @@ from pax_export.export.validation.budget import SPARE, Budget
 class ExportRun(Progress):
     """The phases of one export, the place that it is written to, and how it is tested.
 
-    It has one phase less without a test.  With `overwrite`, it replaces what is recognised as
+    It has one phase less without a test.  With `overwrite`, it replaces what is recognized as
     `ours`.  With the path of a private key, what it writes is signed.  What has no report has no
     card.
     """

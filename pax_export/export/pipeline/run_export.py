@@ -140,7 +140,7 @@ def _name_modules(error: PaxError, exporter: FormatExporter, request: Request) -
 def _tested(
     exporter: FormatExporter, contents: Contents, place: Path, run: ExportRun, request: Request
 ) -> dict[str, float]:
-    """Tests what was written; where it differs, weights that are no numbers are the reason."""
+    """Tests what was written; where it differs, weights that are not numbers are the reason."""
     if exporter.runtime and run.calls and not run.separate:
         with run.phase(f"load {exporter.runtime.title}"):
             exporter.load(request)
@@ -273,7 +273,7 @@ def _locate(
     """Adds to an error where jax and the export begin to differ, for results that do."""
     part = exporter.partial()
     if part is None or isinstance(error, GradientMismatchError) or not_finite(contents.stored()):
-        return  # weights that are no numbers are a reason, and no operation is to blame
+        return  # weights that are not numbers are a reason, and no operation is to blame
     model, kinds = with_paths(request.model)
 
     def test(model: Exportable, program: Program, place: Path) -> None:

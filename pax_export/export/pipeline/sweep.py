@@ -92,7 +92,7 @@ def _is_number(dtype: Any) -> bool:
 
 
 def grid(operation: SweptOperation) -> list[np.ndarray]:
-    """Values for each operand: of every size, and what is no number."""
+    """Values for each operand: of every size, and what is not a number."""
     first, *others = operation.operands
     if not others:
         return [_filled(_values(first, 15 if is_inexact(first) else 1))]
@@ -103,7 +103,7 @@ def grid(operation: SweptOperation) -> list[np.ndarray]:
 
 
 def _values(dtype: np.dtype, by: int) -> np.ndarray:
-    """Numbers of a dtype in order, so many for each power of two; then what is no number."""
+    """Numbers of a dtype in order, so many for each power of two; then what is not a number."""
     if not is_inexact(dtype):
         ends = np.iinfo(dtype)
         powers = [

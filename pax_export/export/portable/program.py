@@ -55,7 +55,7 @@ class PortableProgram:
 
     @property
     def inputs(self) -> Sequence[Any]:
-        """The variables that are no weights."""
+        """The variables that are not weights."""
         return self.jaxpr.invars[len(self.weights) :]
 
     def run(self, *inputs: Any) -> list[Any]:

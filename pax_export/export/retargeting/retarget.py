@@ -394,7 +394,7 @@ class Trial:
 
 
 def _signatures(model: Any) -> dict[str, dict[str, RandomInput] | None]:
-    """The inputs of each signature; None where one is no array."""
+    """The inputs of each signature; None where one is not an array."""
     tf = require("tensorflow", "tensorflow", "retarget")
     return {
         key: _inputs(tf, signature.inputs)

@@ -81,7 +81,7 @@ class Exportable:
     methods: tuple[Method, ...]
     hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
     is_module: bool = True  # of this package, which says what a call changes
-    form: ModelForm | None = None  # of a model that is no module of this package
+    form: ModelForm | None = None  # of a model that is not a module of this package
 
     def run(
         self, method: Method, values: list[Any], args: tuple, kwargs: dict
@@ -290,7 +290,7 @@ def with_step(
 
 
 def _held(tree: PyTree) -> Any:
-    """A tree with what is no array hidden; a module keeps that in its static data itself."""
+    """A tree with what is not an array hidden; a module keeps that in its static data itself."""
     return tree if isinstance(tree, Module) else hold_params(tree)
 
 

@@ -1,6 +1,6 @@
 """The accepted forms of models: modules, functions, flax, equinox, haiku.
 
-`form_of` gives the form of a model that is no module of this package: a function, a pair
+`form_of` gives the form of a model that is not a module of this package: a function, a pair
 ``(params, function)``, a model of another library.  These libraries are recognized by their
 objects' attributes, and are never imported here.
 """
@@ -62,7 +62,7 @@ def hold_params(tree: PyTree) -> Any:
 
 
 def _hold_settings(tree: PyTree) -> Any:
-    """Hides what is no array: the numbers in a model are its settings."""
+    """Hides what is not an array: the numbers in a model are its settings."""
     return wrap_static(tree, lambda leaf: not is_array(leaf))
 
 
@@ -101,7 +101,7 @@ class ModelForm:
 
 
 def form_of(model: PyTree) -> ModelForm:
-    """The form of a model that is no module of this package.
+    """The form of a model that is not a module of this package.
 
     Raises:
         InvalidArgumentTypeError: this is no model.

@@ -338,7 +338,7 @@ def bind(inputs: Inputs, given: PyTree, where: str) -> dict[str, Any]:
     It is a tuple of positional arguments, the only argument, or a dict of all by name.
     """
     every, error = inputs.structure(), None
-    # Python values may be said once more, or left out.
+    # Python values may be said again, or left out.
     arguments = {name: tree for name, tree in every.items() if "static" not in tree}
     positional = [name for name in inputs.positional if name in arguments]
     readings = _readings(given, arguments, positional)

@@ -18,7 +18,7 @@ from pax_export._types import PyTree
 
 
 class Static:
-    """A value in the place of a leaf: a node of the tree that has no leaves."""
+    """A value instead of a leaf: a node of the tree that has no leaves."""
 
     def __init__(self, value: PyTree):
         self.value = value

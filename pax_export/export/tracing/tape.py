@@ -1,6 +1,6 @@
 """A traced program as a flat list of operations that can be cut anywhere.
 
-What is called stands in the place of each call of it, with variables of its own.  Loops and
+What is called stands instead of each call of it, with variables of its own.  Loops and
 branches are one operation each.
 """
 

@@ -211,7 +211,7 @@ class _OfSignature:
             yield each
 
     def gradient_steps(self, case: Case) -> Iterator[_CaseCall]:
-        """The call once more, with gradients, where there are some."""
+        """The call again, with gradients, where there are some."""
         gradient, pullback = self._signature.gradient, self._pullback
         if pullback is not None and gradient is not None:
             # XLA needs more for a larger program than in proportion to its size.

@@ -67,7 +67,7 @@ def load(file: PyTree) -> list[dict[str, Any]]:
 
 
 def _each_array(entries: Sequence[Mapping[str, Any]], do: Callable) -> list[dict[str, Any]]:
-    """The entries, with something else in the place of each array; texts stay."""
+    """The entries, with something else instead of each array; texts stay."""
 
     def members(group: PyTree) -> Any:
         return group if isinstance(group, str) else {name: do(x) for name, x in group.items()}
@@ -76,7 +76,7 @@ def _each_array(entries: Sequence[Mapping[str, Any]], do: Callable) -> list[dict
 
 
 def run_each(run: Run, path: str, cases: Cases) -> list[dict[str, Arrays | str]]:
-    """Makes calls, and goes on where one fails: with ``error`` in the place of ``results``."""
+    """Makes calls, and goes on where one fails: with ``error`` instead of ``results``."""
     try:
         return [{"results": each} for each in run(path, cases)]
     except Exception as error:  # of any runtime, for any reason

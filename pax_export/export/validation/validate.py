@@ -134,7 +134,7 @@ def differences(case: Case, got: Arrays | str, factor: float) -> Iterator[ProbeD
     """The outputs that differ from what jax gives, in a call far from the usual ones.
 
     Where the rest of the call is usual, rounding explains as much as in any other, and nothing
-    is said of what is no number in jax.
+    is said of what is not a number in jax.
     """
     probe = case.probe
     for name, expected in case.expected.items():
@@ -307,7 +307,7 @@ def _advised(error: ValidationError, case: Case) -> ValidationError:
     return error
 
 
-#: What to write where an example of the user holds what is no number.
+#: What to write where an example of the user holds what is not a number.
 _FINITE = (
     "an example without NaN and infinity: of these, decompositions of matrices, loops that wait "
     "until something is small, and random draws give one thing in jax and another elsewhere"

@@ -141,7 +141,7 @@ class SpectralNorm:
         return (weight / first[1]).astype(dtype)
 
     def apart(self, weight: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Refused: torch would divide a weight that was changed by its norm once more."""
+        """Refused: torch would divide a weight that was changed by its norm again."""
         raise AdoptionError(
             "A weight with a spectral norm was changed, and has another norm than torch gives it.",
             where=self.main,

@@ -46,7 +46,7 @@ from pax_export.weights.adoption._split_fused import (
 )
 from pax_export.weights.sources import Entry, Source
 
-#: Arrays that are no parameters, in files of torch.
+#: Arrays that are not parameters, in files of torch.
 BOOKKEEPING = ("position_ids",)
 #: Kinds of sources that hold a graph, and all that it computes with.
 _GRAPHS = ("onnx", "tflite")
@@ -99,10 +99,10 @@ class Study:
         wanted: what the module wants.
         kept: paths of leaves that stay as they are.
         ignored: arrays that are left out because the user says so.
-        constants: arrays that are no weights: shapes and exponents of a graph, and what an
+        constants: arrays that are not weights: shapes and exponents of a graph, and what an
             optimizer keeps.
         counters: arrays that count, and are not needed.
-        tied: arrays that are others once more, and are not needed.
+        tied: arrays that are others again, and are not needed.
         possible: hypotheses under which every array has a place.
         impossible: the others.
     """

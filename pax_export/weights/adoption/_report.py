@@ -49,9 +49,9 @@ class AdoptionReport:
         counters: leaves that say whether statistics were gathered, set to 1.
         kept: leaves that stayed as they were, because of ``keep=`` or because no file has them.
         ignored: arrays of the source that were not wanted.
-        constants: arrays that are no weights: shapes and exponents of a graph, and what an
+        constants: arrays that are not weights: shapes and exponents of a graph, and what an
             optimizer keeps.
-        tied: arrays of the source that are others once more, with these.
+        tied: arrays of the source that are others again, with these.
         zeros: leaves that became zeros, because of ``zeros=``.
         tried: how many ways were run to compare them with ``reference=``; 0 without one.
 

@@ -1,7 +1,7 @@
 """GGUF's quantized blocks: integers, scales and minima.
 
 Along the last axis, ``array = integers * scales + minima``, where each scale counts for a
-block of neighbours: 32 of them, or 16 of Q6_K.
+block of neighbors: 32 of them, or 16 of Q6_K.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _q6_k(raw: np.ndarray) -> Unpacked:
     return (low | (high << 4)).astype(np.int8) - np.int8(32), scale * scales, None
 
 
-#: How it is unpacked, neighbours to a scale, whether there are least values, the scales' dtype.
+#: How it is unpacked, neighbors to a scale, whether there are least values, the scales' dtype.
 KEPT = {
     "Q4_0": (_q4_0, 32, False, np.float16),
     "Q4_1": (_q4_1, 32, True, np.float16),

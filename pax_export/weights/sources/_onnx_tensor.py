@@ -80,7 +80,7 @@ class OnnxTensor:
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds texts, which are no weights."""
+        """Whether it holds texts, which are not weights."""
         return self.dtype == _TEXT
 
 

@@ -47,9 +47,9 @@ def open_source(source: object, *, keep_quantised: bool = False) -> Source:
         source: the path of a file or folder; or a mapping of names to arrays, which may be
             nested, or a module.  Which format a file has is seen by what is in it.
         keep_quantised: whether arrays of few bits stay integers, instead of being
-            dequantised when they are read.  An array ``w`` of a GGUF file is then an entry
+            dequantized when they are read.  An array ``w`` of a GGUF file is then an entry
             ``w`` of int8, one ``w.scales`` and perhaps one ``w.minima`` with a number for
-            each block of neighbours along the last axis: ``w * scales + minima``.
+            each block of neighbors along the last axis: ``w * scales + minima``.
 
     Returns:
         The open `Source`, to be used in a ``with`` block.

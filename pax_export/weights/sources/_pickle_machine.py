@@ -223,7 +223,7 @@ class PickleMachine:
             filled(made, state.items() if isinstance(state, dict) else [("state", state)])
         elif isinstance(made, Buildable):
             made.build(state)
-        elif not isinstance(made, dict):  # the attributes of a dict are no weights
+        elif not isinstance(made, dict):  # the attributes of a dict are not weights
             raise ValueError(f"a state for {type(made).__name__} in a pickle")
 
     def _persid(self, argument: Any) -> None:

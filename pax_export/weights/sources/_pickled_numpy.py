@@ -15,7 +15,7 @@ _NUMBERS = "biufc"
 
 
 def known(module: str, name: str) -> Global | None:
-    """What a name stands for; None for all that is no array and no number."""
+    """What a name stands for; None for all that is not an array and no number."""
     full = f"{module}.{name}"
     if full == "_codecs.encode":
         return Global(full, _bytes)

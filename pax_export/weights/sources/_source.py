@@ -59,7 +59,7 @@ class Entry:
         shape: its shape, as in the file.
         dtype: numpy's dtype of what `read` gives; jax's small floats are among them.
         note: what else there is to know, e.g. ``"Q4_1"`` of an array that is kept in
-            four bits and dequantised while it is read; empty otherwise.
+            four bits and dequantized while it is read; empty otherwise.
 
     Example:
         >>> import numpy as np
@@ -151,7 +151,7 @@ class Source:
         where: the path, or what else was given, as text for messages.
         entries: the arrays by their names in the file, in its order.
         metadata: what else the file says, by name: texts and numbers.
-        tied: name -> an earlier name, for the entries that are the same array once more.
+        tied: name -> an earlier name, for the entries that are the same array again.
 
     Example:
         >>> import numpy as np

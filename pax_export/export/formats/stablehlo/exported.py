@@ -197,7 +197,7 @@ def modules(function: Callable, found: Sequence[Exported]) -> tuple[PortableModu
 
 
 def without_jax(exported: Exported) -> tuple[PortableModule, ...]:
-    """A function that somebody else exported, as a module that needs no jax; or nothing."""
+    """A function that another program exported, as a module that needs no jax; or nothing."""
     module = _without_jax(exported.mlir_module_serialized) if exported.nr_devices == 1 else None
     return (PortableModule(module, tuple(exported.module_kept_var_idx)),) if module else ()
 

@@ -319,7 +319,7 @@ def _of_what_it_says(path: Path) -> Iterator[None]:
         yield
     except (PaxError, OSError):
         raise
-    except Exception as error:  # of a report that somebody else made or changed
+    except Exception as error:  # of a report that another program made or changed
         raise ExportPathError(
             "The report of this bundle does not fit its programs.",
             where=str(path),

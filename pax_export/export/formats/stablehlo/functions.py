@@ -71,7 +71,7 @@ class Function:
     def cases(
         self, budget: Budget | None = None, examples: Sequence[Arrays] = ()
     ) -> Iterator[Case]:
-        """Calls with what they must give; the first once more with gradients, if there are any."""
+        """Calls with what they must give; the first again with gradients, if there are any."""
         avals = dict(zip(self.operands, self.exported.in_avals))
         given = {entry.name: avals[INPUT, entry.name] for entry in self.info.inputs}
         structs = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in given.items()}

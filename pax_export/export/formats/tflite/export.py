@@ -45,7 +45,7 @@ from pax_export.export.validation.serve import Run
 _LITERT = "ai_edge_litert.interpreter"
 #: How many bytes of a file a byte of weights is.
 _SIZES = {None: 1.0, "float16": 0.5, "dynamic": 0.25}
-#: How much farther from jax than rounding the numbers of a quantised model are.
+#: How much farther from jax than rounding the numbers of a quantized model are.
 _FACTORS = {None: 1.0, "float16": 50.0, "dynamic": 1000.0}
 
 

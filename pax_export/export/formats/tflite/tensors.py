@@ -121,7 +121,7 @@ def _sizes(tensor: Any) -> list[Any]:
 def broadcast(function: Callable[..., Any], *tensors: Any) -> Any:
     """A function of the elements of tensors that differ in thin dimensions.
 
-    Kernels broadcast few dimensions, so neighbours that are thin in the same tensors are one.
+    Kernels broadcast few dimensions, so neighbors that are thin in the same tensors are one.
     """
     rank = max(tensor.shape.rank for tensor in tensors)
     several = [tensor for tensor in tensors if tensor.shape.rank]

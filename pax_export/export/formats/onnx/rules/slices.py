@@ -100,7 +100,7 @@ def padded(writer: Writer, name: object, pairs: Sequence[Sequence[Any]], value: 
 def spaced(
     writer: Writer, name: object, shape: Sequence[Any], gaps: Sequence[int], value: object
 ) -> Any:
-    """Puts so many elements between those that are neighbours along each axis."""
+    """Puts so many elements between those that are neighbors along each axis."""
     shape = list(shape)
     for axis, gap in enumerate(gaps):
         if not gap:

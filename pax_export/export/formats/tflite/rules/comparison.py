@@ -193,7 +193,7 @@ def shift_right_logical(op: Operation, x: Tensor, y: Tensor) -> Any:
 
     def shift(x: Tensor, bits: object) -> Any:
         shifted = lite.right_shift(x, lite.minimum(bits, 31))
-        # The zeros that come from the left, in the place of the signs.
+        # The zeros that come from the left, instead of the signs.
         fill = moves.gather(constant(_POWERS), lite.subtract(32, bits))
         result = lite.where(lite.less(x, 0), shifted + fill, shifted)
         return lite.where(lite.greater(bits, 31), moves.zeros_like(result), result)
