@@ -16,7 +16,7 @@ HELP = (
 
 
 def make(place: str) -> Any:
-    """Imports the factory ``module:function`` and calls it; an error says if it is not there."""
+    """Imports and calls the factory ``module:function``."""
     module_name, colon, name = place.partition(":")
     if not (module_name and colon and name):
         raise InvalidArgumentError(
@@ -70,7 +70,7 @@ def methods(texts: Iterable[str]) -> dict[str, str]:
 
 
 class InputArguments:
-    """The inputs of a model as they stand on a command line: ``[KEY:][NAME=]SHAPE[:DTYPE]``.
+    """Inputs on the command line: ``[KEY:][NAME=]SHAPE[:DTYPE]``.
 
     Args:
         texts: one for each input.

@@ -71,7 +71,7 @@ def told(command: Command) -> Command:
 
 
 def fail(error: PaxError) -> None:
-    """Prints an error as one line, whatever it holds."""
+    """Prints an error as one line."""
     labels = ("where", "got", "write")
     parts = [f"{label}: {text}" for label in labels if (text := getattr(error, label)) is not None]
     line = error.what + (f" {'; '.join(parts)}" if parts else "")

@@ -59,7 +59,7 @@ def install_as_pax() -> None:
 
 
 def take_over(name: str) -> None:
-    """Puts our module instead of one that is being imported under this name."""
+    """Replaces a module that is being imported under this name by ours."""
     del sys.modules[name]
     install_as_pax()
     importlib.import_module(name)
@@ -81,13 +81,13 @@ def _require_free(name: str) -> None:
 
 
 def _own_name(name: str) -> str:
-    """What a module of PAX or opax is called here."""
+    """The name of PAX's or opax's module in this package."""
     top, dot, rest = name.partition(".")
     return f"{_PACKAGE}.{name}" if top == "opax" else _PACKAGE + dot + rest
 
 
 class _PaxFinder(MetaPathFinder, Loader):
-    """Answers every import of ``pax``, ``opax`` and what is below."""
+    """Import hook for ``pax``, ``opax`` and their submodules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: PyTree = None
@@ -108,7 +108,7 @@ class _PaxFinder(MetaPathFinder, Loader):
         )
 
     def _find_opax(self) -> ModuleSpec:
-        """Where the installed opax lies; `load_opax` asks for it as well."""
+        """The location of the installed opax; also used by `load_opax`."""
         folders = [folder for folder in sys.path if folder != spawned.FOLDER]
         for finder in sys.meta_path:
             if finder is not self:

@@ -36,7 +36,7 @@ _views: dict[str, ModuleType] = {}
 
 
 class _View(ModuleType):
-    """A module of jax with the names that are gone; one that is gone itself has only these."""
+    """A module of jax with the removed names; removed modules have only these."""
 
     def __init__(self, name: str, real: ModuleType | None):
         super().__init__(name, getattr(real, "__doc__", None))
@@ -111,7 +111,7 @@ def _import_as_seen(
 
 
 def _with_all_names(seen: ModuleType) -> ModuleType:
-    """A module whose public names stand in its dict, where ``from ... import *`` looks."""
+    """A module with its public names in its dict, for ``from ... import *``."""
     module = ModuleType(seen.__name__)
     names = [name for name in dir(seen) if not name.startswith("_")]
     vars(module).update({name: getattr(seen, name) for name in names if hasattr(seen, name)})
@@ -155,7 +155,7 @@ class _ProgramFinder:
 
 
 def show_old_jax(folder: str) -> None:
-    """Gives the modules that a program imports from a folder, or PYTHONPATH, the old jax."""
+    """Provides the old jax to modules imported from a folder or PYTHONPATH."""
     others = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     finder: Any = _ProgramFinder([folder, *others])
     sys.meta_path.insert(1, finder)  # behind that of `pax`

@@ -16,7 +16,7 @@ from pax_export._types import PyTree
 
 
 def found(name: str) -> Any:
-    """What a dotted name stands for; modules on the way are imported."""
+    """The object with a dotted name; imports modules on the way."""
     parts = name.split(".")
     value, at = importlib.import_module(parts[0]), 1
     while at < len(parts):
@@ -48,7 +48,7 @@ def renamed(function: str, /, **names: str) -> Callable[..., Any]:
 
 
 def without(function: str, *names: str) -> Callable[..., Any]:
-    """A function of today to which arguments mean nothing that it had once."""
+    """A current function that ignores arguments it once had."""
     now = found(function)
 
     @functools.wraps(now)
@@ -66,7 +66,7 @@ def _one_row_each(devices: Sequence[Any]) -> NamedSharding:
 
 
 def device_put_replicated(x: object, devices: Sequence[Any]) -> Any:
-    """A tree with a new first axis, of which each device holds one row, all of them alike."""
+    """A tree repeated along a new first axis, one row per device."""
     sharding = _one_row_each(devices)
 
     def put(leaf: object) -> jax.Array:
@@ -76,7 +76,7 @@ def device_put_replicated(x: object, devices: Sequence[Any]) -> Any:
 
 
 def device_put_sharded(shards: Sequence[Any], devices: Sequence[Any]) -> Any:
-    """Trees stacked along a new first axis, of which each device holds one row."""
+    """Trees stacked along a new first axis, one row per device."""
     sharding = _one_row_each(devices)
 
     def put(*leaves: object) -> jax.Array:
@@ -86,7 +86,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Any]) -> Any:
 
 
 def xla_computation(function: Callable, static_argnums: PyTree = ()) -> Callable[..., Any]:
-    """Makes a function of arguments that gives the program of a function in XLA's language."""
+    """Returns a function that returns the HLO of a function for its arguments."""
 
     def make(*args: PyTree, **kwargs: PyTree) -> Any:
         lowered = jax.jit(function, static_argnums=static_argnums).lower(*args, **kwargs)
@@ -144,7 +144,7 @@ def polar_unitary(a: object) -> jax.Array:
 
 
 def solve(*args: object, sym_pos: bool = False, **kwargs: object) -> jax.Array:
-    """`jax.scipy.linalg.solve`, where a positive definite matrix was said in another way."""
+    """`jax.scipy.linalg.solve`, with the old option for positive definite matrices."""
     if sym_pos:
         kwargs["assume_a"] = "pos"
     return found("jax.scipy.linalg.solve")(*args, **kwargs)
@@ -239,5 +239,5 @@ def id_tap(tap: Callable, arg: object, *, result: object = None, **options: obje
 def host_call(
     function: Callable, arg: object, *, result_shape: object = None, **options: object
 ) -> Any:
-    """What a function of Python gives for a value of a compiled function."""
+    """Calls a Python function on a value of a compiled function."""
     return found("jax.experimental.io_callback")(function, result_shape, arg)

@@ -14,7 +14,7 @@ from pax_export.compat import _old_functions as old
 
 
 class Old(NamedTuple):
-    """One name that is gone.
+    """One removed name.
 
     Attributes:
         now: the dotted name of what stands there instead, or a function that makes it.

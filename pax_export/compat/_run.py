@@ -117,7 +117,7 @@ def _stop(problem: str, code: int) -> NoReturn:
 
 
 def _set_path(first: list[str]) -> None:
-    """Puts the program's folder where Python put that of the command."""
+    """Puts the program's folder first on `sys.path`, as Python does."""
     if not sys.flags.safe_path:
         sys.path[:1] = first
     # Processes that multiprocessing starts afresh get this path, and so they get us.

@@ -35,7 +35,7 @@ class _Marks:
 
 
 class Capture:
-    """A net whose calls also give what chosen modules in it return; made by `capture`.
+    """A net whose calls also return the outputs of chosen modules; made by `capture`.
 
     It is a function of arrays: it goes under `jax.jit`, `jax.vmap` and `jax.grad`.
 
@@ -66,7 +66,7 @@ class Capture:
     def gradients(
         self, loss: Callable[[Any], Any], *args: object, **kwargs: object
     ) -> dict[str, Any]:
-        """The gradients of a loss with respect to what the modules return.
+        """Returns gradients of a loss with respect to the outputs of modules.
 
         Args:
             loss: a function of the net's output that gives a scalar.
@@ -133,7 +133,7 @@ def _is_data(leaf: object) -> bool:
 
 
 def _value(path: str, tree: PyTree, taken: Mapping[str, Any]) -> Any:
-    """What a module returned; several calls give a tuple."""
+    """The output of a module; a tuple for several calls."""
     flat = [taken.get(f"{path} {number}", [None]) for number in range(tree.num_leaves)]
     calls = [jax.tree_util.tree_unflatten(tree, list(each)) for each in zip(*flat)]
     return calls[0] if len(calls) == 1 else tuple(calls)
@@ -144,7 +144,7 @@ def _has(path: str, taken: Mapping[str, Any]) -> bool:
 
 
 def capture(net: PyTree, paths: object = ...) -> Capture:
-    """Makes a net that also gives what chosen modules in it return.
+    """Makes a net that also returns the outputs of chosen modules.
 
     Args:
         net: a module.

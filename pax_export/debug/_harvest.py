@@ -32,7 +32,7 @@ Values = dict[str, list[Any]]
 
 @dataclass
 class Harvest:
-    """What an evaluation takes out, and what it puts in.
+    """The values that an evaluation extracts and adds.
 
     Attributes:
         taken: by name, the values in the order in which the program makes them.
@@ -72,7 +72,7 @@ class Harvest:
         return value
 
     def _added_within(self, equation: Equation) -> dict[str, list[Any]]:
-        """What is added inside of a loop: the next values of each name."""
+        """Values added inside a loop: the next ones of each name."""
         counts: dict[str, int] = {}
         for name in _names(equation):
             counts[name] = counts.get(name, 0) + 1
@@ -135,7 +135,7 @@ class Harvest:
         return outputs
 
     def _cond(self, equation: Equation, given: list[Any]) -> list[Any]:
-        """The values of the branch that runs; zeros stand for those of the others."""
+        """The values of the branch that runs, and zeros for the other branches."""
         self._refuse_added(equation)
         index, *operands = given
         branches = equation.params["branches"]

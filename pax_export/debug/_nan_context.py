@@ -66,7 +66,7 @@ def _judge(
 
 
 def _of_the_function(explain: Explain) -> Exception | None:
-    """Traced again, with modules that know their paths; None if that leads nowhere."""
+    """Traces the call again with labelled modules; None if that is impossible."""
     call = jitted_call()
     if call is None:
         return None

@@ -27,7 +27,7 @@ def nans(function: Callable[..., Any]) -> Callable[..., Any]: ...
 @overload
 def nans() -> AbstractContextManager[None]: ...
 def nans(function: Callable[..., Any] | None = None) -> Any:
-    """Makes a function that raises where a result is NaN or infinite, and says why.
+    """Wraps a function so that NaN or infinity in its results raises a detailed error.
 
     The error names the first operation, in the forward or the backward pass, that gave
     such a number out of finite ones and that the result depends on: the path of the
@@ -98,12 +98,12 @@ def nans(function: Callable[..., Any] | None = None) -> Any:
 def explained(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Exception:
-    """The error of a call of which a result is not finite."""
+    """The error for a call with a non-finite result."""
     return _error(_FunctionCall(function, args, kwargs))
 
 
 class _FunctionCall:
-    """A call of a function: what of its arguments is data, and what is part of it."""
+    """A call of a function: its data and its static arguments."""
 
     def __init__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -127,7 +127,7 @@ class _FunctionCall:
         return self.function(*args, **kwargs)
 
     def traced(self, label: Labelling) -> Any:
-        """The program of the call, in which each module says where it is."""
+        """The traced call, with labelled modules."""
 
         def run(data: list[Any]) -> list[Any]:
             args, kwargs = _labelled_all(self.arguments(data), label)

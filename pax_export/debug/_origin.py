@@ -41,7 +41,7 @@ class _Producer:
 def operation_error(
     program: TracedProgram, arguments: Sequence[Any], line: str = "", path: str = ""
 ) -> NonFiniteError:
-    """What names the first operation of a traced program that gave what is not finite.
+    """Names the first operation of a traced program with a non-finite result.
 
     ``line`` is the line of an operation of which jax knows none, and ``path`` that of the module
     in which the program is called.
@@ -66,7 +66,7 @@ def operation_error(
 
 
 def argument_error(value: object, where: str) -> NonFiniteError:
-    """What says that nothing was finite from the start."""
+    """The message for inputs that are not finite."""
     return NonFiniteError(
         "An argument is not finite already.",
         where=where,
@@ -110,7 +110,7 @@ def _text(value: object) -> str:
 
 
 def _first(program: TracedProgram, arguments: Sequence[Any], around: str) -> _Producer:
-    """The operation from which what is not finite in the results comes."""
+    """The operation that produced the non-finite values of the results."""
     made: dict[Any, _Producer] = {}  # by variable
 
     def operate(equation: Equation, operands: list[Any]) -> Sequence[Any]:

@@ -18,7 +18,7 @@ _SHOWN = 8
 
 
 def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function that says, whenever jax traces it again, what is new.
+    """Wraps a function so that each retrace prints its reason.
 
     It is told from the arguments, as `jax.jit` tells: their structure, with the static
     data of modules, and the shapes, dtypes and weak types of arrays.  Each call that

@@ -64,7 +64,7 @@ class Table(dict):
 
 
 def statistics(net: PyTree, *inputs: PyTree, paths: object = ..., **kwargs: object) -> Table:
-    """Calls a net, and says what its modules return, in numbers.
+    """Calls a net, and returns statistics of the outputs of its modules.
 
     Args:
         net: a module.

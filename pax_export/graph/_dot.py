@@ -32,7 +32,7 @@ def draw(title: str, program: Program, modules: Sequence[Any]) -> str:
 
 
 def _joins(program: Program, modules: Sequence[Any]) -> dict[int, tuple[int, ...]]:
-    """The steps that only put values side by side: the values go on as edges."""
+    """Steps that only group values, which become edges."""
     return {
         number: step.inputs
         for number, (step, module) in enumerate(zip(program.steps, modules), len(program.inputs))

@@ -146,7 +146,7 @@ class InputNode(Node):
 
 
 class CatNode(Node):
-    """What ``a & b`` gives: the tuple of several values."""
+    """The result of ``a & b``: a tuple of values."""
 
     def __init__(self, parents: tuple[Node, ...]):
         super().__init__(parents, identity, _values(parents))
@@ -157,7 +157,7 @@ class CatNode(Node):
 
 
 class ArgsNode(Node):
-    """What ``a | b`` gives: several arguments."""
+    """The result of ``a | b``: several arguments."""
 
     def __init__(self, parents: tuple[Node, ...]):
         super().__init__(parents, identity, _values(parents))

@@ -37,7 +37,7 @@ def inspected(path: Path) -> Inspection:
 
 @dataclass(frozen=True)
 class _ThirdPartySignature:
-    """A signature of another program's SavedModel; nobody has counted what a call of it costs."""
+    """A signature of a third-party SavedModel, without FLOPs."""
 
     inputs: tuple[ArrayInfo, ...]
     outputs: tuple[ArrayInfo, ...]
@@ -81,7 +81,7 @@ def _is_trained(variable: VariableInfo) -> bool:
 
 
 def _fields(signature: PyTree) -> dict[str, Any]:
-    """What a row says of a call."""
+    """The columns of a row about a call."""
     return {
         "inputs": _texts(signature.inputs),
         "outputs": _texts(signature.outputs),

@@ -18,7 +18,7 @@ from pax_export.export.tracing.spec import resolve
 
 @dataclass
 class ModuleCall:
-    """What a module was called with when it was first called, and how often it was.
+    """The arguments of the first call of a module, and the number of calls.
 
     Attributes:
         arguments: ``(args, kwargs)`` with a `jax.ShapeDtypeStruct` for each array.
@@ -34,7 +34,7 @@ class ModuleCall:
 
 @dataclass
 class Trace:
-    """What is known of a net after a call of it was traced.
+    """The facts about a net from a traced call.
 
     Attributes:
         calls: by path, the modules that were called.

@@ -161,7 +161,7 @@ def _svg(drawing: Drawing) -> str:
 
 
 def _layout(drawing: Drawing) -> tuple[dict[int, Point], dict[tuple[int, int], list[Point]]]:
-    """Where nodes stand, from the top down, and through which points long edges go."""
+    """Positions of nodes from the top down, and points of long edges."""
     sugiyama = require("fast_sugiyama", "drawing", "a drawing")
     spacing = max((_box(node)[0] for node in drawing.nodes), default=0.0) + _GAP / 2
     pairs = [(a, b) for a, b, _ in drawing.edges]
@@ -186,7 +186,7 @@ def _layout(drawing: Drawing) -> tuple[dict[int, Point], dict[tuple[int, int], l
 
 
 def _route(start: int, end: int, hops: Mapping[int, list[int]], known: int) -> list[int]:
-    """The stand-ins on the way of an edge that passes layers."""
+    """Dummy nodes of an edge that crosses layers."""
     for first in hops.get(start, ()):
         way, at = [], first
         while at >= known:
@@ -222,7 +222,7 @@ class _Edge(NamedTuple):
 
     @property
     def middle(self) -> Point:
-        """Where the label stands."""
+        """The position of the label."""
         if len(self.points) > 2:
             return self.points[len(self.points) // 2]
         (x, y), (to_x, to_y) = self.points

@@ -79,7 +79,7 @@ class _FlowReader:
         return sum(1 for _ in self._around(path)) if path else 0
 
     def _around(self, path: str) -> Iterable[str]:
-        """The modules in which one lies."""
+        """The enclosing modules of a module."""
         while path:
             path = path.rpartition(".")[0]
             if path in self.classes:
@@ -95,7 +95,7 @@ class _FlowReader:
     def _read(
         self, program: TracedProgram, given: Sequence[int | None], around: str
     ) -> list[int | None]:
-        """The nodes that the results of a program come from, for those of its operands."""
+        """The source nodes of the results of a program."""
 
         def operate(equation: Equation, operands: list[int | None]) -> Sequence[int | None]:
             path = path_in(equation, around)

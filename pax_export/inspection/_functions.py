@@ -9,7 +9,7 @@ _LONGEST = 60
 
 
 def function_of(module: PyTree) -> str:
-    """Its name, on one line and no longer than a column may be; empty for other layers."""
+    """The name of the function, shortened to one column; empty for other layers."""
     if not isinstance(module, Lambda):
         return ""
     name = " ".join(function_name(module.func).split())

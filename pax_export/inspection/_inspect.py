@@ -46,7 +46,7 @@ from pax_export.inspection._time import time_shares
 def inspect(
     net: Module, *inputs: PyTree, kwargs: Mapping[str, Any] | None = None, measure: bool = False
 ) -> Inspection:
-    """Says what a model, or an export, is: a row for each module and array.
+    """Describes a model or an export: a row for each module and array.
 
     Nothing is computed and no array is made, unless time is measured: the call is traced
     with shapes alone.  So the model may be abstract, as ``jax.eval_shape(constructor)``
@@ -117,7 +117,7 @@ def _leaf(leaf: Exported) -> NetArray:
 
 
 class _Rows:
-    """The rows of a net; what is below a module is summed up once, by the names in paths."""
+    """The rows of a net; modules below each module are summed once, by paths."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class _Rows:
         yield from map(self._array, self.leaves)
 
     def in_order(self, net: Module) -> Iterator[Row]:
-        """Modules before what is below them, in tree order."""
+        """Modules in tree order, parents first."""
         modules, leaves = iter(self.modules), iter(self.leaves)
         arrays = set(map(id, jax.tree_util.tree_leaves(net)))
         order: list[bool] = []

@@ -13,7 +13,7 @@ from pax_export.inspection._row import Count, Row
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a model is: ``print`` shows a table, notebooks show HTML, and it is data.
+    """A description of a model: ``print`` shows a table, notebooks show HTML, and it is data.
 
     Attributes:
         rows: one for each module and array, in tree order, parents first.
@@ -82,7 +82,7 @@ class Inspection:
         return _table.table(self.rows, self.uncounted, depth, arrays)
 
     def to_html(self) -> str:
-        """Returns a page of its own: no script of others, no network."""
+        """Returns a complete HTML page without external resources."""
         return _html.page(self.rows, self.uncounted)
 
     def save_html(self, path: str | Path, *, overwrite: bool = False) -> Path:

@@ -12,7 +12,7 @@ Column = tuple[str, Callable[[Row], str], bool]  # its title, its text, whether 
 
 
 def table(rows: Sequence[Row], uncounted: Sequence[str], depth: int | None, arrays: bool) -> str:
-    """Aligned columns, those that say something of any row, and a line of totals."""
+    """Aligned non-empty columns, and a line of totals."""
     picked = [
         row
         for row in rows
@@ -34,7 +34,7 @@ def table(rows: Sequence[Row], uncounted: Sequence[str], depth: int | None, arra
 
 
 def totals(rows: Sequence[Row], uncounted: Sequence[str]) -> Iterator[str]:
-    """What the whole model is, and what is in no count."""
+    """Totals of the model, and what they exclude."""
     root = rows[0]
     parts = {"trainable": 0, "frozen": 0, "state": 0}
     for row in rows:

@@ -11,7 +11,7 @@ from pax_export.core import Module, elements
 
 
 def contents(optimizer: Module, rules: list[str]) -> dict[str, Any]:
-    """The names of its rules, and its numbers: all are state, whatever moments look like."""
+    """The names of the rules and the counts of an optimizer; all arrays are state."""
     named = f"[{', '.join(rules)}]" if rules else None
     return {"rules": named, "state": sum(map(elements, tree_leaves(optimizer)))}
 

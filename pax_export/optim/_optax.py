@@ -74,7 +74,7 @@ class OptaxOptimizer(StateModule):
         return tree_map(jnp.negative, self._taken(updates))
 
     def remade(self, params: PyTree) -> OptaxOptimizer:
-        """Returns the same optimizer for other parameters, with what it knows of those that stay.
+        """Returns the same optimizer for other parameters, with the state of those that remain.
 
         For a model that changed in the middle of training: another head, other frozen parts.
 

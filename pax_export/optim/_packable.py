@@ -98,7 +98,7 @@ def _obstacle(
 
 
 def _compare(recipe: KeyedTransformation, packing: Packing, plain: object, packed: object) -> None:
-    """Raises unless the programs for plain and for packed parameters are alike."""
+    """Raises unless the programs for plain and packed parameters are equal."""
     numbers: dict[Any, int] = {}
     dtypes = [entry.dtype for entry in packing.entries]
     sides = (
@@ -140,7 +140,7 @@ class _OptimizerReader:
         self.zeros: set[int] = set()
 
     def programs(self, recipe: KeyedTransformation) -> Iterator[tuple[Any, list[Any]]]:
-        """What the optimizer starts with, then its updates and its next state.
+        """The initial state of the optimizer, then its updates and next state.
 
         That is a structure, and for each place in it a formula, or a list of one for
         each parameter where a tree like the parameters stands.
@@ -195,7 +195,7 @@ class _OptimizerReader:
         return formula
 
     def _operate(self, equation: Any, given: list[_Formula]) -> list[_Formula] | None:
-        """The formulas of what an operation gives."""
+        """The formulas of the results of an operation."""
         if called_program(equation) is not None:
             return None
         name, params = equation.primitive.name, equation.params
@@ -224,7 +224,7 @@ class _OptimizerReader:
     def _of_leaf(
         self, name: str, given: list[_Formula], params: Mapping[str, Any], leaves: set
     ) -> _Formula:
-        """What an operation on an array of a parameter gives."""
+        """The result of an operation on an array of a parameter."""
         leaf = min(leaves)
         if len(leaves) > 1:
             raise _Unpackable(f"{name} of several arrays", leaf)

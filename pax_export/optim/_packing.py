@@ -29,7 +29,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the arrays of some parameters lie in one vector for each dtype; static data."""
+    """The offsets of parameters in one vector per dtype; static data."""
 
     entries: tuple[Entry, ...]  # in tree order; in a vector they follow each other
 

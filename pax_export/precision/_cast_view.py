@@ -62,7 +62,7 @@ class CastView:
         set_owner(self.module, None)
 
     def write_back(self) -> None:
-        """Sets on the module what the method changed on its view.
+        """Copies the changes of a method from its view to the module.
 
         That is refused for a container of arrays, changed in place, if the module is
         not open for change.
@@ -89,7 +89,7 @@ class CastView:
             store(self.original, name, value)
 
     def result(self, tree: PyTree) -> Any:
-        """What the caller gets for what the method returned.
+        """Converts the result of a method for the caller.
 
         Arrays have the output dtype.  The view becomes the module itself,
         and a module that was made from it has the module's own arrays.
@@ -105,7 +105,7 @@ class CastView:
         return self._with_originals(leaf) if is_node(leaf) else leaf
 
     def _with_originals(self, tree: PyTree) -> Any:
-        """Exchanges cast arrays, wherever they went, for those they were cast from."""
+        """Replaces cast arrays by the originals."""
         leaves, treedef = tree_flatten(tree)
         if not any(id(leaf) in self._originals for leaf in leaves):
             return tree
@@ -114,7 +114,7 @@ class CastView:
 
 
 def _attributes(module: PyTree) -> dict[str, Any]:
-    """The attributes of a module, without what a cached_property stored beside them."""
+    """The attributes of a module, without cached properties."""
     cls = type(module)
     return {
         name: value
@@ -124,7 +124,7 @@ def _attributes(module: PyTree) -> dict[str, Any]:
 
 
 def _content(value: object) -> tuple[list[Any], Any]:
-    """What a container holds: tells, before and after, whether it was changed in place."""
+    """The contents of a container, to detect in-place changes."""
     if isinstance(value, (Node, EmptyNode)) or is_array(value):
         return [], None
     return tree_flatten(value, is_leaf=stops)

@@ -58,7 +58,7 @@ class StaticLossScale(jmp.StaticLossScale):
 
 
 class DynamicLossScale(jmp.DynamicLossScale):
-    """Scales by the largest power that keeps gradients finite, found as training goes.
+    """Scales by the largest power of the factor that keeps gradients finite, found in training.
 
     Args:
         loss_scale: the first scale: a number, or a floating-point scalar array,

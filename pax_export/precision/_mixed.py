@@ -140,7 +140,7 @@ def remove_policies(module: M) -> M:
 
 
 def _in_float32(policy: jmp.Policy) -> jmp.Policy:
-    """The policy of what is exempt: never less than float32, but the same output."""
+    """The policy of exempt modules: at least float32, with the same output dtype."""
     param, compute = (
         jnp.promote_types(dtype, jnp.float32)
         for dtype in (policy.param_dtype, policy.compute_dtype)
@@ -192,7 +192,7 @@ def _shown(each: object) -> str:
 
 
 def _suggestion(each: object, named: list[tuple[str, Any]]) -> str:
-    """What the net has instead: paths alike, or its classes."""
+    """Suggestions: similar paths, or classes of the net."""
     if isinstance(each, str):
         paths = [path for path, _ in named if path]
         near = near_names(each, paths, 3) or paths[:3]

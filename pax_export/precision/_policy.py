@@ -123,7 +123,7 @@ def policy_of(module: Module) -> jmp.Policy | None:
 
 
 def canonical(policy: object) -> jmp.Policy:
-    """One of all policies that say the same: it finds the derived class."""
+    """Interns equal policies, to find the derived class."""
     dtypes = [getattr(policy, f"{role}_dtype", None) for role in ("param", "compute", "output")]
     try:
         # Not `None in dtypes`: numpy calls np.dtype("float64") and None equal.

@@ -38,7 +38,7 @@ _LONG = 2**31 - 1  # milliseconds
 
 
 class Heartbeat:
-    """One process's part: its own sign of life, and the threads that miss those of others."""
+    """The heartbeat of one process, and the threads that watch the others."""
 
     def __init__(self, client: Any, coordinator: str, count: int, index: int, lost_after: float):
         """Takes the client of jax's coordination service, which is at ``"host:port"``."""
@@ -94,13 +94,13 @@ class Heartbeat:
             pass  # what is reported is `error`
 
     def await_news(self, error: BaseException) -> None:
-        """Waits, where a connection broke, until the threads know why, and end the process."""
+        """After a broken connection, waits until the threads end the process with a reason."""
         traceback.print_exception(error)
         sys.stderr.flush()
         time.sleep(self._lost_after + 5 * _EVERY)
 
     def _tell(self, news: str) -> None:
-        """Sends news to all, unless somebody has been faster."""
+        """Sends a message to all processes, unless one was sent before."""
         try:
             self._client.key_value_set(f"{_NEWS}/0", news)
         except jax.errors.JaxRuntimeError as error:
@@ -114,7 +114,7 @@ class Heartbeat:
             thread.join(_FAREWELL)
 
     def _leave(self) -> None:
-        """Goes so that nobody takes it for a failure: process 0, whom all need, last."""
+        """Leaves without being reported as lost: process 0, which all need, last."""
         if self._index == 0:
             _in_time(self._await_the_others)
         _in_time(jax.distributed.shutdown)
@@ -141,7 +141,7 @@ class Heartbeat:
             self._stop(f"{self._name(int(index))} stopped.", words)
 
     def _call_the_roll(self) -> None:
-        """A thread: sees who no longer answers."""
+        """A thread: detects processes that do not answer."""
         while not self._ended.wait(_EVERY):
             try:
                 alive = self._client.get_live_nodes(list(range(self._count)))
@@ -160,7 +160,7 @@ class Heartbeat:
                 )
 
     def _ask(self) -> None:
-        """A thread: asks process 0 for anything, which no other process can delay."""
+        """A thread: polls process 0, independently of other processes."""
         while not self._ended.wait(_EVERY):
             try:
                 self._read(_NEWS)
@@ -191,7 +191,7 @@ class Heartbeat:
             self._stop(what, reason.splitlines()[0].partition(";")[0], leave=False)
 
     def _stop(self, what: str, got: str, leave: bool = True) -> NoReturn:
-        """Ends this process, whatever its main thread waits for."""
+        """Ends this process, even if its main thread is blocked."""
         self._stopping.acquire()  # never released: one of the threads speaks
         error = ProcessesError(
             what,
@@ -227,7 +227,7 @@ def _in_time(action: Callable[[], object]) -> None:
 
 
 def _hold_aborts() -> None:
-    """Lets other threads go on for some seconds when the process aborts.
+    """Delays an abort by some seconds, so that other threads can finish.
 
     Where process 0 dies, jax's runtime aborts the others at once, with lines of C++
     that do not say what to do.  A handler in Python would run in the main thread

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def init(constructor: Callable[[], T], mesh: Mesh, rules: object = None) -> T:
-    """Builds a module whose arrays lie on a mesh from the first.
+    """Builds a module whose arrays are created on a mesh.
 
     The constructor is traced once and compiled; each device computes its own parts
     of the initial values.  They are those of ``constructor()`` up to float rounding,

@@ -59,7 +59,7 @@ class LeafPath:
 
     @property
     def own_axes(self) -> tuple[int, ...]:
-        """The axes that the innermost module knows: without those of stacked layers."""
+        """The axes of the innermost module, without those of stacked layers."""
         axes = list(range(len(self.shape)))
         for axis in self.stacked:
             if axis is not None and -len(axes) <= axis < len(axes):
@@ -70,7 +70,7 @@ class LeafPath:
 def leaf_paths(
     tree: PyTree, steps: tuple[str, ...] = (), owners: tuple[Owner, ...] = ()
 ) -> list[LeafPath]:
-    """All leaves of a tree, in tree order; it stands below these steps and modules."""
+    """All leaves of a tree, in order, with the given prefix of names and modules."""
     if isinstance(tree, Node):
         owners = (*owners, Owner(tree, len(steps)))
     items, _ = tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree and isinstance(x, Node))
@@ -108,6 +108,6 @@ def _leaf_path(leaf: PyTree, steps: tuple[str, ...], owners: tuple[Owner, ...]) 
 
 
 def _stacked(lifted: PyTree, found: list[LeafPath]) -> list[LeafPath]:
-    """The leaves in a `Vmap` or `Scan`, which know the axis of its layers."""
+    """The leaves in a `Vmap` or `Scan`, with the axis of layers."""
     axes = (dict(lifted.options)["state_axes"] or StateAxes({...: 0})).of(lifted._inner)
     return [replace(leaf, stacked=(axis, *leaf.stacked)) for leaf, axis in zip(found, axes)]

@@ -19,19 +19,19 @@ from pax_export.sharding._spec_errors import require_fit, require_used
 
 @dataclass(frozen=True, eq=False)
 class LeafSharding:
-    """A leaf and how it lies on a mesh."""
+    """A leaf and its sharding."""
 
     leaf: LeafPath
     match: Match | None  # has no rules if the module declares the spec
 
     @property
     def spec(self) -> Spec:
-        """The spec; an empty one, replicated, where nothing is said."""
+        """The spec; empty (replicated) by default."""
         return () if self.match is None else self.match.spec
 
     @property
     def source(self) -> str:
-        """What gave the spec, in words; empty where nothing is said."""
+        """The origin of the spec, for messages; empty by default."""
         if self.match is None:
             return ""
         names = " & ".join(map(str, self.match.rules)) or "with_sharding"
@@ -66,7 +66,7 @@ def _match(leaf: LeafPath, sizes: Sizes, rules: Rules) -> Match | None:
 
 
 def shardings(tree: PyTree, mesh: AnyMesh, rules: object = None) -> Any:
-    """How the leaves of a tree lie on a mesh.
+    """The shardings of the leaves of a tree on a mesh.
 
     Args:
         tree: a module, or a pytree of modules and arrays; abstract ones of

@@ -78,7 +78,7 @@ def _listed(devices: object) -> list[Any]:
 
 
 def _completed(axes: Mapping[str, int], devices: int | None) -> dict[str, int]:
-    """The sizes, with what -1 stands for."""
+    """The sizes, with -1 resolved."""
     for name, size in axes.items():
         if not isinstance(size, int) or isinstance(size, bool):
             raise InvalidArgumentTypeError(

@@ -13,7 +13,7 @@ from pax_export.sharding._rules import Match, Rules, Sizes
 
 
 def following(model: PyTree, rules: object = None) -> Rules:
-    """Rules by which the state of an optimizer lies as the parameters do.
+    """Rules that shard the state of an optimizer like the parameters.
 
     A leaf follows a parameter of its shape whose path its own path ends with: the
     momentum ``state.0.trace.fc.weight`` follows ``fc.weight``.  All other leaves,

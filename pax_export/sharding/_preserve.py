@@ -17,7 +17,7 @@ F = Callable[..., Any]
 
 
 def keep(function: F, *trees: PyTree) -> F:
-    """Gives a function whose results lie as these trees do.
+    """Wraps a function so that its results are sharded like these trees.
 
     The compiler chooses for itself how results of a jitted function lie.  Mostly
     it keeps what the arguments have, but it may split a small array that was

@@ -314,12 +314,12 @@ def adapter(leaf: LeafPath) -> Layout | None:
 
 
 def whole(leaf: LeafPath) -> Layout | None:
-    """What is too small to be split."""
+    """Describes leaves that are too small to be split."""
     return Layout() if isinstance(leaf.module, _WHOLE) else None
 
 
 def layout_of(leaf: LeafPath) -> Layout | None:
-    """The layout of the first kind of layer that knows a leaf."""
+    """The layout of the first layer class that matches a leaf."""
     kinds = (
         adapter,
         attention,

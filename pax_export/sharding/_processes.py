@@ -121,7 +121,7 @@ def _join(
     start_within: float,
     lost_after: float,
 ) -> Heartbeat | None:
-    """Begins, together with the others; None where jax lets nobody hear of them."""
+    """Starts the heartbeat with the other processes; None if jax does not support it."""
     if devices_are_known() or jax.distributed.is_initialized():
         raise _late()
     if coordinator is not None and count is not None and index is not None:
@@ -167,7 +167,7 @@ def _left_to_jax() -> Iterator[None]:
 
 
 def _is_broken_connection(error: BaseException | None) -> bool:
-    """True for what a collective raises, if it does not hang, when a peer is gone."""
+    """True for the errors that a collective raises when a peer is lost."""
     while error is not None:
         if any(word in str(error) for word in _OF_COLLECTIVES):
             return True

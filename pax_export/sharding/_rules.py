@@ -23,7 +23,7 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Match:
-    """What rules say of a leaf."""
+    """The result of rules for one leaf."""
 
     spec: Spec
     rules: tuple[Rules, ...]  # that gave it
@@ -31,7 +31,7 @@ class Match:
 
 
 class Rules:
-    """Says for the leaves of a module how they lie on a mesh.
+    """Maps the leaves of a module to partition specs.
 
     The functions of this room that take rules take a mapping as well, from
     paths and classes to specs; ``Rules.of(mapping)`` is this as an object, which
@@ -49,7 +49,7 @@ class Rules:
 
     @staticmethod
     def of(rules: object) -> Rules:
-        """The rules that a mapping stands for.
+        """Converts a mapping to rules.
 
         Args:
             rules: a mapping, rules, or None for no rules.  Its keys are
@@ -81,11 +81,11 @@ class Rules:
         return Either(tuple([rule for pair in rules.items() for rule in _rules_of(*pair)]))
 
     def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
-        """What this says of a leaf that has the spec `taken` already; None in it is free."""
+        """The spec for a leaf with the spec `taken`; None in `taken` is free."""
         raise NotImplementedError
 
     def parts(self) -> Iterator[Rules]:
-        """The rules of which this is made."""
+        """The parts of a combined rule."""
         yield self
 
     def bound(self, sizes: Sizes) -> Rules:
@@ -182,7 +182,7 @@ class PathRule(Rules):
 
 @dataclass(frozen=True)
 class ChosenRule(Rules):
-    """A spec for the leaves that are, or lie in, what was selected."""
+    """A spec for selected leaves and the leaves in selected modules."""
 
     places: Chosen
     spec: Spec
@@ -244,7 +244,7 @@ def _rules_of(key: object, value: object) -> list[Rules]:
 
 
 def as_spec(value: object, where: str) -> Spec:
-    """What a user gave as a partition spec, or an InvalidArgumentTypeError."""
+    """Converts a user's value to a partition spec, or raises an InvalidArgumentTypeError."""
     if value is None:
         return ()
     if isinstance(value, (tuple, PartitionSpec)) and all(map(_is_entry, value)):
@@ -274,7 +274,7 @@ def merged(taken: Sequence[Any], spec: Sequence[Any]) -> Spec:
 
 
 def on_own_axes(leaf: LeafPath, spec: Spec) -> Spec:
-    """A spec for the axes that a module knows, as one for all axes of the array."""
+    """Extends a spec for the axes of a module to all axes of the array."""
     if not any(axis is not None for axis in leaf.stacked) or len(spec) > len(leaf.own_axes):
         return spec
     entries: list[Any] = [None] * len(leaf.shape)

@@ -205,6 +205,6 @@ def _split(leaf: object, sharding: NamedSharding) -> jax.Array:
 
 
 def _canonical(leaf: object) -> np.ndarray:
-    """A value in numpy, of the dtype that jax would give it."""
+    """Converts a value to numpy with jax's dtype."""
     value = np.asarray(leaf)
     return value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)

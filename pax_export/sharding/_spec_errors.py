@@ -14,7 +14,7 @@ from pax_export.sharding._rules import ClassRule, Match, PathRule, Rules, Sizes
 
 
 def require_fit(leaf: LeafPath, spec: Spec, source: str, sizes: Sizes) -> None:
-    """Raises unless a spec, given by the source, can be that of a leaf on a mesh."""
+    """Raises unless a spec is valid for a leaf on a mesh."""
     given = f"{spec_text(spec)} of {source} for shape {leaf.shape}"
     if len(spec) > len(leaf.shape):
         raise ShardingError(

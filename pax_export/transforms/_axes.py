@@ -121,7 +121,7 @@ def _axis(value: PyTree) -> int | None:
 
 
 def is_axis(prefix: object) -> bool:
-    """True for what stands for a whole subtree: an axis, None or a `StateAxes`."""
+    """True for a prefix of a subtree: an axis, None or a `StateAxes`."""
     if prefix is None or isinstance(prefix, StateAxes):
         return True
     return isinstance(prefix, int) and not isinstance(prefix, bool)
@@ -306,7 +306,7 @@ def argument_name(path: tuple) -> str:
 
 
 def mapped_size(slots: list[Slot], given: object, option: str, transform: str) -> Any:
-    """How often the function is called: the common length of what is mapped.
+    """The number of calls: the common length of the mapped axes.
 
     ``given`` is what the user said, if anything, by the ``option`` of the ``transform``.
     """

@@ -62,7 +62,7 @@ def fold(tree: PyTree) -> Any:
 
 
 def unfold(tree: PyTree) -> Any:
-    """A tree with every folded module a module, which is made when somebody looks at it."""
+    """Unfolds every module of a tree, lazily."""
     if type(tree) is Folded:
         return folded(tree.pair)
     if type(tree) is tuple:
@@ -79,7 +79,7 @@ def _is_folded(value: object) -> bool:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _ModuleSlot:
-    """Stands for a module that was taken out of a tree."""
+    """Placeholder for a module that was taken out of a tree."""
 
 
 def take_out(tree: PyTree) -> tuple[Any, tuple[Folded, ...]]:

@@ -207,7 +207,7 @@ def _loss_and_aux(value: object) -> tuple[Any, Any]:
 
 
 def _require_number(loss: PyTree, write: str) -> None:
-    """Refuses a loss that is not a number before jax does, which knows no modules and no aux."""
+    """Raises if the loss is not a scalar, with a message that covers modules and aux."""
     is_array = hasattr(loss, "dtype") and hasattr(loss, "shape")
     if isinstance(loss, (int, float, complex)) or (is_array and loss.shape == ()):
         return

@@ -158,7 +158,7 @@ class Jitted:
         return jitted.trace(*folded, **keywords)
 
     def eval_shape(self, *args: object, **kwargs: object) -> Any:
-        """What a call would return, with shapes and dtypes in place of arrays."""
+        """The result of a call with shapes and dtypes in place of arrays."""
         jitted, folded, keywords = self._arguments(args, kwargs)
         return unfold(jitted.eval_shape(*folded, **keywords)[0])
 

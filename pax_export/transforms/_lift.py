@@ -69,7 +69,7 @@ def roots_of(tree: PyTree) -> list[Any]:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class WrittenBack:
-    """Stands, in a result, for an argument module that was open where the call stands."""
+    """Placeholder, in a result, for an argument module that is open at the call."""
 
     number: int
 
@@ -79,7 +79,7 @@ Origins = tuple[tuple[int | None, ...], ...]
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a function left, while jax traces it."""
+    """The traced results of a function."""
 
     head: Any  # what the transform took out of the returned value, if anything
     copies: list[Any]  # the argument modules, after the call
@@ -92,7 +92,7 @@ class Result:
 
 
 class Strict:
-    """A function under which only those modules are open that are open where the call stands."""
+    """Wraps a function so that only modules open at the call are open in it."""
 
     def __init__(self, function: Callable):
         self.function = function
@@ -102,14 +102,14 @@ class Strict:
 
 
 def as_pair(value: object, message: str, write: str) -> tuple[Any, Any]:
-    """What a function returned, if it is a pair."""
+    """The result of a function as a pair; raises if it is not one."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise InvalidArgumentTypeError(message, got=described(value), write=write)
     return value[0], value[1]
 
 
 def described(value: object) -> str:
-    """What a function returned, for messages; that it is traced is jax's business."""
+    """Describes a result for messages, without mentioning tracers."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{describe_array(value)} alone"
     count = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""

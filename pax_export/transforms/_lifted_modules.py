@@ -43,7 +43,7 @@ def _takes_options_of(
     kind: PyTree = inspect.Parameter.KEYWORD_ONLY,
     **defaults: PyTree,
 ) -> Callable[[Any], Callable[Concatenate[Any, Callable[..., Any], P], None]]:
-    """Gives a constructor the options of a transform, some with other defaults.
+    """Adds the options of a transform to a constructor, some with other defaults.
 
     Type checkers read them off the transform by ``P``; Python, and what shows help,
     from the signature that is made here.
@@ -68,7 +68,7 @@ def _arguments(doc: str) -> tuple[str, dict[str, str]]:
 
 
 def _with_options(doc: str, transform: Callable[..., Any]) -> str:
-    """A docstring with what that of a transform says of options, unless it does itself."""
+    """Adds a transform's documentation of its options to a docstring that has none."""
     doc = inspect.cleandoc(doc)
     lines, own = _arguments(doc)
     of_transform = _arguments(inspect.getdoc(transform) or "")[1]
@@ -107,7 +107,7 @@ class Constructor:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _ModuleArgument:
-    """Stands for a module among the arguments of a constructor."""
+    """Placeholder for a module among the arguments of a constructor."""
 
 
 def _without_modules(arguments: Sequence[Any]) -> tuple[Any, tuple]:
@@ -150,7 +150,7 @@ class Lifted(Module):
     if not TYPE_CHECKING:  # a type checker reads `__init__` instead
 
         def __new__(cls, *args: object, **kwargs: object) -> Any:
-            """Gives a constructor with checked options."""
+            """Wraps a constructor so that options are checked."""
             bound = cls.__signature__.bind(*args, **kwargs)
             bound.apply_defaults()
             options = dict(bound.arguments)
@@ -209,7 +209,7 @@ class Lifted(Module):
 
     @classmethod
     def _build(cls, make: Callable[..., Any], modules: tuple, options: dict[str, Any]) -> Any:
-        """The inner module, made with these modules; as many as there are to be, stacked."""
+        """The inner module, stacked as often as required."""
         names = ("axis_name", "state_axes", "split_rngs", "transform_metadata")
         given = {name: options[name] for name in names if name in options}
         shared = (StateAxes({}),) * len(modules)  # the axes are those of what is made
@@ -225,7 +225,7 @@ class Lifted(Module):
 
 
 class Methods:
-    """Gives the methods of the inner module of a lifted one, under its transform."""
+    """Adds the methods of the inner module to a lifted one, under its transform."""
 
     def __init__(self, lifted: Lifted):
         self._lifted = lifted

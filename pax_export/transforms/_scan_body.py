@@ -57,11 +57,11 @@ class ScanBody:
         self.threaded = [slot for slot in others if slot.root is not None and slot.axis is None]
 
     def slices(self) -> Leaves:
-        """What the loop slices, steps first."""
+        """The sliced inputs, with the axis of steps first."""
         return {s.number: jnp.moveaxis(jnp.asarray(s.value), s.axis or 0, 0) for s in self.sliced}
 
     def start(self) -> tuple[Leaves, Leaves]:
-        """What the first step gets from none before."""
+        """The initial carry."""
         leaves = self.inputs.call.leaves
         carry = {number: _as_array(leaves[number]) for number in self.carried}
         return carry, {slot.number: _as_array(slot.value) for slot in self.threaded}
@@ -92,7 +92,7 @@ class ScanBody:
         return (dict(zip(carry, map(_as_array, after))), self._state_after(result)), ys
 
     def _take(self, value: object) -> tuple[Any, Any]:
-        """The carry, and the rest of what the function returned."""
+        """The carry and the other results of the function."""
         if not self.scan_output:
             return value, None
         return as_pair(

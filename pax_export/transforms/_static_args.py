@@ -10,7 +10,7 @@ from pax_export._types import PyTree
 
 
 class Held:
-    """A static argument: for jax a leaf, whatever it is."""
+    """A static argument, wrapped as a leaf."""
 
     __slots__ = ("value",)
 
@@ -19,7 +19,7 @@ class Held:
 
 
 def wrap_static(args: Sequence[Any], places: Iterable[int]) -> list[Any]:
-    """The arguments with the static ones held."""
+    """Wraps the static arguments."""
     held = list(args)
     for place in places:
         if -len(held) <= place < len(held):
@@ -28,7 +28,7 @@ def wrap_static(args: Sequence[Any], places: Iterable[int]) -> list[Any]:
 
 
 def unwrap_static(args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments with the held ones as what they are."""
+    """Unwraps the static arguments."""
     released = {k: x.value if type(x) is Held else x for k, x in kwargs.items()}
     return [x.value if type(x) is Held else x for x in args], released
 
@@ -62,7 +62,7 @@ class StaticArgs:
 
 
 def signature_of(fun: Callable) -> inspect.Signature | None:
-    """That of a function, if Python knows one."""
+    """The signature of a function, or None."""
     try:
         return inspect.signature(fun)
     except (TypeError, ValueError):

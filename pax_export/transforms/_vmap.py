@@ -124,14 +124,14 @@ class _Run:
         self.keys = {number: pair[1] for number, pair in pairs.items()}
 
     def of_all(self, one_call: Callable[..., Any], out_axes: object) -> Any:
-        """What jax makes of a function of one call, for all of them."""
+        """Maps a function of one call over all of them."""
         of_all = jax.vmap(one_call, (self.axes, 0, 0), out_axes, **self.names)
         return of_all(self.mapped, self.keys, jnp.arange(self.size))
 
     def one_call(
         self, mapped: dict[int, Any], keys: dict[int, Any], index: object
     ) -> tuple[dict[int, Any], dict[str, Any]]:
-        """What jax maps: gives what is stacked, and what must be the same in all calls."""
+        """The function that jax maps: returns stacked results and unmapped ones."""
         with self.options.split.folded(index):
             self.result = result = self.inputs.call.inside(mapped | keys)
         targets = targets_of(result, self.inputs, self.options)
@@ -151,7 +151,7 @@ class _Run:
         return stacked, shared
 
     def _comes_back(self, number: int, target: Target) -> bool:
-        """Whether a leaf that nobody touched is, in the result, what the caller gave."""
+        """Whether an unchanged leaf of the result is the caller's object."""
         return target.in_module and self.inputs.slots[number].axis == target.axis
 
     def explained(self, error: ValueError) -> Exception | None:
@@ -193,7 +193,7 @@ class _Run:
 
 
 def _unstacked(target: Target) -> Target:
-    """A key that each call had its own part of goes back as it came: as one."""
+    """Restores a key that was split between the calls."""
     source = target.source
     return replace(target, axis=None) if source is not None and source.split else target
 
