@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -180,3 +181,29 @@ def test_a_pickle_loads_the_rooms_that_it_needs(tmp_path):
     (tmp_path / "layer").write_bytes(pickle.dumps(layer))
     program = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).eval())"
     assert process(program, str(tmp_path / "layer")) == str(layer.eval()).split()
+
+
+#: Class names with two meanings: public ones, and those in pickles.
+SHARED = {"Entry", "Input", "Method", "Node", "Program", "Row", "Table"}
+
+
+def definitions(*kinds):
+    """The nodes of these kinds in the package."""
+    for path in (ROOT / "pax_export").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, kinds):
+                yield node
+
+
+def test_a_class_name_has_one_meaning():
+    names = Counter(node.name.lstrip("_") for node in definitions(ast.ClassDef))
+    assert {name for name, count in names.items() if count > 1} <= SHARED
+
+
+def test_share_of_one_word_function_names():
+    """Names of functions and methods are a verb and its object, or a noun of the field."""
+    names = [
+        node.name.strip("_") for node in definitions(ast.FunctionDef, ast.AsyncFunctionDef)
+        if not node.name.startswith("__")
+    ]  # fmt: skip
+    assert sum("_" not in name for name in names) / len(names) < 0.63

@@ -41,7 +41,7 @@ def call_with_constants(
     jaxpr = getattr(program, "jaxpr", program)
     constants = [replaced.get(id(value), value) for value in getattr(program, "consts", ())]
     if count is not None:
-        jaxpr, _ = _reduced(program, count, instantiate=True)
+        jaxpr, _ = _prune_program(program, count, instantiate=True)
 
     def holds(equation: Any) -> bool:
         inside = (value for inner in inner_programs(equation) for value in jaxpr_constants(inner))
@@ -152,7 +152,7 @@ _OPENED = {
 _REDUCE = "jax.interpreters.partial_eval.dce_jaxpr_consts"
 
 
-def _reduced(program: Any, count: int, instantiate: bool) -> tuple[Any, list[bool]]:
+def _prune_program(program: Any, count: int, instantiate: bool) -> tuple[Any, list[bool]]:
     """The part of a program that its first results need, and which arguments that reads."""
     reduce = private(_REDUCE)
     if reduce is None:
@@ -178,10 +178,10 @@ def _swept(jaxpr: Any, count: int) -> tuple[Any, list[bool]]:
 
 def needed_part(program: Any, count: int | None = None) -> Any:
     """The jaxpr of a traced program without what none of its first so many results needs."""
-    return _reduced(program, count or len(program.jaxpr.outvars), instantiate=True)[0]
+    return _prune_program(program, count or len(program.jaxpr.outvars), instantiate=True)[0]
 
 
 def read_arguments(program: Any, count: int) -> frozenset[int]:
     """The flat arguments on which the first so many results of a traced program depend."""
-    _, read = _reduced(program, count, instantiate=False)
+    _, read = _prune_program(program, count, instantiate=False)
     return frozenset(index for index, is_read in enumerate(read) if is_read)

@@ -44,7 +44,7 @@ def watched(heard: Heard) -> Iterator[None]:
         """Computes as jax does, and tells."""
 
         def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
-            params = _kept(params)
+            params = _without_donation(params)
             found = plain.process_primitive(primitive, args, params)
             with entered(plain):
                 heard(primitive, params, args, found if primitive.multiple_results else [found])
@@ -63,7 +63,7 @@ def _hide(*files: str) -> None:
         source_info_util.register_exclusion(file)
 
 
-def _kept(params: dict[str, Any]) -> dict[str, Any]:
+def _without_donation(params: dict[str, Any]) -> dict[str, Any]:
     """Without donation: what went in is looked at if what comes out is wrong."""
     if not any(params.get("donated_invars", ())):
         return params

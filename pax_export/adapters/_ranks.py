@@ -51,7 +51,10 @@ def pad_ranks(net: M) -> M:
     def with_padded(path: str) -> Any:
         def padded(layer: Any) -> Any:
             now = layers.adapters_of(layer)
-            new = {name: _padded(each, largest[_pattern(path), name]) for name, each in now.items()}
+            new = {
+                name: _pad_adapter(each, largest[_pattern(path), name])
+                for name, each in now.items()
+            }
             return layers.with_adapters(layer, new)
 
         return padded
@@ -63,7 +66,7 @@ def _pattern(path: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
 
 
-def _padded(adapter: LoRA, like: LoRA) -> LoRA:
+def _pad_adapter(adapter: LoRA, like: LoRA) -> LoRA:
     """Pads an adapter to the rank and scale of another one, with the same output."""
     missing = like.rank - adapter.rank
     if not missing and adapter.scale == like.scale:

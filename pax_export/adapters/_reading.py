@@ -82,7 +82,7 @@ class Reading:
             self._check(path, found)
 
     def _take_adapter(self, stem: str, array: np.ndarray) -> bool:
-        own, suffix = _split(stem)
+        own, suffix = _split_name(stem)
         path = self._paths.get(own)
         if path is None or not kinds.is_adaptable(self._modules[path]):
             return False
@@ -145,7 +145,7 @@ class Reading:
 
     def _suggestion(self) -> str:
         for name in self._unexpected:
-            own, suffix = _split(name.removeprefix(f"{peft.PREFIX}."))
+            own, suffix = _split_name(name.removeprefix(f"{peft.PREFIX}."))
             near = near_names(own, [path for path in self._paths if path])
             if suffix and near and own not in self._paths:
                 return f"the net that they were trained for, or rename={{{near[0]!r}: {own!r}}}"
@@ -162,7 +162,7 @@ class Reading:
         return tree_unflatten(treedef, new)
 
 
-def _split(stem: str) -> tuple[str, str]:
+def _split_name(stem: str) -> tuple[str, str]:
     """Splits the name of an adapter array into layer path and suffix."""
     for suffix in peft.SUFFIXES:
         if stem == suffix or stem.endswith(f".{suffix}"):

@@ -136,7 +136,7 @@ def _call(options: argparse.Namespace) -> int:
     methods = _factory.methods(options.method)
     given = _factory.InputArguments(options.input, methods)
     write = imported(targets[options.target].export)  # with jax.export, which others do not need
-    chosen = _given(options, write, targets)
+    chosen = _target_options(options, write, targets)
     model = _factory.make(options.factory)
     if options.bits:
         from pax_export.quantization import quantize
@@ -171,7 +171,7 @@ def _drawing(model: object, given: _factory.InputArguments) -> Any:
     return inspection.draw(model, *given.inputs, kwargs=given.kwargs)
 
 
-def _given(
+def _target_options(
     options: argparse.Namespace, write: Any, targets: Mapping[str, Format]
 ) -> dict[str, Any]:
     """The options that were given; each must be one of the target's."""

@@ -100,7 +100,7 @@ from pax_export.core.selections import (
     All,
     AnyOf,
     Chosen,
-    Leaf,
+    FilteredLeaf,
     Not,
     Param,
     PathContains,

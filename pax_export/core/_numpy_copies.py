@@ -59,7 +59,7 @@ def give_back(modules: Iterable[Node], copies: Copies) -> None:
         return
     for module in modules:
         attributes = attributes_of(module)
-        changes = {name: _put(value, same) for name, value in attributes.items()}
+        changes = {name: _replace_arrays(value, same) for name, value in attributes.items()}
         changes = {n: value for n, value in changes.items() if value is not attributes[n]}
         if changes:
             attributes.update(changes)
@@ -78,18 +78,18 @@ def _bytes_of(array: np.ndarray) -> memoryview:
     return array.ravel(order="K").view(np.uint8).data
 
 
-def _put(value: PyTree, same: dict[int, np.ndarray]) -> Any:
+def _replace_arrays(value: PyTree, same: dict[int, np.ndarray]) -> Any:
     """The value with the arrays in it exchanged; lists and dicts stay the objects they are."""
     kind = type(value)
     if isinstance(value, np.ndarray):
         return same.get(id(value), value)
     if kind is list:
-        value[:] = [_put(x, same) for x in value]
+        value[:] = [_replace_arrays(x, same) for x in value]
     elif kind in DICTS:
         for key in value:
-            value[key] = _put(value[key], same)
+            value[key] = _replace_arrays(value[key], same)
     elif isinstance(value, tuple):
-        parts = [_put(x, same) for x in value]
+        parts = [_replace_arrays(x, same) for x in value]
         if any(new is not old for new, old in zip(parts, value)):
             return tuple.__new__(kind, parts)
     return value

@@ -156,7 +156,7 @@ def _load(own: object, given: object, path: str, loading: _Loading) -> Any:
     if isinstance(own, EmptyNode) or isinstance(given, EmptyNode):
         return given if isinstance(own, EmptyNode) else own
     if jax.tree_util.all_leaves([own]):
-        return _checked(own, given, path, loading)
+        return _check_array(own, given, path, loading)
     return _load_container(own, given, path, loading)
 
 
@@ -177,7 +177,7 @@ def _load_container(own: object, given: object, path: str, loading: _Loading) ->
     return jax.tree_util.tree_unflatten(treedef, values)
 
 
-def _checked(own: PyTree, given: PyTree, path: str, loading: _Loading) -> Any:
+def _check_array(own: PyTree, given: PyTree, path: str, loading: _Loading) -> Any:
     """An array of the weights, if it fits the place."""
     if not is_array(given):
         raise InvalidArgumentTypeError(

@@ -24,7 +24,7 @@ _MODEL = "onnx/model.onnx"
 _KINDS = {"gemma3": "gemma3_text", "gpt2": "llama"}
 
 
-def _read(
+def _read_logits(
     lm: Decoder,
     input_ids: Array,
     attention_mask: Array,
@@ -75,7 +75,7 @@ def _write(job: Job, place: Path) -> Report:
         )
         report = exporters.to_onnx(
             lm, place / _MODEL, {"serving_default": inputs},
-            methods={"serving_default": _read}, validate=False, card=False, outputs="model",
+            methods={"serving_default": _read_logits}, validate=False, card=False, outputs="model",
         )  # fmt: skip
     embedded.take(place / _MODEL)
     files = {

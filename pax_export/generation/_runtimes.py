@@ -161,7 +161,7 @@ def exported(
         )
     job = _job(runtime, lm, tokenizer, max_length, where)
     runtime.check(job)
-    asked = _asked(job, prompts)
+    asked = _test_prompts(job, prompts)
     validate = _is_tested(runtime, validate, path)
     path = directory.place(path)
     writing: Any = single_file if runtime.is_file else directory
@@ -330,7 +330,7 @@ def _ours(runtime: Runtime) -> overwrite_guard.Recognize:
 # --- the proof --------------------------------------------------------------------------------
 
 
-def _asked(job: Job, given: PyTree) -> list[list[int]]:
+def _test_prompts(job: Job, given: PyTree) -> list[list[int]]:
     """The prompts, as ids: of several lengths, and one longer than a window."""
     if given is not None:
         texts = [given] if isinstance(given, str) else list(given)

@@ -17,7 +17,7 @@ from pax_export.nn import BatchNorm2D, Conv2D, Linear, integer, max_pool, zeros
 _FORMAT = "NCHW"
 
 
-class Step(NamedTuple):
+class ConvStep(NamedTuple):
     """One convolution of a block."""
 
     kernel: int
@@ -25,16 +25,16 @@ class Step(NamedTuple):
     stride: int
 
 
-def _basic(channels: int, stride: int) -> list[Step]:
-    return [Step(3, channels, stride), Step(3, channels, 1)]
+def _basic(channels: int, stride: int) -> list[ConvStep]:
+    return [ConvStep(3, channels, stride), ConvStep(3, channels, 1)]
 
 
-def _bottleneck(channels: int, stride: int) -> list[Step]:
+def _bottleneck(channels: int, stride: int) -> list[ConvStep]:
     inner = channels // 4
-    return [Step(1, inner, 1), Step(3, inner, stride), Step(1, channels, 1)]
+    return [ConvStep(1, inner, 1), ConvStep(3, inner, stride), ConvStep(1, channels, 1)]
 
 
-def _conv(in_channels: int, step: Step, name: str) -> Conv2D:
+def _conv(in_channels: int, step: ConvStep, name: str) -> Conv2D:
     pad = step.kernel // 2
     return Conv2D(
         in_channels, step.channels, step.kernel, step.stride,
@@ -53,13 +53,13 @@ class ResnetBlock(Module):
     (``proj_batchnorm``) before it is added, as it must where the shape changes.
     """
 
-    def __init__(self, in_channels: int, steps: list[Step], use_projection: bool):
+    def __init__(self, in_channels: int, steps: list[ConvStep], use_projection: bool):
         super().__init__()
         self.use_projection = use_projection
         if use_projection:
             channels = steps[-1].channels
             stride = math.prod([step.stride for step in steps])
-            self.proj_conv = _conv(in_channels, Step(1, channels, stride), "proj_conv")
+            self.proj_conv = _conv(in_channels, ConvStep(1, channels, stride), "proj_conv")
             self.proj_batchnorm = _norm(channels, "proj_bn")
         layers = []
         for number, step in enumerate(steps, start=1):

@@ -170,7 +170,9 @@ def parameters_of(tree: PyTree) -> Any:
 def _subtract(params: PyTree, updates: PyTree) -> Any:
     assert_structure_equal(params, updates)
     return tree_map_with_path(
-        lambda path, p, u: _alike(path, p, (p - u).astype(jnp.result_type(p))), params, updates
+        lambda path, p, u: _check_replacement(path, p, (p - u).astype(jnp.result_type(p))),
+        params,
+        updates,
     )
 
 
@@ -179,13 +181,13 @@ def _choose(condition: Array, new: object, old: object) -> Any:
     assert_structure_equal(new, old)
 
     def choose(path: tuple, a: object, b: object) -> Any:
-        a = _alike(path, b, a)
+        a = _check_replacement(path, b, a)
         return jax.lax.select(jnp.asarray(condition), jnp.asarray(a), jnp.asarray(b))
 
     return tree_map_with_path(choose, new, old)
 
 
-def _alike(path: tuple, before: PyTree, after: PyTree) -> Any:
+def _check_replacement(path: tuple, before: PyTree, after: PyTree) -> Any:
     """An array that takes the place of another."""
     same_shape = jnp.shape(before) == jnp.shape(after)
     if not same_shape or jnp.result_type(before) != jnp.result_type(after):

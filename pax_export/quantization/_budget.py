@@ -15,7 +15,7 @@ from pax_export.quantization._places import QuantizableArray
 Loss = Callable[[Any], float]
 
 
-class Chosen(NamedTuple):
+class ChosenBits(NamedTuple):
     """The bits of weights by their names, and what the net loses with each alone in 4 bits."""
 
     bits: Mapping[str, int]
@@ -28,7 +28,7 @@ def choose(
     rounded: Callable[[QuantizableArray, int], Any],
     loss: Loss,
     budget: float,
-) -> Chosen:
+) -> ChosenBits:
     """As many weights with 4 bits as keep the loss within a budget; the others have 8.
 
     Args:
@@ -72,4 +72,4 @@ def choose(
         middle = (few + many) // 2
         fits = lost({**every, **dict.fromkeys(order[:middle], 4)}) <= budget
         few, many = (middle, many) if fits else (few, middle)
-    return Chosen({**every, **dict.fromkeys(order[:few], 4)}, sensitivity)
+    return ChosenBits({**every, **dict.fromkeys(order[:few], 4)}, sensitivity)

@@ -17,7 +17,7 @@ from pax_export._quantized import GROUP, ArrayLike, Form, QuantizedArray
 from pax_export.adapters import changed, chosen
 from pax_export.core import Module, Selection, is_array
 from pax_export.quantization import _compare as compare
-from pax_export.quantization._budget import Chosen, choose
+from pax_export.quantization._budget import ChosenBits, choose
 from pax_export.quantization._places import (
     QuantizableArray,
     other_arrays,
@@ -127,7 +127,7 @@ def quantize(
 
 def _chosen(
     net: Any, calls: Any, metric: Any, budget: float, leaves: Any, bits: int, group: int | None
-) -> Chosen:
+) -> ChosenBits:
     """The bits of each weight within a budget."""
     if (calls is None and metric is None) or bits != 8 or group is not None or not budget >= 0:
         raise InvalidArgumentError(

@@ -11,7 +11,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from pax_export._types import PyTree
-from pax_export.core import Leaf, Node, Spec, is_random_key, specs_of
+from pax_export.core import FilteredLeaf, Node, Spec, is_random_key, specs_of
 from pax_export.transforms import Scan, StateAxes, Vmap
 
 
@@ -101,7 +101,7 @@ def _leaf_path(leaf: PyTree, steps: tuple[str, ...], owners: tuple[Owner, ...]) 
         owner = owners[-1]
         attribute = steps[owner.depth]
         declared = specs_of(owner.module).get(attribute)
-        is_key = is_random_key(Leaf(steps, leaf, (owner.module,), attribute))
+        is_key = is_random_key(FilteredLeaf(steps, leaf, (owner.module,), attribute))
     if dtype is None:
         dtype = jax.dtypes.canonicalize_dtype(np.result_type(leaf))
     return LeafPath(steps, tuple(np.shape(leaf)), dtype, owners, declared, (), is_key)

@@ -109,7 +109,7 @@ class Table:
         return "\n".join([*_lines(self), *_summary(self)])
 
     def _repr_html_(self) -> str:
-        rows = [_cells(path, row) for path, row in _folded(self.rows)]
+        rows = [_cells(path, row) for path, row in _merge_equal_rows(self.rows)]
         return html_text.block("", html_text.grid(_HEAD, rows), html_text.lines(_summary(self)))
 
 
@@ -169,7 +169,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def _lines(table: Table) -> list[str]:
-    cells = [_HEAD, *[_cells(path, row) for path, row in _folded(table.rows)]]
+    cells = [_HEAD, *[_cells(path, row) for path, row in _merge_equal_rows(table.rows)]]
     widths = [max(map(len, column)) for column in zip(*cells)]
     return [
         "  ".join([cell.ljust(width) for cell, width in zip(line, widths)]).rstrip()
@@ -177,7 +177,7 @@ def _lines(table: Table) -> list[str]:
     ]
 
 
-def _folded(rows: Sequence[Row]) -> list[tuple[str, Row]]:
+def _merge_equal_rows(rows: Sequence[Row]) -> list[tuple[str, Row]]:
     """The rows, those of equal layers as one: ``layers.*.weight (80 times)``."""
     alike: dict[Any, list[Row]] = {}
     for row in rows:
@@ -204,6 +204,6 @@ def _summary(table: Table) -> list[str]:
     ]
     others = [row for row in table.rows if not row.rule]
     if others:
-        names = ", ".join([path for path, _ in _folded(others)])
+        names = ", ".join([path for path, _ in _merge_equal_rows(others)])
         lines.append(f"no rule is for, so replicated: {names}")
     return lines

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._types import PyTree
-from pax_export.core import Leaf, as_rule, keys_changed_by
+from pax_export.core import FilteredLeaf, as_rule, keys_changed_by
 
 AMBIENT = "params"
 """The tag by which ``split_rngs`` knows the ambient stream."""
@@ -48,7 +48,7 @@ class SplitRngs:
     def __init__(self, filters: object):
         self.rule = as_rule(filters)  # which leaves of a module are split, if they are keys
         key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-        stream = Leaf((AMBIENT,), key, (_StreamModule(),), AMBIENT)
+        stream = FilteredLeaf((AMBIENT,), key, (_StreamModule(),), AMBIENT)
         self.ambient = self.rule(None, [stream])[0]
 
     def folded(self, index: Any) -> Any:

@@ -196,7 +196,8 @@ def load_weights(
             )
         fitting = set(report.loaded)
         values = [
-            _read(file, name, leaf) if name in fitting else leaf for name, leaf in leaves.items()
+            _read_leaf(file, name, leaf) if name in fitting else leaf
+            for name, leaf in leaves.items()
         ]
     _check_scales(dict(zip(leaves, values)), path)
     loaded = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(module), values)
@@ -244,7 +245,7 @@ def require_shape(name: str, leaf: object, what: str) -> None:
         )
 
 
-def _read(file: WeightsFile, name: str, own: PyTree) -> Any:
+def _read_leaf(file: WeightsFile, name: str, own: PyTree) -> Any:
     """The array of a file, of the kind and at the place of the module's own."""
     if isinstance(own, np.ndarray):
         return file.read(name).astype(own.dtype, copy=False)

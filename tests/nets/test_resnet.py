@@ -9,7 +9,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.core._traversal import modules_and_leaves
-from pax_export.nets._resnet import BlockGroup, ResNet, ResnetBlock, Step
+from pax_export.nets._resnet import BlockGroup, ConvStep, ResNet, ResnetBlock
 from tests.closeness import assert_close
 
 # Trainable parameters for (3, 1000), as published with the weights of torchvision
@@ -161,7 +161,11 @@ def test_formula(make):
 
 
 @pytest.mark.parametrize(
-    "steps", [[Step(3, 4, 2), Step(3, 6, 1)], [Step(1, 2, 1), Step(3, 2, 2), Step(1, 6, 1)]]
+    "steps",
+    [
+        [ConvStep(3, 4, 2), ConvStep(3, 6, 1)],
+        [ConvStep(1, 2, 1), ConvStep(3, 2, 2), ConvStep(1, 6, 1)],
+    ],
 )
 def test_formula_of_a_block(steps):
     block, x = filled(ResnetBlock, 3, steps, use_projection=True).eval(), images(2, 3, 7, 6)
@@ -174,7 +178,7 @@ def test_formula_of_a_block(steps):
 
 def test_keys_are_drawn_in_order():
     """One seed gives the weights of PAX, which draws in this order."""
-    steps = [Step(1, 2, 1), Step(3, 2, 1), Step(1, 4, 1)]
+    steps = [ConvStep(1, 2, 1), ConvStep(3, 2, 1), ConvStep(1, 4, 1)]
     pax.seed_rng_key(9)
     block = ResnetBlock(3, steps, use_projection=True)
     pax.seed_rng_key(9)

@@ -7,7 +7,7 @@
 from pax_export.core.selections._filters import (
     All,
     AnyOf,
-    Leaf,
+    FilteredLeaf,
     Not,
     Param,
     PathContains,
@@ -36,7 +36,7 @@ __all__ = [
     "All",
     "AnyOf",
     "Chosen",
-    "Leaf",
+    "FilteredLeaf",
     "Not",
     "Param",
     "PathContains",

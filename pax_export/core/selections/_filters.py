@@ -27,7 +27,7 @@ Mask = list[bool]
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf:
+class FilteredLeaf:
     """A leaf, where it stands, and the modules around it."""
 
     path: tuple  # attribute names, indices and dict keys from the outermost module
@@ -41,12 +41,12 @@ class Leaf:
         return dotted(self.path)
 
 
-def leaves_of(module: Node) -> list[Leaf]:
+def leaves_of(module: Node) -> list[FilteredLeaf]:
     """The leaves of a module in tree order."""
     return list(_leaves(module, (), ()))
 
 
-def _leaves(module: Node, path: tuple, owners: tuple) -> Iterator[Leaf]:
+def _leaves(module: Node, path: tuple, owners: tuple) -> Iterator[FilteredLeaf]:
     owners = (*owners, module)
     items, _ = tree_flatten_with_path(
         module, is_leaf=lambda x: x is not module and isinstance(x, Node)
@@ -56,7 +56,7 @@ def _leaves(module: Node, path: tuple, owners: tuple) -> Iterator[Leaf]:
         if isinstance(item, Node):
             yield from _leaves(item, path + steps, owners)
         else:
-            yield Leaf(path + steps, item, owners, steps[0])
+            yield FilteredLeaf(path + steps, item, owners, steps[0])
 
 
 # --- the filters that have a name ---------------------------------------------------------
@@ -243,7 +243,7 @@ def as_filter(value: object) -> Callable[[Any], Mask]:
     return lambda module: rule(module, leaves_of(module))
 
 
-Rule = Callable[[Any, list[Leaf]], Mask]
+Rule = Callable[[Any, list[FilteredLeaf]], Mask]
 
 
 def as_rule(value: object) -> Rule:
@@ -255,12 +255,12 @@ def as_rule(value: object) -> Rule:
     if isinstance(value, Node):
         return lambda module, leaves: _marked(module, value)
     if isinstance(value, Chosen):
-        return lambda module, leaves: _chosen(module, leaves, value)
+        return lambda module, leaves: _is_in_places(module, leaves, value)
     test = _test_of(value)
     return lambda module, leaves: [test(leaf) for leaf in leaves]
 
 
-def _test_of(value: object) -> Callable[[Leaf], bool]:
+def _test_of(value: object) -> Callable[[FilteredLeaf], bool]:
     """A filter that needs to see one leaf at a time only."""
     if value is ... or value is True:
         return lambda leaf: True
@@ -284,12 +284,12 @@ def _test_of(value: object) -> Callable[[Leaf], bool]:
     )
 
 
-def _is_called(leaf: Leaf, name: str) -> bool:
+def _is_called(leaf: FilteredLeaf, name: str) -> bool:
     """True if a module around a leaf was given this name."""
     return any(owner.name == name for owner in leaf.owners)
 
 
-def _chosen(module: PyTree, leaves: list[Leaf], places: Chosen) -> Mask:
+def _is_in_places(module: PyTree, leaves: list[FilteredLeaf], places: Chosen) -> Mask:
     """Tests whether leaves are in places selected in this or a similar net."""
     if module is None:
         return [False]
@@ -305,7 +305,7 @@ def _rule_of_several(value: PyTree) -> Rule:
         return lambda module, leaves: [not x for x in rules[0](module, leaves)]
     combine = all if isinstance(value, All) else any
 
-    def several(module: PyTree, leaves: list[Leaf]) -> Mask:
+    def several(module: PyTree, leaves: list[FilteredLeaf]) -> Mask:
         masks = [rule(module, leaves) for rule in rules]
         return [combine(mask[i] for mask in masks) for i in range(len(leaves))]
 
@@ -331,7 +331,7 @@ def _is_true(leaf: PyTree) -> bool:
     return getattr(leaf, "dtype", None) == jnp.bool_ and bool(leaf.all())
 
 
-def is_random_key(leaf: Leaf) -> bool:
+def is_random_key(leaf: FilteredLeaf) -> bool:
     """True for typed keys, and for legacy keys if the class declares them."""
     dtype = getattr(leaf.value, "dtype", None)
     if dtype is None:

@@ -11,7 +11,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from pax_export._errors import InvalidArgumentError, a_few
 from pax_export._types import PyTree
 from pax_export.core._rng import split_rng_key
-from pax_export.core.selections._filters import Leaf, Param, as_rule, leaves_of
+from pax_export.core.selections._filters import FilteredLeaf, Param, as_rule, leaves_of
 from pax_export.core.selections._selectable import Steps, at_or_below, dotted, shown
 
 Initializer = Callable[[Any, Any], Any]
@@ -61,7 +61,7 @@ def initialized(
     return tree_unflatten(treedef, leaves)
 
 
-def _maker(leaf: Leaf) -> Initializer | None:
+def _maker(leaf: FilteredLeaf) -> Initializer | None:
     owner = leaf.owners[-1]
     for cls in type(owner).__mro__:
         if leaf.attribute in _initial.get(cls, ()):

@@ -152,7 +152,7 @@ def _read(path: Path) -> str | None:
                 _check_size(len(text))
                 return text.decode()
     found: dict[bytes, bytes] = {}
-    for number, entry in _fields(_opened(path)):
+    for number, entry in _fields(_open_message(path)):
         if number != _METADATA_PROPS or not isinstance(entry, Message):
             continue
         _check_size(entry.size)
@@ -169,7 +169,7 @@ def _read(path: Path) -> str | None:
     return text.decode()
 
 
-def _opened(path: Path) -> Message:
+def _open_message(path: Path) -> Message:
     """A file as a protobuf message, of which nothing is read yet."""
     if not path.stat().st_size:
         return Message(Memory(b""))

@@ -75,7 +75,7 @@ def _found(model: Any, path: Path) -> Iterator[str]:
                     suspects.append((scope, node))
                 elif operation not in operations.ALLOWED and operation not in functions:
                     yield from (f"{each} in {scope}" for each in _beyond(node))
-                for called in _called(node):
+                for called in _called_functions(node):
                     if called not in functions and called not in operations.ALLOWED:
                         yield f"{called}, which {operation} calls, in {scope}"
         flow = _FileNames(graph, scopes) if suspects else None
@@ -96,7 +96,7 @@ def _beyond(node: Any) -> Iterator[str]:
         yield node.op
 
 
-def _called(node: Any) -> Iterator[str]:
+def _called_functions(node: Any) -> Iterator[str]:
     """The functions in the attributes of an operation."""
     for value in node.attr.values():
         yield from (each.name for each in _functions_in(value) if each.name)

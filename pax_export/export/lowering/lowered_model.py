@@ -313,13 +313,13 @@ def _attempt(
     # size, of a loop, of a shape.  The model itself has been traced and lowered by now.
     except Exception as error:
         if not required:
-            return f"jax cannot make them: {_said(error)}"
+            return f"jax cannot make them: {_describe_error(error)}"
         if isinstance(error, PaxError):
             raise
         raise NotDifferentiableError(
             "jax cannot make the gradient that the export was to hold.",
             where=program.key,
-            got=_said(error),
+            got=_describe_error(error),
             write="a lower vjp_order, and trainable=False if that is 0",
         ) from error
     older = compatibility.oldest_tensorflow(before.portable.stablehlo, before.calling_convention)
@@ -333,7 +333,7 @@ def _attempt(
 _LONGEST = 300
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """The class of an error, the first line of what it says, and the line of the model."""
     lines = str(error).strip().splitlines()
     said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

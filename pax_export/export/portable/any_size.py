@@ -126,14 +126,14 @@ def _groups(equation: Any) -> Callable[..., Any] | None:
     alone = {**params, name: 1}
 
     def convolve(lhs: Any, rhs: Any) -> Any:
-        pairs = _split(lhs, axis, count), _split(rhs, rhs_spec[0], count)
+        pairs = _split_groups(lhs, axis, count), _split_groups(rhs, rhs_spec[0], count)
         found = lax.map(lambda pair: equation.primitive.bind(*pair, **alone), pairs)
         return _joined(found, out_spec[1])
 
     return convolve
 
 
-def _split(x: Any, axis: int, count: Any) -> Any:
+def _split_groups(x: Any, axis: int, count: Any) -> Any:
     """The groups of an axis, as the first axis."""
     shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)

@@ -32,7 +32,7 @@ def flattened(
         names: of large arrays that the program holds, by `id`.
         count: of how many results there are; all, unless it is given.
     """
-    held = {id(value): value for value in _held(program)}
+    held = {id(value): value for value in _held_arrays(program)}
     weights = [Weight(names.get(key, ""), value) for key, value in held.items()]
     of_constant = {key: place for place, key in enumerate(held)}
     of_leaf, by_name = [], {}
@@ -63,13 +63,13 @@ class _Like:
         self.aval = value if hasattr(value, "dtype") else np.asarray(value)
 
 
-def _held(program: Any) -> Iterator[Any]:
+def _held_arrays(program: Any) -> Iterator[Any]:
     """The arrays with axes that a program and those that it only calls hold."""
     yield from (each for each in getattr(program, "consts", ()) if np.ndim(each))
     for equation in getattr(program, "jaxpr", program).eqns:
         called = called_program(equation)
         if called is not None:
-            yield from _held(called)
+            yield from _held_arrays(called)
 
 
 def _inlined(program: Any, arguments: list[Any], constant: Callable[[Any], Any]) -> list[Any]:

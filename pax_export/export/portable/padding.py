@@ -35,7 +35,7 @@ def padded_inside(program: PortableProgram) -> PortableProgram:
         found = None if neutral is None else pads.get(equation.invars[0])
         if found is not None:
             pad, x = found
-            padding = _joined(equation, pad)
+            padding = _combine_padding(equation, pad)
             value = pad.invars[1]
             if padding is not None and value in known and is_neutral(equation, pad, value):
                 return again(equation, [x, *operands[1:]], padding=padding)
@@ -62,7 +62,7 @@ def padded_inside(program: PortableProgram) -> PortableProgram:
     return program.rebuilt(operate)
 
 
-def _joined(equation: Any, pad: Any) -> tuple[tuple[int, int], ...] | None:
+def _combine_padding(equation: Any, pad: Any) -> tuple[tuple[int, int], ...] | None:
     """The padding of both; None where that is not the same."""
     config, told = pad.params["padding_config"], equation.params
     if any(not isinstance(n, (int, np.integer)) or n < 0 for side in config for n in side):

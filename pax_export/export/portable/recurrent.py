@@ -69,7 +69,7 @@ def _layer(equation: Equation, operands: list[Any], counts: Any) -> list[Any] | 
     layer = _match(after)
     if layer is None:
         return None
-    given = _given(layer, start, rows)
+    given = _kept_operands(layer, start, rows)
     if given is None:
         return None
     for variable, y in zip(equation.outvars[len(start) :], ys):
@@ -206,7 +206,9 @@ def _simple(place: int, after: Sequence[Any]) -> RecurrentLayer | None:
     return None
 
 
-def _given(layer: RecurrentLayer, start: Sequence[Any], rows: Sequence[Any]) -> list[Any] | None:
+def _kept_operands(
+    layer: RecurrentLayer, start: Sequence[Any], rows: Sequence[Any]
+) -> list[Any] | None:
     """The operands of the kept function; None where a gate reads something else."""
     steps = {step: None for gate in layer.gates for step, _ in gate.terms}
     taken = [step for step in steps if step.name == "row"]

@@ -259,7 +259,7 @@ def with_step(
     else:
         training = chosen.tree
         opened, serving = chosen.form.to_model, chosen.form.to_tree
-    optimizer = _held(optimizer)
+    optimizer = _hide_static(optimizer)
 
     def call(state: PyTree, *batch: PyTree) -> tuple[Any, Any]:
         leaves = jax.tree_util.tree_leaves(state[0])
@@ -273,7 +273,7 @@ def with_step(
                 write="return model, optimizer, {'loss': loss}",
             )
         after, advanced, metrics = result
-        return metrics, (serving(after), _held(advanced))
+        return metrics, (serving(after), _hide_static(advanced))
 
     leaves, _ = _leaves(optimizer, lambda path: False)
     named = (replace(leaf, name=f"optimizer.{leaf.name}", path=f"optimizer{leaf.path}")
@@ -289,7 +289,7 @@ def with_step(
     )
 
 
-def _held(tree: PyTree) -> Any:
+def _hide_static(tree: PyTree) -> Any:
     """A tree with what is not an array hidden; a module keeps that in its static data itself."""
     return tree if isinstance(tree, Module) else hold_params(tree)
 
@@ -428,7 +428,7 @@ def _is_prefix(trainable: PyTree) -> bool:
     return isinstance(trainable, Mapping) or any(isinstance(leaf, bool) for leaf in leaves)
 
 
-def _named(model: Exportable, name: str) -> list[int]:
+def _trainable_leaves(model: Exportable, name: str) -> list[int]:
     """The leaves to be trained of this name, or in what has it; else those that a path means."""
     names = {i: leaf.name for i, leaf in enumerate(model.leaves) if leaf.trainable}
     found = [i for i, own in names.items() if f"{own}.".startswith(f"{name}.")]
@@ -438,7 +438,7 @@ def _named(model: Exportable, name: str) -> list[int]:
 def _by_names(model: Exportable, names: Iterable[Any]) -> list[bool]:
     chosen = [False] * len(model.leaves)
     for name in names:
-        found = _named(model, str(name))
+        found = _trainable_leaves(model, str(name))
         if not found:
             raise InvalidArgumentError(
                 "No parameter of the model that can be trained has this name, or lies in it.",

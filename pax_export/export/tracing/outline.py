@@ -135,7 +135,7 @@ def _repeats(equations: Sequence[Any], wires: _Wires) -> list[Repeat]:
             continue
         starts = range(found.start, found.start + slack + 1)
         start = min(starts, key=lambda start: wires.crossing[start + found.length])
-        repeats = _alike(equations, Repeat(start, found.length, found.count), exactly)
+        repeats = _equal_runs(equations, Repeat(start, found.length, found.count), exactly)
         chosen.extend(repeat for repeat in repeats if repeat.saved >= LEAST_SAVED)
     return chosen
 
@@ -152,7 +152,7 @@ def _candidates(kinds: np.ndarray) -> Iterator[tuple[Repeat, int]]:
                 yield repeat, slack
 
 
-def _alike(equations: Sequence[Any], repeat: Repeat, exactly: Alike) -> Iterator[Repeat]:
+def _equal_runs(equations: Sequence[Any], repeat: Repeat, exactly: Alike) -> Iterator[Repeat]:
     """The runs among the copies that are equal indeed, and wired alike."""
     copies = [equations[place : place + repeat.length] for place in repeat.places]
     described = [(_wiring(copy), exactly.numbers(copy).tolist()) for copy in copies]

@@ -82,7 +82,7 @@ def assigned(
     """Gives each group to a layer, as far as that is decided."""
     outcome = Outcome()
     waiting: list[Component] = []
-    told = _told(layers, groups, fits)
+    told = _user_choice(layers, groups, fits)
     outcome.pairs += told
     done = {one for pair in told for one in pair}
     rest = [layer for layer in layers if layer not in done]
@@ -106,7 +106,7 @@ def assigned(
     return outcome
 
 
-def _told(layers: Sequence[Layer], groups: Sequence[Group], fits: Callable) -> Pairs:
+def _user_choice(layers: Sequence[Layer], groups: Sequence[Group], fits: Callable) -> Pairs:
     """What the user has said of one group and one layer: nobody else may have them."""
     found: dict[Layer, list[Group]] = {}
     for group in groups:
@@ -285,14 +285,14 @@ def _fits(
     component: Component, layers: list[Layer], groups: list[Group], links: Mapping[Any, frozenset]
 ) -> bool:
     """Whether groups are counted as layers are, and each fits the one of its number."""
-    if not _alike(component, layers, groups):
+    if not _fits_loosely(component, layers, groups):
         return False
     return len(layers) == 1 or all(
         _counts(layer, group) or (layer, group) in links for layer, group in zip(layers, groups)
     )
 
 
-def _alike(component: Component, layers: list[Layer], groups: list[Group]) -> bool:
+def _fits_loosely(component: Component, layers: list[Layer], groups: list[Group]) -> bool:
     """As `_fits`, of numbers that need not count layers: what is right is seen when it is run."""
     alike = branches([layer.name.numbers for layer in layers])
     return (
@@ -312,14 +312,14 @@ def _counts(layer: Layer, group: Group) -> bool:
 
 def _shared(layers: list[Layer], groups: list[Group], links: Mapping[Any, frozenset]) -> frozenset:
     norms = is_norm(layers[0])
-    words = _said(layers[0], groups[0], norms)
+    words = _shared_words(layers[0], groups[0], norms)
     for layer, group in zip(layers, groups):
-        words &= _said(layer, group, norms)
+        words &= _shared_words(layer, group, norms)
     linked = [links.get((layer, group), frozenset()) for layer, group in zip(layers, groups)]
     return words | frozenset.intersection(*linked)
 
 
-def _said(layer: Layer, group: Group, norms: bool) -> frozenset:
+def _shared_words(layer: Layer, group: Group, norms: bool) -> frozenset:
     """The words that both have, and that say what they belong to."""
     if not norms:
         return layer.said & group.said
@@ -412,7 +412,7 @@ def ways(component: Component) -> Iterator[Pairs]:
         ours = _by_words(component.layers, apart)
         theirs = _by_words(component.groups, others_apart)
         fitting = {
-            own: [o for o, groups in theirs.items() if _alike(component, layers, groups)]
+            own: [o for o, groups in theirs.items() if _fits_loosely(component, layers, groups)]
             for own, layers in ours.items()
         }
         for way in filter(None, matchings(fitting)) if all(fitting.values()) else ():

@@ -90,7 +90,7 @@ def _read(
     shape: tuple[int, ...], pieces: tuple[Piece, ...], source: Source, path: str, dtype: DTypeLike
 ) -> np.ndarray:
     if any(piece.adds for piece in pieces):
-        return _added(shape, pieces, source, path, dtype)
+        return _sum_arrays(shape, pieces, source, path, dtype)
     found = np.zeros(shape, dtype)
     name, array = None, np.empty(0)
     for piece in pieces:
@@ -101,7 +101,7 @@ def _read(
     return found
 
 
-def _added(
+def _sum_arrays(
     shape: tuple[int, ...], pieces: tuple[Piece, ...], source: Source, path: str, dtype: DTypeLike
 ) -> np.ndarray:
     """A leaf that is the sum of arrays, made in a wide dtype and then rounded once."""

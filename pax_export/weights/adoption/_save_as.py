@@ -123,7 +123,7 @@ def save_as(
             plain = _without_new(options, leaves, source)
             report, version = plan_of(net, like, source, plain, "save_as")
         _require_same(report, leaves, version)
-        arrays = _written(net, report, options.rename, leaves, source, version)
+        arrays = _file_arrays(net, report, options.rename, leaves, source, version)
         write(Path(path), arrays, {**source.metadata, WRITTEN_AS: report.origin})
 
 
@@ -200,7 +200,7 @@ _WRITERS: dict[str, Write] = {
 }  # fmt: skip
 
 
-def _written(
+def _file_arrays(
     net: PyTree, report: AdoptionReport, rename: Mapping[str, str], leaves: Mapping[str, Any],
     file: Source, source: Source,
 ) -> dict[str, np.ndarray]:  # fmt: skip

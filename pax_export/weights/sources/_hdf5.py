@@ -69,7 +69,8 @@ def entry(
     _require_all(chunks, shape, edges)
     return Entry(
         where, kind, shape, native,
-        lambda: _joined(hdf5, dataset, dtype, edges, chunks).astype(native, copy=False), note=note,
+        lambda: _join_chunks(hdf5, dataset, dtype, edges, chunks).astype(native, copy=False),
+        note=note,
     )  # fmt: skip
 
 
@@ -107,7 +108,7 @@ def _require_all(chunks: list[Chunk], shape: tuple[int, ...], edges: tuple[int, 
         raise ValueError(f"{len(chunks)} chunks of {wanted}")
 
 
-def _joined(
+def _join_chunks(
     hdf5: Hdf5, dataset: Object, dtype: np.dtype, edges: tuple[int, ...], chunks: list[Chunk]
 ) -> np.ndarray:
     assert dataset.shape is not None

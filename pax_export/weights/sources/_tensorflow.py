@@ -82,7 +82,7 @@ def read(file: InputFile) -> Source:
         else:
             saved[key.decode()] = SavedTensor(value)
     files = _Shards(file, shards)
-    found = _named(saved, names)
+    found = _keys_by_name(saved, names)
     entries = {}
     for name, key in found.items():
         if saved[key].dtype != _STRING:
@@ -172,7 +172,7 @@ def _names(graph: Message) -> Iterator[tuple[str, str]]:
                 yield texts.get(3, ""), texts.get(2, "")
 
 
-def _named(saved: dict[str, SavedTensor], names: list[tuple[str, str]]) -> dict[str, str]:
+def _keys_by_name(saved: dict[str, SavedTensor], names: list[tuple[str, str]]) -> dict[str, str]:
     """The keys by names: that which a variable was given, or its key where two have one name."""
     by_name: dict[str, list[str]] = {}
     for key, name in names:

@@ -272,11 +272,11 @@ def trackables(*processors: object) -> list[Any]:
         if isinstance(value, kind) and not is_function:
             found[id(value)] = value
         elif not isinstance(value, (str, bytes, int, float, type, tf.Tensor)):
-            waiting.extend(_held(value))
+            waiting.extend(_reachable(value))
     return list(found.values())
 
 
-def _held(value: Any) -> Iterator[Any]:
+def _reachable(value: Any) -> Iterator[Any]:
     """What a value reaches in one step."""
     if isinstance(value, Mapping):
         yield from value.values()

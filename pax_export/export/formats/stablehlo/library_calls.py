@@ -220,7 +220,9 @@ def _expected(
         axes["p"] = ("less", axes["n"])
 
     def each(word: str) -> list[_Axis]:
-        return whole if word == "*" else [*batch, *(_known(axes[letter]) for letter in word)]
+        return (
+            whole if word == "*" else [*batch, *(_constant_size(axes[letter]) for letter in word)]
+        )
 
     return list(map(each, words[0])), list(map(each, words[1]))
 
@@ -230,7 +232,7 @@ def _axis(operands: Sequence[list[int]], place: int, axis: int) -> _Axis:
     return (place, axis) if size == _DYNAMIC else size
 
 
-def _known(axis: _Axis) -> _Axis:
+def _constant_size(axis: _Axis) -> _Axis:
     """A number, where the sizes that it comes from are numbers."""
     if isinstance(axis, tuple) and axis[0] in ("min", "less"):
         kind, *rest = axis

@@ -273,7 +273,7 @@ def _compared(
 ) -> tuple[OutputDiff, int | None]:
     """One output compared, and its size if it is compared with a tolerance."""
     one, other = (x.numpy() if isinstance(x, tf.Tensor) else np.asarray(x) for x in (expected, got))
-    one, other = _alike(one, other)
+    one, other = _match_width(one, other)
     floating = is_floating(expected)
     size = one.size if floating else None
     kind = f"{one.dtype}{list(one.shape)}"
@@ -291,7 +291,7 @@ def _compared(
     return _floating(name, kind, one, other, option), size
 
 
-def _alike(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _match_width(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Two arrays, the wider narrowed where it is the dtype alone that jax would narrow by itself.
 
     While 64-bit numbers are off, what comes from jax has 32 bits, and what comes from

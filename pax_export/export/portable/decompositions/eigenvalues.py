@@ -92,7 +92,7 @@ def _halves(x: Any, axis: int) -> tuple[Any, Any]:
     return lax.slice_in_dim(x, 0, middle, axis=axis), lax.slice_in_dim(x, middle, None, axis=axis)
 
 
-def _moved(one: Any, other: Any, axis: int) -> Any:
+def _rotate_pairs(one: Any, other: Any, axis: int) -> Any:
     """Two halves as one, all but the first of them a place further in their circle."""
 
     def part(x: Any, start: int | None, stop: int | None) -> Any:
@@ -124,7 +124,9 @@ def _columns_turned(x: Any, cosine: Any, sine: Any) -> Any:
     """The product of a matrix and the rotations."""
     one, other = _halves(x, x.ndim - 1)
     cosine, sine = cosine[..., None, :], sine[..., None, :]
-    return _moved(one * cosine - other * jnp.conj(sine), one * sine + other * cosine, x.ndim - 1)
+    return _rotate_pairs(
+        one * cosine - other * jnp.conj(sine), one * sine + other * cosine, x.ndim - 1
+    )
 
 
 def _rotated(state: Any, turn: Callable[[Any], tuple[Any, Any]], change: Callable) -> Any:

@@ -31,7 +31,7 @@ def greatest(dtype: DTypeLike) -> Any:
     return jnp.array(True if dtype == jnp.bool_ else jnp.iinfo(dtype).max, dtype)
 
 
-def _reduced(
+def _reduce_axes(
     arrays: Arrays,
     neutral: Arrays,
     combine: Callable[[Arrays, Arrays], Arrays],
@@ -95,7 +95,7 @@ def _pool(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> 
         def both(one: Arrays, other: Arrays) -> Arrays:
             return (combine(one[0], other[0]),)
 
-        return _reduced((x,), (neutral(x.dtype),), both, **window)[0]
+        return _reduce_axes((x,), (neutral(x.dtype),), both, **window)[0]
 
     return pool
 
@@ -126,7 +126,7 @@ def reduce_window(
         return (*chosen, is_first | is_second)
 
     taken = (*values, jnp.ones(values[0].shape, bool))
-    *found, some = _reduced(taken, (*starts, jnp.array(False)), both, **window)
+    *found, some = _reduce_axes(taken, (*starts, jnp.array(False)), both, **window)
     begun = [jnp.broadcast_to(start, each.shape) for start, each in zip(starts, found)]
     return both((*begun, jnp.ones_like(some)), (*found, some))[:-1]
 
@@ -148,7 +148,7 @@ def select_and_gather_add(
     """The tangent at the place of each window that is selected."""
     select, neutral = _selecting(select_prim)
     zeros = (neutral(operand.dtype), jnp.zeros((), tangents.dtype))
-    return _reduced((operand, tangents), zeros, select, **window)[1]
+    return _reduce_axes((operand, tangents), zeros, select, **window)[1]
 
 
 @decomposes("select_and_scatter_add")
@@ -171,7 +171,7 @@ def select_and_scatter_add(
     once, none = (1,) * wide.ndim, ((0, 0),) * wide.ndim
     zeros = (neutral(operand.dtype), jnp.int32(0))
     window = (window_dimensions, window_strides, none, once, once)
-    _, chosen = _reduced((wide, places), zeros, select, *window)
+    _, chosen = _reduce_axes((wide, places), zeros, select, *window)
     at = chosen.reshape(-1)
     if source.dtype == jnp.bool_:
         found = jnp.zeros(count, jnp.int32).at[at].max(source.reshape(-1).astype(jnp.int32)) != 0

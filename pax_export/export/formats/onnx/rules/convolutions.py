@@ -44,7 +44,7 @@ def conv_general_dilated(
     pads = _pads_of_transposed(taps[2:], window_strides, padding, lhs_dilation, rhs_dilation)
     if pads is not None and kind == np.float32 and batch_group_count == 1:
         pads |= {"strides": list(lhs_dilation), "dilations": list(rhs_dilation)}
-        turned = _turned(writer, right, taps, feature_group_count)
+        turned = _transpose_kernel(writer, right, taps, feature_group_count)
         made = writer("ConvTranspose", left, turned, group=int(feature_group_count), **pads)
         return writer.fit(writer.transpose(made, back), result.dtype)
     left = spaced(writer, left, sizes, [0, 0, *(each - 1 for each in lhs_dilation)], zero)
@@ -101,7 +101,7 @@ def _pads_of_transposed(
     return told | ({"output_padding": more} if any(more) else {})
 
 
-def _turned(writer: Writer, kernel: object, taps: Sequence[int], groups: int) -> Any:
+def _transpose_kernel(writer: Writer, kernel: object, taps: Sequence[int], groups: int) -> Any:
     """A kernel as a transposed convolution has it: backwards, and with features in first."""
     outside, inside, *space = map(int, taps)
     axes = range(2, len(taps))

@@ -31,7 +31,7 @@ _GROUPS = 21
 def dequantize(
     writer: Writer, results: Sequence[Any], integers: Value, scales: Value, **told: Any
 ) -> Any:
-    weight = _Weight.stored(writer, integers, scales, Form(**told), results[0].dtype)
+    weight = _QuantizedWeight.stored(writer, integers, scales, Form(**told), results[0].dtype)
     if weight is None:
         return _in_other_operations(
             writer, partial(dequantized, form=Form(**told)), integers, scales
@@ -52,7 +52,7 @@ def quantized_dot(
 ) -> Any:
     (result,) = results
     form = Form(**told)
-    weight = _Weight.stored(writer, integers, scales, form, result.dtype)
+    weight = _QuantizedWeight.stored(writer, integers, scales, form, result.dtype)
     if weight is None:
 
         def plain(x: Any, integers: Any, scales: Any) -> Any:
@@ -78,7 +78,7 @@ def _in_other_operations(writer: Writer, function: Any, *operands: Value) -> Any
     return made
 
 
-class _Weight:
+class _QuantizedWeight:
     """A weight whose integers and scales are known, and how they are written."""
 
     def __init__(
@@ -91,7 +91,7 @@ class _Weight:
     @staticmethod
     def stored(
         writer: Writer, integers: Value, scales: Value, form: Form, dtype: Any
-    ) -> _Weight | None:
+    ) -> _QuantizedWeight | None:
         """The weight, if it is stored and ONNX has its form."""
         names = [writer.stored.get(each.name, each.name) for each in (integers, scales)]
         q, s = (writer.initializers.get(name) for name in names)
@@ -103,7 +103,7 @@ class _Weight:
             return None
         if form.bits == 4:
             q = np.asarray(unpacked(q, form.axis))
-        return _Weight(writer, names[0], q, (names[1], s), form)
+        return _QuantizedWeight(writer, names[0], q, (names[1], s), form)
 
     def written(self, order: Sequence[int], fused: bool) -> str:
         """The name of the numbers, with their axes in another order."""

@@ -24,7 +24,7 @@ from pax_export.export.validation.integers import Quantized
 _FUSED = ((8, None), (4, GROUP))
 
 
-class Held(NamedTuple):
+class IntegerConstants(NamedTuple):
     """A quantized weight: the name of its integers, these, and a scale for each."""
 
     leaf: str
@@ -42,7 +42,7 @@ class Twin(NamedTuple):
         factor: by what numbers are multiplied.
     """
 
-    held: Held
+    held: IntegerConstants
     places: np.ndarray
     factor: np.ndarray
 
@@ -71,7 +71,7 @@ def numbers(integers: Tensor, scales: Tensor, form: Form) -> list[Tensor]:
     made.sources = integers.sources | scales.sources
     places = np.arange(whole.size, dtype=np.int32).reshape(whole.shape)
     (leaf,) = integers.sources or ("",)
-    made.twin = Twin(Held(leaf, form, whole, each), places, np.ones((), np.float32))
+    made.twin = Twin(IntegerConstants(leaf, form, whole, each), places, np.ones((), np.float32))
     made.name = leaf.removesuffix(".integers")
     return [made]
 
@@ -95,7 +95,7 @@ def store_integers(graphs: Sequence[Graph], accuracy_level: int) -> None:
                 direct = fused and place == 1 and (form.bits, form.group) in _FUSED
                 key = id(tensor.value), direct
                 if key not in made:
-                    made[key] = _stored(tensor, direct, f"{form.bits}:{len(made)}")
+                    made[key] = _weight_constants(tensor, direct, f"{form.bits}:{len(made)}")
                 stored = made[key]
                 if stored is None:
                     continue
@@ -113,7 +113,7 @@ class Stored(NamedTuple):
     blocks: Tensor | None
 
 
-def _stored(tensor: Tensor, direct: bool, suffix: str) -> Stored | None:
+def _weight_constants(tensor: Tensor, direct: bool, suffix: str) -> Stored | None:
     """The constants of a weight; None where scales do not lie as LiteRT has them."""
     twin = tensor.twin
     scales, form = twin.scales, twin.held.form

@@ -210,7 +210,7 @@ class _Fusion:
             positive = operator.name != "SUB" and (number > 0).all()
             if weights.twin.held.form.group is not None or not positive:
                 return None  # it would need other integers
-        found = _folded(operator.name, turned, weights.value, bias, number, axis)
+        found = _folded_weights(operator.name, turned, weights.value, bias, number, axis)
         if found is None:
             named = ", ".join(sorted(weights.sources)[:1]) or "an array of the program"
             self._notes[f"{named} is not folded: its numbers would not be finite"] = None
@@ -234,7 +234,7 @@ class _Fusion:
         return x
 
 
-def _folded(
+def _folded_weights(
     name: str, turned: bool, weights: Any, bias: Tensor | None, number: Any, axis: int
 ) -> list[Tensor] | None:
     """Weights and a bias with which a result is multiplied and shifted already."""

@@ -43,7 +43,7 @@ def convolution(op: Operation, x: Tensor, kernel: Tensor) -> Any:
     whole = [op.shape[axis] for axis in _result_axes(numbers)]
     if _is_transposed(op, shape, window, spread):
         found = _transposed(op, x, kernel, shape, window, [int(each) for each in spread])
-        return _placed(wrapped(found, result_kind), numbers, whole)
+        return _restore_axes(wrapped(found, result_kind), numbers, whole)
     widths = [
         (0, 0, 0),
         *((low, high, step - 1) for (low, high), step in zip(params["padding"], spread)),
@@ -53,7 +53,7 @@ def convolution(op: Operation, x: Tensor, kernel: Tensor) -> Any:
     shape = [_padded(size, width) for size, width in zip(shape, widths)]
     found = _grouped(op, x, kernel, shape, window)
     found = wrapped(found, result_kind)
-    return _placed(found, numbers, whole)
+    return _restore_axes(found, numbers, whole)
 
 
 def _result_axes(numbers: Any) -> list[int]:
@@ -61,7 +61,7 @@ def _result_axes(numbers: Any) -> list[int]:
     return [specs[0], *specs[2:], specs[1]]
 
 
-def _placed(found: Any, numbers: Tensor, whole: Sequence[Any]) -> Any:
+def _restore_axes(found: Any, numbers: Tensor, whole: Sequence[Any]) -> Any:
     """A result in the order of axes that the program has."""
     found.set_shape([int(size) if is_static(size) else None for size in whole])
     axes = _result_axes(numbers)

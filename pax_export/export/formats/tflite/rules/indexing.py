@@ -289,7 +289,7 @@ def scatter(op: Operation, x: Tensor, indices: Tensor, updates: Any) -> Any:
     places_of = _Indices(op, index, batches, (*axes, *partial), windows)
     rest = [axis for axis in range(len(shape)) if axis not in places_of.axes]
     if op.name == "scatter" and all(is_static(size) and size == 1 for size in places_of.shape):
-        return _written(op, x, updates, places_of, widths)
+        return _write_slice(op, x, updates, places_of, widths)
     outer = [
         axis for axis in range(len(op.operands[2].shape)) if axis not in numbers.update_window_dims
     ]
@@ -319,7 +319,7 @@ def scatter(op: Operation, x: Tensor, indices: Tensor, updates: Any) -> Any:
     return transpose(result, [order.index(axis) for axis in range(len(order))])
 
 
-def _written(
+def _write_slice(
     op: Operation, x: Tensor, update: Tensor, index: _Indices, widths: dict[int, Any]
 ) -> Any:
     """One slice at one place."""
