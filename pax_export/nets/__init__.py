@@ -15,7 +15,7 @@ from pax_export.nets._decoder_to_hf import config_of_hf as config_of_hf
 from pax_export.nets._decoder_to_hf import generation_config as generation_config
 from pax_export.nets._decoder_to_hf import hf_config as hf_config
 from pax_export.nets._decoder_to_hf import hf_pieces as hf_pieces
-from pax_export.nets._decoder_writing import Tensor as Tensor
+from pax_export.nets._decoder_writing import WrittenTensor as WrittenTensor
 from pax_export.nets._decoder_writing import file_tensors as file_tensors
 from pax_export.nets._generation_defaults import GenerationDefaults
 from pax_export.nets._layer_kind import LayerKind

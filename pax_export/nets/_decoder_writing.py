@@ -15,7 +15,7 @@ from pax_export.nets._decoder_names import Pieces, SourceArray
 _NORMS = re.compile(r"(^|\.)(\w*_)?norm\.scale$")
 
 
-class Tensor(NamedTuple):
+class WrittenTensor(NamedTuple):
     """A tensor of a file, whose numbers are made when they are asked for."""
 
     name: str
@@ -24,7 +24,7 @@ class Tensor(NamedTuple):
     read: Callable[[], np.ndarray]
 
 
-def file_tensors(lm: PyTree, pieces: Pieces, norm_shift: float = 0.0) -> list[Tensor]:
+def file_tensors(lm: PyTree, pieces: Pieces, norm_shift: float = 0.0) -> list[WrittenTensor]:
     """The tensors of a file that these pieces are read from.
 
     Args:
@@ -51,7 +51,7 @@ def _places(name: str, leaf: Any, pieces: Pieces) -> Iterator[tuple[str, SourceA
         yield piece.name, piece, None
 
 
-def _tensor(name: str, parts: list[tuple[SourceArray, Any, int | None, float]]) -> Tensor:
+def _tensor(name: str, parts: list[tuple[SourceArray, Any, int | None, float]]) -> WrittenTensor:
     parts = sorted(parts, key=lambda each: (each[0].part or (0, 0))[0])
     shapes = [leaf.shape if layer is None else leaf.shape[1:] for _, leaf, layer, _ in parts]
     shape = (*shapes[0][:-1], sum(each[-1] for each in shapes))
@@ -72,4 +72,4 @@ def _tensor(name: str, parts: list[tuple[SourceArray, Any, int | None, float]]) 
             whole = split.swapaxes(1, 2).reshape(whole.shape)
         return np.ascontiguousarray(whole)
 
-    return Tensor(name, shape, np.dtype(parts[0][1].dtype), read)
+    return WrittenTensor(name, shape, np.dtype(parts[0][1].dtype), read)

@@ -61,7 +61,7 @@ def in_real_numbers(program: Any) -> Any:
     """
     if not _has_parts(program):
         return program
-    return _Rewriter().program(decompose(program, _is_known))
+    return _RealRewriter().program(decompose(program, _is_known))
 
 
 def in_parts(value: Any) -> list[Any]:
@@ -103,7 +103,7 @@ def _structs(atom: Any) -> list[Any]:
     return [jax.ShapeDtypeStruct(aval.shape, half_dtype(aval.dtype))] * 2
 
 
-class _Rewriter:
+class _RealRewriter:
     def __init__(self) -> None:
         self._programs: dict[int, tuple[Any, Any]] = {}  # by id; kept alive, so that ids stay
         self._callers: list[Any] = []
