@@ -13,7 +13,7 @@ from pax_export._jaxpr import bound, is_literal
 from pax_export.export.portable import activations as activations
 from pax_export.export.portable import along_axes as along_axes
 from pax_export.export.portable import kept
-from pax_export.export.portable.graph import PATTERNS, Graph
+from pax_export.export.portable.graph import PATTERNS, Producers
 from pax_export.export.portable.program import (
     CONTROL,
     PortableProgram,
@@ -30,7 +30,7 @@ def recognized(program: PortableProgram) -> PortableProgram:
 
     They are found in loops and branches, too.
     """
-    graph = Graph(program)
+    graph = Producers(program)
     found = {}
     for equation in program.jaxpr.eqns:
         if equation.primitive.name in PATTERNS:

@@ -33,7 +33,7 @@ from pax_export.export.artifact.report import (
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.onnx import file
 from pax_export.export.formats.onnx import runtimes as other_runtimes
-from pax_export.export.formats.onnx.model import Options, converted
+from pax_export.export.formats.onnx.model import OnnxOptions, converted
 from pax_export.export.formats.onnx.names import with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
@@ -161,7 +161,7 @@ def to_onnx(
     calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     request = Request(model, path, *given)
-    wanted = Options(opset, fold, exact, accuracy_level, external_data)
+    wanted = OnnxOptions(opset, fold, exact, accuracy_level, external_data)
     names = (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
     others = tuple(name for name in names if name != "onnxruntime")  # which is asked anyway
     for name in others:
@@ -181,7 +181,7 @@ class _OnnxExporter(FormatExporter):
     loads = "onnx"
     one_by_one = True
 
-    options: Options
+    options: OnnxOptions
     examples: Mapping[str, Sequence[Any]]
     runtimes: tuple[str, ...] = ()
 
@@ -207,7 +207,7 @@ class _OnnxExporter(FormatExporter):
         return _OnnxContents(model.name, infos, named, store, self.examples, self.options)
 
 
-class _Written(NamedTuple):
+class _OnnxModelFile(NamedTuple):
     """What the report says of what was written; see `Converted`."""
 
     folded: tuple[str, ...]
@@ -218,13 +218,13 @@ class _Written(NamedTuple):
 
 @dataclass(frozen=True)
 class _OnnxContents(ProgramContents):
-    options: Options
+    options: OnnxOptions
     #: What is said of quantized weights, once it is known.
     integers: dict[str, Any] = dataclasses.field(default_factory=dict)
     #: By the names of other runtimes that were asked, the largest difference there.
     tested_in: dict[str, float] = dataclasses.field(default_factory=dict)
 
-    def write(self, place: Path) -> _Written:
+    def write(self, place: Path) -> _OnnxModelFile:
         (program,) = self.programs
         places = map(self.store.of_constant, program.traced.constants)
         names = [self.store.variables[each].name for each in (*self.store.of_leaf, *places)]
@@ -234,7 +234,7 @@ class _OnnxContents(ProgramContents):
         if made.quantized:
             written = _integers(onnx.load(place), made.quantized)
             self.integers.update(check_integers(written, self.stored()))
-        return _Written(made.folded, made.notes, made.differs, data)
+        return _OnnxModelFile(made.folded, made.notes, made.differs, data)
 
     def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
         errors = super().test(exporter, place, run)
@@ -255,7 +255,7 @@ class _OnnxContents(ProgramContents):
             raise
         return max(errors.values(), default=0.0)
 
-    def report_fields(self, place: Path, written: _Written, run: ExportRun) -> dict[str, Any]:
+    def report_fields(self, place: Path, written: _OnnxModelFile, run: ExportRun) -> dict[str, Any]:
         opset = self.options.opset
         return {
             "signatures": {each.key: signature_info(each) for each in self.programs},
