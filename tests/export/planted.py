@@ -309,7 +309,7 @@ def in_onnx(planter: Planter) -> Iterator[None]:
     from pax_export.export.formats.onnx import convert, model
 
     check, written = model._check_operators, convert.Converter._written
-    finished, arrays = model._Model._finished, {}
+    finished, arrays = model._ModelBuilder._finished, {}
 
     def kept(self: Any, found: Any) -> Any:
         made, initializers = finished(self, found)
@@ -349,7 +349,7 @@ def in_onnx(planter: Planter) -> Iterator[None]:
 
     with (
         mock.patch.object(model, "_check_operators", planted),
-        mock.patch.object(model._Model, "_finished", kept),
+        mock.patch.object(model._ModelBuilder, "_finished", kept),
         mock.patch.object(convert.Converter, "_written", noted),
     ):
         yield
