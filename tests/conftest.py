@@ -66,12 +66,6 @@ def _count_memory_maps():
 
 
 @pytest.fixture(autouse=True)
-def no_program_of_pax(monkeypatch):
-    """A page or a docstring that runs `install_as_pax` runs it for itself alone."""
-    monkeypatch.setattr("pax_export.core._pax_programs._run", False)
-
-
-@pytest.fixture(autouse=True)
 def same_weights():
     """Layers draw the same weights whichever tests ran before."""
     pax.seed_rng_key(42)

@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -137,14 +138,18 @@ def check(path: str | os.PathLike[str], ours: overwrite_guard.Recognize | None) 
 
 
 def _check_replaceable(path: Path, ours: overwrite_guard.Recognize) -> None:
-    if path.is_symlink():
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return  # another process is replacing it
+    if stat.S_ISLNK(mode):
         raise ExportPathError(
             "This is a link, so it is not replaced.",
             where=str(path),
             got=f"a link to {os.readlink(path)}",
             write="the path that it leads to, or another one",
         )
-    if not path.is_dir():
+    if not stat.S_ISDIR(mode):
         raise ExportPathError(
             "This is no directory, so it is not overwritten.",
             where=str(path),

@@ -36,7 +36,7 @@ def from_pretrained(path: str | os.PathLike[str], **options: PyTree) -> tuple[De
         ...         lm, tokenizer = pax.generation.from_pretrained(folder)
         ...     except pax.errors.TokenizerError as error:
         ...         print(error.what)
-        The folder or file has no tokenizer.
+        The file of the tokenizer cannot be read.
     """
     where = Path(os.fspath(path))
     if where.is_file():

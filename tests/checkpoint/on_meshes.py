@@ -82,7 +82,7 @@ def test_rules_that_do_not_fit(folder):
         checkpoints.restore(
             mesh=mesh_of(2, 2), rules={"attention.*": P("data")}, model=pax.Linear(8, 16)
         )
-    with pytest.raises(ValueError, match=r"there is none.\n  where: restore"):
+    with pytest.raises(ValueError, match=r"need a mesh.\n  where: restore"):
         checkpoints.restore(rules=RULES, model=pax.Linear(8, 16))
 
 

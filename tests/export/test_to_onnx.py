@@ -307,7 +307,7 @@ def test_weights_in_a_file_elsewhere_are_not_read(tmp_path, path):
 def test_the_guide_runs(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "guide" / "targets.md").read_text(encoding="utf-8")
     first = re.search(r"^```python\n(.*?)^```$", page, re.M | re.S)[1]
-    (block,) = re.findall(r"^```{code-block} python\n(.*?)^```$", page, re.M | re.S)
+    block = re.search(r"^```{code-block} python\n(.*?)^```$", page, re.M | re.S)[1]
     monkeypatch.chdir(tmp_path)
     exec(first + block, {})
 

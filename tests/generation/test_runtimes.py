@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_named_before_any_work(format, tmp_path, monkeypatc
         return str(caught.value)
 
     small = dataclasses.replace(lm.config, vocab_size=200)
-    assert "that of another net" in refused(pax.nets.Decoder(small))
+    assert "belongs to another net" in refused(pax.nets.Decoder(small))
     bare = Tokenizer(tokenizer._inner, tokenizer.special_tokens)
     assert "has no chat template" in refused(tokenizer=bare)
     assert "with its tokenizer" in refused(tokenizer=None)
