@@ -14,7 +14,7 @@ from pax_export._optional import find, require
 from pax_export.generation._runtimes import Job, Runtime, check_floats
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.generation._vocabularies import CUTS, of_gguf
-from pax_export.nets import config_of_gguf, file_tensors, gguf_metadata, gguf_pieces
+from pax_export.nets import config_of_gguf, file_tensors, gguf_metadata, pieces_of_gguf
 
 _PURPOSE = 'generation.export(format="gguf")'
 _MARK = "pax_export.version"
@@ -48,7 +48,7 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
         if name != "general.architecture":
             _add(gguf, writer, name, value)
     shift = job.lm.config.norm_offset
-    tensors = file_tensors(job.lm, gguf_pieces(config), shift)
+    tensors = file_tensors(job.lm, pieces_of_gguf(config), shift)
     table = config.rotary_scaling
     extra = np.asarray(table.table, "f") if table is not None and table.kind == "table" else None
     if extra is not None:

@@ -15,7 +15,7 @@ from pax_export._errors import InvalidArgumentError
 from pax_export._files import stale_temporaries
 from pax_export._optional import find, require
 from pax_export._types import Array, PyTree
-from pax_export._wire import encode_varint
+from pax_export._wire import Schema
 from pax_export.export.artifact import embedded
 from pax_export.generation._runtimes import Job, Runtime
 from pax_export.nets import Decoder, PlacedReading, read_placed
@@ -134,8 +134,7 @@ def _header(sections: list[tuple[int, str, int, int]]) -> bytes:
     def table(fields: list[tuple[int, str, Any]]) -> int:
         builder.StartObject(max((number for number, *_ in fields), default=-1) + 1)
         for number, kind, value in fields:
-            default = 0
-            getattr(builder, f"Prepend{kind}Slot")(number, value, default)
+            getattr(builder, f"Prepend{kind}Slot")(number, value, 0)
         return builder.EndObject()
 
     def vector(offsets: list[int]) -> int:
@@ -161,23 +160,29 @@ def _header(sections: list[tuple[int, str, int, int]]) -> bytes:
     return bytes(builder.Output())
 
 
-def _field(number: int, content: bytes) -> bytes:
-    return encode_varint(number << 3 | 2) + encode_varint(len(content)) + content
-
-
-def _token(number: int, ids: tuple[int, ...]) -> bytes:
-    packed = b"".join(map(encode_varint, ids))
-    return _field(number, _field(1, _field(1, packed)))
+#: TokenUnion and LlmMetadata of LiteRT-LM.
+_TOKEN = Schema(ids=(1, Schema(ids=1)))
+_LLM_METADATA = Schema(
+    start=(1, _TOKEN), stop=(2, _TOKEN), max_tokens=5, kind=(6, Schema(generic=(1, Schema()))),
+    template=7,
+)  # fmt: skip
 
 
 def _metadata(job: Job) -> bytes:
     """LlmMetadata: the tokens that begin and end a text, and the chat template."""
     assert job.tokenizer is not None
-    made = b"" if not job.begins else _token(1, (job.begin or 0,))
-    made += b"".join(_token(2, (each,)) for each in job.stop)
-    made += encode_varint(5 << 3) + encode_varint(job.room) + _field(6, _field(1, b""))
-    template = job.tokenizer.chat_template
-    return made + (_field(7, template.encode()) if template else b"")
+    begin = {"start": {"ids": {"ids": [job.begin or 0]}}} if job.begins else {}
+    stop = [{"ids": {"ids": [each]}} for each in job.stop]
+    template = job.tokenizer.chat_template or ""
+    return _LLM_METADATA.encode(
+        {
+            **begin,
+            "stop": stop,
+            "max_tokens": job.room,
+            "kind": {"generic": {}},
+            "template": template,
+        }
+    )
 
 
 LITERTLM = Runtime(

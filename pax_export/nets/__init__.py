@@ -4,13 +4,13 @@ from pax_export.nets._decoder import Decoder
 from pax_export.nets._decoder_cache import DecoderCache, Int8Store
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import DecoderLayer
+from pax_export.nets._decoder_names import pieces_of_gguf as pieces_of_gguf
 from pax_export.nets._decoder_placed import PlacedReading as PlacedReading
 from pax_export.nets._decoder_placed import read_placed as read_placed
 from pax_export.nets._decoder_sizes import cache_dtype as cache_dtype
 from pax_export.nets._decoder_sizes import check_ids as check_ids
 from pax_export.nets._decoder_to_gguf import config_of_gguf as config_of_gguf
 from pax_export.nets._decoder_to_gguf import gguf_metadata as gguf_metadata
-from pax_export.nets._decoder_to_gguf import gguf_pieces as gguf_pieces
 from pax_export.nets._decoder_to_hf import config_of_hf as config_of_hf
 from pax_export.nets._decoder_to_hf import generation_config as generation_config
 from pax_export.nets._decoder_to_hf import hf_config as hf_config

@@ -7,7 +7,6 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.nets._decoder_config import DecoderConfig
-from pax_export.nets._decoder_names import Pieces, pieces_of_gguf
 from pax_export.nets._decoder_to_hf import check_same, has_no_such
 from pax_export.nn import RotaryScaling, rotary_frequencies
 
@@ -64,11 +63,6 @@ def gguf_metadata(config: DecoderConfig, where: str) -> dict[str, Any]:
         raise has_no_such(config, TITLE, where, "num_heads * head_size is not dim")
     check_same(config, back, TITLE, where)
     return {**made, **own}
-
-
-def gguf_pieces(config: DecoderConfig) -> Pieces:
-    """Where a GGUF file keeps the leaves."""
-    return pieces_of_gguf(config)
 
 
 def _described(config: DecoderConfig) -> dict[str, Any]:
