@@ -339,7 +339,7 @@ def test_without_the_package_it_is_named(tmp_path, keys, argument, monkeypatch):
 
 
 def test_the_package_is_loaded_by_those_who_sign():
-    code = "import sys, pax_export.export.loading; print('model_signing' in sys.modules)"
+    code = "import sys, pax_export.export.artifact.loading; print('model_signing' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout == "False\n", done.stderr
 

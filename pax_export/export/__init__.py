@@ -15,6 +15,7 @@ from pax_export._optional import require
 
 if TYPE_CHECKING:
     from pax_export.export import orbax, symbolic_numpy
+    from pax_export.export.artifact.loading import load
     from pax_export.export.artifact.report import Report
     from pax_export.export.formats.loaded_file import LoadedFile
     from pax_export.export.formats.onnx.export import to_onnx
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from pax_export.export.formats.stablehlo.export import to_stablehlo
     from pax_export.export.formats.stablehlo.files import renew
     from pax_export.export.formats.tflite.export import to_tflite
-    from pax_export.export.loading import load
     from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig
     from pax_export.export.retargeting.retarget import RetargetReport, retarget
     from pax_export.export.tracing.spec import spec
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _WITHOUT_JAX = {
     "LoadedModel": "formats.saved_model.load",
     "Report": "artifact.report",
-    "load": "loading",
+    "load": "artifact.loading",
 }
 _HOMES = _WITHOUT_JAX | {
     "ExportManager": "orbax",

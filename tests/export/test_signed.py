@@ -119,7 +119,7 @@ def test_a_signature_says_who_and_not_that_it_does_no_harm(exports, keys):
 
 
 def test_nothing_is_read_before_it_is_verified(exports, keys, monkeypatch):
-    from pax_export.export import loading
+    from pax_export.export.artifact import loading
 
     monkeypatch.setattr(loading, "read_report", lambda path: pytest.fail("it was read"))
     signature(exports / "saved").unlink()
