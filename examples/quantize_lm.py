@@ -50,7 +50,7 @@ def update(lm, optimizer, rows):
 
 
 def trained(rows, steps):
-    """A model that has seen so many batches."""
+    """A model trained on `steps` batches."""
     pax.seed_rng_key(0)
     lm = Decoder(CONFIG, layers="listed")
     optimizer = pax.optim.from_optax(optax.adam(3e-3))(lm.parameters())

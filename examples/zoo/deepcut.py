@@ -17,7 +17,7 @@ WINDOW = 21
 
 
 class Unit(pax.Module):
-    """What so many characters in a row say, as five numbers at each place."""
+    """Features of `width` characters in a row: five numbers at each place."""
 
     def __init__(self, size: int, width: int):
         super().__init__()

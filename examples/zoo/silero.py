@@ -1,4 +1,4 @@
-"""Silero VAD, whether somebody speaks: the net of silero-vad 6.2.3 (MIT), from its ONNX files.
+"""Silero VAD, voice activity detection: the net of silero-vad 6.2.3 (MIT), from its ONNX files.
 
 net, report = load("silero_vad/data/silero_vad_16k_op15.onnx")
 net(sound)  # [batch, samples] at 16 kHz -> [batch, chunks], for each 512 samples

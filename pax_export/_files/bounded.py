@@ -10,7 +10,7 @@ from pax_export._files import file_types
 
 
 def read_bytes(file: Path, most: int) -> bytes:
-    """The content of a regular file of so many bytes at most; an OSError otherwise.
+    """The content of a regular file of at most `most` bytes; an OSError otherwise.
 
     Example:
         >>> import tempfile
@@ -19,7 +19,7 @@ def read_bytes(file: Path, most: int) -> bytes:
         ...     read_bytes(Path(folder, "a"), 2)
         b'12'
     """
-    # Opening a FIFO waits for somebody who writes to it, unless it is told not to.
+    # Opening a FIFO waits for a writer, unless it is told not to.
     number = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     with open(number, "rb") as content:
         about = os.fstat(number)

@@ -143,7 +143,7 @@ def _check_file(directory: Path, name: str, expected: str) -> None:
 
 
 def digest(file: Path, size: int | None = None) -> str:
-    """The hash of a file, or of so many bytes at its beginning."""
+    """The hash of a file, or of its first `size` bytes."""
     with file.open("rb") as content:
         if size is None:
             return hashlib.file_digest(content, "sha256").hexdigest()

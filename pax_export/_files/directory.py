@@ -187,7 +187,7 @@ def _move(temporary: Path, path: Path, ours: overwrite_guard.Recognize | None) -
                 return rename_to_nothing(temporary, path)
             if ours is None:
                 raise taken(path)
-            overwrite_guard.check_folder(path, ours)  # somebody may have put a file there meanwhile
+            overwrite_guard.check_folder(path, ours)  # a file may have been put there meanwhile
             if _rename2(temporary, path, _RENAME_EXCHANGE):
                 return None
             return _replace_in_two_steps(temporary, path)

@@ -1,6 +1,6 @@
 """File types of paths: only regular files are read or replaced as files.
 
-Opening a FIFO waits for somebody at its other end, and a device that is replaced by a file is
+Opening a FIFO waits for a process at its other end, and a device that is replaced by a file is
 gone for the whole system.
 """
 

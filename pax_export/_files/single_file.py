@@ -107,7 +107,7 @@ def _move(temporary: Path, path: Path, ours: overwrite_guard.Recognize | None) -
                 return directory.rename_to_nothing(temporary, path)
             if ours is None:
                 raise directory.taken(path)
-            overwrite_guard.check_file(path, ours)  # somebody may have put another there meanwhile
+            overwrite_guard.check_file(path, ours)  # another file may have been put there meanwhile
             temporary.replace(path)
             return None
         except ExportPathError:

@@ -122,7 +122,7 @@ def sweep(folder: Path) -> None:
 
 def _remove(leftover: Path, path: Path) -> None:
     if leftover.lstat().st_uid != os.geteuid():
-        return  # in a folder for everybody, anybody may have put it there
+        return  # anyone may have put it into a world-writable folder
     lock = _lock(leftover)
     try:
         if leftover.suffix == OLD and not os.path.lexists(path):

@@ -34,7 +34,7 @@ def call_with_constants(
         program: what `trace(...).jaxpr` gives.
         replaced: the new value, by the `id` of the constant.
         arguments: the flat arguments.
-        count: evaluate only what the first so many results need.
+        count: evaluate only what the first `count` results need.
         keep_derivatives: leave functions that define their derivative as they
             are, with the constants inside of them, because it will be asked for.
     """
@@ -177,11 +177,11 @@ def _swept(jaxpr: Any, count: int) -> tuple[Any, list[bool]]:
 
 
 def needed_part(program: Any, count: int | None = None) -> Any:
-    """The jaxpr of a traced program without what none of its first so many results needs."""
+    """The jaxpr of a traced program, pruned to its first `count` results."""
     return _prune_program(program, count or len(program.jaxpr.outvars), instantiate=True)[0]
 
 
 def read_arguments(program: Any, count: int) -> frozenset[int]:
-    """The flat arguments on which the first so many results of a traced program depend."""
+    """The flat arguments on which the first `count` results of a traced program depend."""
     _, read = _prune_program(program, count, instantiate=False)
     return frozenset(index for index, is_read in enumerate(read) if is_read)

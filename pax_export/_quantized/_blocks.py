@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from pax_export._quantized._integers import GROUP, Form, dequantized, halves, scales_per_group
 
-#: So many rows of a matrix at most, of integers, are multiplied at a time.
+#: The largest number of rows of an integer matrix multiplied at a time.
 _LARGEST, _SMALLEST = 512, 192
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-#: So many integers of 4 bits are packed together, and share a scale.
+#: The number of 4-bit integers that are packed together and share a scale.
 GROUP = 32
 _HALF = GROUP // 2
 

@@ -27,7 +27,7 @@ class FlatTable:
 
     def __init__(self, places: RandomAccessBytes, place: int, left: list[int]):
         self.places, self.place = places, place
-        self._left = left  # so many entries of lists may be read, of all tables together
+        self._left = left  # entries of lists that may still be read, over all tables
         self._offsets = place - places.unpack("<i", place)[0]
         self._size = places.unpack("<H", self._offsets)[0]
         self._known: tuple[int, ...] | None = None

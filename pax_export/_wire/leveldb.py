@@ -18,7 +18,7 @@ _FOOTER = 48
 #: A key repeats what it shares with the one before, so that few bytes could make many.
 _LONGEST_KEY, _MOST_OF_KEYS = 1 << 14, 1 << 28
 _TRAILER = 5
-#: So many keys come before one that stands there as a whole.
+#: The number of keys between two that are stored without a shared prefix.
 _RESTART = 16
 
 

@@ -18,7 +18,7 @@ class RandomAccessBytes(ABC):
 
     @abstractmethod
     def read(self, offset: int, count: int) -> bytes:
-        """So many bytes from a place on; an error if it ends before."""
+        """`count` bytes from an offset on; an error if the content ends before."""
 
     @abstractmethod
     def array(self, dtype: Any, shape: Iterable[int], offset: int) -> np.ndarray:

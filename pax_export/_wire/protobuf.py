@@ -16,7 +16,7 @@ _VARINT, _BYTES = 0, 2
 #: The sizes of fields of other kinds.
 _FIXED = {1: 8, 5: 4}
 _LONGEST_TEXT = 1 << 20
-#: So many bytes are read at a time: of what is skipped, no more than that.
+#: Bytes read at a time, at most, of skipped content too.
 _PIECE = 1 << 12
 #: What stands before the content of a field: its number and kind, and its size.
 _HEAD = 2 * LONGEST

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: So many bytes has the longest one, of 64 bits.
+#: The length in bytes of the longest one, of 64 bits.
 LONGEST = 10
 _BITS = (1 << 64) - 1
 

@@ -15,7 +15,7 @@ class Retention:
     """A retention policy."""
 
     last: int | None  # how many of the last ones; None for all
-    best: str | None  # the metric of which the best one stays
+    best: str | None  # the metric by which the best one stays
     mode: Literal["min", "max"]  # whether the smallest or the largest is the best
 
     def __post_init__(self) -> None:

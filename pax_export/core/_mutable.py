@@ -10,7 +10,7 @@ A scope also remembers the jax trace it began under.  Changing a module under
 another trace would store a tracer where its trace cannot reach it any more;
 that is refused here rather than found later as a leaked tracer.
 
-Setting an attribute only notes what it is now.  The moduledef is made when somebody
+Setting an attribute only notes what it is now.  The moduledef is made when a caller
 asks for it, or when the module is closed: a function that sets a hundred
 attributes makes one moduledef, not a hundred.
 """
@@ -192,7 +192,7 @@ def _way_out(node: Node, action: str, name: str, caller: object) -> str:
     if action == "delete":
         return "a function decorated with pax.pure that deletes it and returns the module"
     if caller is not None and caller is not node:
-        # Somebody called a model; that one of its parts is replaced would be no help.
+        # A model was called; replacing one of its parts would not help.
         return (
             "model, output = model % x for the whole model, or a function decorated with pax.pure "
             "that calls it and returns it"

@@ -1,7 +1,7 @@
 """Detects in-place changes of lists and dicts in immutable modules.
 
 A module hands out its own lists, and a list stays a list for jax.  So what each
-container holds is written down when somebody may first get hold of it, and the
+container holds is recorded when user code can first reach it, and the
 next flatten compares.  A module that nobody has looked at is not compared: its
 containers cannot have been changed.
 """

@@ -10,7 +10,7 @@ it short:
 * A `ModuleDef` says everything about a module that is not a child.  Moduledefs are
   interned, so treedefs compare by identity.
 * A module that jax rebuilds is an object with that pair and nothing else; its
-  attributes are filled in when somebody first looks.  Most rebuilt modules are
+  attributes are filled in at first access.  Most rebuilt modules are
   only handed on to the next call.
 
 The two functions that jax calls have a form in C (see `_native.py`), which does
@@ -518,7 +518,7 @@ def _rebuild(node: Node, moduledef: ModuleDef, children: tuple) -> None:
 
 
 def folded(pair: tuple[tuple[Any], Any]) -> Any:
-    """The module of ``((leaves,), treedef)``, made when somebody looks at it."""
+    """The module of ``((leaves,), treedef)``, made at first access."""
     (leaves,), treedef = pair
     cls, moduledef = treedef.node_data()
     if not moduledef.lazy:

@@ -43,7 +43,7 @@ def operation_error(
 ) -> NonFiniteError:
     """Names the first operation of a traced program with a non-finite result.
 
-    ``line`` is the line of an operation of which jax knows none, and ``path`` that of the module
+    ``line`` is the line of an operation if jax knows none, and ``path`` that of the module
     in which the program is called.
     """
     found = _first(program, arguments, path)

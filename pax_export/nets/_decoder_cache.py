@@ -261,7 +261,7 @@ def read(store: Store, layer: PyTree, dtype: DTypeLike, count: int | None = None
         store: the store.
         layer: its number; of a tuple, a number of Python.
         dtype: of the result.
-        count: only so many places, the first ones.
+        count: the number of places, from the first on.
     """
     if isinstance(store, tuple):
         one = store[layer]

@@ -211,7 +211,7 @@ def _gguf(window: int | None = None, period: int | None = None, **others: object
     )
 
 
-GGUF_PERIODS = {"gemma2": 2, "gemma3": 6}  # the last of so many layers sees everything
+GGUF_PERIODS = {"gemma2": 2, "gemma3": 6}  # the last layer of each period sees all positions
 GGUF = {
     **{name: _gguf() for name in ("llama", "qwen2", "qwen3", "gemma")},
     "gemma2": _gguf(4096, GGUF_PERIODS["gemma2"], **dict(zip(_SOFTCAPS, (50.0, 30.0)))),

@@ -148,7 +148,7 @@ def filled(
     One leaf after the other is read, so that beside the net itself there is never more than
     one leaf (of all layers, where they are stacked) in memory.
     """
-    if config.num_layers > len(source.entries):  # before so many layers are made
+    if config.num_layers > len(source.entries):  # before the layers are made
         raise _mismatch(
             source, "the layers of the net", f"{len(source.entries)} tensors",
             f"those of {config.num_layers} layers",

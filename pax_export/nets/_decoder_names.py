@@ -21,7 +21,7 @@ class SourceArray:
         transposed: whether the file keeps ``[out, in]`` where a `Linear` has ``[in, out]``.
         part: of several arrays that lie in one beside each other, which: the first place along
             the output and how many; None for all.
-        paired_heads: if not 0, the outputs of so many heads lie with the pairs of the rotary
+        paired_heads: if not 0, the number of heads whose outputs lie with the pairs of the rotary
             embedding as neighbors, and become halves.
     """
 

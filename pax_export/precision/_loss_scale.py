@@ -64,7 +64,7 @@ class DynamicLossScale(jmp.DynamicLossScale):
         loss_scale: the first scale: a number, or a floating-point scalar array,
             whose dtype the scale keeps.
         counter: int32 scalar: steps with finite gradients since the last change.
-        period: after so many of them the scale grows.
+        period: the number of finite steps after which the scale grows.
         factor: how much it grows, or shrinks after a step that overflowed.
         min_loss_scale: it never shrinks below this.
 

@@ -75,7 +75,7 @@ class Heartbeat:
         try:
             self._client.wait_at_barrier(_END, _LONG)
         except jax.errors.JaxRuntimeError:
-            # Somebody is lost; the roll call says who.
+            # A process is lost; the roll call says which.
             time.sleep(self._lost_after + _FAREWELL)
             raise
         finally:

@@ -36,7 +36,7 @@ class Rules:
     The functions of this room that take rules take a mapping as well, from
     paths and classes to specs; ``Rules.of(mapping)`` is this as an object, which
     can be put together with others: ``a | b`` is ``a``, and ``b`` for the leaves
-    of which ``a`` says nothing; ``a & b`` is ``a``, with ``b`` for the axes that
+    that ``a`` leaves open; ``a & b`` is ``a``, with ``b`` for the axes that
     ``a`` leaves whole.
 
     Example:

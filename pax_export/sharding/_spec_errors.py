@@ -75,7 +75,7 @@ def require_used(
 ) -> None:
     """Raises unless every rule gave some leaf its spec.
 
-    A rule for leaves all of which declare their own spec is used as well: the
+    A rule counts as used even if all its leaves declare their own spec: the
     rules may be meant for many models.
     """
     used = {id(rule) for _, match in matched if match is not None for rule in match.rules}

@@ -3,7 +3,7 @@
 A jitted call would otherwise flatten every module on the way in and rebuild
 every one on the way out, though most of what it returns is only handed on to
 the next call.  Folded, a module is one node for jax; and what comes out is
-taken apart only when somebody looks at it (see `Node`).
+taken apart only when its attributes are read (see `Node`).
 """
 
 from __future__ import annotations

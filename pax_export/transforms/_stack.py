@@ -85,7 +85,7 @@ def unstack_layers(stacked: PyTree, *, axis: int = 0) -> list[Any]:
     """The list of layers that `stack_layers` would make one of.
 
     Args:
-        stacked: a module every leaf of which has an axis of layers, such as
+        stacked: a module whose leaves all have an axis of layers, such as
             ``Scan(...)(...).scan_module``.
         axis: where that axis is.
 

@@ -35,7 +35,7 @@ class BinaryFile(RandomAccessBytes):
         self.size = os.fstat(self._number).st_size
 
     def read(self, offset: int, count: int) -> bytes:
-        """So many bytes from a place on; an error if the file ends before."""
+        """`count` bytes from an offset on; an error if the file ends before."""
         self.require(offset, count)
         content = os.pread(self._number, count, offset)
         if len(content) == count:
@@ -117,7 +117,7 @@ class FileStream:
         return self._at
 
     def read(self, count: int | None = -1) -> bytes:
-        """So many bytes, or as many as are left: a length that lies takes no memory."""
+        """`count` bytes, or as many as are left: a false length takes no memory."""
         left = max(0, self._size - self._at)
         count = left if count is None or count < 0 else min(count, left)
         begin = self._at - self._piece_at
@@ -148,7 +148,7 @@ def _open_regular(path: Path) -> int:
     """The number of an open regular file, or a WeightsFileError."""
     where = str(path).replace("\0", "\\0")
     try:
-        # Opening a FIFO waits for somebody who writes to it, unless it is told not to.
+        # Opening a FIFO waits for a writer, unless it is told not to.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingWeightsFileError(

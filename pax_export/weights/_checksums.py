@@ -25,7 +25,7 @@ from pax_export.weights._leaves import RESERVED
 
 ENTRY = "pax_export_crc32"
 _HEADER, _ZEROS = "", "00000000"
-#: So many bytes are worth a thread.
+#: The size in bytes from which a thread pays.
 _LARGE = 1 << 20
 _THREADS = min(8, os.cpu_count() or 1)
 #: How the entry begins, as text and as it stands in the file; no other text of ours does so.

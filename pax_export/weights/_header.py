@@ -30,7 +30,7 @@ class HeaderEntry:
 
     @property
     def description(self) -> Description:
-        """The array that was saved, of which the note says what it was."""
+        """The array that was saved; the note has its dtype and kind."""
         return described(self.code, self.shape, self.note)
 
     @property

@@ -96,7 +96,7 @@ def _require_value(name: str, leaf: object) -> None:
         and isinstance(leaf, jax.Array)
         and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
     ):
-        problem = "an array of which other processes hold parts"
+        problem = "an array that other processes hold parts of"
     if problem:
         raise InvalidArgumentTypeError(
             "save_weights needs arrays whose values are here.",

@@ -56,7 +56,7 @@ def test_a_bomb_behind_a_model(tmp_path):
 def test_a_bomb_of_values(tmp_path):
     (tmp_path / "pax_export.json").write_text("[" + "{}," * (limits.VALUES + 1) + "{}]")
     error, memory = refused(tmp_path)
-    assert error.got == "ValueError('a report of so many values is none')"
+    assert error.got == "ValueError('a report has too many values')"
     assert memory < 4 * limits.BYTES
 
 
@@ -165,7 +165,7 @@ def test_an_archive_of_a_million_files(tmp_path):
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, count * len(entry), 0, 0)
     (tmp_path / "m.tflite").write_bytes(count * entry + end)
     error, memory = refused(tmp_path / "m.tflite")
-    assert error.got == "ValueError('an archive of so many files is none of pax_export')"
+    assert error.got == "ValueError('the archive has too many files for one of pax_export')"
     assert memory < 1 << 20
 
 

@@ -128,7 +128,7 @@ ZOO = [
         "silero-vad",
         "6.2.3",
         silero,
-        does="whether somebody speaks",
+        does="voice activity",
         licence="MIT",
         file="silero_vad/data/silero_vad_16k_op15.onnx",
         kind="ONNX, written by PyTorch",

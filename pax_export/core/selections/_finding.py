@@ -114,7 +114,7 @@ def matcher(
     Args:
         what: a path, a class, places of a selection, a function of a module or of path and module.
         anywhere: whether any path may begin anywhere, as `PathPattern` says.
-        with_path: whether a function of which one cannot tell is given the path as well.
+        with_path: whether a function of unknown signature gets the path as well.
     """
     if isinstance(what, str):
         pattern = path_pattern(what, anywhere)

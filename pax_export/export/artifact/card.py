@@ -15,7 +15,7 @@ from pax_export._files import card_file, html_text
 from pax_export.export.artifact import snippets
 from pax_export.export.artifact.report import SHA256, TESTED_IN, Report, VariableInfo
 
-#: So many arrays are listed; the report has all.
+#: The number of arrays listed on the card; the report has all.
 _MOST_ARRAYS = 500
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """

@@ -327,7 +327,7 @@ def random_calls(
 ) -> Iterator[RandomCall]:
     """Calls at several sizes: those that the constraints allow, or those that are given.
 
-    They leave something in one of the `outputs`, if any do.  An input of more than so many
+    They leave something in one of the `outputs`, if any do.  An input of more than that many
     elements is a ValueError.
     """
     if sizes is None:

@@ -26,11 +26,11 @@ NAME = "pax_export.json"
 _HASH = b"pax_export.sha256"
 _METADATA_PROPS = 14  # the number of the field in onnx.ModelProto
 _LENGTH_DELIMITED = 2
-#: A report is longer if somebody wants to fill our memory.
+#: A longer report is an attempt to fill the memory.
 _LARGEST = limits.BYTES
 #: An ONNX model has a few of these fields, and a file of others may have one in every byte.
 _MOST_FIELDS = 1 << 20
-#: The most bytes of the list of what is in an archive, of which zipfile makes objects at once.
+#: The largest directory of an archive, in bytes: zipfile makes objects of all of it at once.
 _LARGEST_LIST = 1 << 20
 #: The end of an archive, without the comment that may follow it.
 _END, _MARK, _LONGEST_COMMENT = struct.Struct("<4s4H2LH"), b"PK\5\6", 1 << 16
@@ -70,7 +70,7 @@ _UNIX, _VERSION, _MODE = 3, 20, 0o600 << 16
 
 
 def _archive(content: bytes, offset: int) -> bytes:
-    """A zip archive of the report, to be appended to so many bytes.
+    """A zip archive of the report, to be appended at `offset` of a file.
 
     It is written here, and not by zipfile, because its bytes must be known to find damage in
     them: those that stand between the names and sizes say nothing, and no reader looks at them.
@@ -170,7 +170,7 @@ def _read(path: Path) -> str | None:
 
 
 def _open_message(path: Path) -> Message:
-    """A file as a protobuf message, of which nothing is read yet."""
+    """A file as a protobuf message that is read lazily."""
     if not path.stat().st_size:
         return Message(Memory(b""))
     with path.open("rb") as file:
@@ -178,7 +178,7 @@ def _open_message(path: Path) -> Message:
 
 
 def _check_list(path: Path) -> None:
-    """Refuses an archive of so many entries that their names alone fill our memory."""
+    """Refuses an archive whose names of entries alone would fill the memory."""
     size = path.stat().st_size
     with path.open("rb") as file:
         file.seek(max(0, size - _END.size - _LONGEST_COMMENT - _LENGTH_OF_HUGE))
@@ -188,7 +188,7 @@ def _check_list(path: Path) -> None:
         at = tail.rfind(_MARK)
     listed = _END.unpack_from(tail, at)[5] if 0 <= at <= len(tail) - _END.size else 0
     if listed > _LARGEST_LIST or _OF_HUGE in tail[max(0, at - _LENGTH_OF_HUGE) : at]:
-        raise ValueError("an archive of so many files is none of pax_export")
+        raise ValueError("the archive has too many files for one of pax_export")
 
 
 def _check_size(size: int) -> None:

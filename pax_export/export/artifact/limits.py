@@ -25,7 +25,7 @@ def parsed(text: str) -> Any:
     if len(text) > BYTES:
         raise ValueError("a report of such a size is none")
     if sum(text.count(each) for each in ",[{") > VALUES:
-        raise ValueError("a report of so many values is none")
+        raise ValueError("a report has too many values")
     try:
         return json.loads(text)
     except RecursionError as error:

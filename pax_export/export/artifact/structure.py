@@ -123,7 +123,7 @@ def fixed(arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """In the place of a Python value of which a report has no more than the name."""
+    """Stands for a Python value that a report has only the name of."""
 
     text: str
 

@@ -75,7 +75,7 @@ def lower_traced(
     count: int | None = None,
     names: Mapping[int, str] | None = None,
 ) -> Lowered:
-    """Lowers a traced function, or the first so many of its results, to portable StableHLO.
+    """Lowers a traced function, or its first `count` results, to portable StableHLO.
 
     Messages at run time call operands by their `names`.
     """

@@ -36,7 +36,7 @@ from pax_export.export.tracing.spec import describe, tree_names
 from pax_export.export.tracing.tape import Tape, TapeStep
 from pax_export.export.tracing.traced import Traced, trace
 
-#: Nothing is begun any more after so many seconds.
+#: Seconds after which no further trial is started.
 PATIENCE = 120.0
 
 #: Writes a part of the model at a place and tests it, as the whole is written and tested.

@@ -63,7 +63,7 @@ class ExportRun(Progress):
             single_file.check(beside, signature_file.recognized if overwrite else None)
 
     def place(self, needed: int = 0) -> AbstractContextManager[Path]:
-        """A place for about so many bytes, which takes that of the path when the block is done."""
+        """A temporary place for about `needed` bytes that replaces the path when the block ends."""
         return self._writing.replaced(self.path, self._ours, needed)
 
     def write_card(self, report: Report, place: Path) -> None:

@@ -134,7 +134,7 @@ class Contents(ABC):
     variables: Sequence[VariableInfo]
 
     def estimate_bytes(self) -> int:
-        """About so many bytes will be written."""
+        """The expected number of bytes."""
         return sum(each.bytes for each in self.variables)
 
     @abstractmethod

@@ -14,7 +14,7 @@ from typing import Any, Self
 from pax_export._errors import MissingPackageError
 from pax_export._optional import require
 
-#: A save that is done within so many seconds is silent.
+#: A save that takes fewer seconds than this is silent.
 PATIENCE = 1.0
 
 

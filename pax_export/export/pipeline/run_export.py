@@ -42,7 +42,7 @@ from pax_export.export.validation.probes import ProbeDifference
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case, call, differences
 
-#: So many weights are named.
+#: The number of weights named in one message.
 _FEW = 8
 
 
@@ -241,7 +241,7 @@ def _causes(
     return [found.get(at) for at in range(len(far))]
 
 
-#: Nothing is begun any more after so many seconds of looking for an operation.
+#: Seconds after which the search for an operation starts no further trial.
 _SECONDS = 10.0
 
 

@@ -32,7 +32,7 @@ ELEMENTWISE = frozenset(
     "population_count pow reduce_precision rem round rsqrt shift_left shift_right_arithmetic "
     "shift_right_logical sign sin sinh sqrt square sub tan tanh xor".split()
 )
-#: So many values each input of an operation has.
+#: The number of values tried for each input of an operation.
 COUNT = 8192
 #: Numbers beyond which an argument is not known to its last digit, so that no result is.
 _FAR = 1e5
@@ -103,7 +103,7 @@ def grid(operation: SweptOperation) -> list[np.ndarray]:
 
 
 def _values(dtype: np.dtype, by: int) -> np.ndarray:
-    """Numbers of a dtype in order, so many for each power of two; then what is not a number."""
+    """Numbers of a dtype in order, `by` for each power of two; then infinities and NaN."""
     if not is_inexact(dtype):
         ends = np.iinfo(dtype)
         powers = [
@@ -273,7 +273,7 @@ class Cause:
         return f"{self.text} in {self.path}" if self.path else self.text
 
 
-#: So many elements of an operand are looked at.
+#: The number of elements of an operand that are looked at.
 _SOME = 512
 #: From where to where numbers are usual.
 _USUAL = (1e-30, 1e5, 1e30)

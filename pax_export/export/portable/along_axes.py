@@ -92,7 +92,7 @@ def mean(graph: Producers, equation: Any) -> Recognized | None:
 
 
 def _mean(graph: Producers, atom: Any, rank: int) -> Any:
-    """What a mean over the last of so many axes goes over; None for anything else."""
+    """The operand of a mean over the last of `rank` axes; None for anything else."""
     inner = None if is_literal(atom) else graph.reduced_from(atom, rank, rank - 1)
     if inner is None:
         return None
@@ -118,7 +118,7 @@ def _centered(graph: Producers, atom: Any) -> Any:
 
 
 def _variance(graph: Producers, atom: Any, rank: int) -> Any:
-    """What a variance over the last of so many axes is of."""
+    """The operand of a variance over the last of `rank` axes."""
     bounded = graph.maker(atom, "max")
     if bounded is not None:
         for one, other in (bounded.invars, bounded.invars[::-1]):

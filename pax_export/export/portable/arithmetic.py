@@ -27,7 +27,7 @@ from pax_export.export.portable.program import (
     traced,
 )
 
-#: Results of so many bytes are computed however small their operands are.
+#: Results of up to this size in bytes are computed, however small their operands are.
 SMALL = 1024
 #: An array of more bytes is not stored twice, for what reads it in two forms.
 LARGE = 1 << 16

@@ -267,7 +267,7 @@ def _tanh(x: ComplexPair, **_: object) -> ComplexPair:
 
 # --- Fourier transforms -------------------------------------------------------
 
-#: A transform of so many elements is a product with one matrix; a longer one is split in two.
+#: Up to this length a transform is a product with one matrix; a longer one is split in two.
 _LONGEST = 128
 #: Of a prime number of elements, no more than this.
 _LARGEST = 512

@@ -78,7 +78,7 @@ class _Pass:
         if not _is_known(equation) or self._has(equation):
             return None
         if self._inside.count(name) == _DEEPEST:
-            return None  # two that are made of each other, of which the target has neither
+            return None  # two that are made of each other, and the target has neither
         self._inside.append(name)
         try:
             return rewritten(decomposed(equation), self.replace)

@@ -95,7 +95,7 @@ def _flat_body(body: PortableProgram) -> PortableProgram:
 
 
 def _source(chain: Sequence[Any]) -> tuple[Any, Any]:
-    """The lines and the module path of the last of some equations, each of which calls the next."""
+    """The lines and the module path of the last equation of a chain of calls."""
     path, believed = "", chain[0].source_info.name_stack
     for equation in chain:
         inner = path_in(equation, path)

@@ -119,7 +119,7 @@ class _Folding:
         return BroadcastArray(vector, axis, _Made(self, equation, x))
 
     def _vector(self, atom: Any, x: Array) -> Vector | None:
-        """A known array of which at most one axis is longer than 1."""
+        """A known array with at most one axis longer than 1."""
         shape = atom.aval.shape
         if not is_static(shape) or sum(size != 1 for size in shape) > 1:
             return None

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
-#: So many frequencies are computed at a time.
+#: The number of frequencies computed at a time.
 _BLOCK = 64
-#: Numbers of frequencies are multiplied in steps of so many bits: 32 bits hold no more.
+#: Indices of frequencies are multiplied in steps of this many bits: 32 bits hold no more.
 _STEP, _STEPS = 8, 3
 _FORWARD, _BACKWARD = -1, 1
 
@@ -38,7 +38,7 @@ def fourier_sums(operand: Any, *, fft_type: Any, fft_lengths: Sequence[Any], **_
 
 
 def _along(operand: Any, axis: int, length: Any, direction: int, frequencies: Any = None) -> Any:
-    """The transform along one axis, of real or complex numbers; its first so many frequencies."""
+    """The first frequencies of the transform along one axis, of real or complex numbers."""
     frequencies = length if frequencies is None else frequencies
     operand = jnp.moveaxis(operand, axis, -1)
     if not isinstance(length, int):
@@ -94,7 +94,7 @@ def _product(values: Any, wave: Any) -> Any:
 
 
 def _blocks(block: Callable, summed: Any, length: Any, rows: Any, dtype: Any) -> Any:
-    """What `block` gives of cosines and sines, for all rows, so many at a time.
+    """What `block` gives of cosines and sines, for all rows, block by block.
 
     They are those of ``2 pi j k / length``, for j below `summed` and k below `rows`.
     """

@@ -82,7 +82,7 @@ class Producers:
             atom = inner
 
     def reduced_from(self, atom: Any, rank: int, axis: int) -> Any:
-        """The array without one of so many axes that another is broadcast from; None if none is."""
+        """The array before it was broadcast along one of `rank` axes; None if it was not."""
         inner, axes = self.unspread(atom)
         if not rank:
             return None

@@ -44,7 +44,7 @@ def _words(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def _each(function: Callable, axes: int) -> Callable:
-    """A function of one key, for keys with so many axes."""
+    """A function of one key, mapped over the axes of an array of keys."""
     for _ in range(axes):
         function = jax.vmap(function)
     return function

@@ -208,7 +208,7 @@ def _variables(structs: Sequence[Any]) -> list[Any]:
 
 
 def _scan_of(constants: int, carried: int, rows: int, made: int) -> dict[str, Any]:
-    """The parameters of a scan with so many operands, which versions of jax say in their ways."""
+    """The parameters of a scan, as this version of jax names them."""
 
     def run(held: list[Any], start: list[Any], xs: list[Any]) -> Any:
         def body(state: list[Any], row: list[Any]) -> Any:

@@ -13,7 +13,7 @@ from pax_export._jax import scope_constraints
 from pax_export._types import Array, PyTree
 
 _COMPARISON = re.compile(r"comparison '(.+)' (>=|<) '(.+)' is inconclusive")
-#: So many comparisons are taken for granted at most.
+#: The largest number of comparisons that are assumed.
 _MOST = 20
 
 

@@ -72,7 +72,7 @@ def dropped_state(
 
 
 def made_of_inputs(program: Any, leaves: int) -> list[bool]:
-    """Which results of a program depend on inputs, of which its first operands are none."""
+    """Which results of a program depend on inputs (the operands after its leaves)."""
     flow = _Dependencies(program, leaves)
     return [bool(origins & flow.inputs) for origins in flow.results(program.jaxpr)]
 

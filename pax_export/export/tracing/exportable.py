@@ -69,7 +69,7 @@ class Method:
     key: str
     call: Callable[..., tuple[Any, Any]]  # gives the output, and the model after the call
     signature_of: Callable  # its parameters name the inputs ...
-    skip: int  # ... after so many that hold the model
+    skip: int  # ... after those that hold the model
     trains: bool = False  # a step of training, which is there to change leaves
 
 

@@ -29,7 +29,7 @@ from pax_export._types import Equation, Jaxpr, PyTree, TracedProgram
 
 #: Shorter copies are left where they are: a call says as much as they do.
 LEAST_LENGTH = 8
-#: So many operations must go, or it is not worth a look.
+#: The number of operations that outlining must save to be tried.
 LEAST_SAVED = 32
 #: Repeats of kinds that are looked at closely; the others would save little.
 MOST_TRIED = 100
@@ -164,7 +164,7 @@ def _equal_runs(equations: Sequence[Any], repeat: Repeat, exactly: Alike) -> Ite
 
 
 def _wiring(equations: Sequence[Any]) -> list[Hashable]:
-    """What each operand is: the result of which equation, or which value from outside."""
+    """The origin of each operand: the result of an equation, or a value from outside."""
     made: dict[Any, Hashable] = {}
     outside: dict[Any, int] = {}
     wiring: list[Hashable] = []
@@ -238,7 +238,7 @@ class Alike:
     define their derivative hold it as a function of Python, new each time; so what
     it gives when traced is compared.
 
-    So many derivatives of such functions are compared; they may differ in higher ones.
+    Derivatives of such functions are compared up to this order; higher ones may differ.
     """
 
     def __init__(self, derivatives: int) -> None:
@@ -314,7 +314,7 @@ class Alike:
             program = jax.make_jaxpr(pull_back)(operands, results)
             self._traced.append(program)
             return self._described(needed_part(program), program.consts)
-        except Exception:  # whatever somebody's rule raises: the export itself will say it
+        except Exception:  # whatever a custom rule raises: the export itself reports it
             return object()  # equal to itself only
 
 

@@ -35,7 +35,7 @@ from pax_export.export.tracing.owners import owner_name
 from pax_export.export.tracing.spec import Inputs, describe, resolve, tree_names
 from pax_export.export.tracing.traced import Traced, for_symbolic_sizes, trace
 
-#: So many names are in one error.
+#: The number of names in one error.
 _FEW = 8
 
 
@@ -180,7 +180,7 @@ def check_updates(program: Program, leaves: Sequence[ExportLeaf]) -> None:
                 where=leaves[index].name,
                 got=f"{new.dtype}{list(new.shape)} after {old.dtype}{list(old.shape)}",
                 write=f"new state of shape {list(old.shape)}: a buffer of the largest size from "
-                "the start, of which a count of its own says how much is filled; or the state as "
+                "the start, and a count that says how much is filled; or the state as "
                 "an input and an output of the model",
             )
         if new.dtype != old.dtype:

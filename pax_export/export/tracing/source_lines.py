@@ -16,10 +16,10 @@ from pax_export.export.tracing import exportable
 _OURS = str(Path(__file__).parents[2])
 Error = TypeVar("Error", bound=PaxError)
 Line = tuple[str, int, str]  # file, number, function
-#: An operation as the last of some equations, each of which calls the next.
+#: An operation as a chain of equations; each calls the next.
 Chain = Sequence[Any]
 
-#: So many operations are named in one error.
+#: The number of operations named in one error.
 _FEW = 5
 #: What errors are about.  It lies beside them: an error may be pickled, an operation not.
 _operations: WeakKeyDictionary[PaxError, tuple[Chain, ...]] = WeakKeyDictionary()

@@ -75,7 +75,7 @@ class Traced:
     ) -> list[Any]:
         """Runs the program with `structs` and then `constants` as operands.
 
-        With a count, only what the first so many results need is run.  Without
+        With a count, only what the first `count` results need is run.  Without
         derivatives, constants are replaced inside of functions that define
         their own, too.  Another `program` is one that was made of this one.
         """

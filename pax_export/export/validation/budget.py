@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Literal
 
-#: A test may take so many seconds more than what comes before it.
+#: Seconds that a test may take beyond the time of the steps before it.
 SPARE = 2.0
 #: What is about to be done may take so much longer than was thought.
 _MARGIN = 1.3

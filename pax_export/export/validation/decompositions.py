@@ -32,7 +32,7 @@ from pax_export.export.portable.without_libraries import (
 )
 
 Arrays = Sequence[Any]
-#: By so many roundings, times the number of rows, a product of factors may miss the matrix.
+#: The tolerance of a product of factors, in roundings per row of the matrix.
 _ROUNDINGS = 500.0
 #: Of 64 bits, the iterations that XLA writes out use no more than this.
 _FINEST = 1e-10

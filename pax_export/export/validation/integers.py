@@ -12,7 +12,7 @@ from pax_export._errors import ValidationError
 from pax_export._quantized import Form, apart, unpacked
 from pax_export.export.validation.validate import Case
 
-#: So many calls say what kernels add.
+#: The number of calls that measure what kernels add.
 _CALLS = 3
 
 

@@ -222,7 +222,7 @@ def _refuse_import(format: Format, stderr: str) -> None:
 _GRADIENT = ": gradient:"
 #: Numbers of less than this are zero in some runtimes, as they are in jax on some processors.
 _TINY = float(np.finfo(np.float32).tiny)
-#: So many elements are compared at a time.
+#: The number of elements compared at a time.
 _PIECE = 1 << 18
 #: How far two programs for one computation may differ, relative to its size.
 TOLERANCE = {
@@ -389,7 +389,7 @@ def _difference(
 
 
 def _how_far(count: int, of_nan: int, difference: float) -> str:
-    """How far elements are apart, of which some are NaN in the model or the export alone."""
+    """The distance of elements where some are NaN in the model or the export alone."""
     only = "NaN in one of the two"
     if of_nan == count:
         return only
@@ -416,7 +416,7 @@ def _wide(values: np.ndarray) -> np.ndarray:
 
 
 def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
-    """The elements in order, so many at a time that wider copies of them are small."""
+    """The elements in order, in chunks that keep wider copies small."""
     flat = values.reshape(-1)
     return (flat[start : start + _PIECE] for start in range(0, flat.size, _PIECE))
 

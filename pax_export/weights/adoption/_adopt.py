@@ -31,7 +31,7 @@ from pax_export.weights.sources import Source, open_source
 
 T = TypeVar("T")
 
-#: So many ways are run at most to compare them with a reference.
+#: The largest number of assignments that are run and compared with a reference.
 MOST = 256
 
 

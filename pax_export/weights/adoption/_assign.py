@@ -28,7 +28,7 @@ from pax_export.weights.adoption._missing import without_counterpart
 from pax_export.weights.adoption._name_parsing import KINDS
 from pax_export.weights.adoption._order import contradicts, in_order, is_norm, norm_place
 
-#: So many steps are spent on finding out whether there is a second way.
+#: The number of steps spent on looking for a second assignment.
 _STEPS = 20_000
 #: Whose last number counts as a word: norm1 and norm2 are counted in a block, and are no blocks.
 _APART = ((False, False), (True, False), (False, True))

@@ -93,7 +93,7 @@ def _require_divisor(layer: Layer, sizes: Sequence[_Sizes], sides: list[bool], s
         size = mine and (mine.outputs if outputs else mine.inputs)
         if not size or size % said:
             raise InvalidArgumentError(
-                "So many channels cannot have been flattened before this layer.",
+                "The number of channels cannot have been flattened before this layer.",
                 where=f"flatten=, {layer.path}",
                 got=f"{said} channels, {size or 'no'} {'outputs' if outputs else 'inputs'}",
                 write="the channels of the image that is flattened: they times its places are "
@@ -163,7 +163,7 @@ def _is_split(size: int, part: int) -> bool:
 
 
 def _gives(each: _Sizes, size: int) -> bool:
-    """Whether a layer may give an array of this size, or one of which this is a part."""
+    """Whether a layer may return an array of this size, or a larger one that contains it."""
     return _is_split(each.outputs, size) or (each.kind in _CELLS and size == 2 * each.outputs)
 
 

@@ -28,7 +28,7 @@ class Group:
         place: of the first array in the file.
         sure: whether the names say what role each array has.
         within: below which path of the module the user wants it.
-        around: with so many words the names of all groups begin.
+        around: the number of words that the names of all groups begin with.
         settings: what a graph says of the operator that takes these arrays, where it says it.
         lacks: why these arrays are no weight, if torch computes one from them.
     """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from pax_export.core import escaped
 
-#: So many beginnings are tried at most.
+#: The largest number of starting points that are tried.
 _MOST = 12
 
 

@@ -243,7 +243,7 @@ def _undecided(layers: Sequence[Layer], left: Sequence[str], source: Source) -> 
     there = [f"{name}{list(source.entries[name].shape)}" for name in left]
     error = AdoptionError(
         "Leaves of the module have no array in the source, and arrays of the source no leaf, so it "
-        "is not known which take the place of which.",
+        "the pairing of the layers is ambiguous.",
         where=source.where,
         got=f"{a_few([f'{leaf.path}{list(leaf.shape)}' for leaf in leaves], 6)} without an array; "
         f"{a_few(there, 6)} without a leaf",

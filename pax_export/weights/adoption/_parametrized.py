@@ -27,7 +27,7 @@ import numpy as np
 from pax_export._errors import AdoptionError
 from pax_export.weights.sources import Entry, Source
 
-#: So many numbers are computed at a time.
+#: The number of elements computed at a time.
 _AT_ONCE = 1 << 20
 _OLD = re.compile(r"(?P<name>(?:.*[./])?\w+)_(?P<part>g|v|u|orig|mask)$")
 _NEW = re.compile(

@@ -22,7 +22,7 @@ from pax_export.weights.adoption._array_transforms import (
 from pax_export.weights.adoption._shards import on_devices
 from pax_export.weights.sources import Source
 
-#: So many numbers are cast at a time.
+#: The number of elements cast at a time.
 _AT_ONCE = 1 << 20
 
 

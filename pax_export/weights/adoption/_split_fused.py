@@ -95,7 +95,7 @@ def _apart(
     way: int,
     whole_first: bool,
 ) -> Sequence[Layer]:
-    """The first form of a layer of which the file has all parts; itself, if there is none.
+    """The first form of a layer whose parts are all in the file; the layer itself if there is none.
 
     A tuple if the file has the layer as it is, so that no other numbers need be tried.
     """

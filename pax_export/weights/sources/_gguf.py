@@ -29,7 +29,7 @@ _NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 
             10: "<u8", 11: "<i8", 12: "<f8"}  # fmt: skip
 _PLAIN = {0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: "int64",
           28: "float64", 30: "bfloat16"}  # fmt: skip
-#: So many numbers are dequantized at a time.
+#: The number of elements dequantized at a time.
 _AT_ONCE = 1 << 20
 
 
@@ -157,7 +157,7 @@ def _dequantised(library: Any, raw: np.ndarray, kind: Any, shape: tuple[int, ...
 
 
 def _part(library: Any, raw: np.ndarray, kind: Any, shape: tuple[int, ...], index: Any) -> Any:
-    """A part, of which only the rows that it needs are dequantized."""
+    """A part of an array; dequantizes only the rows it needs."""
     outer, last = index[: len(shape) - 1], index[len(shape) - 1 :]
     packed = raw[outer]
     rows = _dequantised(library, packed, kind, (*packed.shape[:-1], shape[-1]))

@@ -94,7 +94,7 @@ def _chunks(hdf5: Hdf5, dataset: Object, layout: bytes) -> Iterator[Chunk]:
 
 
 def _require_all(chunks: list[Chunk], shape: tuple[int, ...], edges: tuple[int, ...]) -> None:
-    """Refuses an array of which a part was never written, or a part twice."""
+    """Refuses an array with a part that was never written or was written twice."""
     if 0 in edges:
         raise ValueError("chunks of nothing")
     wanted = math.prod(-(-size // edge) for size, edge in zip(shape, edges))

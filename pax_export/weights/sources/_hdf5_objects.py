@@ -195,7 +195,7 @@ class Hdf5:
                 yield names[name : names.index(b"\0", name)].decode(), target
 
     def leaves(self, tree: int, kind: int, key: int) -> Iterator[tuple[bytes, int]]:
-        """The keys and the places of the leaves of a tree, whose keys have so many bytes."""
+        """The keys and addresses of the leaves of a tree; `key` is the size of a key in bytes."""
         waiting, seen = [(tree, 256)], set()
         while waiting:
             node, above = waiting.pop()

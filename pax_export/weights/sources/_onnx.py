@@ -15,7 +15,7 @@ from pax_export.weights.sources._source import Entry, Source, refusing
 
 KIND = "ONNX file"
 _DEEPEST = 32
-#: So many letters in all, where names are put together of what stands around: a few long ones
+#: The largest length of all names together, composed of their scopes: a few long ones
 #: would be repeated with each array below.
 _MOST_OF_NAMES = 1 << 26
 # Numbers of the fields.
@@ -78,7 +78,7 @@ class _ModelArrays:
         self.settings: dict[str, list[tuple[tuple[str, Any], ...]]] = {}
 
     def graph(self, graph: Message, path: str, depth: int) -> None:
-        """The arrays of a graph; the path says in which branch of which node it stands."""
+        """The arrays of a graph; the path names the node and its branch."""
         if depth > _DEEPEST:
             raise ValueError("graphs in graphs without end")
         for number, value in graph.fields():

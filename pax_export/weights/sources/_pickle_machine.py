@@ -194,7 +194,7 @@ class PickleMachine:
                 where=self._where,
                 got=f"{module}.{name}"[:200],
                 write="torch.save(net.state_dict(), path) or safetensors.torch.save_file, where "
-                "the file was made; or a file of somebody whom you trust, opened by PyTorch",
+                "the file was made; or, if you trust the file's author, open it with PyTorch",
             )
         return known
 

@@ -62,7 +62,7 @@ class Reader(Protocol):
         ...
 
     def read(self, file: InputFile) -> Source:
-        """The names, shapes and dtypes of its arrays, none of which is read yet.
+        """The names, shapes and dtypes of its arrays; reads none of them.
 
         Whatever it raises becomes a WeightsFileError that names the file.
         """

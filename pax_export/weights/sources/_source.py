@@ -33,7 +33,7 @@ def refusing(where: str, kind: str) -> Iterator[None]:
 
 
 def damaged(where: str, kind: str, got: object) -> WeightsFileError:
-    """The error about a file that contradicts itself, or of which a part is missing."""
+    """The error about a file that contradicts itself or is incomplete."""
     return WeightsFileError(
         f"This {kind} is damaged, or only a part of one.",
         where=where,
@@ -108,7 +108,7 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """So many bytes has the array that `read` gives."""
+        """The size in bytes of the array that `read` returns."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> np.ndarray:

@@ -25,7 +25,7 @@ KIND = "file of PyTorch"
 _LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
 _PICKLE = "data.pkl"
 _LARGEST_PICKLE = 1 << 28
-#: An array over fewer numbers than it has (an expanded one) may have so many bytes.
+#: The largest size in bytes of an array with more elements than its storage (an expanded one).
 _MOST_EXPANDED = 1 << 26
 
 
@@ -93,7 +93,7 @@ class ZipStorages:
         return self._archive.size(self._folder + storage.key)
 
     def part(self, storage: Storage, first: int, count: int, item: int, check: bool) -> np.ndarray:
-        """So many bytes of a storage from one on."""
+        """`count` bytes of a storage from an offset on."""
         content = self._archive.array(
             self._folder + storage.key, check and storage.key not in self._checked
         )
@@ -125,7 +125,7 @@ def _read_legacy(file: InputFile) -> Source:
 
 
 class LegacyStorages:
-    """The storages behind the pickles of the older format: a number, and so many elements."""
+    """The storages behind the pickles of the older format: a length, then the elements."""
 
     def __init__(self, file: InputFile, keys: Any, storages: dict[str, Storage], at: int):
         self._file = file
@@ -144,7 +144,7 @@ class LegacyStorages:
         return self._places[storage.key][1]
 
     def part(self, storage: Storage, first: int, count: int, item: int, check: bool) -> np.ndarray:
-        """So many bytes of a storage from one on, mapped if they lie at a multiple of `item`."""
+        """`count` bytes of a storage from an offset on, mapped if they are aligned to `item`."""
         begin = self._places[storage.key][0] + first
         return self._file.array(f"V{item}", (count // item,), begin).view(np.uint8)
 

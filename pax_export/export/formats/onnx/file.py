@@ -21,7 +21,7 @@ from pax_export._wire import encode_varint
 LARGEST = 2**31 - 1
 #: Smaller arrays stay in the model, as torch.onnx has it: runtimes read shapes from them.
 _SMALL = 1024
-#: Arrays of so many bytes begin where a page does: runtimes map them into memory.
+#: Arrays of at least this size in bytes are aligned to pages: runtimes map them into memory.
 _MAPPED, _PAGE, _WORD = 1 << 20, 4096, 64
 _PIECE = 1 << 24
 _GRAPH, _INITIALIZER, _RAW_DATA, _DELIMITED = 7, 5, 9, 2

@@ -179,7 +179,7 @@ class Writer:
     def within(self, name: Any, last: Any) -> str:
         """Whole numbers of int64, moved to between 0 and others.
 
-        Not by `Max` and `Min`, of which onnxruntime compares some bits only.
+        Not by `Max` and `Min`: onnxruntime compares only some of the bits.
         """
         name = self("Where", self("Less", name, last), name, last)
         zero = np.zeros((), np.int64)

@@ -15,7 +15,7 @@ import numpy as np
 
 Arrays = dict[str, np.ndarray]
 
-#: A test of a model of so many bytes may not hold its weights twice.
+#: From this size in bytes on, a test does not hold the weights twice.
 _LARGE = 1 << 26
 
 #: What onnxruntime makes no arrays of numpy of: its name of the type, that of the dtype, the

@@ -147,7 +147,7 @@ def _gradient(exported: Exported, make: Callable[[], Exported]) -> Exported:
         return make()
     except PaxError:
         raise
-    except Exception as error:  # of jax, or of a derivative that somebody wrote
+    except Exception as error:  # of jax, or of a custom derivative
         line = line_of_model(error)
         said = str(error).strip().splitlines()[:1]
         raise NotDifferentiableError(

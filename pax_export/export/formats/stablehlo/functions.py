@@ -32,7 +32,7 @@ from pax_export.export.validation.validate import Case
 
 #: What calls code that is nobody's but the user's.
 _OUTSIDE = ("ffi_call", "pallas_call")
-#: Programs of so many bytes are compiled in no time, and so are their gradients.
+#: Programs of up to this size in bytes compile in no time, and so do their gradients.
 _SMALL = 9000
 #: What a call with gradients costs, in calls without.
 _GRADIENT = 3.0

@@ -77,7 +77,7 @@ def _rows() -> Iterator[tuple[str, Any]]:
 
 ROUTINES = dict(_rows())
 _DYNAMIC = ir.ShapedType.get_dynamic_size()
-#: An axis: its size, or the number of an operand and of its axis; or two of which one is meant.
+#: An axis: its size, or the number of an operand and of its axis; or two candidates.
 _Axis = Any
 
 

@@ -24,7 +24,7 @@ CARRIERS = {
     "bool": "bool",
 }
 NARROW = ("int8", "int16", "uint8", "uint16")
-#: Kernels of TFLite broadcast, cut and pad arrays of so many dimensions, all of them.
+#: The largest rank that all kernels of TFLite broadcast, slice and pad.
 _DIMENSIONS = 4
 
 
@@ -173,7 +173,7 @@ def _shaped(tensor: object, sizes: Sequence[Any]) -> Any:
 def joined(
     tensor: Any, touched: Sequence[int], most: int, function: Callable[[Any, list[int]], Any]
 ) -> Any:
-    """A function of a tensor and some of its axes, for kernels of so many dimensions at most.
+    """A function of a tensor and some of its axes, for kernels with a largest rank.
 
     Neighbours that are not `touched` are one dimension meanwhile.
     """

@@ -11,7 +11,7 @@ from jax import lax
 from pax_export.export.portable.decompositions.registry import decomposes
 from pax_export.export.portable.decompositions.windows import greatest, least
 
-#: Up to so many elements are combined by doubling, more than that or unknown ones by a loop.
+#: Up to this number, elements are combined by doubling; more, or an unknown number, in a loop.
 _DOUBLED = 4096
 
 

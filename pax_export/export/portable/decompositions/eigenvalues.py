@@ -16,7 +16,7 @@ from jax import lax
 from pax_export.export.portable.decompositions.linear_algebra import require_static, transposed
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
-#: After so many sweeps nothing is left to rotate, in float32 or float64.
+#: The number of sweeps after which nothing is left to rotate, in float32 or float64.
 _SWEEPS = 12
 
 
@@ -185,7 +185,7 @@ def _eigh(a: Any) -> tuple[Any, Any]:
 
     _, vectors = _rotated((whole, _vectors(whole)), turn, change)
     vectors = _unit_columns(vectors[..., :count, :count])
-    # From the matrix itself: that of so many turns has rounded as often.
+    # From the matrix itself: the rotated one has rounded at every rotation.
     values = (jnp.conj(vectors) * (a @ vectors)).real.sum(-2)
     order = jnp.argsort(values, axis=-1)
     return _columns(vectors, order), jnp.take_along_axis(values, order, axis=-1, mode="clip")
@@ -205,7 +205,7 @@ def _svd(a: Any, full: bool, with_vectors: bool) -> tuple[Any, ...]:
 
     _, vectors = _rotated((wide, _vectors(wide)), turn, change)
     vectors = _unit_columns(vectors[..., :count, :count])
-    turned = a @ vectors  # and not that of so many turns, which has rounded as often
+    turned = a @ vectors  # not the rotated matrix, which has rounded at every rotation
     values = jnp.sqrt(_squares(turned))
     order = jnp.argsort(-values, axis=-1)
     values = jnp.take_along_axis(values, order, axis=-1, mode="clip")

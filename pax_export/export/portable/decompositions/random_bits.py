@@ -31,6 +31,6 @@ def threefry2x32(first: Array, second: Array, one: Array, two: Array) -> tuple[A
 
 @decomposes("iota_2x32_shape")
 def iota_2x32_shape(*, shape: Any, **_: object) -> tuple[Any, Any]:
-    """The numbers of all elements in two words, of which the upper one is 0 below 2**32."""
+    """The index of each element in two words; the upper one is 0 below 2**32."""
     low = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     return jnp.zeros_like(low), low

@@ -21,7 +21,7 @@ _KNOWN = {
     "and": jnp.all,
     "or": jnp.any,
 }
-#: Up to so many elements are combined in pairs, more than that or unknown ones by a loop.
+#: Up to this number, elements are combined in pairs; more, or an unknown number, in a loop.
 _PAIRED = 4096
 
 

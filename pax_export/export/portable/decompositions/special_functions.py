@@ -38,7 +38,7 @@ _ERFC_FAR = (
 _ERFC_NONE = 15.0
 #: Bernoulli's numbers B2, B4, ... over (2j)!.
 _BERNOULLI = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160)
-#: So many terms at most: enough for parameters of some thousand.
+#: The largest number of terms: enough for parameters of some thousand.
 _MOST = 1000
 #: Giles, "Approximating the erfinv function", of w = -log(1 - x*x): below 5 in w - 2.5.
 _ERF_INV_CENTRAL = (

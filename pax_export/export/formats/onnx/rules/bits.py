@@ -136,7 +136,7 @@ def _from_bits(writer: Writer, wide: str, exponent_bits: int, bits: int, bias: i
 
 
 def _to_bits(writer: Writer, x: Value, exponent_bits: int, bits: int, bias: int) -> str:
-    """The exponent is counted: so many powers of two are not larger."""
+    """The exponent, as the number of powers of two that are not larger."""
     size = writer("Abs", x)
     top = (1 << exponent_bits) - 1
     powers = np.array([2.0 ** (each - bias) for each in range(1, top)], np.float32)

@@ -111,7 +111,7 @@ def _recurrent(
     reverse: bool,
     **told: Any,
 ) -> list[Any]:
-    """An operator whose results have an axis of directions, of which there is one."""
+    """An operator whose results have an axis of directions, of size 1."""
     starts = [writer.unsqueeze(each, [0]) for each in states]
     told |= {"hidden_size": int(states[0].shape[-1])} | (
         {"direction": "reverse"} if reverse else {}

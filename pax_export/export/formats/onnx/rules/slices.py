@@ -79,7 +79,7 @@ def pad(
 
 
 def padded(writer: Writer, name: object, pairs: Sequence[Sequence[Any]], value: object) -> Any:
-    """So many elements more, or less, at the beginning and at the end of each axis."""
+    """Adds elements at both ends of each axis, or removes them where the number is negative."""
     lows, highs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     if all(same_size(each, 0) for each in (*lows, *highs)):
         return name
@@ -100,7 +100,7 @@ def padded(writer: Writer, name: object, pairs: Sequence[Sequence[Any]], value: 
 def spaced(
     writer: Writer, name: object, shape: Sequence[Any], gaps: Sequence[int], value: object
 ) -> Any:
-    """Puts so many elements between those that are neighbors along each axis."""
+    """Inserts padding elements between neighbors along each axis."""
     shape = list(shape)
     for axis, gap in enumerate(gaps):
         if not gap:

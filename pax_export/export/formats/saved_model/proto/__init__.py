@@ -2,7 +2,7 @@
 
 `tf.saved_model.save` finds out by tracing what is to be saved, and traces more
 functions to save and restore it: some 6 ms for each variable.  An export knows
-what it holds, so the messages of which a SavedModel consists are filled in
+what it holds, so the messages of a SavedModel are filled in
 directly, one file here for each of them:
 
     functions.py        what is called: a function for each signature and gradient

@@ -1,6 +1,6 @@
 """Message schemas of SavedModels and checkpoints: the fields that are written.
 
-The names and numbers are those of TensorFlow's ``.proto`` files, which keep their meaning for ever.
+The names and numbers are those of TensorFlow's ``.proto`` files, which never change their meaning.
 """
 
 from __future__ import annotations

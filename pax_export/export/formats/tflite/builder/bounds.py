@@ -11,7 +11,7 @@ from pax_export.export.formats.tflite.builder.graph import Tensor
 #: Operators that only move elements, or reduce several of them to one of these or their mean.
 _KEEP = frozenset("RESHAPE TRANSPOSE BROADCAST_TO MEAN REDUCE_MAX REDUCE_MIN STRIDED_SLICE".split())
 _NONNEGATIVE = frozenset("RELU RELU6 ABS EXP LOGISTIC SOFTMAX".split())
-#: So many operators are looked at, one behind the other.
+#: The length of the chain of operators that is looked at.
 _DEPTH = 16
 
 

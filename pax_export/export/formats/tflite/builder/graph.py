@@ -12,7 +12,7 @@ import numpy as np
 
 from pax_export._types import DTypeLike
 
-#: Arrays of so many bytes at most are compared, so that equal constants are one.
+#: Constants of up to this size in bytes are compared and merged where they are equal.
 _SMALL = 1024
 
 _here = threading.local()

@@ -35,7 +35,7 @@ from pax_export.export.formats.tflite.builder.moves import (
     transpose,
 )
 
-#: Kernels broadcast arrays of so many dimensions.
+#: The largest rank that kernels broadcast.
 _BROADCAST = 4
 
 

@@ -19,7 +19,7 @@ _CHANNELS = {
     "TRANSPOSE_CONV": (1, 3, 0),
 }  # fmt: skip
 _ACTIVATED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "ADD", "SUB", "MUL", "DIV")
-#: A sum of so many is not divided by how many there are, but a mean is left alone.
+#: From this number of elements on, a sum divided by their number stays a mean.
 _MOST = 1 << 20
 _REDUCTIONS = ("SUM", "MEAN", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "REDUCE_ANY")
 _ACTIVATIONS = ("RELU", "RELU6")

@@ -18,7 +18,7 @@ from pax_export.export.formats.tflite.tensors import (
     wrapped,
 )
 
-#: So many products of int8 a float32 can add up without rounding.
+#: The number of products of int8 that float32 adds up without rounding.
 _EXACT = 1024
 
 
@@ -116,7 +116,7 @@ def _whole_numbers(x: _Side, y: _Side, small: bool) -> Any:
 
 @rule("ragged_dot_general")
 def ragged_dot(op: Operation, x: Tensor, y: Tensor, counts: Any) -> Any:
-    """Rows in groups, each group by a matrix of its own: all products, of which one is taken."""
+    """Rows in groups, each with its own matrix: computes all products and selects one."""
     if len(op.operands[0].shape) != 2 or len(op.operands[1].shape) != 3:
         raise NotInTfliteError("groups of rows only, without a batch.")
     rows = op.operands[0].shape[0]
