@@ -34,18 +34,12 @@ from pax_export.generation._prompt import (
     row_keys,
     vocabulary_of,
 )
-from pax_export.generation._runtimes import exported
+from pax_export.generation._runtimes import FUNCTION_FORMATS, exported
 from pax_export.generation._steps import Settings, begin, last_logits
 from pax_export.generation._stops import Stop, checked_stops
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.generation.samplers import Sampler
 
-FORMATS = {
-    "saved_model": "to_saved_model",
-    "stablehlo": "to_stablehlo",
-    "onnx": "to_onnx",
-    "tflite": "to_tflite",
-}
 #: Whole models, for runtimes that keep the cache themselves.
 RUNTIMES = {each.name: each for each in (GENAI, GGUF, LITERTLM)}
 _DEFAULTS = {"max_new_tokens": 64, "batch": "batch", "length": "length"}
@@ -204,7 +198,7 @@ def export(
     if format == "saved_model":
         options.setdefault("vjp_order", 0)  # nobody trains through a cache
     options.setdefault("outputs", "model")  # the cache goes in again as it came out
-    write = getattr(exporters, FORMATS[format])
+    write = getattr(exporters, FUNCTION_FORMATS[format])
     return write(
         lm,
         path,
@@ -215,12 +209,12 @@ def export(
 
 
 def _signatures(given: Any, format: str) -> tuple[str, ...]:
-    if not isinstance(format, str) or format not in FORMATS:
+    if not isinstance(format, str) or format not in FUNCTION_FORMATS:
         raise InvalidArgumentError(
             "The format is unknown.",
             where="export: format",
             got=repr(format),
-            write=", ".join(map(repr, (*FORMATS, *RUNTIMES))),
+            write=", ".join(map(repr, (*FUNCTION_FORMATS, *RUNTIMES))),
         )
     one = format == "onnx"
     if given is None:

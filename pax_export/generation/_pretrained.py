@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from pax_export._errors import TokenizerError
+from pax_export._errors import MissingWeightsFileError, TokenizerError
 from pax_export._types import PyTree
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.nets import Decoder
@@ -26,6 +26,7 @@ def from_pretrained(path: str | os.PathLike[str], **options: PyTree) -> tuple[De
         A `Decoder` and a `Tokenizer`.
 
     Raises:
+        MissingWeightsFileError: there is nothing at the path.
         TokenizerError: there is no tokenizer, or one with more tokens than the net.
         PaxError: as `Decoder.from_pretrained` and `Decoder.from_gguf` raise it.
 
@@ -36,9 +37,16 @@ def from_pretrained(path: str | os.PathLike[str], **options: PyTree) -> tuple[De
         ...         lm, tokenizer = pax.generation.from_pretrained(folder)
         ...     except pax.errors.TokenizerError as error:
         ...         print(error.what)
-        The file of the tokenizer cannot be read.
+        The folder has no tokenizer.json.
     """
     where = Path(os.fspath(path))
+    if not where.exists():
+        raise MissingWeightsFileError(
+            "There is no language model at this path.",
+            where=str(path),
+            got="no file and no folder",
+            write="a folder of transformers with tokenizer.json, or a GGUF file",
+        )
     if where.is_file():
         tokenizer, lm = Tokenizer.from_gguf(where), Decoder.from_gguf(where, **options)
     else:

@@ -44,6 +44,14 @@ from pax_export.quantization import QuantizedArray
 
 Report = exporters.Report
 
+#: Formats that hold the functions of any net with a cache, and what exports them.
+FUNCTION_FORMATS = {
+    "saved_model": "to_saved_model",
+    "stablehlo": "to_stablehlo",
+    "onnx": "to_onnx",
+    "tflite": "to_tflite",
+}
+
 #: Prompts where none are given, and how many tokens follow each of them.
 _TEXTS = (
     "The capital of France is",
@@ -55,6 +63,8 @@ _STEPS = 16
 #: where numbers have fewer bits.
 _TIE, _COARSE_TIE = 1e-3, 3e-2
 _MOST_TIES = 4
+#: How many seconds a runtime has to continue the prompts, and how many more for each GiB of weights.
+_SECONDS, _SECONDS_PER_GIB = 300, 300
 _LARGEST_REPORT = 1 << 26
 #: What is left of a letter of which some bytes are missing.
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -162,7 +172,7 @@ def exported(
     job = _job(runtime, lm, tokenizer, max_length, where)
     runtime.check(job)
     asked = _test_prompts(job, prompts)
-    validate = _is_tested(runtime, validate, path)
+    validate = _is_tested(runtime, validate, path, where)
     path = directory.place(path)
     writing: Any = single_file if runtime.is_file else directory
     ours = _ours(runtime) if overwrite else None
@@ -221,7 +231,7 @@ def _job(
             "modules nothing says which these are.",
             where=where,
             got=type(lm).__name__,
-            write=f"a pax.nets.Decoder, or another format: {', '.join(map(repr, _FOR_ANY))}",
+            write=f"a pax.nets.Decoder, or another format: {', '.join(map(repr, FUNCTION_FORMATS))}",
         )
     lm = enable_eval_mode(lm)
     most = lm.config.max_positions
@@ -242,10 +252,6 @@ def _job(
             "with a rotary_scaling for it",
         )
     return Job(lm, _tokenizer(tokenizer, lm, where), room, where)
-
-
-#: Formats that hold the functions of any net with a cache.
-_FOR_ANY = ("saved_model", "stablehlo", "onnx", "tflite")
 
 
 def _tokenizer(
@@ -289,11 +295,13 @@ def check_floats(job: Job, title: str) -> None:
         )
 
 
-def _is_tested(runtime: Runtime, validate: bool, path: str | os.PathLike[str]) -> bool:
+def _is_tested(
+    runtime: Runtime, validate: bool, path: str | os.PathLike[str], where: str
+) -> bool:
     if not isinstance(validate, bool):
         raise InvalidArgumentError(
             f"{runtime.title} runs what was written, or does not.",
-            where="export: validate",
+            where=f"{where}: validate",
             got=repr(validate),
             write="validate=True or validate=False",
         )
@@ -379,7 +387,8 @@ def proved(
     if job.tokenizer is not None:
         own = [x[1:] if job.begins and x[0] == job.begin else x for x in prompts]
         calls["texts"] = [job.tokenizer.decode(each) for each in own]
-    theirs = run(runtime, place, calls)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(job.lm))
+    theirs = run(runtime, place, calls, _SECONDS + _SECONDS_PER_GIB * size / 2**30)
     ours = _greedy(job, prompts, steps)
     ties: list[str] = []
     equal = total = 0
@@ -419,17 +428,30 @@ def _is_wide(job: Job) -> bool:
     return all(leaf.dtype.name in ("float32", "float64") for leaf in jax.tree.leaves(job.lm))
 
 
-def run(runtime: Runtime, place: Path, calls: Mapping[str, Any]) -> list[Any]:
-    """What the runtime says, in a process of its own."""
+def run(runtime: Runtime, place: Path, calls: Mapping[str, Any], seconds: float) -> list[Any]:
+    """What the runtime says, in a process of its own.
+
+    Raises:
+        ValidationError: it fails, or takes more than these seconds.
+    """
     with stale_temporaries.scratch() as folder:
         given, made = folder / "calls.json", folder / "results.json"
         given.write_text(json.dumps(calls), encoding="utf-8")
         program = [sys.executable, str(_runtime_calls.__file__), runtime.name, str(place)]
         quiet = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        done = subprocess.run(
-            [*program, str(given), str(made)], capture_output=True, text=True, errors="replace",
-            env=quiet,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                [*program, str(given), str(made)], capture_output=True, text=True,
+                errors="replace", env=quiet, timeout=seconds,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise ValidationError(
+                f"{runtime.title} does not end.",
+                where=str(place),
+                got=f"no answer to {len(calls['prompts'])} prompts within {seconds:.0f} seconds",
+                write="fewer or shorter prompts=[...], or validate=False to look at the export "
+                "all the same",
+            ) from None
         if done.returncode:
             raise ValidationError(
                 f"{runtime.title} does not run what was written.",

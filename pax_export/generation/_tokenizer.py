@@ -10,6 +10,7 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError, TokenizerError, a_few
 from pax_export._files import bounded
+from pax_export._files.overwrite_guard import some_names
 from pax_export._types import PyTree
 from pax_export.generation._chat_template import render
 from pax_export.generation._vocabularies import of_gguf, of_json
@@ -310,6 +311,8 @@ class Tokenizer:
 def _content(file: Path) -> bytes:
     try:
         return bounded.read_bytes(file, _LARGEST)
+    except FileNotFoundError:
+        raise _no_tokenizer(file) from None
     except OSError as error:
         raise TokenizerError(
             "The file of the tokenizer cannot be read.",
@@ -318,6 +321,37 @@ def _content(file: Path) -> bytes:
             write="a folder with tokenizer.json (transformers' save_pretrained writes it), or "
             "Tokenizer.from_gguf(path)",
         ) from None
+
+
+#: Files of tokenizers without ``tokenizer.json``, which transformers converts.
+_OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def _no_tokenizer(file: Path) -> TokenizerError:
+    folder = file.parent
+    if not folder.is_dir() or file.name != "tokenizer.json":
+        return TokenizerError(
+            "There is no tokenizer at this path.",
+            where=str(file),
+            got="no file and no folder",
+            write="a folder with tokenizer.json, tokenizer.json itself, or a GGUF file",
+        )
+    weights = next(iter(sorted(folder.glob("*.gguf"))), None)
+    if weights is not None:
+        write = f"the GGUF file, which has the tokenizer in it: {weights.name}"
+    elif any((folder / each).exists() for each in _OLDER):
+        write = (
+            "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes "
+            "tokenizer.json from older files"
+        )
+    else:
+        write = "a folder with tokenizer.json, as transformers' save_pretrained writes it"
+    return TokenizerError(
+        "The folder has no tokenizer.json.",
+        where=str(folder),
+        got=f"a folder with {some_names(folder)}",
+        write=write,
+    )
 
 
 def _keys(file: Path) -> dict[str, Any]:

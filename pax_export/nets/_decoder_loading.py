@@ -23,6 +23,7 @@ from pax_export._errors import (
     a_few,
 )
 from pax_export._files import bounded
+from pax_export._files.overwrite_guard import some_names
 from pax_export._types import DTypeLike, PyTree
 from pax_export.core import named_leaves
 from pax_export.nets._decoder_config import DecoderConfig
@@ -97,14 +98,23 @@ def _with_generation(
 
 
 def _described(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        folder = path.parent
+        is_folder = folder.is_dir()
+        raise WeightsFileError(
+            "The folder has no config.json." if is_folder else "There is no folder at this path.",
+            where=str(folder),
+            got=f"a folder with {some_names(folder)}" if is_folder else "no folder",
+            write="the folder with config.json and *.safetensors, as transformers saves it; or "
+            "from_pretrained(folder, config=pax.nets.DecoderConfig(...))",
+        )
     try:
         described = json.loads(bounded.read_bytes(path, _LARGEST_CONFIG))
         if not isinstance(described, dict):
             raise ValueError(f"a {type(described).__name__}")
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsFileError(
-            "A folder of a model has a file config.json, which says what net it is; its JSON files "
-            "are keys and values.",
+            "The file config.json is no JSON object.",
             where=str(path),
             got=f"{type(error).__name__}: {error}"[:200],
             write="the folder with config.json and *.safetensors, as transformers saves it",

@@ -195,6 +195,15 @@ def test_a_tie_may_fall_otherwise_and_is_said(job, monkeypatch):
     assert len(ties) == 1 and f"token {at}: a tie" in ties[0] and " 0 apart" in ties[0]
 
 
+def test_a_runtime_that_does_not_end_is_stopped(job, monkeypatch, tmp_path):
+    room = pax.generation._runtimes
+    (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(600)")
+    monkeypatch.setattr(room._runtime_calls, "__file__", str(tmp_path / "sleeps.py"))
+    monkeypatch.setattr(room, "_SECONDS", 0.5)
+    with pytest.raises(pax.errors.ValidationError, match=r"does not end(.|\n)*1 prompts within"):
+        room.proved(pax.generation._export.RUNTIMES["genai"], job, tmp_path, ((5, 6, 7),))
+
+
 def test_without_its_runtime_an_export_says_so(tmp_path, monkeypatch):
     pytest.importorskip("onnx")
     lm = net("smollm2", tmp_path / "hf")
@@ -204,6 +213,10 @@ def test_without_its_runtime_an_export_says_so(tmp_path, monkeypatch):
             lm, tmp_path / "served", format="genai", tokenizer=byte_level(), max_length=16
         )
     assert report.validated is None and report.left_out == ("not validated",)
+    with pytest.raises(pax.errors.InvalidArgumentError, match="save_pretrained: validate"):
+        pax.generation.save_pretrained(lm, tmp_path / "saved", validate="process")
+    with pytest.raises(pax.errors.ExportPathError, match="for onnxruntime-genai, which runs it"):
+        pax.export.load(tmp_path / "served")
 
 
 # --- gguf and transformers --------------------------------------------------------------------

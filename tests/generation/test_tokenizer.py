@@ -9,6 +9,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.generation import Tokenizer
+from tests.generation.nets import write_llama
 
 tokenizers = pytest.importorskip("tokenizers")
 LETTERS = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -207,6 +208,24 @@ def test_a_template_that_fails_is_named(template, said):
         tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
 
 
+def test_each_missing_piece_of_a_language_model_is_named(tmp_path):
+    folder = tmp_path / "lm"
+    with pytest.raises(pax.errors.MissingWeightsFileError, match="no language model at this path"):
+        pax.generation.from_pretrained(folder)
+    byte_level().save(folder)
+    with pytest.raises(pax.errors.WeightsFileError, match=r"no config.json(.|\n)*tokenizer.json"):
+        pax.generation.from_pretrained(folder)
+    write_llama(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(pax.errors.WeightsFileError, match=r"no file of weights(.|\n)*config.json"):
+        pax.generation.from_pretrained(folder)
+    (folder / "config.json").write_text("[1]")
+    with pytest.raises(pax.errors.WeightsFileError, match="config.json is no JSON object"):
+        pax.generation.from_pretrained(folder)
+    with pytest.raises(pax.errors.WeightsFileError, match="no folder at this path"):
+        pax.nets.Decoder.from_pretrained(tmp_path / "none")
+
+
 def test_what_is_no_tokenizer_is_refused(tmp_path):
     error = pax.errors.TokenizerError
     with pytest.raises(error, match="no chat template"):
@@ -219,8 +238,18 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         Tokenizer("folder")
     with pytest.raises(error, match="not in the vocabulary"):
         Tokenizer(byte_level()._inner, {"eos_token": "</s>"})
-    with pytest.raises(error, match="tokenizer cannot be read(.|\n)*tokenizer.json"):
+    with pytest.raises(error, match=r"no tokenizer.json(.|\n)*nothing in it"):
         Tokenizer.from_pretrained(tmp_path)
+    with pytest.raises(error, match="no tokenizer at this path"):
+        Tokenizer.from_pretrained(tmp_path / "none")
+    for name, advice in (("tokenizer.model", "AutoTokenizer"), ("lm.gguf", "lm.gguf")):
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(error, match=f"no tokenizer.json(.|\n)*write: .*{advice}"):
+            Tokenizer.from_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").mkdir()
+    with pytest.raises(error, match="cannot be read"):
+        Tokenizer.from_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").rmdir()
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(error, match="not a tokenizer of the package"):
         Tokenizer.from_pretrained(tmp_path)

@@ -88,7 +88,12 @@ def _read_folder(path: Path, resources: ExitStack, keep_quantised: bool) -> Sour
     trees = _orbax.trees(path)
     if trees:
         return _orbax.read(path, trees)
-    raise _unknown(str(path), f"a folder with {some_names(path)}")
+    raise WeightsFileError(
+        "The folder has no file of weights.",
+        where=str(path),
+        got=f"a folder with {some_names(path)}",
+        write=_READABLE,
+    )
 
 
 def _read_file(path: Path, resources: ExitStack, keep_quantised: bool) -> Source:
