@@ -132,15 +132,23 @@ def test_the_exporter_shows_its_rooms_at_one_glance():
 def test_tests_mirror_the_rooms():
     rooms = {path.parent.name.strip("_") for path in ROOT.glob("pax_export/*/__init__.py")}
     assert rooms <= {
-        path.name for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py"))
+        path.name for path in (ROOT / "tests").iterdir() if any(path.rglob("test_*.py"))
     }
+
+
+def test_tests_mirror_the_rooms_of_the_exporter():
+    export = ROOT / "pax_export" / "export"
+    for path in (*export.glob("*/__init__.py"), *export.glob("formats/*/__init__.py")):
+        tests = ROOT / "tests" / "export" / path.parent.relative_to(export)
+        assert any(tests.glob("test_*.py")), tests
+    assert not any((ROOT / "tests" / "export").glob("test_*.py"))
 
 
 @pytest.mark.parametrize(
     ("test", "room"),
     [
         ("tests/core/test_tree.py::test_round_trip[Linear]", "core"),
-        ("tests/export/orbax/test_params.py::test_one", "export/orbax"),
+        ("tests/export/formats/onnx/test_to_onnx.py::test_one", "export/formats/onnx"),
         ("pax_export/core/_tree.py::pax_export.core._tree.folded", "core"),
         ("tests/test_names.py::test_one", "names"),
     ],

@@ -226,9 +226,9 @@ FORMAT_STEPS: Steps = {
         f"pax_export.export.formats.{name}"
         in SETTINGS["importlinter:contract:formats"]["modules"].split()
     ),
-    "5. tests/export/test_to_NAME.py": lambda name: any(
-        (ROOT / "tests" / "export" / f"test_{to}{name}.py").exists() for to in ("to_", "")
-    ),
+    "5. tests/export/formats/NAME/test_to_NAME.py": lambda name: (
+        ROOT / "tests" / "export" / "formats" / name / f"test_to_{name}.py"
+    ).exists(),
     "6. docs/api/export.md: to_NAME": lambda name: f"to_{name}" in words("docs/api/export.md"),
     "7. docs/guide/targets.md: to_NAME": lambda name: (
         f"`to_{name}`" in read(f"docs/guide/{PAGES.get(name, 'targets')}.md")

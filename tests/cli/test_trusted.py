@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pax_export.export import spec, to_saved_model
-from tests.export.test_trust import of_tensorflow_1
+from tests.export.artifact.test_trust import of_tensorflow_1
 
 
 @pytest.fixture

@@ -150,7 +150,7 @@ def saved_model(attack: Callable[[Any, Any, Path], None], here: Path) -> Path:
     import tensorflow as tf
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-    from tests.export.test_trust import writes
+    from tests.export.artifact.test_trust import writes
 
     path = here / attack.__name__
     module = writes(tf, here / "not_written")

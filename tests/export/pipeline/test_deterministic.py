@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from pax_export.export import spec, to_saved_model
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def save(path):
@@ -41,7 +41,9 @@ def files(path):
 def test_two_processes_write_the_same_bytes(tmp_path):
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    program = "import sys; from tests.export.test_deterministic import save; save(sys.argv[1])"
+    program = (
+        "import sys; from tests.export.pipeline.test_deterministic import save; save(sys.argv[1])"
+    )
     environment = os.environ | {
         "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "HOME": str(folder),
         "USER": "somebody", "HOSTNAME": "somewhere",

@@ -112,7 +112,7 @@ def test_attacks_leave_no_trace(tf, tmp_path):
     """In a process of their own: one of them would wait for ever, one opens a port."""
     command = [sys.executable, "-m", "tests.export.attacks", str(tmp_path)]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2]
+        command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[3]
     )
     lines = done.stdout.splitlines()
     operations = ["CalibrationStatisticsSaver", "DumpTensor", "RpcServerStart", "QueueDequeueV2"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 SIZE = 128  # MiB, in four variables
 #: What compiling and tracing take, whatever the size of the model.
 FIXED = 24

@@ -23,9 +23,9 @@ from pax_export.export.validation.cases import output_cases
 TOY = Format(
     name="toy",
     title="a toy",
-    export="tests.export.toy_format:to_toy",
-    load="tests.export.toy_format:load",
-    run="tests.export.toy_format:run",
+    export="tests.export.formats.toy_format:to_toy",
+    load="tests.export.formats.toy_format:load",
+    run="tests.export.formats.toy_format:run",
     suffix=".toy",
     options={"scale": {"type": float, "help": "of toy: what the bias is multiplied by"}},
     run_imports=("jax", "pax_export"),

@@ -69,7 +69,7 @@ def test_a_folder_of_a_user_is_refused(project, write):
 
 def test_the_command_line_refuses_it(project, capsys):
     before = content(project)
-    model = "tests.export.test_formats:make"
+    model = "tests.export.formats.test_formats:make"
     assert main(["export", model, str(project), "--input", "n, 3", "--overwrite"]) == 1
     error = capsys.readouterr().err
     assert "error: This is no export of pax_export, so it is not replaced. where: " in error

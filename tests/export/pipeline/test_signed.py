@@ -109,7 +109,7 @@ def test_who_changes_an_export_can_change_its_hashes_but_not_its_signature(expor
 
 def test_a_signature_says_who_and_not_that_it_does_no_harm(exports, keys):
     from pax_export._signing import Signer
-    from tests.export.test_trust import changed, in_graph
+    from tests.export.artifact.test_trust import changed, in_graph
 
     (exports / "saved" / "SHA256SUMS").unlink()
     changed(exports / "saved", in_graph)

@@ -13,7 +13,7 @@ import pytest
 from pax_export.export import Report, load
 from tests.closeness import assert_close
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[4]
 PROGRAM = """
 import importlib.abc, json, sys, warnings
 
@@ -23,7 +23,7 @@ class Blocked(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocked())
-from tests.export.test_without_tensorflow import export
+from tests.export.formats.saved_model.test_without_tensorflow import export
 
 said = {}
 for way in (True, False, "variables", "full", "process"):

@@ -19,7 +19,7 @@ from pax_export.export import load, spec, to_stablehlo
 from tests.closeness import assert_close
 from tests.export.models import affine, affine_params, random
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 KEY = "serving_default"
 
 

@@ -23,7 +23,7 @@ from tests.export.training import batches, make_net, make_optimizer, step
 
 IMAGES = spec("batch, 8, 8, 1")
 BATCH = (IMAGES, spec("batch", "int32"))
-PROGRAM = Path(__file__).parents[1] / "consumers" / "continue_training.py"
+PROGRAM = Path(__file__).parents[3] / "consumers" / "continue_training.py"
 
 
 def test_a_process_without_jax_goes_on_training_the_digits(tmp_path):

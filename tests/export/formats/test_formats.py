@@ -18,10 +18,10 @@ from pax_export import _errors
 from pax_export.cli import main
 from pax_export.export import Report, load, spec
 from pax_export.export.artifact import formats
-from tests.export.toy_format import TOY, ToyExporter
+from tests.export.formats.toy_format import TOY, ToyExporter
 
-ROOT = Path(__file__).parents[2]
-FACTORY = "tests.export.test_formats:make"
+ROOT = Path(__file__).parents[3]
+FACTORY = "tests.export.formats.test_formats:make"
 
 
 def make():
@@ -35,7 +35,7 @@ def installed(tmp_path, monkeypatch):
     (site / "toy-0.1.dist-info").mkdir(parents=True)
     (site / "toy-0.1.dist-info" / "METADATA").write_text("Name: toy\nVersion: 0.1\n")
     (site / "toy-0.1.dist-info" / "entry_points.txt").write_text(
-        f"[{formats.GROUP}]\ntoy = tests.export.toy_format:TOY\n"
+        f"[{formats.GROUP}]\ntoy = tests.export.formats.toy_format:TOY\n"
     )
     monkeypatch.syspath_prepend(site)
     return site
