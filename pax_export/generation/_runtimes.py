@@ -63,7 +63,7 @@ _STEPS = 16
 #: where numbers have fewer bits.
 _TIE, _COARSE_TIE = 1e-3, 3e-2
 _MOST_TIES = 4
-#: How many seconds a runtime has to continue the prompts, and how many more for each GiB of weights.
+#: Seconds that a runtime has to continue the prompts, and more for each GiB of weights.
 _SECONDS, _SECONDS_PER_GIB = 300, 300
 _LARGEST_REPORT = 1 << 26
 #: What is left of a letter of which some bytes are missing.
@@ -231,7 +231,8 @@ def _job(
             "modules nothing says which these are.",
             where=where,
             got=type(lm).__name__,
-            write=f"a pax.nets.Decoder, or another format: {', '.join(map(repr, FUNCTION_FORMATS))}",
+            write="a pax.nets.Decoder, or another format: "
+            + ", ".join(map(repr, FUNCTION_FORMATS)),
         )
     lm = enable_eval_mode(lm)
     most = lm.config.max_positions
@@ -295,9 +296,7 @@ def check_floats(job: Job, title: str) -> None:
         )
 
 
-def _is_tested(
-    runtime: Runtime, validate: bool, path: str | os.PathLike[str], where: str
-) -> bool:
+def _is_tested(runtime: Runtime, validate: bool, path: str | os.PathLike[str], where: str) -> bool:
     if not isinstance(validate, bool):
         raise InvalidArgumentError(
             f"{runtime.title} runs what was written, or does not.",
