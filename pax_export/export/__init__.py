@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pax_export._optional import require
 
 if TYPE_CHECKING:
-    from pax_export.export import orbax, symbolic_numpy
+    from pax_export.export import formats, orbax, symbolic_numpy
     from pax_export.export.artifact.loading import load
     from pax_export.export.artifact.report import Report
     from pax_export.export.formats.loaded_file import LoadedFile
@@ -52,6 +52,9 @@ _HOMES = _WITHOUT_JAX | {
     "to_tflite": "formats.tflite.export",
 }
 
+#: Public names that are modules.
+_PACKAGES = ("formats", "orbax", "symbolic_numpy")
+
 __all__ = [
     "ExportManager",
     "JaxModule",
@@ -61,6 +64,7 @@ __all__ = [
     "Report",
     "RetargetReport",
     "ServingConfig",
+    "formats",
     "load",
     "orbax",
     "renew",
@@ -80,7 +84,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WITHOUT_JAX:
         require("jax", "all", f"pax_export.export.{name}")
     room = importlib.import_module(f"{__name__}.{_HOMES.get(name, name)}")
-    value = room if name in ("orbax", "symbolic_numpy") else getattr(room, name)
+    value = room if name in _PACKAGES else getattr(room, name)
     globals()[name] = value  # so that this function is not asked again
     return value
 

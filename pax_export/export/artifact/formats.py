@@ -19,15 +19,15 @@ GROUP = "pax_export.formats"
 
 @dataclass(frozen=True)
 class Format:
-    """One row: places of functions are written ``"module:function"``, and imported when used.
+    """One format: its name, and its functions as ``"module:function"``, imported when used.
 
     Attributes:
         name: as reports have it, e.g. ``"tflite"``.
         title: as a sentence has it, e.g. ``"a TFLite model"``.
         export: writes it: ``(model, path, inputs, *, kwargs, methods, validate, overwrite, ...)``.
         load: reads it: ``(path, report)`` gives what can be called.
-        run: makes calls of it with its runtime alone: ``(path, calls)`` gives the arrays of
-            each, see `pax_export.export.validation.serve`.
+        run: makes calls with the runtime alone: ``(path, calls)`` returns a dict of outputs by
+            name for each.  A call is a dict with its ``"signature"`` and ``"inputs"`` by name.
         check: refuses what is damaged or, unless it is trusted, may do harm, before `load` or
             `run` open it: ``(path, report, trusted)``.
         suffix: what the name of the file ends with; empty for a folder.
@@ -43,6 +43,12 @@ class Format:
             and finds nothing.
         not_in_numpy: the dtypes of which its runtime by itself gives and takes no arrays of
             numpy; what `load` gives does.
+
+    Example:
+        >>> from pax_export.export.formats import Format
+        >>> row = Format("toy", "a toy", "toy:to_toy", "toy:load", "toy:run", suffix=".toy")
+        >>> row.exporter
+        'to_toy'
     """
 
     name: str
@@ -63,6 +69,7 @@ class Format:
 
     @property
     def exporter(self) -> str:
+        """The name of the function that writes it."""
         return self.export.partition(":")[2]
 
 

@@ -63,7 +63,7 @@ def load(
     format = formats.find(report.target)
     if format is None:
         runtime = report.details.get("runs_in")
-        if runtime:
+        if runtime and not report.signatures:
             raise ExportPathError(
                 f"The export is a language model for {runtime}, which runs it without `load`.",
                 where=str(path),
@@ -72,9 +72,11 @@ def load(
                 "'stablehlo', 'onnx' or 'tflite'",
             )
         raise ExportPathError(
-            "This export was written by a newer pax_export, for a target that is not known here.",
+            "This export was written by a newer pax_export or by another package, for a target that "
+            "is not known here.",
             where=str(path),
             got=report.target,
+            write="the package that wrote it, installed here",
         )
     if not format.loads_without_jax:
         require("jax", "all", f"load of {report.target}")

@@ -17,7 +17,7 @@ Run = Callable[[str, dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
 class LoadedFile:
-    """A TFLite or ONNX model that has been loaded; call it like the model that was exported.
+    """A loaded TFLite or ONNX model, called like the model that was exported.
 
     It runs in LiteRT or onnxruntime, on the CPU, and so neither under `jax.jit`
     nor under `jax.grad`.  Outputs are jax arrays if an argument is one, and
@@ -25,6 +25,12 @@ class LoadedFile:
 
     Threads may call it at once: onnxruntime makes such calls side by side, LiteRT
     one after the other.
+
+    Args:
+        report: of the export.
+        runtime: what users may ask for more than calls; None for nothing.
+        run: calls a signature: its key and numpy arrays by input name give arrays by output
+            name.  A format of another package makes a `LoadedFile` of its own by it.
 
     Attributes:
         report: what the export is.

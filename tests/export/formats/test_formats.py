@@ -18,7 +18,7 @@ from pax_export import _errors
 from pax_export.cli import main
 from pax_export.export import Report, load, spec
 from pax_export.export.artifact import formats
-from tests.export.formats.toy_format import TOY, ToyExporter
+from tests.export.formats import toy_format
 
 ROOT = Path(__file__).parents[3]
 FACTORY = "tests.export.formats.test_formats:make"
@@ -79,7 +79,8 @@ def test_a_format_in_one_file(installed, tmp_path):
 
 def test_a_package_that_its_row_does_not_name(installed, tmp_path, monkeypatch):
     """The row is wrong, and no operation of the model."""
-    monkeypatch.setattr(ToyExporter, "format", dataclasses.replace(TOY, run_imports=("jax",)))
+    row = dataclasses.replace(toy_format.TOY, run_imports=("jax",))
+    monkeypatch.setattr(toy_format, "TOY", row)
     with pytest.raises(_errors.InvalidArgumentError, match="imports pax_export") as caught:
         to_toy(tmp_path / "linear.toy", validate="process")
     assert caught.value.write == "run_imports=('jax', 'pax_export')"
@@ -135,7 +136,8 @@ def test_a_format_that_is_not_installed(installed, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(installed)])
     assert formats.find("toy") is None
     assert str(Report.read(tmp_path / "linear.toy")).startswith("Linear as toy\n")
-    with pytest.raises(_errors.ExportPathError, match="a target that is not known here"):
+    with pytest.raises(_errors.ExportPathError, match="another package") as caught:
         load(tmp_path / "linear.toy")
+    assert caught.value.got == "toy"
     with pytest.raises(_errors.InvalidArgumentError, match="cannot be tested again"):
         formats.imported("pax_export.export.validation.recheck:recheck")(tmp_path / "linear.toy")

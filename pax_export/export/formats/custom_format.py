@@ -1,0 +1,255 @@
+"""`export_as`: exports a model in a format of another distribution."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from pax_export._errors import UnsupportedOperationError
+from pax_export._types import Equation, TracedProgram
+from pax_export.export.artifact.embedded import append_zip
+from pax_export.export.artifact.formats import Format
+from pax_export.export.artifact.report import Report, package_versions, report_text
+from pax_export.export.lowering.lowered_model import signature_info
+from pax_export.export.pipeline.arguments import by_signature, check_choice, signature_keys
+from pax_export.export.pipeline.export_run import ExportRun
+from pax_export.export.pipeline.format_exporter import (
+    FormatExporter,
+    ProgramContents,
+    Request,
+    store_of,
+)
+from pax_export.export.pipeline.run_export import run_export
+from pax_export.export.portable import PassOptions, Weight, decompose, optimized
+from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.source_lines import placed
+
+_AS_TRACED = PassOptions(fold=False, keep=False, features_first=False)
+
+
+@dataclass(frozen=True)
+class FormatProgram:
+    """One signature of a model, as a format writes it.
+
+    Attributes:
+        key: of the signature, e.g. ``"serving_default"``.
+        jaxpr: a `jax.extend.core.ClosedJaxpr`.  Its operands are the weights, then the inputs; its
+            results are the outputs.  Calls are inlined; loops and branches are as jax has them.
+        weights: the arrays that the program reads, by name, in the order of the operands.
+        inputs: shapes and dtypes by name, in the order of the operands; a size may be symbolic.
+        outputs: shapes and dtypes by name, in the order of the results.
+
+    Example:
+        >>> import jax, pax_export as pax
+        >>> def write(place, programs):
+        ...     (program,) = programs
+        ...     print(program.key, list(program.weights), program.inputs["x"].shape)
+        ...     print([each.primitive.name for each in program.jaxpr.jaxpr.eqns])
+        ...     function = jax.jit(jax.extend.core.jaxpr_as_fun(program.jaxpr))
+        ...     operands = [*program.weights.values(), *program.inputs.values()]
+        ...     place.write_text(jax.export.export(function)(*operands).mlir_module())
+    """
+
+    key: str
+    jaxpr: TracedProgram
+    weights: Mapping[str, np.ndarray]
+    inputs: Mapping[str, jax.ShapeDtypeStruct]
+    outputs: Mapping[str, jax.ShapeDtypeStruct]
+
+    def decomposed(self, has: Callable[[Equation], bool]) -> FormatProgram:
+        """Returns a program in which operations that the format lacks are made of others.
+
+        Args:
+            has: whether the format has the operation of an equation.  It is called for the
+                operations of decompositions too.  An operation that has no decomposition stays.
+        """
+        leaves = [Weight(*each) for each in self.weights.items()]
+        made = decompose(self.jaxpr, has)
+        return _flat_program(self.key, made, leaves, {}, self.inputs, self.outputs)
+
+    def unsupported(self, equation: Equation, reason: str = "") -> UnsupportedOperationError:
+        """Returns the error for an operation that the format cannot express.
+
+        Raised by the function that writes the format, it names the module and the line of the
+        user that the operation is from.
+
+        Args:
+            equation: of the jaxpr.
+            reason: why, if it is about the operands or parameters.
+        """
+        text = f"The format has no operation {equation.primitive.name}"
+        error = UnsupportedOperationError(
+            f"{text}: {reason}" if reason else text,
+            where=self.key,
+            write="the same in other operations of jax.numpy and jax.lax, or another target, "
+            "e.g. to_saved_model",
+        )
+        return placed(error, [(equation,)])
+
+
+def _flat_program(
+    key: str,
+    jaxpr: TracedProgram,
+    leaves: Sequence[Weight],
+    constants: Mapping[int, str],
+    inputs: Mapping[str, jax.ShapeDtypeStruct],
+    outputs: Mapping[str, jax.ShapeDtypeStruct],
+) -> FormatProgram:
+    """A program with its calls inlined, and the arrays that it holds among its weights."""
+    made = optimized(jaxpr, leaves, constants, _AS_TRACED, len(outputs))
+    weights: dict[str, np.ndarray] = {}
+    for each in made.weights:
+        name = each.name or f"literal.{len(weights)}"
+        weights[name] = np.asarray(each.array)
+    return FormatProgram(key, made.program, weights, inputs, outputs)
+
+
+#: Writes the programs to a file or into a folder; returns what the report says of it.
+Write = Callable[[Path, Sequence[FormatProgram]], Mapping[str, Any] | None]
+
+
+def export_as(
+    format: Format,
+    write: Write,
+    model: Any,
+    path: str | os.PathLike[str],
+    inputs: Any,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    methods: Mapping[str, Any] | None = None,
+    constraints: Sequence[str] = (),
+    state: Literal["frozen", "keep"] = "frozen",
+    outputs: Literal["float32", "model"] = "float32",
+    validate: bool | Literal["full", "process"] = True,
+    examples: Any = None,
+    overwrite: bool = False,
+    sign: str | os.PathLike[str] | None = None,
+    card: Any = True,
+) -> Report:
+    """Exports a model in a format of another distribution.
+
+    As in every export, the model is traced, written beside the path, called at several sizes
+    with ``format.run``, compared with jax, and moved to the path only if it agrees.  The report
+    is written into the folder, or as a zip archive behind the end of the file.
+
+    Args:
+        format: the row of the format.
+        write: writes the programs to a path, which does not exist, or into a folder, which
+            is empty.  It may return ``details`` for the report, values of JSON by name; ``runs_in``
+            is the runtime.
+        model: as for `to_saved_model`.
+        path: the file or folder to make.
+        inputs: as for `to_saved_model`.
+        kwargs: as for `to_saved_model`.
+        methods: as for `to_saved_model`.
+        constraints: as for `to_saved_model`.
+        state: ``"frozen"`` refuses a model whose calls change what later calls
+            read; with ``"keep"`` every call begins with the state that is exported.
+        outputs: as for `to_saved_model`.
+        validate: load what was written, make calls at several sizes and compare with jax;
+            ``"process"`` does it in a fresh process, which imports only ``format.run_imports``.
+        examples: as for `to_saved_model`.
+        overwrite: replace an export of `pax_export` that is there; nothing else is
+            ever replaced.
+        sign: as for `to_saved_model`.
+        card: as for `to_saved_model`.
+
+    Returns:
+        The report.
+
+    Raises:
+        PaxError: of a class for each mistake, as for `to_saved_model`.
+
+    Example:
+        A format of numpy arrays; ``run`` is for models of one product.
+
+        >>> import sys, tempfile, types
+        >>> import numpy as np
+        >>> import pax_export as pax
+        >>> from pax_export.export.formats import Format, export_as
+        >>> def write(place, programs):
+        ...     with place.open("wb") as file:
+        ...         np.savez(file, **programs[0].weights)
+        >>> def run(path, calls):
+        ...     with np.load(path) as stored:
+        ...         return [{"output": call["inputs"]["x"] @ stored["weight"]} for call in calls]
+        >>> arrays = types.ModuleType("arrays")  # a module of a distribution, as a rule
+        >>> sys.modules["arrays"], arrays.run = arrays, run
+        >>> row = Format("arrays", "arrays", "arrays:to_arrays", "arrays:load", "arrays:run",
+        ...              suffix=".npz")
+        >>> layer = pax.Linear(3, 2, with_bias=False)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = folder + "/linear.npz"
+        ...     report = export_as(row, write, layer, path, pax.export.spec("batch, 3"))
+        >>> report.validated
+        'here'
+        >>> del sys.modules["arrays"]
+    """
+    check_choice("state", state, ("frozen", "keep"))
+    keys = signature_keys(methods)
+    calls = by_signature("examples", examples, keys, methods is not None)
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
+    return run_export(_CustomExporter(format, write, calls), Request(model, path, *given))
+
+
+@dataclass(frozen=True)
+class _CustomExporter(FormatExporter):
+    format: Format  # type: ignore[misc]  # a class of ours has one, and this any
+    write: Write
+    examples: Mapping[str, Sequence[Any]]
+
+    def lower(
+        self, model: Exportable, programs: Sequence[Program], request: Request
+    ) -> _CustomContents:
+        store = store_of(model, programs)
+        return _CustomContents(
+            model.name, store.infos(), programs, store, self.examples, self.write
+        )
+
+
+@dataclass(frozen=True)
+class _CustomContents(ProgramContents):
+    function: Write
+
+    def write(self, place: Path) -> Mapping[str, Any]:
+        programs = [self._program(each) for each in self.programs]
+        return self.function(place, programs) or {}
+
+    def _program(self, program: Program) -> FormatProgram:
+        """The program, with the stored arrays under their names."""
+        traced, variables = program.traced, self.store.variables
+        stored = [variables[place] for place in self.store.of_leaf]
+        constants = {id(x): variables[self.store.of_constant(x)].name for x in traced.constants}
+        return _flat_program(
+            program.key,
+            traced.program,
+            [Weight(each.name, np.asarray(each.value)) for each in stored],
+            constants,
+            {entry.name: entry.struct for entry in program.inputs.flat},
+            dict(zip(program.output_names, program.outputs)),
+        )
+
+    def report_fields(
+        self, place: Path, written: Mapping[str, Any], run: ExportRun
+    ) -> dict[str, Any]:
+        files = place.rglob("*") if place.is_dir() else [place]
+        return {
+            "signatures": {each.key: signature_info(each) for each in self.programs},
+            "graph_bytes": sum(each.stat().st_size for each in files),
+            "platforms": ("cpu",),
+            "versions": package_versions(),
+            "details": dict(written),
+        }
+
+    def write_report(self, report: Report, place: Path, written: Mapping[str, Any]) -> None:
+        if place.is_dir():
+            super().write_report(report, place, written)
+        else:
+            append_zip(place, report_text(report))

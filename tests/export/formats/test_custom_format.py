@@ -1,0 +1,156 @@
+"""A format of another package, built, installed and used as the guide has it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export.export import Report, load, spec
+from pax_export.export.formats import FormatProgram, export_as
+from tests.closeness import assert_close
+from tests.docs.pages import ROOT
+
+GUIDE = ROOT / "docs" / "guide" / "formats.md"
+_FILE = re.compile(r"^```\w+\n# (?P<path>\S+\.\w+)\n(?P<text>.*?)^```", re.M | re.S)
+MODEL = """
+import jax, pax_export as pax
+
+def make():
+    return pax.Sequential(
+        pax.Linear(4, 8), jax.nn.gelu, pax.LayerNorm(8), pax.Linear(8, 2), jax.nn.softmax
+    ).eval()
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder in which the distribution of the guide is installed by pip."""
+    source = tmp_path_factory.mktemp("source")
+    for match in _FILE.finditer(GUIDE.read_text(encoding="utf-8")):
+        path = source / match["path"]
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(match["text"])
+    target = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run([*pip, "--target", target, source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.fixture
+def numpy_program(site, monkeypatch):
+    monkeypatch.syspath_prepend(site)
+    yield importlib.import_module("numpy_program")
+    for name in ("numpy_program", "numpy_program.runtime"):
+        sys.modules.pop(name, None)
+
+
+def test_an_installed_format_on_the_command_line(site, tmp_path):
+    (tmp_path / "my_models.py").write_text(MODEL)
+    np.save(tmp_path / "x.npy", np.ones((3, 4), np.float32))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
+
+    def call(*arguments):
+        command = [sys.executable, "-m", "pax_export.cli", *arguments]
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900
+        )
+
+    batch = ("--input", "batch, 4")
+    done = call("export", "my_models:make", "net", "--target", "numpy_program", *batch)
+    assert done.returncode == 0, done.stderr
+    assert "Sequential as a numpy program" in done.stdout
+    report = Report.read(tmp_path / "net")
+    assert (report.target, report.validated) == ("numpy_program", "here")
+    assert report.details["runs_in"] == "numpy"
+    assert "write: --trusted" in call("run", "net", "--input", "x.npy").stderr
+    done = call("run", "net", "--input", "x.npy", "--trusted")
+    assert (done.returncode, "output: float32[3, 2]" in done.stdout) == (0, True), done.stderr
+
+
+def test_models_of_others_in_an_installed_format(numpy_program, tmp_path):
+    w = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)
+
+    def attend(x, mask):  # over two axes of batches, with arrays that it closes over
+        scores = jnp.einsum("bqd,bkd->bqk", x @ w, x @ w) * 0.5
+        weights = jax.nn.softmax(jnp.where(mask[:, None, :], scores, -jnp.inf))
+        return {"sum": jax.nn.relu(weights @ x), "log": jax.nn.log_softmax(x).mean(-1)}
+
+    inputs = (spec("b, n, 3"), spec("b, n", bool))
+    x = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
+    mask = np.arange(5) < np.array([[3], [5]])
+    examples = [(x, mask)]
+    path = tmp_path / "attend"
+    report = numpy_program.to_numpy_program(
+        attend, path, inputs, examples=examples, validate="process"
+    )
+    assert report.validated == "process"
+    loaded = load(path, trusted=True)
+    for key, value in loaded(x, mask).items():
+        assert_close(value, attend(x, mask)[key], rtol=1e-5, atol=1e-6)
+    with pytest.raises(pax.errors.UntrustedExportError):
+        load(path)
+
+
+def test_an_operation_that_the_format_lacks(numpy_program, tmp_path):
+    net = pax.Sequential(pax.Linear(4, 4), jnp.sort).eval()
+    with pytest.raises(pax.errors.UnsupportedOperationError) as caught:
+        numpy_program.to_numpy_program(net, tmp_path / "net", spec("n, 4"))
+    assert "sort" in str(caught.value)
+    assert "modules.1" in caught.value.where or ".py" in caught.value.where
+    assert not (tmp_path / "net").exists()
+
+
+def test_programs_have_their_arrays_by_name(numpy_program, tmp_path):
+    """Small constants, weights that are tied, and two signatures."""
+    weight = jnp.ones((3, 3))
+    params = {"first": weight, "second": weight}
+    seen: dict[str, FormatProgram] = {}
+
+    def write(place, programs):
+        seen.update({each.key: each for each in programs})
+        return numpy_program.write(place, programs)
+
+    def function(params, x):
+        return x @ params["first"] + x @ params["second"] * jnp.array([1.0, 2.0, 3.0])
+
+    def double(params, x):
+        return 2 * x
+
+    export_as(
+        numpy_program.FORMAT, write, (params, function), tmp_path / "net",
+        {"one": spec("n, 3"), "two": spec("3")}, methods={"one": function, "two": double},
+    )  # fmt: skip
+    assert list(seen) == ["one", "two"]
+    assert "first" in seen["one"].weights
+    assert "second" not in seen["one"].weights
+    jaxpr, program = seen["one"].jaxpr.jaxpr, seen["one"]
+    assert len(jaxpr.invars) == len(program.weights) + len(program.inputs)
+    assert [tuple(each.shape) for each in program.weights.values()].count((3,)) == 1
+    assert str(program.inputs["x"].shape[0]) == "n"
+    x = np.eye(3, dtype=np.float32)
+    call = load(tmp_path / "net", trusted=True).signatures["one"]
+    assert_close(call(x), function(params, x), rtol=1e-6)
+
+
+def test_options_are_checked_as_in_every_format(numpy_program, tmp_path):
+    def export(**options):
+        return numpy_program.to_numpy_program(jnp.tanh, tmp_path / "net", spec("n"), **options)
+
+    with pytest.raises(pax.errors.InvalidArgumentError, match="state"):
+        export(state="update")
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "mine.txt").write_text("")
+    with pytest.raises(pax.errors.PaxError):
+        export(overwrite=True)
+    assert (tmp_path / "net" / "mine.txt").exists()
