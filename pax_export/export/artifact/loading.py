@@ -63,7 +63,7 @@ def load(
     format = formats.find(report.target)
     if format is None:
         runtime = report.details.get("runs_in")
-        if runtime and not report.signatures:
+        if runtime and "files" in report.details:  # which only language models list
             raise ExportPathError(
                 f"The export is a language model for {runtime}, which runs it without `load`.",
                 where=str(path),
@@ -72,8 +72,8 @@ def load(
                 "'stablehlo', 'onnx' or 'tflite'",
             )
         raise ExportPathError(
-            "This export was written by a newer pax_export or by another package, for a target that "
-            "is not known here.",
+            "This export was written by a newer pax_export or by another package, for a target "
+            "that is not known here.",
             where=str(path),
             got=report.target,
             write="the package that wrote it, installed here",
