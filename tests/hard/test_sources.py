@@ -11,6 +11,7 @@ import random as chance
 from pathlib import Path
 
 import h5py
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -106,8 +107,20 @@ def in_tensorflow(path, arrays):
     tf.train.Checkpoint(**variables).write(str(path / "net"))
 
 
+def in_tflite(path, arrays):
+    to_tflite = pytest.importorskip("pax_export.export").to_tflite
+    kernel, bias, step = (array.astype(np.float32) for array in arrays.values())
+
+    def function(params, x):
+        return {"y": x @ params["kernel"] + params["bias"], "step": params["step"] + x}
+
+    params = {"kernel": kernel, "bias": bias, "step": np.full(2, step, np.float32)}
+    to_tflite((params, function), path, jax.ShapeDtypeStruct((1, 2), np.float32), validate=False)
+
+
 FILES = [in_safetensors, in_npz, in_packed_npz, in_torch, in_legacy_torch, in_hdf5,
-         in_packed_hdf5, in_gguf, in_onnx, in_flax, in_orbax, in_tensorflow]  # fmt: skip
+         in_packed_hdf5, in_gguf, in_onnx, in_flax, in_orbax, in_tensorflow,
+         in_tflite]  # fmt: skip
 
 
 def files(path):
