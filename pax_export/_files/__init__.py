@@ -12,4 +12,4 @@ from pax_export._files import (
     single_file,
     stale_temporaries,
 )
-from pax_export._files.sizes import bytes_text
+from pax_export._files.disk import bytes_text

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pax_export._errors import ExportPathError
-from pax_export._files.sizes import bytes_text
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Some file systems cannot do it, and say so with one of these.
@@ -72,3 +71,19 @@ def sync_one(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes with its unit.
+
+    Example:
+        >>> bytes_text(5), bytes_text(36 * 2**20)
+        ('5 B', '36.0 MiB')
+    """
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"

@@ -11,26 +11,25 @@ from pax_export._jax._trace import is_tracer as is_tracer
 from pax_export._jax._trace import trace_state as trace_state
 
 if TYPE_CHECKING:
-    from pax_export._jax._dimensions import scope_constraints as scope_constraints
     from pax_export._jax._processes import devices_are_known as devices_are_known
     from pax_export._jax._processes import join_processes as join_processes
     from pax_export._jax._programs import call_part as call_part
     from pax_export._jax._programs import call_with_constants as call_with_constants
+    from pax_export._jax._programs import equations_of as equations_of
     from pax_export._jax._programs import expanded as expanded
     from pax_export._jax._programs import needed_part as needed_part
     from pax_export._jax._programs import read_arguments as read_arguments
     from pax_export._jax._programs import scan_operands as scan_operands
-    from pax_export._jax._raised import equations_of as equations_of
+    from pax_export._jax._programs import scope_constraints as scope_constraints
     from pax_export._jax._watched import is_computing as is_computing
     from pax_export._jax._watched import jitted_call as jitted_call
     from pax_export._jax._watched import watched as watched
 
 # Every program imports this room, and only exporters and many processes need more of it.
 _HOMES = {
-    "_dimensions": "scope_constraints",
     "_processes": "devices_are_known join_processes",
-    "_programs": "call_part call_with_constants expanded needed_part read_arguments scan_operands",
-    "_raised": "equations_of",
+    "_programs": "call_part call_with_constants equations_of expanded needed_part read_arguments "
+    "scan_operands scope_constraints",
     "_watched": "is_computing jitted_call watched",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

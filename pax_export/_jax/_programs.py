@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -185,3 +187,30 @@ def read_arguments(program: Any, count: int) -> frozenset[int]:
     """The flat arguments on which the first `count` results of a traced program depend."""
     _, read = _prune_program(program, count, instantiate=False)
     return frozenset(index for index, is_read in enumerate(read) if is_read)
+
+
+_CONSTRAINT = re.compile(r".+(==|>=|<=).+")
+
+
+def scope_constraints(scope: object) -> tuple[str, ...]:
+    """What may be assumed of the symbolic dimensions of a scope, as it was written."""
+    found = getattr(scope, "_explicit_constraints", None)
+    if found is not None:
+        return tuple(each.debug_str for each in found)
+    # After a line that says where it was made, its text has one line for each.
+    lines = [line.strip() for line in str(scope).splitlines()[1:]]
+    return tuple(line for line in lines if _CONSTRAINT.fullmatch(line))
+
+
+#: As jax calls an operation of a program, and as we do; where neither does, nothing is found.
+_NAMES = ("eqn", "equation")
+
+
+def equations_of(error: BaseException) -> list[Any]:
+    """The operations whose rules an error came through, from the outermost to the innermost."""
+    found: list[Any] = []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for equation in map(frame.f_locals.get, _NAMES):
+            if hasattr(equation, "primitive") and not any(equation is old for old in found):
+                found.append(equation)
+    return found

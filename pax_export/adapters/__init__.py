@@ -4,9 +4,9 @@ from pax_export.adapters._layer import lora, weight_of
 from pax_export.adapters._lora import LoRA
 from pax_export.adapters._net import activate, add, merge, names, remove, unmerge
 from pax_export.adapters._net import changed as changed
+from pax_export.adapters._net import chosen as chosen
 from pax_export.adapters._ranks import pad_ranks
 from pax_export.adapters._save_load import load, save
-from pax_export.adapters._targets import chosen as chosen
 
 __all__ = [
     "LoRA",

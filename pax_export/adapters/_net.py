@@ -9,20 +9,24 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from jax.tree_util import tree_flatten_with_path
 
 from pax_export._errors import InvalidArgumentError, PaxError, a_few
 from pax_export._types import PRNGKey, PyTree
 from pax_export.adapters import _kinds as kinds
 from pax_export.adapters import _layer as layers
-from pax_export.adapters._targets import Target, chosen
 from pax_export.core import (
+    Module,
+    Selection,
     apply_bottom_up,
     aspect_of,
+    is_node,
     join,
     map_submodules,
     named_leaves,
     named_modules,
     near_names,
+    path_name,
     require_module,
     split_rng_key,
     upwards,
@@ -362,3 +366,35 @@ def _same_arrays(one: object, other: object) -> bool:
     return [name for name, _ in ours] == [name for name, _ in theirs] and all(
         np.array_equal(a, b) for (_, a), (_, b) in zip(ours, theirs)
     )
+
+
+Target = type[Module] | str | Callable[..., Any] | Selection
+
+
+def chosen(net: PyTree, targets: object, where: str) -> list[tuple[str, Any]]:
+    """Returns the selected modules, also those in selected containers, with their paths.
+
+    Raises:
+        InvalidArgumentError: nothing matches, or only arrays and other values.
+    """
+    if isinstance(targets, (tuple, list)) and not targets:
+        return []
+    try:
+        selection = Selection.of(net, targets)
+    except InvalidArgumentError as error:
+        error.where = f"{where}, in {error.where}"
+        raise
+    found: dict[str, Any] = {}
+    for name, part in selection.items():
+        for path, item in tree_flatten_with_path(part, is_leaf=is_node)[0]:
+            if is_node(item):
+                below = path_name(path)
+                found[join(name, below) if below else name] = item
+    if not found:
+        raise InvalidArgumentError(
+            "There are no modules among the parts that are chosen.",
+            where=where,
+            got=", ".join(selection.names())[:200],
+            write="the paths or classes of modules, as net.at(...) takes them",
+        )
+    return list(found.items())

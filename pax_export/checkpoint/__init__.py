@@ -2,9 +2,8 @@
 
 from pax_export.checkpoint._checkpoint import Checkpoint
 from pax_export.checkpoint._checkpoints import Checkpoints
-from pax_export.checkpoint._on_host import on_host
 from pax_export.checkpoint._placed import Restored
-from pax_export.checkpoint._stored_array import StoredArray
+from pax_export.checkpoint._saved import StoredArray, on_host
 
 # Names that are not in __all__ are internal to the library.
 __all__ = ["Checkpoint", "Checkpoints", "Restored"]

@@ -12,10 +12,15 @@ from pax_export._errors import CheckpointError, WeightsMismatchError
 from pax_export._files import file_types
 from pax_export._types import PyTree
 from pax_export.checkpoint import _orbax
-from pax_export.checkpoint._on_host import checksum
 from pax_export.checkpoint._placed import Restored, placed, sharding_to_read
-from pax_export.checkpoint._saved import LeafEntry, full_name, is_plain, named
-from pax_export.checkpoint._stored_array import StoredArray
+from pax_export.checkpoint._saved import (
+    LeafEntry,
+    StoredArray,
+    checksum,
+    full_name,
+    is_plain,
+    named,
+)
 from pax_export.core import near_names
 from pax_export.weights import LoadReport, compare, mismatch, require_shape
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
+import re
+import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -19,12 +23,11 @@ from pax_export._errors import (
 )
 from pax_export._files import directory as directories
 from pax_export._files import file_types
-from pax_export._files.overwrite_guard import named, some_names
+from pax_export._files.overwrite_guard import files, named, some_names
 from pax_export.checkpoint import _orbax
-from pax_export.checkpoint._belongings import remove_deleted, strange_files
 from pax_export.checkpoint._checkpoint import Checkpoint
+from pax_export.checkpoint._orbax import ABOUT, DELETED
 from pax_export.checkpoint._placed import Restored, shardings_of
-from pax_export.checkpoint._retention import Retention
 from pax_export.checkpoint._saved import saved_trees
 
 
@@ -417,3 +420,98 @@ class Checkpoints:
             got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:400],
             write=write,
         )
+
+
+#: Files that orbax writes in a step beside its trees, and in each tree.
+_OF_STEP = re.compile(rf"_CHECKPOINT_METADATA|commit_success\.txt|{ABOUT}/[^/]+")
+_OF_TREE = re.compile(
+    r"[^/]+/(_METADATA|_sharding|commit_success\.txt|array_metadatas/process_\d+"
+    r"|(ocdbt\.process_[^/]+/)?(manifest\.ocdbt|d/[^/]+))"
+)
+
+
+def strange_files(step: Path) -> list[str]:
+    """Returns the files in a step's directory that are not part of a checkpoint."""
+    names = list(files(step))
+    if not (step / ABOUT).is_dir():
+        return names
+    return [name for name in names if not (_OF_STEP.fullmatch(name) or _OF_TREE.fullmatch(name))]
+
+
+def remove_deleted(directory: Path) -> None:
+    """Removes the checkpoints that were moved away for deletion."""
+    folder = directory / DELETED
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name.isdecimal():
+                shutil.rmtree(folder / name, ignore_errors=True)
+        folder.rmdir()
+
+
+@dataclass(frozen=True)
+class Retention:
+    """A retention policy."""
+
+    last: int | None  # how many of the last ones; None for all
+    best: str | None  # the metric by which the best one stays
+    mode: Literal["min", "max"]  # whether the smallest or the largest is the best
+
+    def __post_init__(self) -> None:
+        last = self.last
+        number = isinstance(last, int) and not isinstance(last, bool) and last >= 1
+        if not (last is None or number):
+            raise InvalidArgumentError(
+                "At least one checkpoint must be kept.",
+                got=f"keep={last!r}",
+                write="keep=3, or keep=None for all",
+            )
+        if not (self.best is None or isinstance(self.best, str)):
+            raise InvalidArgumentError(
+                "The best checkpoint must be chosen by the name of a metric.",
+                got=f"best={self.best!r}",
+                write='best="loss", and save(step, metrics={"loss": loss}, ...)',
+            )
+        if self.mode not in ("min", "max"):
+            raise InvalidArgumentError(
+                'The best value of a metric must be "min" or "max".',
+                got=f"mode={self.mode!r}",
+                write='mode="min" or mode="max"',
+            )
+
+    def checked(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
+        """Returns the metrics as numbers; raises if the metric of `best` is missing."""
+        numbers = {}
+        for name, value in (metrics or {}).items():
+            try:
+                numbers[str(name)] = float(value)
+            except (TypeError, ValueError) as error:
+                raise InvalidArgumentTypeError(
+                    "A metric must be one number.",
+                    where=f"metrics[{name!r}]",
+                    got=f"{type(value).__name__}: {value!r}"[:200],
+                    write=f"metrics={{{name!r}: float(loss)}}",
+                ) from error
+        if self.best is not None and self.best not in numbers:
+            raise InvalidArgumentError(
+                "The checkpoint lacks the metric by which the best one is kept.",
+                where=f"best={self.best!r}",
+                got=f"metrics with {', '.join(numbers) or 'nothing'}",
+                write=f"save(step, metrics={{{self.best!r}: ...}}, ...)",
+            )
+        return numbers
+
+    def best_of(self, metrics: Mapping[int, Mapping[str, float]]) -> int | None:
+        """Returns the best step, the latest of equal ones, ignoring missing metrics and NaN."""
+        if self.best is None:
+            return None
+        sign = -1 if self.mode == "min" else 1
+        values = {step: each.get(self.best, math.nan) for step, each in metrics.items()}
+        rated = [(sign * value, step) for step, value in values.items() if not math.isnan(value)]
+        return max(rated)[1] if rated else None
+
+    def steps(self, metrics: Mapping[int, Mapping[str, float]]) -> Sequence[int]:
+        """Returns the steps to keep."""
+        ordered = sorted(metrics)
+        kept = ordered if self.last is None else ordered[-self.last :]
+        best = self.best_of(metrics)
+        return kept if best is None or best in kept else [best, *kept]

@@ -13,7 +13,8 @@ the entry has the original dtype and a CRC-32, since the format has no checksums
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +22,7 @@ import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, UnsupportedDtypeError
-from pax_export._types import PyTree
-from pax_export.checkpoint._on_host import checksum
+from pax_export._types import DTypeLike, PyTree
 from pax_export.checkpoint._orbax import ABOUT, PATTERN
 from pax_export.weights import Description, absence, describe, is_key, leaves_by_name
 
@@ -195,3 +195,99 @@ def _require_value(where: str, leaf: object) -> None:
             got=problem,
             write="checkpoints.save(...) outside of jit, with what the last step returned",
         )
+
+
+class StoredArray:
+    """An array of a checkpoint, with shape and dtype, whose values are on disk.
+
+    It has no arithmetic.  `read` and ``numpy.asarray`` read the array at each call, without
+    caching.
+
+    Attributes:
+        name: the dotted name, including that of the tree.
+        shape: the shape.
+        dtype: the dtype.
+    """
+
+    __slots__ = ("_read", "dtype", "name", "shape")
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: Any, read: Callable[[], Any]):
+        self.name = name
+        self.shape = shape
+        self.dtype = dtype
+        self._read = read
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the array in bytes."""
+        return self.size * int(self.dtype.itemsize)
+
+    def read(self) -> Any:
+        """Reads the array as numpy, or as a jax array of typed keys."""
+        return self._read()
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        if is_key(self.dtype):
+            raise TypeError("keys are no numbers: use jax.random.key_data(array.read())")
+        array = self._read()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return f"StoredArray({self.name}: {self.dtype}{list(self.shape)})"
+
+
+#: Alignment at which other libraries can use memory without a copy.
+_ALIGNMENT = 64
+
+
+def on_host(array: object) -> np.ndarray:
+    """Gathers an array, which is not one of typed keys, into numpy.
+
+    jax caches the result of ``numpy.asarray`` for arrays on other or several devices as
+    long as the array exists.  This function does not.
+    """
+    if not isinstance(array, jax.Array):
+        return np.asarray(array)
+    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    if len(shards) == 1:
+        return _on_one_device(shards[0].data)
+    whole = _empty(array.shape, array.dtype)
+    for shard in shards:
+        whole[shard.index] = _on_one_device(shard.data)
+    return whole
+
+
+def _on_one_device(array: jax.Array) -> np.ndarray:
+    if next(iter(array.devices())).platform == "cpu":
+        return np.asarray(array)  # the same memory
+    try:
+        cpu = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # jax was told to see other devices only
+        return np.array(array)
+    return np.asarray(jax.device_put(array, cpu))
+
+
+def _empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """An array without values."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def checksum(array: object) -> int | None:
+    """Returns the CRC-32 of an array; None if other processes hold parts of it."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return None
+    flat = np.ascontiguousarray(on_host(array)).reshape(-1)
+    return zlib.crc32(flat.view(np.uint8).data)

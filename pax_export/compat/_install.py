@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import Any
 
 from pax_export._errors import MissingPackageError, NameTakenError, NotInPaxError
 from pax_export._optional import install, is_installed
 from pax_export._types import PyTree
 from pax_export.compat import spawned
-from pax_export.compat._internals import internals
 
 # The modules that PAX offers.  Where they are here is found when they are asked for.
 _OFFERED = ("pax", "pax.experimental", "pax.experimental.graph", "pax.nets", "pax.utils")
@@ -144,3 +144,41 @@ def _module_for(name: str) -> ModuleType:
         if error.name != _own_name(name):
             raise
         raise ModuleNotFoundError(f"No module named {name!r}", name=name) from None
+
+
+_LIBRARY = __name__.split(".")[0]
+_ROOMS = ("", ".experimental", ".graph", ".nets", ".utils")
+# Not part of PAX's interface, but parts of nets that are, and so in their pickles.
+_PARTS = {
+    "BlockGroup": ".nets._resnet",
+    "ResNet": ".nets._resnet",
+    "ResnetBlock": ".nets._resnet",
+    "CausalSelfAttention": ".nets._transformer",
+    "DenseBlock": ".nets._transformer",
+}
+
+
+class _Internals(ModuleType):
+    """A module of PAX's sources, with the public names of PAX in it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        for room in _ROOMS:
+            module = importlib.import_module(_LIBRARY + room)
+            if name in getattr(module, "__all__", ()):
+                return getattr(module, name)
+        if name in _PARTS:
+            return getattr(importlib.import_module(_LIBRARY + _PARTS[name]), name)
+        raise NotInPaxError(
+            f"PAX's internal {self.__name__}.{name} does not exist here.",
+            write="what `import pax` offers; public names can be imported from anywhere in PAX",
+            name=name,
+        )
+
+
+def internals(name: str) -> ModuleType:
+    """A stand-in for one file or folder of PAX's sources."""
+    module = _Internals(name)
+    module.__path__ = []  # so that names below it can be imported
+    return module

@@ -18,7 +18,7 @@ from pax_export.core._labels import (
     traced_anew,
     with_labels,
 )
-from pax_export.core._metaclass import made_of
+from pax_export.core._metaclass import made_of, picklable, remember_call, restore
 from pax_export.core._module import (
     Module,
     ParameterModule,
@@ -52,7 +52,6 @@ from pax_export.core._parameters import (
 )
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
 from pax_export.core._pax_programs import run_pax_programs, runs_pax_programs
-from pax_export.core._pickling import picklable, remember_call, restore
 from pax_export.core._pure import (
     module_and_value,
     mutable,

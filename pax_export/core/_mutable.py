@@ -26,7 +26,7 @@ from typing import Any
 from pax_export._errors import ImmutableModuleError, InvalidArgumentError
 from pax_export._jax import trace_state
 from pax_export._types import PyTree
-from pax_export.core._frames import call_in_progress, layer_in_training
+from pax_export.core._sharding_notes import call_in_progress, layer_in_training
 from pax_export.core._tree import (
     ARRAYS,
     MIXED,

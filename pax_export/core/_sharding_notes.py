@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,9 +17,8 @@ import jax
 from jax.sharding import AxisType
 
 from pax_export._types import PyTree
-from pax_export.core._frames import owner_of_frame
 from pax_export.core._traversal import named_modules
-from pax_export.core._tree import Node
+from pax_export.core._tree import Node, attributes_of
 
 _BEGIN = "pax_export: on a mesh with Explicit axes jax asks how this result lies, "
 _ADVICE = (
@@ -106,3 +106,44 @@ def _name(module: PyTree, roots: list[Any]) -> str:
             if each is module and path:
                 return f"{path}: {kind}"
     return kind
+
+
+_SETTING = frozenset({"__setattr__", "__delattr__"})
+
+
+def owner_of_frame(frame: FrameType) -> Any:
+    """The module whose method, or function of a module, a frame runs; None if there is none."""
+    code = frame.f_code
+    if code.co_argcount == 0:
+        return None
+    value = frame.f_locals.get(code.co_varnames[0])
+    return value if isinstance(value, Node) else None
+
+
+def running(frame: FrameType | None) -> Iterator[tuple[Any, str]]:
+    """The modules whose methods run, the innermost first, each with the name of the method."""
+    while frame is not None:
+        module, name = owner_of_frame(frame), frame.f_code.co_name
+        if module is not None and name not in _SETTING and hasattr(type(module), name):
+            yield module, name
+        frame = frame.f_back
+
+
+def layer_in_training(frame: FrameType | None) -> Any:
+    """The layer in train mode whose call changes a state, or None.
+
+    It is the outermost of those that say so of themselves, one inside of the other: of a
+    batch norm with two averages in it, the batch norm.
+    """
+    layer = None
+    for module, _ in running(frame):
+        if module._pax_changes == "":
+            break
+        if module._pax_changes == "in train mode" and attributes_of(module).get("_training"):
+            layer = module
+    return layer
+
+
+def call_in_progress(frame: FrameType | None) -> Any:
+    """The innermost module whose ``__call__`` runs, or None."""
+    return next((module for module, name in running(frame) if name == "__call__"), None)

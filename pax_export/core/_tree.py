@@ -64,7 +64,7 @@ class Node:
             (see `_mutation_detection.py`); a pair that is kept has that with it.
         _pax_owner: who may change this module now (see `_mutable.py`).
         _pax_folded: ``((leaves,), treedef)`` of a module that nobody has looked at
-            since a jitted function returned it (see `_folded.py`).
+            since a jitted function returned it (see `transforms/_jit.py`).
     """
 
     __slots__ = (

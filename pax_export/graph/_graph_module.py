@@ -11,8 +11,8 @@ from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.core import Module
 from pax_export.graph import _dot
+from pax_export.graph._dot import compile_graph
 from pax_export.graph._node import InputNode, Node
-from pax_export.graph._program import compile_graph
 
 
 class GraphModule(Module):

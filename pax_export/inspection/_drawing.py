@@ -15,7 +15,7 @@ from pax_export._types import PyTree
 from pax_export.core import Module, named_modules
 from pax_export.inspection._calls import traced
 from pax_export.inspection._flow import FlowNode, flow_of
-from pax_export.inspection._functions import title_of
+from pax_export.nn import Lambda, function_name
 
 _MARK = "<!-- pax_export drawing -->"
 _LETTER, _LINE, _GAP = 7.2, 16, 46  # of the text, in pixels
@@ -262,3 +262,20 @@ def _curve(points: list[Point]) -> str:
 def _is_drawing(path: Path) -> overwrite_guard.Belongs | None:
     with path.open("rb") as file:
         return (lambda name: True) if _MARK.encode() in file.read(400) else None
+
+
+_LONGEST = 60
+
+
+def function_of(module: PyTree) -> str:
+    """The name of the function, shortened to one column; empty for other layers."""
+    if not isinstance(module, Lambda):
+        return ""
+    name = " ".join(function_name(module.func).split())
+    return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
+
+
+def title_of(module: PyTree) -> str:
+    """The class of a module, with the function that it is for: ``Lambda(relu)``."""
+    function = function_of(module)
+    return type(module).__name__ + (f"({function})" if function else "")

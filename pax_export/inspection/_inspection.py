@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from pax_export.inspection import _html, _table
+from pax_export._files import bytes_text, overwrite_guard, single_file
 from pax_export.inspection._row import Count, Row
 
 
@@ -79,11 +82,11 @@ class Inspection:
             depth: how many levels are shown; None shows all.
             arrays: whether arrays have lines of their own.
         """
-        return _table.table(self.rows, self.uncounted, depth, arrays)
+        return table(self.rows, self.uncounted, depth, arrays)
 
     def to_html(self) -> str:
         """Returns a complete HTML page without external resources."""
-        return _html.page(self.rows, self.uncounted)
+        return page(self.rows, self.uncounted)
 
     def save_html(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Writes the page into a file, whole or not at all.
@@ -95,7 +98,7 @@ class Inspection:
         Raises:
             ExportPathError: (an OSError) the file cannot be written.
         """
-        return _html.save(self.to_html(), Path(path), overwrite)
+        return save(self.to_html(), Path(path), overwrite)
 
     def __str__(self) -> str:
         return self.table()
@@ -103,4 +106,190 @@ class Inspection:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return _html.fragment(self.rows, self.uncounted)
+        return fragment(self.rows, self.uncounted)
+
+
+Column = tuple[str, Callable[[Row], str], bool]  # its title, its text, whether numbers stand right
+
+
+def table(rows: Sequence[Row], uncounted: Sequence[str], depth: int | None, arrays: bool) -> str:
+    """Aligned non-empty columns, and a line of totals."""
+    picked = [
+        row
+        for row in rows
+        if (arrays or row.kind == "module") and (depth is None or row.depth <= depth)
+    ]
+    shown = [column for column in COLUMNS if any(column[1](row) for row in picked)]
+    lines = [[title for title, _, _ in shown]]
+    lines += [[text(row) for _, text, _ in shown] for row in picked]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    right = [numbers for _, _, numbers in shown]
+    text = [
+        "  ".join(
+            cell.rjust(width) if numbers else cell.ljust(width)
+            for cell, width, numbers in zip(line, widths, right)
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([*text, "", *totals(rows, uncounted)])
+
+
+def totals(rows: Sequence[Row], uncounted: Sequence[str]) -> Iterator[str]:
+    """Totals of the model, and what they exclude."""
+    root = rows[0]
+    parts = {"trainable": 0, "frozen": 0, "state": 0}
+    for row in rows:
+        if row.kind == "array":
+            parts[row.role] += math.prod(row.shape or ())
+    line = f"{root.parameters:,} parameters"
+    if root.parameters and parts["frozen"] == 0:
+        line += ", all trainable"
+    elif parts["frozen"]:
+        line += f" ({parts['trainable']:,} trainable, {parts['frozen']:,} frozen)"
+    if parts["state"]:
+        line += f", {parts['state']:,} elements of state"
+    line += f", {bytes_text(root.bytes)}"
+    if root.flops is not None:
+        line += f"; {count_text(root.flops)} FLOPs a call"
+    yield line
+    if uncounted:
+        yield f"not counted: {', '.join(uncounted)}"
+
+
+def count_text(count: int | str | None) -> str:
+    """A number of operations as people read it; a formula as it is."""
+    return f"{count:,}" if isinstance(count, int) else count or ""
+
+
+def _path(row: Row) -> str:
+    return "  " * row.depth + (row.path or "(root)")
+
+
+def _class(row: Row) -> str:
+    if row.kind == "array":
+        return f"{row.dtype}[{','.join(map(str, row.shape or ()))}]"
+    function = f"({row.function})" if row.function else ""
+    return row.class_name + function + (f" {row.name!r}" if row.name else "")
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("path", _path, False),
+    ("class", _class, False),
+    ("in", lambda row: " ".join(row.inputs), False),
+    ("out", lambda row: " ".join(row.outputs), False),
+    ("calls", lambda row: str(row.calls) if row.calls > 1 else "", True),
+    ("dtype", lambda row: row.dtype if row.kind == "module" else "", False),
+    ("computed in", lambda row: row.computed_in if row.computed_in != row.dtype else "", False),
+    ("role", lambda row: row.role, False),
+    ("parameters", lambda row: f"{row.parameters:,}" if row.parameters else "", True),
+    ("bytes", lambda row: bytes_text(row.bytes) if row.bytes else "", True),
+    ("flops", lambda row: count_text(row.flops), True),
+    ("time", lambda row: "" if row.time_share is None else f"{row.time_share:.1%}", True),
+)
+
+
+_MARK = "<!-- pax_export inspection -->"
+_OPEN_LEVELS = 2
+_LETTER, _DIGIT, _BOLD = 0.57, 0.64, 0.76  # of the height of a line, as wide fonts have them
+_GAP = 0.8
+_SHORT = 12  # letters; cells of a column with more are broken where the page is narrow
+_STYLE = """
+.pax-inspect { font: 12px/1.5 system-ui, sans-serif; overflow-x: auto; }
+.pax-inspect .row { display: grid; gap: 0 .8em; overflow-wrap: anywhere;
+  min-width: min(48em, var(--pax-width)); max-width: var(--pax-width);
+  grid-template-columns: var(--pax-columns); }
+.pax-inspect .head { font-weight: 600; border-bottom: 1px solid #8886; }
+.pax-inspect summary { cursor: pointer; list-style: none; }
+.pax-inspect summary .row > :first-child::before { content: "▸ "; }
+.pax-inspect details[open] > summary .row > :first-child::before { content: "▾ "; }
+.pax-inspect .row:hover { background: #8882; }
+.pax-inspect .number { text-align: right; white-space: nowrap; }
+.pax-inspect .array { opacity: .75; }
+.pax-inspect code { font: 11px ui-monospace, monospace; }
+.pax-inspect .frozen .role { color: #36c; } .pax-inspect .state .role { color: #a60; }
+"""
+
+
+def page(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
+    """A page of its own."""
+    title = escape(rows[0].class_name)
+    return (
+        f'<!doctype html>\n{_MARK}\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{title}</title></head>\n<body>\n<h1>{title}</h1>\n{fragment(rows, uncounted)}\n"
+        "</body></html>\n"
+    )
+
+
+def fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
+    """What a notebook shows."""
+    shown = [column for column in COLUMNS if any(column[1](row) for row in rows)]
+    columns = " ".join(_track(_width(column, rows)) for column in shown)
+    width = sum(_width(column, rows) + _GAP for column in shown)
+    head = "".join(
+        f'<span class="{"number" if right else ""}">{title}</span>' for title, _, right in shown
+    )
+    cells = {row.path: _cells(row, shown) for row in rows}
+    body = "\n".join(_nested(rows, cells))
+    lines = "<br>".join(map(escape, totals(rows, uncounted)))
+    return (
+        f'<div class="pax-inspect" style="--pax-columns: {columns}; --pax-width: {width:.1f}em">'
+        f"<style>{_STYLE}</style>\n"
+        f'<div class="row head">{head}</div>\n{body}\n<p>{lines}</p></div>'
+    )
+
+
+def _width(column: Column, rows: Sequence[Row]) -> float:
+    """The width of the longest cell, or of the title's longest word; each row is a grid."""
+    title, text, right = column
+    cells = (_DIGIT if right else _LETTER) * max(len(text(row)) for row in rows)
+    return max(_BOLD * max(map(len, title.split())), cells)
+
+
+def _track(width: float) -> str:
+    """A column of the grid; on a narrow page the long ones share what the short ones leave."""
+    return f"{width:.1f}em" if width <= _SHORT * _DIGIT else f"minmax(4em, {width:.1f}fr)"
+
+
+def _nested(rows: Sequence[Row], cells: dict[str, str]) -> Iterator[str]:
+    """A `details` for each module, around what is below it."""
+    depths: list[int] = []
+    for row in rows:
+        while depths and depths[-1] >= row.depth:
+            depths.pop()
+            yield "</details>"
+        if row.kind == "array":
+            yield f'<div class="row array {row.role}">{cells[row.path]}</div>'
+        else:
+            mark = " open" if row.depth < _OPEN_LEVELS else ""
+            line = f'<div class="row {row.role}">{cells[row.path]}</div>'
+            yield f"<details{mark}><summary>{line}</summary>"
+            depths.append(row.depth)
+    yield from ["</details>"] * len(depths)
+
+
+def _cells(row: Row, shown: list) -> str:
+    return "".join(_cell(row, *column) for column in shown)
+
+
+def _cell(row: Row, title: str, text: Callable[[Row], str], right: bool) -> str:
+    kind = "number" if right else title.replace(" ", "-")
+    content = escape(text(row))
+    if not right:  # lines break between names and sizes, rather than in a word
+        content = re.sub(r"(?<=[.,])(?=[^. ])|(?=\[)|(?<=[a-z])(?=[A-Z])", "<wbr>", content)
+    if title == "path":
+        indent = f' style="padding-left: {row.depth * 1.2:g}em"'
+        whole = escape(text(row).strip(), quote=True)
+        return f'<span class="{kind}"{indent}><code title="{whole}">{content.strip()}</code></span>'
+    return f'<span class="{kind}">{content}</span>'
+
+
+def save(text: str, path: Path, overwrite: bool) -> Path:
+    """Writes the page, over nothing else than another one."""
+    with single_file.replaced(path, _is_page if overwrite else None) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return path
+
+
+def _is_page(path: Path) -> overwrite_guard.Belongs | None:
+    with path.open("rb") as file:
+        return (lambda name: True) if _MARK.encode() in file.read(200) else None

@@ -11,12 +11,12 @@ from pax_export.nets._decoder_sizes import cache_dtype as cache_dtype
 from pax_export.nets._decoder_sizes import check_ids as check_ids
 from pax_export.nets._decoder_to_gguf import config_of_gguf as config_of_gguf
 from pax_export.nets._decoder_to_gguf import gguf_metadata as gguf_metadata
+from pax_export.nets._decoder_to_hf import WrittenTensor as WrittenTensor
 from pax_export.nets._decoder_to_hf import config_of_hf as config_of_hf
+from pax_export.nets._decoder_to_hf import file_tensors as file_tensors
 from pax_export.nets._decoder_to_hf import generation_config as generation_config
 from pax_export.nets._decoder_to_hf import hf_config as hf_config
 from pax_export.nets._decoder_to_hf import hf_pieces as hf_pieces
-from pax_export.nets._decoder_writing import WrittenTensor as WrittenTensor
-from pax_export.nets._decoder_writing import file_tensors as file_tensors
 from pax_export.nets._generation_defaults import GenerationDefaults
 from pax_export.nets._layer_kind import LayerKind
 from pax_export.nets._resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152, ResNet200

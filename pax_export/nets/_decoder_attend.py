@@ -5,6 +5,7 @@ Positions, angles and masks are the same in all layers and are computed once, be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +16,6 @@ import jax.numpy as jnp
 from pax_export._types import Array, PyTree
 from pax_export.nets._decoder_cache import DecoderCache, places_of, read, write
 from pax_export.nets._decoder_config import DecoderConfig
-from pax_export.nets._decoder_filled import FilledPlaces
 from pax_export.nets._decoder_layer import alibi_bias, seen_in_order
 from pax_export.nets._layer_kind import LayerKind
 from pax_export.nn import alibi_slopes, rotary_angles, rotary_frequencies
@@ -204,3 +204,42 @@ class CachedReading(UncachedCall):
 
 def _is_one(length: object) -> bool:
     return isinstance(length, int) and length == 1
+
+
+#: What is compiled beside the whole room: a quarter and a half of it.
+_PARTS = (4, 2)
+#: Fewer places are attended to in a moment, and a program of their own is not worth its compiling.
+_LEAST = 128
+
+
+class FilledPlaces:
+    """The first places of a cache, as many as hold tokens or a few more.
+
+    XLA's shapes are fixed, so attention to a part of the room is a program of its own.  There are
+    three at most, and a call takes the smallest that sees all tokens.
+
+    Args:
+        room: how many places a cache has; it may be open.
+        filled: how many of them hold tokens, in the row that has most.
+    """
+
+    def __init__(self, room: object, filled: PyTree):
+        self.parts = parts_of(room)
+        passed = [filled > count for count in self.parts]
+        self._chosen = sum(passed, jnp.zeros((), jnp.int32))
+
+    def attended(self, attend: Callable[[int | None], jax.Array]) -> jax.Array:
+        """What ``attend(count)`` gives for the first ``count`` places; None is all of them."""
+        if not self.parts:
+            return attend(None)
+        branches = [lambda count=count: attend(count) for count in (*self.parts, None)]
+        return jax.lax.platform_dependent(
+            cpu=lambda: jax.lax.switch(self._chosen, branches), default=branches[-1]
+        )
+
+
+def parts_of(room: object) -> tuple[int, ...]:
+    """To how many places attention is compiled beside the whole room, from the fewest on."""
+    if not isinstance(room, int):
+        return ()
+    return tuple(room // part for part in _PARTS if room // part >= _LEAST)

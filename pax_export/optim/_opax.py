@@ -30,7 +30,7 @@ from pax_export import core
 from pax_export._optional import find
 from pax_export._types import ArrayLike, PyTree
 from pax_export.core import is_array, remember_call, static_key
-from pax_export.optim._contents import opax_contents
+from pax_export.optim._optax import opax_contents
 
 
 def load_opax(module: types.ModuleType) -> None:

@@ -13,9 +13,9 @@ from jax.tree_util import tree_flatten
 from pax_export._errors import ShardingError
 from pax_export._jax import call_with_constants
 from pax_export._jaxpr import jaxpr_constants
-from pax_export.sharding._consistency import require_same_program
 from pax_export.sharding._leaf_shardings import shardings_of_leaves
 from pax_export.sharding._mesh import require_devices
+from pax_export.sharding._shard import require_same_program
 
 T = TypeVar("T")
 

@@ -11,10 +11,9 @@ from pax_export.core import (
 )
 from pax_export.core import AnyOf as Any
 from pax_export.transforms._axes import StateAxes
-from pax_export.transforms._folded import Folded, fold, unfold
 from pax_export.transforms._grad import grad, value_and_grad
 from pax_export.transforms._grad import prepared_gradients as prepared_gradients
-from pax_export.transforms._jit import jit
+from pax_export.transforms._jit import Folded, fold, jit, unfold
 from pax_export.transforms._lift import described
 from pax_export.transforms._lifted_modules import Remat, Scan, Vmap
 from pax_export.transforms._remat import remat

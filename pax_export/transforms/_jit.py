@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,15 +12,29 @@ from types import MethodType
 from typing import Any
 
 import jax
-from jax.tree_util import tree_leaves, tree_map
+from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
-from pax_export._types import PyTree
-from pax_export.core import anything_is_open, is_node, is_open, keys_changed_by
-from pax_export.transforms._folded import fold, put_back, take_out, unfold
-from pax_export.transforms._lift import LiftedCall, Origins, roots_of, write_back
+from pax_export._types import PyTree, TreeDef
+from pax_export.core import (
+    Node,
+    anything_is_open,
+    folded,
+    is_labelled,
+    is_node,
+    is_open,
+    keys_changed_by,
+)
+from pax_export.transforms._lift import (
+    LiftedCall,
+    Origins,
+    StaticArgs,
+    roots_of,
+    signature_of,
+    unwrap_static,
+    write_back,
+)
 from pax_export.transforms._sharding import constrain
-from pax_export.transforms._static_args import StaticArgs, signature_of, unwrap_static
 
 _UNSPECIFIED: Any = inspect.signature(jax.jit).parameters["in_shardings"].default
 
@@ -309,3 +325,82 @@ def _warning_once() -> Callable[[jax.Array], jax.Array]:
         return key
 
     return warn
+
+
+class Folded:
+    """A module as its leaves: the pair ``((leaves,), treedef)``, as jax wants it.
+
+    The leaves are one child, a list: jax walks through its own lists faster than
+    through the children of a node that it does not know.
+    """
+
+    __slots__ = ("pair",)
+
+    def __init__(self, pair: tuple[Any, Any]):
+        self.pair = pair
+
+
+jax.tree_util.register_pytree_node(
+    Folded, operator.attrgetter("pair"), lambda treedef, children: Folded((children, treedef))
+)
+
+
+@functools.lru_cache(maxsize=1024)
+def _interned(treedef: TreeDef) -> Any:
+    """The first of all equal treedefs: jax then compares pointers."""
+    return treedef
+
+
+def _fold(module: Node) -> Folded:
+    pair = module._pax_folded
+    if pair is None:
+        leaves, treedef = tree_flatten(module)
+        pair = (leaves,), treedef if is_labelled(module) else _interned(treedef)
+    return Folded(pair)
+
+
+def fold(tree: PyTree) -> Any:
+    """A tree with every outermost module folded."""
+    if isinstance(tree, Node):
+        return _fold(tree)
+    if isinstance(tree, jax.Array):
+        return tree
+    return tree_map(lambda x: _fold(x) if isinstance(x, Node) else x, tree, is_leaf=is_node)
+
+
+def unfold(tree: PyTree) -> Any:
+    """Unfolds every module of a tree, lazily."""
+    if type(tree) is Folded:
+        return folded(tree.pair)
+    if type(tree) is tuple:
+        return tuple([unfold(x) for x in tree])
+    if isinstance(tree, jax.Array):
+        return tree
+    return tree_map(lambda x: unfold(x) if _is_folded(x) else x, tree, is_leaf=_is_folded)
+
+
+def _is_folded(value: object) -> bool:
+    return type(value) is Folded
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _ModuleSlot:
+    """Placeholder for a module that was taken out of a tree."""
+
+
+def take_out(tree: PyTree) -> tuple[Any, tuple[Folded, ...]]:
+    """The tree without its folded modules, and these."""
+    items, treedef = tree_flatten(tree, is_leaf=_is_folded)
+    modules = tuple([x for x in items if _is_folded(x)])
+    return treedef.unflatten([_ModuleSlot() if _is_folded(x) else x for x in items]), modules
+
+
+def put_back(tree: PyTree, modules: tuple[Any, ...]) -> Any:
+    """The reverse of `take_out`."""
+    left = iter(modules)
+    return tree_map(
+        lambda x: next(left) if type(x) is _ModuleSlot else x,
+        tree,
+        is_leaf=lambda x: type(x) is _ModuleSlot or _is_folded(x),
+    )

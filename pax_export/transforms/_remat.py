@@ -7,8 +7,7 @@ from typing import Any
 
 import jax
 
-from pax_export.transforms._lift import LiftedCall, Result, wraps
-from pax_export.transforms._static_args import Held, wrap_static
+from pax_export.transforms._lift import Held, LiftedCall, Result, wrap_static, wraps
 
 
 def remat(

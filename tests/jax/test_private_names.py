@@ -58,7 +58,7 @@ UNPROMISED = {
     "export/lowering/keep_nan.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "export/lowering/products.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "export/lowering/shardings.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
-    "sharding/_consistency.py": {"jax.experimental.multihost_utils"},
+    "sharding/_shard.py": {"jax.experimental.multihost_utils"},
 }  # fmt: skip
 #: Attributes with an underscore that are no other package's: of namedtuples, and of `os`.
 NOT_PRIVATE = {"_asdict", "_fields", "_make", "_replace", "_exit"}

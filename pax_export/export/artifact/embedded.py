@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import mmap
 import os
 import struct
@@ -16,10 +17,34 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pax_export._files import checksums
 from pax_export._wire import Memory, Message, encode_varint
-from pax_export.export.artifact import limits
+
+#: The most bytes of a report, and the most values in it: either is far beyond any model.
+BYTES, VALUES = 1 << 26, 1 << 22
+
+
+def parsed(text: str) -> Any:
+    """What JSON text holds; a ValueError if it is no JSON, or would fill our memory.
+
+    Example:
+        >>> parsed('{"a": [1, 2]}')
+        {'a': [1, 2]}
+        >>> parsed("[" * 100_000 + "]" * 100_000)
+        Traceback (most recent call last):
+        ValueError: it is nested too deeply
+    """
+    if len(text) > BYTES:
+        raise ValueError("a report of such a size is none")
+    if sum(text.count(each) for each in ",[{") > VALUES:
+        raise ValueError("a report has too many values")
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
 
 NAME = "pax_export.json"
 #: Beside the report in the metadata of an ONNX model: its hash.
@@ -27,7 +52,7 @@ _HASH = b"pax_export.sha256"
 _METADATA_PROPS = 14  # the number of the field in onnx.ModelProto
 _LENGTH_DELIMITED = 2
 #: A longer report is an attempt to fill the memory.
-_LARGEST = limits.BYTES
+_LARGEST = BYTES
 #: An ONNX model has a few of these fields, and a file of others may have one in every byte.
 _MOST_FIELDS = 1 << 20
 #: The largest directory of an archive, in bytes: zipfile makes objects of all of it at once.

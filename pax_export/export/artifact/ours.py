@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pax_export._files import bounded, card_file, checksums, signature_file
 from pax_export._files.overwrite_guard import Belongs
-from pax_export.export.artifact import embedded, limits
+from pax_export.export.artifact import embedded
 from pax_export.export.artifact.formats import SAVED_MODEL, Format, find
 
 _GRAPH, _ASSETS = "saved_model.pb", "assets/"
@@ -27,7 +27,7 @@ def export_of_ours(path: Path) -> Belongs | None:
     if path.is_file():
         return _nothing if _is_file_of_ours(path) else None
     try:
-        format = _format(bounded.read_bytes(path / embedded.NAME, limits.BYTES).decode())
+        format = _format(bounded.read_bytes(path / embedded.NAME, embedded.BYTES).decode())
     except (OSError, ValueError):
         return None
     return None if format is None or format.suffix else _belongs(path, format)
@@ -53,7 +53,7 @@ def _is_file_of_ours(path: Path) -> bool:
 def _format(report: str | None) -> Format | None:
     """The format that a report tells of."""
     try:
-        data = limits.parsed(report or "")
+        data = embedded.parsed(report or "")
         return find(data["target"]) if isinstance(data["format"], int) else None
     except (ValueError, KeyError, TypeError):
         return None

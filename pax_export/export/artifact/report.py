@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pax_export._errors import ExportPathError, a_few
 from pax_export._files import bounded, bytes_text, file_types, html_text
-from pax_export.export.artifact import embedded, limits, structure
+from pax_export.export.artifact import embedded, structure
 from pax_export.export.artifact.formats import exporters, find
 
 REPORT_FILE = embedded.NAME
@@ -331,7 +331,7 @@ def read_report(path: str | os.PathLike[str]) -> Report:
             stored = embedded.read(path)
         else:
             file = path / REPORT_FILE
-            stored = bounded.read_bytes(file, limits.BYTES).decode()
+            stored = bounded.read_bytes(file, embedded.BYTES).decode()
         if stored is None:
             raise FileNotFoundError
         return _parsed(stored)
@@ -364,7 +364,7 @@ _OF_NO_REPORT = (
 
 
 def _parsed(text: str) -> Report:
-    data = limits.parsed(text)
+    data = embedded.parsed(text)
     if not isinstance(data, dict):
         raise ValueError("it is no object")
     if data.pop("format") != _FORMAT:

@@ -13,7 +13,8 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, PaxError
 from pax_export._jax import scope_constraints
-from pax_export._jaxpr import jaxpr_size
+from pax_export._jaxpr import jaxpr_dtypes, jaxpr_size
+from pax_export._types import DTypeLike, PyTree, TracedProgram
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.report import Report, SignatureInfo
 from pax_export.export.artifact.structure import collect, rebuild
@@ -24,9 +25,8 @@ from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import Inputs, bind
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.probes import probes
-from pax_export.export.validation.sensitivity import tolerances
 from pax_export.export.validation.serve import Arrays
-from pax_export.export.validation.validate import Case, compare_either
+from pax_export.export.validation.validate import TOLERANCE, Case, compare_either
 
 #: What to write where random inputs may be the reason of a failure.
 EXAMPLES = "examples=[...], arguments that mean something to the model, if random ones do not"
@@ -220,3 +220,70 @@ def _array(value: Any, dtype: Any) -> np.ndarray:
     texts = np.asarray(value, object)
     flat = [text.encode() if isinstance(text, str) else text for text in texts.ravel().tolist()]
     return np.array(flat, object).reshape(texts.shape)
+
+
+#: How large the noise is, in units of the last bit: as of one operation, and of many in a row.
+_SIZES = (4, 32, 256)
+#: How often each is tried, and how much more than what jax's results move is allowed.
+_TRIES, _ALLOWED = 3, 4.0
+#: Noise is at most this part of what results may differ by anyway.
+_PART = 0.15
+_FLOAT32 = float(np.finfo(np.float32).eps)
+
+Run = Callable[[Sequence[Any]], Mapping[str, Any]]
+
+
+def tolerances(
+    run: Run, operands: Sequence[Any], exact: Arrays, program: TracedProgram
+) -> Iterator[dict[str, Any]]:
+    """What each result may differ by: first under a little noise, and then under more.
+
+    A number for results with a fraction; for others an array that says which elements may.
+    ``program`` is what computes them, as a jaxpr.
+    """
+    allowed: dict[str, Any] = {}
+    noises: list[Callable[[Any], float]] = [partial(_noise, size) for size in _SIZES]
+    if (bit := _coarsest(program)) > _FLOAT32:
+        noises.append(lambda dtype: max(_noise(_SIZES[-1], dtype), bit / 2))
+    for noise in noises:
+        for seed in range(_TRIES):
+            random = np.random.default_rng(seed)
+            moved = run([_moved(value, noise, random) for value in operands])
+            for name, value in moved.items():
+                if name in exact:
+                    allowed[name] = _more(allowed.get(name), exact[name], np.asarray(value))
+        yield allowed
+
+
+def _coarsest(program: TracedProgram) -> float:
+    """The last bit of one in the dtype that has the fewest of those that a program rounds to."""
+    floats = (dtype for dtype in jaxpr_dtypes(program) if dtypes.is_floating(dtype))
+    return max((float(jax.numpy.finfo(dtype).eps) for dtype in floats), default=0.0)
+
+
+def _noise(size: int, dtype: DTypeLike) -> float:
+    """How far numbers of a dtype are moved, relative to themselves."""
+    bit = float(jax.numpy.finfo(dtype).eps)
+    return max(_SIZES[0] * bit, min(size * bit, _PART * TOLERANCE.get(np.dtype(dtype).name, 0.0)))
+
+
+def _moved(value: PyTree, noise: Callable[[Any], float], random: np.random.Generator) -> Any:
+    if not jax.numpy.issubdtype(value.dtype, jax.numpy.inexact):
+        return value
+    factors = 1 + noise(value.dtype) * random.normal(size=value.shape)
+    return (np.asarray(value) * factors).astype(value.dtype)
+
+
+def _more(before: PyTree, exact: np.ndarray, moved: np.ndarray) -> Any:
+    """The tolerance of a result, given one more that jax computed."""
+    if exact.dtype.name not in TOLERANCE:
+        differs = np.asarray(exact != moved)
+        return differs if before is None else before | differs
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(_wide(exact) - _wide(moved))
+    largest = float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
+    return max(before or 0.0, _ALLOWED * largest)
+
+
+def _wide(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)

@@ -33,10 +33,10 @@ from pax_export.export.validation.cases import (
     FEW_OPERATIONS,
     given_calls,
     named_examples,
+    tolerances,
 )
 from pax_export.export.validation.decompositions import judged
 from pax_export.export.validation.probes import probes
-from pax_export.export.validation.sensitivity import tolerances
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
 

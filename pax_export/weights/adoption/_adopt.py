@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from pax_export._errors import AdoptionError, InvalidArgumentTypeError
+from pax_export._errors import AdoptionError, InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import AnyMesh, DTypeLike, PyTree
-from pax_export.core import next_rng_key
+from pax_export.core import Module, escaped, next_rng_key, pure
 from pax_export.sharding import shardings
 from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights._save_load import require_shape
@@ -20,14 +21,81 @@ from pax_export.weights.adoption import _refusals
 from pax_export.weights.adoption._array_transforms import Piece, forward
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
-from pax_export.weights.adoption._nets import ways_out
 from pax_export.weights.adoption._options import Options, options_of
 from pax_export.weights.adoption._parametrized import file_names
 from pax_export.weights.adoption._place import constant, own_value, placed, require_kinds
 from pax_export.weights.adoption._plan import Choice, Study, best_study, choices
-from pax_export.weights.adoption._reference import TOLERANCE, Reference
 from pax_export.weights.adoption._report import AdoptionReport, Row
 from pax_export.weights.sources import Source, open_source
+
+#: How far the outputs may be from the reference, in parts of the largest.
+TOLERANCE = 1e-4
+
+
+class Reference:
+    """Inputs, and what the net that wrote the weights makes of them.
+
+    Args:
+        given: ``(inputs, outputs)``, or ``(inputs, outputs, call)`` with a function that gets the
+            module in eval mode and the inputs.
+        tolerance: how far outputs may be apart.
+    """
+
+    def __init__(self, given: object, tolerance: float):
+        if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
+            raise InvalidArgumentTypeError(
+                "A reference has inputs and outputs.",
+                where="adopt(reference=)",
+                got=f"{type(given).__name__}: {given!r}"[:200],
+                write="reference=(inputs, outputs), or (inputs, outputs, call) with "
+                "call(net, *inputs)",
+            )
+        inputs, self.outputs, *call = given
+        self.inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+        self._call: Callable = call[0] if call else _called
+        self._tolerance = tolerance
+        self._run: Callable = jax.jit(self._ran)
+
+    def _ran(self, net: Module, inputs: tuple) -> Any:
+        return pure(self._call)(net, *inputs)
+
+    def distance(self, net: Module) -> float:
+        """How far the outputs of a module are from the reference, in parts of the largest."""
+        module = net.eval() if isinstance(net, Module) else net
+        try:
+            found = self._run(module, self.inputs)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+            self._run = self._ran  # a call that looks at values is run as it is written
+            found = self._run(module, self.inputs)
+        outputs = jax.tree_util.tree_leaves(found)
+        expected = jax.tree_util.tree_leaves(self.outputs)
+        shapes = [np.shape(each) for each in outputs], [np.shape(each) for each in expected]
+        if shapes[0] != shapes[1]:
+            raise InvalidArgumentError(
+                "The module gives outputs of other shapes than the reference.",
+                where="adopt(reference=)",
+                got=f"{shapes[0]} instead of {shapes[1]}",
+                write="the outputs of one call, or (inputs, outputs, call)",
+            )
+        return max((_apart(*pair) for pair in zip(outputs, expected)), default=np.inf)
+
+    def agrees(self, distance: float) -> bool:
+        """Whether outputs so far apart are the same."""
+        return distance <= self._tolerance
+
+
+def _called(net: Module, *inputs: PyTree) -> Any:
+    return net(*inputs)
+
+
+def _apart(one: object, other: object) -> float:
+    one, other = (np.asarray(each).astype(np.float64) for each in (one, other))
+    scale = np.abs(other).max(initial=0.0)
+    apart = np.abs(one - other).max(initial=0.0)
+    if not np.isfinite(apart):
+        return np.inf
+    return float(apart / scale) if scale else float(apart)
+
 
 T = TypeVar("T")
 
@@ -333,3 +401,52 @@ def plan_of(
     if not study.possible:
         raise _refused(net, like, source, options, where, study, version)
     return report_of(study, version, decided(study, version), leaves_by_name(net)), version
+
+
+#: The largest number of starting points that are tried.
+_MOST = 12
+
+
+def ways_out(
+    names: Sequence[str], possible: Callable[[tuple[str, ...]], bool]
+) -> list[tuple[str, ...]]:
+    """What to ignore so that the rest has its place: patterns of names, for each net that fits.
+
+    Args:
+        names: the arrays of the file.
+        possible: whether the rest has its place without the arrays of these patterns.
+    """
+    parts = _parts(names)
+    nets = [at for at in parts if _is_net(at, parts)]
+    nets = sorted(nets, key=lambda at: -len(parts[at]))[:_MOST]
+    one = [(_pattern(at),) for at in nets]
+    found = [patterns for patterns in one if possible(patterns)]
+    if found or len(nets) != len(parts) or len(nets) < 3:
+        return found
+    most = [tuple([_pattern(at) for at in nets if at != kept]) for kept in nets]
+    return [patterns for patterns in most if possible(patterns)]
+
+
+def _parts(names: Sequence[str]) -> dict[str, list[str]]:
+    """By the beginnings at which the names part: what follows."""
+    steps = [re.findall(r"[^./:]+", name) for name in names]
+    for depth in range(1, max(map(len, steps), default=0)):
+        found: dict[str, list[str]] = {}
+        for each in steps:
+            found.setdefault(".".join(each[:depth]), []).append(".".join(each[depth:]))
+        if len(found) > 1:
+            return found
+    return {}
+
+
+def _is_net(at: str, parts: dict[str, list[str]]) -> bool:
+    """Whether what begins so may be a net: it has several layers, or is like another part."""
+    mine = parts[at]
+    layers = {name.rpartition(".")[0] for name in mine}
+    return len(layers) > 1 or any(
+        set(mine) == set(names) for other, names in parts.items() if other != at and layers != {""}
+    )
+
+
+def _pattern(beginning: str) -> str:
+    return ".".join(escaped(step) for step in beginning.split(".")) + ".**"

@@ -16,7 +16,7 @@ from typing import Any
 
 from pax_export._types import PyTree
 from pax_export.weights.sources import _hdf5
-from pax_export.weights.sources._hdf5_objects import MAGIC, Hdf5, Object
+from pax_export.weights.sources._hdf5 import MAGIC, Hdf5, Object
 from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, refusing
 from pax_export.weights.sources._zip_archive import ZipArchive

@@ -14,7 +14,7 @@ import pytest
 from pax_export._errors import ExportPathError
 from pax_export.cli import main
 from pax_export.export import Report, load, spec, to_saved_model, to_stablehlo, to_tflite
-from pax_export.export.artifact import embedded, limits
+from pax_export.export.artifact import embedded
 from pax_export.export.artifact.dimensions import RandomInput, choose, random_calls
 from tests.export.models import affine, affine_params, random
 
@@ -50,21 +50,21 @@ def test_a_bomb_behind_a_model(tmp_path):
     error, memory = refused(tmp_path / "m.tflite")
     assert error.what == "The report of this export cannot be read."
     assert error.got == "ValueError('a report of such a size is none')"
-    assert memory < 4 * limits.BYTES
+    assert memory < 4 * embedded.BYTES
 
 
 def test_a_bomb_of_values(tmp_path):
-    (tmp_path / "pax_export.json").write_text("[" + "{}," * (limits.VALUES + 1) + "{}]")
+    (tmp_path / "pax_export.json").write_text("[" + "{}," * (embedded.VALUES + 1) + "{}]")
     error, memory = refused(tmp_path)
     assert error.got == "ValueError('a report has too many values')"
-    assert memory < 4 * limits.BYTES
+    assert memory < 4 * embedded.BYTES
 
 
 def test_a_report_of_any_size(tmp_path):
     with (tmp_path / "pax_export.json").open("wb") as file:
         file.truncate(1 << 40)  # of nothing: it takes no room on the disk
     error, memory = refused(tmp_path)
-    assert f"it has {1 << 40} bytes, and {limits.BYTES} are the most that is read" in error.got
+    assert f"it has {1 << 40} bytes, and {embedded.BYTES} are the most that is read" in error.got
     assert memory < 1 << 20
 
 
@@ -148,7 +148,7 @@ def test_fields_without_end(tmp_path):
 
 
 def test_a_field_larger_than_a_report(tmp_path):
-    length = limits.BYTES + 1
+    length = embedded.BYTES + 1
     varint = bytes([length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14 & 0x7F | 0x80,
                     length >> 21 & 0x7F])  # fmt: skip
     with (tmp_path / "a.onnx").open("wb") as file:
