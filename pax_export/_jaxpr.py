@@ -59,11 +59,9 @@ def called_program(equation: Equation) -> Any:
 
 
 def wrapped_program(equation: Any) -> Any:
-    """The only program in an operation that is nothing but a call of it, whatever its name.
+    """The only program of an equation with the same operands and results, which may be a call.
 
-    It takes and gives arrays of the same shapes.  That is a guess, for operations that nothing
-    else is known of: a loop over nothing but its state looks the same.  Who must be sure asks
-    `called_program`, which goes by names.
+    It is a guess: a loop looks the same. `called_program` goes by names.
     """
     called = called_program(equation)
     if called is not None:
@@ -84,11 +82,7 @@ def _shapes(atoms: Iterable[Any]) -> list[tuple]:
 
 
 def branch_for_cpu(platforms: Sequence[Any]) -> int | None:
-    """The branch of `jax.lax.platform_dependent` that jax takes on a CPU; None without one.
-
-    A file for one runtime has no platform of jax's.  It is compared with jax on a CPU, so it
-    computes what jax does there.
-    """
+    """The branch of `jax.lax.platform_dependent` that jax takes on a CPU; None without one."""
     found = (at for at, names in enumerate(platforms) if names is None or "cpu" in names)
     return next(found, None)
 
@@ -181,24 +175,19 @@ def interpret(
     equations: Callable[[Any], Iterable[Any]] = lambda jaxpr: jaxpr.eqns,
     callers: list[Any] | None = None,
 ) -> list[Any]:
-    """Evaluates a traced program, with any values in place of arrays.
-
-    This is the one loop over the equations of a program that carries values along; what
-    differs between its users is the hook.
+    """Evaluates a traced program with any values in place of arrays.
 
     Args:
-        program: a jaxpr, or one closed over its constants.
-        arguments: what stands for its operands.
-        operate: ``operate(equation, operands)`` gives what stands for the results of an
-            equation.  None evaluates the program that the equation calls (see
-            `called_program`) with the same hook.  `bound` runs the equation in jax.
-        constant: gives what stands for an array that a program holds, and for a literal.
-        equations: which equations of a jaxpr are evaluated, in order.
-        callers: a list that always holds the equations in whose programs the current one
-            stands, the outermost first.
+        program: a jaxpr, open or closed.
+        arguments: the operands.
+        operate: ``operate(equation, operands)`` returns the results, or None to evaluate the
+            program that the equation calls (see `called_program`); `bound` runs it in jax.
+        constant: maps constants and literals.
+        equations: the equations of a jaxpr to evaluate, in order.
+        callers: a list that is kept equal to the enclosing equations, the outermost first.
 
     Returns:
-        What stands for the results of the program.
+        The results of the program.
     """
     stack = [] if callers is None else callers
 

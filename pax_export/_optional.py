@@ -52,10 +52,7 @@ PACKAGES = {
 
 
 def require(package: str, extra: str, purpose: str) -> ModuleType:
-    """Imports an optional package, or says how to install what its extra brings.
-
-    The purpose is what needs it, e.g. ``"to_saved_model"``.  A package that is
-    installed but fails while importing raises its own error.
+    """Imports an optional package for a `purpose`; an error says how to install its extra.
 
     Example:
         >>> require("json", "all", "this example").dumps({"a": 1})
@@ -81,24 +78,14 @@ def _load_tensorflow() -> None:
 
 
 def find(package: str, extra: str, purpose: str) -> ModuleSpec:
-    """Finds what `require` would import, without importing it.
-
-    Example:
-        >>> find("json", "all", "this example").name
-        'json'
-    """
+    """Finds what `require` would import, without importing it."""
     if spec := _spec(package):
         return spec
     raise _missing(package, extra, purpose)
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; it is not imported.
-
-    Example:
-        >>> is_installed("json"), is_installed("no_such_package")
-        (True, False)
-    """
+    """Whether a package can be imported; it is not imported."""
     return _spec(package) is not None
 
 
@@ -119,7 +106,7 @@ def _missing(package: str, extra: str, purpose: str) -> MissingPackageError:
 
 
 def install(extra: str) -> str:
-    """The command that installs what an extra brings, wherever this package came from.
+    """The command that installs the packages of an extra.
 
     Example:
         >>> install("stablehlo")

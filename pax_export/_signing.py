@@ -53,11 +53,11 @@ Key = str | os.PathLike[str]
 
 
 class Signer:
-    """A private key that signs what is written; the key is read at once.
+    """A private key for signing; reads the key at once.
 
     Raises:
         MissingPackageError: model-signing is not installed.
-        InvalidArgumentError: this is not a file with such a key.
+        InvalidArgumentError: the file has no private key.
     """
 
     def __init__(self, key: Key, purpose: str):
@@ -89,14 +89,12 @@ def signer(key: Key | None, purpose: str) -> Signer | None:
 
 
 def verify(path: str | os.PathLike[str], key: Key | None, purpose: str) -> None:
-    """Refuses what was not signed by the holder of a key, or is not as it was signed.
-
-    Without a key, nothing is looked at, and so it is where nothing lies at the path.
+    """Verifies the signature of an export by a public key; does nothing without a key.
 
     Raises:
-        SignatureError: it was not, or is not.
+        SignatureError: it is not signed by the key, or has changed.
         MissingPackageError: model-signing is not installed.
-        InvalidArgumentError: this is not a file with a public key.
+        InvalidArgumentError: the file has no public key.
     """
     if key is None:
         return
@@ -168,10 +166,7 @@ def _no_key(what: str, file: Path, error: Exception, write: str) -> InvalidArgum
 
 
 class _Hashing:
-    """Hashes every file but the signature; what model-signing asks of its own `hashing.Config`.
-
-    That one leaves out what git has in a folder, and calls a folder as it is called now.
-    """
+    """Hashes all files but the signature; `hashing.Config` skips git's files."""
 
     def __init__(self, hashing: Any, place: Path, name: str):
         self._name = name
@@ -199,10 +194,7 @@ class _List:
 
 
 class _Comparing:
-    """The same for a signature that is by the key: model-signing asks for hashes of no other.
-
-    So here, and no earlier, its list can be trusted, and what differs from it be named.
-    """
+    """`_Hashing` of a verified signature: model-signing asks only then, so its list is trusted."""
 
     def __init__(self, hashing: Any, place: Path, listed: _List, shown: str):
         self._config = hashing.Config().set_ignored_paths(paths=[place], ignore_git_paths=False)

@@ -9,12 +9,7 @@ from pax_export._errors import InvalidArgumentTypeError
 
 
 def as_strings(argument: str, given: Any, write: str) -> tuple[str, ...]:
-    """Returns a tuple of strings, for one string or several; refuses anything else.
-
-    Example:
-        >>> as_strings("platforms", "cpu", ""), as_strings("platforms", ["cpu", "tpu"], "")
-        (('cpu',), ('cpu', 'tpu'))
-    """
+    """Returns a tuple of strings, for one string or several; raises for anything else."""
     try:
         found = (given,) if isinstance(given, str) else tuple(given)
     except TypeError:
@@ -27,12 +22,7 @@ def as_strings(argument: str, given: Any, write: str) -> tuple[str, ...]:
 
 
 def as_named(argument: str, given: Any, what: str, write: str) -> dict[str, Any]:
-    """Returns a dict with strings as keys; `what` is the message for anything else.
-
-    Example:
-        >>> as_named("kwargs", {"mask": 1}, "Inputs stand in a dict.", "kwargs={...}")
-        {'mask': 1}
-    """
+    """Returns a dict with strings as keys; `what` is the message for anything else."""
     if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
         return dict(given)
     raise InvalidArgumentTypeError(what, where=argument, got=repr(given), write=write)

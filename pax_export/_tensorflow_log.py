@@ -36,7 +36,7 @@ _lock = threading.Lock()
 
 
 def is_start_line(line: str) -> bool:
-    """Whether a line says no more than that TensorFlow starts.
+    """Whether a line only reports that TensorFlow starts.
 
     Example:
         >>> is_start_line("I0000 00:00:1.2  3 cudart_stub.cc:31] Could not find cuda drivers")
@@ -49,11 +49,7 @@ def is_start_line(line: str) -> bool:
 
 @contextmanager
 def quiet_start(failures_tell: bool = True) -> Iterator[None]:
-    """While the block runs, start lines that anything writes to stderr are dropped.
-
-    All lines stay where ``TF_CPP_MIN_LOG_LEVEL=0`` asks for them, and, unless it is said
-    otherwise, all are shown if the block raises.
-    """
+    """Drops start lines from stderr, unless ``TF_CPP_MIN_LOG_LEVEL=0`` or the block raises."""
     if os.environ.get(_LEVEL) == "0" or not _lock.acquire(blocking=False):
         yield
         return
@@ -66,11 +62,7 @@ def quiet_start(failures_tell: bool = True) -> Iterator[None]:
 
 @contextmanager
 def quiet_save() -> Iterator[None]:
-    """While the block runs, TensorFlow's logger says nothing below a warning from this thread.
-
-    It would say where assets were written, which is where an export is made and not where it
-    will be; in a notebook it stands among the outputs of the user's cell.
-    """
+    """Hides messages of TensorFlow below warnings in this thread, such as temporary paths."""
     if os.environ.get(_LEVEL) == "0":
         yield
         return

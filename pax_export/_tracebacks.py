@@ -17,11 +17,7 @@ _PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 def hide_frames(error: BaseException | None = None) -> None:
-    """Marks the frames of this package that lead here, and those that an error came through.
-
-    Whoever passes an error on calls this once: frames further out are marked before the error
-    comes through them.
-    """
+    """Marks the frames of this package on the stack and in an error; call it once per error."""
     if not _are_hidden():
         return
     inner = traceback.walk_tb(error and error.__traceback__)

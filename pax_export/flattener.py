@@ -36,10 +36,7 @@ class _Structure(NamedTuple):
 
 
 class _NotShared:
-    """Has no hash: static data that holds it is kept apart from equal static data.
-
-    It guards treedefs with objects that are equal but not the same.
-    """
+    """Has no hash, so that treedefs with equal objects are not replaced by one another."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -192,10 +189,7 @@ def _check_names(cls: type, names: Iterable[str]) -> None:
 def _taken_apart(
     name: str, value: object, static: Container[int] | None = None
 ) -> tuple[list[Any], _Structure]:
-    """The leaves of a value that are data, and the structure around them.
-
-    Static are the leaves of these numbers, or those that are not arrays.
-    """
+    """The array leaves of a value and its structure; or those whose numbers are not in `static`."""
     leaves, treedef = tree_flatten(value)
     if static is None:
         static = [number for number, leaf in enumerate(leaves) if not is_array(leaf)]

@@ -10,15 +10,7 @@ from pax_export._files import file_types
 
 
 def read_bytes(file: Path, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes; an OSError otherwise.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "a").write_bytes(b"12")
-        ...     read_bytes(Path(folder, "a"), 2)
-        b'12'
-    """
+    """The content of a regular file of at most `most` bytes; an OSError otherwise."""
     # Opening a FIFO waits for a writer, unless it is told not to.
     number = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     with open(number, "rb") as content:

@@ -27,12 +27,7 @@ def of_folder(path: Path) -> Path:
 
 
 def of_file(path: Path) -> Path:
-    """The path of the card of a file.
-
-    Example:
-        >>> of_file(Path("served/net.tflite")).name
-        'net.tflite.html'
-    """
+    """The path of the card of a file."""
     return path.with_name(path.name + SUFFIX)
 
 
@@ -45,10 +40,7 @@ def recognized(path: Path) -> Belongs | None:
 
 
 def check(path: Path) -> None:
-    """Refuses, by an ExportPathError, the path of a file if its card would replace anything else.
-
-    An empty file may be replaced, as everywhere.
-    """
+    """Raises an ExportPathError if the card of a file would replace anything but an empty file."""
     place = of_file(path)
     if not os.path.lexists(place) or recognized(place) is not None:
         return

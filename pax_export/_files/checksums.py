@@ -48,13 +48,7 @@ _COPY = "a copy of the whole folder, as it was written"
 def write(
     directory: Path, known: Mapping[str, str] | None = None, files: Iterable[str] | None = None
 ) -> dict[str, str]:
-    """Writes the hashes of the files of a folder, those that are known without reading.
-
-    These are all files that lie in it, or those that are named.
-
-    Returns:
-        The hashes, by the names of the files.
-    """
+    """Writes and returns the hashes of all or some files of a folder; reads only unknown ones."""
     if files is None:
         files = [file.name for file in directory.iterdir() if file.name != FILE]
     sums = {name: (known or {}).get(name) or digest(directory / name) for name in sorted(files)}
@@ -110,7 +104,7 @@ def _listed(text: str) -> dict[str, str]:
 
 
 def is_inside(name: str) -> bool:
-    """Whether this is the name of a file in a folder, or below it.
+    """Whether a relative name stays in its folder.
 
     Example:
         >>> [is_inside(name) for name in ("a/b", "../a", "/a", "a/../../b", "")]

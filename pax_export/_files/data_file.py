@@ -13,12 +13,7 @@ _DIGITS = 16
 
 
 def of_file(path: Path, digest: str) -> Path:
-    """The path of the arrays of a file, by their hash.
-
-    Example:
-        >>> of_file(Path("served/net.onnx"), "0123456789abcdef0123").name
-        'net.onnx.0123456789abcdef.data'
-    """
+    """The path of the external data of a file: its name, 16 digits of the hash, ``.data``."""
     return path.with_name(f"{path.name}.{digest[:_DIGITS]}.data")
 
 

@@ -81,10 +81,7 @@ def check_plain(path: Path) -> None:
 def replaced(
     path: str | os.PathLike[str], ours: overwrite_guard.Recognize | None, needed: int = 0
 ) -> Iterator[Path]:
-    """Gives an empty directory that becomes ``path`` if the block succeeds.
-
-    It takes the place of what is recognized as `ours`, or of nothing at all.
-    """
+    """Yields an empty directory that becomes ``path``, or replaces `ours`, after the block."""
     path = place(path)
     stale_temporaries.sweep(path.parent)
     check(path, ours)
@@ -97,10 +94,7 @@ def replaced(
 
 @contextmanager
 def begun(path: Path, needed: int) -> Iterator[Path]:
-    """Gives a hidden directory beside a path; what is in it when the block ends is gone.
-
-    Parents that are made for it are gone, too, if the block fails.
-    """
+    """Yields a hidden directory beside a path, removed with the parents made for it."""
     made: list[Path] = []
     try:
         with disk.full_disk_explained(path, needed), ExitStack() as until_moved:
@@ -219,11 +213,7 @@ def _rename2(one: Path, other: Path, flag: int) -> bool:
 
 
 def _replace_in_two_steps(temporary: Path, path: Path) -> None:
-    """Where directories cannot be exchanged, the old one stands aside for a moment.
-
-    A process that dies in this moment leaves nothing at the place: the next
-    save finds the old export and puts it back.
-    """
+    """Replaces a directory where two cannot be exchanged; the next save repairs interruptions."""
     with stale_temporaries.held(path):
         old = temporary.with_suffix(stale_temporaries.OLD)
         path.rename(old)

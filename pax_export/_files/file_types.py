@@ -20,11 +20,7 @@ _KINDS = (
 
 
 def unusual(path: Path) -> str | None:
-    """What lies at a path, links followed, in words; None for a regular file or nothing at all.
-
-    Raises:
-        OSError: the system does not tell, e.g. of links in a loop.
-    """
+    """The type of a path unless a regular file or missing; raises OSError for link loops."""
     try:
         return kind(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -37,10 +33,7 @@ def kind(mode: int) -> str | None:
 
 
 def first_unusual(folder: Path) -> Path | None:
-    """The first entry of a folder, at any depth, that is neither a regular file nor a folder.
-
-    What a link in the folder leads to is looked at like the folder itself.
-    """
+    """The first entry below a folder that is neither a regular file nor a folder; follows links."""
     linked = [each for each in folder.iterdir() if each.is_symlink() and each.is_dir()]
     walks = (os.walk(top) for top in (folder, *linked))
     paths = (Path(parent, name) for walk in walks for parent, _, names in walk for name in names)

@@ -32,7 +32,7 @@ def write(file: Path | IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def recognized(path: Path) -> Belongs | None:
-    """Of what lies at a path: an archive that `write` made, or an empty file.
+    """Recognizes archives that `write` made, and empty files.
 
     Example:
         >>> import tempfile

@@ -95,12 +95,7 @@ def some_names(folder: Path) -> str:
 
 
 def named(names: Collection[str]) -> str:
-    """A few of some names.
-
-    Example:
-        >>> named(["a", "b"]), named(list("abcdefg"))
-        ('a, b', 'a, b, c, d, e and more')
-    """
+    """Up to five of some names, such as ``a, b, c, d, e and more``."""
     shown = ", ".join(islice(names, _SHOWN))
     return f"{shown} and more" if len(names) > _SHOWN else shown
 

@@ -26,12 +26,7 @@ def of_folder(path: Path) -> Path:
 
 
 def of_file(path: Path) -> Path:
-    """The path of the signature of a file.
-
-    Example:
-        >>> of_file(Path("served/net.tflite")).name
-        'net.tflite.sig'
-    """
+    """The path of the signature of a file."""
     return path.with_name(path.name + SUFFIX)
 
 

@@ -54,10 +54,9 @@ def _check(path: Path, ours: overwrite_guard.Recognize | None) -> None:
 
 @contextmanager
 def replaced(path: Path, ours: overwrite_guard.Recognize | None, needed: int = 0) -> Iterator[Path]:
-    """Gives the path of a file that becomes ``path`` if the block succeeds.
+    """Yields the path of a file that becomes ``path``, or replaces `ours`, if the block succeeds.
 
-    It takes the place of what is recognised as `ours`, or of nothing at all.  A signature, a
-    card and arrays that the block puts beside it go along.
+    A signature, a card and external data beside it move along.
     """
     check(path, ours)
     path = path.absolute()

@@ -40,11 +40,7 @@ _SCRATCH = "pax_export"
 
 @contextmanager
 def claimed(path: Path, mode: int = 0o777) -> Iterator[Path]:
-    """Gives a new hidden directory beside a path, ours until the block ends.
-
-    What has this name at the end is removed: unfinished work, or what the work
-    has taken the place of.
-    """
+    """Yields a new hidden directory beside a path, which is removed when the block ends."""
     temporary, lock = _claim(path, mode)
     try:
         yield temporary
@@ -55,10 +51,7 @@ def claimed(path: Path, mode: int = 0o777) -> Iterator[Path]:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Gives an empty directory for a computation, which nobody else may read.
-
-    It lies where the system keeps such things, and those of killed processes go first.
-    """
+    """Yields a private temporary directory; removes those of killed processes first."""
     folder = Path(tempfile.gettempdir())
     sweep(folder)
     with claimed(folder / _SCRATCH, mode=0o700) as temporary:

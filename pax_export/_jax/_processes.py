@@ -31,11 +31,7 @@ def devices_are_known() -> bool:
 
 
 def join_processes(*who: Any, within: float, lost_after: float) -> Joined | None:
-    """`jax.distributed.initialize`, so that jax does not abort all where one is lost.
-
-    None where jax hands out no client: then it aborts as it does by itself, so
-    that nobody waits indefinitely.
-    """
+    """`jax.distributed.initialize` without jax's abort if a process is lost; or None."""
     state = private(_STATE)
     if state is None or not hasattr(state, "client"):
         say_less(_STATE)

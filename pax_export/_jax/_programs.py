@@ -30,15 +30,14 @@ def call_with_constants(
     count: int | None = None,
     keep_derivatives: bool = False,
 ) -> list[Any]:
-    """Evaluates a traced program, with other values for some arrays that it closes over.
+    """Evaluates a traced program with other values for some of its constants.
 
     Args:
-        program: what `trace(...).jaxpr` gives.
-        replaced: the new value, by the `id` of the constant.
+        program: ``trace(...).jaxpr``.
+        replaced: `id` of a constant -> new value.
         arguments: the flat arguments.
         count: evaluate only what the first `count` results need.
-        keep_derivatives: leave functions that define their derivative as they
-            are, with the constants inside of them, because it will be asked for.
+        keep_derivatives: keep functions with their own derivatives, and constants in them.
     """
     jaxpr = getattr(program, "jaxpr", program)
     constants = [replaced.get(id(value), value) for value in getattr(program, "consts", ())]

@@ -27,10 +27,9 @@ def is_computing() -> bool:
 
 @contextmanager
 def watched(heard: Heard) -> Iterator[None]:
-    """While the block runs, ``heard(operation, parameters, operands, results)`` is called.
+    """Calls ``heard(operation, parameters, operands, results)`` for all that this thread computes.
 
-    It hears of all that this thread computes, a jitted function being one operation; what
-    is traced meanwhile, and what ``heard`` itself computes, it does not hear of.
+    A jitted function is one operation. Tracing, and what ``heard`` computes, is left out.
     """
     plain, entered = private(_CURRENT), private(_SET)
     _hide(__file__, inspect.getfile(heard))
@@ -71,10 +70,9 @@ def _without_donation(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def jitted_call() -> tuple[Any, tuple, dict[str, Any]] | None:
-    """The function of the innermost `jax.jit` that is being called, and its arguments.
+    """The function of the innermost running `jax.jit` call, from its frame, and the arguments.
 
-    They stand in the frame in which jax calls it.  None where jax calls it in another
-    way, where the arguments have no values, and for functions of jax itself.
+    None for functions of jax, tracers as arguments, and other ways to call it.
     """
     frame = inspect.currentframe()
     while frame is not None:

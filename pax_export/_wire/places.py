@@ -36,12 +36,7 @@ class RandomAccessBytes(ABC):
 
 
 class Memory(RandomAccessBytes):
-    """Bytes that are in memory, or mapped there.
-
-    Example:
-        >>> Memory(b"abcd").read(1, 2)
-        b'bc'
-    """
+    """Bytes in memory, or memory-mapped."""
 
     def __init__(self, content: bytes | memoryview):
         self._content = memoryview(content)

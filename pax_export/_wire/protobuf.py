@@ -23,7 +23,7 @@ _HEAD = 2 * LONGEST
 
 
 class Message:
-    """A message: the part of a file where its fields lie.
+    """A message: a part of a file with fields.
 
     Example:
         >>> from pax_export._wire import Memory
@@ -45,10 +45,7 @@ class Message:
         self._piece = piece  # a place, and bytes from there on: they are read already
 
     def fields(self) -> Iterator[tuple[int, int | Message]]:
-        """Each field's number, and its value: a whole number, or what it holds as a message.
-
-        Floats are given as the messages of their bytes.
-        """
+        """Yields number and value of each field: an integer, or bytes and floats as a message."""
         at, end = self.begin, self.begin + self.size
         first, raw = piece = self._piece
         while at < end:

@@ -18,11 +18,10 @@ _FIXED = {"<I": 5}
 
 
 class Schema:
-    r"""The fields of a message, by name: a number, or a number and what the field holds.
+    r"""The fields of a message: name -> number, or (number, type); a list marks repeated fields.
 
-    That is the schema of a message, a `Map`, or ``"<I"`` for a number of four bytes; text, bytes
-    and whole numbers need nothing.  A list means that the field is repeated.  Where fields are
-    `alternatives`, one that is given is written whatever its value.
+    A type is a schema, a `Map`, or a format such as ``"<I"``; integers, bytes and strings have
+    none. Of `alternatives`, the given one is written even if it is zero.
 
     Example:
         >>> point = Schema(x=1, y=2)

@@ -8,7 +8,7 @@ _BITS = (1 << 64) - 1
 
 
 def varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
-    r"""A whole number without a sign, which ends before a place; and the place behind it.
+    r"""Reads an unsigned varint at `at`; returns it and the next place.
 
     Example:
         >>> varint(b"\x05\x80\x01", 1, 3)
@@ -27,7 +27,7 @@ def varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def encode_varint(number: int) -> bytes:
-    r"""A whole number in as few bytes as it needs; a negative one as 64 bits say it.
+    r"""Encodes an integer as a varint; a negative one in 64 bits.
 
     Example:
         >>> encode_varint(5), encode_varint(128), len(encode_varint(-1))

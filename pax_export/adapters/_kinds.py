@@ -29,19 +29,12 @@ from pax_export.nn import (
 
 
 class WeightSizes(NamedTuple):
-    """The sizes of a weight that an adapter must match.
+    """The sizes of a weight that an adapter must match."""
 
-    Attributes:
-        stacked: the leading axes of a stack of layers.
-        kernel: the axes of the kernel; empty except for convolutions.
-        inputs: the number of input channels.
-        outputs: the number of output channels.
-    """
-
-    stacked: tuple[int, ...]
-    kernel: tuple[int, ...]
-    inputs: int
-    outputs: int
+    stacked: tuple[int, ...]  # leading axes of a stack of layers
+    kernel: tuple[int, ...]  # axes of the kernel of a convolution
+    inputs: int  # number of input channels
+    outputs: int  # number of output channels
 
     @property
     def a(self) -> tuple[int, ...]:
@@ -128,15 +121,7 @@ def product(layer: Any, a: Any, b: Any) -> Any:
 
 
 def output(layer: PyTree, x: Array, a: Any, b: Any, like: PyTree) -> Any:
-    """Returns the layer's output with ``a · b`` as its weight, without a bias.
-
-    Args:
-        layer: the layer; its own weight is not used.
-        x: what the layer was called with.
-        a: of the adapter.
-        b: of the adapter.
-        like: an array with the sharding of the output.
-    """
+    """Returns the layer's output with ``a · b`` as weight, without bias; sharded as `like`."""
     lies = lambda: joined(*spec_of(like))  # noqa: E731
     if isinstance(layer, Linear):
         return under_auto_axes(_of_linear, (jnp.asarray(x), a, b), lies)

@@ -122,10 +122,7 @@ class LoRA(ParameterModule):
         return (factor * (weight + found * self.scale) - weight) * self.strength
 
     def _factor(self, layer: PyTree) -> jax.Array:
-        """Returns the factor that rescales the columns of weight plus adapter.
-
-        Their current norms get no gradient (section 4.3 of the paper).
-        """
+        """The factor for columns of weight plus adapter, without gradient (paper, section 4.3)."""
         product = kinds.product(layer, self.lora_a, self.lora_b)
         length = kinds.norms(layer, layer.weight + product * self.scale)
         lengths = (self.magnitude, jax.lax.stop_gradient(length))

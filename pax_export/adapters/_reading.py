@@ -30,15 +30,10 @@ def own_leaves(module: PyTree) -> list[tuple[str, Any]]:
 
 @dataclass
 class FoundAdapter:
-    """The arrays of one layer's adapter in a file.
+    """The arrays of one layer's adapter in a file."""
 
-    Attributes:
-        own_path: the path of the layer in the file.
-        arrays: the arrays by name suffix.
-    """
-
-    own_path: str
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    own_path: str  # path of the layer in the file
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)  # by name suffix
 
     def adapter(
         self, layer: PyTree, alpha: float, rate: float, rslora: object, key: PRNGKey | None
@@ -57,12 +52,7 @@ class FoundAdapter:
 
 
 class Reading:
-    """The match of an adapter file with a net.
-
-    Attributes:
-        adapters: the arrays of adapters by layer path in the net.
-        trained: the paths of fully trained modules.
-    """
+    """The match of an adapter file with a net."""
 
     def __init__(self, net: PyTree, rename: Mapping[str, str], arrays: Mapping[str, np.ndarray]):
         self._modules = dict(named_modules(net))

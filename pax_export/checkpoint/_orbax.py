@@ -79,11 +79,7 @@ def manager(directory: Path, keep: Keep, asynchronous: bool) -> Any:
 
 @contextmanager
 def plain(directory: Path) -> Iterator[Path]:
-    """Context manager for a path without glob characters to a directory.
-
-    orbax finds its files by glob patterns that start with the path.  Linux has another path
-    for each open directory.
-    """
+    """Context manager for a path to a directory without glob characters, which orbax interprets."""
     if not PATTERN & set(str(directory)):
         yield directory
         return
@@ -103,11 +99,7 @@ def plain(directory: Path) -> Iterator[Path]:
 
 
 class _SaveLock:
-    """Serializes the saves of a process.
-
-    orbax numbers its saves globally, and its threads wait for the last number: two at once
-    receive each other's signals, and fail or hang.
-    """
+    """Serializes the saves of a process: orbax numbers its saves globally, and two at once hang."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -156,10 +148,7 @@ def about(directory: Path) -> dict[str, Any]:
 
 
 def read(directory: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads some arrays of one tree.
-
-    With a sharding, only local shards are read into a jax array; None reads a numpy array.
-    """
+    """Reads arrays of one tree: local shards as jax arrays, or numpy where the sharding is None."""
     ocp = orbax()
 
     def how(sharding: object) -> Any:

@@ -198,16 +198,7 @@ def _require_value(where: str, leaf: object) -> None:
 
 
 class StoredArray:
-    """An array of a checkpoint, with shape and dtype, whose values are on disk.
-
-    It has no arithmetic.  `read` and ``numpy.asarray`` read the array at each call, without
-    caching.
-
-    Attributes:
-        name: the dotted name, including that of the tree.
-        shape: the shape.
-        dtype: the dtype.
-    """
+    """An array on disk with `name`, shape and dtype; `read` and ``numpy.asarray`` do not cache."""
 
     __slots__ = ("_read", "dtype", "name", "shape")
 
@@ -251,11 +242,7 @@ _ALIGNMENT = 64
 
 
 def on_host(array: object) -> np.ndarray:
-    """Gathers an array, which is not one of typed keys, into numpy.
-
-    jax caches the result of ``numpy.asarray`` for arrays on other or several devices as
-    long as the array exists.  This function does not.
-    """
+    """Gathers an array into numpy, without the cache that ``numpy.asarray`` keeps on jax arrays."""
     if not isinstance(array, jax.Array):
         return np.asarray(array)
     shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]

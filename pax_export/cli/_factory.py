@@ -70,12 +70,7 @@ def methods(texts: Iterable[str]) -> dict[str, str]:
 
 
 class InputArguments:
-    """Inputs on the command line: ``[KEY:][NAME=]SHAPE[:DTYPE]``.
-
-    Args:
-        texts: one for each input.
-        keys: the signatures that were named; none if there is the default only.
-    """
+    """Inputs on the command line, ``[KEY:][NAME=]SHAPE[:DTYPE]``; `keys` are named signatures."""
 
     def __init__(self, texts: Iterable[str], keys: Collection[str] = ()):
         self._positional: dict[str, list[Any]] = {key: [] for key in keys or [_ONLY]}

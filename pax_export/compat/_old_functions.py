@@ -29,12 +29,7 @@ def found(name: str) -> Any:
 
 
 def renamed(function: str, /, **names: str) -> Callable[..., Any]:
-    """A function of today that takes the old names of arguments as well.
-
-    Args:
-        function: its dotted name.
-        **names: old name -> new one; "" for the first argument, which has no name today.
-    """
+    """A current function that also takes old argument names; "" is its first argument."""
     now = found(function)
 
     @functools.wraps(now)

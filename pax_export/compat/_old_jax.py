@@ -14,15 +14,10 @@ from pax_export.compat import _old_functions as old
 
 
 class Old(NamedTuple):
-    """One removed name.
+    """One removed name."""
 
-    Attributes:
-        now: the dotted name of what stands there instead, or a function that makes it.
-        write: what to write in the program.
-    """
-
-    now: str | Callable[[], Any]
-    write: str
+    now: str | Callable[[], Any]  # dotted name of the replacement, or its factory
+    write: str  # what programs should use
 
 
 def _same(names: str, home: str, write: str | None = None) -> dict[str, Old]:

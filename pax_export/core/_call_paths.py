@@ -28,19 +28,12 @@ _KEPT = "_pax_raised_in"
 
 @dataclass(frozen=True)
 class _RaisedAt:
-    """Where an error was raised, as far as it has come up.
+    """Where an error was raised, as far as it has propagated."""
 
-    Attributes:
-        top: the outermost module so far.
-        path: from there to the module that raised.
-        raised_in: the class of that one.
-        note: the text that the error carries.
-    """
-
-    top: weakref.ref
-    path: str
+    top: weakref.ref  # the outermost module so far
+    path: str  # from `top` to the module that raised
     raised_in: str
-    note: str
+    note: str  # the text attached to the error
 
 
 def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,12 +109,7 @@ def _step(outer: Node, inner: Node | None) -> str:
 
 
 def _common(paths: list[str]) -> str:
-    """Several paths as one, with stars where they differ.
-
-    Example:
-        >>> _common(["layers.0.fc", "layers.1.fc"])
-        'layers.*.fc'
-    """
+    """Several paths as one pattern: ``layers.0.fc`` and ``layers.1.fc`` as ``layers.*.fc``."""
     columns = list(zip(*[path.split(".") for path in paths]))
     if any(path.count(".") + 1 != len(columns) for path in paths):
         return "*"

@@ -53,11 +53,7 @@ def check_new(module: Node) -> None:
 
 
 def check_sharing(tree: PyTree) -> list[Any]:
-    """Checks that no module and no array occurs twice in a tree; returns its modules.
-
-    Of the leaves only arrays count: small numbers and strings are shared by
-    Python itself.
-    """
+    """Checks that no module and no array occurs twice in a tree; returns its modules."""
     modules, leaves = modules_and_leaves(tree, once=True)
     _refuse_sharing(tree, modules, leaves)
     return modules

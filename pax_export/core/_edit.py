@@ -75,18 +75,17 @@ def with_class(node: Node, cls: type) -> Any:
 def edit_at(tree: PyTree, changes: Mapping[Steps, Change], *, same_kinds: bool = False) -> Any:
     """Returns a new tree in which each of these places holds ``change(old value)``.
 
-    All edits of a module are made here.  What is below is changed first: a change of a
-    module sees the changed submodules.
+    Every edit of a module uses this function. Children are changed before their parents.
 
     Args:
-        tree: a module; it stays as it is, and shares no container with the new one.
-        changes: a function for each place, by the steps that lead there from the root.  The
-            last step may name a new attribute of a module, whose function is given None.
-        same_kinds: keep for each attribute whether it is a subtree or static data, whatever
-            stands there now.  Such changes also work on trees with stand-ins for leaves.
+        tree: a module.
+        changes: steps from the root -> function of the old value. The last step may name a
+            new attribute of a module, whose function gets None.
+        same_kinds: keep whether an attribute is a subtree or static, whatever the new value
+            is. Such changes also work on trees with placeholders for leaves.
 
     Raises:
-        SharedNodeError: a module or array would be at two places.
+        SharedNodeError: a module or array would occur twice.
     """
     new = _changed_inside(tree, changes, same_kinds)
     if not same_kinds:
@@ -249,10 +248,7 @@ def set_attribute(module: Node, name: str, value: object) -> Any:
 
 
 def _is_slip(name: str, near: str) -> bool:
-    """True if letters of a name are exchanged, or one is missing or too many.
-
-    A replaced letter is not a misspelling: ``conv1`` and ``conv2`` are two names.
-    """
+    """True for a transposed, missing or extra letter; ``conv1`` and ``conv2`` are two names."""
     if len(name) < 4 or name.endswith("s") != near.endswith("s"):  # a plural is another name
         return False
     if len(name) == len(near):

@@ -15,11 +15,10 @@ R = TypeVar("R")
 
 
 def explained(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: unknown and missing keywords are refused with what to write.
+    """Decorator that rejects unknown and missing keywords and suggests what to write.
 
     Args:
-        table: by the name of a keyword of other libraries, or of one that is missing, what to
-            write.
+        table: keyword of other libraries, or a missing keyword -> what to write.
 
     Example:
         >>> @explained({"dim": "axis=..., as numpy calls it"})

@@ -31,16 +31,10 @@ def sample_padded(
     shape: Sequence[int],
     scale: float | None = None,
 ) -> jax.Array:
-    """``draw(rng_key, shape) * scale``, bit for bit.
+    """``draw(rng_key, shape) * scale``, bit for bit, compiled for few sizes.
 
-    The default generator of jax counts: its number ``i`` is the same however many are drawn, and
-    in whatever shape.  So a few sizes are drawn and compiled, and what is too many is left out.
-
-    Args:
-        draw: such as `jax.random.normal`; each of its numbers may depend on the bits of one.
-        rng_key: the key.
-        shape: the shape.
-        scale: None leaves the numbers as they are.
+    The default generator of jax is counter-based: number ``i`` does not depend on how many
+    numbers are drawn. So a padded size is drawn and cut. ``scale=None`` does not multiply.
     """
     shape = tuple(shape)
     if is_mapped(rng_key):
@@ -60,11 +54,7 @@ def sample_padded(
 
 
 def _for_each_key(draw: Any, rng_key: PRNGKey, shape: tuple[int, ...], scale: float | None) -> Any:
-    """As `sample_padded` under `jax.vmap`: where nothing else traces, each key draws by itself.
-
-    One program for many keys takes three times as long to compile, and is compiled for each
-    number of layers anew.
-    """
+    """`sample_padded` under `jax.vmap`, key by key: a batched program compiles far longer."""
 
     def plainly(rng_key: Any) -> Any:
         values = draw(rng_key, shape)

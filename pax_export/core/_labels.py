@@ -36,11 +36,7 @@ class Recorder(Protocol):
     """Receives the calls of a labelled net."""
 
     def called(self, path: str, module: PyTree, arguments: Sequence[Any], output: PyTree) -> Any:
-        """A module has been called; arguments are ``(args, kwargs)``.
-
-        Returns:
-            The value to return: the output, or a replacement.
-        """
+        """Records a call; returns its output or a replacement."""
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("pax_export_recorder", default=None)
@@ -50,10 +46,7 @@ _trace = jax.make_user_context()
 
 
 def labelled(net: PyTree, apart: bool = True) -> Any:
-    """A copy of a module in which each module knows its path from the root.
-
-    With ``apart=False`` equal modules of the net have equal treedefs, too.
-    """
+    """A copy in which each module knows its path; ``apart=False`` keeps equal treedefs equal."""
     copy, whole = rebuilt(net), object()
     for path, module in named_modules(copy):
         kinds = current_kinds(module)
@@ -64,11 +57,7 @@ def labelled(net: PyTree, apart: bool = True) -> Any:
 
 
 def with_labels(trace: Callable[[Labelling], R]) -> R:
-    """What ``trace(label)`` gives; it traces a function of ``label(net)``.
-
-    Where labels are in the way, as of layers that are stacked before they are called, it is done
-    again with labels that keep no modules apart.
-    """
+    """Traces a function of ``label(net)``; without distinct labels if these prevent stacking."""
     try:
         with traced_anew():
             return trace(labelled)
@@ -131,11 +120,9 @@ register_aspect("labelled", _labelled)
 
 
 def path_in(equation: Equation, around: str) -> str:
-    """The path of the module whose call contains an equation of a traced program.
+    """The path of the module whose call contains an equation; `around` encloses it.
 
-    ``around`` is that of the equation whose inner program this is.  A program that jax
-    keeps and uses again may name the module that came first: what is not below the
-    module around is not believed.
+    A program that jax caches may name another module: a path outside `around` is ignored.
     """
     found = _SCOPE.findall(str(equation.source_info.name_stack))
     if found and _is_below(found[-1], around):

@@ -23,11 +23,7 @@ from pax_export.core._tree import ARRAYS, STATIC, Node, fill, register, update_m
 
 
 class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
-    """The class of module classes.
-
-    It is derived from the metaclass of Protocol (and so of ABC), so that a
-    module may also be an abstract base class or implement a protocol.
-    """
+    """The class of module classes; a Protocol's, so that modules can be abstract or protocols."""
 
     # A module is never itself a protocol, and the plain checks are much faster.
     _is_protocol = False
@@ -79,12 +75,7 @@ def _after_ours(users: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 
 
 def _drop_dataclass_eq(cls: type) -> None:
-    """Restores the equality and hash of modules on a dataclass.
-
-    ``@dataclass`` writes an ``__eq__`` that compares arrays, whose truth is
-    ambiguous, and takes the hash away.  It runs after the class is made, so
-    this is done before the first instance.
-    """
+    """Restores equality and hash of modules, which ``@dataclass`` replaces by those of fields."""
     if not cls._pax_own_eq and "__eq__" in vars(cls):  # type: ignore[attr-defined]
         del cls.__eq__
         if vars(cls).get("__hash__", cls) is None:

@@ -22,15 +22,10 @@ METHODS = "_replaced_methods"
 
 
 class OfInstance(NamedTuple):
-    """Represents, in a recipe, a method that each module holds itself.
-
-    Attributes:
-        name: of the method.
-        bound: whether it is called with the module as its first argument.
-    """
+    """A method of a recipe that each module stores itself."""
 
     name: str
-    bound: bool
+    bound: bool  # whether it gets the module as its first argument
 
 
 class _MethodSlot:

@@ -48,11 +48,7 @@ class _OwnField:
 
 
 class _Verb:
-    """A method that an attribute, a field or a method of a user's class may have the name of.
-
-    Unlike a plain method it gives way to an attribute that is not filled in yet, and dataclasses
-    do not take it for a default value.
-    """
+    """A method whose name attributes and dataclass fields of user classes may also have."""
 
     def __init__(self, method: Callable[..., Any]):
         self.method = method

@@ -16,12 +16,7 @@ LABEL = "_path_in_net"
 
 
 class Label:
-    """The path of a module in a labelled net; ignored by comparisons.
-
-    Attributes:
-        path: from the root of the net.
-        net: identifies the net; an object that is equal to no other.
-    """
+    """The path of a module in a labelled net; ignored by comparisons."""
 
     __slots__ = ("path", "net")
     #: Whether any net was ever labelled: modules do not look for labels before.
@@ -40,25 +35,18 @@ class Label:
 
 
 class ModuleDef:
-    """Everything about a module that is not a child of it.
-
-    Moduledefs with equal content are one object where all static data can be
-    hashed, so that comparing treedefs is, as a rule, comparing pointers.
+    """All of a module but its children; interned, so that treedefs compare by pointer.
 
     Attributes:
-        cls: the class of the module.
-        names: the attributes that are subtrees, in child order: those of arrays in
-            order of assignment, then mixed ones.
-        array_count: how many of `names` hold arrays only.
-        template: all attributes in order of assignment; None stands where a
-            child goes.
+        cls: the class.
+        names: the attributes that are subtrees, in child order: arrays, then mixed ones.
+        array_count: the number of `names` that contain arrays only.
+        template: all attributes in order of assignment, with None for children.
         static: the static attributes.
-        containers: the static attributes that hold a list, dict or set.
-        uncached: whether a flatten must look at the attributes again, because
-            a container may have changed since the last one.
+        containers: the static attributes that are a list, dict or set.
+        uncached: whether a flatten must compare containers, which may have changed.
         lazy: whether a rebuilt module may fill in its attributes later.
-        opaque: whether some static value has no hash, or there is a label, so that equal
-            moduledefs need not be one object.
+        opaque: whether it cannot be interned: a static value has no hash, or it has a label.
         keys: the jax key of each child.
         label: the path of the module in a labelled net, or None.
     """

@@ -68,10 +68,7 @@ _current: ContextVar[MutationScope | None] = ContextVar("pax_export_mutation_sco
 
 @contextmanager
 def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[MutationScope]:
-    """Opens these modules, and not those below them, for change while the block runs.
-
-    With `constructing` this is the constructor of a module that has no moduledef yet.
-    """
+    """Opens these modules, without submodules; `constructing` where no moduledef exists yet."""
     scope = MutationScope(constructing)
     if constructing:
         _borrow(scope)
@@ -99,12 +96,7 @@ def _borrow(scope: MutationScope) -> None:
 
 @contextmanager
 def lent_to_constructors() -> Iterator[None]:
-    """While the block runs, constructors may change the modules that are open here.
-
-    A constructor changes nothing but its own object, for whoever calls it may hold what it
-    is given.  A function that hands it fresh copies lends them: so a constructor draws from
-    an `RngSeq` that is its argument.
-    """
+    """Lets constructors change the modules that are open here, such as an `RngSeq` argument."""
     scope = _current.get()
     before = scope and scope.lender
     if scope is not None and scope.lender is None:
@@ -255,11 +247,7 @@ def _swap(node: Node, name: str, value: object) -> bool:
 
 
 def refresh(node: Node, *, unseen: bool = False) -> None:
-    """Looks again at the containers of a module that was open for change.
-
-    A container that was all arrays may hold something else now.  One without
-    any array stays a subtree: it belongs to a tree of masks or shapes.
-    """
+    """Classifies the containers of a module anew; an empty container stays a subtree."""
     moduledef, values = known_moduledef(node)
     same = not unseen and is_as_seen(node)
     known = _WATCHED if same else _NONE

@@ -24,17 +24,10 @@ DICTS = frozenset({dict, OrderedDict, defaultdict})
 
 
 class Watched(NamedTuple):
-    """The flattened pair of a module whose containers may be referenced elsewhere.
+    """The flattened pair of a module whose containers may be referenced elsewhere."""
 
-    It stands where an exact tuple, the pair itself, stands for all other modules.
-
-    Attributes:
-        pair: ``(children, moduledef)``.
-        seen: the containers among the children, and their contents.
-    """
-
-    pair: tuple
-    seen: Seen
+    pair: tuple  # ``(children, moduledef)``
+    seen: Seen  # containers among the children, and their contents
 
 
 def watched(pair: tuple) -> tuple:

@@ -37,11 +37,7 @@ def fastest_flatten(
 def fastest_unflatten(
     flat: MemberDescriptorType, moduledef: type, otherwise: Callable[[Any, Iterable], Any]
 ) -> Callable[[Any, Iterable], Any]:
-    """A function that makes a module of a moduledef and its children.
-
-    Of the class `moduledef` the slot `cls` holds the class of the module, and `lazy` says
-    whether filling the slot `flat` is all there is to do; `otherwise` makes all others.
-    """
+    """Builds modules from moduledef and children in C; `otherwise` builds those not lazy."""
     if not compiled:
         return otherwise
     slots = vars(moduledef)

@@ -10,15 +10,7 @@ _ALIKE = 0.6
 
 
 def near_names(name: str, names: Iterable[str], count: int = 1) -> list[str]:
-    """The names that are nearest to a mistyped one, the best first; none if none is like it.
-
-    Of a path with more parts than the name its last parts are compared as well, as one
-    writes the end of a path where that is enough.
-
-    Args:
-        name: what was written.
-        names: what there is.
-        count: how many are returned at most.
+    """Returns the `count` nearest names, best first; also compares the last steps of paths.
 
     Example:
         >>> near_names("wieght", ["bias", "weight"])

@@ -37,9 +37,9 @@ def with_own_arrays(tree: PyTree) -> tuple[Any, Copies]:
 
 
 def on_own_array(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The function; a numpy array is given to it as a copy, which it may change in place.
+    """Wraps a function that may write to its argument: a numpy array is copied first.
 
-    Where it returns the copy as it was, that is the array itself again.
+    An unchanged copy in the result is replaced by the array.
     """
 
     def call(value: object) -> Any:

@@ -44,20 +44,12 @@ from pax_export.core._tree import EmptyNode, Node, flatten, is_array, is_node, i
 
 @dataclass(frozen=True)
 class Kept:
-    """What ``parameters()`` of a class keeps.
+    """What ``parameters()`` of a class keeps."""
 
-    Attributes:
-        names: the attributes whose arrays are kept; None means all.
-        submodules: whether the parameters of submodules are kept too.
-        without: the own arrays, by their paths from the module, that are not kept all the same.
-        declared: whether a class says so; a plain `Module` keeps none of its own arrays and
-            has not said whether that is meant (see `warn_of_untrained`).
-    """
-
-    names: tuple[str, ...] | None
-    submodules: bool = True
-    without: tuple[str, ...] = ()
-    declared: bool = True
+    names: tuple[str, ...] | None  # attributes whose arrays are kept; None for all
+    submodules: bool = True  # whether parameters of submodules are kept
+    without: tuple[str, ...] = ()  # excluded own arrays, by path
+    declared: bool = True  # False for a plain `Module`
 
     def keeps(self, name: str) -> bool:
         return self.names is None or name in self.names
@@ -195,11 +187,7 @@ _warned: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()
 
 
 def warn_of_untrained(model: PyTree) -> None:
-    """Warns once per class of undeclared floating arrays that are not trained.
-
-    They are the own arrays of a class that inherits ``parameters`` from `Module`.  A class
-    that means it says so, as a `StateModule` or by `parameters_method`.
-    """
+    """Warns once per class whose floating arrays are not trained, unless the class declares it."""
     if runs_pax_programs():  # PAX does not warn
         return
     for module in _undeclared(model):
@@ -212,11 +200,7 @@ def warn_of_untrained(model: PyTree) -> None:
 
 
 def _undeclared(model: PyTree) -> list[Any]:
-    """The modules that do not declare which of their own arrays are trained.
-
-    Below one with a method ``parameters`` of its own, or one that keeps nothing of its
-    submodules, the arrays are what that one says.
-    """
+    """The modules that do not declare which of their arrays are trained, nor do their parents."""
     found, left = [], [model]
     while left:
         module = left.pop()

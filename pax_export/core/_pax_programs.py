@@ -4,12 +4,7 @@ _run = False
 
 
 def run_pax_programs() -> None:
-    """From here on modules print, and states load, as programs of PAX know it.
-
-    Such a program keeps, say, the last alignment as a state, whose size is that of the last
-    batch: a state has the shape and dtype that it was saved with.  A parameter of another
-    shape is a mistake there as well.
-    """
+    """Makes modules print as in PAX, and lets states load with other shapes, as PAX does."""
     global _run
     _run = True
 

@@ -33,14 +33,7 @@ _JAX = str(Path(jax.__file__).parent) + os.sep
 
 
 def explain_sharding(error: Exception, roots: list[Any]) -> None:
-    """Adds a note to an error of jax about Explicit axes, if it is one; a longer one stays.
-
-    On its way up an error comes to modules that know more of the path.
-
-    Args:
-        error: what is being raised.
-        roots: the modules in which the path of the guilty one is looked for.
-    """
+    """Adds a note with the module's path to an error of jax about explicit axes."""
     if not _is_about_sharding(error):
         return
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
@@ -130,11 +123,7 @@ def running(frame: FrameType | None) -> Iterator[tuple[Any, str]]:
 
 
 def layer_in_training(frame: FrameType | None) -> Any:
-    """The layer in train mode whose call changes a state, or None.
-
-    It is the outermost of those that say so of themselves, one inside of the other: of a
-    batch norm with two averages in it, the batch norm.
-    """
+    """The layer in train mode whose call changes a state, or None; the outermost of several."""
     layer = None
     for module, _ in running(frame):
         if module._pax_changes == "":

@@ -25,15 +25,10 @@ from pax_export.core._tree import EmptyNode, Node, flatten, is_array
 
 @dataclass
 class _Loading:
-    """What holds for one call of `load_state_dict`.
+    """The state of one call of `load_state_dict`."""
 
-    Attributes:
-        parameters: the ids of the arrays whose shapes must be the module's; None if all must.
-        taken: what was loaded with another shape, in words.
-    """
-
-    parameters: set[int] | None = None
-    taken: list[str] = field(default_factory=list)
+    parameters: set[int] | None = None  # ids of arrays whose shapes must match; None for all
+    taken: list[str] = field(default_factory=list)  # what was loaded with another shape
 
 
 def state_dict(module: PyTree) -> dict[str, Any]:

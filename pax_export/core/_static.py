@@ -38,11 +38,10 @@ _IN_ORDER = frozenset({list, tuple})
 
 
 class ObjectKey:
-    """Stands in a key for an object whose class says itself what is equal.
+    """A key for an object by its ``__eq__`` and its parts.
 
-    Such a class may call equal what is not the same (``Config(1)`` and ``Config(1.0)``,
-    a field that does not count), so the parts of both are compared as well.  A class of
-    this package that compares them itself names its ``__eq__`` as `_pax_equal_is_same`.
+    ``Config(1) == Config(1.0)`` may hold where the programs differ, so the parts are compared
+    as well, unless `_pax_equal_is_same` names the class's ``__eq__``.
     """
 
     __slots__ = ("value",)
@@ -121,15 +120,9 @@ def _listed(items: PyTree) -> tuple | None:
 def static_key(value: PyTree) -> Any:
     """Makes a hashable key; equal keys mean that jax need not trace again.
 
-    Args:
-        value: any static attribute value.
-
-    Returns:
-        A hashable that tells apart values of different types, treats containers
-        and dataclasses by content (dicts in their order) and functions by code,
-        defaults and plain closure values.  An object is the same as another if its
-        class calls them equal and they consist of the same; where that cannot be
-        told, it is the same as itself alone.
+    Keys distinguish types. Containers and dataclasses are compared by content (dicts with their
+    order), functions by code, defaults and plain closure values, objects by their class's
+    ``__eq__`` and their parts, or by identity where the parts are unknown.
     """
     kind = type(value)
     if kind in _BY_VALUE:
@@ -205,11 +198,7 @@ def is_opaque(key: object) -> bool:
 
 
 class StaticLeaf:
-    """Wraps a leaf that is not an array, in a container that also holds arrays.
-
-    It is a pytree node without children: jax sees the arrays beside it and
-    keeps the value in the treedef.
-    """
+    """A pytree node without children, for a static value in a container with arrays."""
 
     __slots__ = ("value",)
 
@@ -313,10 +302,7 @@ def _functions_in(code: types.CodeType) -> list[types.CodeType]:
 def _assigned_beside(
     code: types.CodeType, outermost: types.CodeType | None
 ) -> frozenset[str] | None:
-    """What any function assigns to among those that were made around this one.
-
-    None if the code is not found: its variables may then be shared with other functions.
-    """
+    """The names that nested functions of the same outer function assign to; None if unknown."""
     around = None if outermost is None else _way_to(code, outermost)
     if around is None:
         return None

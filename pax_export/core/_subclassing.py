@@ -25,10 +25,7 @@ _aspects: dict[str, Builder] = {}
 
 
 def register_aspect(name: str, build: Builder) -> None:
-    """Adds a way to derive classes.
-
-    ``build(base, namespace so far, value)`` returns what to add to the namespace.
-    """
+    """Adds a way to derive classes: ``build(base, namespace, value)`` returns additions."""
     _aspects[name] = build
 
 
@@ -60,11 +57,7 @@ def derived(cls: type, name: str, value: object) -> type:
 
 
 def from_recipe(base: type, recipe: Recipe, builders: tuple[Builder, ...] = ()) -> type:
-    """The one class derived from a user's class by a recipe.
-
-    The builders are only written into pickles: a process that reads one must find
-    these functions, and so loads the rooms that register the aspects.
-    """
+    """The class derived by a recipe; `builders` are for pickles, which import their packages."""
     if not recipe:
         return base
     if "_pax_derived" not in vars(base):

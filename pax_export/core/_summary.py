@@ -21,13 +21,9 @@ from pax_export.core._tree import Node, attributes_of
 
 
 def line(module: Node, info: dict[str, Any] | None = None) -> str:
-    """One line for a module: what its class says of it, or what it holds; and its mode.
+    """One line for a module: `info`, or counts of its elements, and its mode.
 
-    Args:
-        module: the module.
-        info: what the class says of its own sizes.  None: the line counts the
-            elements of parameters and of states.  Where nothing is counted the mode is
-            left out, while it is ``train``.
+    Without counts, the mode is omitted while it is ``train``.
     """
     if _prints_as_pax():
         return pax_line(module, info)
@@ -70,11 +66,7 @@ def _pax_lines() -> Iterator[None]:
 
 
 def contents(module: Node) -> dict[str, Any]:
-    """How many elements of parameters, frozen ones among them, and of states a module holds.
-
-    Nothing in a line as PAX prints it, and where they cannot be counted: a line is printed
-    of broken modules too, by the error that says what is wrong with them.
-    """
+    """Counts of elements: parameters, frozen, states; {} in PAX programs and for broken modules."""
     if _prints_as_pax():
         return {}
     count: dict[str, int] = dict.fromkeys(ROLES, 0)
@@ -110,11 +102,7 @@ _DRAWN_BY = "pax_export.inspection"
 
 
 def html(module: Node) -> str | None:
-    """The tree of a module as HTML that folds, with paths, shapes, roles and sizes.
-
-    None for what cannot be inspected: a notebook shows the line of `repr` then, where an
-    error of its own would hide what the cell was about.
-    """
+    """The tree of a module as collapsible HTML; None if it cannot be inspected."""
     try:
         return importlib.import_module(_DRAWN_BY).inspect(module)._repr_html_()
     except Exception:
@@ -122,10 +110,7 @@ def html(module: Node) -> str | None:
 
 
 def treescope(module: Node, path: str | None, renderer: object) -> Any:
-    """A module as treescope draws it: its class, name, mode and public attributes.
-
-    Treescope asks for this, so it is there; nothing of ours imports it before.
-    """
+    """A module as treescope renders it: its class, name, mode and public attributes."""
     render = importlib.import_module("treescope.repr_lib").render_object_constructor
     shown = {key: value for key, value in attributes_of(module).items() if key[:1] != "_"}
     name, training = module.name, module.training  # type: ignore[attr-defined]
@@ -147,15 +132,7 @@ def policy_letters(policy: jmp.Policy) -> str:
 
 
 def summary_lines(module: Node, below: bool = True) -> list[str]:
-    """Returns the tree of a module as lines.
-
-    A submodule's line starts with its dotted name in its parent, ``layers.0: Linear(...)``,
-    unless programs of PAX run, whose text has none.
-
-    Args:
-        module: the root.
-        below: whether lines of its submodules follow its own.
-    """
+    """Returns the tree of a module as lines, starting with dotted names outside of PAX programs."""
     with _pax_lines():
         text = type(module).__repr__(module)
     if not isinstance(text, str):

@@ -69,11 +69,7 @@ _collect = fastest_collect(collect_in_python)
 
 
 def modules_and_leaves(tree: PyTree, *, once: bool = False) -> tuple[list[Any], list[Any]]:
-    """All modules of a tree, parents first, and all its leaves.
-
-    With `once`, what is below a module is looked at once: met again, as in itself, where
-    jax would find no end, the module is listed again and counts as a leaf.
-    """
+    """All modules, parents first, and all leaves; with `once`, a repeated module is a leaf."""
     modules: list[Any] = []
     collect = _collect(Node, modules, set() if once else None)
     leaves = jax.tree_util.tree_leaves(tree, is_leaf=collect)
@@ -156,10 +152,7 @@ def upwards(
     build: Callable[[Any, Iterator[Any]], Any],
     below: Callable[[Any], list[Any]] = submodules,
 ) -> Any:
-    """What a tree of modules becomes, from the innermost ones up; no tree is too deep.
-
-    It is ``build(module, what the modules below it became)``.
-    """
+    """Folds a tree with ``build(module, results of its submodules)``, without recursion."""
     order, left = [], [module]
     while left:
         order.append(left.pop())
@@ -191,19 +184,11 @@ def is_labelled(module: PyTree) -> bool:
 def cached_by_treedef(
     runs_foreign_code: Callable[[Any], bool] = lambda module: False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a function of a module that moves or drops leaves, no more.
+    """Decorates a function of a module that moves or drops leaves and depends on the treedef alone.
 
-    What such a function does depends on the treedef alone.  It runs once for a
-    treedef, on a module with stand-ins for leaves; that gives a plan, and later
-    calls replay it in C: flatten, pick, unflatten.  This makes ``eval()``
-    and ``parameters()`` as fast as a copy, whatever the function costs.
-
-    The decorated function is called as ``function(module, *arguments)`` with
-    hashable arguments, and returns a pytree of leaves of the module.
-
-    Args:
-        runs_foreign_code: True for a module for which the function would call
-            code that is not ours, which must see real leaves.
+    It runs once per treedef, on placeholders; later calls replay its plan in C: flatten, pick,
+    unflatten. So ``eval()`` and ``parameters()`` cost as much as a copy. Further arguments must
+    be hashable. `runs_foreign_code` is True for modules whose code must get real leaves.
     """
 
     def decorate(function):

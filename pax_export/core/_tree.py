@@ -153,11 +153,7 @@ array_types: set[type] = set()  # those of jax, as they are met
 
 
 def is_array(value: object) -> bool:
-    """True for jax arrays (tracers and typed keys included) and numpy arrays of numbers.
-
-    Strings, dates, records and objects are nothing to jax: an array of them, such as a
-    vocabulary, is static data.
-    """
+    """True for jax arrays, tracers, typed keys, and numpy arrays of numbers; others are static."""
     if type(value) in array_types:
         return True
     if isinstance(value, np.ndarray):
@@ -188,11 +184,7 @@ _PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, typ
 
 
 def kind_of(value: object) -> str:
-    """What an attribute value is to the pytree.
-
-    ``ARRAYS`` if all leaves are arrays, modules or EmptyNodes and there is at
-    least one, ``MIXED`` if only some are, else ``STATIC``.
-    """
+    """``ARRAYS``, ``MIXED`` or ``STATIC``: whether all, some or no leaves are arrays or nodes."""
     if type(value) in _PLAIN_TYPES:
         return STATIC
     if isinstance(value, (Node, EmptyNode)) or is_array(value):
@@ -207,13 +199,10 @@ def kind_of(value: object) -> str:
 
 
 def leaves_of_attribute(value: object) -> list[Any]:
-    """The leaves of an attribute; modules and EmptyNodes count as leaves.
-
-    A dict whose keys cannot be sorted has none: jax cannot flatten it, so it can
-    only be static data.
+    """The leaves of an attribute, with nodes as leaves; none of a dict with unsortable keys.
 
     Raises:
-        InvalidArgumentError: a list or dict lies in itself.
+        InvalidArgumentError: a list or dict contains itself.
     """
     if in_itself(value):
         raise cyclic(value)
@@ -306,11 +295,7 @@ def forget(node: Node) -> None:
 
 
 def current_kinds(node: Node) -> dict[str, str]:
-    """What each attribute was when the moduledef was last updated.
-
-    Static containers are left out: they may have been filled from outside, so
-    whoever asks must look at them again.
-    """
+    """The kinds of attributes in the moduledef, without static containers: these may change."""
     moduledef, _ = known_moduledef(node)
     kinds = dict.fromkeys(moduledef.names[: moduledef.array_count], ARRAYS)
     kinds |= dict.fromkeys(moduledef.names[moduledef.array_count :], MIXED)

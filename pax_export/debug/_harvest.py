@@ -32,15 +32,10 @@ Values = dict[str, list[Any]]
 
 @dataclass
 class Harvest:
-    """The values that an evaluation extracts and adds.
+    """The values that an evaluation extracts and adds."""
 
-    Attributes:
-        taken: by name, the values in the order in which the program makes them.
-        added: by name, what is added to them, in the same order.
-    """
-
-    added: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    taken: Values = field(default_factory=dict)
+    added: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # by name, in the same order
+    taken: Values = field(default_factory=dict)  # by name, in the order of the program
 
     def run(self, program: Any, arguments: Sequence[Any]) -> list[Any]:
         """Evaluates a program; its results."""

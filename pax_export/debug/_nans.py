@@ -171,10 +171,7 @@ _JITS = ("jit", "pjit")
 
 @contextmanager
 def watching(explain: Explain) -> Iterator[None]:
-    """While the block runs, what gives NaN or infinity out of finite numbers raises.
-
-    ``explain(function, args, kwargs)`` gives the error of a call of a jitted function.
-    """
+    """Raises ``explain(function, args, kwargs)`` where finite numbers give NaN or infinity."""
     if not is_computing():
         raise InvalidArgumentError(
             "The block of pax.debug.nans() is entered while jax traces a function.",

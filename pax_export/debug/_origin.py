@@ -41,11 +41,7 @@ class _Producer:
 def operation_error(
     program: TracedProgram, arguments: Sequence[Any], line: str = "", path: str = ""
 ) -> NonFiniteError:
-    """Names the first operation of a traced program with a non-finite result.
-
-    ``line`` is the line of an operation if jax knows none, and ``path`` that of the module
-    in which the program is called.
-    """
+    """Names the first operation with a non-finite result; `line` and `path` are the call's."""
     found = _first(program, arguments, path)
     if found.equation is None:
         return NonFiniteError(

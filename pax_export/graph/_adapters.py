@@ -97,8 +97,8 @@ class Partial(_Adapter):
     """A `functools.partial` whose arrays and modules are in the tree.
 
     Attributes:
-        func: what is called: a function or a module.
-        args: its first arguments, then the values of its keyword arguments.
+        func: the function or module.
+        args: positional arguments, then the values of keyword arguments.
         keywords: the names of the keyword arguments.
     """
 

@@ -73,17 +73,11 @@ class Input(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One call of a module.
+    """One call of a module."""
 
-    Attributes:
-        inputs: where the values come from: the program's inputs are numbered first, then its steps.
-        spread: whether the module takes the elements of the value as separate arguments.
-        shape: what the result was for the example inputs.
-    """
-
-    inputs: tuple[int, ...]
-    spread: bool
-    shape: str
+    inputs: tuple[int, ...]  # numbers of values: inputs first, then steps
+    spread: bool  # whether elements are separate arguments
+    shape: str  # of the result for the example inputs
 
 
 class Program(NamedTuple):

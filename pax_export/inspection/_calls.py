@@ -18,37 +18,23 @@ from pax_export.export.tracing.spec import resolve
 
 @dataclass
 class ModuleCall:
-    """The arguments of the first call of a module, and the number of calls.
-
-    Attributes:
-        arguments: ``(args, kwargs)`` with a `jax.ShapeDtypeStruct` for each array.
-        output: likewise.
-        count: how often the trace meets a call; the body of a loop is met once.
-    """
+    """The first call of a module, and how often a program calls it."""
 
     module: Any
-    arguments: Any
-    output: Any
-    count: int = 1
+    arguments: Any  # (args, kwargs) with ShapeDtypeStructs
+    output: Any  # likewise
+    count: int = 1  # calls in the trace; a loop's body counts once
 
 
 @dataclass
 class Trace:
-    """The facts about a net from a traced call.
+    """A traced call of a net."""
 
-    Attributes:
-        calls: by path, the modules that were called.
-        work: what their operations cost.
-        program: the operations, without those whose results nobody needs.
-        inputs: the names of the inputs.
-        output_count: how many of the program's results, the last ones, are outputs.
-    """
-
-    calls: dict[str, ModuleCall] = field(default_factory=dict)
-    work: Work = field(default_factory=Work)
-    program: Any = None
-    inputs: tuple[str, ...] = ()
-    output_count: int = 0
+    calls: dict[str, ModuleCall] = field(default_factory=dict)  # by path of the module
+    work: Work = field(default_factory=Work)  # flops by path
+    program: Any = None  # without unneeded operations
+    inputs: tuple[str, ...] = ()  # names of the inputs
+    output_count: int = 0  # the last results are outputs
 
     def called(self, path: str, module: PyTree, arguments: Sequence[Any], output: PyTree) -> Any:
         """Notes a call, as a recorder of labelled modules."""

@@ -21,18 +21,11 @@ _LOOKS = frozenset(
 
 @dataclass(frozen=True)
 class FlowNode:
-    """A module, an operation between modules, an input or an output.
+    """A module, an operation between modules, an input or an output."""
 
-    Attributes:
-        kind: ``"module"``, ``"operation"``, ``"input"`` or ``"output"``.
-        title: the class (``Lambda(relu)`` of a function), or the name of the operation or
-            argument.
-        path: of a module, its path.
-    """
-
-    kind: str
-    title: str
-    path: str = ""
+    kind: str  # "module", "operation", "input" or "output"
+    title: str  # class, or name of the operation or argument
+    path: str = ""  # of a module
 
 
 @dataclass
@@ -53,11 +46,7 @@ class Flow:
 
 
 def flow_of(trace: Trace, classes: Mapping[str, str], depth: int) -> Flow:
-    """The graph of a traced call.
-
-    ``classes`` has the title of each module by its path; modules that lie deeper than
-    ``depth`` modules are part of the one around them.
-    """
+    """The graph of a traced call; modules deeper than `depth` belong to the one around them."""
     return _FlowReader(trace, classes, depth).flow
 
 

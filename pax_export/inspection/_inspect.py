@@ -288,10 +288,9 @@ _LEAST_REPETITIONS = 3
 
 
 def time_shares(trace: Trace) -> dict[str, float]:
-    """By path, the time of a module's calls as a share of the root's.
+    """Time of each module, compiled and run alone on random inputs, as a share of the root's.
 
-    Each call is compiled and timed alone, on random inputs of the shapes that the trace
-    saw.  A compiler may fuse what lies between modules, so shares need not add up.
+    XLA fuses across modules, so shares need not sum to one.
     """
     seconds = {path: _seconds(path, call) * call.count for path, call in trace.calls.items()}
     whole = seconds.get("") or max(seconds.values(), default=1.0)

@@ -24,12 +24,7 @@ Stores = tuple  # keys, values, window_keys, window_values of a cache; empty wit
 
 
 class UncachedCall:
-    """A call without a cache: positions, angles and masks.
-
-    Args:
-        config: the configuration of the net.
-        positions: ``[batch or 1, length]``.
-    """
+    """A call without a cache; `positions` are ``[batch or 1, length]``."""
 
     def __init__(self, config: DecoderConfig, positions: Array):
         self.config, self.positions = config, positions
@@ -90,15 +85,7 @@ class UncachedCall:
     def attend(
         self, attention: PyTree, x: Array, kind: LayerKind, index: int, stores: Stores
     ) -> tuple:
-        """The heads of a layer, and the stores after it.
-
-        Args:
-            attention: the layer.
-            x: its input.
-            kind: of the layer.
-            index: its number among the layers that share its stores.
-            stores: those of the cache.
-        """
+        """The heads of layer `index` of its kind, and the updated stores."""
         query, key, value = self.projected(attention, x, kind)
         options = {"bias": self._bias_of_own(), "is_causal": True, "window": kind.window}
         return attention.attend(query, key, value, **options), stores
@@ -110,14 +97,7 @@ class UncachedCall:
 
 
 class CachedReading(UncachedCall):
-    """A call with a cache, which appends tokens to each row.
-
-    Args:
-        config: the configuration of the net.
-        cache: the cache before the call.
-        counts: ``[batch]``, the number of valid tokens in each row.
-        length: the number of tokens.
-    """
+    """A call that appends ``counts[row]`` of `length` tokens to each row of a cache."""
 
     def __init__(self, config: DecoderConfig, cache: DecoderCache, counts: PyTree, length: object):
         steps = jnp.arange(length, dtype=jnp.int32)[None, :]
@@ -213,14 +193,9 @@ _LEAST = 128
 
 
 class FilledPlaces:
-    """The first places of a cache, as many as hold tokens or a few more.
+    """Prefixes of a cache of size `room` that contain all `filled` places.
 
-    XLA's shapes are fixed, so attention to a part of the room is a program of its own.  There are
-    three at most, and a call takes the smallest that sees all tokens.
-
-    Args:
-        room: how many places a cache has; it may be open.
-        filled: how many of them hold tokens, in the row that has most.
+    XLA's shapes are fixed, so each prefix is a program; a call takes the shortest of up to three.
     """
 
     def __init__(self, room: object, filled: PyTree):

@@ -255,14 +255,7 @@ def places_of(store: Store) -> int:
 
 
 def read(store: Store, layer: PyTree, dtype: DTypeLike, count: int | None = None) -> jax.Array:
-    """``[batch, places, kv_heads, head_size]``: what a store holds of one layer.
-
-    Args:
-        store: the store.
-        layer: its number; of a tuple, a number of Python.
-        dtype: of the result.
-        count: the number of places, from the first on.
-    """
+    """The first `count` or all places of a layer, ``[batch, places, kv_heads, head_size]``."""
     if isinstance(store, tuple):
         one = store[layer]
     else:
@@ -274,14 +267,7 @@ def read(store: Store, layer: PyTree, dtype: DTypeLike, count: int | None = None
 
 
 def write(store: Store, layer: PyTree, places: PyTree, vectors: Array) -> Store:
-    """The store with vectors of one layer at these places.
-
-    Args:
-        store: the store.
-        layer: its number; of a tuple, a number of Python.
-        places: ``[batch, length]``; a place behind the last is not written.
-        vectors: ``[batch, length, kv_heads, head_size]``.
-    """
+    """Writes ``[batch, length, kv_heads, head_size]`` at `places`, dropping those past the end."""
     at = jax.lax.broadcasted_iota(jnp.int32, places.shape, 0), places
     if isinstance(store, tuple):
         return (*store[:layer], _written(store[layer], at, vectors), *store[layer + 1 :])

@@ -25,33 +25,21 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 @dataclass(frozen=True)
 class Keys:
-    """What is known of the keys of a configuration; all others are refused by name.
+    """The supported keys of a configuration; others raise errors."""
 
-    Attributes:
-        defaults: the keys that are read, with the values where they are missing; None where
-            there is none.
-        fixed: keys that may have these values only, the ones by which a Decoder computes.
-        ignored: keys that say nothing about the function.
-    """
-
-    defaults: Mapping[str, Any]
-    fixed: Mapping[str, tuple] = field(default_factory=dict)
-    ignored: Set[str] = frozenset()
+    defaults: Mapping[str, Any]  # key -> default; None: required
+    fixed: Mapping[str, tuple] = field(default_factory=dict)  # key -> allowed values
+    ignored: Set[str] = frozenset()  # keys without effect on the function
 
     def __contains__(self, name: object) -> bool:
         return name in self.defaults or name in self.fixed or name in self.ignored
 
 
 class Fields:
-    """Keys and values of a configuration, with errors that name what is missing or unknown.
-
-    Args:
-        values: the keys and values.
-        where: the file, for messages.
-        keys: what is known of them.
+    """Keys and values of a configuration file, checked against `keys`.
 
     Raises:
-        InvalidArgumentError: a key that is not known, or a value that is not allowed.
+        InvalidArgumentError: an unknown key or unsupported value.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str, keys: Keys):

@@ -93,13 +93,7 @@ class DecoderLayer(Module):
 
 
 def seen_in_order(places: Any, positions: Any, window: int | None) -> jax.Array:
-    """``[batch, 1, length, keys]``: whether a query at a position sees the key at a place.
-
-    Args:
-        places: the positions of keys, ``[batch or 1, keys]``; negative ones hold nothing.
-        positions: those of queries, ``[batch, length]``.
-        window: how many places a query sees at most.
-    """
+    """The causal mask ``[batch, 1, length, keys]`` of keys at `places`; negative: empty."""
     keys, queries = places[:, None, None, :], positions[:, None, :, None]
     seen = (keys <= queries) & (keys >= 0)
     return seen if window is None else seen & (keys > queries - window)

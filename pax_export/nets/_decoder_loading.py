@@ -153,11 +153,7 @@ def filled(
     layers: str,
     dtype: DTypeLike,
 ) -> Any:
-    """A net of the class `Decoder` with the arrays of a source.
-
-    One leaf after the other is read, so that beside the net itself there is never more than
-    one leaf (of all layers, where they are stacked) in memory.
-    """
+    """A `Decoder` with the arrays of a source, read one leaf at a time."""
     if config.num_layers > len(source.entries):  # before the layers are made
         raise _mismatch(
             source, "the layers of the net", f"{len(source.entries)} tensors",

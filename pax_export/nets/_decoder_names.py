@@ -14,21 +14,12 @@ Pieces = dict[str, "SourceArray"]
 
 @dataclass(frozen=True)
 class SourceArray:
-    """One array of a file, and what becomes of it.
+    """One array of a file, and how it becomes a leaf."""
 
-    Attributes:
-        name: in the file; ``{}`` stands for the number of the layer.
-        transposed: whether the file keeps ``[out, in]`` where a `Linear` has ``[in, out]``.
-        part: of several arrays that lie in one beside each other, which: the first place along
-            the output and how many; None for all.
-        paired_heads: if not 0, the number of heads whose outputs lie with the pairs of the rotary
-            embedding as neighbors, and become halves.
-    """
-
-    name: str
-    transposed: bool = False
-    part: tuple[int, int] | None = None
-    paired_heads: int = 0
+    name: str  # in the file; {} is the layer's number
+    transposed: bool = False  # [out, in] in the file
+    part: tuple[int, int] | None = None  # (first, size) along the output of a fused array
+    paired_heads: int = 0  # heads with neighboring rotary pairs
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         """The array of the leaf."""

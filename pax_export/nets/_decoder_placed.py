@@ -19,13 +19,13 @@ Put = Callable[[Any, Any], Any]
 
 
 class PlacedReading(UncachedCall):
-    """A call whose keys and values are put into the stores of each layer, and then all are seen.
+    """A call that puts keys and values into each layer's stores, then reads all of them.
 
     Args:
         config: the configuration of the net.
         positions: of the tokens, ``[batch, length]``.
-        held: of what the stores hold after a call, ``[batch, places]``; negative ones are not seen.
-        put: gives a store with new vectors, both ``[batch, kv_heads, places, head_size]``.
+        held: positions in the stores after the call, ``[batch, places]``; negative ones are empty.
+        put: stores new vectors, both ``[batch, kv_heads, places, head_size]``.
     """
 
     def __init__(self, config: DecoderConfig, positions: Array, held: Array, put: Put):
@@ -54,14 +54,14 @@ def read_placed(
     reading: Callable[[DecoderConfig], PlacedReading],
     last: bool = False,
 ) -> tuple[Any, Any, Any]:
-    """Logits ``[batch, length, vocab_size]``, and the keys and values of each layer after a call.
+    """Logits ``[batch, length, vocab_size]``, and the stores of each layer after a call.
 
     Args:
         lm: a net with a list of layers.
-        tokens: ``[batch, length]``; what is no token of the vocabulary is some token.
+        tokens: ``[batch, length]``; invalid ones are not detected.
         stores: keys and values of each layer.
-        reading: makes the `PlacedReading` of the call, of the configuration.
-        last: whether the logits are those of the last token alone.
+        reading: makes the `PlacedReading` of a configuration.
+        last: return the logits of the last token only.
     """
     made = reading(lm.config)
     tokens = jnp.clip(tokens, 0, lm.config.vocab_size - 1)

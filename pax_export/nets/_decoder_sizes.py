@@ -31,13 +31,7 @@ def weight_dtype(value: object, where: str) -> np.dtype | None:
 
 
 def cache_dtype(value: object, where: str, name: str = "dtype") -> np.dtype:
-    """The dtype of a cache.
-
-    Args:
-        value: a dtype of jax, numpy or torch, or its name.
-        where: the function that was given it.
-        name: of its argument.
-    """
+    """Converts a dtype of jax, numpy or torch, or its name, to the dtype of a cache."""
     dtype = _dtype(value)
     if dtype == jnp.int8 or jnp.issubdtype(dtype, jnp.floating):
         return dtype
@@ -89,14 +83,7 @@ def _is_cut(value: np.ndarray, dtype: np.dtype) -> bool:
 
 
 def check_ids(tokens: Array, lengths: Array | None, size: int | None, where: str) -> None:
-    """Refuses tokens of no vocabulary, where their values are known and on this host.
-
-    Args:
-        tokens: ``[batch, length]``.
-        lengths: ``[batch]``, how many of each row are meant; None for all.
-        size: of the vocabulary; None where it is not known.
-        where: the argument that is at fault.
-    """
+    """Raises for invalid tokens in the first `lengths` of each row, if their values are known."""
     for each in (tokens, lengths):
         if is_tracer(each) or (isinstance(each, jax.Array) and not each.is_fully_addressable):
             return

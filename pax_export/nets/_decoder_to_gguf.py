@@ -19,10 +19,7 @@ TITLE = "llama.cpp"
 
 
 def config_of_gguf(config: DecoderConfig) -> DecoderConfig:
-    """The configuration that reads the same net from a GGUF file.
-
-    What a file has as a table of factors stays so; norms have no one that is added.
-    """
+    """The configuration of the net in a GGUF file: rotary factors as a table, norms without 1 +."""
     scaling = config.rotary_scaling
     if scaling is not None and scaling.kind == "llama3":
         size = config.rotary_size or config.head_size
@@ -34,14 +31,10 @@ def config_of_gguf(config: DecoderConfig) -> DecoderConfig:
 
 
 def gguf_metadata(config: DecoderConfig, where: str) -> dict[str, Any]:
-    """The keys of the architecture: numbers, texts, and lists of numbers.
-
-    Args:
-        config: of `config_of_gguf`.
-        where: for messages.
+    """The architecture's keys for a GGUF file.
 
     Raises:
-        InvalidArgumentError: llama.cpp has no net that computes so.
+        InvalidArgumentError: llama.cpp has no such architecture.
     """
     if config.family not in _KNOWN:
         raise has_no_such(config, TITLE, where, "")

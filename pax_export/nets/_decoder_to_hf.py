@@ -30,10 +30,7 @@ _UNSEEN = ("generation", "implementation", "rotary_pairing", "family", "kinds")
 
 
 def config_of_hf(config: DecoderConfig) -> DecoderConfig:
-    """The configuration that reads the same net from a folder of transformers.
-
-    Norms of Gemma have the one that is added to their scales in files of llama.cpp, and not here.
-    """
+    """The configuration of the net in a folder of transformers; Gemma's norms are 1 + scale."""
     offset = 1.0 if config.family.startswith("gemma") else 0.0
     return dataclasses.replace(config, norm_offset=offset)
 
@@ -41,12 +38,8 @@ def config_of_hf(config: DecoderConfig) -> DecoderConfig:
 def hf_config(config: DecoderConfig, where: str) -> dict[str, Any]:
     """The content of ``config.json``.
 
-    Args:
-        config: of the net.
-        where: for messages.
-
     Raises:
-        InvalidArgumentError: transformers has no net that computes so.
+        InvalidArgumentError: transformers has no such architecture.
     """
     target = config_of_hf(config)
     made = _described(target) if target.family in _CLASSES else {}
@@ -241,13 +234,7 @@ class WrittenTensor(NamedTuple):
 
 
 def file_tensors(lm: PyTree, pieces: Pieces, norm_shift: float = 0.0) -> list[WrittenTensor]:
-    """The tensors of a file that these pieces are read from.
-
-    Args:
-        lm: a `Decoder`.
-        pieces: where the file keeps each leaf.
-        norm_shift: what is added to the scales of norms.
-    """
+    """The tensors of a file with these pieces; `norm_shift` is added to the scales of norms."""
     found: dict[str, list[tuple[SourceArray, Any, int | None, float]]] = {}
     for name, leaf in named_leaves(lm):
         shift = norm_shift if _NORMS.search(name) else 0.0

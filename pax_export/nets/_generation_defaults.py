@@ -71,13 +71,7 @@ class GenerationDefaults:
 
 
 def read_defaults(values: Mapping[str, Any], where: str, size: int) -> GenerationDefaults:
-    """The defaults of a ``generation_config.json``.
-
-    Args:
-        values: its content.
-        where: its path, for messages.
-        size: of the vocabulary; ids outside of it end nothing.
-    """
+    """Parses a ``generation_config.json``; end tokens outside the vocabulary are dropped."""
     fields = Fields({k: v for k, v in values.items() if k in _TAKEN}, where, Keys(_TAKEN))
     strange = {k: v for k, v in values.items() if k not in _TAKEN and k not in _SAID_ELSEWHERE}
     changing = [f"{k}: {shown(v)}" for k, v in strange.items() if not _is_neutral(v)]

@@ -49,8 +49,7 @@ def _norm(channels: int, name: str) -> BatchNorm2D:
 class ResnetBlock(Module):
     """Convolutions whose result is added to their input.
 
-    With a projection the input goes through a 1x1 convolution (``proj_conv``) and a norm
-    (``proj_batchnorm``) before it is added, as it must where the shape changes.
+    With a projection, the input passes a 1x1 ``proj_conv`` and ``proj_batchnorm`` first.
     """
 
     def __init__(self, in_channels: int, steps: list[ConvStep], use_projection: bool):

@@ -137,14 +137,9 @@ def require_rank(x: Array, rank: int, form: str, layer: Module) -> None:
 def with_one_batch_axis(
     x: jax.Array, form: str, layer: Module
 ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """The input with its leading axes joined into one, and a function that splits them again.
+    """The input with one batch axis, and a function that restores its leading axes.
 
-    A single example, without a batch axis, gets one of size 1.  PAX refuses both.
-
-    Args:
-        x: ``[..., *rest]``.
-        form: a letter for each axis of ``[batch, *rest]``, e.g. ``NHWC``.
-        layer: the name for the message.
+    `form` has a letter for each axis of ``[batch, *rest]``. PAX allows exactly one batch axis.
     """
     rank = len(form)
     if x.ndim == rank:

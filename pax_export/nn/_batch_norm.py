@@ -103,10 +103,7 @@ class _BatchNorm(Module):
         return arg.cast(under_auto_axes(normalised, operands, lambda: joined(*spec_of(x))), dtype)
 
     def _check(self, x: jax.Array, features_alone: bool) -> None:
-        """Raises unless the axes and the channels fit.
-
-        A single example has no statistics of its own, so in train mode it is refused.
-        """
+        """Raises unless axes and channels fit; in train mode, also for a single example."""
         channels = self.data_format.index("C")
         rank = 2 if features_alone else len(self.data_format)
         if x.ndim < rank and (self.training or runs_pax_programs()):

@@ -20,14 +20,7 @@ Padding = str | Sequence[tuple[int, int]]
 
 
 class Convolution(ParameterModule):
-    """The base class of `_Conv` and `_ConvTranspose`.
-
-    Class attributes:
-        _data_formats: the two that there are, with channels last and first.
-        _kernel_features: the order of input and output features in the weight.
-        _shown: the attributes that ``repr`` shows.
-        _shown_if_not_one: those of them that are left out where they change nothing.
-    """
+    """The base class of `_Conv` and `_ConvTranspose`."""
 
     _data_formats = ("NC", "NC")
     _kernel_features = "IO"

@@ -130,10 +130,9 @@ def _of_one_query(
     scale: float,
     softcap: object,
 ) -> jax.Array:
-    """Of a single query for each row: a product of two matrices for all of its heads.
+    """Attention of one query per row: a block-diagonal product for all heads, without copies.
 
-    A head has zeros where the keys of other heads are.  That XLA's CPU multiplies by them takes a
-    sixth of the time in which it would copy keys and values, to have those of a head in one piece.
+    XLA's CPU does it in a sixth of the time that copying keys and values by head takes.
     """
     batch, _, heads, size = query.shape
     keys, kv_heads = key.shape[1:3]

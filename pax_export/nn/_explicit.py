@@ -54,13 +54,7 @@ def joined(*entries: Entry) -> PartitionSpec:
 
 
 def under_auto_axes(function: Callable[..., Any], operands: tuple, out: Callable[[], Any]) -> Any:
-    """Calls a function of arrays (or None) on any mesh.
-
-    Args:
-        function: a function of ``operands`` that closes over no array.
-        operands: the arrays; any of them may be None.
-        out: returns the specs of the results; called on Explicit axes only.
-    """
+    """Calls a function of arrays (or None) on any mesh; `out` returns specs for Explicit axes."""
     mesh = explicit_mesh(*operands)
     if mesh is None:
         return function(*operands)
@@ -96,8 +90,7 @@ def shard_map_over_batch(function: Callable[..., Any], x: Array, weights: tuple)
 def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error: Exception) -> Any:
     """Calls a function whose output sharding jax cannot infer on Explicit axes.
 
-    Of what has the length of the batch each device gets its examples, all else lies on all
-    devices.  Raises our error for jax's where that cannot be.
+    Results with the length of the batch are split, others replicated; raises our error for jax's.
     """
     arrays = [leaf for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, "shape")]
     mesh = explicit_mesh(*arrays)

@@ -18,20 +18,12 @@ Initializer = Callable[[jax.Array, tuple[int, ...]], Any]
 
 
 def normal(stddev: float) -> Initializer:
-    """An initializer that draws from N(0, stddev²).
-
-    It gives what `jax.nn.initializers.normal` of jax 0.10 gives.  That of jax 0.12
-    rounds otherwise.
-    """
+    """Draws from N(0, stddev²), like `jax.nn.initializers.normal` of jax 0.10."""
     return lambda rng_key, shape: sample_padded(jax.random.normal, rng_key, shape, stddev)
 
 
 def variance_scaling(scale: float) -> Initializer:
-    """An initializer that draws from N(0, scale / inputs of a unit).
-
-    It gives what `jax.nn.initializers.variance_scaling(scale, "fan_in", "normal")` of
-    jax 0.10 gives.
-    """
+    """Draws from N(0, scale / fan_in), like jax 0.10 with ``"fan_in"`` and ``"normal"``."""
 
     def draw(rng_key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
         variance = np.asarray(scale / math.prod(shape[:-1]), jnp.result_type(float))

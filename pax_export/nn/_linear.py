@@ -172,9 +172,6 @@ class Embed(ParameterModule):
 
 
 def weight_in_use(layer: PyTree) -> Any:
-    """The weight by which a layer computes now, for who computes with it besides: a tied head.
-
-    A layer of a derived class may add to its weight in each call, as adapters do.
-    """
+    """The weight that a layer computes with, adapters included, for a tied head."""
     found = getattr(type(layer), "_weight_in_use", None)
     return layer.weight if found is None else found(layer)

@@ -185,16 +185,7 @@ def _yarn_ramp(size: int, base: float, scaling: RotaryScaling) -> np.ndarray:
 def rotary_angles(
     positions: Array | None, frequencies: np.ndarray, factor: float = 1.0
 ) -> tuple[jax.Array, jax.Array]:
-    """The cosines and sines by which `rotate` turns, computed once for all layers.
-
-    Args:
-        positions: integers ``[...]``.
-        frequencies: of `rotary_frequencies`.
-        factor: of the result (``RotaryScaling.result_factor``).
-
-    Returns:
-        Two arrays ``[..., size / 2]`` of float32.
-    """
+    """Cosines and sines for `rotate`, float32 ``[..., size / 2]``, times ``factor``."""
     # In float32 the angle itself rounds at long distances, as in the training of the models.
     angles = jnp.asarray(positions, jnp.float32)[..., None] * np.float32(frequencies)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
@@ -202,17 +193,10 @@ def rotary_angles(
 
 
 def rotate(x: Array, cos: Array, sin: Array, pairing: str = "halves") -> jax.Array:
-    """Turns pairs of channels; those beyond twice the number of angles stay.
+    """Rotates the first ``2 * pairs`` channels of ``x`` ``[..., heads, size]``.
 
-    Args:
-        x: ``[..., heads, size]``.
-        cos: ``[..., pairs]`` of `rotary_angles`, for all heads.
-        sin: the same.
-        pairing: ``"halves"``: channel ``i`` with ``i + pairs``; ``"neighbors"``: ``2i`` with
-            ``2i + 1``.
-
-    Returns:
-        The shape and dtype of ``x``.
+    ``cos`` and ``sin`` are ``[..., pairs]``. `pairing` is ``"halves"``: channel ``i`` with ``i +
+    pairs``, or ``"neighbors"``: ``2i`` with ``2i + 1``.
     """
     pairs = cos.shape[-1]
     turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]

@@ -116,11 +116,7 @@ class EMA(StateModule):
 
 
 def _own_copy(leaf: object) -> jax.Array:
-    """A copy that nothing else holds, with a dtype that stays.
-
-    A model and its averages are often kept in one module, where an array may
-    stand at one place only.
-    """
+    """A strongly typed copy, so that a model and its averages share no array."""
     if is_computing() and isinstance(leaf, jax.Array) and not getattr(leaf, "weak_type", True):
         return jax.device_put(leaf, may_alias=False)  # where jnp compiles a program for each shape
     return jnp.array(leaf, dtype=jnp.result_type(leaf), copy=True)

@@ -300,13 +300,7 @@ def from_optax(transformation: object, *, packed: bool = False) -> Callable[[Any
 
 
 def _as_state(state: PyTree, params: PyTree) -> Any:
-    """A state that this module alone holds, as jax.jit would return it.
-
-    Numbers become arrays: as static data they would be fixed.  No array is weakly
-    typed: that lasts for one step.  None stands at two places or is the model's
-    own: a tree of modules does not allow the one, donating both to a jitted step
-    the other.
-    """
+    """A state as `jax.jit` would return it: strongly typed arrays that nothing shares."""
     taken = set(map(id, tree_leaves(params)))
 
     def own(leaf: PyTree) -> Any:

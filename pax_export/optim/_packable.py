@@ -129,10 +129,7 @@ def _require_alike(
 
 
 class _OptimizerReader:
-    """Reads what an optimizer computes for some parameters, given as shapes and dtypes.
-
-    It shares the numbers of formulas so far with the reader of the other program.
-    """
+    """Reads what an optimizer computes from shapes and dtypes; numbers formulas across programs."""
 
     def __init__(self, numbers: dict[Any, int], params: PyTree, dtypes: list[str]):
         self.numbers, self.params, self.dtypes = numbers, params, dtypes
@@ -140,11 +137,7 @@ class _OptimizerReader:
         self.zeros: set[int] = set()
 
     def programs(self, recipe: KeyedTransformation) -> Iterator[tuple[Any, list[Any]]]:
-        """The initial state of the optimizer, then its updates and next state.
-
-        That is a structure, and for each place in it a formula, or a list of one for
-        each parameter where a tree like the parameters stands.
-        """
+        """Yields the initial state, then updates and next state, with their formulas."""
         state = jax.eval_shape(recipe.init, self.params)
         state = tree_map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), state)
         yield self._read(recipe.init, param=self.params)

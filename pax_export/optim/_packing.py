@@ -44,11 +44,7 @@ class Packing:
         return tuple(sorted({entry.dtype for entry in self.entries}))
 
     def pack(self, tree: PyTree, what: str = "parameters") -> dict[str, jax.Array]:
-        """The arrays of a tree, end to end: dtype -> ``[numbers of that dtype]``.
-
-        Their shapes, dtypes and order must be those of the entries; the message about
-        others says ``what`` they are.
-        """
+        """Concatenates the arrays of a tree by dtype; the tree must match the entries."""
         leaves = tree_leaves(tree)
         self._check(tree, leaves, what)
         packed: dict[str, list[Any]] = {dtype: [] for dtype in self.dtypes}

@@ -40,10 +40,7 @@ _MISSING = object()
 
 
 class CastView:
-    """The view of a module for one call of a method, which runs on its ``module``.
-
-    The policy says what arrays are cast to, and what changed ones are cast back to.
-    """
+    """The view of a module, cast by a policy, on whose ``module`` one call of a method runs."""
 
     def __init__(self, original: PyTree, policy: jmp.Policy):
         self.original = original
@@ -62,11 +59,7 @@ class CastView:
         set_owner(self.module, None)
 
     def write_back(self) -> None:
-        """Copies the changes of a method from its view to the module.
-
-        That is refused for a container of arrays, changed in place, if the module is
-        not open for change.
-        """
+        """Copies changes of the view to the module; raises if a closed one's container changed."""
         now = _attributes(self.module)
         for name in self._given:
             if name not in now:
@@ -89,11 +82,7 @@ class CastView:
             store(self.original, name, value)
 
     def result(self, tree: PyTree) -> Any:
-        """Converts the result of a method for the caller.
-
-        Arrays have the output dtype.  The view becomes the module itself,
-        and a module that was made from it has the module's own arrays.
-        """
+        """Casts results to the output dtype, and replaces views by the modules themselves."""
         leaves, treedef = tree_flatten(tree, is_leaf=stops)
         if any(map(is_node, leaves)):
             tree = treedef.unflatten(map(self._result_leaf, leaves))
@@ -145,11 +134,7 @@ def _pairs(own: dict[str, Any], given: dict[str, Any]) -> dict[int, tuple[Any, A
 
 
 def cast_floating(tree: PyTree, dtype: DTypeLike) -> Any:
-    """Casts every floating-point array of a tree; the very same tree if none has to be.
-
-    Integers, booleans, random keys, Python numbers and everything inside
-    modules stay as they are.
-    """
+    """Casts floating-point arrays outside of modules; an unchanged tree is returned itself."""
     leaves, treedef = tree_flatten(tree, is_leaf=stops)
     cast = [x.astype(dtype) if is_floating(x) and x.dtype != dtype else x for x in leaves]
     return tree if all(map(operator.is_, leaves, cast)) else treedef.unflatten(cast)

@@ -169,11 +169,7 @@ class Heartbeat:
             self._answered = time.monotonic()
 
     def _knock(self) -> None:
-        """A thread: sees whether process 0 is still there.
-
-        Where it is not, jax's runtime aborts in the very thread by which the others
-        would hear of it; or they wait for answers.
-        """
+        """The thread that checks process 0; if it dies, jax's runtime aborts this one or hangs."""
         while not self._ended.wait(_EVERY):
             try:
                 socket.create_connection(self._address, timeout=_EVERY).close()
@@ -227,13 +223,10 @@ def _in_time(action: Callable[[], object]) -> None:
 
 
 def _hold_aborts() -> None:
-    """Delays an abort by some seconds, so that other threads can finish.
+    """Delays an abort by six seconds, in which `_knock` reports and ends the process.
 
-    Where process 0 dies, jax's runtime aborts the others at once, with lines of C++
-    that do not say what to do.  A handler in Python would run in the main thread
-    only, which waits in a collective.  C's own `sleep` is one that needs no thread:
-    as it gets the number of the signal, it sleeps for six seconds, in which `_knock`
-    speaks and ends the process; then the abort goes on.
+    Python's handlers would run in the main thread only, which waits in a collective. C's
+    `sleep` needs no thread: as a handler, it sleeps for the number of the signal.
     """
     c: Any = ctypes.CDLL(None)
     c.signal(ctypes.c_int(signal.SIGABRT), c.sleep)

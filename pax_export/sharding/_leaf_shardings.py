@@ -46,11 +46,7 @@ class LeafSharding:
 
 
 def leaf_shardings(leaves: Sequence[LeafPath], sizes: Sizes, rules: Rules) -> list[LeafSharding]:
-    """The specs of leaves, or a ShardingError, as of `shardings`.
-
-    What a module declares counts most, then the rules; what neither is for is
-    replicated.
-    """
+    """Specs of leaves: declared by modules, by rules, or replicated; or a ShardingError."""
     bound = rules.bound(sizes)
     found = [LeafSharding(leaf, _match(leaf, sizes, bound)) for leaf in leaves]
     for each in found:

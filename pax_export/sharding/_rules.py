@@ -200,10 +200,7 @@ class ChosenRule(Rules):
 
 @dataclass(frozen=True)
 class ClassRule(Rules):
-    """A spec for the leaves of modules of a class whose path below fits a pattern.
-
-    The axes of stacked layers stay whole.
-    """
+    """A spec for leaves of a class by the pattern of their path; axes of stacks are not split."""
 
     cls: type
     pattern: str

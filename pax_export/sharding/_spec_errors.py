@@ -73,11 +73,7 @@ def spec_text(spec: Spec) -> str:
 def require_used(
     rules: Rules, sizes: Sizes, matched: Sequence[tuple[LeafPath, Match | None]]
 ) -> None:
-    """Raises unless every rule gave some leaf its spec.
-
-    A rule counts as used even if all its leaves declare their own spec: the
-    rules may be meant for many models.
-    """
+    """Raises unless every rule matched a leaf, also one that declares its own spec."""
     used = {id(rule) for _, match in matched if match is not None for rule in match.rules}
     for rule in rules.parts():
         _require_steps(rule, [leaf for leaf, _ in matched])

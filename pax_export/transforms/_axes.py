@@ -128,11 +128,7 @@ def is_axis(prefix: object) -> bool:
 
 
 def axes_of(prefix: PyTree, tree: PyTree, state_axes: StateAxes | None, where: str) -> Axes:
-    """The axis of each leaf of a tree of modules and arrays.
-
-    They stand in a tree with the structure of its top; ``state_axes`` govern modules,
-    if given.  ``where`` names the argument, for messages: ``in_axes[1]``.
-    """
+    """The axis of each leaf, in a tree like the top of `tree`; ``state_axes`` govern modules."""
     if is_node(tree) and state_axes is not None and not isinstance(prefix, StateAxes):
         return state_axes.of(tree)
     if is_axis(prefix):
@@ -306,10 +302,7 @@ def argument_name(path: tuple) -> str:
 
 
 def mapped_size(slots: list[Slot], given: object, option: str, transform: str) -> Any:
-    """The number of calls: the common length of the mapped axes.
-
-    ``given`` is what the user said, if anything, by the ``option`` of the ``transform``.
-    """
+    """The number of calls: the common length of the mapped axes, or the user's ``given``."""
     sizes: dict[Any, str] = {}
     for slot in slots:
         if slot.axis is not None:

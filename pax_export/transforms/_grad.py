@@ -42,10 +42,7 @@ _prepare: ContextVar[Callable[[Callable], Callable] | None] = ContextVar(
 
 @contextmanager
 def prepared_gradients(prepare: Callable[[Callable], Callable]) -> Iterator[None]:
-    """Context manager in which gradients are those of ``prepare(function)``, in this thread.
-
-    An export has functions prepared for symbolic sizes, see `export.symbolic_numpy`.
-    """
+    """Context manager for gradients of ``prepare(function)`` in this thread, for symbolic sizes."""
     token = _prepare.set(prepare)
     try:
         yield

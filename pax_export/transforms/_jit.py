@@ -328,11 +328,7 @@ def _warning_once() -> Callable[[jax.Array], jax.Array]:
 
 
 class Folded:
-    """A module as its leaves: the pair ``((leaves,), treedef)``, as jax wants it.
-
-    The leaves are one child, a list: jax walks through its own lists faster than
-    through the children of a node that it does not know.
-    """
+    """A module as the pair ``((leaves,), treedef)``: jax flattens a list fastest."""
 
     __slots__ = ("pair",)
 

@@ -121,15 +121,14 @@ def _nothing_taken(value: object) -> tuple[Any, Any]:
 
 
 class LiftedCall:
-    """One call of a lifted function: of its arguments, leaves, structure and parts.
+    """One call of a lifted function, taken apart into leaves, structure and modules.
 
     Args:
-        function: the function; a module or a bound method is captured, like
-            everything else that it closes over.
-        args: the positional arguments; of held ones the function gets the values.
+        function: the function; modules that it closes over are captured.
+        args: the positional arguments; static ones are unwrapped for the function.
         kwargs: the keyword arguments.
-        roots: the caller's own modules, where ``args`` holds others in their place.
-        written: which of them to write back; those that are open here by default.
+        roots: the caller's modules, where ``args`` has others in their place.
+        written: which of them to write back; by default those that are open here.
     """
 
     def __init__(
@@ -158,10 +157,8 @@ class LiftedCall:
     ) -> Result:
         """Runs the function on fresh modules; jax traces this.
 
-        Args:
-            changed: what stands here for some leaves of the arguments, by number.
-            take: splits what the function returns into what the transform needs
-                itself and the rest.
+        `changed` replaces leaves of the arguments by number; `take` splits off what the transform
+        needs of the result.
         """
         given = [changed.get(number, leaf) for number, leaf in enumerate(self.leaves)]
         args, kwargs = self.treedef.unflatten(given)

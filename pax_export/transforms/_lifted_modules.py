@@ -43,11 +43,7 @@ def _takes_options_of(
     kind: PyTree = inspect.Parameter.KEYWORD_ONLY,
     **defaults: PyTree,
 ) -> Callable[[Any], Callable[Concatenate[Any, Callable[..., Any], P], None]]:
-    """Adds the options of a transform to a constructor, some with other defaults.
-
-    Type checkers read them off the transform by ``P``; Python, and what shows help,
-    from the signature that is made here.
-    """
+    """Adds the options of a transform to a constructor, for type checkers by ``P``."""
     _, *options = inspect.signature(transform).parameters.values()
 
     def give(init: PyTree) -> Any:

@@ -35,11 +35,7 @@ STACKED, LAST, CARRIED, THREADED, GIVEN = "stacked", "last", "carried", "threade
 
 
 class ScanBody:
-    """One call of a scanned function, from its leaves to its result.
-
-    The carry is the positional argument at this place; the leaves beside it are sliced
-    where they have an axis, and threaded from step to step where they are a module's.
-    """
+    """One call of a scanned function; leaves are sliced by axis, or threaded if a module's."""
 
     result: Result
     targets: list[Target]
@@ -161,11 +157,7 @@ class ScanBody:
         raise not_covered(target, "scan")
 
     def finished(self, carry: Leaves, threaded: Leaves, ys: list, last: int) -> tuple[Any, Any]:
-        """The last carry and the stacked output, for the caller.
-
-        They are made of the leaves of the carry, the state after the last step, and
-        what the loop stacked, in which that step has the index ``last``.
-        """
+        """The last carry and the stacked outputs; `last` is the index of the last step."""
         stacked = iter(ys)
         of_kind: Any = {CARRIED: carry, THREADED: threaded, GIVEN: self.inputs.call.leaves}
         leaves: list[Any] = []

@@ -163,10 +163,7 @@ class _Run:
         return None if number is None else not_covered(self.targets[number], "vmap")
 
     def _differing(self) -> int | None:
-        """The first leaf that jax will not take for the same in all calls.
-
-        Where the axis has a name, jax's message does not say which, so each is asked for alone.
-        """
+        """The first leaf that differs between calls, which jax's message does not name."""
         for number in range(len(self.targets or ())):
 
             def alone(*given: PyTree, key: str = _key(number)) -> Any:

@@ -44,10 +44,7 @@ def text_of(number: int) -> str:
 
 
 class Computed:
-    """Checksums of arrays by name, of large ones in other threads while work goes on.
-
-    Leaving the block ends the threads; `sums` waits for them.
-    """
+    """Checksums of arrays by name, of large ones in other threads, which end with the block."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS)
@@ -86,11 +83,7 @@ def text(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def seal(path: Path) -> None:
-    """Puts the checksum of the header into a file that has zeros there.
-
-    The library writes the entries of the metadata in any order; equal weights are equal files,
-    so they are put in order.
-    """
+    """Sorts the metadata, for reproducible files, and stores the header's checksum in the file."""
     with path.open("r+b") as file:
         begin = file.read(8)
         size = int.from_bytes(begin, "little")
@@ -112,10 +105,7 @@ def _digits(raw: bytes) -> int:
 
 
 def read(raw: bytes, metadata: Mapping[str, str]) -> dict[str, str] | None:
-    """The checksums of the arrays by name, from all before the arrays; None if that differs.
-
-    No single damaged byte hides the entry: either its name or how it begins is still there.
-    """
+    """The checksums of the arrays by name, or None; no single damaged byte hides the entry."""
     texts = [text for name, text in metadata.items() if name == ENTRY or text.startswith(_BEGIN)]
     if not texts:
         return {}

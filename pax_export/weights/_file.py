@@ -148,10 +148,7 @@ def _unwritten(path: Path, reason: object) -> WeightsFileError:
 
 
 def _mode(target: Path, new: Path) -> int:
-    """The permissions of the file that is replaced, or those of any file in a new folder.
-
-    Python has no way to read the umask but to change it, for all threads of the process.
-    """
+    """The permissions of the replaced file, or those of a new file under the process's umask."""
     if target.exists():
         return stat.S_IMODE(target.stat().st_mode)
     return stat.S_IMODE(new.stat().st_mode) & 0o666

@@ -49,10 +49,7 @@ class Header:
 
 
 def read_header(begin: bytes, raw: bytes, where: str) -> Header:
-    """The header of a file from its first eight bytes and the JSON that follows them.
-
-    It compares the checksum; `safetensors.safe_open` compares shapes, offsets and sizes.
-    """
+    """Parses a header and compares its checksum; `safetensors.safe_open` checks the rest."""
     fields = json.loads(raw)
     metadata = fields.pop(RESERVED, {})
     sums = _checksums.read(begin + raw, metadata)

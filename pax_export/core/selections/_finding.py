@@ -28,11 +28,11 @@ from pax_export.core.selections._selectable import (
 
 
 def find(tree: PyTree, what: object) -> tuple[Steps, ...]:
-    """The places of a tree that are meant, in the order of the tree.
+    """The places that a selection means, in tree order.
 
     Raises:
         InvalidArgumentError: there is none.
-        InvalidArgumentTypeError: this says no places.
+        InvalidArgumentTypeError: it is no selection.
     """
     found = _found(tree, what)
     if not found:

@@ -22,18 +22,11 @@ _WILD = frozenset("*?[")
 class PathPattern:
     """A path with wildcards.
 
-    * Names are separated by dots.  In a name ``*`` matches any text, ``?`` one character,
-      ``[abc]`` and ``[!abc]`` for one of these letters or another one; none crosses a dot.
+    * Names are separated by dots. In a name, ``*`` matches any text, ``?`` one character,
+      ``[abc]`` and ``[!abc]`` one of these letters or another; none crosses a dot.
     * ``**`` matches any number of names, including none.
-    * A path begins at the root, but one that begins with ``*`` may begin anywhere: ``*.weight``
-      is each ``weight`` below something, ``*_norm`` whatever is called so.
-    * A leading dot says that the path begins at the root all the same: ``.*``.
-    * The empty path is the root itself.
-
-    Args:
-        text: the path.
-        anywhere: whether any path may begin anywhere unless it has a leading dot, as in
-            filters, which say what kind of thing is meant and not which one.
+    * A path begins at the root, unless it begins with ``*`` or `anywhere` is set; a leading dot
+      anchors it at the root: ``.*``. The empty path is the root.
 
     Raises:
         InvalidArgumentError: a step is empty.
@@ -80,10 +73,7 @@ class PathPattern:
         return self._around.fullmatch(_with_last_dot(path)) is not None
 
     def taken(self, path: str) -> tuple[tuple[str, ...], str] | None:
-        """For a path that this covers: the text matched by each star, and the rest of the path.
-
-        Where ``**`` could stand for more or fewer steps, each stands for as few as it can, the
-        first one before the second.
+        """The text that each star matches in a path, and the rest of it; ``**`` is not greedy.
 
         Example:
             >>> PathPattern("h.*.attn_*").taken("h.3.attn_q.weight")
@@ -126,11 +116,7 @@ def _is_wild(step: str) -> bool:
 
 
 def _of_steps(steps: tuple[str, ...]) -> str:
-    """The regular expression of a path whose every step ends with a dot.
-
-    What lies between two ``**`` is looked for once, from the left: if the rest does not fit
-    after its first place, then after no later one.
-    """
+    """The regular expression of steps that end with dots; parts between ``**`` match leftmost."""
     parts = [""]
     for step in steps:
         if step == "**":

@@ -47,10 +47,7 @@ class Place:
 
 
 def values_of(tree: PyTree, containers: bool = False) -> Iterator[tuple[Steps, Any]]:
-    """All modules and leaves of a tree with the steps to them, parents first.
-
-    With `containers` those too that hold modules or leaves.
-    """
+    """All modules and leaves of a tree with their steps, parents first; or containers, too."""
     left: list[tuple[Steps, Any]] = [((), tree)]
     while left:
         steps, value = left.pop()
@@ -97,11 +94,7 @@ def _place(steps: Steps, value: object, modules: set[Steps]) -> Place:
 
 
 def value_at(tree: PyTree, steps: Steps) -> Any:
-    """Returns the value at a place.
-
-    Raises:
-        InvalidArgumentError: there is no such place.
-    """
+    """Returns the value at these steps; raises an InvalidArgumentError if there is none."""
     value = tree
     for number, step in enumerate(steps):
         found = dict(_inside(value)).get(step, _inside)

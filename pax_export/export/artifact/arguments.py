@@ -127,11 +127,7 @@ class Arguments:
             ) from cause
 
     def empty_outputs(self, shapes: Mapping[str, tuple]) -> dict[str, np.ndarray] | None:
-        """The outputs by name where a size is 0 and leaves nothing of any of them, or None.
-
-        No runtime needs to be asked what is in them; and jax's programs, and some
-        runtimes, take no size of 0.
-        """
+        """Empty arrays for all outputs if sizes of 0 leave none an element, or None."""
         info, sizes = self._info, self._sizes(shapes)
         if info.assigns or 0 not in sizes.values():
             return None

@@ -32,14 +32,7 @@ _BEGIN, _END = "<!-- drawing -->\n", "<!-- end of the drawing -->\n"
 
 
 def write_card(report: Report, place: Path, file: Path, drawing: str = "") -> None:
-    """Writes the card of an export: into a folder, or beside a file.
-
-    Args:
-        report: of the export.
-        place: where the export lies now, perhaps for a moment only.
-        file: the path of the card.
-        drawing: the model, as SVG.
-    """
+    """Writes the model card `file` for the export at `place`; `drawing` is an SVG of the model."""
     name = None if place.is_dir() else place.name
     # Half of a surrogate pair, which a name may have, is no text.
     file.write_bytes(page(report, name, drawing).encode("utf-8", "backslashreplace"))

@@ -68,7 +68,7 @@ def names(size: Size) -> tuple[str, ...]:
 
 
 def value(size: Size, sizes: Mapping[str, int]) -> int:
-    """A dimension where its variables have these sizes.
+    """Evaluates a dimension.
 
     Example:
         >>> value("2*n + floordiv(m, 2)", {"n": 3, "m": 5})
@@ -84,7 +84,7 @@ def value(size: Size, sizes: Mapping[str, int]) -> int:
 
 
 def computed(size: Size, known: Mapping[str, Any], calculate: Calculate) -> Any:
-    """A dimension where its variables are something else than numbers.
+    """Evaluates a dimension over values that are not numbers.
 
     Example:
         >>> computed("2*n + 1", {"n": "n"}, lambda name, left, right: f"({name} {left} {right})")
@@ -94,7 +94,7 @@ def computed(size: Size, known: Mapping[str, Any], calculate: Calculate) -> Any:
 
 
 def solved(size: Size, number: int, name: str, known: Mapping[str, int]) -> int | None:
-    """What a variable is where a dimension is this number; 0 if nothing, None if it is not linear.
+    """Solves a dimension for a variable: 0 without a solution, None if it is not linear.
 
     Example:
         >>> solved("2*n + 1", 7, "n", {}), solved("2*n", 7, "n", {}), solved("n^2", 9, "n", {})
@@ -113,10 +113,7 @@ def shape(sizes: Sequence[Size], chosen: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
-    """Whether a constraint, e.g. ``"mod(n, 2) == 0"``, holds for these sizes.
-
-    One over variables that have none holds.
-    """
+    """Whether a constraint such as ``"mod(n, 2) == 0"`` holds, or has variables without a size."""
     sides, relations = _RELATION.split(constraint), _RELATION.findall(constraint)
     if len(relations) != 1:
         raise _unreadable(constraint)
@@ -143,10 +140,7 @@ def choose(
     constraints: Sequence[str] = (),
     outputs: Sequence[Sequence[Size]] = (),
 ) -> list[dict[str, int]]:
-    """Sizes for the variables of some shapes that their constraints allow, three at most.
-
-    A constraint moves the variables that it speaks of, and no others.  Sizes that leave
-    something in one of the `outputs` are preferred.
+    """Up to three choices of sizes that satisfy the constraints and leave the outputs elements.
 
     Example:
         >>> choose([("n", "m")], ["m >= 20"])
@@ -205,10 +199,7 @@ def _alone(
     constraints: Sequence[str],
     outputs: Sequence[str],
 ) -> Iterator[list[int]]:
-    """The sizes that each variable may have, as far as what speaks of it alone says.
-
-    Those come first that leave something of dimensions of outputs.
-    """
+    """Candidates for each variable by the constraints on it alone, those with outputs first."""
     own: dict[str, list[Size]] = {name: [] for name in variables}
     rules: dict[str, list[str]] = {name: [] for name in variables}
     for size in dimensions:
@@ -325,10 +316,10 @@ def random_calls(
     most: int | None = None,
     outputs: Sequence[Sequence[Size]] = (),
 ) -> Iterator[RandomCall]:
-    """Calls at several sizes: those that the constraints allow, or those that are given.
+    """Calls at the given sizes or at sizes that `choose` returns.
 
-    They leave something in one of the `outputs`, if any do.  An input of more than that many
-    elements is a ValueError.
+    Raises:
+        ValueError: an input has more than `most` elements.
     """
     if sizes is None:
         sizes = choose([each.shape for each in inputs.values()], constraints, outputs)

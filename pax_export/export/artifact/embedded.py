@@ -27,7 +27,7 @@ BYTES, VALUES = 1 << 26, 1 << 22
 
 
 def parsed(text: str) -> Any:
-    """What JSON text holds; a ValueError if it is no JSON, or would fill our memory.
+    """Parses JSON; a ValueError for invalid or deeply nested text.
 
     Example:
         >>> parsed('{"a": [1, 2]}')
@@ -95,11 +95,7 @@ _UNIX, _VERSION, _MODE = 3, 20, 0o600 << 16
 
 
 def _archive(content: bytes, offset: int) -> bytes:
-    """A zip archive of the report, to be appended at `offset` of a file.
-
-    It is written here, and not by zipfile, because its bytes must be known to find damage in
-    them: those that stand between the names and sizes say nothing, and no reader looks at them.
-    """
+    """A zip archive of the report to append at `offset`, with bytes that `is_whole` can predict."""
     name, size = NAME.encode(), len(content)
     about = (0, 0, 0, _DOS_DATE, zlib.crc32(content), size, size, len(name), 0)
     head = struct.pack("<4s2B4HL2L2H", b"PK\3\4", _VERSION, 0, *about) + name
@@ -130,10 +126,7 @@ def _entry(key: bytes, value: bytes) -> bytes:
 
 
 def is_whole(path: Path, text: str, digest: str) -> bool:
-    """Whether a file is what had this hash before the report was put behind it, and the report.
-
-    Every byte is looked at, those around the report, too.
-    """
+    """Whether a file has this hash without the embedded report, whose bytes are compared, too."""
     content, size = text.encode(), path.stat().st_size
     if zipfile.is_zipfile(path):
         length = len(_archive(content, 0))

@@ -18,19 +18,13 @@ _UNLESS_EXACT = "inexact"
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """A row: what a runtime gives for some operands of an operation, by the name that jax has.
-
-    Attributes:
-        where: ``"above 88.4"``: from which operands on.
-        example: ``"exp(88.5) = inf, in jax 2.72e+38"``.
-        exact: whether exports with ``exact=True`` differ as well.
-    """
+    """Operands for which a runtime's operation differs, by the name of the primitive."""
 
     runtime: str
     operation: str
-    where: str
-    example: str
-    exact: bool = True
+    where: str  # "above 88.4"
+    example: str  # "exp(88.5) = inf, in jax 2.72e+38"
+    exact: bool = True  # whether exports with exact=True differ, too
 
     @property
     def line(self) -> str:

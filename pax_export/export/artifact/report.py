@@ -83,11 +83,7 @@ class SignatureInfo:
 
 @dataclass(frozen=True)
 class VariableInfo:
-    """A stored array.
-
-    `trainable` says whether the runtime can train it, and `parameter` whether it is a parameter
-    of the model that is not frozen, whatever the format.
-    """
+    """A stored array: `trainable` in the runtime; `parameter` of the model, and not frozen."""
 
     name: str
     shape: tuple[int, ...]

@@ -292,10 +292,7 @@ class _FileNames:
         return False
 
     def _is_assigned_from(self, name: str, seen: set[tuple[int, str]]) -> bool:
-        """Whether a variable of the graph never holds anything but assets.
-
-        TensorFlow feeds the path of an asset once, and keeps it in such a one.
-        """
+        """Whether a variable only stores assets, whose paths TensorFlow assigns once."""
         graph = self._scopes[0]
         handle = self._named(graph, name)
         if handle is None or handle.op != "VarHandleOp":

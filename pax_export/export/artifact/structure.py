@@ -187,7 +187,7 @@ _LARGEST = 2**63
 
 
 def read(kind: Any, value: object, where: str = "the report") -> Any:
-    """Makes a value of this type of what `json.loads` gave; errors say where it stands.
+    """Converts JSON data to a type; errors tell the path in the data.
 
     The type is a dataclass, or one that its fields may have: `int`, `float`, `str`, `bool`,
     `None`, `Any`, a `Literal`, a union, a ``tuple[X, ...]``, a ``dict[str, X]``.

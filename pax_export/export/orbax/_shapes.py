@@ -48,10 +48,7 @@ def symbolic(
     specs: Sequence[Any],
     constraints: Sequence[str],
 ) -> list[tuple]:
-    """The shapes of all inputs of one method, with symbolic dimensions in one scope.
-
-    TensorFlow knows `shapes`; `specs` is what `input_polymorphic_shape` says of each.
-    """
+    """Shapes of the inputs of a method, with symbolic dimensions of `specs` in one scope."""
     try:
         scope = jax_export.SymbolicScope(tuple(constraints))
     except ValueError as error:

@@ -192,11 +192,7 @@ def jax_array_to_dtensor(
 def layout_axes(
     shape: tuple[int, ...], pspec: Any, sizes: dict[str, int], consolidate: bool
 ) -> tuple[list[str | None], bool]:
-    """One mesh axis, or none, for each dimension of an array of this shape.
-
-    Gives the axes, and whether the array must be sharded anew for them: with
-    `consolidate`, several axes become the largest of them.
-    """
+    """One mesh axis or None for each dimension, and whether the array must be resharded for it."""
     axes: list[str | None] = []
     moved = False
     for place, names in enumerate(() if pspec is None else pspec):

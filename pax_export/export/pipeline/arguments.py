@@ -45,10 +45,7 @@ def check_choice(name: str, value: object, choices: tuple) -> None:
 
 
 def by_signature(name: str, value: object, keys: Sequence[str], several: bool) -> dict[str, Any]:
-    """What an argument says of each signature: given for the only one, or as a dict over some keys.
-
-    With `several`, the user has named the signatures, and it must be a dict.
-    """
+    """An argument for each signature; with `several`, it must be a dict over some keys."""
     if value is None:
         return {}
     named = several or len(keys) > 1

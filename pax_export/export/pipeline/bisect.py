@@ -45,23 +45,14 @@ Tester = Callable[[Exportable, Program, Path], object]
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first operation after which jax and an export differ.
+    """The first operation after which jax and an export differ."""
 
-    Attributes:
-        operation: its name in the traced program.
-        path: of the module in whose call it stands; empty for the model itself.
-        kind: the class of that module.
-        source: the lines of code that made it.
-        apart: how far its results are apart.
-        candidates: how many operations it may be instead, where parts could not be exported.
-    """
-
-    operation: str
-    path: str
-    kind: str
-    source: str
-    apart: str
-    candidates: int = 1
+    operation: str  # name of the primitive
+    path: str  # of the calling module; "" for the model
+    kind: str  # the class of that module
+    source: str  # lines of the model's code
+    apart: str  # the difference of its results
+    candidates: int = 1  # number of operations it may be
 
     def __str__(self) -> str:
         where = f"{self.path} ({self.kind})" if self.path and self.kind else self.path or self.kind
@@ -84,10 +75,7 @@ def bisect(
     error: ValidationError,
     test: Tester,
 ) -> Divergence | None:
-    """The first operation after which jax and an export differ; None where that is not known.
-
-    `kinds` are the classes of modules by path, and `error` is what the test of the whole said.
-    """
+    """Finds the operation after which jax and an export differ, or None; `kinds`: path -> class."""
     end = time.perf_counter() + PATIENCE
     key = (error.where or "").split(" ")[0].rstrip(":")
     ordered = sorted(programs, key=lambda each: each.key != key)
@@ -121,10 +109,7 @@ def bisect_calls(
     test: Callable[[Program], Sequence[str]],
     seconds: float,
 ) -> list[Divergence | None]:
-    """For each of several calls of a program, the first operation after which an export differs.
-
-    `test` exports a part of the program, and says of each call how far its results are apart.
-    """
+    """The first diverging operation of each call; `test` exports a part and compares it."""
     search = _BisectSearch(program, False, time.perf_counter() + seconds)
     known: dict[int, Sequence[str | None]] = {}
 
@@ -161,10 +146,9 @@ class _BisectSearch:
         self._tapes: dict[Any, Tape | None] = {}
 
     def found(self, apart_after: Callable[[int], str | None]) -> tuple[TapeStep, str, int] | None:
-        """The step, how far it is apart, and how many steps may be the one instead of it.
+        """The step, its difference, and the number of candidates.
 
-        `apart_after` says how far the part up to a step is apart: empty if it is not, None if
-        nobody can say.
+        `apart_after` returns the difference after a step: "" for none, None if unknown.
         """
         steps = self._tape.steps
         if not steps:
@@ -213,10 +197,7 @@ class _BisectSearch:
         )
 
     def _tape_for(self, values: Sequence[Any]) -> Tape | None:
-        """The same list of operations for the sizes of these values, which jax is called with.
-
-        None if the model is another one for numbers than for symbols, as in loops over a size.
-        """
+        """The tape for concrete sizes; None if the program differs from the symbolic one."""
         sizes = tuple(tuple(value.shape) for value in values)
         if sizes not in self._tapes:
             like = zip(values, self._whole.structs)

@@ -22,11 +22,9 @@ from pax_export.export.validation.budget import SPARE, Budget
 
 
 class ExportRun(Progress):
-    """The phases of one export, the place that it is written to, and how it is tested.
+    """The phases of one export: where it is written, tested, signed and moved into place.
 
-    It has one phase less without a test.  With `overwrite`, it replaces what is recognized as
-    `ours`.  With the path of a private key, what it writes is signed.  What has no report has no
-    card.
+    It has a phase less without a test. `overwrite` replaces what `ours` recognizes.
     """
 
     def __init__(

@@ -55,15 +55,14 @@ class RuntimePackage(NamedTuple):
 
 
 class FormatExporter(ABC):
-    """What one format does with a model, in the phases of an export.
+    """What one format does in the phases of an export.
 
     Attributes:
         format: its row in the table of formats.
-        loads: the package that is loaded once the model has been lowered, as the user is told
-            of it; empty for none.
-        runtime: what a test in this process needs, if writing does not need it as well.
-        tests_reported: whether a test needs the report beside what was written.
-        one_by_one: whether the format's `run` asks for one call after the other.
+        loads: the package to load after lowering, as shown to users; "" for none.
+        runtime: what only tests in this process need.
+        tests_reported: whether a test needs the report beside the export.
+        one_by_one: whether the format's `run` makes one call at a time.
     """
 
     format: ClassVar[Format]
@@ -81,10 +80,7 @@ class FormatExporter(ABC):
         """Finds the packages that `load` loads, before any work is done."""
 
     def load(self, request: Request) -> None:  # noqa: B027
-        """Loads the packages that `loads` names, or else the `runtime`.
-
-        Either takes longer than to find out that a model is to be refused.
-        """
+        """Loads the packages of `loads` or `runtime`: slow, so only after the model is accepted."""
 
     def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
         """Reads the model, and traces each of its methods."""
@@ -109,11 +105,7 @@ class FormatExporter(ABC):
         return contents
 
     def partial(self) -> FormatExporter | None:
-        """What writes a part of the model, to find the operation that is wrong.
-
-        Such a part is one program: no gradients, no new state, nothing around it.  None where
-        that has no use.
-        """
+        """The exporter of parts of a model for `bisect`, without gradients; or None."""
         return self
 
     def run_here(self) -> Run:
@@ -123,7 +115,7 @@ class FormatExporter(ABC):
 
 @dataclass(frozen=True)
 class Contents(ABC):
-    """What an export holds, as one format has it.
+    """A lowered model as one format has it.
 
     Attributes:
         name: of the model.
@@ -170,17 +162,11 @@ class Contents(ABC):
 
 @dataclass(frozen=True)
 class ProgramContents(Contents):
-    """Programs as they were traced, and their weights: for formats that compute outputs alone.
+    """Traced programs and their weights, for formats that compute outputs alone."""
 
-    Attributes:
-        programs: one for each signature.
-        store: the arrays of the leaves and constants.
-        examples: what users gave for calls of a test, by signature.
-    """
-
-    programs: Sequence[Program]
-    store: Store
-    examples: Mapping[str, Sequence[Any]]
+    programs: Sequence[Program]  # one per signature
+    store: Store  # leaves and constants
+    examples: Mapping[str, Sequence[Any]]  # inputs of test calls, by signature
 
     def stored(self) -> Mapping[str, Any]:
         return {each.name: each.value for each in self.store.variables}

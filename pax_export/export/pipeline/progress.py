@@ -19,11 +19,9 @@ PATIENCE = 1.0
 
 
 class Progress:
-    """The phases of one save, how long each takes, and what the user sees of them on stderr.
+    """The phases of one save with their durations, shown on stderr after a second.
 
-    That is nothing at first, and progress after a second: in a notebook a bar in its cell, which
-    is gone in the end; with rich installed, and a terminal, a line that lives; otherwise a line
-    for each phase.
+    A notebook shows a progress bar, a terminal with rich a live line, others a line per phase.
     """
 
     def __init__(self, total: int, patience: float = PATIENCE):
@@ -97,11 +95,7 @@ class _Lines:
 
 
 class _NotebookOutput:
-    """One output of a notebook's cell, which changes where it stands.
-
-    A kernel has IPython, so this needs no widgets of other packages, which not every notebook
-    shows: one that knows no HTML shows the line as text.
-    """
+    """An updatable output of a notebook's cell, by IPython alone; text where HTML is not shown."""
 
     def __init__(self, total: int):
         self._total = total

@@ -50,11 +50,7 @@ def name_modules(
     again: Callable[[Any], object],
     programs: Callable[[], Sequence[Program]],
 ) -> None:
-    """Adds to an error about operations in which modules of the model they stand.
-
-    `again` exports another model in the same way, which is refused for the same reason, and
-    `programs` traces the model itself.
-    """
+    """Adds to an error about operations their modules; `again` repeats the export."""
     net, kinds = with_paths(model)
     chains = operations(error)
     if not chains:

@@ -47,11 +47,7 @@ _FEW = 8
 
 
 def run_export(exporter: FormatExporter, request: Request) -> Report:
-    """Makes one export, whole or not at all.
-
-    Raises:
-        PaxError: of a class for each mistake.
-    """
+    """Makes one export, atomically; raises a subclass of PaxError."""
     check_choice("outputs", request.outputs, ("float32", "model"))
     missing = _missing_runtime(exporter, request)
     validate = False if missing else request.validate
@@ -76,10 +72,7 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
 
 
 def _missing_runtime(exporter: FormatExporter, request: Request) -> list[str]:
-    """Why nothing is tested, if what runs the export is not installed; it is said in a warning.
-
-    A test that was asked for, unlike the one that is made anyway, is an error then.
-    """
+    """Why nothing is tested: the runtime is missing. An error if the user asked for the test."""
     runtime = exporter.runtime
     if runtime is None or request.validate not in (True, "full", "process"):
         return []
@@ -163,10 +156,7 @@ def _tested(
 
 
 def _judge(exporter: FormatExporter, contents: Contents, run: ExportRun, request: Request) -> None:
-    """Notes what differs for inputs far from the usual ones, by the operation that does.
-
-    Where an operation is wrong for numbers that are still usual, the export is refused.
-    """
+    """Records the operations that differ for extreme inputs; raises if they do for usual ones."""
     far: list[ProbeDifference] = run.budget.differences
     if not far:
         return
@@ -203,10 +193,7 @@ def _judge(exporter: FormatExporter, contents: Contents, run: ExportRun, request
 def _causes(
     part: FormatExporter, run: ExportRun, request: Request, far: Sequence[ProbeDifference]
 ) -> list[Cause | None]:
-    """The operation that is the cause of each difference: one that can be swept, or the first.
-
-    For what no elementwise operation explains, the model is exported in parts.
-    """
+    """The operation that causes each difference: a swept elementwise one, or by exporting parts."""
     labelled, _ = with_paths(request.model)
     with traced_anew():
         model, programs = part.trace(dataclasses.replace(request, model=labelled))

@@ -257,17 +257,11 @@ def _regions(given: list[np.ndarray], differs: np.ndarray) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Cause:
-    """The first operation of a call that a runtime computes otherwise than jax.
+    """The first operation of a call that a runtime computes differently."""
 
-    Attributes:
-        text: ``sin above 2e+06``: the operation, and from where on it differs.
-        path: of the module in whose call it stands.
-        usual: whether it differs at numbers that are not large and not tiny.
-    """
-
-    text: str
-    path: str
-    usual: bool
+    text: str  # "sin above 2e+06"
+    path: str  # of the calling module
+    usual: bool  # whether it differs for usual numbers, too
 
     def __str__(self) -> str:
         return f"{self.text} in {self.path}" if self.path else self.text
@@ -286,10 +280,7 @@ def causes(
     run: Runner,
     factor: float,
 ) -> list[Cause | None]:
-    """For each call of a program and an output that differs there, the operation that does first.
-
-    The calls are of one size; None where no elementwise operation is the reason.
-    """
+    """The elementwise operation behind each wrong call, or None; all calls have equal sizes."""
     leaves = [leaf.value for leaf in model.leaves]
     names = [entry.name for entry in program.inputs.flat]
     calls = list({id(inputs): inputs for inputs, _ in wrong}.values())

@@ -35,24 +35,16 @@ _KEY_SIZES = (2, 4)
 
 @dataclass(frozen=True)
 class Dropped:
-    """What a call changes and drops.
+    """What a call changes and drops."""
 
-    Attributes:
-        keys: by name, the keys that it draws from, with the line that does so.
-        values: by name, the leaves that it computes a new value of.
-    """
-
-    keys: dict[str, str]
-    values: dict[str, str]
+    keys: dict[str, str]  # name -> line that draws from the key
+    values: dict[str, str]  # recomputed leaves by name
 
 
 def dropped_state(
     program: TracedProgram, leaves: Sequence[str], assigned: Collection[int]
 ) -> Dropped:
-    """What a traced function drops, whose first operands are leaves of these names.
-
-    Those that are `assigned` are other ones in each call.
-    """
+    """State that a traced function drops; `assigned` leaves differ in each call."""
     flow = _Dependencies(program, len(leaves))
     varies = flow.inputs | _union(1 << place for place in assigned)
     live = _union(flow.results(needed_part(program)))

@@ -29,10 +29,7 @@ def is_key(dtype: DTypeLike) -> bool:
 
 
 def is_floating(dtype: DTypeLike) -> bool:
-    """Whether numbers of this dtype have gradients: floating point, and complex.
-
-    TensorFlow adds no float8, and so has no gradients of it.
-    """
+    """Whether numbers have gradients; not float8, which TensorFlow cannot add."""
     inexact = not is_key(dtype) and bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
     return inexact and np.dtype(dtype).itemsize > 1
 

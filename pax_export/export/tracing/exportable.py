@@ -107,11 +107,7 @@ class Exportable:
 def exportable(
     model: PyTree, methods: Mapping[str, Any] | None, outputs: str = "float32"
 ) -> Exportable:
-    """What is exported of a model.
-
-    Half-precision outputs that a policy of a module gives are float32, which all runtimes have,
-    unless `outputs` is ``"model"``.
-    """
+    """The `Exportable` of a model, with float32 for half-precision outputs unless ``"model"``."""
     owner, function = unbind(model)
     if isinstance(owner, Module):
         return _of_module(owner, methods, function, outputs)
@@ -245,11 +241,9 @@ def leaf_struct(value: PyTree, name: str) -> jax.ShapeDtypeStruct:
 def with_step(
     chosen: Exportable, model: PyTree, key: str, step: Callable, optimizer: PyTree
 ) -> Exportable:
-    """Adds a step of training to a model, and the optimizer's arrays to its leaves.
+    """Adds a training step ``(model, optimizer, *batch) -> (model, optimizer, metrics)``.
 
-    The step ``(model, optimizer, *batch) -> (model, optimizer, metrics)`` is given the
-    model in train mode, or in the modes that the user has set if the model is in train
-    mode already.
+    The model is in train mode, or keeps its modes if any layer is already in train mode.
     """
     served = jax.tree_util.tree_unflatten(chosen.tree, [leaf.value for leaf in chosen.leaves])
     owner, _ = unbind(model)
@@ -383,12 +377,13 @@ class TrainStep:
 
 
 def marked(model: Exportable, trainable: PyTree) -> Exportable:
-    """The model with those leaves trainable that are parameters and are chosen.
+    """The model with the chosen parameters trainable.
 
-    True chooses all parameters; a path, or paths, leaves or what they lie in; then there are
-    selections of ``net.at(...)``; filters of `pax_export.transforms`; functions of the name of
-    a leaf and its value; and, for dicts, lists and tuples of parameters, prefixes of them with
-    True and False.
+    Args:
+        model: the model.
+        trainable: True for all; a path or paths; selections of ``net.at(...)``; filters of
+            `pax_export.transforms`; functions of the name and value of a leaf; or a prefix of the
+            parameters with True and False.
     """
     if isinstance(trainable, bool):
         return model

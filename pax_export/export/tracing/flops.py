@@ -54,20 +54,16 @@ _SCATTERS = frozenset(
 
 @dataclass
 class Work:
-    """What the calls of modules cost; each count is that of a module without those below it.
+    """Costs of calls by module path, each without the modules below: flops, and by dtype.
 
-    Attributes:
-        flops: by path, additions, multiplications, comparisons and so on.
-        transcendentals: by path, exponentials, logarithms, roots and so on.
-        dtypes: by path, how much of it is done in which dtype.
-        uncounted: operations that no count is known for, and loops of unknown length,
-            whose body counts once.
+    Transcendentals are exponentials, logarithms, roots and the like. `uncounted` are unknown
+    operations and unbounded loops, whose body counts once.
     """
 
     flops: dict[str, Any] = field(default_factory=lambda: defaultdict(int))
     transcendentals: dict[str, Any] = field(default_factory=lambda: defaultdict(int))
     dtypes: dict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
-    uncounted: set[str] = field(default_factory=set)
+    uncounted: set[str] = field(default_factory=set)  # unknown operations, unbounded loops
 
 
 def work_of(program: TracedProgram) -> Work:

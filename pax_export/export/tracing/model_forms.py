@@ -34,17 +34,11 @@ _NOT_JAX = ("keras", "tensorflow", "torch")
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """One way to call a model.
+    """One way to call a model."""
 
-    Attributes:
-        call: of the model and its inputs; gives the output, and the model after the call.
-        signature_of: a function whose parameters name the inputs ...
-        skip: ... after this many parameters that hold the model.
-    """
-
-    call: Callable[..., tuple[Any, Any]]
-    signature_of: Callable
-    skip: int = 1
+    call: Callable[..., tuple[Any, Any]]  # (model, inputs) -> (output, model afterwards)
+    signature_of: Callable  # its parameters name the inputs ...
+    skip: int = 1  # ... after this many parameters for the model
 
 
 def entry_of(function: Callable) -> EntryPoint:

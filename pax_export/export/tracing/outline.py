@@ -61,10 +61,7 @@ class Repeat:
 
 
 def outline(program: Any) -> Callable[[list[Any]], list[Any]] | None:
-    """A function of flat arguments that does what a program does, and shares repeated parts.
-
-    It is to be traced; None if nothing repeats.
-    """
+    """A function of flat arguments equal to a program, sharing repeated parts; or None."""
     jaxpr = program.jaxpr
     wires = _Wires(jaxpr)
     repeats = sorted(_repeats(jaxpr.eqns, wires), key=lambda repeat: repeat.start)
@@ -84,13 +81,7 @@ def outline(program: Any) -> Callable[[list[Any]], list[Any]] | None:
 
 
 class _Wires:
-    """Where the values of a program are read last, and how many are needed at each place.
-
-    Attributes:
-        last: by variable, the number of the last equation that reads it; for a
-            result of the program, how many equations there are.
-        crossing: by equation, how many values are made before, and read by it or later.
-    """
+    """Lifetimes: `last` equation that reads a variable, and live values `crossing` an equation."""
 
     def __init__(self, jaxpr: Jaxpr):
         self.last: dict[Any, int] = {}
@@ -230,15 +221,10 @@ _OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"
 
 
 class Alike:
-    """Numbers equations, so that equal ones have the same number.
+    """Numbers equations by equality: primitive, parameters, literals, shapes and dtypes.
 
-    Equations are equal if they have the same primitive, parameters, literals, and
-    shapes and dtypes of operands and results.  Programs among the parameters, the
-    body of a loop, say, are compared operation by operation.  Functions that
-    define their derivative hold it as a function of Python, new each time; so what
-    it gives when traced is compared.
-
-    Derivatives of such functions are compared up to this order; higher ones may differ.
+    Inner programs are compared operation by operation; functions with their own derivative by
+    their traces, and by those of their derivatives up to this order.
     """
 
     def __init__(self, derivatives: int) -> None:

@@ -41,10 +41,10 @@ _FEW = 8
 
 @dataclass(frozen=True)
 class Program:
-    """One method with its inputs, traced.
+    """A traced method with its inputs.
 
-    The operands of `traced` are all leaves of the model, then all inputs; its
-    results are all outputs, then the leaves that the call changes.
+    Operands of `traced` are all leaves, then all inputs; results are all outputs, then changed
+    leaves.
     """
 
     key: str
@@ -133,11 +133,7 @@ def trace_one(model: Exportable, method: Method, inputs: Inputs) -> Program:
 
 
 def _refuse_hidden(model: Exportable, traced: Traced) -> None:
-    """Refuses arrays that a call uses and jax does not see as leaves.
-
-    What a function closes over is stored as a variable; an array in the static
-    data of a module is a mistake: it was never trained, and never saved.
-    """
+    """Raises for arrays in static data, which were never trained or saved; closures are stored."""
     if not model.hidden:
         return
     used = list(jaxpr_constants(traced.program))
@@ -193,11 +189,9 @@ def check_updates(program: Program, leaves: Sequence[ExportLeaf]) -> None:
 
 
 def refuse_changes(model: Exportable, programs: Sequence[Program], state: str) -> None:
-    """Refuses a model whose calls would influence later calls, and those of its export do not.
+    """Raises for state that later calls would read, and for networks in train mode.
 
-    A change of leaves on which no output of any method depends (a step counter that
-    nothing reads) does no harm; but statistics of the inputs that change are those of a net
-    in train mode, and no module of this package is exported in that.
+    A changed leaf that no output depends on, such as a step counter, is allowed.
     """
     if state == "keep":
         return
@@ -222,10 +216,7 @@ def refuse_changes(model: Exportable, programs: Sequence[Program], state: str) -
 
 
 def refuse_dropped_state(model: Exportable, program: Program) -> None:
-    """Refuses keys that a function closes over, and statistics that it changes and drops.
-
-    Keys among the leaves are variables that its owner may update.
-    """
+    """Raises for keys that a function closes over, and statistics that it changes and drops."""
     _refuse_dropped(model, program, range(len(model.leaves)), "")
 
 
@@ -272,11 +263,7 @@ def _refuse_dropped(
 
 
 def _refuse_train_mode(model: Exportable, program: Program) -> None:
-    """Refuses layers of equinox in train mode whose new state is read, and dropped.
-
-    A batch norm that normalizes by its new averages is one.  Its program is another one in
-    eval mode, which draws as many random numbers and gives no other state.
-    """
+    """Raises for layers of equinox in train mode, such as a batch norm with new averages."""
     form = model.form
     if form is None or program.trains:
         return
@@ -328,11 +315,7 @@ _NOBODYS = (str(_PACKAGE / "export"), str(_PACKAGE / "_jax"), contextlib.__file_
 def symbolic_errors(
     function: Callable, structs: Sequence[jax.ShapeDtypeStruct], inputs: Inputs
 ) -> Iterator[None]:
-    """Explains an error in its block if a symbolic dimension is the cause.
-
-    The cause is a dimension when the same function can be traced with a number
-    in its place; it is found by trying.
-    """
+    """Explains an error that does not occur with numbers in place of symbolic dimensions."""
     try:
         yield
     except PaxError:
@@ -440,10 +423,7 @@ def _place(error: Exception) -> str:
 
 
 def line_of_model(error: Exception) -> str:
-    """The line of the model that an error of a transformed program came from, if it is known.
-
-    jax hangs the traceback of where the operation was written on such an error as its cause.
-    """
+    """The line of the model behind an error of jax, from the traceback in its cause; or ""."""
     cause = error.__cause__
     return (_line(cause) if cause is not None else "") or _line(error)
 

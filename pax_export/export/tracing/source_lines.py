@@ -26,10 +26,7 @@ _operations: WeakKeyDictionary[PaxError, tuple[Chain, ...]] = WeakKeyDictionary(
 
 
 def placed(error: Error, chains: Iterable[Chain]) -> Error:
-    """An error about operations of a traced program, which says their lines.
-
-    Whoever knows the model can ask for `operations` later, and say in which modules they stand.
-    """
+    """Stores the operations in an error, for `operations`, and their lines in its text."""
     _operations[error] = tuple(tuple(chain) for chain in chains if chain)
     error.where = places(map(lines, operations(error))) or error.where
     return error
@@ -46,10 +43,7 @@ def places(texts: Iterable[str]) -> str:
 
 
 def module_path(equations: Chain) -> str:
-    """The path of the module in whose call the last of some equations stands; see `labelled`.
-
-    Each equation calls the next.  What another library says of its modules is as good.
-    """
+    """The path of the module whose call contains the last of nested equations; see `labelled`."""
     path = ""
     for equation in equations:
         path = path_in(equation, path)
@@ -60,11 +54,7 @@ def module_path(equations: Chain) -> str:
 
 
 def lines(equations: Chain) -> str:
-    """``_linear.py:80 (Linear.__call__), from model.py:12 (forward)``, where they differ.
-
-    The first is that of the library or the model that made the operation, the second the
-    innermost one that is neither of a library nor ours.
-    """
+    """``_linear.py:80 (Linear.__call__), from model.py:12 (forward)``: operation, and user."""
     made = next(filter(None, map(equation_place, reversed(equations))), "")
     user = users_line(equations)
     text = f"{Path(user[0]).name}:{user[1]}" if user else ""
@@ -74,11 +64,7 @@ def lines(equations: Chain) -> str:
 
 
 def users_line(equations: Chain) -> Line | None:
-    """The innermost line that is neither of a library nor ours.
-
-    A program that jax keeps for a function of its own says who called that first; so what is
-    further in is believed where it was reached from the same lines.
-    """
+    """The innermost line outside of libraries; lines in cached programs must match the caller."""
     found: list[Line] = []
     for equation in equations:
         inner = _users(equation)

@@ -160,10 +160,7 @@ def resolve(
     constraints: Sequence[str],
     text: bool = False,
 ) -> Inputs:
-    """Turns what a user wrote as ``inputs`` into named, abstract arrays; `text` if allowed.
-
-    The signature of the function names them, after `skip` parameters that hold the model.
-    """
+    """Turns a user's ``inputs`` into named, abstract arrays; `skip` parameters are the model's."""
     if isinstance(inputs, str):
         _refuse_shape(inputs)
     constraints = as_strings("constraints", constraints, _CONSTRAINTS)
@@ -199,10 +196,7 @@ def _by_name(kwargs: PyTree) -> dict[str, Any]:
 
 
 def held(args: PyTree, kwargs: PyTree) -> tuple[Any, Any]:
-    """The arguments with the Python values in them hidden, which are no inputs.
-
-    A number is one by position, as an array is, and none by name.
-    """
+    """The arguments without Python values that are no inputs; positional numbers are inputs."""
     return wrap_static(args, is_switch), wrap_static(kwargs, is_fixed)
 
 
@@ -333,10 +327,7 @@ def _abstract(leaf: PyTree, path: str, scope: _SymbolicScope, text: bool) -> jax
 
 
 def bind(inputs: Inputs, given: PyTree, where: str) -> dict[str, Any]:
-    """The arrays in ``given``, by the names of the inputs.
-
-    It is a tuple of positional arguments, the only argument, or a dict of all by name.
-    """
+    """Arrays by the names of the inputs, from a tuple, the only argument, or a dict."""
     every, error = inputs.structure(), None
     # Python values may be said again, or left out.
     arguments = {name: tree for name, tree in every.items() if "static" not in tree}
@@ -387,7 +378,7 @@ def dotted(top: str, path: Sequence[Any]) -> str:
 
 
 def legal_names(names: Iterable[str], fold: Callable[[str], str] = str) -> list[str]:
-    """Names that TensorFlow takes, equal to the given where it can be, distinct by `fold`.
+    """Distinct names that TensorFlow accepts; `fold` decides what is distinct.
 
     Example:
         >>> legal_names(["a.b", "a.b", "_state", "my weight"])
@@ -412,10 +403,7 @@ def distinct(names: Iterable[str], fold: Callable[[str], str] = str) -> list[str
 
 
 def signature_names(names: Iterable[str]) -> list[str]:
-    """Legal names for inputs or outputs of a signature.
-
-    TensorFlow writes a dot as an underscore in places and knows no capitals in
-    others, so names that differ in no more than that are numbered.
+    """Names of inputs or outputs that stay distinct where TensorFlow folds dots and capitals.
 
     Example:
         >>> signature_names(["x", "X", "a.b", "a_b"])
@@ -445,10 +433,7 @@ def _key(entry: Any) -> Any:
 
 
 def tree_names(tree: PyTree, bare: str) -> tuple[str, ...]:
-    """Names for the leaves of a pytree, made of their paths.
-
-    The tree itself, if it is a leaf, is called `bare`; the names of the members of a
-    list or tuple begin so.
+    """Names for the leaves of a pytree by path; `bare` names the root and members of a sequence.
 
     Example:
         >>> tree_names({"a": 1, "b": (2, 3)}, "output"), tree_names((1, 2), "output")

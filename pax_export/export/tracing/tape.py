@@ -16,26 +16,16 @@ from pax_export._types import PyTree
 
 @dataclass(frozen=True)
 class TapeStep:
-    """One operation of a tape.
+    """One operation of a tape."""
 
-    Attributes:
-        equation: it, as the program has it.
-        callers: the equations that it stands in, the outermost first.
-        operands: the numbers of the values that it reads.
-        results: those of the values that it makes.
-    """
-
-    equation: Any
-    callers: tuple[Any, ...]
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
+    equation: Any  # of the program
+    callers: tuple[Any, ...]  # enclosing equations, the outermost first
+    operands: tuple[int, ...]  # numbers of values read
+    results: tuple[int, ...]  # numbers of values made
 
 
 class Tape:
-    """The operations of a traced program that its wanted results need, in their order.
-
-    Values are numbered; the first are the operands of the program.
-    """
+    """The operations that the wanted results need; values are numbered, operands first."""
 
     def __init__(self, program: Any, wanted: Collection[int]):
         self._count = 0

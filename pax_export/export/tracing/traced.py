@@ -51,11 +51,10 @@ class Traced:
     results: tuple[jax.ShapeDtypeStruct, ...]
 
     def run(self, operands: Sequence[Any]) -> Any:
-        """Runs the function on arrays of any shapes, as `jitted` does.
+        """Runs the function on arrays of any shapes.
 
-        The arrays that it closes over are arguments here: XLA would copy and fold
-        them, and on the CPU it gives NaN for ``(x @ w).sum(-1)`` where w is a
-        constant of 16 MiB (jax 0.10.2 and 0.12.0.1).
+        Constants are arguments: XLA would fold them, and returns NaN on the CPU for ``(x @
+        w).sum(-1)`` where w is a constant of 16 MiB (jax 0.10.2 and 0.12.0.1).
         """
         if not self.constants:
             return self.jitted(operands)
@@ -73,11 +72,9 @@ class Traced:
         keep_derivatives: bool = True,
         program: Any = None,
     ) -> list[Any]:
-        """Runs the program with `structs` and then `constants` as operands.
+        """Runs the program on `structs` and `constants`; `count` limits it to the first results.
 
-        With a count, only what the first `count` results need is run.  Without
-        derivatives, constants are replaced inside of functions that define
-        their own, too.  Another `program` is one that was made of this one.
+        Without `keep_derivatives`, constants are also replaced in functions with own derivatives.
         """
         values = operands[len(self.structs) :]
         replaced = {id(old): new for old, new in zip(self.constants, values)}
@@ -175,10 +172,7 @@ def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:
 def pull_back(
     function: Function, wrt: Sequence[int], of: Sequence[int]
 ) -> Callable[[list[Any], list[Any]], list[Any]]:
-    """Cotangents of the operands `wrt` from those of the results `of`.
-
-    Those of complex numbers are what TensorFlow calls so, the conjugates of jax's.
-    """
+    """Cotangents of operands `wrt` from those of results `of`, conjugated as in TensorFlow."""
 
     def run(operands: list[Any], cotangents: list[Any]) -> list[Any]:
         def outputs(chosen: list[Any]) -> list[Any]:

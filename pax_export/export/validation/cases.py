@@ -41,12 +41,10 @@ def given_calls(
     examples: Sequence[Arrays] = (),
     outputs: Sequence[Sequence[Any]] = (),
 ) -> list[tuple[str, Arrays, float]]:
-    """The inputs of the calls of one signature: the examples, or random ones at several sizes.
+    """Labelled inputs for a signature, examples or random, each with its cost in first calls.
 
-    Each has a label, and says what it costs, in calls like the first.  Those with sizes of 1
-    come last: of products with a single row, XLA makes programs of another kind, and for a net
-    of a hundred layers that takes ten times as long.  The sizes leave something in one of the
-    outputs of these shapes, if any do.
+    Sizes of 1 come last: XLA compiles products with one row slowly. Sizes leave some output
+    elements, if any do.
     """
     if examples:
         return [(f"(example {number})", given, 1.0) for number, given in enumerate(examples)]
@@ -78,11 +76,9 @@ def random_cases(
     is_small: bool = False,
     program: Any = None,
 ) -> Iterator[Case]:
-    """Calls of one signature: one, and as many more as a budget has time for; all of a small one.
+    """As many calls of a signature as the budget allows, by examples or random numbers.
 
-    They are made with the examples, or with random numbers.  What comes `after` the first is
-    given it, and the seconds that it took.  If what is called is known as a `program`, calls
-    with unusual numbers come after the first, too.
+    `after` gets the first case and its seconds. With a `program`, extreme numbers follow.
     """
     budget, seconds = budget or Budget(), -math.inf
     for label, inputs, cost in given_calls(structs, examples, outputs):
@@ -236,10 +232,9 @@ Run = Callable[[Sequence[Any]], Mapping[str, Any]]
 def tolerances(
     run: Run, operands: Sequence[Any], exact: Arrays, program: TracedProgram
 ) -> Iterator[dict[str, Any]]:
-    """What each result may differ by: first under a little noise, and then under more.
+    """Allowed differences of each result, after little noise and then more.
 
-    A number for results with a fraction; for others an array that says which elements may.
-    ``program`` is what computes them, as a jaxpr.
+    A number for fractional results; for others a mask. `program` is the jaxpr.
     """
     allowed: dict[str, Any] = {}
     noises: list[Callable[[Any], float]] = [partial(_noise, size) for size in _SIZES]

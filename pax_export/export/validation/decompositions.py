@@ -46,11 +46,7 @@ def judged(
     operands: Sequence[Any],
     named: Callable[[Sequence[Any]], dict[str, np.ndarray]],
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """The `named` results of a flat function: by LAPACK, but for choices, which are the export's.
-
-    Beside them stands how far rounding errors of the operands carry each, within reason: any
-    solution of a system that is nearly singular is right.
-    """
+    """Results of a function by LAPACK, but for ambiguous choices, and their error by rounding."""
     run = _chosen(function, operands)
     exact = named(run(list(operands)))
     allowed = dict.fromkeys(exact, 0.0)
@@ -102,9 +98,9 @@ def _tolerance(exact: np.ndarray, other: np.ndarray) -> float:
 
 
 def _rule(is_right: Callable[..., Any], keep: Sequence[int] = ()) -> Callable[..., list[Any]]:
-    """How an operation is done that has a choice; the results `keep` are always LAPACK's.
+    """Rule for an operation with a choice: ``is_right(operands, theirs, ours, parameters)``.
 
-    ``is_right(operands, theirs, ours, parameters)`` says for each matrix whether ours is one.
+    Results `keep` are always LAPACK's.
     """
 
     def rule(equation: Any, given: Arrays) -> list[Any]:

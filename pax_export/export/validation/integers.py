@@ -17,28 +17,17 @@ _CALLS = 3
 
 
 class Quantized(NamedTuple):
-    """Integers of a weight as a file has them.
+    """Integers of a weight in a file."""
 
-    Attributes:
-        leaf: the name of the leaf with the integers.
-        form: what the leaf means.
-        order: the axes of the weight, as they lie in the file, or the place in it of each element.
-    """
-
-    leaf: str
-    form: Form
-    order: tuple[int, ...] | np.ndarray
+    leaf: str  # name of the leaf
+    form: Form  # what the leaf means
+    order: tuple[int, ...] | np.ndarray  # permutation of axes or elements in the file
 
 
 def check_integers(
     found: Iterable[tuple[Quantized, np.ndarray]], stored: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a report says of the integers of a file, which are compared with those of the model.
-
-    Args:
-        found: as they were read from the file.
-        stored: the leaves of the model by name.
-    """
+    """Compares the integers of a file with leaves of the model, for the report."""
     bits: dict[str, int] = {}
     for each, array in found:
         expected = np.asarray(stored[each.leaf])

@@ -46,11 +46,9 @@ def model_cases(
     examples: Mapping[str, Sequence[Any]] | None = None,
     budget: Budget | None = None,
 ) -> Iterator[Case]:
-    """Calls of all signatures of a model, with gradients and new state.
+    """Calls of all signatures with gradients and new state, by examples or random numbers.
 
-    They are made with the examples of a signature, or with random numbers.  The next is to be
-    asked for when the last one has been made, wherever the export runs: that is how the budget
-    knows what it cost.
+    The next call must be requested after the last one ran: the budget measures it.
     """
     budget = budget or Budget()
     parts = [
@@ -234,11 +232,7 @@ class _OfSignature:
     def _rounding(
         self, case: Case, gradients: Callable[[Sequence[Any]], Arrays] | None = None
     ) -> Callable[[], Iterator[dict[str, Any]]]:
-        """How far rounding moves the results of a call.
-
-        A step of training, too: a gradient that is zero but for rounding is a whole step for
-        an optimizer that scales gradients by their size, in either direction.
-        """
+        """How far rounding moves results; tiny gradients may flip whole steps of an optimizer."""
 
         def run(operands: Sequence[Any]) -> Arrays:
             results = self._named(self._program.traced.run(operands))

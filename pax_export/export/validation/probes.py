@@ -48,32 +48,20 @@ _COST = 0.2
 
 @dataclass(frozen=True)
 class Probe:
-    """What is unusual in a call.
+    """An extreme call."""
 
-    Attributes:
-        input: its name; empty where it is every input.
-        value: what all of its elements are.
-        differences: where to note what differs.
-    """
-
-    input: str
-    value: str
-    differences: list[ProbeDifference]
+    input: str  # name; "" for all inputs
+    value: str  # of all elements
+    differences: list[ProbeDifference]  # where to record differences
 
 
 @dataclass(frozen=True)
 class ProbeDifference:
-    """An output of a probing call that is not what jax gives.
+    """An output of a probing call that differs from jax."""
 
-    Attributes:
-        case: the call.
-        output: its name.
-        only: ``"NaN"`` or ``"signs"`` if it differs in nothing else.
-    """
-
-    case: Any
-    output: str
-    only: str = ""
+    case: Any  # the call
+    output: str  # name of the output
+    only: str = ""  # "NaN" or "signs" if nothing else differs
 
 
 def may_not_end(program: TracedProgram) -> bool:
@@ -89,10 +77,9 @@ def probes(
     seconds: float | None,
     examples: bool,
 ) -> Iterator[Any]:
-    """Calls like that of a case that took so long, if it did; as many as the budget says.
+    """Calls with extreme numbers like a case of so many seconds, within the budget.
 
-    Those who give `examples` know that others mean nothing to the model, so the default
-    validation makes no other.
+    With `examples`, the default validation makes none: other values mean nothing to the model.
     """
     if budget.probes == "no" or may_not_end(program):
         return

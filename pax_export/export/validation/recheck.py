@@ -61,12 +61,10 @@ def recheck(
     trusted: bool = False,
     verify: str | os.PathLike[str] | None = None,
 ) -> list[Check]:
-    """Tests every signature of an export at several sizes.
+    """Tests every signature of an export at several sizes, against a model if one is given.
 
-    A model is what it was made of, to compare with; `methods` names that of each signature,
-    where it is not that of the signature (or ``__call__`` for the default one).
-    It is looked at before it is run, as `load` does, if it is not `trusted`; and its signature
-    is verified, if the file of a public key is given.
+    `methods` maps signatures to methods where the names differ; `trusted` and `verify` are as for
+    `load`.
     """
     verified(path, verify, "validate")
     report = read_report(path)

@@ -131,11 +131,7 @@ def _results(
 
 
 def differences(case: Case, got: Arrays | str, factor: float) -> Iterator[ProbeDifference]:
-    """The outputs that differ from what jax gives, in a call far from the usual ones.
-
-    Where the rest of the call is usual, rounding explains as much as in any other, and nothing
-    is said of what is not a number in jax.
-    """
+    """The outputs of a probing call that differ from jax by more than rounding, NaN aside."""
     probe = case.probe
     for name, expected in case.expected.items():
         if isinstance(got, str) or name not in got:
@@ -180,10 +176,9 @@ def call(
 def in_process(
     format: Format, place: Path, calls: serve.Cases, mode: Literal["all", "each"]
 ) -> list[dict[str, Any]]:
-    """Makes calls in a fresh process that can import only what its format needs of ours.
+    """Makes calls in a fresh process: ``{"results": arrays by name}`` for each.
 
-    For each call ``{"results": arrays by name}``, or, if ``"each"`` is to be made whatever
-    comes of the others, ``{"error": message}``.
+    With ``"each"``, failures are ``{"error": message}``.
     """
     module, _, function = format.run.partition(":")
     spec: Any = importlib.util.find_spec(module)
@@ -273,13 +268,7 @@ class Case:
 def compare_either(
     case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0
 ) -> dict[str, float]:
-    """Compares with what jax gives, or else with what it may give as well.
-
-    Where rounding alone moves its results farther than usual, they may be as far apart.
-    Where jax uses LAPACK, other choices than LAPACK's are as good: eigenvectors of either
-    sign are right, and so is any solution of a system that is nearly singular; see
-    `decompositions`.
-    """
+    """Compares with jax's results, or with equally right ones; see `decompositions`."""
     try:
         return compare(case, got, factor)
     except ValidationError as error:

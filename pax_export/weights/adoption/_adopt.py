@@ -33,13 +33,7 @@ TOLERANCE = 1e-4
 
 
 class Reference:
-    """Inputs, and what the net that wrote the weights makes of them.
-
-    Args:
-        given: ``(inputs, outputs)``, or ``(inputs, outputs, call)`` with a function that gets the
-            module in eval mode and the inputs.
-        tolerance: how far outputs may be apart.
-    """
+    """``(inputs, outputs)`` of the original net, with ``call(net, *inputs)`` as a third item."""
 
     def __init__(self, given: object, tolerance: float):
         if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
@@ -410,12 +404,7 @@ _MOST = 12
 def ways_out(
     names: Sequence[str], possible: Callable[[tuple[str, ...]], bool]
 ) -> list[tuple[str, ...]]:
-    """What to ignore so that the rest has its place: patterns of names, for each net that fits.
-
-    Args:
-        names: the arrays of the file.
-        possible: whether the rest has its place without the arrays of these patterns.
-    """
+    """Patterns of names to ignore, one list for each net that fits without the others."""
     parts = _parts(names)
     nets = [at for at in parts if _is_net(at, parts)]
     nets = sorted(nets, key=lambda at: -len(parts[at]))[:_MOST]

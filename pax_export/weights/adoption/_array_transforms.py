@@ -22,29 +22,17 @@ Step = tuple
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an array of a source, and the part of a leaf that it becomes.
+    """A slice of a source array, and the slice of a leaf that it becomes."""
 
-    Attributes:
-        source: the name of the array.
-        shape: its shape.
-        split: the shape in which it is looked at before a part is taken; usually its own.
-        take: which part, an index into `split`; None for all of it.
-        steps: what is done with the part.
-        put: where it goes, an index into the leaf; None for all of it.
-        room: the shape in which the leaf is looked at before it goes there; usually its own.
-        adds: whether it is added to what another piece has put there.
-        says: what the report calls it.
-    """
-
-    source: str
-    shape: Shape
-    split: Shape | None = None
-    take: Index | None = None
-    steps: tuple[Step, ...] = ()
-    put: Index | None = None
-    adds: bool = False
-    says: str = ""
-    room: Shape | None = None
+    source: str  # name of the array
+    shape: Shape  # shape of the array
+    split: Shape | None = None  # shape of the view that `take` indexes; usually `shape`
+    take: Index | None = None  # index into the view; None for the whole array
+    steps: tuple[Step, ...] = ()  # reshapes, transposes, ... of the slice
+    put: Index | None = None  # index into the leaf; None for the whole leaf
+    adds: bool = False  # whether it is added to the slice, instead of replacing it
+    says: str = ""  # text for the report
+    room: Shape | None = None  # shape of the leaf's view that `put` indexes
 
     def then(self, *steps: Step, says: str = "") -> Piece:
         """The same with more steps."""
@@ -102,19 +90,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class LeafPart:
-    """A part of a leaf that is filled as if it were a leaf.
+    """A slice of a leaf that is filled like a leaf."""
 
-    Attributes:
-        room: the shape in which the leaf is looked at.
-        index: which part of that.
-        steps: what is done with the part before it goes there.
-        says: what the report calls it.
-    """
-
-    room: Shape
+    room: Shape  # shape of the leaf's view that `index` indexes
     index: Index
-    steps: tuple[Step, ...] = ()
-    says: str = ""
+    steps: tuple[Step, ...] = ()  # applied to the slice before it is stored
+    says: str = ""  # text for the report
 
     @property
     def region(self) -> Shape:
@@ -254,10 +235,7 @@ def region(leaf: np.ndarray, piece: Piece) -> np.ndarray:
 
 
 def axes_alone(piece: Piece, shape: Shape) -> tuple[int, ...] | None:
-    """The order of axes of a piece of a leaf of this shape, if that is all that is changed.
-
-    Then a part of it can be read alone.  It may be one layer of several that are stacked.
-    """
+    """The permutation of axes by which a piece fills a leaf, if it does nothing else; or None."""
     if piece.split is not None or piece.take is not None or piece.adds:
         return None
     if piece.room not in (None, shape):

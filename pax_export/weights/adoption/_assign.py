@@ -38,13 +38,7 @@ Pairs = list[tuple[Layer, Group]]
 
 @dataclass
 class Component:
-    """Layers and groups among which the shapes allow several ways.
-
-    Attributes:
-        layers: in the order of the module.
-        groups: in the order of the file.
-        fits: whether a group fits a layer.
-    """
+    """Layers and groups, in the order of module and file, with several assignments by shape."""
 
     layers: list[Layer]
     groups: list[Group]
@@ -179,10 +173,7 @@ def _extra(component: Component, apart: bool, others: bool) -> tuple[list[Layer]
 
 
 def _by_words(items: Sequence[Any], apart: bool = False) -> dict[tuple[str, ...], list[Any]]:
-    """Layers or groups whose names differ by numbers alone, in the order of these.
-
-    With `apart` the last number of a name counts as one of its words.
-    """
+    """Items by the words of their names; with `apart`, the last number counts as a word."""
     found: dict[tuple[str, ...], list[Any]] = {}
     for item in items:
         words = item.name.words
@@ -196,7 +187,7 @@ def _by_words(items: Sequence[Any], apart: bool = False) -> dict[tuple[str, ...]
 
 
 def branches(numbers: Sequence[tuple[int, ...]]) -> Any:
-    """How sorted tuples of numbers branch, whatever the numbers are; None if two are equal.
+    """The shape of the tree that sorted tuples of numbers form; None if two tuples are equal.
 
     Example:
         >>> branches([(1, 0, 7), (1, 1, 7), (2, 0, 7)]) == branches([(0, 0), (0, 5), (3, 1)])
@@ -368,10 +359,7 @@ def _above(path: str) -> list[str]:
 def _links(
     pairs: Pairs, layers: Sequence[Layer], groups: Sequence[Group]
 ) -> dict[tuple[Layer, Group], frozenset]:
-    """For each pair that may be one, the modules around both that have gone to each other.
-
-    Two modules have, if all that is decided of one went to the other, and nothing else did.
-    """
+    """For each possible pair, the enclosing modules whose other layers all went to each other."""
     ours: dict[str, set[int]] = {}
     theirs: dict[str, set[int]] = {}
     for number, (layer, group) in enumerate(pairs):

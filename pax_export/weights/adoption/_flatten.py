@@ -49,14 +49,7 @@ def with_flattened(
     origin: str,
     told: Told,
 ) -> dict[tuple[Layer, Group], list[Recipe]]:
-    """The ways to fill each layer, and those that change the order of what was flattened.
-
-    Args:
-        options: what is known of each pair.
-        layers: in the order of the module.
-        origin: whose conventions the arrays follow.
-        told: what the user says.
-    """
+    """Adds the recipes that permute the inputs of a dense layer behind a flatten."""
     found = dict(options)
     if told == AS_IT_IS or origin not in _CHANNELS_FIRST:
         return found

@@ -18,31 +18,18 @@ from pax_export.weights.sources import Source
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Arrays that seem to be of one layer.
+    """Arrays that seem to belong to one layer."""
 
-    Attributes:
-        path: the layer, as the file writes it.
-        parts: by role, each the piece of an array.
-        name: of the layer.
-        raw: the words as they are written; of a part, those of the whole.
-        place: of the first array in the file.
-        sure: whether the names say what role each array has.
-        within: below which path of the module the user wants it.
-        around: the number of words that the names of all groups begin with.
-        settings: what a graph says of the operator that takes these arrays, where it says it.
-        lacks: why these arrays are no weight, if torch computes one from them.
-    """
-
-    path: str
-    parts: dict[str, Piece]
+    path: str  # the layer's name in the file
+    parts: dict[str, Piece]  # role -> array
     name: Name
-    raw: tuple[str, ...]
-    place: int
-    sure: bool = True
-    within: str | None = None
-    around: int = 0
-    settings: tuple[tuple[str, Any], ...] | None = None
-    lacks: str = ""
+    raw: tuple[str, ...]  # words as written; for a part, those of the whole
+    place: int  # index of its first array in the file
+    sure: bool = True  # whether the names determine the roles
+    within: str | None = None  # path of the module in which the user wants it
+    around: int = 0  # number of leading words that all groups share
+    settings: tuple[tuple[str, Any], ...] | None = None  # attributes of its ONNX operator
+    lacks: str = ""  # why torch cannot compute a weight from the arrays
 
     @cached_property
     def own_words(self) -> frozenset[str]:
@@ -63,11 +50,7 @@ class Group:
         return self.name.said
 
     def may_fill(self, layer: Layer) -> bool:
-        """Whether nothing but the shapes speaks against it.
-
-        Half of a weight norm is no weight, but for a leaf that is called as it is, or that the
-        user has named.
-        """
+        """Whether names and parameterizations allow the layer; shapes are not compared."""
         ends = {re.split(r"[./]", piece.source)[-1] for piece in self.parts.values()}
         return (
             not self.lacks
@@ -96,14 +79,13 @@ def is_conv1d_of_transformers(group: Group) -> bool:
 def grouped(
     source: Source, names: Iterable[str], told: Mapping[str, tuple[str, str]], alone: bool = False
 ) -> tuple[list[Group], list[str]]:
-    """The groups of these arrays, and which of them are counters.
+    """The groups of the arrays, and the names of counters.
 
     Args:
         source: the open source.
-        names: the arrays that are looked at.
-        told: by which name an array is to be known instead of its own, and below which path
-            of the module.
-        alone: whether every array is a group by itself.
+        names: the arrays to group.
+        told: array -> (name to use instead, path of the module to restrict it to).
+        alone: make one group of each array.
     """
     groups: dict[Any, dict[str, Piece]] = {}
     about: dict[Any, tuple] = {}
@@ -146,10 +128,7 @@ _INPUTS = {1: "kernel", 2: "recurrent_kernel", 3: "bias"}
 
 
 def _of_operators(source: Source, names: Sequence[str]) -> dict[str, str]:
-    """What recurrent operators of ONNX take, called by node and input.
-
-    Exporters make these arrays of others, and number them: ``onnx::LSTM_209``.
-    """
+    """Names for the inputs of recurrent ONNX operators, which exporters call ``onnx::LSTM_209``."""
     found: dict[str, str] = {}
     used_by = source.metadata.get("used_by", {}) if source.kind == "onnx" else {}
     for name in names:
@@ -190,15 +169,9 @@ def parts_of_fused(
     heads: int | None,
     sizes: Mapping[int, Three],
 ) -> list[Group]:
-    """Queries, keys and values that are one array, as three groups; none if it is no such.
+    """Splits a group of fused queries, keys and values into three; [] without such an array.
 
-    Args:
-        group: the group.
-        origin: whose conventions it follows.
-        order: "blocks" if all queries come first, then all keys; "by head" if those of one head.
-        heads: how many.
-        sizes: for the size of an axis, how much of it are queries, keys and values, where that is
-            known to be no thirds.
+    `sizes` maps the size of an axis to the sizes of its three parts, where they are not thirds.
     """
     found = []
     for number, word in enumerate(("query", "key", "value")):
@@ -235,16 +208,9 @@ def _thirds(total: int) -> Three | None:
 def one_of_three(
     sizes: Three, number: int, order: str, heads: int | None
 ) -> tuple[tuple[int, ...], int, slice] | None:
-    """How an axis of queries, keys and values is looked at, along which axis of that, which part.
+    """The view, axis and slice of the queries (0), keys (1) or values (2) in a fused axis.
 
-    Head by head, the queries that share a key and a value stand before these: so do Falcon,
-    InternLM2 and Megatron, and with one query for each key it is the order of GPT-NeoX.
-
-    Args:
-        sizes: how much of the axis are queries, keys and values.
-        number: 0 for the queries, 1 for the keys, 2 for the values.
-        order: "blocks" or "by head".
-        heads: how many heads the queries have.
+    By head, the queries that share a key and a value precede them, as in Falcon and Megatron.
     """
     blocks = (sum(sizes),), 0, slice(sum(sizes[:number]), sum(sizes[: number + 1]))
     if order == "blocks":
@@ -307,13 +273,7 @@ def _conv1d(group: Group) -> bool:
 
 
 def origins(source: Source, given: PyTree, module: bool) -> list[str]:
-    """Whose conventions the arrays may follow, by the format and by names that one alone uses.
-
-    Args:
-        source: the open source.
-        given: what the user said, or None.
-        module: whether the source is a module of this library.
-    """
+    """The frameworks whose conventions the arrays may follow, by format and distinctive names."""
     if given is not None:
         return _OF_WORD[given]
     if module:

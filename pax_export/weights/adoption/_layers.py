@@ -44,21 +44,13 @@ from pax_export.weights.adoption._stacks import Stack, stack_at
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf of the module, or a part of one that is filled as if it were a leaf.
-
-    Attributes:
-        path: of the leaf.
-        shape: its shape, or that of the part.
-        dtype: its dtype.
-        place: where the part lies; None for a whole leaf.
-        part: what the part is called.
-    """
+    """A leaf of the module, or a slice of one that is filled like a leaf."""
 
     path: str
     shape: tuple[int, ...]
     dtype: Any
-    place: LeafPart | None = None
-    part: str = ""
+    place: LeafPart | None = None  # the slice; None for a whole leaf
+    part: str = ""  # the name of the slice
 
     @property
     def says(self) -> str:
@@ -68,27 +60,16 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """What is filled as one: a layer with its leaves, or a leaf that stands alone.
-
-    Attributes:
-        path: where it stands.
-        kind: linear, conv, conv_transpose, embed, norm, batch_norm, lstm, gru, rnn, or free for
-            arrays of a class that is not ours.
-        leaves: by role.
-        name: of the path; `also` are the words of names that modules were given.
-        options: what its recipes depend on besides.
-        heads: how many heads the attention around it has, if it says so.
-        stack: the layers that its leaves hold; its kind is that of one of them.
-    """
+    """A layer with its leaves, or a leaf that is filled by itself."""
 
     path: str
-    kind: str
-    leaves: dict[str, Leaf]
+    kind: str  # linear, conv, conv_transpose, embed, norm, batch_norm, lstm, gru, rnn or free
+    leaves: dict[str, Leaf]  # role -> leaf
     name: Name
-    also: frozenset[str] = frozenset()
-    options: tuple = ()
-    heads: int | None = None
-    stack: Stack | None = None
+    also: frozenset[str] = frozenset()  # words of the names given to modules
+    options: tuple = ()  # what else its recipes depend on
+    heads: int | None = None  # of the attention around it, if known
+    stack: Stack | None = None  # the layers that its leaves stack; `kind` is that of one layer
 
     @cached_property
     def said(self) -> frozenset[str]:
@@ -105,19 +86,12 @@ class Layer:
 
 @dataclass
 class Wanted:
-    """What a module wants of a file.
-
-    Attributes:
-        layers: to be filled.
-        counters: paths of leaves that say whether statistics were gathered; they become 1.
-        own: paths of leaves that no file has, such as random keys.
-        zeros: paths of leaves that become zeros, as the user says.
-    """
+    """The leaves of a module that a source fills or leaves."""
 
     layers: list[Layer] = field(default_factory=list)
-    counters: dict[str, Leaf] = field(default_factory=dict)
-    own: dict[str, Leaf] = field(default_factory=dict)
-    zeros: dict[str, Leaf] = field(default_factory=dict)
+    counters: dict[str, Leaf] = field(default_factory=dict)  # set to 1
+    own: dict[str, Leaf] = field(default_factory=dict)  # in no file: random keys
+    zeros: dict[str, Leaf] = field(default_factory=dict)  # set to zeros for the user
 
 
 #: Modules with their paths, the outermost first.

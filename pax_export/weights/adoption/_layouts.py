@@ -42,14 +42,7 @@ _GENERAL = (WEIGHT, BIAS, MEAN, VAR)
 def readings(
     layer: Layer, group: Group, origin: str, axes: Mapping[str, tuple[int, ...]]
 ) -> list[Recipe]:
-    """All ways in which a group can fill a layer; none if it cannot.
-
-    Args:
-        layer: the layer.
-        group: the group.
-        origin: whose conventions the group follows.
-        axes: for leaves by path, which axes of the array are theirs, where the user says so.
-    """
+    """All recipes by which a group can fill a layer; `axes` are permutations that the user gave."""
     if layer.stack is not None and layer.kind != "free":
         return _of_stack(layer, layer.stack.sizes, group, origin, axes)
     places = {leaf.path: leaf.place for leaf in layer.leaves.values() if leaf.place is not None}

@@ -19,11 +19,7 @@ _BESIDE = frozenset(
 
 
 def without_strangers(layers: Sequence[Layer], groups: Sequence[Group], fits: Fits) -> Fits:
-    """`fits`, but where names agree an array that is called otherwise fits no layer.
-
-    A net whose group norm is not in the file would get any array of its size, and one
-    without ``bn`` that of ``aux_bn``.
-    """
+    """Removes from `fits` arrays of other names: ``aux_bn`` must not fill a missing ``bn``."""
     names = [group.name for group in groups if group.within is None]
     theirs = {tail for name in names for tail in _tails(name)}
     whole = {(name.words, name.numbers) for name in names}
@@ -65,13 +61,7 @@ def is_stranger(layer: Layer, group: Group) -> bool:
 def without_counterpart(
     ours: Mapping[Any, list[Any]], theirs: Mapping[Any, list[Any]], chosen: Mapping[Any, list[Any]]
 ) -> tuple[list[Layer], list[Group]]:
-    """The layers and groups that are left when all that is called alike is taken away.
-
-    Args:
-        ours: layers whose names differ by numbers alone, by their words.
-        theirs: groups, by theirs.
-        chosen: for the words of layers, those of the groups that may be theirs.
-    """
+    """The layers and groups, each by their words, that remain without those of equal names."""
     wanted = {own: [own] if own in theirs else others for own, others in chosen.items()}
     missing: list[Layer] = []
     left = dict(theirs)

@@ -74,14 +74,9 @@ _KERAS_PLACE = re.compile(r"^(.*?)[./]vars[./](\d+)$")
 
 @dataclass(frozen=True)
 class Name:
-    """A name without its role.
+    """A name without its role."""
 
-    Attributes:
-        words: one for each word and number, in order; a number is ``#``.
-        numbers: the numbers, in order.
-    """
-
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # lowercase words; ``#`` for each number
     numbers: tuple[int, ...]
 
     @property
@@ -91,7 +86,7 @@ class Name:
 
 
 def pieces(text: str) -> list[str]:
-    """The words and numbers of a name as they are written, in small letters.
+    """Splits a name into lowercase words and numbers.
 
     Example:
         >>> pieces("encoder.layers.0/SelfAttention.conv2d_1")
@@ -126,7 +121,7 @@ def named(words: Sequence[str]) -> Name:
 
 
 def name_of(text: str) -> Name:
-    """The name of a module by its path.
+    """Parses the path of a module.
 
     Example:
         >>> name_of("layers.0.attn.q_proj").words
@@ -136,7 +131,7 @@ def name_of(text: str) -> Name:
 
 
 def with_first(names: Iterable[str]) -> dict[str, str]:
-    """The names, in which Keras's ``dense`` beside ``dense_1`` is called ``dense_0``.
+    """Numbers the first of Keras's names: ``dense`` beside ``dense_1`` becomes ``dense_0``.
 
     Example:
         >>> with_first(["a/dense/kernel", "a/dense_1/kernel"])["a/dense/kernel"]
@@ -166,21 +161,15 @@ def role_of(attribute: str) -> str | None:
 
 @dataclass(frozen=True)
 class Parsed:
-    """The name of an array: the layer that it seems to belong to, and its role in there.
+    """The name of an array as its layer and its role."""
 
-    Attributes:
-        layer: the layer as it is written, for the user and for patterns.
-        words: of that layer, as they are written.
-        role: one of those above, one of a recurrent layer, a place such as ``"0"``, or None.
-    """
-
-    layer: str
-    words: tuple[str, ...]
-    role: str | None
+    layer: str  # as written
+    words: tuple[str, ...]  # of the layer, as written
+    role: str | None  # also of a recurrent layer, or a place such as ``"0"``
 
 
 def parsed(name: str) -> Parsed:
-    """Takes the name of an array apart.
+    """Parses the name of an array.
 
     Example:
         >>> parsed("encoder.self_attn.in_proj_weight").role

@@ -37,19 +37,12 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class NewArray:
-    """An array that a source does not have, or has in another shape.
-
-    Attributes:
-        name: of the array.
-        leaf: the path of the leaf that it holds.
-        piece: how the array would become the leaf.
-        old: the array of the source in whose place it is written, if there is one.
-    """
+    """An array that the source lacks, or has in another shape."""
 
     name: str
-    leaf: str
-    piece: Piece
-    old: str | None
+    leaf: str  # path of the leaf to store
+    piece: Piece  # how the array becomes the leaf
+    old: str | None  # array of the source that it replaces
 
     def made(self, value: np.ndarray, source: Source) -> np.ndarray:
         """The array of a leaf's numbers, in the dtype of the array that was there."""
@@ -61,22 +54,14 @@ class NewArray:
 
 @dataclass(frozen=True)
 class Homes:
-    """Where new layers go.
-
-    Attributes:
-        arrays: one for each leaf.
-        replaced: the arrays of the source in whose place they go; these are not written again.
-    """
+    """Where new layers are stored: an array for each leaf, and the arrays that these replace."""
 
     arrays: tuple[NewArray, ...]
     replaced: frozenset[str]
 
 
 def new_layers(net: PyTree, recipe: Recipe) -> list[Layer]:
-    """The layers of a module with those of their leaves that a recipe does not fill.
-
-    Random keys, and whether an average has begun, are in no file of another framework.
-    """
+    """The layers of the leaves that a recipe does not fill, without keys and counters."""
     found = []
     for layer in wanted(net).layers:
         new = {role: leaf for role, leaf in layer.leaves.items() if leaf.path not in recipe}
@@ -89,15 +74,15 @@ def homes(
     layers: Sequence[Layer], recipe: Recipe, origin: str, source: Source,
     left: Sequence[str], rename: Mapping[str, str],
 ) -> Homes:  # fmt: skip
-    """Where new layers go; an error if that is not decided.
+    """Chooses arrays for new layers; raises if the choice is ambiguous.
 
     Args:
-        layers: the new ones.
-        recipe: what the other leaves become.
-        origin: whose conventions the source follows.
+        layers: the new layers.
+        recipe: the recipe of the other leaves.
+        origin: the framework whose conventions the source follows.
         source: the open source.
-        left: its arrays that were filled into nothing.
-        rename: a name in the source, or a new one -> a path of the module.
+        left: arrays of the source that fill no leaf.
+        rename: name in the source, or a new name -> path of the module.
     """
     rename = {**_of_the_same_name(layers, left), **rename}
     used = {piece.source for pieces in recipe.values() for piece in pieces}

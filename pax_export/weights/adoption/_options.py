@@ -112,10 +112,9 @@ def is_at(path: str, place: str) -> bool:
 
 
 def _hits(pattern: str, names: Iterable[str]) -> dict[str, tuple[tuple[str, ...], str]]:
-    """The names that a pattern means, or the beginning of: what its stars are, and the rest.
+    """The names that a pattern matches, whole or as a prefix: values of its stars, and the rest.
 
-    In names of files slashes and colons part steps as dots do.  What is a name, or the beginning
-    of one, as it is written is this one, whatever is in it.
+    Slashes and colons separate steps as dots do; a literal name matches itself.
     """
     found: dict[str, tuple[tuple[str, ...], str]] = {
         name: ((), name[len(pattern) :])

@@ -30,26 +30,18 @@ def is_norm(layer: Layer) -> bool:
 
 @dataclass(frozen=True)
 class NormPlace:
-    """What the words of a name say about a norm.
+    """The position of a norm in its block, as its name tells."""
 
-    Attributes:
-        block: the words up to the last number, which count blocks.
-        at: the place in the block, to be compared with others; None if no word says it.
-        number: the number of the norm in the block, if it has one.
-        exact: whether the name says before or after which part.
-        said: the words that say what it belongs to.
-    """
-
-    block: tuple[str, ...]
-    at: float | None
-    number: int | None
-    exact: bool
-    said: frozenset[str]
+    block: tuple[str, ...]  # words up to the last number, which counts blocks
+    at: float | None  # position in the block; None if no word tells it
+    number: int | None  # of the norm in the block
+    exact: bool  # whether the name says before or after which part
+    said: frozenset[str]  # words of what it belongs to
 
 
 @functools.lru_cache
 def norm_place(words: tuple[str, ...]) -> NormPlace:
-    """The place of a norm of this name.
+    """Parses the name of a norm.
 
     Example:
         >>> norm_place(("layer", "#", "post", "attention", "norm")).at

@@ -38,15 +38,10 @@ _WEIGHT = re.compile(r"(?:.*[./])?\w*weight(?:_[ih]h(?:_l\d+(?:_reverse)?)?)?$")
 
 @dataclass(frozen=True)
 class WeightNorm:
-    """A direction and a length.
+    """torch's weight norm: a direction and a length."""
 
-    Attributes:
-        arrays: the names of the array of lengths, ``g``, and of the one of directions, ``v``.
-        axes: those along which the length is taken.
-    """
-
-    arrays: tuple[str, str]
-    axes: tuple[int, ...]
+    arrays: tuple[str, str]  # names of the lengths ``g`` and the directions ``v``
+    axes: tuple[int, ...]  # over which the length is computed
     note: ClassVar[str] = "weight norm"
 
     @property
@@ -79,11 +74,7 @@ class WeightNorm:
         return weight
 
     def apart(self, weight: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Length and direction of a weight, of the shapes and dtypes of these.
-
-        As torch does it the weight itself is the direction; only where it is zero, it keeps the
-        one that it had.
-        """
+        """Splits a weight into length and direction like torch; zeros keep their direction."""
         length, direction = arrays
         wide = weight.astype(np.float64)
         size = self._size(wide)
@@ -97,15 +88,10 @@ class WeightNorm:
 
 @dataclass(frozen=True)
 class SpectralNorm:
-    """A weight that is divided by the largest of its singular values, as far as that is known.
+    """torch's spectral norm: a weight divided by its largest singular value."""
 
-    Attributes:
-        arrays: the names of the weight before that, and of both vectors, ``u`` and ``v``.
-        axes: those that may be the rows of the matrix as which torch looks at the weight.
-    """
-
-    arrays: tuple[str, str, str]
-    axes: tuple[int, ...]
+    arrays: tuple[str, str, str]  # names of the weight before that, ``u`` and ``v``
+    axes: tuple[int, ...]  # that may be the rows of torch's matrix
     note: ClassVar[str] = "spectral norm"
 
     @property
@@ -166,11 +152,7 @@ def _decides(found: Sequence[tuple[float, float]]) -> bool:
 
 @dataclass(frozen=True)
 class Pruned:
-    """A weight, and which of its numbers are not zero.
-
-    Attributes:
-        arrays: the names of the weight before that, and of the mask.
-    """
+    """torch's pruning: a weight and its mask of nonzero elements."""
 
     arrays: tuple[str, str]
     note: ClassVar[str] = "pruned"
@@ -207,11 +189,7 @@ _REMOVED = (
 
 
 class Resolved(Source):
-    """A source in which weights stand for the arrays that torch computes them from.
-
-    Attributes:
-        made_of: by the name of a weight, what it is made of.
-    """
+    """A source with the weights that torch computes; `made_of` has the arrays it computes from."""
 
     def __init__(self, source: Source, made_of: Mapping[str, Parametrized]):
         self.made_of = dict(made_of)

@@ -29,16 +29,7 @@ _AT_ONCE = 1 << 20
 def placed(
     own: PyTree, pieces: tuple[Piece, ...], source: Source, path: str, dtype: Any, sharding: PyTree
 ) -> Any:
-    """A leaf from its pieces: numpy's for numpy's, otherwise jax's, at its place.
-
-    Args:
-        own: the leaf of the module, or its shape and dtype.
-        pieces: what fills it.
-        source: the open source.
-        path: of the leaf.
-        dtype: of the new leaf.
-        sharding: where it goes, if it is said; otherwise where `own` lies.
-    """
+    """A leaf from its pieces, as numpy or jax like `own`, with `sharding` or where `own` is."""
     if isinstance(own, np.ndarray) and sharding is None:
         return _read(own.shape, pieces, source, path, dtype)
     refuse_narrowing(path, jax.ShapeDtypeStruct(own.shape, dtype))
@@ -154,12 +145,7 @@ def _is_float(dtype: DTypeLike) -> bool:
 
 
 def require_kinds(wanted: Mapping[str, tuple[Any, tuple[Piece, ...]]], source: Source) -> None:
-    """One error about all arrays that are of another kind of numbers than their leaves.
-
-    Args:
-        wanted: by path, the dtype of the new leaf and what fills it.
-        source: the open source.
-    """
+    """Raises one error for all arrays that have another kind of dtype than their leaves."""
     found = {
         path: (f"an array of {source.entries[piece.source].dtype}, {piece.source}", dtype)
         for path, (dtype, pieces) in wanted.items()
@@ -237,16 +223,9 @@ _LARGE = 1 << 25
 def on_devices(
     shape: tuple[int, ...], dtype: DTypeLike, sharding: Sharding, part: Callable[[Any], np.ndarray]
 ) -> jax.Array:
-    """An array whose parts are made one after the other, and let go of once they are placed.
+    """An array whose shards are made and placed one by one; `part` returns the shard at an index.
 
-    `jax.make_array_from_callback` makes the parts for all devices of a process before it puts
-    the first one there, so that the host holds the whole array.
-
-    Args:
-        shape: of the whole array.
-        dtype: of it.
-        sharding: where it goes.
-        part: gives the part at an index; it is asked once for devices that hold the same.
+    `jax.make_array_from_callback` makes all shards of a process before it places the first.
     """
     if np.prod(shape) * np.dtype(dtype).itemsize < _LARGE:
         return jax.make_array_from_callback(shape, sharding, part)

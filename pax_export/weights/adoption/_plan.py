@@ -93,27 +93,15 @@ class Choice:
 
 @dataclass
 class Study:
-    """A module and a source, and every hypothesis that leaves nothing over.
-
-    Attributes:
-        wanted: what the module wants.
-        kept: paths of leaves that stay as they are.
-        ignored: arrays that are left out because the user says so.
-        constants: arrays that are not weights: shapes and exponents of a graph, and what an
-            optimizer keeps.
-        counters: arrays that count, and are not needed.
-        tied: arrays that are others again, and are not needed.
-        possible: hypotheses under which every array has a place.
-        impossible: the others.
-    """
+    """The hypotheses about a module and a source."""
 
     wanted: Wanted
-    kept: dict[str, Leaf]
-    ignored: list[str]
-    counters: list[str]
-    tied: dict[str, str]
-    constants: list[str] = field(default_factory=list)
-    possible: list[Hypothesis] = field(default_factory=list)
+    kept: dict[str, Leaf]  # leaves that keep their values
+    ignored: list[str]  # arrays that the user excludes
+    counters: list[str]  # arrays that count steps
+    tied: dict[str, str]  # arrays that repeat others
+    constants: list[str] = field(default_factory=list)  # of a graph, or optimizer state
+    possible: list[Hypothesis] = field(default_factory=list)  # they leave no array over
     impossible: list[Hypothesis] = field(default_factory=list)
 
 
@@ -206,11 +194,7 @@ def _begun(net: PyTree, source: Source, options: Options, where: str) -> tuple[S
 
 
 def _constants(found: Wanted, source: Source, names: Sequence[str]) -> list[str]:
-    """What a file holds besides weights: constants of a graph, the state of an optimizer.
-
-    Nobody can list them: a graph has hundreds.  Of one, left out is only what could fill no leaf:
-    whole numbers where no leaf is of whole numbers, and a single number where no leaf is one.
-    """
+    """Arrays of graph constants and optimizer state: integers and scalars that fit no leaf."""
     leaves = [leaf for layer in found.layers for leaf in layer.leaves.values()]
     whole = any(not _is_floating(leaf.dtype) for leaf in leaves)
     ranks = {len(leaf.shape) for leaf in leaves if math.prod(leaf.shape) == 1}
@@ -380,12 +364,7 @@ def _parts(group: Group, layers: Sequence[Layer], origin: str, order: FusedOrder
 
 
 def choices(hypotheses: Sequence[Hypothesis], reopened: bool = False) -> Iterator[Choice]:
-    """Every whole way that the hypotheses leave, those first that names speak for.
-
-    Args:
-        hypotheses: the hypotheses.
-        reopened: whether norms that their order has decided may go elsewhere.
-    """
+    """All complete assignments, likely names first; with `reopened`, norms may change places."""
     for hypothesis in hypotheses:
         outcome = hypothesis.outcome
         again = outcome.by_order if reopened else []

@@ -53,11 +53,7 @@ _HARMLESS = ("operator", "direction", "hidden_size", "layout", "activation_alpha
 
 
 def another_function(group: Group) -> str:
-    """Why a recurrent layer of a file is none of ours, whatever its shapes are; empty if it is.
-
-    A graph says how its operators are set; where arrays of a GRU come without the graph, nothing
-    says whether the reset gate comes before the product or after it.
-    """
+    """Why a recurrent layer of a graph computes another function than ours; "" if it does not."""
     if group.settings is None:
         return (
             "; whether it is a GRU with linear_before_reset=0, as pax.GRU, only the .onnx says"

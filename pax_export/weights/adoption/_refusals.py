@@ -43,13 +43,7 @@ def _group_text(group: Group) -> str:
 def impossible(
     study: Study, source: Source, enough: Sequence[tuple[str, ...]] = ()
 ) -> AdoptionError:
-    """The error if under no hypothesis every array and every leaf has its place.
-
-    Args:
-        study: what was tried.
-        source: the open source.
-        enough: patterns of arrays without which the rest would have its place; several ways.
-    """
+    """The error of a study without a possible hypothesis; `enough` are patterns to ignore."""
     best = min(
         study.impossible, key=lambda each: len(each.outcome.missing) + len(each.outcome.left)
     )

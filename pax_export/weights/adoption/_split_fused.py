@@ -32,15 +32,10 @@ _ALL = slice(None)
 
 @dataclass(frozen=True)
 class FusedOrder:
-    """How queries, keys and values lie in one array.
-
-    Attributes:
-        says: "blocks" or "by head".
-        told: whether the user has said so.
-    """
+    """The order of queries, keys and values in one array: "blocks" or "by head"."""
 
     says: str
-    told: bool
+    told: bool  # whether the user chose it
 
 
 def may_be_fused(layer: Layer, order: FusedOrder) -> bool:
@@ -54,14 +49,7 @@ def arrangements(
     fits: Callable[[Layer, Group], bool],
     order: FusedOrder,
 ) -> Iterator[list[list[Layer]]]:
-    """The layers, those taken apart whose parts the file has: lists that differ in numbers only.
-
-    Args:
-        layers: of the module.
-        groups: of the file, and the parts of those that are three in one.
-        fits: whether a group fits a layer.
-        order: of queries, keys and values.
-    """
+    """Lists of layers in which those are split whose parts are in the file, for each numbering."""
     if not any(layer.stack or may_be_fused(layer, order) for layer in layers):
         yield [list(layers)]
         return
@@ -95,10 +83,7 @@ def _apart(
     way: int,
     whole_first: bool,
 ) -> Sequence[Layer]:
-    """The first form of a layer whose parts are all in the file; the layer itself if there is none.
-
-    A tuple if the file has the layer as it is, so that no other numbers need be tried.
-    """
+    """The first splitting whose parts are all in the file; a tuple if the file has both forms."""
 
     def in_file(parts: Sequence[Layer]) -> bool:
         kinds = {part.signature: part for part in parts}
@@ -128,12 +113,7 @@ def _apart(
 
 
 def unfolded(layer: Layer, way: int = 0) -> list[Layer]:
-    """A layer for each of those that are stacked.
-
-    Args:
-        layer: the stacked layer.
-        way: which of the places for the number of a layer, see `Stack.roots`.
-    """
+    """The stacked layers; `way` indexes `Stack.roots`."""
     stack = layer.stack
     if stack is None:
         return [layer]
@@ -206,10 +186,7 @@ def _within(leaf: Leaf, place: LeafPart) -> LeafPart:
 
 
 def _sizes(layer: Layer, groups: Sequence[Group]) -> dict[int, Three]:
-    """For each size of an axis, how much of it are queries, keys and values: by those of the file.
-
-    Sizes that several triples add up to are left out: they do not say which.
-    """
+    """Axis size -> sizes of queries, keys and values in the file, without ambiguous sums."""
     heard: dict[str, set[int]] = {word: set() for word in PARTS}
     for group in groups:
         for word in heard.keys() & group.said:

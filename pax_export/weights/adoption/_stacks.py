@@ -18,17 +18,14 @@ from pax_export.weights.adoption._name_parsing import Name, name_of
 
 
 class Stack:
-    """The axes of layers in front of the axes that a leaf has in one layer.
+    """The leading axes of leaves that stack several layers, of `sizes`.
 
     Args:
-        sizes: how many layers, of each axis.
-        path: of what is stacked.
+        sizes: the number of layers along each axis.
+        path: the path of the layer.
         around: the paths of the modules around it, the outermost first.
-        leaves: those of the whole net, by path.
-        known: the paths of the modules that are stacked, if the modules themselves say so.
-
-    Attributes:
-        sizes: how many layers, of each axis.
+        leaves: all leaves of the net by path.
+        known: the paths of stacking modules, if their classes tell.
     """
 
     def __init__(
@@ -40,10 +37,9 @@ class Stack:
 
     @cached_property
     def roots(self) -> tuple[tuple[str, ...], ...]:
-        """Behind which paths the numbers of a layer may stand, one for each axis: every way.
+        """Every choice of paths that the layers' numbers may follow, one path for each axis.
 
-        Without modules that say so it is the outermost one all of whose leaves are stacked, and
-        below it those that come after one more number.
+        Without `known`, it is the outermost module whose leaves are all stacked, and ones below.
         """
         if self._known:
             return (tuple(self._known),)
@@ -70,16 +66,7 @@ def stack_at(
     count: int | None,
     leaves: Mapping[str, Any],
 ) -> Stack | None:
-    """The stack that a layer is part of, or None.
-
-    Args:
-        path: of the layer.
-        around: the modules around it and itself with their paths, the outermost first.
-        shapes: of its leaves.
-        count: how many axes of layers there are; None if the class does not say it: then there
-            may be as many as modules around tell of, or one.
-        leaves: those of the whole net, by path.
-    """
+    """The stack of a layer, or None; `count` is its number of axes, or None if unknown."""
     lifted = [(at, module) for at, module in around if isinstance(module, (Scan, Vmap))]
     if any(not _at_first_axis(module) for _, module in lifted):
         return None
@@ -104,7 +91,7 @@ def _deepest_first(places: Sequence[int]) -> list[int]:
 
 
 def numbered(path: str, roots: Sequence[str], numbers: Sequence[int]) -> str:
-    """A path with the numbers of layers behind those of their roots.
+    """A path with the numbers of layers behind their roots.
 
     Example:
         >>> numbered("layers.scan_module.fc", ["layers.scan_module"], [3])

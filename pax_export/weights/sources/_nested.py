@@ -17,7 +17,7 @@ _MOST = 1_000_000
 
 
 def flattened(tree: PyTree, is_leaf: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The leaves by dotted name, and by theirs the texts and numbers that stand beside them.
+    """The leaves by dotted name, and the strings and numbers beside them.
 
     Example:
         >>> flattened({"a": [1.5j, "text"], "b": {}}, lambda x: isinstance(x, complex))

@@ -17,12 +17,7 @@ from pax_export.weights.sources._zip_archive import ZipArchive
 
 
 class InputFile(BinaryFile):
-    """An untrusted file, open for as long as the arrays of its source can be read.
-
-    Attributes:
-        keep_quantised: whether arrays of few bits stay integers.
-        archive: the file as a zip archive; None if it is none.
-    """
+    """An untrusted file that is open while its source is; `archive` is its zip archive, or None."""
 
     def __init__(
         self,
@@ -62,8 +57,5 @@ class Reader(Protocol):
         ...
 
     def read(self, file: InputFile) -> Source:
-        """The names, shapes and dtypes of its arrays; reads none of them.
-
-        Whatever it raises becomes a WeightsFileError that names the file.
-        """
+        """The names, shapes and dtypes of the arrays; any exception becomes a WeightsFileError."""
         ...

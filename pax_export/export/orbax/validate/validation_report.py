@@ -292,11 +292,7 @@ def _compared(
 
 
 def _match_width(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two arrays, the wider narrowed where it is the dtype alone that jax would narrow by itself.
-
-    While 64-bit numbers are off, what comes from jax has 32 bits, and what comes from
-    TensorFlow or numpy may have 64.  An integer that does not fit stays as it is.
-    """
+    """Narrows 64-bit numbers to the 32 bits of jax if nothing else differs and integers fit."""
     if one.dtype == other.dtype or not {one.dtype.kind, other.dtype.kind} <= set("iufc"):
         return one, other
     narrow = np.dtype(jax.dtypes.canonicalize_dtype(one.dtype))
