@@ -21,12 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pax_export._errors import (
-    InvalidArgumentError,
-    InvalidArgumentTypeError,
-    SignatureError,
-    a_few,
-)
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, SignatureError, a_few
 from pax_export._files import bounded, file_types, signature_file
 from pax_export._files.overwrite_guard import files
 from pax_export._optional import require

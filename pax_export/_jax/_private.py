@@ -36,9 +36,7 @@ PRIVATE: dict[str, str] = {
 }
 
 #: Attributes of jax's objects, in the same way.
-PRIVATE_ATTRIBUTES: dict[str, str] = {
-    "jax.export.SymbolicScope._explicit_constraints": "",
-}
+PRIVATE_ATTRIBUTES: dict[str, str] = {"jax.export.SymbolicScope._explicit_constraints": ""}
 
 #: What was not there at all, and is said in the same way: fallbacks of the second kind.
 _LESS: dict[str, str] = {

@@ -4,12 +4,8 @@ from pax_export._quantized._array import ArrayLike, QuantizedArray, rows, times,
 from pax_export._quantized._difference import Apart as Apart
 from pax_export._quantized._difference import apart as apart
 from pax_export._quantized._integers import GROUP, Form, dequantized, packed, unpacked
-from pax_export._quantized._operations import (
-    decomposed_dequantize as decomposed_dequantize,
-)
-from pax_export._quantized._operations import (
-    decomposed_dot as decomposed_dot,
-)
+from pax_export._quantized._operations import decomposed_dequantize as decomposed_dequantize
+from pax_export._quantized._operations import decomposed_dot as decomposed_dot
 from pax_export._quantized._operations import dequantize
 from pax_export._quantized._operations import few_rows as few_rows
 from pax_export._quantized._operations import plain_dot as plain_dot

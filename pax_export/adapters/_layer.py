@@ -285,10 +285,7 @@ def _adapted(base: type, namespace: dict[str, Any], value: bool) -> dict[str, An
                 y = y + adapter(self, x, plain).astype(y.dtype)
         return y
 
-    return {
-        "__call__": functools.update_wrapper(__call__, inner),
-        "_weight_in_use": _with_changes,
-    }
+    return {"__call__": functools.update_wrapper(__call__, inner), "_weight_in_use": _with_changes}
 
 
 register_aspect("adapted", _adapted)

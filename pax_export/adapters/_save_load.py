@@ -12,11 +12,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from pax_export._errors import (
-    InvalidArgumentTypeError,
-    MissingWeightsFileError,
-    WeightsFileError,
-)
+from pax_export._errors import InvalidArgumentTypeError, MissingWeightsFileError, WeightsFileError
 from pax_export._files import bounded, directory
 from pax_export._files.overwrite_guard import Belongs, some_names
 from pax_export._types import PyTree

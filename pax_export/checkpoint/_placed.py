@@ -32,11 +32,7 @@ class Restored(dict[str, Any]):
     """
 
     def __init__(
-        self,
-        trees: Mapping[str, Any],
-        step: int,
-        metrics: Mapping[str, float],
-        report: LoadReport,
+        self, trees: Mapping[str, Any], step: int, metrics: Mapping[str, float], report: LoadReport
     ):
         super().__init__(trees)
         self.step = step

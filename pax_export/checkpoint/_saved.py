@@ -126,8 +126,7 @@ def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     """Returns the arrays to write, by tree and name, and the JSON entries of all leaves."""
     if not trees:
         raise InvalidArgumentError(
-            "save needs at least one tree.",
-            write="save(step, model=model, optimizer=optimizer)",
+            "save needs at least one tree.", write="save(step, model=model, optimizer=optimizer)"
         )
     if ABOUT in trees:
         raise InvalidArgumentError(

@@ -49,11 +49,7 @@ def add(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "factory",
-        metavar="module:factory",
-        help=_factory.HELP,
-    )
+    parser.add_argument("factory", metavar="module:factory", help=_factory.HELP)
     parser.add_argument("directory", metavar="DIR", help="where to write")
     parser.add_argument(
         "--input",

@@ -234,9 +234,7 @@ class _LeafValue:
 
 
 jax.tree_util.register_pytree_node(
-    StaticLeaf,
-    lambda leaf: ((), _LeafValue(leaf.value)),
-    lambda aux, children: aux.leaf(),
+    StaticLeaf, lambda leaf: ((), _LeafValue(leaf.value)), lambda aux, children: aux.leaf()
 )
 
 

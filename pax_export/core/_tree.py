@@ -93,9 +93,7 @@ class Node:
         if fill(self):
             return getattr(self, name)
         raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}",
-            name=name,
-            obj=self,
+            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
         )
 
 

@@ -5,11 +5,4 @@ from pax_export.debug._nans import nans
 from pax_export.debug._retraced import why_retraced
 from pax_export.debug._statistics import Statistics, statistics
 
-__all__ = [
-    "Capture",
-    "Statistics",
-    "capture",
-    "nans",
-    "statistics",
-    "why_retraced",
-]
+__all__ = ["Capture", "Statistics", "capture", "nans", "statistics", "why_retraced"]

@@ -64,10 +64,7 @@ def operation_error(
 def argument_error(value: object, where: str) -> NonFiniteError:
     """The message for inputs that are not finite."""
     return NonFiniteError(
-        "An argument is not finite already.",
-        where=where,
-        got=_text(value),
-        write="finite numbers",
+        "An argument is not finite already.", where=where, got=_text(value), write="finite numbers"
     )
 
 

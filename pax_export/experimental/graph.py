@@ -2,9 +2,4 @@
 
 from pax_export.graph import GraphModule, InputNode, Node, build_graph_module
 
-__all__ = [
-    "GraphModule",
-    "InputNode",
-    "Node",
-    "build_graph_module",
-]
+__all__ = ["GraphModule", "InputNode", "Node", "build_graph_module"]

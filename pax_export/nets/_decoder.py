@@ -95,11 +95,7 @@ class Decoder(Module):
     _pax_stacked = ("layers",)  # which sharding asks: its first axis is that of layers
 
     def __init__(
-        self,
-        config: DecoderConfig,
-        layers: str = "scanned",
-        dtype: Any = None,
-        remat: bool = True,
+        self, config: DecoderConfig, layers: str = "scanned", dtype: Any = None, remat: bool = True
     ):
         super().__init__()
         _check_config(config, "Decoder.config")

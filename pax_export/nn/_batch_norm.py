@@ -10,13 +10,7 @@ from jax.sharding import PartitionSpec
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array
-from pax_export.core import (
-    Module,
-    filled,
-    parameters_method,
-    runs_pax_programs,
-    summary_lines,
-)
+from pax_export.core import Module, filled, parameters_method, runs_pax_programs, summary_lines
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import joined, spec_of, under_auto_axes
 from pax_export.nn._state import EMA

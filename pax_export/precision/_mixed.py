@@ -26,12 +26,7 @@ from pax_export.core import (
     near_names,
     require_module,
 )
-from pax_export.precision._policy import (
-    apply_mp_policy,
-    canonical,
-    policy_of,
-    unwrap_mp_policy,
-)
+from pax_export.precision._policy import apply_mp_policy, canonical, policy_of, unwrap_mp_policy
 
 M = TypeVar("M", bound=Module)
 Filter = type | str | Chosen | Callable[..., Any]

@@ -1,14 +1,6 @@
 """Transforms of functions that take modules."""
 
-from pax_export.core import (
-    All,
-    Not,
-    Param,
-    PathContains,
-    PathIn,
-    RngState,
-    State,
-)
+from pax_export.core import All, Not, Param, PathContains, PathIn, RngState, State
 from pax_export.core import AnyOf as Any
 from pax_export.transforms._axes import StateAxes
 from pax_export.transforms._grad import grad, value_and_grad
@@ -19,11 +11,7 @@ from pax_export.transforms._lifted_modules import Remat, Scan, Vmap
 from pax_export.transforms._remat import remat
 from pax_export.transforms._rng_split import rng_fold
 from pax_export.transforms._scan import scan, scan_over_time
-from pax_export.transforms._sharding import (
-    PARTITION_NAME,
-    get_named_sharding,
-    get_partition_spec,
-)
+from pax_export.transforms._sharding import PARTITION_NAME, get_named_sharding, get_partition_spec
 from pax_export.transforms._stack import stack_layers, unstack_layers
 from pax_export.transforms._vmap import vmap
 

@@ -15,11 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_map
 
-from pax_export._errors import (
-    InvalidArgumentError,
-    InvalidArgumentTypeError,
-    UncoveredStateError,
-)
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, UncoveredStateError
 from pax_export._types import PyTree
 from pax_export.core import (
     EmptyNode,
@@ -34,11 +30,7 @@ from pax_export.core import (
 )
 from pax_export.transforms._lift import LiftedCall, Part, Result, parts_of, roots_of, write_back
 from pax_export.transforms._rng_split import SplitRngs, is_stacked
-from pax_export.transforms._sharding import (
-    PARTITION_NAME,
-    with_stacked_axis,
-    without_stacked_axis,
-)
+from pax_export.transforms._sharding import PARTITION_NAME, with_stacked_axis, without_stacked_axis
 
 Axes = list[int | None]
 

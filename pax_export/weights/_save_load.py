@@ -10,11 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 import jax
 import numpy as np
 
-from pax_export._errors import (
-    InvalidArgumentTypeError,
-    QuantizationError,
-    UnsupportedDtypeError,
-)
+from pax_export._errors import InvalidArgumentTypeError, QuantizationError, UnsupportedDtypeError
 from pax_export._jax import is_tracer
 from pax_export._signing import Key
 from pax_export._signing import verify as verified
@@ -132,11 +128,7 @@ def load_weights(
 
 
 def load_weights(
-    module: PyTree,
-    path: str | os.PathLike[str],
-    *,
-    strict: bool = True,
-    verify: Key | None = None,
+    module: PyTree, path: str | os.PathLike[str], *, strict: bool = True, verify: Key | None = None
 ) -> Any:
     """Makes a module with the arrays of a safetensors file.
 

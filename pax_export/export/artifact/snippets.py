@@ -94,11 +94,7 @@ def _is_plain(entry: ArrayInfo) -> bool:
 def _with_pax_export(path: str, key: str, info: SignatureInfo, report: Report) -> str:
     function = "model" if key == _first(report) else f"model.signatures[{key!r}]"
     return "\n".join(
-        [
-            f"model = load({path!r})",
-            f"output = {function}({', '.join(_arguments(info))})",
-            "",
-        ]
+        [f"model = load({path!r})", f"output = {function}({', '.join(_arguments(info))})", ""]
     )
 
 

@@ -12,11 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._errors import (
-    InvalidArgumentError,
-    InvalidArgumentTypeError,
-    UnsupportedDtypeError,
-)
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, UnsupportedDtypeError
 from pax_export._str_arguments import as_strings
 from pax_export._types import PyTree
 from pax_export.export.artifact.structure import rebuild

@@ -16,11 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._errors import (
-    InvalidArgumentError,
-    StructureMismatchError,
-    UnsupportedDtypeError,
-)
+from pax_export._errors import InvalidArgumentError, StructureMismatchError, UnsupportedDtypeError
 from pax_export._types import PyTree
 from pax_export.export.lowering.variables import Store
 from pax_export.export.orbax import dtensor_utils

@@ -56,7 +56,7 @@ class TensorSpecWithDefault:
         if not actual.is_subtype_of(self.tensor_spec):
             raise InvalidArgumentError(
                 f"TensorSpec {self.tensor_spec} is not compatible with the default value "
-                f"{self.default_val}",
+                f"{self.default_val}"
             )
 
 

@@ -11,11 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._errors import (
-    DTensorStateError,
-    InvalidArgumentError,
-    InvalidArgumentTypeError,
-)
+from pax_export._errors import DTensorStateError, InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.typing import PyTree
 

@@ -104,10 +104,7 @@ def _apart(
 
 
 def bisect_calls(
-    program: Program,
-    calls: int,
-    test: Callable[[Program], Sequence[str]],
-    seconds: float,
+    program: Program, calls: int, test: Callable[[Program], Sequence[str]], seconds: float
 ) -> list[Divergence | None]:
     """The first diverging operation of each call; `test` exports a part and compares it."""
     search = _BisectSearch(program, False, time.perf_counter() + seconds)

@@ -17,13 +17,7 @@ from pax_export.core import Module, labelled, named_modules, traced_anew
 from pax_export.export.artifact.formats import Format
 from pax_export.export.tracing.owners import owner_of
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.source_lines import (
-    Chain,
-    lines,
-    module_path,
-    operations,
-    places,
-)
+from pax_export.export.tracing.source_lines import Chain, lines, module_path, operations, places
 
 
 @contextlib.contextmanager

@@ -23,12 +23,7 @@ from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.source_lines import Chain, lines
 
 #: Operations that draw random numbers, and how many of their operands are the key.
-DRAWS = {
-    "random_bits": 1,
-    "random_gamma": 1,
-    "rng_bit_generator": 1,
-    "threefry2x32": 2,
-}
+DRAWS = {"random_bits": 1, "random_gamma": 1, "rng_bit_generator": 1, "threefry2x32": 2}
 #: How many numbers of 32 bits the data of a key has.
 _KEY_SIZES = (2, 4)
 

@@ -115,10 +115,7 @@ def exportable(
 
 
 def _of_module(
-    module: Module,
-    methods: Mapping[str, Any] | None,
-    function: Callable | None,
-    outputs: str,
+    module: Module, methods: Mapping[str, Any] | None, function: Callable | None, outputs: str
 ) -> Exportable:
     """A module, whose call is that of its class or another function of it."""
     module.scan_bugs()

@@ -17,12 +17,7 @@ import jax
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import call_with_constants, read_arguments
-from pax_export._jaxpr import (
-    jaxpr_constants,
-    jaxpr_operations,
-    jaxpr_parameters,
-    jaxpr_primitives,
-)
+from pax_export._jaxpr import jaxpr_constants, jaxpr_operations, jaxpr_parameters, jaxpr_primitives
 from pax_export._types import PyTree
 from pax_export.export import symbolic_numpy
 from pax_export.export.portable.any_size import differentiable

@@ -193,10 +193,7 @@ def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Ar
     write = "a list of calls, each a tuple of arrays, the only one, or a dict of all by name"
     if not isinstance(examples, Iterable):
         raise InvalidArgumentTypeError(
-            "The examples of an export are calls.",
-            where=where,
-            got=repr(examples),
-            write=write,
+            "The examples of an export are calls.", where=where, got=repr(examples), write=write
         )
     named = [bind(inputs, given, where) for given in examples]
     try:

@@ -163,11 +163,7 @@ _IN_ONE = frozenset(("qkv", "wqkv"))
 
 
 def parts_of_fused(
-    group: Group,
-    origin: str,
-    order: str,
-    heads: int | None,
-    sizes: Mapping[int, Three],
+    group: Group, origin: str, order: str, heads: int | None, sizes: Mapping[int, Three]
 ) -> list[Group]:
     """Splits a group of fused queries, keys and values into three; [] without such an array.
 

@@ -24,13 +24,7 @@ from pax_export.weights.adoption._groups import (
     parts_of_fused,
     says_order,
 )
-from pax_export.weights.adoption._layers import (
-    Layer,
-    Leaf,
-    Wanted,
-    as_pax_keeps_them,
-    wanted,
-)
+from pax_export.weights.adoption._layers import Layer, Leaf, Wanted, as_pax_keeps_them, wanted
 from pax_export.weights.adoption._layouts import Recipe, joined, readings, recipe_key
 from pax_export.weights.adoption._missing import without_strangers
 from pax_export.weights.adoption._name_parsing import Name

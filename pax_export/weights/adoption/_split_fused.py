@@ -221,12 +221,7 @@ def _sizes_of(shape: Shape, role: str) -> set[int]:
 
 
 def _part(
-    layer: Layer,
-    role: str,
-    leaf: Leaf,
-    number: int,
-    order: FusedOrder,
-    sizes: dict[int, Three],
+    layer: Layer, role: str, leaf: Leaf, number: int, order: FusedOrder, sizes: dict[int, Three]
 ) -> tuple[str, Shape, LeafPart] | None:
     """One of the three in a leaf: as which kind of layer it is read, its shape, its place."""
     shape, rank = leaf.shape, len(leaf.shape)

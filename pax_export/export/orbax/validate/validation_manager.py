@@ -15,10 +15,7 @@ from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.jax_module import JaxModule
 from pax_export.export.orbax.serving_config import ServingConfig
 from pax_export.export.orbax.utils import remove_signature_defaults
-from pax_export.export.orbax.validate.validation_job import (
-    ValidationJob,
-    ValidationSingleJobResult,
-)
+from pax_export.export.orbax.validate.validation_job import ValidationJob, ValidationSingleJobResult
 from pax_export.export.orbax.validate.validation_report import (
     ValidationReport,
     ValidationReportOption,
