@@ -1,11 +1,8 @@
 """Immutable pytree modules for JAX, and exporters to the common serving runtimes.
 
-The idea in four sentences: a module is data, arrays and a static description of
-everything else.  Whoever changes one gets a new one; inside `pure`, `mutable`
-and constructors a copy is open for change, and only there.  Every transform,
-precision policy, freeze and export is one rule applied to that data: split the
-leaves, do one thing, merge.  An export is the same data written where other
-programs can run it.
+A module is data: arrays and a static description of everything else. Only `pure`, `mutable`
+and constructors change one, as an open copy. Transforms, precision policies, freezing and
+exports follow one rule: split the leaves, do one thing, merge.
 """
 
 from __future__ import annotations

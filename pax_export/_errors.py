@@ -1,12 +1,7 @@
-"""Error and warning classes.
+"""Error and warning classes: *what* is wrong, *where*, what was *got*, what to *write*.
 
-Every message answers four questions: *what* went wrong, *where* (the path of
-the leaf or layer), what was *got*, and what to *write* instead.  Each class
-also derives from the built-in error that callers of PAX, jax or orbax already
-catch, so that an ``except ValueError`` written years ago keeps working.
-
-The classes are written here, on the lowest floor, and handed out by `pax_export.errors`,
-which is the name that users see; a new one goes into both, and into docs/api/errors.md.
+Each class derives from the built-in error that callers of PAX, jax or orbax catch. A new one
+is also listed in `pax_export.errors` and docs/api/errors.md.
 """
 
 from __future__ import annotations

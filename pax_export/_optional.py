@@ -1,8 +1,4 @@
-"""Imports optional packages on use; the error names the extra to install.
-
-What is named are the packages themselves, as the extras of ``setup.cfg`` have them: this one
-may have been installed from a checkout, and is then on no index under its own name.
-"""
+"""Imports optional packages on use; the error names the packages of the extra in ``setup.cfg``."""
 
 from __future__ import annotations
 

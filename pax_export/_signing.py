@@ -1,10 +1,7 @@
-"""Signatures of exports and weights.
+"""Signatures of exports and weights, in the format of the OpenSSF's model-signing.
 
-They are those of model-signing, a tool of the OpenSSF, in its own format: ``python -m model_signing
-verify key`` checks them as well, and what it has signed with a key is checked here.  A signature
-lists every file, with its hash; see `signature_file` for where it lies.
-
-A private key is read when the work begins, and nothing of it is ever written or said.
+``python -m model_signing verify key`` checks them as well. A signature lists all files with
+hashes; see `signature_file` for its path. Private keys are never written or printed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Suppresses log lines of TensorFlow's import, saving and conversion.
 
-They come from C++ before anything can tell it to be quiet, so the file descriptor of
-stderr is turned aside meanwhile.  What says nothing but that there is no GPU, or that
-this is TensorFlow, is dropped; everything else is written where it was to go.
+They come from C++, so stderr's file descriptor is redirected and filtered.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Hides frames of this package in notebook tracebacks, as JAX does.
+"""Hides frames of this package in tracebacks of IPython and pytest, by ``__tracebackhide__``.
 
-IPython and pytest leave out a frame with a local ``__tracebackhide__``, but for the last one.
-jax's setting is ours as well: ``jax.config.update("jax_traceback_filtering", "off")``, or
-``JAX_TRACEBACK_FILTERING=off`` in the environment, shows all frames.
+``JAX_TRACEBACK_FILTERING=off`` and jax's ``jax_traceback_filtering`` show all frames.
 """
 
 from __future__ import annotations

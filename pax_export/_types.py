@@ -1,8 +1,4 @@
-"""Type aliases of arguments.
-
-At run time each is `typing.Any`: annotations here are for readers and type checkers, and
-rooms that work without jax import this file as well.
-"""
+"""Type aliases of arguments; at run time `typing.Any`, without jax."""
 
 from __future__ import annotations
 

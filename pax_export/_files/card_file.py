@@ -1,8 +1,4 @@
-"""The path of an export's HTML card, and a check for such files.
-
-That of a folder is a file in it; that of a file lies beside it.  A card is made of the report
-alone, so one of ours may always be replaced, and nothing needs it.
-"""
+"""The path of an export's HTML card: in a folder, or beside a file. Any card may be replaced."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""SHA256SUMS: hashes of every file of a directory.
-
-`sha256sum --check SHA256SUMS` reads the same.
-"""
+"""SHA256SUMS: hashes of every file of a directory, as ``sha256sum --check`` reads them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Where the arrays of a file lie that is too large for one: in a file beside it.
-
-Its name has the beginning of its hash, so that two exports to one path never share it: a new
-model takes the place of the old one together with its arrays, in one step.
-"""
+"""The path of a file's external data; its hash keeps exports to one path apart."""
 
 from __future__ import annotations
 

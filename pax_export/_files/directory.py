@@ -1,9 +1,6 @@
-"""Writes a directory atomically.
+"""Writes a directory atomically: into a hidden sibling, which then replaces the old directory.
 
-Everything is written into a sibling with a name of its own, brought to the
-disk, and then takes the place of the old directory in one step.  A process
-that dies at any moment leaves the old directory, or the new one, and perhaps a
-hidden sibling, which the next save to this place removes (`stale_temporaries`).
+A killed process may leave the sibling; the next save removes it (`stale_temporaries`).
 """
 
 from __future__ import annotations

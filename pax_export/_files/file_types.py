@@ -1,8 +1,4 @@
-"""File types of paths: only regular files are read or replaced as files.
-
-Opening a FIFO waits for a process at its other end, and a device that is replaced by a file is
-gone for the whole system.
-"""
+"""File types of paths: only regular files are read or replaced, never FIFOs or devices."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Checks that a save replaces only exports of this package, or empty paths.
-
-Who writes says how its work is recognized.  There is no way to replace anything else: not even
-a file that a user has put into a folder of ours.
-"""
+"""Checks that a save replaces only exports of this package, or empty paths."""
 
 from __future__ import annotations
 

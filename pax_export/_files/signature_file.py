@@ -1,7 +1,4 @@
-"""The path of a signature, and a check for such files.
-
-That of a folder is a file in it, which a folder takes along; that of a file lies beside it.
-"""
+"""The path of a signature, in a folder or beside a file, and a check for such files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Writes one file atomically, as `directory` does for directories.
-
-The file is written in a hidden sibling directory, which the next save removes
-if this one is killed.
-"""
+"""Writes one file atomically, in a hidden sibling directory, as `directory` does."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Removes temporary files of killed saves, and keeps those of running ones.
+"""Removes temporary files of killed saves; a lock marks those of running ones.
 
-Whoever writes into a hidden directory holds a lock on it, which the system
-takes away when the process ends, however it ends.  A hidden directory that can
-be locked is therefore nobody's.  Where the file system has no locks, nothing
-is removed.
+Without locks in the file system, nothing is removed.
 """
 
 from __future__ import annotations

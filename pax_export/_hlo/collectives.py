@@ -1,9 +1,4 @@
-"""Collectives of a compiled program, parsed from its HLO text.
-
-XLA prints a program as computations, each a block of instructions; a loop is an
-instruction that names its body.  This file finds the instructions in which
-devices exchange arrays, and how often each of them runs.
-"""
+"""Collectives of a compiled program and how often each runs, parsed from its HLO text."""
 
 from __future__ import annotations
 

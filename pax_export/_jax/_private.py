@@ -1,9 +1,7 @@
 """Private JAX APIs we use, and what degrades without each.
 
-A name that jax does not promise may be gone tomorrow, and with it every program that
-imports it.  So such a name is written in one place, here; it is asked for by `private`
-when it is needed, and never imported; and whoever asks has another way for None.
-Where that way does less, `say_less` says so, once.
+Such names are listed here only and looked up by `private`, never imported. Callers handle
+None; `say_less` warns once where that does less.
 """
 
 from __future__ import annotations

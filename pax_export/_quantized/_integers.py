@@ -1,8 +1,7 @@
 """Packing of low-bit integers in arrays, and dequantization.
 
-Integers of 8 bits lie as they are.  Of 4 bits two lie in a byte: along one axis, each group of
-32 is 16 bytes, whose low halves are the first 16 integers and whose high halves are the others,
-so that neither half has to be shuffled before it is multiplied.
+Of 4-bit integers, each group of 32 along an axis is 16 bytes: low halves are the first 16
+integers, high halves the others, so that neither half is shuffled before a product.
 """
 
 from __future__ import annotations

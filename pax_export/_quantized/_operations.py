@@ -1,9 +1,7 @@
-"""Three JAX primitives on integers and scales.
+"""Three JAX primitives on integers and scales, which formats write with their runtime's kernels.
 
-As primitives they stay whole in traced programs, so each format writes them as its runtime has
-them, and one that has none takes `dequantized` and an ordinary product in their place.  On a
-CPU a product goes over blocks of rows, which reads the integers once; see
-docs/decisions/quantization.md for what that is worth.
+Others use `dequantized` and an ordinary product. CPUs compute products in blocks of rows, which
+reads the integers once; docs/decisions/quantization.md has the measurements.
 """
 
 from __future__ import annotations

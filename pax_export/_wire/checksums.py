@@ -1,8 +1,4 @@
-"""CRC-32 (zip) and CRC-32C (TensorFlow).
-
-google-crc32c computes CRC-32C.  CRC-32 comes from zlib-ng where it is installed (the extra
-``safetensors`` brings it), else from Python's own zlib, which takes several times as long.
-"""
+"""CRC-32C by google-crc32c, and CRC-32 by zlib-ng, or else by Python's slower zlib."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reads LevelDB tables, such as the index of a TensorFlow checkpoint.
-
-A key leaves out what it shares with the one before, but for each sixteenth.
-"""
+"""Reads LevelDB tables, such as the index of a TensorFlow checkpoint."""
 
 from __future__ import annotations
 

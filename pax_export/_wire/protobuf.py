@@ -1,7 +1,4 @@
-"""Reads protocol buffers without descriptors: numbered fields and their offsets.
-
-What is long, such as the bytes of an array, is given as the place where it lies and not read.
-"""
+"""Reads protocol buffers without descriptors: numbered fields and their offsets."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Writes protocol buffers: dicts in, bytes out, by a table of field numbers.
-
-The bytes are those of Google's library when it is asked to be deterministic: fields in the order
-of their numbers, maps in that of their keys, and no field that has its default.
-"""
+"""Writes dicts as protocol buffers, byte for byte as Google's deterministic serialization."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Layers that support adapters, and the layouts of their weights.
 
-An adapter has two arrays whose product ``a · b`` has the layout of the weight: ``a`` ends with
-``[inputs, rank]``, and ``b`` is ``[rank, outputs]``.  For convolutions, ``a`` starts with the axes
-of the kernel, and for stacked layers (`Scan`, `Vmap`) both start with the axes of the stack.
+The product ``a · b`` has the layout of the weight: ``a`` is ``[*kernel, inputs, rank]``, ``b`` is
+``[rank, outputs]``; for stacked layers (`Scan`, `Vmap`), both start with the axes of the stack.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Adapted layers: the layer with a derived class and a dict ``adapters``.
+"""Adapted layers: instances of one derived class per layer class, with a dict ``adapters``.
 
-The weight keeps its path, so weights files of the net without adapters fit the adapted net.
-There is one derived class for each layer class, so equal layers have equal treedefs; pickles
-store how the class was derived.
+The weight keeps its path, so weights files without adapters fit.
 """
 
 from __future__ import annotations

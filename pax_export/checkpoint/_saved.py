@@ -1,7 +1,6 @@
 """The stored form of a tree: arrays by dotted names, and a JSON entry per leaf.
 
-orbax's format supports the common dtypes.  Others are stored as one of these, and
-the entry has the original dtype and a CRC-32, since the format has no checksums.
+Entries have the original dtype where orbax's format lacks it, and a CRC-32.
 
     an array                   itself               {"dtype": "float32", "shape": [2, 3]}
     typed PRNG keys            their uint32 data    {"dtype": "key<threefry2x32>", "shape": []}

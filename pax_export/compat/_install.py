@@ -1,9 +1,4 @@
-"""install_as_pax: ``import pax`` and ``import opax`` import this package.
-
-A finder stands before all others and answers for the two names.  It hands out
-the modules of this package themselves, not copies: ``pax.Linear`` *is*
-``pax_export.Linear``, however it is imported.
-"""
+"""install_as_pax: an import hook that makes ``import pax`` and ``import opax`` this package."""
 
 from __future__ import annotations
 

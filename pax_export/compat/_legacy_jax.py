@@ -1,9 +1,7 @@
-"""Import hook through which one program sees the JAX APIs that were removed (``--compat-jax``).
+"""Import hook through which one program sees removed JAX APIs (``--compat-jax``).
 
-`import` is a call of `__import__`, which Python looks up among the built-in names of the
-module that says it.  The modules of a program get built-in names of their own, in which
-`__import__` hands out views of jax: modules that have the old names as well.  Modules outside
-of the program, and what is in `sys.modules`, are as they are.
+The program's modules get built-ins with their own `__import__`, which returns views of jax with
+the old names. Other modules and `sys.modules` do not change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Names removed from JAX since 2021, and their replacements, by module.
 
-`--compat-jax` shows a program these names as if they were still there (see `_legacy_jax.py`).
-Most are another name of today, as text; the others are made by functions of `_old_functions.py`.
-The migration guide lists them; a test compares the two.
+Most are current names, others are made by `_old_functions.py`. A test compares the list with the
+migration guide.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Adds a note with the path of the module to exceptions.
-
-The `__call__` of each class is wrapped once, where the class is made.  A call that
-succeeds pays for a `try`; one that fails adds, on the error's way up, the names that
-lead from each module to the one below it.
-"""
+"""Adds a note with the path of the module to exceptions, by a wrapper of each `__call__`."""
 
 from __future__ import annotations
 

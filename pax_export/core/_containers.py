@@ -1,8 +1,7 @@
 """Mutable containers in static data, and their copies.
 
-Lists, dicts and sets, the standard library's and a user's own; dataclasses that
-are not frozen; small numpy arrays.  Everything else is shared as it is: an object
-of any other class is its own affair.
+These are lists, dicts and sets, also derived ones, dataclasses that are not frozen, and small
+numpy arrays. Other objects are shared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """New modules from old ones: with another class, other attributes or subtrees.
 
-`edit_at` is the one mechanism.  `replace`, `set_attribute` and `replace_node`, the names that
-PAX has, select places by attribute or by identity; a `Selection` selects them in any way.
+`edit_at` is the one mechanism; PAX's `replace`, `set_attribute` and `replace_node`, and
+selections, choose places for it.
 """
 
 from __future__ import annotations

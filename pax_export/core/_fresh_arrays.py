@@ -1,8 +1,4 @@
-"""Initial arrays of layers, without one XLA program per shape.
-
-jax compiles what draws or fills an array anew for each shape, a tenth of a second each on a CPU,
-and a net has dozens of shapes.
-"""
+"""Initial arrays of layers, without one XLA program (0.1 s on a CPU) per shape."""
 
 from __future__ import annotations
 

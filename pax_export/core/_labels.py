@@ -1,10 +1,8 @@
 """Modules labelled with their paths, which they add to the trace.
 
-A labelled net is a copy whose modules hold their paths in their moduledefs, so that a path
-survives jit, scan, vmap and grad.  Labels do not make trees differ: a labelled net, its
-gradients, the moments of an optimizer and a net without labels still have equal treedefs.  Only
-modules of *one* net with different labels differ, so that jax traces each of two equal layers for
-itself; see `with_labels` for nets that put such layers together.
+Labels are in moduledefs, so they survive jit, scan, vmap and grad. Treedefs with and without
+labels are equal; only modules of one net with different labels differ, so that jax traces
+equal layers separately. See `with_labels` for nets that stack such layers.
 """
 
 from __future__ import annotations

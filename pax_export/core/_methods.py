@@ -1,9 +1,7 @@
-"""Modules with replaced methods, sharing classes.
+"""Modules with replaced methods, sharing classes, because jax keeps every class that it sees.
 
-jax never lets go of a class that it knows.  A function that closes over nothing is
-kept in the class: there is one class for it.  Functions that close over something
-may be made anew in every call, so they are static data of the module, and the class,
-the same for all of them, looks there.
+Functions without closures are methods of one class; closures are static data of the module, and
+one class for all looks them up.
 """
 
 from __future__ import annotations

@@ -1,18 +1,10 @@
 """Mutation scopes: which modules are mutable, and under which trace.
 
-Modules are immutable, except in three places: a constructor may change the
-object it makes, `pure` may change the copies it made, and so may the block of
-``with mutable(module)``.  Each place opens a *scope*; the innermost scope
-of the running thread or asyncio task is the only one that counts, so an inner
-place suspends the outer ones until it returns.
+A constructor may change its object, `pure` its copies, and ``with mutable(module)`` the module.
+Each opens a *scope*; only the innermost scope of the running thread or asyncio task counts.
 
-A scope also remembers the jax trace it began under.  Changing a module under
-another trace would store a tracer where its trace cannot reach it any more;
-that is refused here rather than found later as a leaked tracer.
-
-Setting an attribute only notes what it is now.  The moduledef is made when a caller
-asks for it, or when the module is closed: a function that sets a hundred
-attributes makes one moduledef, not a hundred.
+A scope remembers its jax trace: changes under another trace would leak a tracer and are refused.
+Setting an attribute only records its kind; the moduledef is made once, when it is needed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Detects in-place changes of lists and dicts in immutable modules.
 
-A module hands out its own lists, and a list stays a list for jax.  So what each
-container holds is recorded when user code can first reach it, and the
-next flatten compares.  A module that nobody has looked at is not compared: its
-containers cannot have been changed.
+When a container may first be referenced from outside, its contents are recorded, and the next
+flatten compares. Modules whose attributes nobody has read are not compared.
 """
 
 from __future__ import annotations

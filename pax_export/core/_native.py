@@ -1,8 +1,4 @@
-"""Selects the C or the Python implementation of flatten and unflatten.
-
-`_round_trip.c` is compiled when the package is installed, where that can be
-done.  ``PAX_EXPORT_PURE_PYTHON=1`` in the environment leaves it unused.
-"""
+"""Selects flatten and unflatten in C, or in Python where ``PAX_EXPORT_PURE_PYTHON=1``."""
 
 from __future__ import annotations
 

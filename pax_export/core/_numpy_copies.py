@@ -1,8 +1,4 @@
-"""Copies numpy arrays of modules that `pure` opens.
-
-Arrays of jax cannot be changed, and are shared.  Where the function left a copy as it
-was, the module gets its own array back: most functions only read.
-"""
+"""Copies numpy arrays of modules that `pure` opens; unchanged copies are replaced by the arrays."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Selects trainable leaves, and merges trees with empty nodes.
 
-``parameters()`` of a class is described by a `Kept`: the own arrays that it
-keeps, and whether it looks into submodules.  Because it is a description, the
-result for a whole tree depends on the treedef alone and is replayed (see
-`cached_by_treedef`); a class that writes its own ``parameters`` is called as it is.
+A `Kept` describes ``parameters()`` of a class, so the result for a tree depends on the treedef and
+is replayed (see `cached_by_treedef`); a class's own ``parameters`` method is called.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The global random key stream, for layers without a key argument.
-
-The stream is Python's own generator, so that one seed gives the same keys on
-every platform and under every version of jax.  Each thread has its own.
-"""
+"""The global random key stream: Python's generator, per thread, equal on all platforms."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Notes on JAX's sharding errors: module, line and solution.
-
-Where axes of a mesh are Explicit, jax asks a program how some results lie.  Our layers answer;
-an operation of a user's own module ends in a message of jax that knows nothing of modules.
-"""
+"""Notes on JAX's sharding errors: module, line and solution."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """Static values: how they are compared, copied and kept.
 
-Static data lies in treedefs, and jax compares treedefs to decide whether a
-function must be traced again.  Two models built by one recipe must therefore
-have equal static data, even where Python calls two objects different (two
-lambdas made by one line of code), and different static data where Python calls
-them equal (``1`` and ``True``).
+jax compares treedefs to decide whether to trace again. So equal models need equal static data,
+even where Python distinguishes objects (two lambdas of one line), and different data must differ
+even where Python calls it equal (``1`` and ``True``).
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
 """Classes derived from other classes: frozen, under a policy, with other methods.
 
-What makes a module frozen is its class, because its class says what
-``parameters()`` gives.  A derived class is made once for a base and a recipe,
-and found again by both; so treedefs of equal models are equal, and a pickle
-names the recipe rather than a class that another process does not have.
-
-A recipe is a tuple of ``(aspect name, value)`` in the order in which aspects
-were registered, whatever the order in which they were asked for.  Freezing a
-module under a policy therefore gives the same class as the other way round, and
-either can be taken off again.
+A derived class is cached by its base and its recipe, a tuple of ``(aspect, value)`` in the order
+of registration. So freezing and policies commute, and equal models have equal treedefs. Pickles
+store the recipe.
 """
 
 from __future__ import annotations

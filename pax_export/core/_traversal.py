@@ -1,8 +1,4 @@
-"""Traversals of module trees.
-
-jax walks the tree in C and asks a function at each node whether to stop there.
-That function sees every module, so it is also how modules are collected.
-"""
+"""Traversals of module trees, by jax's C code with an ``is_leaf`` that collects modules."""
 
 from __future__ import annotations
 

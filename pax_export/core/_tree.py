@@ -1,20 +1,10 @@
-"""Modules as pytrees: kinds of attributes, flatten and unflatten.
+"""Modules as pytrees: kinds of attributes, flatten and unflatten. The hot path of the library.
 
-Every call of a jitted function flattens its arguments and rebuilds its
-results, so this file is the hot path of the whole library.  Three ideas keep
-it short:
+* ``(children, moduledef)`` is kept on the instance, so flatten is one attribute read.
+* A `ModuleDef` has everything about a module but its children, and is interned.
+* A rebuilt module has that pair only; attributes are filled in when they are first read.
 
-* The pair that jax wants from a flatten, ``(children, moduledef)``, is kept on the
-  instance.  Flattening is then one attribute read.  Only what changes an
-  attribute brings the pair up to date.
-* A `ModuleDef` says everything about a module that is not a child.  Moduledefs are
-  interned, so treedefs compare by identity.
-* A module that jax rebuilds is an object with that pair and nothing else; its
-  attributes are filled in at first access.  Most rebuilt modules are
-  only handed on to the next call.
-
-The two functions that jax calls have a form in C (see `_native.py`), which does
-the same faster.  docs/decisions/flatten.md has the measurements and what was tried first.
+`_native.py` has both functions in C; docs/decisions/flatten.md has the measurements.
 """
 
 from __future__ import annotations

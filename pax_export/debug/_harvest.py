@@ -1,8 +1,4 @@
-"""Extracts named values from a traced program, including loops and branches.
-
-What is to be taken is marked by `jax.ad_checkpoint.checkpoint_name`: an operation
-that does nothing, and that jit, vmap and grad carry along.
-"""
+"""Extracts values marked by `jax.ad_checkpoint.checkpoint_name` from a program, also in loops."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """`nans`: finds the first operation that produces NaN or infinity.
 
-The function runs as it always does, compiled whole, and its results are looked at on
-the device.  Only when one is not finite is the program gone through operation by
-operation, from that result back to where it became so.
+The function runs compiled; only if a result is not finite, the program is evaluated operation by
+operation.
 """
 
 from __future__ import annotations

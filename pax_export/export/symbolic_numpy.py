@@ -1,7 +1,6 @@
 """Functions of `jax`, `jax.numpy` and `jax.lax` that accept symbolic sizes.
 
-They take the arguments of jax's functions of the same names.  Where no size is symbolic they call
-those; where one is, a program is made that works for any size.
+They have the arguments of jax's functions, and call these unless a size is symbolic.
 
 Example:
     >>> import jax

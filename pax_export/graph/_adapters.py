@@ -1,8 +1,7 @@
 """Converts operands of ``>>`` to modules.
 
-A function becomes a `Lambda`.  A module may also come inside of a partial or as
-the owner of a bound method; a `Lambda` would keep it as static data, where no
-transform finds its arrays, so these become modules that hold it.
+A function becomes a `Lambda`; a partial or bound method of a module becomes a module, so that
+transforms find its arrays.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Output shardings of layers on meshes with Explicit axes.
 
-A layer is computed as on Auto axes, where the compiler works out how values in between are
-split, and its results lie as the layer says: along the axes of the batch like the input, and
-whole along their channels, so that what a program does with them is clear to jax.  Only the
-output of a `Linear` is split as its weight is: so jax does by itself, and pairs of them count
-on it.
+Layers compute as on Auto axes; results are split like the input along batch axes and replicated
+along channels. A `Linear` splits its output like its weight, as jax does.
 """
 
 from __future__ import annotations

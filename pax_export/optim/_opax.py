@@ -1,14 +1,8 @@
-"""Loads opax over this package.
+"""Loads opax over this package, as ``pax_export.opax``.
 
-opax says ``import pax``, and calls `jnp.clip` with keywords that jax no longer
-has.  Here its files are run as ``pax_export.opax`` and its submodules, with an
-``__import__`` of their own, which gives them this package for ``pax``, and a
-``jnp`` of their own, in which clip works.  Nobody else sees either.
-
-One more thing is mended on the way: ``opax.adam(1e-3)`` makes new classes each
-time it is called, so every new optimizer would have another treedef, a jitted
-step would be traced again, and no optimizer could be pickled.  Equal calls give
-one class here, and the call is remembered, for pickles.
+Its files get an ``__import__`` that returns this package for ``pax``, and a ``jnp`` whose clip has
+the old keywords. Equal calls of ``opax.adam(1e-3)`` return one class, so that treedefs are equal
+and optimizers can be pickled.
 """
 
 from __future__ import annotations

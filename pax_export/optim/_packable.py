@@ -1,13 +1,8 @@
 """Checks that an optimizer computes the same on concatenated arrays.
 
-It does if each number of an update depends on that number of the gradients, the
-parameters and the moments alone, by one rule for all arrays of a dtype; and on
-scalars, such as a count of steps or a norm over everything.
-
-That is found out by reading what the optimizer computes.  Its program for the
-parameters as they are, and the one for packed ones, are gone through with
-*formulas* in place of arrays.  Two formulas that are written alike are one
-number, so that comparing the two programs is comparing numbers.
+Each number of an update may depend only on the same number of gradients, parameters and moments,
+by one rule per dtype, and on scalars. The programs for separate and packed parameters are
+evaluated with *formulas* in place of arrays and compared.
 """
 
 from __future__ import annotations

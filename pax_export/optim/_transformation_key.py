@@ -1,9 +1,6 @@
-"""Equality of optax optimizers as static data.
+"""Equality of optax optimizers as static data: by code and closures, at every depth.
 
-``optax.adam(1e-3)`` is a pair of functions made on the spot.  Python calls two
-such pairs different, and then a jitted training step would be traced again for
-every new optimizer.  Here they are compared by their code and by what they close
-over, at every depth: the functions of optax are pure, so that decides.
+Python distinguishes the functions of two ``optax.adam(1e-3)``, which would retrace jitted steps.
 """
 
 from __future__ import annotations

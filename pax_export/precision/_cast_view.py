@@ -1,12 +1,7 @@
 """The view of a module that its methods see under a policy.
 
-A method under a policy must find the module's own arrays in the compute dtype.
-It could be given the module itself with its arrays exchanged for a while, but
-then an exception, or another thread that uses the same module at the same time,
-would find half-precision weights.  So the method runs on a view: a second
-object of the same class with cast arrays and, apart from them, the very same
-values, submodules included.  Afterwards, what the method changed is set on the
-module, by the rules for changing it.  If the method raises, nothing is.
+A method runs on a second object with cast arrays, so that neither exceptions nor other threads
+see half-precision weights. Changes are then copied to the module.
 """
 
 from __future__ import annotations

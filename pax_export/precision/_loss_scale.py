@@ -1,9 +1,7 @@
 """Loss scales: prevent underflow of gradients in half precision.
 
-These are jmp's three loss scales as pytrees that jax can take anywhere.  In jmp
-0.0.4 a static scale cannot be an argument of a jitted function, a dynamic one
-forgets its lower bound there, and fails on a float16 scale.  A loss scale of
-jmp's own works as well wherever this package takes one.
+They are jmp's as pytrees; jmp's own work, too. (In jmp 0.0.4, a static scale is no argument of
+jitted functions, and a dynamic one loses its lower bound there and rejects float16.)
 """
 
 from __future__ import annotations

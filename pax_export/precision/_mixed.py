@@ -1,10 +1,4 @@
-"""Applies a policy to a net, with exemptions.
-
-Half precision is enough for products of matrices and too little for sums of
-squares and exponentials, so norms, losses and the like are kept out of it.  What
-is exempt is said once, when the policy is put on; afterwards each module's class
-says what it computes in, as `apply_mp_policy` leaves it.
-"""
+"""Applies a policy to a net, except for norms, losses and other modules that need float32."""
 
 from __future__ import annotations
 

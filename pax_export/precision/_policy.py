@@ -1,9 +1,7 @@
 """Mixed-precision policies: dtypes of parameters, computation and outputs.
 
-A module under a policy is an instance of a class derived from its own, in which
-every method runs on a view with cast arrays (see `_cast_view.py`).  There is
-one such class for a class and a policy, so treedefs of equal models are equal
-and pickles hold the policy.
+A module under a policy is an instance of a derived class, cached by class and policy, whose
+methods run on a view (see `_cast_view.py`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Heartbeats between processes: detect and report lost ones.
 
-A process whose peer is gone waits in a collective, indefinitely as far as it knows, and
-no exception reaches it there.  So threads look out: one listens for the last words
-of a process that fails, one calls the roll, one knocks at process 0, which runs jax's
-coordination service.  Any of them ends this process with an error that says which one
-is lost.  Whom the roll call misses is jax's to say: the service hears the heartbeats
-of all.
+A process whose peer is lost waits in a collective forever. So threads listen for failing
+processes, call the roll, and check process 0, which runs jax's coordination service; each ends
+this process with an error that names the lost one.
 """
 
 from __future__ import annotations

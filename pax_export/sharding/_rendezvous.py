@@ -1,8 +1,6 @@
 """Waits for all processes before JAX connects them, and names missing ones.
 
-jax's runtime aborts a process that waits too long for the others, and does not say
-for whom.  So process 0 first listens at the port that it has for jax's service: the
-others come and give their numbers, and all leave together.
+Process 0 listens at the port of jax's service, where the others send their numbers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Rules: map leaves to partition specs.
-
-A rule looks at one leaf and says its spec, or nothing.  Rules are put together
-by ``|`` (the second for what the first leaves out) and ``&`` (the second for
-the axes that the first leaves whole).
-"""
+"""Rules: map leaves to partition specs; combined by ``|`` (first match) and ``&`` (other axes)."""
 
 from __future__ import annotations
 

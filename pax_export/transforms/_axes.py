@@ -1,8 +1,4 @@
-"""Axis arguments of vmap and scan.
-
-For each leaf of the arguments there is an axis along which it is mapped, or None; the
-leaves of the results get such axes.
-"""
+"""Axis arguments of vmap and scan: an axis or None for each leaf of arguments and results."""
 
 from __future__ import annotations
 

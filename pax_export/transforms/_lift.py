@@ -1,11 +1,8 @@
 """Lifts a JAX transform to functions of modules.
 
-A call is taken apart: its arguments become a flat list of leaves, of which a
-transform gives some to jax and keeps the others.  Under jax's trace the leaves
-are put together to fresh modules, open for change (`LiftedCall.inside`), and the
-function runs.  What it returned, and the modules that were open where the call
-stands, come out as leaves again, are put together, and the latter are written
-back into the very objects that the caller holds (`LiftedCall.finish`).
+Arguments become a flat list of leaves, some of which the transform gives to jax. Under its trace,
+they are fresh modules, open for change (`LiftedCall.inside`). Results and changed modules come
+out as leaves, and changes are written back to the caller's objects (`LiftedCall.finish`).
 """
 
 from __future__ import annotations

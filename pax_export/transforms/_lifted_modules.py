@@ -1,11 +1,7 @@
 """Vmap, Scan and Remat: modules that apply a transform to another module.
 
-``Vmap(pax.Linear, axis_size=5)`` is a constructor; called, it builds the inner
-modules at once and gives an instance of `Vmap` that holds them stacked.  An
-instance keeps the options of the transform as plain static data.
-
-What the options are, the transform says: the names, types and defaults of its
-parameters, its checks, and the words of its docstring.
+``Vmap(pax.Linear, axis_size=5)`` is a constructor of `Vmap` with stacked modules. Options, their
+types, defaults, checks and docs come from the transform.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""The body of a scan: carried and stacked values.
-
-The Python loop is what a scan must equal.  Of the leaves of the arguments some
-are sliced, one slice for each step, and stacked again.  The carry goes from step
-to step, and so does the state of modules that is not sliced, as if one object
-were called again and again.
-"""
+"""The body of a scan: carried, threaded and stacked values, equal to a Python loop."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Bounds-checked reads of an untrusted file.
-
-Large arrays are views of the file, each with a mapping of its own: what a program lets go of
-leaves its memory, so that a file larger than that can be read array by array.
-"""
+"""Bounds-checked reads of an untrusted file; large arrays are views with mappings of their own."""
 
 from __future__ import annotations
 

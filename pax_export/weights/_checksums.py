@@ -1,11 +1,9 @@
-"""Checksums of a weights file, stored in its metadata.
+"""Checksums of a weights file, in its metadata.
 
-The entry ``pax_export_crc32`` is JSON: the CRC-32 of each array as it lies in the file, by its
-name, and under no name that of all before the arrays, where its own digits count as zeros:
+The entry ``pax_export_crc32`` is JSON: the CRC-32 of each array by name, and under "" that of
+everything before the arrays, with its own digits as zeros:
 
     {"": "8e2f0c11", "modules.0.weight": "00d1f2a3"}
-
-A file without the entry has no checksums.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Stored dtypes: native, or another dtype with a note.
-
-safetensors knows the usual dtypes.  Any other array is stored as one of those,
-so that every reader can open the file, and a note in the metadata says what it
-was:
+"""Stored dtypes: those of safetensors, or another dtype with a note in the metadata.
 
     typed PRNG keys     their uint32 data              {"key": "threefry2x32"}
     int2, int4, ...     the values as int8 or uint8    {"dtype": "int4"}
     other small floats  their bits as uint8            {"dtype": "float8_e3m4"}
     complex128          float64 [..., 2]               {"dtype": "complex128"}
+
+Any reader can open such a file.
 """
 
 from __future__ import annotations

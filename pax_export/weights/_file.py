@@ -1,10 +1,4 @@
-"""Reads and writes safetensors files.
-
-The library writes the file, and checks a file that is read: that it is whole,
-and that its header fits its length.  The arrays are then read straight from the
-file, because the library's numpy side does not know all dtypes of the format,
-and because a sharded array needs only parts of one.
-"""
+"""Reads and writes safetensors files, by the library; arrays are mapped from the file."""
 
 from __future__ import annotations
 

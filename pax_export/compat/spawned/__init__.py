@@ -1,9 +1,6 @@
-"""A `sys.path` entry that provides `pax` to subprocesses.
+"""A `sys.path` entry that provides `pax` to subprocesses of ``pax-export run``.
 
-`pax-export run` installs this package as `pax` in its own process.  A process that
-multiprocessing starts afresh is given the same `sys.path` and nothing else, so
-the first import of `pax` or `opax` there must do the installing.  The files are
-imported as top-level modules, never as parts of this package.
+Such processes inherit `sys.path` only, so the first import of `pax` or `opax` installs it.
 """
 
 from __future__ import annotations

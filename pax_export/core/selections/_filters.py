@@ -1,8 +1,7 @@
-"""Filters that select leaves of a module.
+"""Filters that select leaves of a module: classes, paths, selections, predicates, or several.
 
-A filter is data: a class, a path, a selection, a predicate, or several of them.
-`as_filter` turns it into a function from a module to one bool for each leaf.
-Users find them in `pax_export.transforms`, and pickles name them so.
+`as_filter` turns one into a function from a module to a bool per leaf. The public name, also in
+pickles, is `pax_export.transforms`.
 """
 
 from __future__ import annotations

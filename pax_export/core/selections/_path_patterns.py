@@ -1,9 +1,4 @@
-"""Path patterns such as ``encoder.layers.*.attention``.
-
-Whatever takes a path of modules or leaves asks here: `at`, filters of transforms, rules of
-sharding, exemptions from a policy, what is captured, what of an export is trainable.
-docs/decisions/selections.md says why it is as it is.
-"""
+"""Path patterns such as ``encoder.layers.*.attention``; see docs/decisions/selections.md."""
 
 from __future__ import annotations
 

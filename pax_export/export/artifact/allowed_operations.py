@@ -1,16 +1,10 @@
-"""The allowlist of TensorFlow operations in untrusted SavedModels.
+"""The allowlist of TensorFlow operations in untrusted SavedModels; others are refused by name.
 
-A SavedModel is a program, and an operation may do anything: TensorFlow registers some 1,900, and
-packages add theirs.  So it is listed here what is *allowed*, and everything else is refused by
-name.  The lists were made from what TensorFlow 2.15, 2.17, 2.19 and 2.21 say of their operations:
+The lists were made from the operations of TensorFlow 2.15, 2.17, 2.19 and 2.21: stateful ones,
+those without a CPU kernel, and internal ones (``_...``) are refused, with few exceptions. Each
+other operation is in `ALLOWED` or `REFUSED`: `tests/consumers/test_served_operations.py` checks it.
 
-- stateful operations are refused, and a few groups of them are allowed;
-- operations without a kernel for a CPU are refused, and a few of other devices are allowed;
-- names that begin with an underscore are TensorFlow's own, made while it runs a graph: refused;
-- every other operation stands in a list, of those that are `ALLOWED` or of those that are
-  `REFUSED`.  `tests/consumers/test_served_operations.py` fails for one that stands in neither.
-
-``A/V2`` stands for ``A`` and ``AV2``.  The file needs no other: a test reads it without jax.
+``A/V2`` means ``A`` and ``AV2``. This file imports nothing, so that a test can run it alone.
 """
 
 from __future__ import annotations

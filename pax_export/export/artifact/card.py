@@ -1,8 +1,4 @@
-"""The HTML card of an export.
-
-One file with no script, which fetches nothing; all that a model says is escaped.  It holds no
-time and no place, so the same export has the same card, byte by byte.
-"""
+"""The HTML card of an export: one escaped, reproducible file without scripts or requests."""
 
 from __future__ import annotations
 

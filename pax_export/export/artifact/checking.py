@@ -1,8 +1,4 @@
-"""Checks an export before it is opened: hashes and allowed operations.
-
-One function for each kind of export that has something to look at, `Format.check`.  What was
-written before there were hashes is opened without them.
-"""
+"""Checks an export before it is opened: hashes and allowed operations, by `Format.check`."""
 
 from __future__ import annotations
 

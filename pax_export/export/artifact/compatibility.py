@@ -1,9 +1,6 @@
 """Capabilities of TensorFlow versions, measured by loading artifacts in each.
 
-An artifact is written for a version of StableHLO, and its reader knows that
-version or it does not.  From 2.19 on TensorFlow names its version in errors;
-2.15 to 2.18 were given artifacts with operations of several versions.  2.16
-and 2.17 accept more than they can run, so they are held to what 2.15 reads.
+TensorFlow 2.16 and 2.17 accept more StableHLO than they can run, so they count as 2.15.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Symbolic dimensions as text, and sizes that satisfy their constraints.
-
-jax writes ``2*n + floordiv(m, 2) - n^2``.  Here such text is read without jax,
-and without running it: it may come from a report that is not to be trusted.
-"""
+"""Symbolic dimensions as text (``2*n + floordiv(m, 2) - n^2``), parsed without jax or `eval`."""
 
 from __future__ import annotations
 

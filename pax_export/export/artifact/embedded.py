@@ -1,8 +1,6 @@
 """Reports embedded in single-file exports.
 
-A ``.tflite`` file may end with a zip archive: its readers stop before, and
-``unzip`` finds the report.  An ``.onnx`` file is a protobuf message: further
-fields may be appended, and `metadata_props` is the one for such things.
+A ``.tflite`` file ends with a zip archive, an ``.onnx`` file with an entry of `metadata_props`.
 """
 
 from __future__ import annotations

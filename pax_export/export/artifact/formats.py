@@ -1,8 +1,6 @@
 """The table of formats, for loading, validation, reports and the command line.
 
-A format is one file or folder of `pax_export.export.formats`, and one row here.  Another
-distribution adds one by an entry point of the group ``pax_export.formats`` that names a
-`Format` of its own.
+Other distributions add a `Format` by an entry point of the group ``pax_export.formats``.
 """
 
 from __future__ import annotations

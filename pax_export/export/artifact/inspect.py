@@ -1,8 +1,4 @@
-"""Describes third-party SavedModels: jax2tf, orbax, Keras, TensorFlow.
-
-It is read as data.  Nothing of it is loaded or run, so a SavedModel that
-TensorFlow cannot load is described as well.
-"""
+"""Describes third-party SavedModels as data, without loading or running them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Operations whose results differ between runtimes and jax.
+"""Operations whose results differ between runtimes and jax, for reports and the guide.
 
-A guard around each would slow down every model, so reports name them instead, and the guide to
-other targets has them as a table.  ``python -m tests.export.sweep_differences`` measures them and
-writes the rows, and a test measures again.
+``python -m tests.export.sweep_differences`` measures them and writes the rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Custom calls of a StableHLO program, checked against an allowlist.
-
-A custom call runs whatever a process has registered by its name, some of it with pointers that
-the program chooses (``memset``); infeed, outfeed, send and recv block without a partner.
-"""
+"""Custom calls of a StableHLO program, checked against an allowlist: some take raw pointers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Recognizes exports of this package and their files, for overwriting.
-
-Of a folder, the report in it says so, and of a file, the one inside.  Its format says what a
-folder of it holds; a SavedModel also names its assets, and SHA256SUMS the files of a bundle.
-"""
+"""Recognizes exports of this package and their files by their reports, for overwriting."""
 
 from __future__ import annotations
 

@@ -1,16 +1,13 @@
 """Screens a SavedModel: parses its graph and checks every operation.
 
-Refused is every operation that is not in `allowed_operations`, wherever it stands: in any graph
-of the file, in any function of its library (gradients are such functions), called or not; by its
-name, by what its attributes say, and by what the program of StableHLO in it calls.
+Every operation outside of `allowed_operations` is refused, in all graphs and functions, by name,
+attributes, and the custom calls of its StableHLO programs.
 
-Two kinds of operations touch files in every honest SavedModel.  They may, where the name of the
-file can be followed back to where an honest one comes from:
+Two kinds of operations may use files, if the file's name comes from the right tensor:
 
-- a table that is read from a vocabulary: to an asset, that is, a file in the SavedModel.
-  TensorFlow 1 has the path on the exporting machine there, and whoever loads the model gives
-  another in its place; so nothing else may run what reads it;
-- the saver: to the tensor that whoever restores it feeds with the path of the checkpoint.
+- lookup tables: from an asset of the SavedModel. TensorFlow 1 stores the exporter's path there
+  and loaders feed another, so nothing else may read that tensor;
+- the saver: from the tensor that is fed with the path of the checkpoint.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Code snippets that call an export: Python and command line.
-
-They run as they stand in the folder of the export, on zeros.  Names of a model are quoted
-wherever they come: they may be any text.
-"""
+"""Code snippets that call an export on zeros: Python and command line, with quoted names."""
 
 from __future__ import annotations
 

@@ -1,16 +1,11 @@
 """Parsing of reports: typed plain data, nested values with flat names.
 
-What a file says is not to be trusted: a wrong type would come to light far
-from here, in a traceback.
-
-A signature of a SavedModel takes and gives flat, named arrays.  A model's
-arguments and outputs may be nested, so their structure is written down as
-plain data (in the report, by `describe`) from which `rebuild` makes it again:
+Nested arguments and outputs are described as plain data, from which `rebuild` makes them:
 
     {"leaf": "name"}            an array
     {"none": true}              None
     {"static": {"value": 3}}    a Python value that was fixed when the model was exported, or
-    {"static": {"text": "..."}} what such a value is called, if it is no plain data
+    {"static": {"text": "..."}} the text of one that is no plain data
     {"list": [...]}, {"tuple": [...]}
     {"dict": [[key, ...], ...]} a dict, or the fields of any other node
 """

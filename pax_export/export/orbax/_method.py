@@ -1,7 +1,6 @@
 """A jax function over the variables of a model, callable from TensorFlow.
 
-It is traced and lowered by the same code as everything that this package
-exports, once for each kind of input: sizes with a name are one kind.
+It is traced and lowered once for each kind of input; named sizes are one kind.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The params of a `JaxModule`: names and variables.
-
-The arrays among the leaves become variables, named by their paths
-(``layers.0.kernel``); arrays that are one array are one variable.  Other leaves
-(a function in an equinox module) stay as they are.
-"""
+"""The params of a `JaxModule`: arrays are variables named by path, other leaves stay."""
 
 from __future__ import annotations
 

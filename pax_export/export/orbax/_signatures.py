@@ -1,8 +1,4 @@
-"""Inputs, outputs and calls of signatures.
-
-Inputs may have default values, or be repeated to a batch; nested outputs get
-flat names; a session of TensorFlow 1 calls a signature with its default values.
-"""
+"""Inputs, outputs and calls of signatures: default values, batching, flat names of outputs."""
 
 from __future__ import annotations
 

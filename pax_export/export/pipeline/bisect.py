@@ -1,11 +1,8 @@
 """Finds the first operation whose result in an export differs from jax's, by bisection.
 
-A test that fails says which output is wrong, which is where a fault arrives and not where it
-is.  So the model is exported again, in parts: cut behind one of its operations, with all that
-later ones read for outputs.  Each part is written, loaded, called and compared by what tests
-the whole.  What is wrong in the end is wrong in every part that holds the fault, since some of
-what later operations read must carry it; so halving finds the first such part, in as many
-exports as the number of operations has bits.  docs/decisions/parting.md says more.
+The model is exported in parts, cut behind an operation, with all values that later operations
+read as outputs. Each part that contains the fault is wrong, so halving finds it in log2 exports;
+see docs/decisions/parting.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""FormatExporter: how one format lowers and writes a model.
+"""FormatExporter and Contents: how one format lowers, writes, tests and reports a model.
 
-A format derives a class from each of two.  A `FormatExporter` holds what the user asked of the
-format, and lowers models; what it makes of one is a `Contents`, which can be written, called in a
-test, and reported.  Neither changes: a part of the model, or the model without its gradients, is
-another `Contents`.
+Both are frozen: a part of the model is another `Contents`.
 """
 
 from __future__ import annotations

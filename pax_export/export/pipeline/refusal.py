@@ -1,8 +1,4 @@
-"""Finds the module of a refused operation.
-
-An export is made without names in it.  Where it is refused, the model is traced and written once
-more, as far as that goes, with modules that say their paths.
-"""
+"""Finds the module of a refused operation, by exporting once more with labelled modules."""
 
 from __future__ import annotations
 

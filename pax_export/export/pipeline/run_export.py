@@ -1,8 +1,4 @@
-"""Runs an export: check, load, trace, lower, write, validate, report, move into place.
-
-A format says its own part in a `FormatExporter`; `run_export` calls it phase by phase.  Nothing
-stands at the path before the end, and nothing is left where a phase fails.
-"""
+"""Runs an export: check, load, trace, lower, write, validate, report, move into place."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Evaluates the elementwise operations of a program over the range of inputs.
 
-A runtime has a kernel of its own for `exp`, and its own idea of what `exp(88.5)` is.  So the
-operations of a program are exported as a program of their own, in which each has inputs and an
-output of its own: what differs from jax there is due to that operation, from these numbers on.
+They are exported as one program in which each has its own inputs and output, so that a
+difference from jax is due to that operation.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""Detects state that a function updates and drops.
+"""Detects state that a function updates and drops, such as statistics of another library's net.
 
-A module of this package says what a call changes.  A function over a net of another
-library does not: the statistics of a batch norm, or the count of a stream of random keys,
-change in an object that is gone when the call is over.  What is left is in the traced
-program: random numbers drawn from a key that no input of the call has a part in, and new
-values of leaves that no result reads.
+The traced program shows it: keys that no input affects, and new values that no result reads.
 """
 
 from __future__ import annotations

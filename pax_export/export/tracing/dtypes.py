@@ -1,9 +1,4 @@
-"""Dtypes at the boundary of an export.
-
-Outside of jax a typed random key is its key data, a uint32 array, and four bits
-are eight: numpy and TensorFlow pack two int4 into a byte in different orders.
-Everything else keeps its dtype, or is refused: no number is narrowed in silence.
-"""
+"""Dtypes at the boundary of an export: keys as uint32, 4-bit integers as 8 bits, others as is."""
 
 from __future__ import annotations
 

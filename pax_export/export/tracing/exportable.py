@@ -1,9 +1,6 @@
-"""Exportable: a model as functions over named leaves.
+"""Exportable: a model as named leaves and functions of their values.
 
-The only file of the exporter that knows `Module`.  A module and a pair
-``(params, function)`` become the same thing here: a list of named leaves, and
-methods that take the leaves' values and give an output and, for a module, the
-leaves as the call left them.
+The only file of the exporter that knows `Module`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Counts the FLOPs of a traced program by module.
+"""Counts the FLOPs of a traced program by module, as XLA's cost analysis does.
 
-Counted as XLA's cost analysis counts: an addition, a comparison or a cast is one
-operation per element, a product of matrices two per multiplication, a convolution
-only where the kernel meets the input.  Exponentials, logarithms and their like are
-counted apart.  Unlike there, the body of a `scan` counts as often as it runs, and
-sizes may be symbolic: a number is then a formula.
+Transcendental functions are counted separately. Unlike XLA's, the body of a `scan` counts as
+often as it runs, and counts of symbolic sizes are formulas.
 """
 
 from __future__ import annotations

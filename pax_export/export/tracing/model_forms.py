@@ -1,8 +1,6 @@
 """The accepted forms of models: modules, functions, flax, equinox, haiku.
 
-`form_of` gives the form of a model that is not a module of this package: a function, a pair
-``(params, function)``, a model of another library.  These libraries are recognized by their
-objects' attributes, and are never imported here.
+Other libraries are recognized by attributes, and never imported here.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
-"""Outlines repeated layers of a program as one function.
+"""Outlines repeated layers of a program as one function, which jax lowers once.
 
-Tracing unrolls a model: twelve layers of a kind are the same operations twelve
-times, and jax differentiates and lowers every copy.  Where operations of a program
-repeat one after the other, the first copy becomes a function here, and all copies
-calls of it, which compilers call outlining.  jax differentiates and lowers that
-function once.  Its calls are written out again in what is exported (see
-`lowering/lower.py`), so the model that is served is the same.
-
-Copies are equal if their operations are, with parameters, literals, shapes and
-dtypes, and if these are wired alike; what they read from outside may differ: the
-weights, and the result of the layer before.
-docs/decisions/outlining.md has the measurements.
+Copies repeat one after the other with equal operations, parameters, literals, shapes, dtypes and
+wiring; weights and the previous layer's result may differ. The exported program has the calls
+inlined again (`lowering/lower.py`). docs/decisions/outlining.md has the measurements.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Finds the module that makes an operation, by tracing again and reading frames.
-
-So the layers of any library get a name: the path of attributes that leads to one.
-"""
+"""Finds the module of any library that makes an operation, by tracing again and reading frames."""
 
 from __future__ import annotations
 

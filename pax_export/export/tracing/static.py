@@ -1,9 +1,4 @@
-"""Static Python values among the arguments.
-
-A function in an equinox module, the name of a mode, a flag: jax takes such leaves for
-arrays, or refuses them.  `hold` hides them from it within the tree itself, so that the tree
-keeps its shape, and `release` gives them back to whoever is called.
-"""
+"""Static Python values among the arguments, hidden from jax within the tree."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A traced program as a flat list of operations that can be cut anywhere.
-
-What is called stands instead of each call of it, with variables of its own.  Loops and
-branches are one operation each.
-"""
+"""A traced program as a flat list of operations, with calls inlined, that can be cut anywhere."""
 
 from __future__ import annotations
 

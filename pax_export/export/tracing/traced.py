@@ -1,9 +1,7 @@
 """A flat jax function, traced once, with its gradients.
 
-Everything here is flat: a function takes a list of arrays, described by
-`jax.ShapeDtypeStruct`, and returns a list of arrays.  Arrays that it closes
-over do not become constants of the graph: they are handed out as `constants`,
-to be stored once, and taken as further operands.
+It takes and returns lists of arrays. Closed-over arrays are `constants`: stored once, and passed
+as further operands.
 """
 
 from __future__ import annotations

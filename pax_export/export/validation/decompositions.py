@@ -1,10 +1,7 @@
 """Reference results of matrix decompositions on the CPU.
 
-Eigenvectors of either sign are right, and so are other pivots where two are equally large.  So a
-call is repeated as jax runs it here, with LAPACK; only where the export has a choice, the
-choice of the export's way is taken, made for this one operation alone, and only if it is a
-decomposition of the same matrix, with the eigenvalues, in their order, that LAPACK finds.  What
-else is wrong with an export, or with its ways when they come together, shows.
+Signs of eigenvectors and equal pivots are ambiguous. jax repeats a call with LAPACK, except that
+the export's choice is used if it decomposes the same matrix with LAPACK's eigenvalues.
 """
 
 from __future__ import annotations

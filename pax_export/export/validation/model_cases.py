@@ -1,9 +1,6 @@
-"""Cases of a model: signatures, gradients, processors.
+"""Cases of a model: signatures, then gradients, then other sizes, within a budget of time.
 
-One call of each signature comes first, then gradients, then calls at other sizes.  Each is one
-more program that XLA compiles, here and where the export runs, and the programs of gradients
-are the largest: for a net of a hundred layers, that takes much longer than the export.  So the
-cost of a call is told from the first, and those that the budget has no time for are left out.
+Each case compiles another XLA program, so the first one predicts the cost of the rest.
 """
 
 from __future__ import annotations

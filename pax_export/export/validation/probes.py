@@ -1,9 +1,6 @@
-"""Probes: calls with extreme inputs.
+"""Probes: calls with extreme inputs, such as ``sigmoid(1e20)``.
 
-A runtime may have another idea than jax of ``sigmoid(1e20)`` or of the largest of NaN and 1.
-What differs there, and nowhere else, is no reason to refuse an export; the report lists it.
-The default validation makes one such call, in which the elements of each input go through
-numbers that are still usual.
+Differences in these calls only do not refuse an export; the report lists them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Validates an existing export against its report.
+"""Validates an existing export against its report, in a fresh process without jax.
 
-The calls are made in a fresh process without jax, at several sizes.  What
-comes out must have the names, shapes and dtypes of the report, and be finite;
-given the model, it must be what the model computes.
+Results must have the reported names, shapes and dtypes and be finite, or equal the model's.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
-"""Runs an export with its runtime and numpy, without jax.
+"""Runs an export with its runtime and numpy, without jax, in a process of its own.
 
-This file is a program of its own, for a fresh process that can import neither
-jax nor this package:
 
     python serve.py FILE.py:FUNCTION PATH CASES.npz RESULTS.npz all|each IMPORT ...
 
-The function makes the calls, see `pax_export.export.artifact.formats`.  A case is one
-call of one signature: ``signature``, ``inputs`` (arrays by name), and perhaps
-``cotangents`` (arrays by the name of an output), for which gradients are wanted.
-Its result are the outputs by name; the variables that it changed, as
-``variable:NAME``; and gradients, as ``gradient:NAME`` of an input or a trainable
-variable.  Arrays stand in files as they are; those of dtypes that numpy does not
-know, as their bytes.
+FUNCTION makes the calls, see `pax_export.export.artifact.formats`. A case has a ``signature``,
+``inputs`` by name, and perhaps ``cotangents`` by output. Results are outputs by name, changed
+variables as ``variable:NAME`` and gradients as ``gradient:NAME``. Arrays of dtypes that numpy
+lacks are stored as bytes.
 """
 
 from __future__ import annotations

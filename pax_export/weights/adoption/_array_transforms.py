@@ -1,8 +1,4 @@
-"""Conversions from arrays of a file to leaves, and back.
-
-A `Piece` takes a part of one array, moves its axes, and puts it into a part of one leaf.  Each
-step can be undone, so that what was adopted goes home the same way.
-"""
+"""Conversions from arrays of a file to leaves, and back: a `Piece` has invertible steps."""
 
 from __future__ import annotations
 

@@ -1,18 +1,15 @@
 """Assigns groups of arrays to layers under hard constraints.
 
-Layers and groups whose shapes fit each other are looked at together.  Where one layer and one
-group are left, nothing is to be decided.  Where there are more, names decide, and only these three
-things of them:
+Layers and groups are connected if their shapes fit. In a component with several choices, names
+decide, by three rules:
 
-- Numbers.  The layers ``blocks.0.fc`` to ``blocks.5.fc`` differ by a number, and so do six groups
-  ``h.1.dense`` to ``h.6.dense``: the first is the first.  Numbers of several levels must branch
-  alike.
-- Words.  A layer goes to the groups that share with it every word that any other group shares:
-  what is counted is never a likeness.  If that leaves one way to give each group to a layer, and
-  the groups would not choose otherwise, it is the one.
-- Order.  Of the norms of a block some words say which comes first, see `_order`.
+- Numbers: ``blocks.0.fc`` to ``blocks.5.fc`` match ``h.1.dense`` to ``h.6.dense`` in order.
+  Numbers of several levels must branch alike.
+- Words: a layer takes groups that share every word with it that any other group shares. If that
+  leaves one assignment, and the groups would not choose another, it is taken.
+- Order: words of norms tell their order in a block, see `_order`.
 
-Where a layer stands, and where the layers went that stand beside it, counts as a word.
+The modules around a layer, and where their other layers went, count as words.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Dense layers after a flatten: converts torch's channels-first order.
+"""Dense layers next to a flatten: converts torch's channels-first order.
 
-Where a dense layer follows the flatten of a convolution's output, or its own output becomes an
-image, the rows or columns of its weight are in another order than here.  Shapes do not tell it
-from a dense layer that is in no such place, so both ways are left, unless the user says which.
+Shapes do not tell such layers, so both orders are possible, unless the user decides.
 """
 
 from __future__ import annotations

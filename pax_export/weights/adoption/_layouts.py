@@ -1,6 +1,6 @@
 """Ways to fill a layer from a group, by the conventions of a framework.
 
-What each framework keeps of a layer, and what ours keep::
+Layouts::
 
     layer             torch, onnx       keras             flax              here
     dense             O I               I O               I O               I O
@@ -9,9 +9,8 @@ What each framework keeps of a layer, and what ours keep::
     transposed        I O k, flipped    k O I, flipped    k I O             k O I
     heads             -                 I h d, h d O      I h d, h d O      I O
 
-`k` are the spatial axes.  "Flipped": torch, ONNX and Keras define the transposed convolution as
-the gradient of a convolution, and here it is a convolution of the spread input.  flax does as
-here, or with ``transpose_kernel=True`` as Keras.
+`k` are the spatial axes. "Flipped": torch, ONNX and Keras transpose by the gradient of a
+convolution, as flax with ``transpose_kernel=True``; flax and we convolve the dilated input.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Parses names into words, numbers and roles of arrays.
-
-Frameworks call one thing by many names: ``kernel`` and ``weight``, ``moving_variance`` and
-``running_var``, ``q_proj`` and ``query``.  Here they become one.
-"""
+"""Parses names into words, numbers and roles of arrays, with synonyms of frameworks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Layers without arrays in the source, in the layout of its framework.
-
-A head that was exchanged, an adapter, a table with more rows.  `save_as` writes them below the
-path that the user names, beside what the rest of their layer became, or below their own path.
-"""
+"""Layers without arrays in the source, such as a new head, in the layout of its framework."""
 
 from __future__ import annotations
 

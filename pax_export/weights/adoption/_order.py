@@ -1,8 +1,7 @@
 """The order of norms in a block, from their names.
 
-The ``post_attention_layernorm`` of a Llama is the norm of the dense block, and ``attention_norm``
-may be before the attention or after it: such words say in which order norms come, and not to
-which part of a block they belong.
+``post_attention_layernorm`` of a Llama is the norm before the dense block: such words tell an
+order, not the part of the block.
 """
 
 from __future__ import annotations

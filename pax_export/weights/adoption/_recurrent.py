@@ -1,9 +1,8 @@
 """The order of gates of recurrent layers in each framework.
 
-Ours are ``i g f o`` of an LSTM and ``z r`` and ``h`` of a GRU, of input and state joined.  torch's
-GRU (and flax's) multiplies by the reset gate after the state was projected, and ours before, as
-Keras with ``reset_after=False`` and ONNX with ``linear_before_reset=0``: so those of torch and flax
-are another function, and fit nowhere.
+Ours are ``i g f o`` of an LSTM and ``z r`` and ``h`` of a GRU. The GRUs of torch and flax apply the
+reset gate after the projection, which is another function; ours is before, like Keras' with
+``reset_after=False`` and ONNX' with ``linear_before_reset=0``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Splits leaves that a file may store as several arrays.
-
-A module made by ``Scan`` has the weights of all layers in one leaf, and most files have an array
-for each.  A layer called ``qkv`` has three in one.  Here such a layer becomes several, each of
-which fills a part of the leaf; then they are matched like all others.
-"""
+"""Splits leaves that a file may store as several arrays: stacks of ``Scan``, and ``qkv``."""
 
 from __future__ import annotations
 

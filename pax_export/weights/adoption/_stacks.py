@@ -1,8 +1,7 @@
 """Stacked layers: the modules whose leaves have an axis of layers.
 
-Of ``Scan`` and ``Vmap`` it is known which module it is.  Of a module that was stacked otherwise
-(`stack_layers`, `jax.vmap` of a constructor) only the shapes tell; and if numbers stand in the
-path, there are several places at which the number of a layer may count.
+`Scan` and `Vmap` are known by class. For others (`stack_layers`, `jax.vmap` of a constructor) the
+shapes tell, and several positions in the path may have the layer's number.
 """
 
 from __future__ import annotations

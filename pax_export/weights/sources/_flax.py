@@ -1,7 +1,4 @@
-"""Flax msgpack files: nested dicts with arrays as extension types.
-
-What is in the file is found without reading the arrays, which are mapped where they lie.
-"""
+"""Flax msgpack files: nested dicts with arrays as extension types, which are memory-mapped."""
 
 from __future__ import annotations
 

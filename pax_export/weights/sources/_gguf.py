@@ -1,8 +1,4 @@
-"""GGUF files of llama.cpp.
-
-The header is read here, because a length in it may lie; what the bits of a block mean is
-known to the package gguf, and here for those that may stay integers.
-"""
+"""GGUF files of llama.cpp: our own header reader; the gguf package dequantizes."""
 
 from __future__ import annotations
 

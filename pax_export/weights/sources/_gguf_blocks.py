@@ -1,7 +1,6 @@
-"""GGUF's quantized blocks: integers, scales and minima.
+"""GGUF's quantized blocks: ``array = integers * scales + minima``.
 
-Along the last axis, ``array = integers * scales + minima``, where each scale counts for a
-block of neighbors: 32 of them, or 16 of Q6_K.
+Scales are for blocks of 32 neighbors along the last axis, 16 in Q6_K.
 """
 
 from __future__ import annotations

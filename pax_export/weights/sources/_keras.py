@@ -1,8 +1,7 @@
 """Keras files: ``.keras``, ``.weights.h5`` and legacy ``.h5``.
 
-A newer file numbers the variables of a layer; they get the names that the layer gives them,
-where there are as many as it must have.  The configuration is read as data, and no class of it
-is made.
+Newer files number a layer's variables; they get the layer's names if the count matches.
+Configurations are read as data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Nested containers of arrays, with dotted names.
-
-What a stranger's file unpacks to may hold itself, or one list a thousand times in another: so
-there is a limit to how deep and how far one goes.
-"""
+"""Nested containers of arrays, with dotted names and limits of depth and size."""
 
 from __future__ import annotations
 

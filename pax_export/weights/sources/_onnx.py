@@ -1,7 +1,4 @@
-"""Initializers and constants of an ONNX model.
-
-The model is read here, without the package onnx: that would hold all of it in memory.
-"""
+"""Initializers and constants of an ONNX model, without the onnx package, which loads everything."""
 
 from __future__ import annotations
 

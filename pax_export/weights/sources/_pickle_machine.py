@@ -1,9 +1,7 @@
 """A pickle interpreter that calls nothing.
 
-A pickle is a program for a machine with a stack.  Python's own machine imports what a pickle
-names and calls it, which is how a file of weights runs a stranger's commands.  Here a name is
-looked up in a table of the few that are data, each with a function of ours that takes its
-arguments apart; any other name is refused, and so is any step that none of them needs.
+Names in the pickle are looked up in a table of functions of ours; other names and unused
+opcodes raise errors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The interface of a weights reader.
-
-A reader finds names, shapes, dtypes and offsets when a file is opened, and reads arrays one by
-one when they are asked for.
-"""
+"""The interface of a weights reader: metadata when opened, arrays when read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""safetensors files, checked by the library and memory-mapped.
-
-The library's numpy side would copy each array twice, and does not have all dtypes of the format.
-"""
+"""safetensors files, checked by the library and memory-mapped; its numpy side copies twice."""
 
 from __future__ import annotations
 

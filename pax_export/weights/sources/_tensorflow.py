@@ -1,8 +1,4 @@
-"""TensorFlow checkpoints and SavedModel variables.
-
-A checkpoint is an index, a sorted table of names as LevelDB writes it, and files of bytes.
-One of objects holds a graph as well, which knows the name that each variable was given.
-"""
+"""TensorFlow checkpoints and SavedModel variables: a LevelDB index, data files, object graphs."""
 
 from __future__ import annotations
 

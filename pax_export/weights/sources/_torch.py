@@ -1,7 +1,4 @@
-"""PyTorch files: zip archives, legacy pickles and TorchScript.
-
-Only tensors are made of them.  The pickle inside is read by a machine that calls nothing.
-"""
+"""PyTorch files: zip archives, legacy pickles and TorchScript, as tensors only."""
 
 from __future__ import annotations
 

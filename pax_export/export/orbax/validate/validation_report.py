@@ -1,8 +1,6 @@
-"""Differences between a candidate and its baseline, and tolerances.
+"""Differences between a candidate and its baseline, with tolerances for floats.
 
-Every element is compared: floats and complex numbers with a tolerance, NaN
-equal to NaN, everything else exactly.  Another shape or dtype never passes, but for
-64 bits in place of 32 where jax narrows numbers by itself.
+Shapes and dtypes must be equal, but for 64-bit numbers that jax narrows to 32 bits.
 """
 
 from __future__ import annotations
