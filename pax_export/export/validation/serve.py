@@ -1,6 +1,5 @@
 """Runs an export with its runtime and numpy, without jax, in a process of its own.
 
-
     python serve.py FILE.py:FUNCTION PATH CASES.npz RESULTS.npz all|each IMPORT ...
 
 FUNCTION makes the calls, see `pax_export.export.artifact.formats`. A case has a ``signature``,
