@@ -1,4 +1,4 @@
-"""The accepted forms of models: modules, functions, flax, equinox, haiku.
+"""The accepted forms of models: modules, functions, flax, equinox, haiku, Keras.
 
 Other libraries are recognized by attributes, and never imported here.
 """
@@ -23,7 +23,8 @@ from pax_export.export.tracing.static import is_no_array, unwrap_static, wrap_st
 
 EXPECTED = (
     "a Module, a function, (params, function), a bound method, a functools.partial, a module of "
-    "equinox or flax.nnx, (linen module, variables), or (haiku transform, params)"
+    "equinox or flax.nnx, a Keras model with the jax backend, (linen module, variables), or "
+    "(haiku transform, params)"
 )
 CALL = "__call__"
 #: Their objects can be called, and not with arrays of jax.
@@ -108,6 +109,8 @@ def _form_of_object(model: PyTree) -> ModelForm:
         return _form_of_tuple(model)
     if _is_nnx(model):
         return _nnx_form(model)
+    if _is_keras(model) and _keras_backend() == "jax":
+        return _keras_form(model)
     if _is_linen(model) and model.scope is not None:
         return _linen_form(*model.unbind())
     if isinstance(model, type) or _is_linen(model) or _is_not_jax(model) or not callable(model):
@@ -138,6 +141,9 @@ def _no_model(model: PyTree) -> InvalidArgumentTypeError:
     if isinstance(model, type):
         kind, got = "class", f"the class {model.__name__}"
         write = f"an instance: {model.__name__}(...)"
+    elif _is_keras(model):
+        got = f"{kind}, with the backend {_keras_backend()}"
+        write = 'the model built with KERAS_BACKEND="jax" in the environment'
     elif _is_linen(model):
         write = f"({kind}(...), variables), with variables = {kind}(...).init(key, x)"
     elif _is_transform(model):
@@ -352,6 +358,45 @@ def _is_in_params(path: tuple) -> bool:
     return getattr(path[0], "key", None) == "params"
 
 
+def _keras_form(model: Any) -> ModelForm:
+    """A model or layer of Keras 3, which is given its variables in each call.
+
+    Source: https://keras.io/api/layers/base_layer/#stateless_call-method
+    """
+    if not model.built:
+        raise InvalidArgumentTypeError(
+            f"Keras model {model.name}: it has no variables yet.",
+            got="a model that is not built",
+            write="model.build(...), or one call of it with example inputs, first",
+        )
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    names = _unique([each.path for each in variables])
+    count = len(model.trainable_variables)
+    parameters = inspect.signature(model.call).parameters.values()
+    has_mode = any(each.name == "training" or each.kind is each.VAR_KEYWORD for each in parameters)
+
+    def call(values: Any, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
+        mode = ({"training": False} if has_mode else {}) | kwargs
+        arrays = [values[name] for name in names]
+        output, after = model.stateless_call(arrays[:count], arrays[count:], *args, **mode)
+        return output, values | dict(zip(names[count:], after))
+
+    tree = {name: each.value for name, each in zip(names, variables)}
+    form = _with_one_entry(type(model).__name__, tree, EntryPoint(call, model.call, skip=0))
+    trained = set(names[:count])
+    return dataclasses.replace(form, is_trainable=lambda path: path[0].key in trained)
+
+
+def _unique(names: list[str]) -> list[str]:
+    """The names, with a number behind each that stands twice."""
+    seen: dict[str, int] = {}
+    made = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        made.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return made
+
+
 def _haiku_form(transformed: Any, params: PyTree, *state: PyTree) -> ModelForm:
     """A transform of haiku, which is given its params, its state, and no random key."""
     apply = transformed.apply
@@ -394,6 +439,14 @@ def _is_nnx(value: PyTree) -> bool:
 
 def _is_linen(value: PyTree) -> bool:
     return _derives(value, "flax.linen.", "Module")
+
+
+def _is_keras(value: PyTree) -> bool:
+    return _derives(value, "keras.", "Layer") and hasattr(value, "stateless_call")
+
+
+def _keras_backend() -> str:
+    return sys.modules["keras"].config.backend()
 
 
 def _derives(value: PyTree, package: str, name: str) -> bool:
