@@ -1,6 +1,6 @@
 """Train a digit classifier in mixed precision, export it, serve it without jax.
 
-python examples/digits.py [--epochs 30] [--output served/digits]
+python examples/digits.py [--epochs 30] [--output served/digits] [--web]
 """
 
 import argparse
@@ -103,10 +103,8 @@ def draw(path, history, images, labels, classes):
         true, found = labels[place], classes[place]
         cell.imshow(images[place, ..., 0], cmap="gray_r")
         cell.axis("off")
-        if found == true:
-            cell.set_title(true, fontsize=8)
-        else:
-            cell.set_title(f"{true}, taken for {found}", fontsize=8, color="tab:red")
+        text, color = (true, "black") if found == true else (f"{true}, taken for {found}", "tab:red")
+        cell.set_title(text, fontsize=8, color=color)
     figure.savefig(path, dpi=120)
 
 
@@ -114,6 +112,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--output", type=Path, default=Path("served/digits"))
+    parser.add_argument("--web", action="store_true", help="write a page to draw digits on, too")
     options = parser.parse_args()
     digits = load_digits()
     images = (digits.images[..., None] / 16).astype(np.float32)
@@ -122,6 +121,8 @@ def main():
     net, history = train(make_net(), x, y, (held_out, labels), options.epochs)
     inputs = pax.export.spec("batch, 8, 8, 1", name="images")
     report = pax.export.to_saved_model(net, options.output, inputs, overwrite=True)
+    if options.web:
+        print(pax.export.to_web(net, options.output.with_name("web"), inputs, overwrite=True))
 
     logits, served = np.asarray(net.eval()(held_out)), serve(options.output, held_out)
     print(f"held-out accuracy: {(logits.argmax(-1) == labels).mean():.2%}")

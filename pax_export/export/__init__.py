@@ -1,4 +1,4 @@
-"""Exports models to SavedModel, StableHLO, TFLite and ONNX.
+"""Exports models to SavedModel, StableHLO, TFLite, ONNX and folders for browsers.
 
 Example:
     >>> import pax_export as pax
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pax_export.export.artifact.report import Report
     from pax_export.export.formats.loaded_file import LoadedFile
     from pax_export.export.formats.onnx.export import to_onnx
+    from pax_export.export.formats.onnx.web.export import to_web
     from pax_export.export.formats.saved_model.export import to_saved_model
     from pax_export.export.formats.saved_model.load import LoadedModel
     from pax_export.export.formats.stablehlo.bundle import LoadedBundle
@@ -50,6 +51,7 @@ _HOMES = _WITHOUT_JAX | {
     "to_saved_model": "formats.saved_model.export",
     "to_stablehlo": "formats.stablehlo.export",
     "to_tflite": "formats.tflite.export",
+    "to_web": "formats.onnx.web.export",
 }
 
 #: Public names that are modules.
@@ -75,6 +77,7 @@ __all__ = [
     "to_saved_model",
     "to_stablehlo",
     "to_tflite",
+    "to_web",
 ]
 
 

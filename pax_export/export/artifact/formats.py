@@ -146,7 +146,20 @@ ONNX = Format(
         },
     },
 )
-_FORMATS = (SAVED_MODEL, STABLEHLO, TFLITE, ONNX)
+WEB = Format(
+    name="web",
+    title="a folder for browsers",
+    export=f"{_ROOM}.onnx.web.export:to_web",
+    load=f"{_ROOM}.onnx.web.export:load",
+    run=f"{_ROOM}.onnx.web.run:run",
+    check=f"{_ROOM}.onnx.web.export:check",
+    run_imports=("pax_export",),
+    files=(
+        *("*.onnx", "*.onnx.*.data", "*.js", "model.d.ts", "index.html", "page.css"),
+        *("package.json", "onnxruntime-web/*"),
+    ),
+)
+_FORMATS = (SAVED_MODEL, STABLEHLO, TFLITE, ONNX, WEB)
 
 
 def find(name: str) -> Format | None:

@@ -172,11 +172,11 @@ def to_onnx(
             got=f"runtimes={runtimes!r}, validate={validate!r}",
             write="validate=True",
         )
-    return run_export(_OnnxExporter(wanted, calls, others), request)
+    return run_export(OnnxExporter(wanted, calls, others), request)
 
 
 @dataclass(frozen=True)
-class _OnnxExporter(FormatExporter):
+class OnnxExporter(FormatExporter):
     format = ONNX
     loads = "onnx"
     one_by_one = True
@@ -190,7 +190,7 @@ class _OnnxExporter(FormatExporter):
             find(package, "onnx", "to_onnx")
         other_runtimes.check(self.runtimes)
 
-    def partial(self) -> _OnnxExporter:
+    def partial(self) -> OnnxExporter:
         return dataclasses.replace(self, runtimes=())
 
     def load(self, request: Request) -> None:
@@ -200,14 +200,14 @@ class _OnnxExporter(FormatExporter):
 
     def lower(
         self, model: Exportable, programs: Sequence[Program], request: Request
-    ) -> _OnnxContents:
+    ) -> OnnxContents:
         named = list(map(with_names_of_their_own, programs))
         store = store_of(model, named)
         infos = store.infos()
-        return _OnnxContents(model.name, infos, named, store, self.examples, self.options)
+        return OnnxContents(model.name, infos, named, store, self.examples, self.options)
 
 
-class _OnnxModelFile(NamedTuple):
+class OnnxModelFile(NamedTuple):
     """What the report says of what was written; see `Converted`."""
 
     folded: tuple[str, ...]
@@ -217,14 +217,14 @@ class _OnnxModelFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _OnnxContents(ProgramContents):
+class OnnxContents(ProgramContents):
     options: OnnxOptions
     #: What is said of quantized weights, once it is known.
     integers: dict[str, Any] = dataclasses.field(default_factory=dict)
     #: By the names of other runtimes that were asked, the largest difference there.
     tested_in: dict[str, float] = dataclasses.field(default_factory=dict)
 
-    def write(self, place: Path) -> _OnnxModelFile:
+    def write(self, place: Path) -> OnnxModelFile:
         (program,) = self.programs
         places = map(self.store.of_constant, program.traced.constants)
         names = [self.store.variables[each].name for each in (*self.store.of_leaf, *places)]
@@ -234,14 +234,14 @@ class _OnnxContents(ProgramContents):
         if made.quantized:
             written = _integers(onnx.load(place), made.quantized)
             self.integers.update(check_integers(written, self.stored()))
-        return _OnnxModelFile(made.folded, made.notes, made.differs, data)
+        return OnnxModelFile(made.folded, made.notes, made.differs, data)
 
     def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
         errors = super().test(exporter, place, run)
         if self.integers and self.options.accuracy_level == 4:
             _, call = opened(str(place))
             self.integers["kernels add"] = kernels_add(self.cases(Budget()), call)
-        for name in exporter.runtimes if isinstance(exporter, _OnnxExporter) else ():
+        for name in exporter.runtimes if isinstance(exporter, OnnxExporter) else ():
             self.tested_in[name] = self._largest_error(name, exporter, place)
         return errors
 
@@ -255,7 +255,7 @@ class _OnnxContents(ProgramContents):
             raise
         return max(errors.values(), default=0.0)
 
-    def report_fields(self, place: Path, written: _OnnxModelFile, run: ExportRun) -> dict[str, Any]:
+    def report_fields(self, place: Path, written: OnnxModelFile, run: ExportRun) -> dict[str, Any]:
         opset = self.options.opset
         return {
             "signatures": {each.key: signature_info(each) for each in self.programs},
@@ -266,7 +266,7 @@ class _OnnxContents(ProgramContents):
             "details": {
                 **({"folded": list(written.folded)} if written.folded else {}),
                 **({"kept": list(written.notes)} if written.notes else {}),
-                **self._of_quantized(),
+                **self.of_quantized(),
                 **({TESTED_IN: self.tested_in} if self.tested_in else {}),
                 "opset": opset,
                 **(
@@ -279,7 +279,7 @@ class _OnnxContents(ProgramContents):
             },
         }
 
-    def _of_quantized(self) -> dict[str, Any]:
+    def of_quantized(self) -> dict[str, Any]:
         level = {"accuracy_level": self.options.accuracy_level}
         return {"quantized": self.integers | level} if self.integers else {}
 

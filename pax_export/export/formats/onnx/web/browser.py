@@ -1,0 +1,221 @@
+"""Calls of JavaScript modules of a folder in headless Chromium.
+
+A server on 127.0.0.1 serves the folder on a port that is free.  A page of it asks the server for
+the next call and posts what came of the last one.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import queue
+import secrets
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from pax_export._errors import MissingPackageError, UnsupportedOperationError, ValidationError
+from pax_export._files import stale_temporaries
+
+#: The environment variable with the path of the browser.
+PATH = "CHROME_PATH"
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+_FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync"
+).split()
+#: Seconds until the page is open, and until it has answered.
+START, ANSWER = 60.0, 300.0
+#: How often the process is looked at, and how long a killed one may take to end.
+_TURN, _END = 0.25, 5.0
+
+_PAGE = b'<!doctype html><meta charset="utf-8"><script type="module" src="turns.js"></script>'
+_TURNS = b"""
+fetch("alive").then((each) => each.text()).finally(close);  // which ends with the server
+const said = (error) => ({error: `${error?.stack ?? error}`});
+const post = async (reply) =>
+  (await fetch("turn", {method: "POST", body: JSON.stringify(reply)})).json();
+try {
+  const {answer} = await import("./answer.js");
+  let reply = {ready: navigator.userAgent};
+  for (;;) {
+    const asked = await post(reply);
+    try { reply = {answer: await answer(asked)}; } catch (error) { reply = said(error); }
+  }
+} catch (error) { await post(said(error)); }
+"""
+
+#: Gives what the page answers to a question, which is JSON.
+Ask = Callable[[Any], Any]
+
+
+def program() -> str | None:
+    """The path of Chromium or Chrome; None if there is none."""
+    given = os.environ.get(PATH)
+    names = (given,) if given else _NAMES
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def check(purpose: str) -> str:
+    """The path of the browser; a MissingPackageError if there is none."""
+    found = program()
+    if found is None:
+        raise MissingPackageError(
+            f"{purpose} is tested in Chromium, which is not installed.",
+            got=f"{PATH}={os.environ[PATH]}" if PATH in os.environ else f"none of {_NAMES} in PATH",
+            write=f"Chromium (apt install chromium), or its path in {PATH}; or validate=False",
+        )
+    return found
+
+
+@contextmanager
+def opened(folder: Path, script: str, flags: Sequence[str] = _FLAGS) -> Iterator[Ask]:
+    """Opens a page in the browser, and gives what asks it.
+
+    Args:
+        folder: what the server serves.
+        script: a module with ``export async function answer(question)``.
+        flags: of the browser.
+
+    Raises:
+        MissingPackageError: there is no browser.
+        UnsupportedOperationError: the script raises an error.
+        ValidationError: the browser ends, or does not answer in time.
+    """
+    command = check("A folder for browsers")
+    turns = _Turns()
+    secret = secrets.token_hex(16)  # other users of this machine can open the port, too
+    handler = functools.partial(_Handler, f"/{secret}/", script.encode(), turns, folder)
+    with stale_temporaries.scratch() as profile, ThreadingHTTPServer(("127.0.0.1", 0), handler) as (
+        server
+    ):
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(_TURN,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/{secret}/"
+        process = subprocess.Popen(
+            [command, *flags, f"--user-data-dir={profile / 'user'}", url],
+            env={**os.environ, "HOME": str(profile), "XDG_CONFIG_HOME": str(profile)},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            turns.wait(process, START)
+            yield functools.partial(turns.ask, process)
+        finally:
+            _kill(process)
+            turns.questions.put(None)
+            server.shutdown()
+
+
+class _Turns:
+    """Questions to a page and its answers, one after the other."""
+
+    def __init__(self) -> None:
+        self.questions: queue.Queue[Any] = queue.Queue()
+        self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def ask(self, process: subprocess.Popen[bytes], question: object) -> Any:
+        self.questions.put(question)
+        return self.wait(process, ANSWER)
+
+    def wait(self, process: subprocess.Popen[bytes], seconds: float) -> Any:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                reply = self.answers.get(timeout=_TURN)
+                break
+            except queue.Empty:
+                if process.poll() is not None:
+                    raise _failed(f"it ended with exit code {process.returncode}") from None
+                if time.monotonic() > end:
+                    raise _failed(f"no answer within {seconds:g} s") from None
+        if "lost" in reply:
+            raise _failed("the page crashed or was closed")
+        if "error" in reply:
+            raise UnsupportedOperationError(
+                "The browser does not run this model.",
+                where="onnxruntime-web in Chromium",
+                got=reply["error"][:1500],
+                write="another form of what it names; or validate=False to write it all the same",
+            )
+        return reply.get("answer", reply.get("ready"))
+
+
+def _failed(problem: str) -> ValidationError:
+    return ValidationError(
+        "The browser gave no result.",
+        where="onnxruntime-web in Chromium",
+        got=problem,
+        write="a smaller model or smaller examples, if memory or time is the reason; or "
+        "validate=False to write without a test",
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends the browser and its children, which are the processes of its session."""
+    end = time.monotonic() + _END
+    with suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < end:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.poll()
+            time.sleep(0.01)
+    process.wait()
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    """Serves the folder, and below a secret path the page and its turns."""
+
+    extensions_map = {
+        **SimpleHTTPRequestHandler.extensions_map,
+        **{".js": "text/javascript", ".wasm": "application/wasm"},
+    }
+
+    def __init__(self, secret: str, script: bytes, turns: _Turns, folder: Path, *args: Any):
+        self.secret, self.turns = secret, turns
+        self.pages = {
+            "": ("text/html", _PAGE),
+            "turns.js": ("text/javascript", _TURNS),
+            "answer.js": ("text/javascript", script),
+        }
+        super().__init__(*args, directory=str(folder))
+
+    def do_GET(self) -> None:
+        name = self.path.removeprefix(self.secret)
+        if name == self.path:
+            super().do_GET()
+        elif name == "alive":
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                self.rfile.read(1)  # until the page is gone
+            self.turns.answers.put({"lost": True})
+        else:
+            self._send(*self.pages.get(name, ("text/plain", b"")))
+
+    def do_POST(self) -> None:
+        if self.path != self.secret + "turn":
+            self.send_error(404)
+            return
+        size = int(self.headers["Content-Length"])
+        self.turns.answers.put(json.loads(self.rfile.read(size)))
+        question = self.turns.questions.get()
+        if question is not None:
+            self._send("application/json", json.dumps(question).encode())
+
+    def _send(self, kind: str, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing of each request."""

@@ -1,0 +1,313 @@
+"""`to_web`: exports a model as a folder for browsers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+
+from pax_export._errors import NotValidatedWarning, UnsupportedDtypeError
+from pax_export._files import checksums, overwrite_guard
+from pax_export._optional import find, is_installed, require
+from pax_export.export.artifact.formats import WEB
+from pax_export.export.artifact.report import (
+    ArrayInfo,
+    Report,
+    SignatureInfo,
+    package_versions,
+    write_report,
+)
+from pax_export.export.formats.loaded_file import LoadedFile
+from pax_export.export.formats.onnx.export import (
+    OPSET,
+    OnnxContents,
+    OnnxExporter,
+    OnnxModelFile,
+)
+from pax_export.export.formats.onnx.model import OnnxOptions
+from pax_export.export.formats.onnx.names import with_names_of_their_own
+from pax_export.export.formats.onnx.run import opened
+from pax_export.export.formats.onnx.web import browser, npm
+from pax_export.export.formats.onnx.web.run import function_name, model_file, page_file
+from pax_export.export.lowering.lowered_model import signature_info
+from pax_export.export.pipeline.arguments import by_signature, check_choice, signature_keys
+from pax_export.export.pipeline.export_run import ExportRun
+from pax_export.export.pipeline.format_exporter import (
+    FormatExporter,
+    ProgramContents,
+    Request,
+    store_of,
+)
+from pax_export.export.pipeline.run_export import run_export
+from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.programs import Program
+
+RUNTIME = "onnxruntime-web"
+#: The typed arrays of JavaScript by dtype.
+_ARRAYS = {
+    **{f"float{bits}": f"Float{bits}Array" for bits in (16, 32, 64)},
+    **{f"{u}int{bits}": f"{u.title()}Int{bits}Array" for u in ("", "u") for bits in (8, 16, 32)},
+    **{"int64": "BigInt64Array", "uint64": "BigUint64Array", "bool": "Uint8Array"},
+}
+_SIGNATURES = "export const signatures = {};"
+#: Files that are the same in each folder.
+_COPIED = ("runtime.js", "page.js", "page.css")
+
+
+def to_web(
+    model: Any,
+    path: str | os.PathLike[str],
+    inputs: Any,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    methods: Mapping[str, Any] | None = None,
+    constraints: Sequence[str] = (),
+    state: Literal["frozen", "keep"] = "frozen",
+    outputs: Literal["float32", "model"] = "float32",
+    fold: bool = True,
+    exact: bool = False,
+    validate: bool | Literal["full", "process"] = True,
+    examples: Any = None,
+    overwrite: bool = False,
+    sign: str | os.PathLike[str] | None = None,
+    card: Any = True,
+) -> Report:
+    """Writes a model as a folder that any static server hosts.
+
+    The folder has the model as ONNX, the module ``model.js`` with types in
+    ``model.d.ts``, onnxruntime-web from npm, and a page that tries the model.  Each
+    signature is a function of the module: ``await model.encode({x})``; the signature
+    ``serving_default``, of a model without `methods`, is ``model.predict``.  It
+    computes with WebGPU where the browser has an adapter, else with WebAssembly.
+
+    Args:
+        model: as for `to_saved_model`.
+        path: the folder to make.
+        inputs: as for `to_saved_model`; dtypes of which JavaScript has arrays.
+        kwargs: as for `to_saved_model`.
+        methods: as for `to_saved_model`; each signature is a file with its weights.
+        constraints: as for `to_saved_model`.
+        state: as for `to_onnx`.
+        outputs: as for `to_saved_model`.
+        fold: as for `to_onnx`.
+        exact: as for `to_onnx`.
+        validate: call the module at several sizes in headless Chromium, with
+            WebAssembly, and compare with jax; ``"process"`` asks from a fresh process
+            without jax.  False needs no Chromium; without npm it writes a folder that
+            lacks onnxruntime-web, and warns.
+        examples: as for `to_saved_model`.
+        overwrite: as for `to_saved_model`.
+        sign: as for `to_saved_model`.
+        card: as for `to_saved_model`.
+
+    Returns:
+        The report, which is in the folder as ``pax_export.json``.  `load` runs such a
+        folder with onnxruntime.
+
+    Raises:
+        MissingPackageError: npm or Chromium is not installed, or npm cannot download
+            onnxruntime-web.
+        UnsupportedDtypeError: JavaScript has no arrays of the dtype of an input or
+            output: bfloat16, complex numbers, strings.
+        UnsupportedOperationError: ONNX or onnxruntime-web has no such operation.
+        ValidationError: a result differs from jax, or the browser crashes or does not
+            answer.
+        PaxError: of a class for each mistake, as for `to_saved_model`.
+
+    Example:
+        >>> import tempfile, warnings, jax.numpy as jnp
+        >>> from pax_export.export import spec, to_web
+        >>> double = ({"w": jnp.full(3, 2.0)}, lambda params, x: params["w"] * x)
+        >>> with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")  # where npm is not installed
+        ...     report = to_web(double, folder + "/double", spec("batch, 3"), validate=False)
+        >>> report.target
+        'web'
+    """
+    check_choice("state", state, ("frozen", "keep"))
+    calls = by_signature("examples", examples, signature_keys(methods), methods is not None)
+    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
+    options = OnnxOptions(OPSET, fold, exact, accuracy_level=1)
+    return run_export(_WebExporter(options, calls), Request(model, path, *given))
+
+
+@dataclass(frozen=True)
+class _WebExporter(FormatExporter):
+    format = WEB
+    loads = "onnx"
+    tests_reported = True
+    one_by_one = True
+
+    options: OnnxOptions
+    examples: Mapping[str, Sequence[Any]]
+
+    def find(self, request: Request) -> None:
+        find("onnx", "onnx", "to_web")
+        if request.validate:
+            npm.check([npm.ONNXRUNTIME], "to_web")
+            browser.check("to_web")
+
+    def load(self, request: Request) -> None:
+        require("onnx", "onnx", "to_web")
+
+    def partial(self) -> FormatExporter | None:
+        """Parts of a model are called in onnxruntime, which has the same operators."""
+        return OnnxExporter(self.options, {}) if is_installed("onnxruntime") else None
+
+    def lower(
+        self, model: Exportable, programs: Sequence[Program], request: Request
+    ) -> _WebContents:
+        named = list(map(with_names_of_their_own, programs))
+        signatures = {each.key: signature_info(each) for each in named}
+        _check_dtypes(signatures)
+        store = store_of(model, named)
+        infos = store.infos()
+        shared = store, self.examples, self.options
+        parts = {each.key: OnnxContents(model.name, infos, [each], *shared) for each in named}
+        return _WebContents(model.name, infos, named, store, self.examples, parts, signatures)
+
+
+def _check_dtypes(signatures: Mapping[str, SignatureInfo]) -> None:
+    for key, info in signatures.items():
+        for what, entries in (("input", info.inputs), ("output", info.outputs)):
+            for each in entries:
+                if each.dtype not in _ARRAYS:
+                    raise UnsupportedDtypeError(
+                        f"to_web: JavaScript has no arrays of {each.dtype}.",
+                        where=f"{key}: {what} {each.name}",
+                        got=str(each),
+                        write="float32 there, and a cast inside of the model; of complex "
+                        "numbers the real and the imaginary part",
+                    )
+
+
+@dataclass(frozen=True)
+class _WebContents(ProgramContents):
+    #: By signature, what is written of it.
+    parts: Mapping[str, OnnxContents]
+    signatures: Mapping[str, SignatureInfo]
+
+    def write(self, place: Path) -> dict[str, OnnxModelFile]:
+        keys = list(self.parts)
+        made = {key: each.write(place / model_file(key, keys)) for key, each in self.parts.items()}
+        beside = {key: [each.data.name] if each.data else [] for key, each in made.items()}
+        write_page(place, self.name, module(self.signatures, beside), types(self.signatures))
+        if npm.found():
+            npm.copy(npm.ONNXRUNTIME, place / RUNTIME)
+        return made
+
+    def report_fields(
+        self, place: Path, written: Mapping[str, OnnxModelFile], run: ExportRun
+    ) -> dict[str, Any]:
+        if not (place / RUNTIME).is_dir():
+            run.budget.left_out += without_npm(place, [npm.ONNXRUNTIME])
+        files = [place / model_file(key, list(self.parts)) for key in self.parts]
+        quantized = [each.of_quantized() for each in self.parts.values()]
+        return {
+            "signatures": dict(self.signatures),
+            "graph_bytes": sum(each.stat().st_size for each in files),
+            "platforms": ("cpu",),
+            "versions": package_versions("onnx"),
+            "known_differences": _union(each.differs for each in written.values()),
+            "details": {
+                **{name: list(found) for name, found in (
+                    ("folded", _union(each.folded for each in written.values())),
+                    ("kept", _union(each.notes for each in written.values())),
+                ) if found},
+                **next(filter(None, quantized), {}),
+                "opset": self.parts[self.programs[0].key].options.opset,
+                RUNTIME: npm.ONNXRUNTIME.version,
+                "runs_in": "browsers, with WebGPU or WebAssembly",
+            },
+        }  # fmt: skip
+
+    def write_report(self, report: Report, place: Path, written: object) -> None:
+        write_report(report, place)
+        names = sorted({*overwrite_guard.files(place)} - {checksums.FILE})
+        checksums.write(place, files=names)
+
+
+def _union(texts: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for each in texts for text in each))
+
+
+def without_npm(place: Path, packages: Iterable[npm.Package]) -> list[str]:
+    """Warns that packages are not in a folder, and gives what its report says."""
+    names = ", ".join(map(str, packages))
+    warning = NotValidatedWarning(
+        f"The folder lacks {names}, because npm is not installed.",
+        where=str(place),
+        write="the same export where npm is installed",
+    )
+    warnings.warn(warning, stacklevel=2)
+    return [f"not copied, because npm is not installed: {names}"]
+
+
+def write_page(place: Path, title: str, module: str, types: str, **changed: str) -> None:
+    """Writes the module and the page; `changed` are files that are not the usual ones."""
+    texts = {name: page_file(name) for name in ("index.html", *_COPIED)}
+    texts |= {name.replace("_", "."): text for name, text in changed.items()}
+    texts["index.html"] = texts["index.html"].replace("TITLE", escape(title))
+    package = {"private": True, "type": "module", "main": "model.js", "types": "model.d.ts"}
+    texts |= {"model.js": module, "model.d.ts": types}
+    texts["package.json"] = json.dumps(package, indent=2) + "\n"
+    for name, text in texts.items():
+        (place / name).write_text(text, encoding="utf-8")
+
+
+def module(signatures: Mapping[str, SignatureInfo], beside: Mapping[str, Sequence[str]]) -> str:
+    """The text of ``model.js``."""
+
+    def arrays(infos: Iterable[ArrayInfo]) -> dict[str, Any]:
+        return {each.name: {"dtype": each.dtype, "shape": each.shape} for each in infos}
+
+    keys = list(signatures)
+    functions = {
+        function_name(key, keys): {
+            "file": model_file(key, keys),
+            "data": beside[key],
+            "inputs": arrays(info.inputs),
+            "outputs": arrays(info.outputs),
+        }
+        for key, info in signatures.items()
+    }
+    text = json.dumps(functions, indent=2)
+    return page_file("model.js").replace(_SIGNATURES, f"export const signatures = {text};")
+
+
+def types(signatures: Mapping[str, SignatureInfo]) -> str:
+    """The text of ``model.d.ts``."""
+
+    def fields(infos: Iterable[ArrayInfo], kind: str) -> str:
+        lines = (
+            f"    /** {each.dtype}[{', '.join(map(str, each.shape))}] */\n"
+            f"    {json.dumps(each.name)}: {kind}<{_ARRAYS[each.dtype]}>;\n"
+            for each in infos
+        )
+        return "{\n" + "".join(lines) + "  }"
+
+    functions = "".join(
+        f"  {json.dumps(function_name(key, signatures))}(inputs: {fields(info.inputs, 'Input')}): "
+        f"Promise<{fields(info.outputs, 'Tensor')}>;\n"
+        for key, info in signatures.items()
+    )
+    return page_file("model.d.ts").replace("  // FUNCTIONS\n", functions)
+
+
+def load(path: Path, report: Report) -> LoadedFile:
+    require("onnxruntime", "onnx", "load")
+    keys = list(report.signatures)
+    found = {key: opened(str(path / model_file(key, keys))) for key in keys}
+    sessions = {key: session for key, (session, _) in found.items()}
+    return LoadedFile(report, sessions, lambda key, inputs: found[key][1](key, inputs))
+
+
+def check(path: Path, report: Report, trusted: bool) -> None:
+    """Refuses a folder that is not as it was written."""
+    checksums.check(path)

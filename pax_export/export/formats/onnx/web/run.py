@@ -1,0 +1,69 @@
+"""Calls of a folder for browsers in headless Chromium: with numpy, and without jax."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.artifact.report import DEFAULT, Report, read_report
+from pax_export.export.formats.onnx.web import browser
+
+Arrays = dict[str, np.ndarray]
+
+
+def page_file(name: str) -> str:
+    """The text of a file of which each folder gets a copy."""
+    return files(__package__).joinpath("page", name).read_text(encoding="utf-8")
+
+
+def function_name(key: str, keys: Iterable[str]) -> str:
+    """The name of a signature in JavaScript.
+
+    Example:
+        >>> function_name("encode", ["encode"]), function_name("serving_default", [])
+        ('encode', 'predict')
+    """
+    return "predict" if key == DEFAULT and "predict" not in keys else key
+
+
+def model_file(key: str, keys: Sequence[str]) -> str:
+    """The name of the file of a signature.
+
+    Example:
+        >>> keys = ["encode", "Encode"]
+        >>> [model_file(key, keys) for key in keys], model_file("encode", ["encode"])
+        (['encode.onnx', 'model_1.onnx'], 'model.onnx')
+    """
+    if len(keys) == 1:
+        return "model.onnx"
+    plain = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z]+)*", key)  # and no model_1
+    return f"{key}.onnx" if plain else f"model_{list(keys).index(key)}.onnx"
+
+
+def run(path: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
+    """What the module of a folder gives in the browser, call by call."""
+    report = read_report(path)
+    with browser.opened(Path(path), page_file("answer.js")) as ask:
+        return [_call(ask, report, case["signature"], case["inputs"]) for case in cases]
+
+
+def _call(ask: browser.Ask, report: Report, key: str, inputs: Arrays) -> Arrays:
+    given = {name: _packed(value) for name, value in inputs.items()}
+    found = ask({"key": function_name(key, report.signatures), "inputs": given})
+    return {
+        each.name: np.frombuffer(base64.b64decode(text), each.dtype).reshape(shape)
+        for each in report.signatures[key].outputs
+        for shape, text in [found[each.name]]
+    }
+
+
+def _packed(value: Any) -> Any:
+    array = np.ascontiguousarray(value)
+    text = base64.b64encode(array.tobytes()).decode()
+    return [array.dtype.name, list(np.shape(value)), text]
