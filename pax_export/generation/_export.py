@@ -38,10 +38,11 @@ from pax_export.generation._runtimes import FUNCTION_FORMATS, exported
 from pax_export.generation._steps import Settings, begin, last_logits
 from pax_export.generation._stops import Stop, checked_stops
 from pax_export.generation._tokenizer import Tokenizer
+from pax_export.generation._web import WEB
 from pax_export.generation.samplers import Sampler
 
 #: Whole models, for runtimes that keep the cache themselves.
-RUNTIMES = {each.name: each for each in (GENAI, GGUF, LITERTLM)}
+RUNTIMES = {each.name: each for each in (GENAI, GGUF, LITERTLM, WEB)}
 _DEFAULTS = {"max_new_tokens": 64, "batch": "batch", "length": "length"}
 SIGNATURES = ("prefill", "decode", "generate")
 LAYERS = ("listed", "scanned")
@@ -77,7 +78,9 @@ def export(
 
     * ``"genai"``: a folder for onnxruntime-genai, which transformers.js reads, too.
     * ``"gguf"``: a file for llama.cpp, of the families that it knows;
-    * ``"litertlm"``: a file for LiteRT-LM, whose name ends with ``.litertlm``.
+    * ``"litertlm"``: a file for LiteRT-LM, whose name ends with ``.litertlm``;
+    * ``"web"``: a folder for browsers, that of ``"genai"`` with a page to chat on and the
+      module ``model.js``, which any static server hosts.
 
     Before it takes its name the runtime itself, in a process of its own, continues prompts with the
     tokens of jax.  Where logits are so near to each other that its arithmetic chooses otherwise,
@@ -98,8 +101,9 @@ def export(
 
     Args:
         lm: a net with a cache, as for `generate`.
-        path: where to write; a folder for a SavedModel, a bundle and ``"genai"``, else a file.
-        format: ``"genai"``, ``"gguf"`` or ``"litertlm"`` for a `Decoder`; or ``"saved_model"``,
+        path: where to write; a folder for a SavedModel, a bundle, ``"genai"`` and ``"web"``,
+            else a file.
+        format: ``"genai"``, ``"gguf"``, ``"litertlm"`` or ``"web"`` for a `Decoder`; or ``"saved_model"``,
             ``"stablehlo"``, ``"onnx"`` or ``"tflite"`` for the functions.
         max_length: how many tokens each row of the cache has room for; of functions a name
             (``"room"``) leaves it open; for a runtime all positions of the net by default.

@@ -127,6 +127,8 @@ class Runtime(NamedTuple):
         is_file: whether one file is written.
         mark: what such a file of ours holds near its beginning.
         suffix: what its name must end with, if it opens no others.
+        find: refuses a test whose programs are missing.
+        run: continues the prompts of a test, in place of the function of `_runtime_calls`.
     """
 
     name: str
@@ -138,6 +140,8 @@ class Runtime(NamedTuple):
     is_file: bool = False
     mark: bytes = b""
     suffix: str = ""
+    find: Callable[[], None] | None = None
+    run: Callable[[Job, Path, Mapping[str, Any], float], list[Any]] | None = None
 
 
 def exported(
@@ -304,6 +308,8 @@ def _is_tested(runtime: Runtime, validate: bool, path: str | os.PathLike[str], w
             got=repr(validate),
             write="validate=True or validate=False",
         )
+    if validate and runtime.find:
+        runtime.find()
     missing = [each for each in runtime.packages if not is_installed(each)]
     if not validate or not missing:
         return validate
@@ -387,7 +393,11 @@ def proved(
         own = [x[1:] if job.begins and x[0] == job.begin else x for x in prompts]
         calls["texts"] = [job.tokenizer.decode(each) for each in own]
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(job.lm))
-    theirs = run(runtime, place, calls, _SECONDS + _SECONDS_PER_GIB * size / 2**30)
+    seconds = _SECONDS + _SECONDS_PER_GIB * size / 2**30
+    if runtime.run:
+        theirs = runtime.run(job, place, calls, seconds)
+    else:
+        theirs = run(runtime, place, calls, seconds)
     ours = _greedy(job, prompts, steps)
     ties: list[str] = []
     equal = total = 0

@@ -34,8 +34,8 @@ _FLAGS = (
 ).split()
 #: Seconds until the page is open, and until it has answered.
 START, ANSWER = 60.0, 300.0
-#: How often the process is looked at, and how long a killed one may take to end.
-_TURN, _END = 0.25, 5.0
+#: How often the process is looked at, and how long it may take to end by itself.
+_TURN, _END = 0.25, 3.0
 
 _PAGE = b'<!doctype html><meta charset="utf-8"><script type="module" src="turns.js"></script>'
 _TURNS = b"""
@@ -161,12 +161,11 @@ def _failed(problem: str) -> ValidationError:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Ends the browser and its children, which are the processes of its session."""
-    end = time.monotonic() + _END
+    with suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
+        process.terminate()
+        process.wait(_END)
     with suppress(ProcessLookupError, PermissionError):
-        while time.monotonic() < end:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.poll()
-            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 

@@ -53,6 +53,18 @@ ONNXRUNTIME = Package(
         f"{_ORT}-wasm-simd-threaded.asyncify.wasm",
     ),
 )
+TOKENIZERS = Package(
+    "@huggingface/tokenizers",
+    "0.2.0",
+    "LidMHe1FpcSYH4vcSjXooda34pC0M8m1gmDOv7SQi6Iv+ib1zX7J3sHBCC9/3FPCkn2k1b55FneVqMRxrr99pg==",
+    ("package/dist/tokenizers.min.mjs", "package/LICENSE"),
+)
+JINJA = Package(
+    "@huggingface/jinja",
+    "0.5.11",
+    "YzEzwM5oQf4r0vs7ifWQ+yuVR1YkAHrjERQ+a8WRsStHHp4NRBg+NesjiFc+X2AFUpRvvrIeHDS1xFy9jY/IjQ==",
+    ("package/dist/index.js", "package/LICENSE"),
+)
 
 
 def found() -> bool:

@@ -31,8 +31,8 @@ async function call(key, {file, data, inputs, outputs}, given = {}) {
     feeds[name] = array(`${key}: ${name}`, info, Object.hasOwn(given, name) ? given[name] : undefined);
   }
   sessions[key] ??= open(file, data).catch((error) => { delete sessions[key]; throw error; });
-  const {ort, names, run} = await sessions[key];
-  const tensors = names.map((name) =>
+  const {ort, types, run} = await sessions[key];
+  const tensors = Object.keys(types).map((name) =>
     [name, new ort.Tensor(inputs[name].dtype, feeds[name].data, feeds[name].shape)]);
   const made = await run(Object.fromEntries(tensors));
   return Object.fromEntries(

@@ -35,19 +35,35 @@ export async function read(name) {
   return new Uint8Array(await response.arrayBuffer());
 }
 
-/** A session of a model of this folder, whose arrays may be in files beside it. */
+/**
+ * A session of a model of this folder, whose arrays may be in files beside it.
+ *
+ * What WebGPU refuses, such as float16 on a device without it, is computed with WebAssembly.
+ */
 export async function open(file, beside = [], options = {}) {
   const {ort, provider} = await load();
   const externalData = await Promise.all(
     beside.map(async (path) => ({path: path.split("/").pop(), data: await read(path)})));
-  const executionProviders = provider === "webgpu" ? ["webgpu", "wasm"] : ["wasm"];
-  const session = await ort.InferenceSession.create(
-    await read(file), {executionProviders, externalData, ...options});
+  const content = await read(file);
+  const start = (executionProviders, more) =>
+    ort.InferenceSession.create(content, {executionProviders, externalData, ...more});
+  const onProcessor = () => start(["wasm"]);
+  let session = provider === "wasm" ? await onProcessor()
+    : await start(["webgpu", "wasm"], options).catch(onProcessor);
+  let fallback = provider === "wasm" ? undefined : async (feeds) => {
+    const other = await onProcessor(), made = await other.run(feeds);
+    [session, fallback] = [other, undefined];
+    return made;
+  };
   let last = Promise.resolve();  // a session makes one call at a time
   const run = (feeds) => {
-    const made = last.then(() => session.run(feeds));
+    const made = last.then(() => session.run(feeds)).catch((error) => {
+      if (fallback === undefined) throw error;
+      return fallback(feeds);
+    });
     last = made.catch(() => undefined);
     return made;
   };
-  return {ort, provider, names: session.inputNames, run};
+  const types = session.inputMetadata.map(({name, type}) => [name, type]);
+  return {ort, types: Object.fromEntries(types), run};
 }

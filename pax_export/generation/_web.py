@@ -1,0 +1,80 @@
+"""``"web"``: a folder for browsers, with a page to chat on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pax_export._errors import ValidationError
+from pax_export.export.formats.onnx.web import browser, npm
+from pax_export.export.formats.onnx.web.export import without_npm, write_page
+from pax_export.generation._genai import GENAI
+from pax_export.generation._runtimes import Job, Report, Runtime
+
+_PACKAGES = {
+    "onnxruntime-web": npm.ONNXRUNTIME,
+    "tokenizers": npm.TOKENIZERS,
+    "jinja": npm.JINJA,
+}
+_PURPOSE = 'generation.export(format="web")'
+_HELLO = [{"role": "user", "content": "Hello, who are you?"}]
+
+
+def _file(name: str) -> str:
+    return files(__package__).joinpath("chat_page", name).read_text(encoding="utf-8")
+
+
+def _find() -> None:
+    npm.check(_PACKAGES.values(), _PURPOSE)
+    browser.check(_PURPOSE)
+
+
+def _write(job: Job, place: Path) -> Report | Mapping[str, Any]:
+    report = GENAI.write(job, place)
+    assert job.tokenizer is not None
+    about = {"template": job.tokenizer.chat_template, "specialTokens": job.tokenizer.special_tokens}
+    data = [each.relative_to(place).as_posix() for each in sorted(place.glob("onnx/*.data"))]
+    module = _file("model.js").replace(" = {};\n", f" = {json.dumps(about)};\n", 1)
+    module = module.replace("DATA", json.dumps(data), 1)
+    title = type(job.lm).__name__
+    write_page(place, title, module, _file("model.d.ts"), page_js=_file("page.js"))
+    if npm.found():
+        for name, package in _PACKAGES.items():
+            npm.copy(package, place / name)
+    else:
+        without_npm(place, _PACKAGES.values())
+    return report
+
+
+def _run(job: Job, place: Path, calls: Mapping[str, Any]) -> list[list[int]]:
+    """The ids that follow each prompt; texts are tokenized as in Python, or it is an error."""
+    assert job.tokenizer is not None
+    with browser.opened(place, _file("answer.js")) as ask:
+        for text in calls["texts"]:
+            ids = job.tokenizer.encode(text)
+            own = [ids, job.tokenizer.decode(ids, skip_special_tokens=True)]
+            _compare(job, "tokenizer", own, ask({"text": text}))
+        if job.tokenizer.chat_template:
+            options: dict[str, Any] = {"add_generation_prompt": True, "tokenize": False}
+            own = job.tokenizer.apply_chat_template(_HELLO, **options)
+            _compare(job, "chat template", own, ask({"messages": _HELLO}))
+        asked = ({"prompt": each, "steps": calls["steps"]} for each in calls["prompts"])
+        return [ask(each) for each in asked]
+
+
+def _compare(job: Job, what: str, own: object, theirs: object) -> None:
+    if own != theirs:
+        raise ValidationError(
+            f"The {what} gives something else in JavaScript than in Python.",
+            where=f"{job.where}: tokenizer",
+            got=f"{theirs!r:.300} where Python says {own!r:.300}",
+            write='format="genai", or validate=False to write the folder all the same',
+        )
+
+
+WEB = Runtime(
+    "web", "onnxruntime-web in Chromium", (), "onnx", GENAI.check, _write, find=_find, run=_run
+)
