@@ -23,12 +23,14 @@ _METADATA = {
 }
 _COMMAND = "pax-export = pax_export.cli:main"
 _LARGEST = 10  # names in one complaint
+#: Of Python, and of the pages of folders for browsers.
+_KINDS = ("py", "js", "d.ts", "html", "css")
 
 
 def python_files(root: Path) -> set[str]:
     """The files of the package that a wheel must hold."""
-    found = {path.relative_to(root).as_posix() for path in (root / PACKAGE).rglob("*.py")}
-    return found | {f"{PACKAGE}/py.typed"}
+    found = {each for kind in _KINDS for each in (root / PACKAGE).rglob(f"*.{kind}")}
+    return {path.relative_to(root).as_posix() for path in found} | {f"{PACKAGE}/py.typed"}
 
 
 def c_files(root: Path) -> set[str]:

@@ -103,8 +103,8 @@ def export(
         lm: a net with a cache, as for `generate`.
         path: where to write; a folder for a SavedModel, a bundle, ``"genai"`` and ``"web"``,
             else a file.
-        format: ``"genai"``, ``"gguf"``, ``"litertlm"`` or ``"web"`` for a `Decoder`; or ``"saved_model"``,
-            ``"stablehlo"``, ``"onnx"`` or ``"tflite"`` for the functions.
+        format: ``"genai"``, ``"gguf"``, ``"litertlm"`` or ``"web"`` for a `Decoder`; or
+            ``"saved_model"``, ``"stablehlo"``, ``"onnx"`` or ``"tflite"`` for the functions.
         max_length: how many tokens each row of the cache has room for; of functions a name
             (``"room"``) leaves it open; for a runtime all positions of the net by default.
         tokenizer: for a runtime: a `Tokenizer`, or the folder, ``tokenizer.json`` or GGUF file

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from pax_export._errors import ValidationError
 from pax_export.export.formats.onnx.web import browser, npm
-from pax_export.export.formats.onnx.web.export import without_npm, write_page
+from pax_export.export.formats.onnx.web.export import copy_packages, write_page
 from pax_export.generation._genai import GENAI
 from pax_export.generation._runtimes import Job, Report, Runtime
 
@@ -24,7 +23,7 @@ _HELLO = [{"role": "user", "content": "Hello, who are you?"}]
 
 
 def _file(name: str) -> str:
-    return files(__package__).joinpath("chat_page", name).read_text(encoding="utf-8")
+    return Path(__file__).with_name("chat_page").joinpath(name).read_text(encoding="utf-8")
 
 
 def _find() -> None:
@@ -41,11 +40,7 @@ def _write(job: Job, place: Path) -> Report | Mapping[str, Any]:
     module = module.replace("DATA", json.dumps(data), 1)
     title = type(job.lm).__name__
     write_page(place, title, module, _file("model.d.ts"), page_js=_file("page.js"))
-    if npm.found():
-        for name, package in _PACKAGES.items():
-            npm.copy(package, place / name)
-    else:
-        without_npm(place, _PACKAGES.values())
+    copy_packages(place, _PACKAGES)
     return report
 
 

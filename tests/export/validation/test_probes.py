@@ -219,7 +219,7 @@ def test_a_call_that_fails_is_listed_and_the_rest_is_made(tmp_path, monkeypatch)
             results.append({"output": case["inputs"]["x"]})
         return results
 
-    monkeypatch.setattr(onnx_export._OnnxExporter, "run_here", lambda self: run)
+    monkeypatch.setattr(onnx_export.OnnxExporter, "run_here", lambda self: run)
     report = to_onnx(({}, lambda _, x: x), tmp_path / "m.onnx", spec("n"), validate="full")
     assert format.name == report.target
     assert list(report.differs) == ["differs from jax at: serving_default: output where x is nan"]

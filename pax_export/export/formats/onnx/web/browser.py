@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pax_export._errors import MissingPackageError, UnsupportedOperationError, ValidationError
 from pax_export._files import stale_temporaries
@@ -94,8 +94,9 @@ def opened(folder: Path, script: str, flags: Sequence[str] = _FLAGS) -> Iterator
     turns = _Turns()
     secret = secrets.token_hex(16)  # other users of this machine can open the port, too
     handler = functools.partial(_Handler, f"/{secret}/", script.encode(), turns, folder)
-    with stale_temporaries.scratch() as profile, ThreadingHTTPServer(("127.0.0.1", 0), handler) as (
-        server
+    with (
+        stale_temporaries.scratch() as profile,
+        ThreadingHTTPServer(("127.0.0.1", 0), handler) as (server),
     ):
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, args=(_TURN,), daemon=True).start()
@@ -172,7 +173,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 class _Handler(SimpleHTTPRequestHandler):
     """Serves the folder, and below a secret path the page and its turns."""
 
-    extensions_map = {
+    extensions_map: ClassVar[dict[str, str]] = {
         **SimpleHTTPRequestHandler.extensions_map,
         **{".js": "text/javascript", ".wasm": "application/wasm"},
     }

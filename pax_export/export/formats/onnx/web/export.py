@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import warnings
@@ -198,15 +197,14 @@ class _WebContents(ProgramContents):
         made = {key: each.write(place / model_file(key, keys)) for key, each in self.parts.items()}
         beside = {key: [each.data.name] if each.data else [] for key, each in made.items()}
         write_page(place, self.name, module(self.signatures, beside), types(self.signatures))
-        if npm.found():
-            npm.copy(npm.ONNXRUNTIME, place / RUNTIME)
+        copy_packages(place, {RUNTIME: npm.ONNXRUNTIME})
         return made
 
     def report_fields(
         self, place: Path, written: Mapping[str, OnnxModelFile], run: ExportRun
     ) -> dict[str, Any]:
         if not (place / RUNTIME).is_dir():
-            run.budget.left_out += without_npm(place, [npm.ONNXRUNTIME])
+            run.budget.left_out = [f"not copied, because npm is not installed: {npm.ONNXRUNTIME}"]
         files = [place / model_file(key, list(self.parts)) for key in self.parts]
         quantized = [each.of_quantized() for each in self.parts.values()]
         return {
@@ -237,16 +235,19 @@ def _union(texts: Iterable[Iterable[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for each in texts for text in each))
 
 
-def without_npm(place: Path, packages: Iterable[npm.Package]) -> list[str]:
-    """Warns that packages are not in a folder, and gives what its report says."""
-    names = ", ".join(map(str, packages))
+def copy_packages(place: Path, packages: Mapping[str, npm.Package]) -> None:
+    """Copies packages into folders of these names; without npm it warns that they are missing."""
+    if npm.found():
+        for name, package in packages.items():
+            npm.copy(package, place / name)
+        return
+    names = ", ".join(map(str, packages.values()))
     warning = NotValidatedWarning(
         f"The folder lacks {names}, because npm is not installed.",
         where=str(place),
         write="the same export where npm is installed",
     )
-    warnings.warn(warning, stacklevel=2)
-    return [f"not copied, because npm is not installed: {names}"]
+    warnings.warn(warning, stacklevel=3)
 
 
 def write_page(place: Path, title: str, module: str, types: str, **changed: str) -> None:

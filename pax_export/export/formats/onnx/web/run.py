@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ Arrays = dict[str, np.ndarray]
 
 def page_file(name: str) -> str:
     """The text of a file of which each folder gets a copy."""
-    return files(__package__).joinpath("page", name).read_text(encoding="utf-8")
+    return Path(__file__).with_name("page").joinpath(name).read_text(encoding="utf-8")
 
 
 def function_name(key: str, keys: Iterable[str]) -> str:

@@ -1,0 +1,143 @@
+"""Folders for browsers with a page to chat on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import pax_export as pax
+from pax_export.errors import MissingPackageError, NotValidatedWarning, ValidationError
+from pax_export.export.formats.onnx.web import browser
+from pax_export.generation import Tokenizer
+from tests import browsers
+from tests.generation.test_runtimes import net
+from tests.generation.test_tokenizer import byte_level
+
+TEMPLATE = (
+    "{% for each in messages %}{{ each.role }}: {{ each.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+
+def tokenizer(template: str = TEMPLATE) -> Tokenizer:
+    made = byte_level()
+    made.chat_templates = {"default": template}
+    return made
+
+
+def export(lm, folder, **options):
+    given = {"tokenizer": tokenizer(), "max_length": 64} | options
+    return pax.generation.export(lm, folder, format="web", **given)
+
+
+def test_the_folder(tmp_path, monkeypatch):
+    browsers.without_packages(monkeypatch)
+    report = export(net("llama", tmp_path / "hf"), tmp_path / "web", validate=False)
+    assert report.target == "web" and report.validated is None
+    files = set(report.details["files"])
+    assert {"index.html", "model.js", "model.d.ts", "page.js", "runtime.js"} < files
+    assert {"genai_config.json", "tokenizer.json", "onnx/model.onnx"} < files
+    module = (tmp_path / "web" / "model.js").read_text()
+    begin = module.index("specialTokens} = ") + len("specialTokens} = ")
+    about, _ = json.JSONDecoder().raw_decode(module[begin:])
+    assert about["template"] == TEMPLATE and about["specialTokens"]["eos_token"] == "<e>"
+    with pytest.raises(pax.errors.ExportPathError):
+        export(net("llama", tmp_path / "again"), tmp_path / "web", validate=False)
+    lm = net("llama", tmp_path / "more")
+    export(lm, tmp_path / "web", validate=False, overwrite=True)
+
+
+def test_what_is_missing_is_said_before_any_work(tmp_path, monkeypatch):
+    lm = net("llama", tmp_path / "hf")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingPackageError, match="npm is not installed"):
+        export(lm, tmp_path / "web")
+    with pytest.warns(NotValidatedWarning, match="lacks onnxruntime-web@.*tokenizers@.*jinja@"):
+        export(lm, tmp_path / "web", validate=False)
+    browsers.program(tmp_path / "npm", "exit 1")
+    monkeypatch.delenv(browser.PATH, raising=False)
+    with pytest.raises(MissingPackageError, match="Chromium"):
+        export(lm, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_greedy_tokens_in_chromium_are_those_of_jax(family, tmp_path, monkeypatch):
+    browsers.with_packages(monkeypatch)
+    prompts = ["Hello", "The quick brown fox", [5, 6, 7], list(range(1, 40))]
+    report = export(net(family, tmp_path / "hf"), tmp_path / "web", prompts=prompts)
+    assert report.validated == "process" and not report.differs
+    counted, _, total = report.details["tokens"].split()[:3]
+    assert counted == total and int(total) > 40
+
+
+def test_other_tokens_are_refused(tmp_path, monkeypatch):
+    browsers.with_packages(monkeypatch)
+    lm = net("llama", tmp_path / "hf")
+    from pax_export.generation import _web
+
+    file = _web._file
+    changed = file("model.js").replace("yield next;", "yield (next + 1) % 5;")
+    monkeypatch.setattr(_web, "_file", lambda name: changed if name == "model.js" else file(name))
+    with pytest.raises(ValidationError, match="otherwise than jax"):
+        export(lm, tmp_path / "web")
+    assert not (tmp_path / "web").exists()
+
+
+def test_a_template_that_javascript_renders_otherwise(tmp_path, monkeypatch):
+    """@huggingface/jinja drops what a turn of a loop has written before ``break``."""
+    browsers.with_packages(monkeypatch)
+    template = "{% for each in messages %}{{ each.content }}{% break %}{% endfor %}"
+    with pytest.raises(ValidationError, match="chat template"):
+        export(net("llama", tmp_path / "hf"), tmp_path / "web", tokenizer=tokenizer(template))
+
+
+#: Writes a message on the page, and gives what it shows and what the module says.
+CHAT = """
+import {chat} from "/model.js";
+export async function answer(message) {
+  const frame = document.createElement("iframe");
+  frame.src = "/index.html";
+  document.body.append(frame);
+  const find = async (what, until) => {
+    for (;;) {
+      const found = frame.contentDocument?.querySelector(what);
+      if (found && until(found)) return found;
+      await new Promise((done) => setTimeout(done, 50));
+    }
+  };
+  const text = await find("textarea", () => true);
+  text.value = message;
+  frame.contentDocument.querySelector("form").requestSubmit();
+  await find("button", (each) => each.textContent === "Stop");
+  await find("button", (each) => each.textContent === "Send");
+  const pieces = [];
+  for await (const each of chat([{role: "user", content: message}])) pieces.push(each);
+  const shown = [...frame.contentDocument.querySelectorAll(".chat p")];
+  return [shown.map((each) => each.textContent), pieces.join("")];
+}
+"""
+
+
+def test_the_page_chats(tmp_path, monkeypatch):
+    browsers.with_packages(monkeypatch)
+    lm = net("llama", tmp_path / "hf")
+    words = tokenizer()
+    export(lm, tmp_path / "web", tokenizer=words, validate=False)
+    with browser.opened(tmp_path / "web", CHAT) as ask:
+        (asked, answered), said = ask("Hello")
+    ids = words.apply_chat_template(
+        [{"role": "user", "content": "Hello"}], add_generation_prompt=True
+    )
+    steps = 64 - len(ids)
+    sampler = pax.generation.samplers.greedy()
+    tokens = pax.generation.generate(
+        lm, [ids], max_new_tokens=steps, sampler=sampler, stop=words.stop, pad=0
+    )
+    expected = [*tokens[0].tolist()]
+    if words.stop[0] in expected:
+        expected = expected[: expected.index(words.stop[0])]
+    text = words.decode(expected, skip_special_tokens=True)
+    assert asked == "Hello" and said == answered
+    assert text.startswith(answered) and len(answered) >= len(text.rstrip("\ufffd")) - 1
