@@ -39,7 +39,7 @@ def load(
     Returns:
         A callable like the exported model: a `LoadedModel` of a SavedModel, a
         `LoadedBundle` of a StableHLO bundle, a `LoadedFile` of a TFLite or ONNX
-        model.
+        model, or of a folder for browsers.
 
     Raises:
         ExportPathError: there is no export, or it cannot be read, or it is not as

@@ -121,7 +121,7 @@ class Report:
         largest_error: the largest absolute difference from jax, by
             ``"signature: output"``.
         seconds: wall time by phase.
-        target: ``"saved_model"``, ``"stablehlo"``, ``"tflite"`` or ``"onnx"``.
+        target: ``"saved_model"``, ``"stablehlo"``, ``"tflite"``, ``"onnx"`` or ``"web"``.
         details: what only this target has, e.g. ``{"opset": 23}``.
         known_differences: where the runtime's kernels of operations in this export
             differ from jax, for arguments far from usual ones.

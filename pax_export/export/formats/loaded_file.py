@@ -19,6 +19,7 @@ Run = Callable[[str, dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 class LoadedFile:
     """A loaded TFLite or ONNX model, called like the model that was exported.
 
+    Folders for browsers hold ONNX models, too.
     It runs in LiteRT or onnxruntime, on the CPU, and so neither under `jax.jit`
     nor under `jax.grad`.  Outputs are jax arrays if an argument is one, and
     numpy arrays otherwise.
@@ -35,8 +36,9 @@ class LoadedFile:
     Attributes:
         report: what the export is.
         signatures: by key, functions like the model itself.
-        runtime: LiteRT's `Interpreter`, or onnxruntime's `InferenceSession`.  The
-            former is for one thread, and for no call of the model meanwhile.
+        runtime: LiteRT's `Interpreter`, or onnxruntime's `InferenceSession`, of a folder
+            one for each signature.  The former is for one thread, and for no call of the
+            model meanwhile.
 
     Example:
         >>> import tempfile, pax_export as pax

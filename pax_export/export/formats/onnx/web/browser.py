@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pax_export._errors import MissingPackageError, UnsupportedOperationError, ValidationError
 from pax_export._files import stale_temporaries
@@ -173,13 +173,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 class _Handler(SimpleHTTPRequestHandler):
     """Serves the folder, and below a secret path the page and its turns."""
 
-    extensions_map: ClassVar[dict[str, str]] = {
-        **SimpleHTTPRequestHandler.extensions_map,
-        **{".js": "text/javascript", ".wasm": "application/wasm"},
-    }
-
     def __init__(self, secret: str, script: bytes, turns: _Turns, folder: Path, *args: Any):
         self.secret, self.turns = secret, turns
+        kinds = {".js": "text/javascript", ".wasm": "application/wasm"}
+        self.extensions_map = {**SimpleHTTPRequestHandler.extensions_map, **kinds}
         self.pages = {
             "": ("text/html", _PAGE),
             "turns.js": ("text/javascript", _TURNS),
@@ -217,5 +214,5 @@ class _Handler(SimpleHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Says nothing of each request."""
