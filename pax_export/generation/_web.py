@@ -44,10 +44,10 @@ def _write(job: Job, place: Path) -> Report | Mapping[str, Any]:
     return report
 
 
-def _run(job: Job, place: Path, calls: Mapping[str, Any]) -> list[list[int]]:
+def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[list[int]]:
     """The ids that follow each prompt; texts are tokenized as in Python, or it is an error."""
     assert job.tokenizer is not None
-    with browser.opened(place, _file("answer.js")) as ask:
+    with browser.opened(place, _file("answer.js"), seconds=seconds) as ask:
         for text in calls["texts"]:
             ids = job.tokenizer.encode(text)
             own = [ids, job.tokenizer.decode(ids, skip_special_tokens=True)]

@@ -77,13 +77,16 @@ def check(purpose: str) -> str:
 
 
 @contextmanager
-def opened(folder: Path, script: str, flags: Sequence[str] = _FLAGS) -> Iterator[Ask]:
+def opened(
+    folder: Path, script: str, flags: Sequence[str] = _FLAGS, seconds: float | None = None
+) -> Iterator[Ask]:
     """Opens a page in the browser, and gives what asks it.
 
     Args:
         folder: what the server serves.
         script: a module with ``export async function answer(question)``.
         flags: of the browser.
+        seconds: until an answer has come; `ANSWER` by default.
 
     Raises:
         MissingPackageError: there is no browser.
@@ -109,7 +112,7 @@ def opened(folder: Path, script: str, flags: Sequence[str] = _FLAGS) -> Iterator
         )  # fmt: skip
         try:
             turns.wait(process, START)
-            yield functools.partial(turns.ask, process)
+            yield functools.partial(turns.ask, process, seconds or ANSWER)
         finally:
             _kill(process)
             turns.questions.put(None)
@@ -123,9 +126,9 @@ class _Turns:
         self.questions: queue.Queue[Any] = queue.Queue()
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
 
-    def ask(self, process: subprocess.Popen[bytes], question: object) -> Any:
+    def ask(self, process: subprocess.Popen[bytes], seconds: float, question: object) -> Any:
         self.questions.put(question)
-        return self.wait(process, ANSWER)
+        return self.wait(process, seconds)
 
     def wait(self, process: subprocess.Popen[bytes], seconds: float) -> Any:
         end = time.monotonic() + seconds
