@@ -1,7 +1,12 @@
-"""Files for onnxruntime and LiteRT: calls of them, beside those that torch.onnx and Keras write.
+"""Files for onnxruntime, LiteRT and TensorFlow: calls of them, beside those of their peers.
 
-It needs torch, which no environment of tox installs: ``pip install torch``.  Calls by one thread
-are in processor time, so that other programs may use the cores; calls by two are not.
+Files of ONNX beside those that torch.onnx writes, of TFLite beside those of Keras' converter,
+SavedModels beside `jax.jit`.  The rows of ONNX need torch, which no environment of tox installs:
+``.tox/bench/bin/python -m pip install torch`` after ``tox -e bench --notest``.
+
+Calls by one thread are in processor time, so that other programs may use the cores; calls by two
+are not.  XLA has its threads from the start, so SavedModels are in the processor time of all
+threads, and then in time.
 """
 
 from __future__ import annotations
@@ -9,10 +14,10 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 import pax_export as pax
@@ -23,34 +28,68 @@ Call = Callable[[], Any]
 
 def tables() -> Iterator[str]:
     """Each net with a batch of any size, and of one, by one thread and by two."""
-    if importlib.util.find_spec("torch") is None:
-        yield "files: torch is not installed\n"
-        return
-    from benchmarks import keras_nets
     from benchmarks.file_nets import NETS
 
+    has_torch = importlib.util.find_spec("torch") is not None
+    if not has_torch:
+        yield "ONNX: torch is not installed\n"
     for name, make in NETS.items():
-        model, inputs, x, other, given = make()
+        model, inputs, x = make()
         static = pax.export.spec(", ".join(map(str, x.shape)))
         specs = {"pax_export": inputs, "pax_export, static": static}
         with tempfile.TemporaryDirectory() as folder:
-            path = f"{folder}/torch.onnx"
-            _of_torch(other, given, path)
-            onnx, keras = {"torch.onnx": (path, [given.numpy()])}, f"{folder}/keras.tflite"
-            keras_nets.write(name, keras)
-            tflite = {"Keras": keras}
-            for label, spec in specs.items():
-                for form, files in (("onnx", onnx), ("tflite", tflite)):
-                    path = f"{folder}/{label}.{form}"
-                    write = getattr(pax.export, f"to_{form}")
-                    write(model, path, spec, validate=False, card=False)
-                    files[label] = (path, [x]) if form == "onnx" else path
-            yield from _tables(f"{name}, ONNX", onnx, _onnx)
-            last = x if name not in keras_nets.FEATURES_FIRST else x.transpose(0, 2, 3, 1)
-            arrays = {path: last if label == "Keras" else x for label, path in tflite.items()}
-            pairs = {label: (path, [arrays[path]]) for label, path in tflite.items()}
-            yield from _tables(f"{name}, TFLite", pairs, _tflite)
-    yield from _language_model()
+            if has_torch:
+                yield from _beside_torch(name, folder, model, specs, x)
+            yield from _beside_keras(name, folder, model, specs, x)
+            yield from _beside_jax(name, folder, model, specs, x)
+    if has_torch:
+        yield from _language_model()
+
+
+def _written(folder: str, form: str, model: Any, specs: Any) -> dict[str, str]:
+    paths = {label: f"{folder}/{label}.{form}" for label in specs}
+    for label, spec in specs.items():
+        write = getattr(pax.export, f"to_{form}")
+        write(model, paths[label], spec, validate=False, card=False)
+    return paths
+
+
+def _beside_torch(name: str, folder: str, model: Any, specs: Any, x: np.ndarray) -> Iterator[str]:
+    from benchmarks import torch_nets
+
+    path = f"{folder}/torch.onnx"
+    files = {"torch.onnx": (path, [torch_nets.write(name, path, x)])}
+    for label, path in _written(folder, "onnx", model, specs).items():
+        files[label] = path, [x]
+    yield from _tables(f"{name}, ONNX", files, _onnx)
+
+
+def _beside_keras(name: str, folder: str, model: Any, specs: Any, x: np.ndarray) -> Iterator[str]:
+    from benchmarks import keras_nets
+    from benchmarks.file_nets import FEATURES_FIRST
+
+    path = f"{folder}/keras.tflite"
+    keras_nets.write(name, path)
+    last = x.transpose(0, 2, 3, 1) if name in FEATURES_FIRST else x
+    files = {"Keras": (path, [last])}
+    for label, path in _written(folder, "tflite", model, specs).items():
+        files[label] = path, [x]
+    yield from _tables(f"{name}, TFLite", files, _tflite)
+
+
+def _beside_jax(name: str, folder: str, model: Any, specs: Any, x: np.ndarray) -> Iterator[str]:
+    import tensorflow as tf
+
+    params, function = model if isinstance(model, tuple) else (model, lambda net, x: net(x))
+    params, jitted, array = jax.device_put(params), jax.jit(function), jax.device_put(x)
+    calls: dict[str, Call] = {"jax.jit": lambda: jitted(params, array).block_until_ready()}
+    tensor = tf.constant(x)
+    for label, path in _written(folder, "saved_model", model, specs).items():
+        loaded = pax.export.load(path)
+        calls[label] = lambda loaded=loaded: loaded(tensor)
+    for title, clock in (("processor", time.process_time), ("time", time.perf_counter)):
+        rows = compare(calls, rounds=15, least=0.02, clock=clock)
+        yield table(f"{name}, SavedModel, {title}", rows, "1.05 times jax.jit")
 
 
 def _language_model() -> Iterator[str]:
@@ -75,23 +114,6 @@ def _tables(title: str, files: Any, load: Callable[..., tuple[Call, int]]) -> It
         rows = compare(calls, rounds=15, least=0.02, clock=clock)
         goal = f"1.05 times {next(iter(files))}"
         yield table(f"{title}, {threads} threads; operators: {counts}", rows, goal)
-
-
-def _of_torch(net: Any, given: Any, path: str) -> None:
-    import torch
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        axes = {"x": {0: "batch"}}
-        torch.onnx.export(
-            net,
-            (given,),
-            path,
-            dynamo=False,
-            opset_version=17,
-            input_names=["x"],
-            dynamic_axes=axes,
-        )
 
 
 def _onnx(path: str, threads: int, given: list[np.ndarray]) -> tuple[Call, int]:

@@ -13,8 +13,6 @@ from keras import layers, ops
 from benchmarks.file_nets import DIM, EFFICIENT, HEADS, LENGTH, MOBILE
 
 _IMAGE = (224, 224, 3)
-#: Nets whose images have their features first in jax and in torch, as no net has them here.
-FEATURES_FIRST = frozenset({"resnet18", "resnet50"})
 
 
 def _conv(x: Any, features: int, size: int = 1, stride: int = 1, activation: Any = None) -> Any:

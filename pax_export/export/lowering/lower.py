@@ -32,6 +32,7 @@ from pax_export.export.lowering.products import forget_algorithm
 from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.lowering.shardings import drop_shardings, says_shardings
 from pax_export.export.portable.any_size import lowerable
+from pax_export.export.portable.on_cpus import fast_on_cpus
 from pax_export.export.portable.without_libraries import (
     ANY_PLATFORM,
     XLA_EXPANDS,
@@ -82,7 +83,8 @@ def lower_traced(
     with named_refusals():
         program = lowerable(traced.program)
         try:
-            exported = _export(traced, program, count, platforms)
+            fast = fast_on_cpus(program) if "cpu" in platforms else program
+            exported = _export(traced, fast, count, platforms)
             module, neutral = _portable(exported, names=names, program=traced.program), False
         except (NotImplementedError, UnsupportedOperationError) as error:
             # Rules for real machines call their libraries (LAPACK, cuSOLVER), which

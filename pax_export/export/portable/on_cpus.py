@@ -1,0 +1,99 @@
+"""Depthwise convolutions and pools in the form that XLA's CPU backend compiles to fast loops.
+
+XLA computes each number of a depthwise convolution by itself, some 40 times slower than the same
+sum of shifted arrays, and pools that keep NaN likewise.  Both forms are exported; the platform
+that runs them chooses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+
+from pax_export._types import Array
+from pax_export.export.portable.decompose import decomposed
+from pax_export.export.portable.program import is_static, traced
+from pax_export.export.portable.rewrite import rewritten
+
+#: More shifts than these take long to compile.
+_MOST_SHIFTS = 128
+_POOLS = frozenset({"reduce_window_max", "reduce_window_min"})
+_FLOATS = frozenset({"bfloat16", "float16", "float32", "float64"})
+
+
+def fast_on_cpus(program: Any) -> Any:
+    """The program with a second form of some operations, which CPUs take."""
+    return rewritten(program, _replacement)
+
+
+def _replacement(equation: Any) -> Any:
+    name, function = equation.primitive.name, None
+    if name == "conv_general_dilated":
+        function = _depthwise(equation)
+    elif name in _POOLS and _is_small_window(equation.params["window_dimensions"]):
+        function = jaxpr_as_fun(decomposed(equation))
+    if function is None:
+        return None
+
+    def either(*operands: Array) -> Any:
+        return lax.platform_dependent(*operands, cpu=function, default=as_it_is)
+
+    def as_it_is(*operands: Array) -> Any:
+        return [equation.primitive.bind(*operands, **equation.params)]
+
+    return traced(either, equation.invars)
+
+
+def _is_small_window(sizes: Any) -> bool:
+    return is_static(sizes) and math.prod(sizes) <= _MOST_SHIFTS
+
+
+def _depthwise(equation: Any) -> Callable[..., list[Array]] | None:
+    """A convolution whose features each have kernels of their own; None for any other."""
+    params, (x, kernel) = equation.params, equation.invars
+    specs, groups = params["dimension_numbers"], params["feature_group_count"]
+    sizes = [kernel.aval.shape[axis] for axis in specs.rhs_spec[2:]]
+    (result,) = equation.outvars
+    if params["batch_group_count"] != 1 or result.aval.dtype.name not in _FLOATS:
+        return None
+    if not isinstance(groups, int) or groups == 1 or not _is_small_window(sizes):
+        return None
+    if groups != x.aval.shape[specs.lhs_spec[1]] or not sizes:
+        return None
+    counts = [result.aval.shape[axis] for axis in specs.out_spec[2:]]
+    if not (is_static(counts) or all(step == 1 for step in params["window_strides"])):
+        return None
+    return partial(_sum_of_shifts, equation.params, result.aval.dtype, counts)
+
+
+def _sum_of_shifts(params: Any, dtype: Any, counts: Any, x: Array, kernel: Array) -> list[Array]:
+    lhs, rhs, out = params["dimension_numbers"]
+    features, space = lhs[1], lhs[2:]
+    edges: list[Any] = [(0, 0, 0)] * x.ndim
+    for axis, (low, high), gap in zip(space, params["padding"], params["lhs_dilation"]):
+        edges[axis] = low, high, gap - 1
+    x = lax.pad(x, jnp.zeros((), x.dtype), edges)
+    wide = jnp.promote_types(dtype, jnp.float32)
+    x, kernel = x.astype(wide), kernel.astype(wide)
+    several = kernel.shape[rhs[0]] // params["feature_group_count"]
+    x = jnp.repeat(x, several, features) if several > 1 else x
+    kernel = jnp.transpose(kernel, (*rhs[2:], *rhs[:2]))[..., 0]
+    steps, sums = params["window_strides"], 0
+    for place in itertools.product(*map(range, kernel.shape[:-1])):
+        starts, stops, strides = [0] * x.ndim, list(x.shape), [1] * x.ndim
+        apart = zip(space, place, params["rhs_dilation"], counts, steps)
+        for axis, number, gap, count, step in apart:
+            starts[axis], strides[axis] = number * gap, step
+            stops[axis] = number * gap + (count - 1) * step + 1
+        scale = lax.broadcast_in_dim(kernel[place], (1,) * features + kernel.shape[-1:]
+                                     + (1,) * (x.ndim - 1 - features), (features,))  # fmt: skip
+        sums = sums + lax.slice(x, starts, stops, strides) * scale
+    order = [lhs[out.index(axis)] for axis in range(x.ndim)]
+    return [jnp.transpose(sums, order).astype(dtype)]

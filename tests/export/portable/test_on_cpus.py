@@ -1,0 +1,132 @@
+"""Depthwise convolutions and pools in a second form for CPUs: in jax, and in a SavedModel."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export as jax_export
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+
+from pax_export.export import load, spec, to_saved_model
+from pax_export.export.portable.on_cpus import fast_on_cpus
+from tests.closeness import assert_close
+
+LAST, FIRST = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
+
+
+def depthwise(layout=LAST, strides=(1, 1), padding="SAME", groups=6, **options):
+    return lambda x, kernel: lax.conv_general_dilated(
+        x, kernel, strides, padding, dimension_numbers=layout, feature_group_count=groups, **options
+    )
+
+
+CONVOLUTIONS = {
+    "features last": (depthwise(), (2, 7, 8, 6), (3, 3, 1, 6)),
+    "features first": (depthwise(FIRST), (2, 6, 7, 8), (6, 1, 3, 3)),
+    "another order of results": (depthwise(("NHWC", "HWIO", "CWHN")), (2, 7, 8, 6), (3, 3, 1, 6)),
+    "strides": (depthwise(strides=(2, 3), padding=((1, 0), (2, 4))), (2, 7, 8, 6), (3, 2, 1, 6)),
+    "negative padding": (depthwise(padding=((-1, 0), (0, -2))), (2, 7, 8, 6), (3, 2, 1, 6)),
+    "dilated": (
+        depthwise(padding=((2, 1), (3, 2)), lhs_dilation=(2, 1), rhs_dilation=(1, 2)),
+        (2, 5, 6, 6),
+        (3, 2, 1, 6),
+    ),
+    "several kernels of a feature": (depthwise(), (2, 7, 8, 6), (3, 3, 1, 18)),
+    "one axis": (
+        lambda x, kernel: lax.conv_general_dilated(
+            x, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=4
+        ),
+        (2, 9, 4),
+        (5, 1, 4),
+    ),
+}
+LEFT = {
+    "one group": (depthwise(groups=1), (2, 7, 8, 6), (3, 3, 6, 6)),
+    "groups of several features": (depthwise(groups=3), (2, 7, 8, 6), (3, 3, 2, 6)),
+    "large kernels": (depthwise(padding="VALID"), (1, 14, 14, 6), (12, 12, 1, 6)),
+}
+POOLS = {
+    "2 x 2": (-np.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"),
+    "3 x 3, padded": (-np.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"),
+    "least": (np.inf, lax.min, (1, 3, 2, 1), (1, 1, 2, 1), "SAME"),
+    "wide": (-np.inf, lax.max, (1, 7, 1, 1), (1, 1, 1, 1), "SAME"),
+}
+
+
+def lowered(function, *arrays):
+    """The rewritten program as a function, and the text that jax lowers for CPUs."""
+    made = jax.jit(jaxpr_as_fun(fast_on_cpus(jax.make_jaxpr(function)(*arrays))))
+    return made, made.lower(*arrays).as_text()
+
+
+def random(seed, shape, dtype=np.float32):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_depthwise_convolutions_are_sums_of_shifts(name, dtype):
+    function, *shapes = CONVOLUTIONS[name]
+    x, kernel = (random(seed, shape, dtype) for seed, shape in enumerate(shapes))
+    made, text = lowered(function, x, kernel)
+    assert "stablehlo.convolution" not in text
+    (found,), expected = made(x, kernel), function(x, kernel)
+    assert found.dtype == expected.dtype
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_other_convolutions_stay(name):
+    function, *shapes = LEFT[name]
+    program = jax.make_jaxpr(function)(*map(np.ones, shapes))
+    assert fast_on_cpus(program) is program
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", POOLS)
+def test_pools_are_extremes_of_shifts(name, dtype):
+    neutral, combine, *window = POOLS[name]
+    if dtype == "int8":
+        neutral = np.iinfo(dtype).min if combine is lax.max else np.iinfo(dtype).max
+
+    x = (10 * random(0, (2, 7, 8, 3))).astype(dtype)
+    start = np.asarray(neutral, x.dtype)  # known while it is traced, so jax knows the function
+
+    def pool(x):
+        return lax.reduce_window(x, start, combine, *window)
+
+    if dtype != "int8":
+        x = x.at[0, 2, 3, 1].set(jnp.nan).at[1, 0, 0, 0].set(-jnp.inf)
+    made, text = lowered(pool, x)
+    assert "reduce_window" not in text
+    assert_close(made(x)[0], pool(x))
+
+
+def test_sizes_may_be_symbolic():
+    batch, height = jax_export.symbolic_shape("b, h", constraints=["h >= 3"])
+    x = jax.ShapeDtypeStruct((batch, height, 8, 6), np.float32)
+    kernel = random(1, (3, 3, 1, 6))
+    for strides in ((1, 1), (2, 2)):  # the second stays a convolution
+        function = depthwise(strides=strides)
+        made = jaxpr_as_fun(fast_on_cpus(jax.make_jaxpr(function)(x, kernel)))
+        given = random(0, (2, 5, 8, 6))
+        (found,) = jax_export.export(jax.jit(made))(x, kernel).call(given, kernel)
+        assert_close(found, function(given, kernel))
+
+
+def test_saved_models_and_their_gradients(tmp_path):
+    def loss(params, x):
+        x = depthwise(strides=(2, 2))(x, params["kernel"])
+        x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME")
+        return (x**2).sum((1, 2, 3))
+
+    params = {"kernel": random(1, (3, 3, 1, 6))}
+    report = to_saved_model(
+        (params, loss), tmp_path / "m", spec("batch, 7, 8, 6"), trainable=True, validate="full"
+    )
+    assert "cuda" in report.platforms and "cpu" in report.platforms
+    x = random(0, (3, 7, 8, 6))
+    assert_close(load(tmp_path / "m")(np.asarray(x)), loss(params, x))
