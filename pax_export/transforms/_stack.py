@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,11 +68,14 @@ def _require_equal(first: object, layer: PyTree, number: int) -> None:
             if jnp.shape(a) != jnp.shape(b) or a.dtype != b.dtype
         ]
     if lines:
+        of_ranks = any(re.search(r"\badapters\.\w+\.(rank|alpha): ", line) for line in lines)
         raise StructureMismatchError(
             "Only equal layers can be stacked.",
             where=f"layer {number}",
             got="; ".join(lines[:3]),
-            write="layers of one recipe, in one mode (train or eval)",
+            write="adapters.pad_ranks(net) before"
+            if of_ranks
+            else "layers of one recipe, in one mode (train or eval)",
         )
 
 

@@ -231,8 +231,9 @@ def test_adapters_of_several_ranks_are_stacked_after_padding():
         lm = pax.adapters.add(lm, f"layers.{layer}.attention.query", rank=rank, alpha=alpha)
     lm = lm.at("layers.*.attention.query.adapters.*.lora_b").apply(lambda b: b + 0.5)
     tokens = jnp.array([[3, 1, 4]])
-    with pytest.raises(ValueError, match="rank"):
+    with pytest.raises(ValueError, match="rank") as caught:
         lm.scanned()
+    assert caught.value.write == "adapters.pad_ranks(net) before"
     padded = pax.adapters.pad_ranks(lm)
     assert_close(padded(tokens), lm(tokens), rtol=1e-5)
     scanned = padded.scanned()

@@ -70,6 +70,7 @@ def test_adapters_of_peft_give_its_logits(options, family, tmp_path):
     assert np.abs(expected - before).max() > 0.1
     assert_close(tuned(TOKENS), expected, rtol=3e-5)
     assert_close(adapters.merge(tuned)(TOKENS), expected, rtol=1e-4)
+    assert_close(adapters.pad_ranks(tuned).scanned()(TOKENS), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
