@@ -3,6 +3,10 @@
 from pax_export._quantized._array import ArrayLike, QuantizedArray, rows, times, times_transposed
 from pax_export._quantized._difference import Apart as Apart
 from pax_export._quantized._difference import apart as apart
+from pax_export._quantized._inputs import DynamicInputs, StaticInputs
+from pax_export._quantized._inputs import integer_rows as integer_rows
+from pax_export._quantized._inputs import round_inputs as round_inputs
+from pax_export._quantized._inputs import round_rows as round_rows
 from pax_export._quantized._integers import GROUP, Form, dequantized, packed, unpacked
 from pax_export._quantized._operations import decomposed_dequantize as decomposed_dequantize
 from pax_export._quantized._operations import decomposed_dot as decomposed_dot
@@ -13,8 +17,10 @@ from pax_export._quantized._operations import plain_dot as plain_dot
 __all__ = [
     "GROUP",
     "ArrayLike",
+    "DynamicInputs",
     "Form",
     "QuantizedArray",
+    "StaticInputs",
     "dequantize",
     "dequantized",
     "packed",

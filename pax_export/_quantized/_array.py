@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,6 +20,12 @@ class ArrayLike:
     """What functions of jax and layers ask of a module that stands for an array."""
 
     __array_ufunc__ = None  # so that `array @ this` of numpy asks here
+    #: What rounds the inputs of products with it; None for float inputs.
+    inputs: Any = None
+
+    def rounded_inputs(self, x: Any, axes: Sequence[int] = (-1,)) -> Any:
+        """What is multiplied with it, rounded; along ``axes`` a scale of each call serves."""
+        return x if self.inputs is None else self.inputs.rounded(x, axes)
 
     def dequantized(self) -> jax.Array:
         raise NotImplementedError
@@ -54,10 +61,12 @@ class QuantizedArray(ArrayLike, StateModule):
         scales: one for each channel, so that they broadcast to the array, or with ``group`` one
             for each group along ``axis``.
         form: what they mean.
+        inputs: rounds what is multiplied with it to 8 bits: `StaticInputs` or `DynamicInputs`.
 
     Attributes:
         integers: as given.
         scales: as given.
+        inputs: as given; None where inputs stay as they are.
         form: the ``bits``, the ``group``, the ``axis`` and the ``dtype``.
 
     Example:
@@ -71,11 +80,12 @@ class QuantizedArray(ArrayLike, StateModule):
         (64, 8)
     """
 
-    def __init__(self, integers: Any, scales: Any, form: Form):
+    def __init__(self, integers: Any, scales: Any, form: Form, inputs: Any = None):
         super().__init__()
         self.integers = integers
         self.scales = scales
         self.form = form
+        self.inputs = inputs
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,6 +127,7 @@ class QuantizedArray(ArrayLike, StateModule):
 
 def times(x: Any, weight: Any) -> jax.Array:
     """``jnp.dot(x, weight)``, for a weight that may be quantized."""
+    x = _inputs(x, weight)
     if not isinstance(weight, QuantizedArray):
         return jnp.dot(x, _numbers(weight))
     return _product(x, weight, -2)
@@ -124,9 +135,14 @@ def times(x: Any, weight: Any) -> jax.Array:
 
 def times_transposed(x: object, weight: object, dtype: DTypeLike) -> jax.Array:
     """``x · weightᵀ`` in a dtype, for a weight ``[outputs, inputs]`` that may be quantized."""
+    x = _inputs(x, weight)
     if not isinstance(weight, QuantizedArray):
         return jnp.einsum("...d,vd->...v", x, _numbers(weight), preferred_element_type=dtype)
     return _product(x, weight, -1).astype(dtype)
+
+
+def _inputs(x: Any, weight: Any) -> Any:
+    return weight.rounded_inputs(x) if isinstance(weight, ArrayLike) else x
 
 
 def _numbers(weight: Any) -> Any:

@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
 from pax_export._quantized._integers import GROUP, Form, dequantized, halves, scales_per_group
+from pax_export._quantized._primitive import is_zero, primitive
 
 
 def dequantize(integers: Any, scales: Any, form: Form) -> Any:
@@ -63,39 +63,14 @@ def few_rows(index: Any, integers: Any, scales: Any, **form: Any) -> Any:
     return dequantized(integers[index], scales[index], Form(**form))
 
 
-def _primitive(name: str, plain: Callable[..., Any], on_cpu: Callable[..., Any]) -> Any:
-    """A primitive with one result, lowered as a function of jax, another one on CPUs."""
-    made = Primitive(name)
-
-    @made.def_abstract_eval
-    def result(*operands: Any, **told: Any) -> Any:
-        structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in operands]
-        (made,) = jax.make_jaxpr(functools.partial(plain, **told))(*structs).out_avals
-        return made
-
-    @functools.partial(jax.jit, static_argnames="told")
-    def run(*operands: Any, told: tuple[tuple[str, Any], ...]) -> Any:
-        return made.bind(*operands, **dict(told))
-
-    made.def_impl(lambda *operands, **told: run(*operands, told=tuple(told.items())))
-    mlir.register_lowering(made, mlir.lower_fun(plain, multiple_results=False))
-    if on_cpu is not plain:
-        mlir.register_lowering(made, mlir.lower_fun(on_cpu, multiple_results=False), platform="cpu")
-    return made
-
-
-_dequantize = _primitive("dequantize", decomposed_dequantize, decomposed_dequantize)
-_dot = _primitive("quantized_dot", _plain, _in_blocks)
-_rows = _primitive("quantized_rows", few_rows, few_rows)
+_dequantize = primitive("dequantize", decomposed_dequantize)
+_dot = primitive("quantized_dot", _plain, _in_blocks)
+_rows = primitive("quantized_rows", few_rows)
 
 
 # --- under transforms -----------------------------------------------------------------
 # All three are linear in x and in the scales; tangents are those of ordinary operations, which
 # can be transposed.  Integers have none.
-
-
-def _is_zero(tangent: Any) -> bool:
-    return type(tangent) is ad.Zero
 
 
 def _sum(*tangents: Any) -> Any:
@@ -110,10 +85,10 @@ def _jvp_of(
         made = primitive.bind(*primals, **told)
         *first, integers, scales = primals
         x_dot = None
-        if of_x is not None and not _is_zero(tangents[0]):
+        if of_x is not None and not is_zero(tangents[0]):
             x_dot = of_x(tangents[0], integers, scales, **told)
         s_dot = None
-        if not _is_zero(tangents[-1]):
+        if not is_zero(tangents[-1]):
             s_dot = of_scales(*first, integers, tangents[-1], **told)
         if x_dot is None and s_dot is None:
             return made, jnp.zeros_like(made)

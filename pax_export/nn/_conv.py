@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._quantized import ArrayLike
 from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
@@ -91,6 +92,8 @@ class Convolution(ParameterModule):
     def _checked_input(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The input and the weight, in one dtype; raises if the channels do not fit."""
         arg.require_channels(x, self.data_format.index("C"), self.in_features, self)
+        if isinstance(self.weight, ArrayLike):
+            x = self.weight.rounded_inputs(x, range(1 - x.ndim, 0))
         weight = arg.as_array(self.weight)
         dtype = arg.common_dtype(x, weight)
         return arg.cast(x, dtype), arg.cast(weight, dtype)

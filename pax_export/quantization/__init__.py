@@ -1,16 +1,18 @@
 """Quantization of weights, and its accuracy."""
 
-from pax_export._quantized import QuantizedArray
+from pax_export._quantized import DynamicInputs, QuantizedArray, StaticInputs
 from pax_export.quantization._quantize import dequantize, quantize
 from pax_export.quantization._report import Difference, QuantizationReport, QuantizedLeaf
 from pax_export.quantization._training import RoundedArray
 
 __all__ = [
     "Difference",
+    "DynamicInputs",
     "QuantizationReport",
     "QuantizedArray",
     "QuantizedLeaf",
     "RoundedArray",
+    "StaticInputs",
     "dequantize",
     "quantize",
 ]

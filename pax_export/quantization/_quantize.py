@@ -13,11 +13,12 @@ import numpy as np
 from jax.tree_util import tree_leaves
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, QuantizationError
-from pax_export._quantized import GROUP, ArrayLike, Form, QuantizedArray
+from pax_export._quantized import GROUP, ArrayLike, DynamicInputs, Form, QuantizedArray
 from pax_export.adapters import changed, chosen
 from pax_export.core import Module, Selection, is_array
 from pax_export.quantization import _compare as compare
 from pax_export.quantization._budget import ChosenBits, choose
+from pax_export.quantization._calibrate import METHODS, static_inputs
 from pax_export.quantization._places import (
     QuantizableArray,
     other_arrays,
@@ -29,6 +30,9 @@ from pax_export.quantization._report import QuantizationReport, QuantizedLeaf, t
 from pax_export.quantization._rounding import fits_halves, rounded
 from pax_export.quantization._training import RoundedArray
 
+Found = tuple[list[QuantizedLeaf], dict[str, str], dict[str, str]]
+Wish = Callable[[QuantizableArray], tuple[Any, str]]
+
 
 def quantize(
     net: Module,
@@ -37,6 +41,7 @@ def quantize(
     bits: int = 8,
     group: int | None = None,
     at: object = None,
+    activations: str | None = None,
     metric: Callable[[Any], Any] | None = None,
     budget: float | None = None,
     train: bool = False,
@@ -57,6 +62,11 @@ def quantize(
             `Embed`); 4: from -8 to 7, one float16 scale for each group of 32.
         group: 32: groups share a float16 scale in 8 bits as well.
         at: which parts of a module are quantized, as `Module.at` takes it; all by default.
+        activations: the inputs of products are rounded to 8 bits as well.  ``"dynamic"``: with
+            a scale for each row, or for each example of a convolution, that every call finds;
+            ``"static"``: with one scale and zero point, found from ``batches``, for the least
+            square error (also ``"mse"``); ``"minmax"`` takes the whole range,
+            ``"percentile"`` all but one in 10,000 at each end.
         metric: a function of a net that says how good it is, more being better; the report has
             it before and after.
         budget: how much of the metric may be lost, or, without one, of the outputs for the
@@ -87,6 +97,7 @@ def quantize(
         (8, 10)
     """
     _check(bits, group)
+    _check_activations(activations, batches, net)
     calls = None if batches is None else compare.checked(batches)
     if isinstance(net, Selection):
         if at is not None:
@@ -113,6 +124,18 @@ def quantize(
         small, (leaves, kept, fallbacks) = of_net(net, at, wish, train)
         lost = chosen_bits.sensitivity
         leaves = [dataclasses.replace(each, sensitivity=lost.get(each.name)) for each in leaves]
+    weights_alone = None
+    if activations is not None:
+        plain = small
+        wish, missing = _with_inputs(partial(of_net, net, at), wish, calls or [], activations)
+        small, (_, kept, fallbacks) = of_net(net, at, wish, train)
+        fallbacks = missing | fallbacks
+        leaves = [
+            each if each.name in missing else dataclasses.replace(each, activations=activations)
+            for each in leaves
+        ]
+        if calls is not None:
+            weights_alone = compare.compared(_call(net), _call(plain), calls)
     report = QuantizationReport(
         tuple(leaves),
         kept,
@@ -121,8 +144,38 @@ def quantize(
         tree_bytes(tree_leaves(_arrays(small))),
         None if metric is None else (float(metric(net)), float(metric(small))),
         None if calls is None else compare.compared(_call(net), _call(small), calls),
+        weights_alone,
     )
     return small, report
+
+
+def _with_inputs(
+    of_net: Any, wish: Wish, calls: list[Any], activations: str
+) -> tuple[Wish, dict[str, str]]:
+    """The arrays of a wish with what rounds their inputs; and those that have none, and why."""
+    made: dict[str, tuple[Any, str]] = {}
+    arrays: dict[str, tuple[Any, int]] = {}
+
+    def noted(place: QuantizableArray) -> tuple[Any, str]:
+        made[place.name] = array, _ = wish(place)
+        arrays[place.name] = array, len(place.reduced) + 1
+        return made[place.name]
+
+    def rebuilt(observed: Any) -> Callable[..., Any]:
+        return _call(of_net(lambda place: (observed[place.name], ""), False)[0])
+
+    of_net(noted, False)
+    if activations == "dynamic":
+        inputs: Any = {name: DynamicInputs() for name in arrays}
+    else:
+        inputs = static_inputs(arrays, rebuilt, calls, activations)
+
+    def rounding(place: QuantizableArray) -> tuple[Any, str]:
+        array, fallback = made[place.name]
+        return array.replace(inputs=inputs.get(place.name)), fallback
+
+    why = "its inputs stay as they are: no batch reached a product with it"
+    return rounding, {name: why for name in arrays if name not in inputs}
 
 
 def _chosen(
@@ -180,8 +233,30 @@ def _check(bits: object, group: object) -> None:
         )
 
 
-Found = tuple[list[QuantizedLeaf], dict[str, str], dict[str, str]]
-Wish = Callable[[QuantizableArray], tuple[Any, str]]
+def _check_activations(activations: object, batches: object, net: object) -> None:
+    if activations is None:
+        return
+    if activations not in METHODS:
+        raise InvalidArgumentError(
+            "Activations are rounded in one of a few ways.",
+            where="quantize(activations=...)",
+            got=repr(activations),
+            write=", ".join(map(repr, METHODS)) + ", or None",
+        )
+    if activations != "dynamic" and batches is None:
+        raise InvalidArgumentError(
+            "The scales of activations are found from batches.",
+            where="quantize(activations=...)",
+            got=f"activations={activations!r} without batches",
+            write=f"quantize(net, [x], activations={activations!r}), or activations='dynamic'",
+        )
+    if isinstance(net, tuple):
+        raise InvalidArgumentError(
+            "Activations are rounded by the layers of a module.",
+            where="quantize(activations=...)",
+            got="(params, function), whose function is given the numbers of its weights",
+            write="a module with Linear and convolutions, or no activations=",
+        )
 
 
 def _module(net: Module, at: object, wish: Wish, train: bool) -> tuple[Any, Found]:
@@ -269,7 +344,9 @@ def _one(
     if fallback:
         fallbacks[place.name] = fallback
     leaves.append(_leaf(place, array))
-    return RoundedArray(place.weight, array.form, place.reduced) if train else array
+    if train:
+        return RoundedArray(place.weight, array.form, place.reduced, array.inputs)
+    return array
 
 
 def _quantized(place: QuantizableArray, bits: int, group: int | None) -> tuple[Any, str]:

@@ -22,6 +22,7 @@ class QuantizedLeaf:
         largest_error: the largest difference of an element.
         relative_error: the norm of the difference, in parts of the norm of the array.
         sensitivity: what the net loses with this weight alone in 4 bits, if a budget was given.
+        activations: how the inputs of its products are rounded; None if they are not.
 
     Example:
         >>> import pax_export as pax
@@ -39,6 +40,7 @@ class QuantizedLeaf:
     largest_error: float
     relative_error: float
     sensitivity: float | None = None
+    activations: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class QuantizationReport:
         after: those of the quantized net.
         metric: of the net before and now, where a metric was given.
         difference: of the outputs, where batches were given.
+        weights_alone: the same with float activations, where these are rounded.
 
     Example:
         >>> import pax_export as pax
@@ -99,6 +102,7 @@ class QuantizationReport:
     after: int
     metric: tuple[float, float] | None = None
     difference: Difference | None = None
+    weights_alone: Difference | None = None
 
     def __str__(self) -> str:
         lines = [f"{len(self.leaves)} weights quantized, {len(self.kept)} arrays kept"]
@@ -109,9 +113,12 @@ class QuantizationReport:
             lines.append(f"  metric      {self.metric[0]:.6g} to {self.metric[1]:.6g}")
         if self.difference is not None:
             lines += _of_outputs(self.difference)
+        if self.weights_alone is not None:
+            lines.append(f"  weights     alone: {_far(self.weights_alone)}")
         width = max((len(each.name) for each in self.leaves), default=0)
         for each in self.leaves:
             scheme = f"int{each.bits}" + (f", groups of {each.group}" if each.group else "")
+            scheme += f", {each.activations} inputs" if each.activations else ""
             alone = "" if each.sensitivity is None else f", loses {each.sensitivity:.2g} in 4 bits"
             error = f"error {each.relative_error:.2%}{alone}"
             lines.append(f"  {each.name:<{width}}  {scheme:<20}{error}")
@@ -126,12 +133,15 @@ class QuantizationReport:
 
 
 def _of_outputs(found: Difference) -> list[str]:
-    far = f"{found.largest:.3g} at most, {found.mean:.3g} in the mean, of {found.scale:.3g}"
-    lines = [f"  outputs     differ by {far}"]
+    lines = [f"  outputs     differ by {_far(found)}"]
     if found.kl is not None and found.same_largest is not None:
         lines.append(f"  as logits   KL {found.kl:.3g} nats, {found.same_largest:.2%} same largest")
     before, after = found.seconds
     return [*lines, f"  a call      {before * 1e3:.3g} to {after * 1e3:.3g} ms in jax"]
+
+
+def _far(found: Difference) -> str:
+    return f"{found.largest:.3g} at most, {found.mean:.3g} in the mean, of {found.scale:.3g}"
 
 
 def tree_bytes(leaves: list[Any]) -> int:

@@ -22,11 +22,13 @@ class RoundedArray(ArrayLike, ParameterModule):
         weight: the array that is trained.
         form: what its integers will mean.
         reduced: the axes that share a scale, where there are no groups.
+        inputs: as for `QuantizedArray`; their gradients pass by the rounding, too.
 
     Attributes:
         weight: as given.
         form: as given.
         reduced: as given.
+        inputs: as given.
 
     Example:
         >>> import pax_export as pax
@@ -38,11 +40,12 @@ class RoundedArray(ArrayLike, ParameterModule):
         QuantizedArray(float32[64,8], bits=4, group=32)
     """
 
-    def __init__(self, weight: Any, form: Form, reduced: tuple[int, ...]):
+    def __init__(self, weight: Any, form: Form, reduced: tuple[int, ...], inputs: Any = None):
         super().__init__()
         self.weight = weight
         self.form = form
         self.reduced = reduced
+        self.inputs = inputs
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,7 +74,8 @@ class RoundedArray(ArrayLike, ParameterModule):
 
     def quantized(self) -> QuantizedArray:
         """The integers of the weight as it is now."""
-        return rounded(jnp.asarray(self.weight), self.form, self.reduced)
+        made = rounded(jnp.asarray(self.weight), self.form, self.reduced)
+        return made.replace(inputs=self.inputs)
 
     def dequantized(self) -> jax.Array:
         """What these stand for; its gradient is that of the weight."""

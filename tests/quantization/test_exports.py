@@ -150,13 +150,13 @@ def test_onnx_of_a_language_model(bits, opset, layers, tmp_path):
 
 
 def test_other_integers_in_a_file_are_refused(tmp_path, monkeypatch):
-    before = quantized._QuantizedWeight._stored_integers
+    before = quantized.QuantizedWeight.stored_integers
 
     def wrong(self, order):
         self._integers = np.roll(self._integers, 1)
         return before(self, order)
 
-    monkeypatch.setattr(quantized._QuantizedWeight, "_stored_integers", wrong)
+    monkeypatch.setattr(quantized.QuantizedWeight, "stored_integers", wrong)
     small, _ = quantize(mlp(), bits=4)
     with pytest.raises(errors.ValidationError, match=r"(?s)does not hold the integers.*modules\.0"):
         to_onnx(small, tmp_path / "m.onnx", spec("batch, 256"), validate=False)

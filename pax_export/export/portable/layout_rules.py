@@ -102,9 +102,16 @@ abs add and acos acosh asin asinh atan atan2 atanh cbrt ceil clamp clz convert_e
 cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma
 log log1p logistic lt max min mul ne neg not or population_count pow rem round rsqrt select_n
 shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub
-tan tanh xor reduce_precision optimization_barrier
+tan tanh xor reduce_precision optimization_barrier round_inputs
 """
 rule(*_ELEMENTWISE.split())(elementwise)
+
+
+@rule("round_rows")
+def round_rows(equation: Any, operands: Operands) -> Results:
+    (x,) = operands
+    axes = tuple(sorted(x.place(axis % x.rank) - x.rank for axis in equation.params["axes"]))
+    return [Laid(again(equation, [x.lying(x.order)], axes=axes)[0], x.order)]
 
 
 @rule("composite")

@@ -196,6 +196,11 @@ def _dequantized(equation: Equation) -> Any:
     return 2 * _elements(equation.outvars)
 
 
+def _rounded(equation: Equation) -> Any:
+    """A division, a rounding and a product of each element."""
+    return 3 * _elements(equation.outvars)
+
+
 def _quantized_dot(equation: Any) -> Any:
     """The product and, once, the numbers of the matrix."""
     inner = equation.invars[0].aval.shape[-1]
@@ -325,6 +330,8 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "dequantize": _dequantized,
     "quantized_dot": _quantized_dot,
     "quantized_rows": _dequantized,
+    "round_inputs": _rounded,
+    "round_rows": _rounded,
     "ragged_dot_general": _ragged_dot,
     "conv_general_dilated": _convolution,
     "reduce_window_sum": _window,

@@ -44,6 +44,8 @@ class Writer:
         #: Arrays that stand for stored integers: what gives them in another order of axes.
         self.turned: dict[str, Callable[[Sequence[int]], str]] = {}
         self.quantized: dict[str, Quantized] = {}  # initializers of integers
+        #: Arrays that stand for integers: inputs that are rounded, and quantized weights.
+        self.integers: dict[str, Any] = {}
         self._constants: dict[tuple, str] = {}
         self._count = 0
         self._root: list[Any] = []
@@ -147,7 +149,7 @@ class Writer:
     def transpose(self, name: Any, order: Sequence[int]) -> Any:
         if list(order) == list(range(len(order))):
             return name
-        if name in self.turned:
+        if (name := self.name(name)) in self.turned:
             return self.turned[name](order)
         return self("Transpose", name, perm=list(order))
 

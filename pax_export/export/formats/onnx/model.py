@@ -15,6 +15,7 @@ from pax_export.export.formats.onnx import rules as rules
 from pax_export.export.formats.onnx.biases import with_biases
 from pax_export.export.formats.onnx.convert import Converter
 from pax_export.export.formats.onnx.graph import Writer, bodies, needed, read_in
+from pax_export.export.formats.onnx.integers import with_integer_convolutions
 from pax_export.export.formats.onnx.registry import Refused, has
 from pax_export.export.formats.onnx.values import (
     Value,
@@ -208,7 +209,8 @@ class _ModelBuilder:
         outputs = [self._given(*each) for each in zip(self._outputs, found)]
         entries = [self._entry(*each) for each in zip(self._inputs, self._structs)]
         wanted = set(self._outputs)
-        nodes = with_biases(onnx, needed(writer.nodes, wanted), writer.initializers)
+        nodes = with_integer_convolutions(writer, wanted)
+        nodes = with_biases(onnx, nodes, writer.initializers)
         nodes = needed(nodes, wanted)
         used = {name for node in nodes for name in read_in(node)}
         arrays = {name: each for name, each in writer.initializers.items() if name in used}

@@ -18,6 +18,7 @@ from pax_export.export.artifact.formats import TFLITE
 from pax_export.export.artifact.known_differences import known_differences
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
+from pax_export.export.formats.tflite.builder.activations import multiply_integers
 from pax_export.export.formats.tflite.builder.encode import encode
 from pax_export.export.formats.tflite.builder.graph import constants_shared
 from pax_export.export.formats.tflite.builder.integers import read_integers, store_integers
@@ -215,6 +216,8 @@ class _TfliteContents(ProgramContents):
         graphs = [each.graph for each in signatures]
         notes = {note: None for *_, notes in made for note in notes}
         folded = set().union(*(simplify(each, options.fold, notes) for each in graphs))
+        if options.accuracy_level == 4:
+            multiply_integers(graphs)
         store_integers(graphs, options.accuracy_level)
         if options.quantize is not None:
             store_small(graphs, options.quantize)

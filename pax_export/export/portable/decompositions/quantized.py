@@ -8,3 +8,5 @@ from pax_export.export.portable.decompositions.registry import decomposes
 decomposes("dequantize")(_quantized.decomposed_dequantize)
 decomposes("quantized_dot")(_quantized.decomposed_dot)
 decomposes("quantized_rows")(_quantized.few_rows)
+decomposes("round_inputs")(_quantized.round_inputs)
+decomposes("round_rows")(_quantized.round_rows)

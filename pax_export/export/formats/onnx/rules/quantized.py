@@ -1,5 +1,7 @@
 """Quantized weights: their integers are initializers, in the order of axes in which they are read.
 
+A product of integers and integers, where its inputs are rounded as well, is `MatMulInteger`.
+
 Before a product they are `DequantizeLinear`, which onnxruntime fuses with it and computes with
 activations of 8 bits.  Elsewhere, and for `accuracy_level=1`, they are `Cast` and `Mul`, which
 it computes once, when it loads a file.
@@ -9,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from pax_export._quantized import Form, dequantized, plain_dot, unpacked
+from pax_export._quantized import round_inputs as _round_inputs
 from pax_export.export.formats.onnx.graph import Writer
 from pax_export.export.formats.onnx.registry import has, rule
 from pax_export.export.formats.onnx.rules.products import product
@@ -31,7 +34,7 @@ _GROUPS = 21
 def dequantize(
     writer: Writer, results: Sequence[Any], integers: Value, scales: Value, **told: Any
 ) -> Any:
-    weight = _QuantizedWeight.stored(writer, integers, scales, Form(**told), results[0].dtype)
+    weight = QuantizedWeight.stored(writer, integers, scales, Form(**told), results[0].dtype)
     if weight is None:
         return _in_other_operations(
             writer, partial(dequantized, form=Form(**told)), integers, scales
@@ -52,7 +55,7 @@ def quantized_dot(
 ) -> Any:
     (result,) = results
     form = Form(**told)
-    weight = _QuantizedWeight.stored(writer, integers, scales, form, result.dtype)
+    weight = QuantizedWeight.stored(writer, integers, scales, form, result.dtype)
     if weight is None:
 
         def plain(x: Any, integers: Any, scales: Any) -> Any:
@@ -60,6 +63,12 @@ def quantized_dot(
 
         return _in_other_operations(writer, plain, x, integers, scales)
     order = (0, 1) if contracted == -2 else (1, 0)
+    rounded = writer.integers.get(x.name)
+    by_row = isinstance(rounded, RoundedRows)
+    if rounded is not None and form.group is None:
+        return writer.fit(weight.times(rounded.made if by_row else rounded, order), result.dtype)
+    if writer.accuracy_level == 4 and by_row:
+        x = rounded.x  # which kernels round in their own way
     fused = writer.accuracy_level == 4 and (form.group is None or writer.opset >= _GROUPS)
     name = weight.written(order, fused)
     matrix = Value(name, np.dtype(np.float32), tuple(weight.shape[axis] for axis in order))
@@ -78,7 +87,83 @@ def _in_other_operations(writer: Writer, function: Any, *operands: Value) -> Any
     return made
 
 
-class _QuantizedWeight:
+class RoundedInputs(NamedTuple):
+    """Inputs as unsigned integers, for which onnxruntime has the fast kernels on x86.
+
+    Attributes:
+        integers: their name.
+        scale: its name; a stored number, or one for each row.
+        zero: the name of the integer that stands for 0.
+    """
+
+    integers: str
+    scale: str
+    zero: str
+
+
+class RoundedRows(NamedTuple):
+    """Inputs with a scale for each row, and what they are of."""
+
+    x: Value
+    made: RoundedInputs
+
+
+@rule("round_inputs")
+def round_inputs(
+    writer: Writer, results: Sequence[Any], x: Value, scale: Value, zero: Value
+) -> Any:
+    names = [writer.stored.get(each.name, each.name) for each in (scale, zero)]
+    of_scale, of_zero = (writer.initializers.get(name) for name in names)
+    if of_scale is None or of_zero is None or of_scale.ndim:
+        return _in_other_operations(writer, _round_inputs, x, scale, zero)
+    unsigned = f"{names[1]}:uint8"
+    if unsigned not in writer.initializers:
+        writer.store((of_zero.astype(np.int16) + 128).astype(np.uint8), unsigned)
+    names[1] = unsigned
+    name = writer("QuantizeLinear", _float32(writer, x), *names)
+    return writer.fit(_written_inputs(writer, name, names), results[0].dtype)
+
+
+def _written_inputs(writer: Writer, integers: str, names: Sequence[str]) -> str:
+    made = writer("DequantizeLinear", integers, *names)
+    writer.integers[made] = RoundedInputs(integers, names[0], names[1])
+    writer.turned[made] = lambda order: _written_inputs(
+        writer, writer.transpose(integers, order), names
+    )
+    return made
+
+
+def _float32(writer: Writer, x: Value) -> str:
+    return x.name if x.carrier == np.float32 else writer.cast(x, np.float32)
+
+
+@rule("round_rows")
+def round_rows(writer: Writer, results: Sequence[Any], x: Value, *, axes: Sequence[int]) -> Any:
+    given = _float32(writer, x)
+    name = writer("Abs", given)
+    name = writer("ReduceMax", name, np.array(axes, np.int64), keepdims=1)
+    positive = writer("Greater", name, np.float32(0))
+    scale = writer("Where", positive, writer("Div", name, np.float32(127)), np.float32(1))
+    integers = writer("Round", writer("Div", given, scale))
+    made = _written_rows(writer, x, integers, scale)
+    return writer.fit(made, results[0].dtype)
+
+
+def _written_rows(writer: Writer, x: Value, integers: str, scale: str) -> str:
+    made = writer("Mul", integers, scale)
+    zero = np.uint8(128)
+    unsigned = writer.cast(writer("Add", integers, np.float32(zero)), np.uint8)
+    writer.integers[made] = RoundedRows(x, RoundedInputs(unsigned, scale, writer.constant(zero)))
+
+    def turned(order: Sequence[int]) -> str:
+        names = [writer.transpose(each, order) for each in (integers, scale)]
+        return _written_rows(writer, x, names[0], names[1])
+
+    writer.turned[made] = turned
+    return made
+
+
+class QuantizedWeight:
     """A weight whose integers and scales are known, and how they are written."""
 
     def __init__(
@@ -91,7 +176,7 @@ class _QuantizedWeight:
     @staticmethod
     def stored(
         writer: Writer, integers: Value, scales: Value, form: Form, dtype: Any
-    ) -> _QuantizedWeight | None:
+    ) -> QuantizedWeight | None:
         """The weight, if it is stored and ONNX has its form."""
         names = [writer.stored.get(each.name, each.name) for each in (integers, scales)]
         q, s = (writer.initializers.get(name) for name in names)
@@ -103,7 +188,7 @@ class _QuantizedWeight:
             return None
         if form.bits == 4:
             q = np.asarray(unpacked(q, form.axis))
-        return _QuantizedWeight(writer, names[0], q, (names[1], s), form)
+        return QuantizedWeight(writer, names[0], q, (names[1], s), form)
 
     def written(self, order: Sequence[int], fused: bool) -> str:
         """The name of the numbers, with their axes in another order."""
@@ -112,7 +197,7 @@ class _QuantizedWeight:
         if form.group is None:
             lasting = [place for place, old in enumerate(order) if self._scales.shape[old] != 1]
             axis = lasting[0] if lasting else len(order) - 1
-        given = self._stored_integers(tuple(order))
+        given = self.stored_integers(tuple(order))
         groups = form.group is not None
         if fused:
             scales = self._stored_scales(order if groups else None, axis)
@@ -130,10 +215,40 @@ class _QuantizedWeight:
             made = writer.reshape(made, sizes)
         else:
             made = writer("Mul", numbers, scales)
+        self._writer.integers[made] = self, tuple(order)
         self._writer.turned[made] = lambda axes: self.written([order[each] for each in axes], False)
         return made
 
-    def _stored_integers(self, order: tuple[int, ...]) -> str:
+    def is_by_channel(self, axis: int) -> bool:
+        """Whether there is one scale for each place along an axis."""
+        sizes = [size for place, size in enumerate(self._scales.shape) if place != axis]
+        return self._form.group is None and all(size == 1 for size in sizes)
+
+    def times(self, x: RoundedInputs, order: tuple[int, ...]) -> str:
+        """A product with inputs of integers, in float32."""
+        writer = self._writer
+        total = writer("MatMulInteger", x.integers, self.stored_integers(order), x.zero)
+        return self.scaled(total, x, 0)
+
+    def scaled(self, total: str, x: RoundedInputs, behind: int) -> str:
+        """Sums of products of integers, as numbers; so many axes are behind that of channels."""
+        writer = self._writer
+        by_row = x.scale not in writer.initializers
+        scale = self._stored_scales(None, 1) if by_row else self.scale_with(x)
+        scale = writer.unsqueeze(scale, list(range(1, behind + 1)))
+        made = writer("Mul", writer.cast(total, np.float32), scale)
+        return writer("Mul", made, x.scale) if by_row else made
+
+    def scale_with(self, x: RoundedInputs) -> str:
+        """The name of the scales of products with inputs, one for each channel."""
+        name = f"{self._scales_name}:{x.scale}"
+        if name not in self._writer.initializers:
+            factor = np.float32(self._writer.initializers[x.scale])
+            scales = self._scales.reshape(-1).astype(np.float32) * factor
+            self._writer.store(scales, name)
+        return name
+
+    def stored_integers(self, order: tuple[int, ...]) -> str:
         plain = order == tuple(range(len(order)))
         name = self._leaf + (":int4" if self._form.bits == 4 else "")
         name += "" if plain else ":" + "".join(map(str, order))

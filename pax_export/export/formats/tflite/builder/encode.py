@@ -181,7 +181,7 @@ class _File:
         return self._table(
             "QuantizationParameters",
             scale=np.asarray(tensor.scale, np.float32),
-            zero_point=np.zeros(len(tensor.scale), np.int64),
+            zero_point=np.full(len(tensor.scale), tensor.zero or 0, np.int64),
             quantized_dimension=tensor.axis,
         )
 

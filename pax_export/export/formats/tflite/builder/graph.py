@@ -61,14 +61,16 @@ class Tensor:
         operator: whose result it is.
         graph: where it is an input or a result; constants belong to all.
         sources: the names of the weights that a constant was made of.
-        scale: of a constant that is stored as integers, by the index of `axis`.
+        scale: of integers that stand for numbers, by the index of `axis`.
+        zero: the integer that stands for 0, where inputs of a layer are rounded.
+        by_row: whether it is rounded, with a scale for each row.
         blocks: the scales of a constant of integers, as a tensor with one for 32 neighbors.
         twin: of a constant of numbers that integers of the model stand for.
     """
 
     __slots__ = (
-        "axis", "blocks", "dtype", "graph", "name", "operator", "scale", "shape", "sources",
-        "twin", "value",
+        "axis", "blocks", "dtype", "graph", "name", "operator", "by_row", "scale", "shape",
+        "sources", "twin", "value", "zero",
     )  # fmt: skip
 
     def __init__(self, shape: Sequence[Any], dtype: Any, graph: Graph | None, value: Any = None):
@@ -81,6 +83,8 @@ class Tensor:
         self.sources: frozenset[str] = frozenset()
         self.scale: Any = None
         self.axis = 0
+        self.zero: int | None = None
+        self.by_row = False
         self.blocks: Tensor | None = None
         self.twin: Any = None
 

@@ -91,11 +91,13 @@ def store_integers(graphs: Sequence[Graph], accuracy_level: int) -> None:
             for place, tensor in enumerate(operator.inputs):
                 if tensor is None or tensor.twin is None or tensor.value is None:
                     continue
+                if tensor.dtype != np.float32:  # integers already
+                    continue
                 form = tensor.twin.held.form
                 direct = fused and place == 1 and (form.bits, form.group) in _FUSED
                 key = id(tensor.value), direct
                 if key not in made:
-                    made[key] = _weight_constants(tensor, direct, f"{form.bits}:{len(made)}")
+                    made[key] = weight_constants(tensor, direct, f"{form.bits}:{len(made)}")
                 stored = made[key]
                 if stored is None:
                     continue
@@ -113,7 +115,7 @@ class Stored(NamedTuple):
     blocks: Tensor | None
 
 
-def _weight_constants(tensor: Tensor, direct: bool, suffix: str) -> Stored | None:
+def weight_constants(tensor: Tensor, direct: bool, suffix: str) -> Stored | None:
     """The constants of a weight; None where scales do not lie as LiteRT has them."""
     twin = tensor.twin
     scales, form = twin.scales, twin.held.form

@@ -36,14 +36,15 @@ def simplify(graph: Graph, fold: bool = True, notes: dict[str, None] | None = No
     for operator in graph.operators:
         for each in operator.graphs.values():
             folded |= simplify(each, fold, notes)
-    _drop_unread(graph)
+    drop_unread(graph)
     fusion = _Fusion(graph, fold, notes)
     fusion.run()
-    _drop_unread(graph)
+    drop_unread(graph)
     return folded | fusion.folded
 
 
-def _drop_unread(graph: Graph) -> None:
+def drop_unread(graph: Graph) -> None:
+    """Takes operators out whose results nothing reads."""
     read = {id(each) for each in graph.outputs}
     kept = []
     for operator in reversed(graph.operators):

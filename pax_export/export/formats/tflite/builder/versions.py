@@ -33,7 +33,8 @@ _DTYPES: Mapping[str, Mapping[str, int]] = {
     "MAXIMUM": _EXTREME, "MAX_POOL_2D": _COMPARISON, "MEAN": _COMPARISON, "MINIMUM": _EXTREME,
     "MUL": {"int16": 7, "uint32": 7, "complex64": 6, "int64": 5, "int8": 2},
     "NOT_EQUAL": {"int8": 2}, "PACK": {"uint32": 4, **_COMPARISON}, "PAD": _PAD, "PADV2": _PAD,
-    "RANGE": {"int64": 2}, "REDUCE_MAX": _COMPARISON, "REDUCE_MIN": _COMPARISON,
+    "QUANTIZE": {"int8": 2}, "RANGE": {"int64": 2},
+    "REDUCE_MAX": _COMPARISON, "REDUCE_MIN": _COMPARISON,
     "REDUCE_PROD": _SMALL, "RELU": {"int16": 3, "int8": 2, "uint8": 2}, "RELU6": _COMPARISON,
     "REVERSE_V2": {"int8": 3, "bool": 2}, "RSQRT": _COMPARISON, "SELECT_V2": {"uint32": 2},
     "SLICE": {"uint32": 6, "int16": 4, "int8": 2}, "SOFTMAX": _COMPARISON,
@@ -52,6 +53,8 @@ _RANKS |= {"TRANSPOSE": [(4, 4), (5, 6)]}
 _BROADCAST = {"MAXIMUM": 3, "MINIMUM": 3, "SUB": 3, "DIV": 2}
 #: Weights of int8 for an input of float: one scale, and one for each channel.
 _HYBRID = {"CONV_2D": (2, 5), "DEPTHWISE_CONV_2D": (4, 6), "FULLY_CONNECTED": (3, 12)}
+#: Weights and inputs of int8.
+_INTEGERS = {"CONV_2D": (3, 3), "DEPTHWISE_CONV_2D": (3, 3), "FULLY_CONNECTED": (4, 12)}
 
 
 def version(operator: Operator) -> int:
@@ -70,6 +73,8 @@ def version(operator: Operator) -> int:
         found.append(_BROADCAST[name] if first.shape != inputs[1].shape else 1)
     if name in _HYBRID and first.dtype == np.float32 and inputs[1].dtype == np.int8:
         found.append(_HYBRID[name][_by_channel(inputs[1])])
+    if name in _INTEGERS and first.dtype == np.int8:
+        found.append(_INTEGERS[name][_by_channel(inputs[1])])
     found.append(_of_options(operator))
     return max(found)
 

@@ -7,8 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from pax_export import _quantized
 from pax_export._quantized import Form, dequantized, plain_dot
+from pax_export.export.formats.tflite.builder.activations import rounded
 from pax_export.export.formats.tflite.builder.graph import Tensor, computed_once
 from pax_export.export.formats.tflite.builder.integers import numbers
 from pax_export.export.formats.tflite.rule import Operation, rule
@@ -39,6 +42,24 @@ def quantized_dot(op: Operation, x: Tensor, integers: Tensor, scales: Tensor) ->
     (weight,) = dequantize(inner, integers, scales)
     product = partial(plain_dot, contracted=contracted)
     return op.call(product, [op.operands[0], of_weight], [op.full(x, op.operands[0].shape), weight])
+
+
+@rule("round_inputs", thin=True)
+def round_inputs(op: Operation, x: Tensor, scale: Tensor, zero: Tensor) -> Any:
+    stored = [_as_stored(each).value for each in (scale, zero)]
+    is_known = all(each is not None and each.size == 1 for each in stored)
+    if not is_known or x.dtype != np.float32:
+        return op.call(_quantized.round_inputs, op.operands, [x, scale, zero])
+    return rounded(op.full(x, op.operands[0].shape), *(each.item() for each in stored))
+
+
+@rule("round_rows", thin=True)
+def round_rows(op: Operation, x: Tensor) -> Any:
+    x = op.full(x, op.operands[0].shape)
+    function = partial(_quantized.round_rows, axes=op.params["axes"])
+    (made,) = op.call(function, op.operands, [x])
+    made.by_row = True
+    return made
 
 
 def _shape(sizes: Any, form: Form) -> tuple[int, ...]:

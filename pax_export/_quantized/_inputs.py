@@ -1,0 +1,113 @@
+"""Rounding of what is multiplied with a quantized weight to 8 bits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad, batching
+
+from pax_export._quantized._primitive import is_zero, primitive
+from pax_export._types import Array
+from pax_export.core import StateModule
+
+_LOW, _HIGH = -128, 127
+
+
+class StaticInputs(StateModule):
+    """One scale and one zero point for the inputs of a product: ``(integer - zero) * scale``.
+
+    Args:
+        scale: float32.
+        zero: int8, the integer that stands for 0.
+
+    Attributes:
+        scale: as given.
+        zero: as given.
+
+    Example:
+        >>> import jax.numpy as jnp, pax_export as pax
+        >>> x = jnp.linspace(-1, 1, 256).reshape(4, 64)
+        >>> small, _ = pax.quantize(pax.Linear(64, 8), [x], activations="minmax")
+        >>> round(float(1 / small.weight.inputs.scale)), small.weight.inputs.zero.dtype.name
+        (128, 'int8')
+    """
+
+    def __init__(self, scale: Any, zero: Any):
+        super().__init__()
+        self.scale = scale
+        self.zero = zero
+
+    def rounded(self, x: Array, axes: Sequence[int]) -> jax.Array:
+        """The numbers that the integers of ``x`` stand for, in its dtype."""
+        return _round_inputs.bind(x, jnp.asarray(self.scale), jnp.asarray(self.zero))
+
+
+class DynamicInputs(StateModule):
+    """A scale for each row of the inputs of a product, or each example of a convolution.
+
+    It is the largest element divided by 127, as each call finds it.
+
+    Example:
+        >>> import pax_export as pax
+        >>> pax.quantize(pax.Linear(64, 8), activations="dynamic")[0].weight.inputs
+        DynamicInputs()
+    """
+
+    def rounded(self, x: Array, axes: Sequence[int]) -> jax.Array:
+        """The numbers that the integers of ``x`` stand for, in its dtype."""
+        return _round_rows.bind(x, axes=tuple(axes))
+
+
+def round_inputs(x: Array, scale: Array, zero: Array) -> jax.Array:
+    """`StaticInputs.rounded` in other operations of jax."""
+    x, dtype = x.astype(jnp.float32), x.dtype
+    scale, zero = scale.astype(jnp.float32), zero.astype(jnp.float32)
+    integers = jnp.clip(jnp.rint(x / scale) + zero, _LOW, _HIGH)
+    return ((integers - zero) * scale).astype(dtype)
+
+
+def round_rows(x: Array, *, axes: Sequence[int]) -> jax.Array:
+    """`DynamicInputs.rounded` in other operations of jax."""
+    integers, scale = integer_rows(x, axes)
+    return (integers * scale).astype(x.dtype)
+
+
+def integer_rows(x: Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    """Integers, in float32, and the scale of each row; axes are counted from the last (-1)."""
+    x = x.astype(jnp.float32)
+    largest = jnp.max(jnp.abs(x), tuple(axes), keepdims=True)
+    scale = jnp.where(largest > 0, largest / _HIGH, 1.0)
+    return jnp.rint(x / scale), scale
+
+
+_round_inputs = primitive("round_inputs", round_inputs)
+_round_rows = primitive("round_rows", round_rows)
+
+
+def _straight_through(of: Any) -> Any:
+    """Gradients pass by the rounding; scales have none."""
+
+    def jvp(primals: Any, tangents: Any, **told: Any) -> tuple[Any, Any]:
+        made = of.bind(*primals, **told)
+        return made, jnp.zeros_like(made) if is_zero(tangents[0]) else tangents[0]
+
+    return jvp
+
+
+def _batched(of: Any, plain: Any) -> Any:
+    def batch(operands: Any, mapped: Any, /, **told: Any) -> tuple[Any, int]:
+        if all(axis is None for axis in mapped[1:]):
+            x = jnp.moveaxis(operands[0], mapped[0], 0)
+            return of.bind(x, *operands[1:], **told), 0
+        return jax.vmap(functools.partial(plain, **told), mapped)(*operands), 0
+
+    return batch
+
+
+for _each, _plain in ((_round_inputs, round_inputs), (_round_rows, round_rows)):
+    ad.primitive_jvps[_each] = _straight_through(_each)
+    batching.primitive_batchers[_each] = _batched(_each, _plain)

@@ -1,0 +1,117 @@
+"""Convolutions of integers: with rounded inputs and quantized kernels.
+
+Where the result is rounded again, perhaps behind a ReLU, the operators are those that
+onnxruntime fuses into one convolution of integers (`QLinearConv`); elsewhere `ConvInteger`,
+whose result is scaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from pax_export.export.formats.onnx.graph import Writer, needed, read_in
+from pax_export.export.formats.onnx.rules.quantized import RoundedInputs, RoundedRows
+
+#: What onnxruntime takes into a convolution of integers that is before it.
+_ACTIVATIONS = ("Relu",)
+#: What it computes with integers as they are.
+_MOVES = ("MaxPool", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten")
+
+
+def with_integer_convolutions(writer: Writer, wanted: Collection[str]) -> list[Any]:
+    """The operators of a graph with these results, in which convolutions of integers are such."""
+    nodes = needed(writer.nodes, wanted)
+    if not any(isinstance(each, (RoundedInputs, RoundedRows)) for each in writer.integers.values()):
+        return nodes
+    readers: dict[str, list[Any]] = {}
+    for node in nodes:
+        for name in read_in(node):
+            readers.setdefault(name, []).append(node)
+    made = {name: node for node in nodes for name in node.output}
+    kept: list[Any] = []
+    replaced: dict[str, str] = {}
+    for node in list(writer.nodes):
+        node.input[:] = [replaced.get(name, name) for name in node.input]
+        x, kernel = _operands(writer, node)
+        if x is None or kernel is None:
+            kept.append(node)
+            continue
+        bias = _bias(writer, node, readers, made)
+        ends = readers.get((bias[0] if bias else node).output[0], [])
+        with writer.body() as new:
+            if x.scale in writer.initializers and _is_rounded(ends, readers):
+                name = _fused(writer, node, x, kernel, bias and bias[1])
+                if bias:
+                    replaced[bias[0].output[0]] = name
+            else:
+                name = _integer(writer, node, x, kernel)
+        replaced[node.output[0]] = name
+        kept += new
+    return needed(kept, wanted)
+
+
+def _operands(writer: Writer, node: Any) -> tuple[RoundedInputs | None, Any]:
+    if node.op_type != "Conv" or len(node.input) != 2:
+        return None, None
+    x, found = (writer.integers.get(name) for name in node.input)
+    x = x.made if isinstance(x, RoundedRows) else x
+    if not isinstance(x, RoundedInputs) or not isinstance(found, tuple):
+        return None, None
+    weight, order = found
+    return x, found if weight.is_by_channel(order[0]) else None
+
+
+def _bias(writer: Writer, node: Any, readers: Any, made: Any) -> tuple[Any, np.ndarray] | None:
+    """The only addition to a result of a stored vector, and that."""
+    (add, *others) = readers.get(node.output[0], [None])
+    if add is None or others or add.op_type != "Add":
+        return None
+    (spread,) = [made.get(name) for name in add.input if name != node.output[0]] or [None]
+    if spread is None or spread.op_type != "Unsqueeze":
+        return None
+    vector = writer.initializers.get(spread.input[0])
+    if vector is None or vector.ndim != 1:
+        return None
+    return add, vector
+
+
+def _is_rounded(ends: Sequence[Any], readers: Any) -> bool:
+    """Whether a result is only read to be rounded."""
+    if len(ends) != 1:
+        return bool(ends) and all(each.op_type == "QuantizeLinear" for each in ends)
+    (end,) = ends
+    if end.op_type in (*_ACTIVATIONS, *_MOVES):
+        return _is_rounded(readers.get(end.output[0], []), readers)
+    return end.op_type == "QuantizeLinear"
+
+
+def _fused(
+    writer: Writer, node: Any, x: RoundedInputs, kernel: Any, bias: np.ndarray | None
+) -> str:
+    weight, order = kernel
+    name = weight.written(order, fused=True)
+    operands = [node.input[0], name]
+    if bias is not None:
+        scale = weight.scale_with(x)
+        scales = writer.initializers[scale]
+        limits = np.iinfo(np.int32)
+        whole = np.clip(np.rint(bias / scales.astype(np.float64)), limits.min, limits.max)
+        stored = writer.store(whole.astype(np.int32), writer.new_name("bias"))
+        operands.append(writer("DequantizeLinear", stored, scale, axis=0))
+    return _again(writer, node, "Conv", operands)
+
+
+def _integer(writer: Writer, node: Any, x: RoundedInputs, kernel: Any) -> str:
+    weight, order = kernel
+    operands = [x.integers, weight.stored_integers(order), x.zero]
+    total = _again(writer, node, "ConvInteger", operands)
+    return weight.scaled(total, x, len(order) - 2)
+
+
+def _again(writer: Writer, node: Any, operator: str, operands: Sequence[Any]) -> str:
+    name = writer(operator, *operands)
+    writer.nodes[-1].attribute.extend(node.attribute)
+    return name

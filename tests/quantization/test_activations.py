@@ -1,0 +1,224 @@
+"""Activations of 8 bits: their scales, their numbers in jax, and the integers of files."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pax_export as pax
+from pax_export import errors
+from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
+from pax_export.nets import Decoder, DecoderConfig
+from pax_export.quantization import dequantize, quantize
+from tests.closeness import assert_close
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(16, 64)).astype(np.float32)
+IMAGES = RANDOM.normal(size=(8, 8, 8, 3)).astype(np.float32)
+STATIC = ["static", "minmax", "percentile", "mse"]
+
+
+def net():
+    pax.seed_rng_key(0)
+    return pax.Sequential(pax.Linear(64, 32), jax.nn.relu, pax.Linear(32, 10))
+
+
+def convnet():
+    """Convolutions that are followed by a rounding and by none, one with a BatchNorm."""
+    pax.seed_rng_key(0)
+    made = pax.Sequential(
+        pax.Conv2D(3, 32, 3), pax.BatchNorm2D(32), jax.nn.relu,
+        pax.Conv2D(32, 32, 3, feature_group_count=32), jax.nn.relu,
+        pax.Conv2D(32, 16, 3, stride=2, padding=[(1, 1), (1, 1)]), pax.Conv2D(16, 16, 1),
+        lambda x: x.mean((1, 2)), pax.Linear(16, 10),
+    )  # fmt: skip
+    return pax.purecall(made, 2 * IMAGES + 1)[0].eval()
+
+
+def by_numpy(x, scale, zero):
+    integers = np.clip(np.rint(x / scale) + zero, -128, 127)
+    return (integers - zero) * scale
+
+
+@pytest.mark.parametrize("method", STATIC)
+def test_inputs_are_what_one_scale_stands_for(method):
+    small, report = quantize(net(), [X], activations=method)
+    held = small.modules[0].weight
+    scale, zero = np.float32(held.inputs.scale), float(held.inputs.zero)
+    expected = by_numpy(X, scale, zero) @ np.asarray(held.dequantized())
+    assert_close(small.modules[0](X), expected + np.asarray(small.modules[0].bias), rtol=1e-5)
+    if method == "minmax":
+        assert_close(scale, (X.max() - X.min()) / 255, rtol=1e-6)
+    assert [leaf.activations for leaf in report.leaves] == [method, method]
+    assert report.difference.mean > report.weights_alone.mean > 0
+    assert "alone" in str(report) and f"{method} inputs" in str(report)
+    # Behind a ReLU no integer is spent on what is negative.
+    assert int(small.modules[2].weight.inputs.zero) == -128
+
+
+def test_a_row_has_a_scale_of_its_own():
+    small, _ = quantize(net(), activations="dynamic")
+    weight = np.asarray(small.modules[0].weight.dequantized())
+    scales = np.abs(X).max(1, keepdims=True) / np.float32(127)
+    expected = np.rint(X / scales) * scales @ weight + np.asarray(small.modules[0].bias)
+    assert_close(small.modules[0](X), expected, rtol=1e-5)
+    # So it does not matter what else is in a batch.
+    together = np.concatenate([X, 100 * X])
+    assert_close(small(together)[:16], small(X), rtol=1e-5)
+    assert_close(jax.vmap(small)(X[:, None])[:, 0], small(X), rtol=1e-5)
+    assert not np.isnan(small(0 * X)).any()
+
+
+def test_ranges_with_outliers():
+    x = RANDOM.normal(size=(4096, 64)).astype(np.float32)
+    x[0, 0] = 6.0
+
+    def error(method):
+        inputs = quantize(net(), [x], activations=method)[0].modules[0].weight.inputs
+        apart = by_numpy(x, np.float32(inputs.scale), float(inputs.zero)) - x
+        return float((apart**2).mean()), float(inputs.scale)
+
+    (of_all, whole), (of_best, best) = error("minmax"), error("mse")
+    assert of_best < of_all and best < whole
+    assert error("percentile")[1] < 0.9 * whole
+
+
+@pytest.mark.parametrize("layers", ["scanned", "listed"])
+def test_each_layer_of_a_scan_has_its_scale(layers):
+    pax.seed_rng_key(0)
+    config = DecoderConfig.llama(
+        vocab_size=50, dim=32, num_layers=2, num_heads=2, hidden_dim=64, tied=True
+    )
+    tokens = np.array([[3, 1, 4]], np.int32)
+    small, report = quantize(Decoder(config, layers=layers), [tokens], activations="minmax")
+    assert not report.fallbacks
+    if layers == "scanned":
+        scales = small.layers.dense.down.weight.inputs.scale
+        assert scales.shape == (2,) and scales[0] != scales[1]
+        assert_close(small.listed()(tokens), small(tokens), rtol=1e-4)
+    assert 0 < report.difference.mean < 0.1 * report.difference.scale
+
+
+class Partial(pax.Module):
+    """A net that calls one of its two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.other = pax.Linear(64, 8), pax.Linear(4, 4)
+
+    def __call__(self, x):
+        return self.used(x)
+
+
+def test_what_no_batch_reaches_has_float_inputs():
+    small, report = quantize(Partial(), [X], activations="static")
+    assert small.other.weight.inputs is None and small.used.weight.inputs is not None
+    assert list(report.fallbacks) == ["other.weight"]
+    assert "no batch" in report.fallbacks["other.weight"]
+    assert [leaf.activations for leaf in report.leaves] == ["static", None]
+
+
+@pytest.mark.parametrize("activations", ["dynamic", "static"])
+def test_training_passes_by_the_rounding(activations):
+    training, _ = quantize(net(), [X], activations=activations, train=True)
+    plain, _ = quantize(net(), [X], activations=activations)
+    assert_close(training(X), plain(X), rtol=1e-5)
+    gradient = pax.grad(lambda n: (n(X) ** 2).sum())(training)
+    assert float(jnp.abs(gradient.modules[0].weight.weight).max()) > 0
+    again, _ = quantize(training)
+    assert jax.tree.structure(again) == jax.tree.structure(plain)
+
+
+def test_weights_on_disk(tmp_path):
+    small, _ = quantize(net(), [X], activations="static")
+    pax.save_weights(small, tmp_path / "w.safetensors")
+    again = pax.load_weights(jax.tree.map(jnp.zeros_like, small), tmp_path / "w.safetensors")
+    assert_close(again(X), small(X), rtol=0)
+    assert dequantize(small).modules[0].weight.dtype == np.float32
+
+
+def test_refusals():
+    with pytest.raises(errors.InvalidArgumentError, match=r"(?s)found from batches.*'dynamic'"):
+        quantize(net(), activations="static")
+    with pytest.raises(errors.InvalidArgumentError, match=r"(?s)activations.*'int8'.*'percentile'"):
+        quantize(net(), [X], activations="int8")
+    with pytest.raises(errors.InvalidArgumentError, match="layers of a module"):
+        quantize(({"w": X.T}, lambda p, x: x @ p["w"]), [X], activations="static")
+
+
+def operators_of_onnxruntime(path, tmp_path):
+    onnx, ort = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(path, options)
+    return [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+
+
+def test_onnx_has_convolutions_of_integers(tmp_path):
+    small, _ = quantize(convnet(), [IMAGES], activations="static")
+    report = to_onnx(small, tmp_path / "m.onnx", spec("batch, 8, 8, 3"))
+    names = operators_of_onnxruntime(tmp_path / "m.onnx", tmp_path)
+    assert names.count("QLinearConv") == 3 and names.count("ConvInteger") == 1
+    assert "MatMulInteger" in " ".join(names) and "Conv" not in names
+    assert report.details["quantized"]["weights"] == 5
+    added = report.details["quantized"]["kernels add"]
+    assert added["mean"] < 0.01 * added["scale"]
+    got = load(tmp_path / "m.onnx")(IMAGES)
+    assert_close(got, small(IMAGES), rtol=0, atol=0.02 * np.abs(got).max())
+
+
+@pytest.mark.parametrize("build", [net, convnet])
+def test_dynamic_onnx_computes_what_jax_does(build, tmp_path):
+    x, inputs = (X, "batch, 64") if build is net else (IMAGES, "batch, 8, 8, 3")
+    small, _ = quantize(build(), activations="dynamic")
+    to_onnx(small, tmp_path / "m.onnx", spec(inputs))
+    names = operators_of_onnxruntime(tmp_path / "m.onnx", tmp_path)
+    assert not {"Conv", "Gemm", "MatMul"} & set(names)
+    assert_close(load(tmp_path / "m.onnx")(x), small(x), rtol=1e-3, atol=1e-4)
+
+
+def operators_of_litert(path):
+    litert = pytest.importorskip("ai_edge_litert.interpreter")
+    kind = litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    interpreter = litert.Interpreter(str(path), experimental_op_resolver_type=kind)
+    dtypes = {each["index"]: each["dtype"] for each in interpreter.get_tensor_details()}
+    return [
+        (each["op_name"], [dtypes[i].__name__ for i in (*each["inputs"][:3], *each["outputs"])])
+        for each in interpreter._get_ops_details()
+    ]
+
+
+def test_tflite_has_layers_of_integers(tmp_path):
+    small, _ = quantize(convnet(), [IMAGES], activations="static")
+    report = to_tflite(small, tmp_path / "m.tflite", spec("batch, 8, 8, 3"))
+    found = operators_of_litert(tmp_path / "m.tflite")
+    integers = [name for name, dtypes in found if dtypes == ["int8", "int8", "int32", "int8"]]
+    assert integers == ["CONV_2D", "DEPTHWISE_CONV_2D", "CONV_2D"]
+    assert ("CONV_2D", ["float32", "int8", "float32", "float32"]) in found  # no rounding behind it
+    assert report.details["quantized"]["weights"] == 5
+    got = load(tmp_path / "m.tflite")(IMAGES)
+    assert_close(got, small(IMAGES), rtol=0, atol=0.03 * np.abs(got).max())
+
+
+@pytest.mark.parametrize("activations", ["dynamic", "static"])
+def test_linear_layers_in_tflite(activations, tmp_path):
+    small, _ = quantize(net(), [X], activations=activations)
+    to_tflite(small, tmp_path / "m.tflite", spec("batch, 64"))
+    found = operators_of_litert(tmp_path / "m.tflite")
+    assert [name for name, _ in found if name in ("MUL", "ROUND", "DIV")] == []
+    whole = [dtypes[:2] for name, dtypes in found if name == "FULLY_CONNECTED"]
+    first = ["int8", "int8"] if activations == "static" else ["float32", "int8"]
+    assert whole == [first, ["float32", "int8"]]
+    got = load(tmp_path / "m.tflite")(X)
+    assert_close(got, small(X), rtol=0, atol=0.03 * np.abs(got).max())
+
+
+@pytest.mark.parametrize("activations", ["dynamic", "static"])
+@pytest.mark.parametrize("write", [to_saved_model, to_stablehlo])
+def test_other_formats_round_in_float32(write, activations, tmp_path):
+    small, _ = quantize(net(), [X], activations=activations)
+    write(small, tmp_path / "m", spec("batch, 64"))
+    assert_close(load(tmp_path / "m")(X), small(X), rtol=1e-3, atol=1e-4)
