@@ -151,8 +151,8 @@ def round_rows(writer: Writer, results: Sequence[Any], x: Value, *, axes: Sequen
 
 def _written_rows(writer: Writer, x: Value, integers: str, scale: str) -> str:
     made = writer("Mul", integers, scale)
-    zero = np.uint8(128)
-    unsigned = writer.cast(writer("Add", integers, np.float32(zero)), np.uint8)
+    zero = np.array(128, np.uint8)
+    unsigned = writer.cast(writer("Add", integers, np.float32(128)), np.uint8)
     writer.integers[made] = RoundedRows(x, RoundedInputs(unsigned, scale, writer.constant(zero)))
 
     def turned(order: Sequence[int]) -> str:

@@ -41,7 +41,7 @@ def _source_of_rows(x: Tensor) -> Tensor | None:
     return x.operator.inputs[0]
 
 
-def _as(tensor: Tensor, scale: Any, zero: int) -> Tensor:
+def _as(tensor: Tensor, scale: Any, zero: int | None) -> Tensor:
     tensor.scale, tensor.zero = np.asarray([scale], np.float32), zero
     return tensor
 
