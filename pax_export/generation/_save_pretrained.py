@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from pax_export.generation._runtimes import (
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.nets import (
     Decoder,
+    WrittenTensor,
     config_of_hf,
     file_tensors,
     generation_config,
@@ -85,6 +87,13 @@ def save_pretrained(
 def _check(job: Job) -> None:
     check_floats(job, _TITLE)
     hf_config(job.lm.config, job.where)
+    _tensors(job)
+
+
+def _tensors(job: Job) -> list[WrittenTensor]:
+    config = job.lm.config
+    shift = config.norm_offset - config_of_hf(config).norm_offset
+    return file_tensors(job.lm, hf_pieces(config), shift, f"{job.where}: lm")
 
 
 def _write(job: Job, place: Path) -> dict[str, Any]:
@@ -101,14 +110,12 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
     }
     for name, content in files.items():
         (place / name).write_bytes(content)
-    shift = config.norm_offset - config_of_hf(config).norm_offset
-    _write_safetensors(job, place / "model.safetensors", shift)
+    _write_safetensors(_tensors(job), place / "model.safetensors")
     return {}
 
 
-def _write_safetensors(job: Job, file: Path, shift: float) -> None:
+def _write_safetensors(tensors: Sequence[WrittenTensor], file: Path) -> None:
     """One tensor after the other: safetensors' own writer is given all of them."""
-    tensors = file_tensors(job.lm, hf_pieces(job.lm.config), shift)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for each in tensors:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.tree_util import tree_flatten_with_path
 
 from pax_export._errors import InvalidArgumentError, a_few
+from pax_export._quantized import ArrayLike, Form, QuantizedArray
 from pax_export._types import PyTree
-from pax_export.core import named_leaves
+from pax_export.core import path_name
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_names import Pieces, SourceArray, pieces_of_hf
 from pax_export.nets._generation_defaults import GenerationDefaults
@@ -223,28 +225,64 @@ def generation_config(defaults: GenerationDefaults, bos: int | None) -> Mapping[
 
 _NORMS = re.compile(r"(^|\.)(\w*_)?norm\.scale$")
 
+_Part = tuple[SourceArray, Any, int | None, float]
+
 
 class WrittenTensor(NamedTuple):
-    """A tensor of a file, whose numbers are made when they are asked for."""
+    """A tensor of a file, whose numbers are made when they are asked for.
+
+    Attributes:
+        name: in the file.
+        shape: of the numbers.
+        dtype: of the numbers.
+        read: gives them; of a quantized tensor the integers, of 4 bits two in a byte.
+        form: what the integers of a quantized tensor mean; None of others.
+        scales: gives the scales of a quantized tensor.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[], np.ndarray]
+    form: Form | None = None
+    scales: Callable[[], np.ndarray] | None = None
 
 
-def file_tensors(lm: PyTree, pieces: Pieces, norm_shift: float = 0.0) -> list[WrittenTensor]:
-    """The tensors of a file with these pieces; `norm_shift` is added to the scales of norms."""
-    found: dict[str, list[tuple[SourceArray, Any, int | None, float]]] = {}
-    for name, leaf in named_leaves(lm):
+def file_tensors(
+    lm: PyTree, pieces: Pieces, norm_shift: float = 0.0, where: str = "lm"
+) -> list[WrittenTensor]:
+    """The tensors of a file that these pieces are read from.
+
+    Args:
+        lm: a `Decoder`.
+        pieces: where the file keeps each leaf.
+        norm_shift: what is added to the scales of norms.
+        where: for messages.
+
+    Raises:
+        InvalidArgumentError: the net has a leaf that such files have not.
+    """
+    found: dict[str, list[_Part]] = {}
+    leaves, _ = tree_flatten_with_path(lm, is_leaf=lambda each: isinstance(each, ArrayLike))
+    for path, leaf in leaves:
+        name = path_name(path)
         shift = norm_shift if _NORMS.search(name) else 0.0
-        for file_name, piece, layer in _places(name, leaf, pieces):
+        plain = re.sub(r"^layers\.\d+\.", "layers.", name)
+        is_known = isinstance(leaf, QuantizedArray) or not isinstance(leaf, ArrayLike)
+        if plain not in pieces or not is_known:
+            raise InvalidArgumentError(
+                "The files of this format have no such leaf of a net.",
+                where=f"{where}.{name}",
+                got=repr(leaf) if not is_known else "a leaf beside those of the net",
+                write="pax_export.adapters.merge(lm) of adapters, pax.quantize(lm) of weights "
+                "that are trained as integers",
+            )
+        for file_name, piece, layer in _places(name, leaf, pieces[plain]):
             found.setdefault(file_name, []).append((piece, leaf, layer, shift))
-    return [_tensor(name, parts) for name, parts in sorted(found.items())]
+    return [_tensor(name, parts, where) for name, parts in sorted(found.items())]
 
 
-def _places(name: str, leaf: Any, pieces: Pieces) -> Iterator[tuple[str, SourceArray, int | None]]:
-    piece = pieces[re.sub(r"^layers\.\d+\.", "layers.", name)]
+def _places(name: str, leaf: Any, piece: SourceArray) -> Iterator[tuple[str, SourceArray, Any]]:
     listed = re.match(r"layers\.(\d+)\.", name)
     if listed:
         yield piece.name.format(listed[1]), piece, None
@@ -254,25 +292,44 @@ def _places(name: str, leaf: Any, pieces: Pieces) -> Iterator[tuple[str, SourceA
         yield piece.name, piece, None
 
 
-def _tensor(name: str, parts: list[tuple[SourceArray, Any, int | None, float]]) -> WrittenTensor:
+def _tensor(name: str, parts: list[_Part], where: str) -> WrittenTensor:
     parts = sorted(parts, key=lambda each: (each[0].part or (0, 0))[0])
     shapes = [leaf.shape if layer is None else leaf.shape[1:] for _, leaf, layer, _ in parts]
     shape = (*shapes[0][:-1], sum(each[-1] for each in shapes))
     if parts[0][0].transposed:
         shape = shape[::-1]
+    dtype = np.dtype(parts[0][1].dtype)
+    forms = {leaf.form if isinstance(leaf, QuantizedArray) else None for _, leaf, *_ in parts}
+    if len(forms) > 1:
+        raise InvalidArgumentError(
+            "The parts of one tensor of a file have the same bits.",
+            where=f"{where}: {name} of the file",
+            got=", ".join(repr(leaf) for _, leaf, *_ in parts)[:300],
+            write="pax.quantize(lm), or at= with all of them",
+        )
+    form = forms.pop()
+    if form is None:
+        return WrittenTensor(name, shape, dtype, lambda: _laid_out(parts, lambda leaf: leaf))
+    if parts[0][0].transposed:
+        form = form._replace(axis=-3 - form.axis)
+    return WrittenTensor(
+        name, shape, dtype, lambda: _laid_out(parts, lambda leaf: leaf.integers), form,
+        lambda: _laid_out(parts, lambda leaf: leaf.scales),
+    )  # fmt: skip
 
-    def read() -> np.ndarray:
-        arrays = []
-        for _, leaf, layer, shift in parts:
-            one = np.asarray(leaf if layer is None else leaf[layer])
-            arrays.append((one + np.asarray(shift, one.dtype)) if shift else one)
-        whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, -1)
-        piece = parts[0][0]
-        if piece.transposed:
-            whole = whole.T
-        if piece.paired_heads:  # the pairs become neighbours
-            split = whole.reshape((piece.paired_heads, 2, -1, *whole.shape[1:]))
-            whole = split.swapaxes(1, 2).reshape(whole.shape)
-        return np.ascontiguousarray(whole)
 
-    return WrittenTensor(name, shape, np.dtype(parts[0][1].dtype), read)
+def _laid_out(parts: list[_Part], array_of: Callable[[Any], Any]) -> np.ndarray:
+    """The parts of a tensor, as the file has them."""
+    arrays = []
+    for _, leaf, layer, shift in parts:
+        array = array_of(leaf)
+        one = np.asarray(array if layer is None else array[layer])
+        arrays.append((one + np.asarray(shift, one.dtype)) if shift else one)
+    whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, -1)
+    piece = parts[0][0]
+    if piece.transposed:
+        whole = whole.T
+    if piece.paired_heads:  # the pairs become neighbours
+        split = whole.reshape((piece.paired_heads, 2, -1, *whole.shape[1:]))
+        whole = split.swapaxes(1, 2).reshape(whole.shape)
+    return np.ascontiguousarray(whole)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import tree_leaves, tree_structure
 
 from pax_export._errors import InvalidArgumentError, StructureMismatchError
-from pax_export._types import PyTree
+from pax_export._types import Array, PyTree
 from pax_export.core import describe_array, is_node, leaves_of, structure_differences
 from pax_export.transforms._sharding import with_stacked_axis, without_stacked_axis
 
@@ -94,7 +95,7 @@ def unstack_layers(stacked: PyTree, *, axis: int = 0) -> list[Any]:
         axis: where that axis is.
 
     Returns:
-        The layers, each a module of the same class.
+        The layers, each a module of the same class; arrays of numpy are views of the stacked ones.
 
     Raises:
         InvalidArgumentError: (a ValueError) the leaves have no such axis, or
@@ -121,6 +122,14 @@ def unstack_layers(stacked: PyTree, *, axis: int = 0) -> list[Any]:
             write="a module whose leaves all are stacked; one with shared state is not",
         )
     treedef = tree_structure(without_stacked_axis(stacked, [axis] * len(leaves)))
-    # All layers of a leaf at once: one by one, each would be a program to compile.
-    columns = [jnp.unstack(leaf, axis=axis) for leaf in leaves]
+    columns = [_unstacked(leaf, axis) for leaf in leaves]
     return [treedef.unflatten(row) for row in zip(*columns)]
+
+
+def _unstacked(leaf: Array, axis: int) -> Sequence[Any]:
+    """The layers of a leaf; those of an array of numpy are views of it."""
+    if isinstance(leaf, np.ndarray):
+        moved = np.moveaxis(leaf, axis, 0)
+        return [moved[index, ...] for index in range(len(moved))]
+    # All layers at once: one by one, each would be a program to compile.
+    return jnp.unstack(leaf, axis=axis)

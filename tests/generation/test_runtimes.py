@@ -15,6 +15,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.generation import Tokenizer
+from tests.adapters.layers import disturbed
 from tests.closeness import assert_close
 from tests.generation.test_tokenizer import byte_level
 from tests.nets import decoder_reference as reference
@@ -158,14 +159,14 @@ def job(tmp_path):
 def proved(job, monkeypatch, change, prompts=((5, 6, 7), (8, 9))):
     """What the proof says of a runtime whose tokens are those of jax, changed."""
     room = pax.generation._runtimes
-    said = room._greedy(job, prompts, 16)
+    said = room._greedy(job, prompts, 24)
     monkeypatch.setattr(room, "run", lambda *_: change(said))
     return room.proved(pax.generation._export.RUNTIMES["genai"], job, Path("served"), prompts)
 
 
 def test_tokens_of_a_runtime_are_compared(job, monkeypatch):
     details, ties = proved(job, monkeypatch, lambda said: said)
-    assert details["tokens"].startswith("32 of 32") and not ties
+    assert details["tokens"].startswith("48 of 48") and not ties
 
     def other(said):
         said[1][4] = (said[1][4] + 1) % 270
@@ -184,14 +185,14 @@ def test_a_tie_may_fall_otherwise_and_is_said(job, monkeypatch):
     lm = lm.set_attribute("embed", lm.embed.set_attribute("weight", jax.numpy.asarray(twins)))
     job = dataclasses.replace(job, lm=lm)
     prompts = ((5, 6, 7),)
-    own = pax.generation._runtimes._greedy(job, prompts, 16)[0]
+    own = pax.generation._runtimes._greedy(job, prompts, 24)[0]
     at = next((at for at, each in enumerate(own) if each < 70), None)
     if at is None:
         pytest.skip("no token of these has a twin")
     said = [*own]
     said[at] += 200
     details, ties = proved(job, monkeypatch, lambda _: [said], prompts)
-    assert details["tokens"].startswith("15 of 16")
+    assert details["tokens"].startswith("23 of 24")
     assert len(ties) == 1 and f"token {at}: a tie" in ties[0] and " 0 apart" in ties[0]
 
 
@@ -265,6 +266,112 @@ def test_what_others_have_no_net_for_is_named_before_any_work(tmp_path):
         export(net("smollm2", tmp_path / "b"), tmp_path / "a", format="gguf", tokenizer=words,
                max_length=8)  # fmt: skip
     assert not (tmp_path / "a").exists()
+
+
+#: Sizes of which groups of 32 can be made.
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16}  # fmt: skip
+WIDE_GPT2 = {"n_embd": 64, "n_head": 4}
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("family", ["smollm2", "llama", "gpt2"])
+def test_a_gguf_file_holds_the_integers_of_a_quantized_net(bits, family, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    lm = net(family, tmp_path / "hf", **(WIDE_GPT2 if family == "gpt2" else WIDE))
+    small, _ = pax.quantize(lm, bits=bits, group=32)
+    options = {"format": "gguf", "tokenizer": ascii_tokenizer(), "max_length": 16}
+    options["validate"] = False
+    report = export(small, tmp_path / "one.gguf", **options)
+    assert report.details["quantized"]["bits"] == [bits]
+    assert f"weights in int{bits}, the integers of the model" in str(report)
+    listed, _ = pax.quantize(lm.listed(), bits=bits, group=32)
+    export(listed, tmp_path / "other.gguf", **options)
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "other.gguf").read_bytes()
+    kinds = {each.name: each.tensor_type.name
+             for each in gguf.GGUFReader(tmp_path / "one.gguf").tensors}  # fmt: skip
+    assert kinds["token_embd.weight"] == f"Q{bits}_0" and kinds["output_norm.weight"] == "F32"
+    assert {kind for name, kind in kinds.items() if "ffn_down.weight" in name} == {f"Q{bits}_0"}
+    # The package gguf makes the numbers of the blocks: those that the integers stand for.
+    again = pax.nets.Decoder.from_gguf(tmp_path / "one.gguf")
+    expected = dict(pax.core.named_leaves(pax.quantization.dequantize(small)))
+    for name, leaf in pax.core.named_leaves(again):
+        if name.endswith("weight"):
+            assert np.array_equal(leaf, expected[name]), name
+
+
+def test_a_gguf_file_that_holds_other_integers_is_refused(tmp_path, monkeypatch):
+    pytest.importorskip("gguf")
+    room = pax.generation._gguf
+    small, _ = pax.quantize(net("smollm2", tmp_path / "hf", **WIDE), bits=4)
+    whole = room._blocks
+
+    def damaged(tensor):
+        made = whole(tensor)
+        if tensor.name == "blk.1.attn_k.weight":
+            made[3, 20] ^= 1
+        return made
+
+    monkeypatch.setattr(room, "_blocks", damaged)
+    options = {"format": "gguf", "tokenizer": ascii_tokenizer(), "max_length": 16}
+    with pytest.raises(pax.errors.ValidationError, match=r"blk.1.attn_k.weight(.|\n)*1 others"):
+        export(small, tmp_path / "a.gguf", validate=False, **options)
+    assert not (tmp_path / "a.gguf").exists()
+
+
+def test_merged_adapters_are_exported(tmp_path):
+    pytest.importorskip("gguf")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    tokens, options = np.arange(9)[None], {"tokenizer": ascii_tokenizer(), "validate": False}
+    lm = net("smollm2", tmp_path / "hf", num_key_value_heads=1).listed()
+    tuned = disturbed(pax.adapters.add(lm, "layers.*.attention.*", 2, dora=True))
+    expected = np.asarray(tuned(tokens))
+    assert np.abs(expected - lm(tokens)).max() > 0.1
+    merged = pax.adapters.merge(tuned)
+    for name, one in (("one", merged), ("other", merged.scanned())):
+        gguf = tmp_path / f"{name}.gguf"
+        export(one, gguf, format="gguf", max_length=16, **options)
+        pax.generation.save_pretrained(one, tmp_path / name, **options)
+        for path in (gguf, tmp_path / name):
+            again, _ = pax.generation.from_pretrained(path)
+            assert_close(again(tokens), expected, rtol=1e-4)
+    export(merged, tmp_path / "served", format="genai", max_length=16, **options)
+    session = onnxruntime.InferenceSession(tmp_path / "served" / "onnx" / "model.onnx")
+    config = merged.config
+    empty = np.zeros((1, config.num_kv_heads, 0, config.head_size), "f")
+    given = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
+    given |= {f"past_key_values.{i}.{name}": empty
+              for i in range(config.num_layers) for name in ("key", "value")}  # fmt: skip
+    assert_close(session.run(["logits"], given)[0], expected, rtol=1e-4)
+
+
+def test_integers_that_llama_cpp_has_not_are_named_before_any_work(tmp_path):
+    pytest.importorskip("gguf")
+    lm = net("smollm2", tmp_path / "hf", **WIDE)
+    options = {"format": "gguf", "tokenizer": ascii_tokenizer(), "max_length": 16}
+
+    def refused(lm):
+        with pytest.raises(pax.errors.InvalidArgumentError) as caught:
+            export(lm, tmp_path / "a.gguf", **options)
+        return str(caught.value)
+
+    text = refused(pax.quantize(lm)[0])
+    assert "blk.0.attn_k.weight" in text and "group=None, rows of 64" in text
+    assert "pax.quantize(lm, bits=8, group=32)" in text
+    odd = net("smollm2", tmp_path / "odd", **WIDE | {"intermediate_size": 40})
+    text = refused(pax.quantize(odd, bits=4)[0])
+    assert "blk.0.ffn_down.weight" in text and "rows of 40" in text and "at=..." in text
+    gpt2 = net("gpt2", tmp_path / "gpt2", **WIDE_GPT2)
+    text = refused(pax.quantize(gpt2.at("layers.attention.query"), bits=4)[0])
+    assert "blk.0.attn_qkv.weight" in text and "same bits" in text
+    trained, _ = pax.quantize(lm, bits=4, train=True)
+    adapted = pax.adapters.add(lm, pax.Linear, rank=2)
+    for lm, name in ((trained, "lm.embed.weight"), (adapted, "lora")):
+        text = refused(lm)
+        assert name in text and "adapters.merge(lm)" in text
+        with pytest.raises(pax.errors.InvalidArgumentError, match="adapters.merge"):
+            pax.generation.save_pretrained(lm, tmp_path / "a", tokenizer=ascii_tokenizer())
+    assert not list(tmp_path.glob("a*"))
 
 
 def tokenizer_of_words() -> Tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,12 @@ import peft
 import pytest
 import torch
 
-from pax_export import adapters
+from pax_export import adapters, generation
+from pax_export.generation._export import RUNTIMES
 from pax_export.nets import Decoder
 from tests.adapters.layers import disturbed
 from tests.closeness import assert_close
+from tests.generation.test_runtimes import ascii_tokenizer
 from tests.oracles.test_families import BASES, TOKENS, logits_of, model_of
 
 # Of transformers, in what peft calls.
@@ -88,3 +91,37 @@ def test_adapters_saved_here_give_their_logits_in_peft(options, family, tmp_path
         expected = np.asarray(one(TOKENS))
         assert np.abs(expected - logits_of(model)).max() > 0.05
         assert_close(logits_of(read.eval()), expected, rtol=3e-5)
+
+
+@pytest.mark.parametrize("format", [*sorted(RUNTIMES), "transformers"])
+def test_a_merged_adapter_says_in_each_runtime_what_peft_says(format, tmp_path):
+    runtime = RUNTIMES.get(format)
+    for package in runtime.packages if runtime else ():
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    model = model_of("llama", BASES["llama"] | {"vocab_size": 270})
+    model.save_pretrained(tmp_path / "base")
+    options = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, lora_alpha=6, target_modules=_TARGETS, use_dora=True
+    )
+    model = moved(peft.get_peft_model(model, options)).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    lm = Decoder.from_pretrained(tmp_path / "base", layers="listed")
+    lm = adapters.merge(adapters.load(lm, tmp_path / "adapter", rename=_LLAMA))
+    prompts = [[5, 6, 7], list(range(40, 60))]
+    given = {"tokenizer": ascii_tokenizer(), "prompts": prompts}
+    if runtime:
+        path = tmp_path / f"served.{format}"
+        report = generation.export(lm, path, format=format, max_length=32, **given)
+    else:
+        report = generation.save_pretrained(lm, tmp_path / "saved", **given)
+    assert report.validated == "process" and not report.differs
+    # The runtime says what jax says, and jax what peft says.
+    for prompt in prompts:
+        ours = generation.generate(lm, [prompt], max_new_tokens=6)[0].tolist()
+        ids = torch.tensor([prompt])
+        made = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False,
+            eos_token_id=None,
+        )  # fmt: skip
+        assert made[0, len(prompt) :].tolist() == ours

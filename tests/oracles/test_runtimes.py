@@ -8,7 +8,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.generation._export import RUNTIMES
-from tests.generation.test_runtimes import ascii_tokenizer, net
+from tests.generation.test_runtimes import WIDE, WIDE_GPT2, ascii_tokenizer, net
 from tests.nets import decoder_reference as reference
 
 #: What the tiny nets have, and llama.cpp has not, and what they have instead.
@@ -39,6 +39,22 @@ def test_a_runtime_says_what_jax_says(format, family, tmp_path):
         lm = net(family, tmp_path / "changed", **_CHANGES[family])
     report = pax.generation.export(lm, served, **options)
     assert report.validated == "process"
+    print(family, report.details["tokens"], report.differs)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("family", ["smollm2", "llama", "gpt2"])
+@pytest.mark.parametrize("format", sorted(RUNTIMES))
+def test_a_runtime_says_what_jax_says_of_a_quantized_net(format, family, bits, tmp_path):
+    for package in RUNTIMES[format].packages:
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    lm = net(family, tmp_path / "hf", **(WIDE_GPT2 if family == "gpt2" else WIDE))
+    small, _ = pax.quantize(lm, bits=bits, group=32)
+    options = {"format": format, "tokenizer": ascii_tokenizer()}
+    options["max_length"] = lm.config.max_positions
+    report = pax.generation.export(small, tmp_path / f"served.{format}", **options)
+    assert report.validated == "process" and report.details["quantized"]["bits"] == [bits]
     print(family, report.details["tokens"], report.differs)
 
 
