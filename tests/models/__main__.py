@@ -8,7 +8,7 @@ something behind, and the next one begins anew.
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import json
 import os
 import signal
@@ -22,8 +22,9 @@ from typing import Any
 
 import jax
 
+from pax_export._optional import is_installed
 from tests.models import page
-from tests.models.formats import FORMATS, NEEDS
+from tests.models.formats import FORMATS, NEEDS, missing
 from tests.models.registry import FRAMEWORKS, Model, all_models
 from tests.models.trial import DEAD, RIGHT, Outcome, attempt
 
@@ -92,20 +93,18 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _pairs(models: Sequence[Model], formats: Sequence[str]) -> Any:
     """What there is to try in this environment; what it lacks is named."""
-    have = {f for f in FRAMEWORKS if f not in _MODULES or _installed(_MODULES[f])}
-    if missing := set(FRAMEWORKS) - have:
-        print(f"left out, not installed: {', '.join(sorted(missing))}", file=sys.stderr)
-    for form in formats:
-        if missing := [need for need in NEEDS[form] if not _installed(need)]:
-            print(f"{form} is left out: no {', '.join(missing)}", file=sys.stderr)
-            continue
-        for model in models:
-            if model.framework in have and (form != "gradients" or model.differentiable):
+    have = {f for f in FRAMEWORKS if f not in _MODULES or is_installed(_MODULES[f])}
+    if others := set(FRAMEWORKS) - have:
+        print(f"left out, not installed: {', '.join(sorted(others))}", file=sys.stderr)
+    lacks = {form: missing(form) for form in formats}
+    for form, lack in lacks.items():
+        if lack:
+            print(f"{form} is left out: {lack}", file=sys.stderr)
+    for model in models:
+        for form in formats:
+            fits = model.framework in have and (form != "gradients" or model.differentiable)
+            if fits and not lacks[form]:
                 yield form, model
-
-
-def _installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 def _warm(formats: Collection[str]) -> None:
@@ -115,7 +114,7 @@ def _warm(formats: Collection[str]) -> None:
         top = name.partition(".")[0]
         if top in _ONLY_SOME and top not in wanted:
             continue
-        if _installed(top) and _installed(name):
+        if is_installed(top) and is_installed(name):
             importlib.import_module(name)
 
 

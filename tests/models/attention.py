@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pax_export.export import symbolic_numpy
 from tests.models.registry import ints, model, weights, yes_or_no
 
 
@@ -63,7 +64,7 @@ def perceiver():
     }  # fmt: skip
 
     def places(height, width):
-        y, x = jnp.linspace(-1.0, 1.0, height), jnp.linspace(-1.0, 1.0, width)
+        y, x = (symbolic_numpy.linspace(-1.0, 1.0, size) for size in (height, width))
         both = jnp.stack(jnp.meshgrid(y, x, indexing="ij"), -1)
         turned = both[..., None] * jnp.pi * 2.0 ** jnp.arange(3)
         return jnp.concatenate([jnp.sin(turned), jnp.cos(turned)], -1).reshape(height, width, 12)

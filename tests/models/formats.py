@@ -1,16 +1,16 @@
 """What writes a model in each format, and the real runtimes that then serve it.
 
-A writer takes a `Subject` and a path; it gives servers, by name: each takes the arrays of a call
-and gives all outputs as arrays, in jax's order.
+A writer takes a `Subject` and a path; it gives servers, by name: each takes the arrays of all calls
+and gives for each all outputs as arrays, in jax's order.
 """
 
 from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,18 @@ import jax
 import numpy as np
 
 import pax_export as pax
+from pax_export._errors import MissingPackageError
+from pax_export._optional import is_installed
 from pax_export.export import load, spec
 from pax_export.export.artifact.report import DEFAULT, Report
+from pax_export.export.formats.onnx import runtimes
 from tests.models.registry import Model
 
 Outputs = list[np.ndarray]
 _ONNX_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
-Server = Callable[[Sequence[np.ndarray]], Outputs]
+_SECONDS = 110.0  # for all calls of a model elsewhere; with fixed sizes too, less than a trial has
+Call = Callable[[Sequence[np.ndarray]], Outputs]
+Server = Callable[[Sequence[Sequence[np.ndarray]]], Iterable[Outputs]]
 
 
 @dataclass(frozen=True)
@@ -184,7 +189,7 @@ def saved_model(subject: Subject, path: Path) -> Served:
         found = root.signatures[DEFAULT](**named)
         return [found[each.name].numpy() for each in info.outputs]
 
-    return Served({"TensorFlow": tensorflow, "load": _through_load(path)}, report)
+    return Served({"TensorFlow": _each(tensorflow), "load": _through_load(path)}, report)
 
 
 def gradients(subject: Subject, path: Path) -> Served:
@@ -215,7 +220,7 @@ def gradients(subject: Subject, path: Path) -> Served:
         slopes = recorded.gradient(loss, [*variables, *floats], unconnected_gradients="zero")
         return [tf.convert_to_tensor(slope).numpy() for slope in slopes]
 
-    return Served({"tf.GradientTape": tape}, report)
+    return Served({"tf.GradientTape": _each(tape)}, report)
 
 
 def bundle(subject: Subject, path: Path) -> Served:
@@ -244,7 +249,7 @@ def tflite(subject: Subject, path: Path) -> Served:
         found = runner(**{name: array for name, array in named.items() if name in taken})
         return [np.array(found[each.name]) for each in info.outputs]
 
-    return Served({"tf.lite": lite, "load": _through_load(path)}, report)
+    return Served({"tf.lite": _each(lite), "load": _through_load(path)}, report)
 
 
 def onnx(subject: Subject, path: Path) -> Served:
@@ -257,6 +262,22 @@ def onnx(subject: Subject, path: Path) -> Served:
     return Served(
         {"onnxruntime": _onnxruntime(str(path), names, wanted), "load": _through_load(path)}, report
     )
+
+
+def _elsewhere(runtime: str, subject: Subject, path: Path) -> Served:
+    """The ONNX file, served by another runtime than onnxruntime, in a process of its own."""
+    path = path.with_suffix(".onnx")
+    options = subject.options | {"validate": False}
+    report = pax.export.to_onnx(subject.given, path, subject.inputs, **options)
+    info = report.signatures[DEFAULT]
+
+    def serve(calls: Sequence[Sequence[np.ndarray]]) -> Iterable[Outputs]:
+        named = [{each.name: a for each, a in zip(info.inputs, inputs)} for inputs in calls]
+        cases = [{"inputs": each} for each in named]
+        for found in runtimes.run(runtime, str(path), cases, _SECONDS):
+            yield [found[each.name] for each in info.outputs]
+
+    return Served({runtime: serve}, report)
 
 
 def jax2tf(subject: Subject, path: Path) -> Served:
@@ -293,7 +314,7 @@ def jax2tf(subject: Subject, path: Path) -> Served:
         found = serve(**{f"x{index}": tf.constant(array) for index, array in enumerate(inputs)})
         return [found[f"y{index}"].numpy() for index in range(len(found))]
 
-    return Served({"TensorFlow": tensorflow})
+    return Served({"TensorFlow": _each(tensorflow)})
 
 
 def jax2onnx(subject: Subject, path: Path) -> Served:
@@ -338,12 +359,17 @@ def _onnxruntime(path: str, names: Sequence[str], wanted: Sequence[str] | None) 
         given = {name: value(a) for name, a in zip(names, inputs) if name in taken}
         return [array(each) for each in session.run_with_ort_values(outputs, given)]
 
-    return run
+    return _each(run)
 
 
 def _through_load(path: Path) -> Server:
     loaded = load(path)
-    return lambda inputs: [np.asarray(leaf) for leaf in jax.tree.leaves(loaded(*inputs))]
+    return _each(lambda inputs: [np.asarray(leaf) for leaf in jax.tree.leaves(loaded(*inputs))])
+
+
+def _each(call: Call) -> Server:
+    """A server that makes a call when its answer is asked for; after a failure, the next one."""
+    return partial(map, call)
 
 
 FORMATS: dict[str, Callable[[Subject, Path], Served]] = {
@@ -352,6 +378,7 @@ FORMATS: dict[str, Callable[[Subject, Path], Served]] = {
     "bundle": bundle,
     "tflite": tflite,
     "onnx": onnx,
+    **{name: partial(_elsewhere, name) for name in runtimes.NAMES},
     "jax2tf": jax2tf,
     "jax2onnx": jax2onnx,
 }
@@ -362,8 +389,23 @@ NEEDS = {
     "bundle": ("safetensors",),
     "tflite": ("tensorflow", "ai_edge_litert"),
     "onnx": ("onnx", "onnxruntime"),
+    **dict.fromkeys(runtimes.NAMES, ("onnx",)),
     "jax2tf": ("tensorflow",),
     "jax2onnx": ("jax2onnx", "onnxruntime"),
 }
+#: Those that read the ONNX file in a process of their own; each may refuse a model, by name.
+ELSEWHERE = runtimes.NAMES
 #: Those of other projects, to compare with.
 OTHERS = ("jax2tf", "jax2onnx")
+
+
+def missing(form: str) -> str:
+    """What a format needs and is not installed, as a sentence; empty if all is."""
+    lacking = [need for need in NEEDS[form] if not is_installed(need)]
+    if lacking:
+        return f"no {', '.join(lacking)}"
+    try:
+        runtimes.check([form] if form in ELSEWHERE else [], form)
+    except MissingPackageError as error:
+        return error.what
+    return ""

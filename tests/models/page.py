@@ -11,15 +11,25 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from tests.models.formats import OTHERS
+from tests.models.formats import ELSEWHERE, OTHERS
 from tests.models.registry import Model
-from tests.models.trial import BAD, REFUSED, RIGHT, ROOT, STATIC, tidy
+from tests.models.trial import BAD, REFUSED, RIGHT, ROOT, STATIC, WRONG, tidy
 
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = ROOT / "docs" / "models.md"
 
 Results = dict[str, Any]
 _OURS = ("saved_model", "gradients", "bundle", "tflite", "onnx")
+#: The columns of the matrix: formats, by the runtimes that serve them.
+RUNTIMES = {
+    "onnx": "onnxruntime",
+    "openvino": "OpenVINO",
+    "iree": "IREE",
+    "web": "onnxruntime-web",
+    "tflite": "LiteRT",
+    "saved_model": "TensorFlow",
+    "bundle": "jax",
+}
 _BESIDE = {"saved_model": "jax2tf", "onnx": "jax2onnx"}
 _TITLES = {
     "saved_model": "SavedModel",
@@ -27,11 +37,15 @@ _TITLES = {
     "bundle": "StableHLO bundle",
     "tflite": "TFLite",
     "onnx": "ONNX",
+    "openvino": "the same in OpenVINO",
+    "iree": "the same in IREE",
+    "web": "the same in onnxruntime-web, in Node.js",
     "jax2tf": "plain jax2tf",
     "jax2onnx": "plain jax2onnx",
 }
 _PACKAGES = (
-    "jax", "tensorflow", "ai-edge-litert", "jax2onnx", "onnxruntime", "flax", "equinox", "dm-haiku",
+    "jax", "tensorflow", "ai-edge-litert", "jax2onnx", "onnxruntime", "openvino",
+    "iree-base-compiler", "flax", "equinox", "dm-haiku",
 )  # fmt: skip
 _FRAMEWORKS = {"jax": "plain jax", "nnx": "flax nnx", "linen": "flax linen", "pax": "pax-export"}
 _WIDTH = 160
@@ -111,8 +125,8 @@ def render(results: Results) -> str:
         "Each is exported with symbolic sizes, served by the runtime of its format, and called "
         "with other batches and lengths, with ties, and where they mean something with NaN, "
         "extremes and empty batches; every output is compared with jax.",
-        "They lie in `tests/models`; `tox -e models` tries them all, and writes this page.",
-        table(results, [form for form in _TITLES if form in results["outcomes"]]),
+        "They are in `tests/models`; `tox -e models` tries them all, and writes this page.",
+        table(results, [f for f in _TITLES if f in results["outcomes"] and f not in ELSEWHERE]),
         "The columns: served right with symbolic sizes; refused with those, and right with "
         "numbers in their place; refused with the operation, the place and the line; and last what "
         "should not be: an error that is not ours or does not say enough, a file that does not "
@@ -121,6 +135,7 @@ def render(results: Results) -> str:
         "their errors those count as clear that say what is not implemented.",
         f"Made with {versions}.",
         *_exceptions(results),
+        *_matrix(results),
         "## The models",
         _list_of(models),
     ]
@@ -148,6 +163,57 @@ def _words(each: Mapping[str, Any]) -> str:
 def _code(text: str) -> str:
     text = tidy(" ".join(text.split())).replace("`", "'").replace("|", "/")
     return f"`{text[:_WIDTH]}{'…' if len(text) > _WIDTH else ''}`"
+
+
+def _matrix(results: Results) -> Iterable[str]:
+    """Every model in every runtime, and why one refuses some."""
+    known = {form: results["outcomes"].get(form, {}) for form in RUNTIMES}
+    yield "## The matrix"
+    yield (
+        "The same models by runtime: the largest difference from jax in any call, as a part of "
+        "the largest number of its output (or of 0.01). OpenVINO, IREE and onnxruntime-web (in "
+        "Node.js) read the ONNX file, each in a process of its own that is stopped after 110 "
+        "seconds. *fixed*: with numbers in the place of symbolic sizes. `tox -e matrix` tries "
+        "them, and writes this table; a dash is a model that was not tried since the last change."
+    )
+    yield "\n".join(_shares(known))
+    lines = [f"| model | {' | '.join(RUNTIMES.values())} |", "|---|" + "---|" * len(RUNTIMES)]
+    for name in sorted(results["models"]):
+        cells = (_cell(found.get(name)) for found in known.values())
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    yield "\n".join(lines)
+    for form in ELSEWHERE:
+        bad = {n: each for n, each in known[form].items() if each["outcome"] not in (RIGHT, STATIC)}
+        if bad:
+            yield f"### Models that {RUNTIMES[form]} does not run right"
+            rows = [
+                f"| {name} | {each['outcome']} | {_code(each.get('error', ''))} |"
+                for name, each in sorted(bad.items())
+            ]
+            yield "\n".join(["| model | | why |", "|---|---|---|", *rows])
+
+
+def _shares(known: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterable[str]:
+    """A line for each runtime: how many models it ran, and ran right."""
+    yield "| | tried | right | refused | crashed or stopped | wrong |"
+    yield "|---|---|---|---|---|---|"
+    for form, title in RUNTIMES.items():
+        found = [each["outcome"] for each in known[form].values()]
+        right = sum(each in (RIGHT, STATIC) for each in found)
+        share = f" ({100 * right / len(found):.0f} %)" if found else ""
+        wrong = found.count(WRONG)
+        refused = found.count(REFUSED)
+        rest = len(found) - right - wrong - refused
+        yield f"| {title} | {len(found)} | {right}{share} | {refused} | {rest} | {wrong} |"
+
+
+def _cell(each: Mapping[str, Any] | None) -> str:
+    if each is None:
+        return "–"
+    if each["outcome"] not in (RIGHT, STATIC):
+        return f"**{each['outcome']}**" if each["outcome"] == WRONG else each["outcome"]
+    far = f"{each['largest']:.0e}" if each.get("largest") else "0" if "largest" in each else "right"
+    return f"*fixed* {far}" if each["outcome"] == STATIC else far
 
 
 def _list_of(models: Mapping[str, Mapping[str, str]]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pax_export._errors import PaxError, UnsupportedOperationError, ValidationError
 from tests.closeness import assert_close
-from tests.models.formats import FORMATS, OTHERS, Served, Subject
+from tests.models.formats import ELSEWHERE, FORMATS, OTHERS, Served, Subject
 from tests.models.registry import Model
 
 RIGHT, STATIC, REFUSED = "right", "static", "refused"
@@ -43,12 +43,14 @@ class Outcome:
     seconds: float = 0.0  # until it was written
     validation: float = 0.0  # of these
     symbolic: str = ""
+    largest: float = 0.0  # difference from jax, see `_distance`
 
     def __post_init__(self):
         self.error, self.where = tidy(self.error)[:300], tidy(self.where)[:300]
 
     def as_dict(self) -> dict[str, object]:
-        return {name: value for name, value in asdict(self).items() if value}
+        found = {name: value for name, value in asdict(self).items() if value}
+        return found | ({"largest": self.largest} if self.outcome in (RIGHT, STATIC) else {})
 
 
 def tidy(text: str) -> str:
@@ -82,7 +84,7 @@ def attempt(
     except Exception as error:  # of jax alone, after the trial before
         return Outcome(RAW, f"jax fails after this: {type(error).__name__}: {error}", form)
     if fixed.outcome == RIGHT:
-        found.symbolic = found.outcome
+        found.symbolic, found.largest = found.outcome, fixed.largest
         found.outcome = found.outcome if found.outcome in BAD else STATIC
     return found
 
@@ -153,23 +155,36 @@ def _is_clear(error: PaxError) -> bool:
 
 
 def _compared(subject: Subject, served: Served, form: str, expected: Sequence) -> Outcome:
+    largest = 0.0
     for name, serve in served.servers.items():
-        for kind, inputs, outputs in expected:
-            if kind == "empty" and name != "load":
-                continue
+        asked = [each for each in expected if each[0] != "empty" or name == "load"]
+        answers = iter(serve([inputs for _, inputs, _ in asked]))
+        for kind, inputs, outputs in asked:
             where = f"{name}, {kind}: {', '.join(str(np.shape(x)) for x in inputs)}"
             try:
-                found = serve(inputs)
+                found = next(answers)
             except PaxError as error:
                 if kind == "empty":  # refused where something is left of nothing
                     continue
+                if form in ELSEWHERE:
+                    return _refused(error)
                 return Outcome(DEAD, f"{type(error).__name__}: {error.what}", where, str(error))
             except Exception as error:
                 text = f"{type(error).__name__}: {error}"
                 return Outcome(DEAD, text.splitlines()[0][:300], where, text[:1500])
             if fault := _fault(subject, found, outputs):
                 return Outcome(WRONG, fault.replace("\n", " ")[:300], where, fault[:1500])
-    return Outcome(RIGHT)
+            largest = max(largest, *map(_distance, found, outputs), 0.0)
+    return Outcome(RIGHT, largest=float(f"{largest:.1e}"))
+
+
+def _refused(error: PaxError) -> Outcome:
+    """What a runtime says of a model, that it refuses, or did not survive."""
+    got = str(error.got)
+    kind = REFUSED if "does not run" in error.what else DEAD
+    lines = [line.strip() for line in got.splitlines() if line.strip()]
+    named = [line for line in lines if "error" in line.lower() or "not " in line]
+    return Outcome(kind, (named or lines or [error.what])[0], details=f"{error.what}\n{got}")
 
 
 def _fault(subject: Subject, found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> str:
@@ -183,3 +198,12 @@ def _fault(subject: Subject, found: Sequence[np.ndarray], expected: Sequence[np.
         except AssertionError as error:
             return str(error)
     return ""
+
+
+def _distance(actual: np.ndarray, right: np.ndarray) -> float:
+    """The largest difference in an output, as a part of its largest number or of 0.01."""
+    wide = np.complex128 if right.dtype.kind == "c" else np.float64
+    found, wanted = np.asarray(actual).astype(wide), right.astype(wide)
+    finite = np.isfinite(wanted)
+    apart = np.abs(found[finite] - wanted[finite]).max(initial=0.0)
+    return float(apart / max(np.abs(wanted[finite]).max(initial=0.0), 1e-2))

@@ -46,6 +46,7 @@ def page(report: Report, name: str | None, drawing: str = "") -> str:
             f"<p>{escape(_about(report, name))}</p>\n",
             f"{without_time._repr_html_().replace(f'<b>{title}</b>', '', 1)}\n",
             f"<h2>How it was tested</h2>\n<p>{escape(_test(report))}</p>\n",
+            *_certified(report),
             "<h2>Calls to copy</h2>\n",
             *_snippets(report, name),
             f"<h2>Drawing</h2>\n{_BEGIN}{_drawing(drawing)}{_END}" if drawing else "",
@@ -98,6 +99,12 @@ def _test(report: Report) -> str:
     if report.left_out:
         text += " Some calls were left out, because they would have taken longer than the export."
     return text
+
+
+def _certified(report: Report) -> Iterator[str]:
+    if report.certified:
+        lines = "".join(f"<li>{escape(text)}</li>" for text in report.certified)
+        yield f"<p>Certified later, by <code>pax-export certify</code>:</p>\n<ul>{lines}</ul>\n"
 
 
 def _snippets(report: Report, name: str | None) -> Iterator[str]:

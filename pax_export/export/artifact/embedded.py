@@ -147,6 +147,13 @@ def take(path: Path) -> str:
     return text
 
 
+def replace(path: Path, text: str) -> None:
+    """Puts another report into a file, in the place of the one behind its content."""
+    append = append_zip if zipfile.is_zipfile(path) else append_field
+    take(path)
+    append(path, text)
+
+
 def read(path: Path) -> str | None:
     """The report in a file; None if there is none."""
     try:

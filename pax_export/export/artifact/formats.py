@@ -41,6 +41,9 @@ class Format:
             and finds nothing.
         not_in_numpy: the dtypes of which its runtime by itself gives and takes no arrays of
             numpy; what `load` gives does.
+        runtime: the package that `run` needs, and the extra that brings it.
+        others: a module that makes its calls in other runtimes: ``NAMES``, ``check(names,
+            purpose)``, ``version(name)`` and ``run(name, path, calls, seconds)``.
 
     Example:
         >>> from pax_export.export.formats import Format
@@ -64,6 +67,8 @@ class Format:
     files: tuple[str, ...] = ()
     plain_path: bool = False
     not_in_numpy: tuple[str, ...] = ()
+    runtime: tuple[str, str] | tuple[()] = ()
+    others: str = ""
 
     @property
     def exporter(self) -> str:
@@ -80,6 +85,7 @@ SAVED_MODEL = Format(
     export=f"{_ROOM}.saved_model.export:to_saved_model",
     load=f"{_ROOM}.saved_model.load:load",
     run=f"{_ROOM}.saved_model.run:run",
+    runtime=("tensorflow", "tensorflow"),
     check=f"{_CHECKS}:saved_model",
     option="savedmodel",
     loads_without_jax=True,
@@ -101,6 +107,7 @@ STABLEHLO = Format(
     export=f"{_ROOM}.stablehlo.export:to_stablehlo",
     load=f"{_ROOM}.stablehlo.bundle:load",
     run=f"{_ROOM}.stablehlo.bundle:run",
+    runtime=("jax", "stablehlo"),
     check=f"{_ROOM}.stablehlo.files:check",
     options={"weights": {"choices": ("arguments", "constants"), "help": "of stablehlo"}},
     run_imports=("jax", "pax_export"),
@@ -117,6 +124,7 @@ TFLITE = Format(
     export=f"{_ROOM}.tflite.export:to_tflite",
     load=f"{_ROOM}.tflite.export:load",
     run=f"{_ROOM}.tflite.run:run",
+    runtime=("ai_edge_litert", "tflite"),
     check=f"{_CHECKS}:file",
     suffix=".tflite",
     options={
@@ -133,6 +141,8 @@ ONNX = Format(
     export=f"{_ROOM}.onnx.export:to_onnx",
     load=f"{_ROOM}.onnx.export:load",
     run=f"{_ROOM}.onnx.run:run",
+    runtime=("onnxruntime", "onnx"),
+    others=f"{_ROOM}.onnx.runtimes",
     check=f"{_CHECKS}:file",
     suffix=".onnx",
     not_in_numpy=("bfloat16", "float8_e4m3fn", "float8_e5m2"),

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +30,8 @@ SHA256 = "sha256"
 DATA, DATA_SHA256 = "external_data", "external_data_sha256"
 #: The largest difference in other runtimes that were asked, by their names.
 TESTED_IN = "largest_error_in"
+#: By the name of a runtime, what `certify` found there.
+CERTIFIED = "certified"
 _UNSHOWN = ("runs_in", SHA256, DATA_SHA256)
 _FEW = 8  # names that are printed one by one
 
@@ -217,6 +220,7 @@ class Report:
             f"  runs in     {self._runs_in()}",
             "  made by     " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
             "  validated   " + self._validation(),
+            *(f"  certified   {text}" for text in self.certified),
             *(f"  left out    {text}" for text in self.left_out),
             *(f"  load alone  {text}" for text in self.needs_load),
             *self._folded(),
@@ -238,6 +242,13 @@ class Report:
             "pax_export.export.load gives takes and returns it"
             for each in found
         )
+
+    @property
+    def certified(self) -> tuple[str, ...]:
+        """Where `pax-export certify` made its calls, and how far each runtime is from another."""
+        found = self.details.get(CERTIFIED)
+        told = found.items() if isinstance(found, dict) else ()
+        return tuple(certified_text(name, each) for name, each in told if isinstance(each, dict))
 
     def _variables(self) -> str:
         counts = {
@@ -301,6 +312,17 @@ class Report:
             "process": "in a fresh process without jax",
             "variables": "the variables alone, without calls",
         }[self.validated]
+
+
+def certified_text(name: str, told: Mapping[str, Any]) -> str:
+    """What `certify` found in a runtime, as a line."""
+    runs = f"{name} {told.get('version', '')}".strip() + f" on {told.get('machine', '?')}"
+    if "problem" in told:
+        return f"{runs}: {told['problem']}"
+    far = "of the shapes and dtypes that are said here"
+    if isinstance(error := told.get("largest_error"), (int, float)):
+        far = f"at most {error:.1e} from {told.get('compared_with', '?')}"
+    return f"{runs}: {told.get('calls', '?')} calls, {far}"
 
 
 def package_versions(*packages: str) -> dict[str, str]:

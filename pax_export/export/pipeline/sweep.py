@@ -262,6 +262,11 @@ class Cause:
     path: str  # of the calling module
     usual: bool  # whether it differs for usual numbers, too
 
+    @property
+    def operation(self) -> str:
+        """Its name."""
+        return self.text.partition(" ")[0]
+
     def __str__(self) -> str:
         return f"{self.text} in {self.path}" if self.path else self.text
 

@@ -59,42 +59,77 @@ def recheck(
     trusted: bool = False,
     verify: str | os.PathLike[str] | None = None,
 ) -> list[Check]:
-    """Tests every signature of an export at several sizes, against a model if one is given.
+    """Tests every signature of an export at several sizes; see `Rechecked`."""
+    return Rechecked(path, model, methods, finite, trusted, verify).checks
 
-    `methods` maps signatures to methods where the names differ; `trusted` and `verify` are as for
-    `load`.
+
+class Rechecked:
+    """Every signature of an export, called at several sizes.
+
+    A model is what it was made of, to compare with; `methods` names that of each signature,
+    where it is not that of the signature (or ``__call__`` for the default one).
+    It is looked at before it is run, as `load` does, if it is not `trusted`; and its signature
+    is verified, if the file of a public key is given.
+
+    Attributes:
+        report: of the export.
+        format: the row of its format.
+        reference: the model to compare with; None without a model.
+        answers: the key of a signature, the call, and what the runtime gave, of each call.
+        checks: what was found.
     """
-    verified(path, verify, "validate")
-    report = read_report(path)
-    format = formats.find(report.target)
-    if format is None:
-        raise InvalidArgumentError(
-            "Exports for this target cannot be tested again.", where=str(path), got=report.target
-        )
-    checking.check(path, report, trusted)
-    reference: Any = None
-    if model is not None:
-        require("jax", "all", "validate --against")
-        make = formats.imported("pax_export.export.validation.cases:ReferenceModel")
-        reference = make(model, report, methods or {})
-    calls = [(key, each) for key, info in report.signatures.items() for each in _calls(key, info)]
-    given = [{"signature": key, "inputs": call.inputs} for key, call in calls]
-    try:
-        answers = in_process(format, path.absolute(), given, "each")
-    except RuntimeError as error:
-        raise ValidationError(
-            "The export cannot be run.", where=str(path), got=str(error)[-500:]
-        ) from error
-    checks = [
-        _check(key, call, answer, report.signatures[key], reference, finite)
-        for (key, call), answer in zip(calls, answers)
-        if not _REFUSED.search(answer.get("error", ""))
-    ]
-    # Sizes that constraints forbid are no failures, if there are others: a
-    # preprocessor chooses some of them.
-    tried = {check.signature for check in checks}
-    missing = [key for key in report.signatures if key not in tried]
-    return checks + [Check(key, {}, "no input was found that it takes") for key in missing]
+
+    def __init__(
+        self,
+        path: Path,
+        model: PyTree = None,
+        methods: Mapping[str, str] | None = None,
+        finite: bool = True,
+        trusted: bool = False,
+        verify: str | os.PathLike[str] | None = None,
+    ):
+        verified(path, verify, "validate")
+        self.report = report = read_report(path)
+        format = formats.find(report.target)
+        if format is None:
+            raise InvalidArgumentError(
+                "Exports for this target cannot be tested again.",
+                where=str(path),
+                got=report.target,
+            )
+        self.format = format
+        checking.check(path, report, trusted)
+        self.reference: Any = None
+        if model is not None:
+            require("jax", "all", "validate --against")
+            make = formats.imported("pax_export.export.validation.cases:ReferenceModel")
+            self.reference = make(model, report, methods or {})
+        calls = [
+            (key, each) for key, info in report.signatures.items() for each in _calls(key, info)
+        ]
+        given = [{"signature": key, "inputs": call.inputs} for key, call in calls]
+        try:
+            answers = in_process(format, path.absolute(), given, "each")
+        except RuntimeError as error:
+            raise ValidationError(
+                "The export cannot be run.", where=str(path), got=str(error)[-500:]
+            ) from error
+        self.answers = [
+            (key, call, answer)
+            for (key, call), answer in zip(calls, answers)
+            if not _REFUSED.search(answer.get("error", ""))
+        ]
+        checks = [
+            _check(key, call, answer, report.signatures[key], self.reference, finite)
+            for key, call, answer in self.answers
+        ]
+        # Sizes that constraints forbid are no failures, if there are others: a
+        # preprocessor chooses some of them.
+        tried = {check.signature for check in checks}
+        missing = [key for key in report.signatures if key not in tried]
+        self.checks = checks + [
+            Check(key, {}, "no input was found that it takes") for key in missing
+        ]
 
 
 #: None where nothing is known.

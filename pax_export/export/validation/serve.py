@@ -1,6 +1,6 @@
 """Runs an export with its runtime and numpy, without jax, in a process of its own.
 
-    python serve.py FILE.py:FUNCTION PATH CASES.npz RESULTS.npz all|each IMPORT ...
+    python serve.py FILE.py:FUNCTION PATH CASES.npz RESULTS.npz all|each|once IMPORT ...
 
 FUNCTION makes the calls, see `pax_export.export.artifact.formats`. A case has a ``signature``,
 ``inputs`` by name, and perhaps ``cotangents`` by output. Results are outputs by name, changed
@@ -71,12 +71,18 @@ def _each_array(entries: Sequence[Mapping[str, Any]], do: Callable) -> list[dict
 
 def run_each(run: Run, path: str, cases: Cases) -> list[dict[str, Arrays | str]]:
     """Makes calls, and goes on where one fails: with ``error`` instead of ``results``."""
+    found = run_once(run, path, cases)
+    if len(cases) < 2 or "results" in found[0]:
+        return found
+    return [each for case in cases for each in run_each(run, path, [case])]
+
+
+def run_once(run: Run, path: str, cases: Cases) -> list[dict[str, Arrays | str]]:
+    """Makes calls, of which the first that fails is the last: one ``error`` is returned then."""
     try:
         return [{"results": each} for each in run(path, cases)]
     except Exception as error:  # of any runtime, for any reason
-        if len(cases) == 1:
-            return [{"error": f"{type(error).__name__}: {error}"}]
-    return [each for case in cases for each in run_each(run, path, [case])]
+        return [{"error": f"{type(error).__name__}: {error}"}]
 
 
 def main(place: str, path: str, cases: str, results: str, mode: str, *imports: str) -> None:
@@ -87,6 +93,8 @@ def main(place: str, path: str, cases: str, results: str, mode: str, *imports: s
     calls = load(cases)
     if mode == "each":
         save(results, run_each(run, path, calls))
+    elif mode == "once":
+        save(results, run_once(run, path, calls))
     else:
         save(results, [{"results": each} for each in run(path, calls)])
 

@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -174,11 +175,20 @@ def call(
 
 
 def in_process(
-    format: Format, place: Path, calls: serve.Cases, mode: Literal["all", "each"]
+    format: Format,
+    place: Path,
+    calls: serve.Cases,
+    mode: Literal["all", "each", "once"],
+    seconds: float | None = None,
 ) -> list[dict[str, Any]]:
     """Makes calls in a fresh process: ``{"results": arrays by name}`` for each.
 
-    With ``"each"``, failures are ``{"error": message}``.
+    With ``"each"``, failures are ``{"error": message}``; with ``"once"``, the first failure is
+    the only result.
+
+    Raises:
+        RuntimeError: the process failed.
+        TimeoutError: it took more seconds than that, and was killed with all that it started.
     """
     module, _, function = format.run.partition(":")
     spec: Any = importlib.util.find_spec(module)
@@ -188,16 +198,44 @@ def in_process(
         program = [sys.executable, serve.__file__, f"{spec.origin}:{function}", str(place)]
         # For a format that needs this package, wherever it was imported from.
         paths = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
-        done = subprocess.run(
+        paths = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TMPDIR": str(folder)}
+        code, said = _run_limited(
             [*program, str(cases), str(results), mode, *format.run_imports],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            {**os.environ, **paths},
+            seconds,
         )
-        if done.returncode:
-            _refuse_import(format, done.stderr)
-            raise RuntimeError(done.stderr[-1500:])
+        if code:
+            _refuse_import(format, said)
+            by = f"killed by signal {-code}; " if code < 0 else ""
+            raise RuntimeError(by + said[-1500:])
         return serve.load(results)
+
+
+def _run_limited(
+    command: list[str], environment: dict[str, str], seconds: float | None
+) -> tuple[int, str]:
+    """Runs a program; returns its exit code, and what it said of errors."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # to kill what it starts, too
+    ) as process:
+        try:
+            _, said = process.communicate(timeout=seconds)
+        except BaseException as error:
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise TimeoutError(f"it had not finished after {seconds:g} s") from None
+            raise
+    return process.returncode, said
 
 
 def _refuse_import(format: Format, stderr: str) -> None:

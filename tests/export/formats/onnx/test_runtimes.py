@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +20,7 @@ from pax_export.errors import (
 )
 from pax_export.export import load, spec, to_onnx
 from pax_export.export.formats.onnx import runtimes
+from tests.export import planted_runtimes
 
 INSTALLED = {
     "openvino": is_installed("openvino"),
@@ -55,26 +59,57 @@ def test_one_that_is_missing_is_said_before_any_work(tmp_path, name):
         to_onnx(model, tmp_path / "m.onnx", spec("2"), runtimes=[name])
 
 
-def planted(monkeypatch, run):
-    monkeypatch.setattr(runtimes, "check", lambda names: None)
-    monkeypatch.setitem(runtimes._RUNS, "openvino", run)
+@pytest.fixture
+def planted(monkeypatch):
+    """Makes `openvino` do something else, in its process."""
+
+    def plant(does):
+        monkeypatch.setattr(runtimes, "check", lambda names: None)
+        real = runtimes.in_process
+
+        def in_process(kind, *arguments):
+            assert kind.run.endswith(":openvino")
+            place = f"{planted_runtimes.__name__}:{does}"
+            return real(dataclasses.replace(kind, run=place), *arguments)
+
+        monkeypatch.setattr(runtimes, "in_process", in_process)
+
+    return plant
 
 
-def test_another_result_there_is_refused(tmp_path, monkeypatch):
-    planted(monkeypatch, lambda file, calls: [{"output": np.sin(c["x"]) + 1} for c in calls])
+def test_another_result_there_is_refused(tmp_path, planted):
+    planted("differs")
     with pytest.raises(ValidationError, match="in openvino"):
         to_onnx(jnp.sin, tmp_path / "m.onnx", spec("batch, 3"), runtimes=["openvino"])
     assert not list(tmp_path.iterdir())
 
 
-def test_one_that_cannot_run_it_says_why(tmp_path, monkeypatch):
-    def crash(file, calls):
-        raise RuntimeError("no kernel")
-
-    planted(monkeypatch, crash)
-    with pytest.raises(UnsupportedOperationError, match="openvino does not run") as caught:
+@pytest.mark.parametrize(
+    ("does", "what", "got"),
+    [
+        ("refuses", "openvino does not run this model", "no kernel"),
+        ("crashes", "openvino crashes with this model", "signal 6; out of registers"),
+    ],
+)
+def test_one_that_cannot_run_it_says_why(tmp_path, planted, does, what, got):
+    planted(does)
+    with pytest.raises(UnsupportedOperationError, match=what) as caught:
         to_onnx(jnp.sin, tmp_path / "m.onnx", spec("batch, 3"), runtimes=["openvino"])
-    assert "no kernel" in caught.value.got and not list(tmp_path.iterdir())
+    assert got in caught.value.got and not list(tmp_path.iterdir())
+
+
+def test_one_that_hangs_is_stopped_with_all_that_it_started(tmp_path, planted):
+    planted("hangs")
+    case = {"inputs": {"x": np.zeros(3)}}
+    for seconds in (3.0, 10.0, 30.0):  # a machine with much to do starts processes slowly
+        with pytest.raises(UnsupportedOperationError, match="does not finish") as caught:
+            runtimes.run("openvino", str(tmp_path / "m.onnx"), [case], seconds)
+        assert f"had not finished after {seconds:g} s" in caught.value.got
+        if (tmp_path / "started").exists():
+            break
+    started = int((tmp_path / "started").read_text())
+    state = Path(f"/proc/{started}/stat")
+    assert not state.exists() or ") Z " in state.read_text()
 
 
 def test_refusals(tmp_path):

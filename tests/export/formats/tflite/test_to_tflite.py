@@ -173,3 +173,17 @@ def test_damaged_and_foreign_files(tmp_path, path):
     embedded.append_zip(foreign, json.dumps(report))
     with pytest.raises(_errors.ExportPathError, match="cannot be loaded"):
         load(foreign)
+
+
+@pytest.mark.parametrize("shape", ["8", "2*n"])
+def test_reshapes_of_one_result_are_not_written_over(tmp_path, shape):
+    """LiteRT 2.3 counts the readers of the first tensor in a chain of results in one memory."""
+
+    def model(x):
+        b = (x + 1) * 2
+        return b[:, None] * 3 + b[None], (b.reshape(2, -1) * 5).reshape(-1) + b
+
+    x = np.arange(1, 9, dtype=np.int32)
+    to_tflite(model, tmp_path / "m.tflite", spec(shape, "int32"))
+    for got, expected in zip(load(tmp_path / "m.tflite")(x), model(x)):
+        np.testing.assert_array_equal(got, expected)

@@ -7,6 +7,7 @@ have just computed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,83 @@ def simplify(graph: Graph, fold: bool = True, notes: dict[str, None] | None = No
     fusion = _Fusion(graph, fold, notes)
     fusion.run()
     drop_unread(graph)
+    _copy_shared(graph)
     return folded | fusion.folded
+
+
+#: Kernels whose results are the bytes of their input, in the same memory.
+_SAME_BYTES = ("RESHAPE", "EXPAND_DIMS", "SQUEEZE")
+#: Dtypes and ranks that `SLICE` copies.
+_SLICED = ("float32", "int8", "uint8", "int16", "int32", "uint32", "int64", "bool")
+_MOST_AXES = 5
+
+
+def _copy_shared(graph: Graph) -> None:
+    """Puts a copy before a reshape whose result would be written over what others still read.
+
+    LiteRT writes results of elementwise kernels over their operand if nothing else reads it.  It
+    counts the readers of the first tensor of such a chain only: of ``b = (x + 1) * 2``, two
+    reshapes share the memory of ``x + 1``, and arithmetic on one changes the other.
+    """
+    reads: dict[int, list[Operator | None]] = {}
+    for operator in (None, *graph.operators):
+        for each in graph.outputs if operator is None else operator.inputs:
+            reads.setdefault(id(each), []).append(operator)
+    placed: list[Operator] = []
+    for operator in graph.operators:
+        shared = operator.inputs[0] if operator.name in _SAME_BYTES else None
+        if (
+            shared is not None
+            and len(reads[id(shared)]) > 1
+            and _in_memory_of_another(shared, graph, reads)
+            and _is_written_over(operator.outputs[0], reads)
+            and shared.dtype.name in _SLICED
+            and 0 < shared.shape.rank <= _MOST_AXES
+        ):
+            copy = _copy_of(shared, graph)
+            operator.inputs = [copy.outputs[0], *operator.inputs[1:]]
+            placed.append(copy)
+        placed.append(operator)
+    graph.operators[:] = placed
+
+
+def _in_memory_of_another(
+    tensor: Tensor, graph: Graph, reads: Mapping[int, Sequence[object]]
+) -> bool:
+    """Whether a kernel may have written it over its operand, which was a result as well."""
+    made = tensor.operator if tensor.graph is graph else None
+    return made is not None and any(
+        each is not None
+        and each.operator is not None
+        and each.graph is graph
+        and len(reads[id(each)]) == 1
+        and (made.name in _SAME_BYTES or _fits(each, tensor))
+        for each in made.inputs
+    )
+
+
+def _is_written_over(tensor: Tensor, reads: Mapping[int, Sequence[Operator | None]]) -> bool:
+    """Whether its only reader may write its own result over it."""
+    readers = reads.get(id(tensor), ())
+    if len(readers) != 1 or readers[0] is None:
+        return False
+    (result, *_) = readers[0].outputs
+    same = readers[0].name in _SAME_BYTES
+    return _is_written_over(result, reads) if same else _fits(tensor, result)
+
+
+def _fits(tensor: Tensor, result: Tensor) -> bool:
+    same = list(tensor.shape) == list(result.shape)
+    return same and tensor.dtype.itemsize == result.dtype.itemsize
+
+
+def _copy_of(tensor: Tensor, graph: Graph) -> Operator:
+    begin, size = (np.full(tensor.shape.rank, each, np.int32) for each in (0, -1))
+    ends = [Tensor(each.shape, each.dtype, None, each) for each in (begin, size)]
+    result = Tensor(tensor.shape, tensor.dtype, graph)
+    copy = Operator("SLICE", [tensor, *ends], [result], {}, tensor.operator.source)
+    result.operator = copy
+    return copy
 
 
 def drop_unread(graph: Graph) -> None:

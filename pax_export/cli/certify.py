@@ -1,0 +1,110 @@
+"""``pax-export certify``: runs an export wherever it can, and writes the results into it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from pax_export._errors import ValidationError
+from pax_export.cli import _factory
+from pax_export.cli._failure import (
+    DONE,
+    EXIT_CODES,
+    REFUSED,
+    SIGN,
+    TRUSTED,
+    VERIFY,
+    fail,
+    printable,
+    told,
+)
+
+_EPILOG = f"""\
+examples:
+  pax-export certify net.onnx
+  pax-export certify net.onnx --runtime openvino --runtime web --against train:make_model
+
+The report and the card of the export have another line for each runtime then: its version, the
+machine, the number of calls, and the largest difference.  Of a signed export the signature
+matches no longer: --sign signs it anew, and --no-write changes nothing.
+
+{EXIT_CODES}"""
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "certify",
+        help="run an export in all runtimes that are installed",
+        description="Calls an export at several sizes with random inputs in its own runtime and, "
+        "of an ONNX file, in OpenVINO, IREE and onnxruntime-web (in Node.js) where they are "
+        "installed, each in a process of its own.  Compares the results with the model in jax "
+        "(--against), or with those of its own runtime, and writes them into the report and the "
+        "card of the export.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", metavar="FILE", help="of the export: a file, or a directory")
+    parser.add_argument(
+        "--against", metavar="module:factory", help="compare with the model; " + _factory.HELP
+    )
+    parser.add_argument(
+        "--method",
+        action="append",
+        default=[],
+        metavar="KEY=NAME",
+        help="the method of a signature; without this option the one of its name, or __call__",
+    )
+    parser.add_argument(
+        "--runtime", action="append", default=[], metavar="NAME",
+        help="one that must run it: openvino, iree, web; without this option what is installed",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=_seconds, metavar="N", help="stop a runtime after so long; 600 without it"
+    )
+    parser.add_argument("--no-write", action="store_true", help="print the results alone")
+    parser.add_argument("--sign", metavar="KEY.pem", help=SIGN)
+    parser.add_argument("--trusted", action="store_true", help=TRUSTED)
+    parser.add_argument("--verify", metavar="KEY.pub", help=VERIFY)
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.set_defaults(call=_call)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is expected, not {text}")
+    return seconds
+
+
+@told
+def _call(options: argparse.Namespace) -> int:
+    from pax_export.export.validation.certify import certify
+
+    results = certify(
+        Path(options.path),
+        _factory.make(options.against) if options.against else None,
+        _factory.methods(options.method),
+        runtimes=options.runtime,
+        seconds=options.seconds,
+        write=not options.no_write,
+        sign=options.sign,
+        trusted=options.trusted,
+        verify=options.verify,
+    )
+    if options.json:
+        print(json.dumps({"runtimes": [dataclasses.asdict(each) for each in results]}, indent=1))
+    else:
+        print(*(printable(str(each)) for each in results), sep="\n")
+    bad = [
+        each
+        for each in results
+        if each.differs or (each.problem and each.runtime in options.runtime)
+    ]
+    for each in bad[:1]:
+        what = f"{len(bad)} of {len(results)} runtimes do not run this export right."
+        fail(ValidationError(what, where=each.runtime, got=each.problem[:500]))
+    return REFUSED if bad else DONE

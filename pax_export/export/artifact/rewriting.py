@@ -1,0 +1,93 @@
+"""Gives an export another report, and its card, without a change of the model in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from pax_export._files import (
+    card_file,
+    checksums,
+    data_file,
+    directory,
+    signature_file,
+    single_file,
+)
+from pax_export._files.overwrite_guard import files, now_in
+from pax_export._signing import Signer
+from pax_export.export.artifact import embedded
+from pax_export.export.artifact.card import drawing_in, write_card
+from pax_export.export.artifact.ours import export_of_ours
+from pax_export.export.artifact.report import REPORT_FILE, Report, report_text, write_report
+
+
+def check_writable(path: Path) -> None:
+    """Refuses, by an ExportPathError, an export that may not be written to."""
+    written = path / REPORT_FILE if path.is_dir() else path
+    if not os.access(written, os.W_OK):
+        raise directory.unwritable(path, f"a file that may be read only: {written.name}")
+    if path.is_dir():
+        directory.check(path, now_in(path))
+    else:
+        single_file.check(path, export_of_ours)
+
+
+def replace_report(path: Path, report: Report, signer: Signer | None = None) -> None:
+    """Writes a report in the place of the one that an export has, whole or not at all.
+
+    A card is written anew if there is one, and so are the hashes of a folder.  A signature fits
+    no longer, and is removed unless there is a signer.
+    """
+    path = path.absolute()
+    if path.is_dir():
+        _in_folder(path, report, signer)
+    else:
+        _in_file(path, report, signer)
+
+
+def _in_folder(path: Path, report: Report, signer: Signer | None) -> None:
+    listed, card = checksums.names(path), card_file.of_folder(path)
+    drawing = _drawing(card)
+    anew = {REPORT_FILE, card_file.NAME, checksums.FILE, signature_file.NAME}
+    with directory.replaced(path, now_in(path)) as place:
+        for name in files(path):
+            if name not in anew:
+                _link(path / name, place / name)
+        write_report(report, place)
+        if card.is_file():
+            write_card(report, place, card_file.of_folder(place), drawing)
+        if listed is not None:
+            there = (name for name in listed if (place / name).is_file())
+            checksums.write(place, files=there)
+        if signer:
+            signer.sign_folder(place, path.name)
+
+
+def _in_file(path: Path, report: Report, signer: Signer | None) -> None:
+    card = card_file.of_file(path)
+    drawing, ours = _drawing(card), card_file.recognized(card) is not None
+    with single_file.replaced(path, export_of_ours, path.stat().st_size) as place:
+        shutil.copyfile(path, place)
+        embedded.replace(place, report_text(report))
+        for each in data_file.all_of_file(path):
+            _link(each, place.with_name(each.name))
+        if ours:
+            write_card(report, place, card_file.of_file(place), drawing)
+        if signer:
+            signer.sign_file(place)
+    if not signer and signature_file.recognized(signature_file.of_file(path)):
+        signature_file.of_file(path).unlink()
+
+
+def _drawing(card: Path) -> str:
+    return drawing_in(card.read_bytes().decode("utf-8", "replace")) if card.is_file() else ""
+
+
+def _link(file: Path, place: Path) -> None:
+    """The same file at another place: weights may be large, and nothing writes to them."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(file, place)
+    except OSError:  # of a file system without links
+        shutil.copyfile(file, place)

@@ -1,0 +1,208 @@
+"""Certifies an export: its calls are made in every runtime that is installed.
+
+Each runtime is asked in a process of its own with a time limit.  The results are compared with
+those of the model in jax, if it is given, and otherwise with those of the runtime for which the
+export was written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pax_export._errors import (
+    InvalidArgumentError,
+    MissingPackageError,
+    SignatureError,
+    UnsupportedOperationError,
+    ValidationError,
+)
+from pax_export._files import signature_file
+from pax_export._optional import find
+from pax_export._signing import signer
+from pax_export._types import PyTree
+from pax_export.export.artifact import formats, rewriting
+from pax_export.export.artifact.report import CERTIFIED, certified_text, read_report
+from pax_export.export.validation import recheck
+from pax_export.export.validation.validate import Case, compare_either
+
+#: The model itself, in jax.
+JAX = "jax"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one runtime.
+
+    Attributes:
+        runtime: its name.
+        version: of the runtime; empty if it is not known.
+        machine: where it ran: system, processor and Python.
+        calls: how many were made.
+        compared_with: ``"jax"``, the name of another runtime, or empty for no comparison.
+        largest_error: the largest absolute difference of any output.
+        problem: why there is none: what the runtime refused, or what differs.
+        differs: whether the problem is another result.
+    """
+
+    runtime: str
+    version: str
+    machine: str
+    calls: int
+    compared_with: str = ""
+    largest_error: float | None = None
+    problem: str = ""
+    differs: bool = False
+
+    def __str__(self) -> str:
+        return certified_text(self.runtime, _plain(self))
+
+
+def certify(
+    path: Path,
+    model: PyTree = None,
+    methods: Mapping[str, str] | None = None,
+    *,
+    runtimes: Sequence[str] = (),
+    seconds: float | None = None,
+    write: bool = True,
+    sign: str | os.PathLike[str] | None = None,
+    trusted: bool = False,
+    verify: str | os.PathLike[str] | None = None,
+) -> list[Result]:
+    """Makes the calls of an export in several runtimes, and writes the results into its report.
+
+    Args:
+        path: of the export.
+        model: what it was made of, to compare with.
+        methods: the name of the method of each signature, where it is not that of the signature.
+        runtimes: the names of runtimes to ask; all that are installed, if there are none.
+        seconds: the time limit of each runtime.
+        write: whether the report and the card are written anew.
+        sign: the file of a private key, to sign the export anew.
+        trusted: as for `load`.
+        verify: as for `load`.
+
+    Raises:
+        ValidationError: the runtime of the format does not give what the report says.
+        SignatureError: the export is signed, and there is no key to sign it anew.
+        PaxError: of a class for each mistake, as for `load`.
+    """
+    key = signer(sign, "certify")
+    report = read_report(path)
+    format = formats.find(report.target)
+    if format is None or not format.runtime:
+        raise InvalidArgumentError(
+            "Exports for this target cannot be certified.", where=str(path), got=report.target
+        )
+    others: Any = importlib.import_module(format.others) if format.others else None
+    chosen = _chosen(tuple(others.NAMES) if others else (), runtimes, format.runtime[0])
+    find(*format.runtime, "certify")
+    asked = [name for name in chosen if _can_run(others, name, name in runtimes)]
+    if write:
+        _check_signature(path, signed_anew=key is not None)
+        rewriting.check_writable(path)
+    done = recheck.Rechecked(path, model, methods, finite=False, trusted=trusted, verify=verify)
+    if failed := [each for each in done.checks if each.problem]:
+        raise ValidationError("The export is not valid.", where=str(path), got=str(failed[0])[:500])
+    results = [_own(format.runtime[0], done)]
+    results += [_elsewhere(others, name, path, done, seconds) for name in asked]
+    if write:
+        told = {each.runtime: _plain(each) for each in results}
+        old = report.details.get(CERTIFIED)
+        kept = {} if not isinstance(old, dict) else old
+        details = report.details | {CERTIFIED: kept | told}
+        rewriting.replace_report(path, dataclasses.replace(report, details=details), key)
+    return results
+
+
+def _chosen(names: Sequence[str], wanted: Sequence[str], own: str) -> list[str]:
+    if unknown := [name for name in wanted if name not in (own, *names)]:
+        raise InvalidArgumentError(
+            "No such runtime reads this export.",
+            got=", ".join(unknown),
+            write=", ".join((own, *names)),
+        )
+    return [name for name in names if not wanted or name in wanted]
+
+
+def _can_run(others: Any, name: str, is_asked_for: bool) -> bool:
+    try:
+        others.check([name], f"certify in {name}")
+    except MissingPackageError:
+        if is_asked_for:
+            raise
+        return False
+    return True
+
+
+def _check_signature(path: Path, signed_anew: bool) -> None:
+    of = signature_file.of_folder if path.is_dir() else signature_file.of_file
+    if os.path.lexists(of(path)) and not signed_anew:
+        raise SignatureError(
+            "The export is signed, and with another report its signature does not match.",
+            where=str(of(path)),
+            write="sign=, with the private key, or --no-write to print the results alone",
+        )
+
+
+def _own(name: str, done: recheck.Rechecked) -> Result:
+    errors = [error for check in done.checks for error in check.largest_error.values()]
+    with_jax = JAX if done.reference is not None else ""
+    largest = max(errors, default=0.0) if with_jax else None
+    return Result(name, _version(name), _machine(), len(done.answers), with_jax, largest)
+
+
+def _elsewhere(
+    others: Any, name: str, path: Path, done: recheck.Rechecked, seconds: float | None
+) -> Result:
+    base = JAX if done.reference is not None else done.format.runtime[0]
+    result = Result(name, others.version(name), _machine(), len(done.answers), base)
+    cases = [{"inputs": call.inputs} for _, call, _ in done.answers]
+    try:
+        given = {} if seconds is None else {"seconds": seconds}
+        found = others.run(name, str(path.absolute()), cases, **given)
+        errors = [_apart(done, *each, got) for each, got in zip(done.answers, found)]
+    except UnsupportedOperationError as error:
+        return dataclasses.replace(result, compared_with="", problem=f"{error.what} {error.got}")
+    except ValidationError as error:
+        text = f"{error.what} {error.where}: {error.got}"
+        return dataclasses.replace(result, problem=text, differs=True)
+    return dataclasses.replace(result, largest_error=max(errors, default=0.0))
+
+
+def _apart(
+    done: recheck.Rechecked, key: str, call: Any, answer: Mapping[str, Any], got: Any
+) -> float:
+    if done.reference is not None:
+        errors = done.reference.differences(key, call, done.report.signatures[key], got)
+    else:
+        case = Case(key, call.inputs, answer["results"], label=call.label)
+        errors = compare_either(case, got)
+    return max(errors.values(), default=0.0)
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    """The result as the report has it, without empty fields and long texts."""
+    told = dataclasses.asdict(result) | {"problem": " ".join(result.problem.split())[:300]}
+    del told["runtime"]
+    return {name: value for name, value in told.items() if value or isinstance(value, float)}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _machine() -> str:
+    python = f"Python {platform.python_version()}"
+    return f"{platform.system()} {platform.machine()}, {python}"
