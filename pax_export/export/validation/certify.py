@@ -38,7 +38,7 @@ JAX = "jax"
 
 
 @dataclass(frozen=True)
-class Result:
+class RuntimeResult:
     """The result of one runtime.
 
     Attributes:
@@ -76,7 +76,7 @@ def certify(
     sign: str | os.PathLike[str] | None = None,
     trusted: bool = False,
     verify: str | os.PathLike[str] | None = None,
-) -> list[Result]:
+) -> list[RuntimeResult]:
     """Makes the calls of an export in several runtimes, and writes the results into its report.
 
     Args:
@@ -153,18 +153,18 @@ def _check_signature(path: Path, signed_anew: bool) -> None:
         )
 
 
-def _own(name: str, done: recheck.Rechecked) -> Result:
+def _own(name: str, done: recheck.Rechecked) -> RuntimeResult:
     errors = [error for check in done.checks for error in check.largest_error.values()]
     with_jax = JAX if done.reference is not None else ""
     largest = max(errors, default=0.0) if with_jax else None
-    return Result(name, _version(name), _machine(), len(done.answers), with_jax, largest)
+    return RuntimeResult(name, _version(name), _machine(), len(done.answers), with_jax, largest)
 
 
 def _elsewhere(
     others: Any, name: str, path: Path, done: recheck.Rechecked, seconds: float | None
-) -> Result:
+) -> RuntimeResult:
     base = JAX if done.reference is not None else done.format.runtime[0]
-    result = Result(name, others.version(name), _machine(), len(done.answers), base)
+    result = RuntimeResult(name, others.version(name), _machine(), len(done.answers), base)
     cases = [{"inputs": call.inputs} for _, call, _ in done.answers]
     try:
         given = {} if seconds is None else {"seconds": seconds}
@@ -189,7 +189,7 @@ def _apart(
     return max(errors.values(), default=0.0)
 
 
-def _plain(result: Result) -> dict[str, Any]:
+def _plain(result: RuntimeResult) -> dict[str, Any]:
     """The result as the report has it, without empty fields and long texts."""
     told = dataclasses.asdict(result) | {"problem": " ".join(result.problem.split())[:300]}
     del told["runtime"]
