@@ -221,8 +221,10 @@ def test_transform(name):
 # --- a format ---------------------------------------------------------------------------------
 
 #: Formats whose package or page is called otherwise.
-EXTRAS = {"saved_model": "tensorflow"}
+EXTRAS = {"saved_model": "tensorflow", "web": "onnx"}
 PAGES = {"saved_model": "exporting"}
+#: Formats whose files are in the folder of another, of which they are made.
+FOLDERS = {"web": "onnx"}
 
 
 def written_formats() -> list[str]:
@@ -247,11 +249,11 @@ FORMAT_STEPS: Steps = {
         EXTRAS.get(name, name) in SETTINGS["options.extras_require"]
     ),
     "4. setup.cfg: the contract `formats`": lambda name: (
-        f"pax_export.export.formats.{name}"
+        f"pax_export.export.formats.{FOLDERS.get(name, name)}"
         in SETTINGS["importlinter:contract:formats"]["modules"].split()
     ),
     "5. tests/export/formats/NAME/test_to_NAME.py": lambda name: (
-        ROOT / "tests" / "export" / "formats" / name / f"test_to_{name}.py"
+        ROOT / "tests/export/formats" / FOLDERS.get(name, name) / f"test_to_{name}.py"
     ).exists(),
     "6. docs/api/export.md: to_NAME": lambda name: (
         f"pax_export.export.to_{name}" in listed("docs/api/export.md")

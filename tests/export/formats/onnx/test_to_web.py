@@ -137,7 +137,13 @@ def test_only_a_folder_of_ours_is_replaced(tmp_path, monkeypatch):
 
 def test_the_command_line_knows_it(tmp_path, monkeypatch, capsys):
     browsers.without_packages(monkeypatch)
-    command = ["export", "tests.export.test_to_web:make", str(tmp_path / "web"), "--target", "web"]
+    command = [
+        "export",
+        "tests.export.formats.onnx.test_to_web:make",
+        str(tmp_path / "web"),
+        "--target",
+        "web",
+    ]
     assert main([*command, "--input", "batch, 8, 8, 1", "--validate", "no"]) == 0
     assert "as a folder for browsers" in capsys.readouterr().out
 
