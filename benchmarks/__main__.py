@@ -12,7 +12,7 @@ from pax_export.core._native import compiled
 
 TOPICS = (
     *("imports", "build", "tree", "edit", "step", "nans"),
-    *("trace", "deep", "exports", "files", "scaling", "lm", "quantize"),
+    *("trace", "deep", "exports", "files", "scaling", "lm", "quantize", "serving"),
 )
 
 
