@@ -42,7 +42,7 @@ class _InputSamples:
         self.samples.setdefault(int(number), []).append(kept)
 
 
-_recorders: dict[int, _InputSamples] = {}
+_recorders: dict[int, Callable[[Any, Any], None]] = {}
 
 
 class _Observed(StateModule):
@@ -76,6 +76,29 @@ def static_inputs(
         calls: the arguments of each.
         method: one of `METHODS`.
     """
+    samples = _InputSamples()
+    numbers = observe(arrays, rebuilt, calls, samples)
+    found = {number: _scale(samples, number, method) for number in samples.ranges}
+    made = {}
+    for name, own in numbers.items():
+        each = [found.get(int(number)) for number in own.reshape(-1)]
+        if None not in each:
+            scales, zeros = (np.reshape(of, own.shape) for of in zip(*each))
+            made[name] = StaticInputs(jnp.asarray(scales, "float32"), jnp.asarray(zeros, "int8"))
+    return made
+
+
+def observe(
+    arrays: Mapping[str, tuple[Any, int]],
+    rebuilt: Callable[[Mapping[str, Any]], Callable[..., Any]],
+    calls: Sequence[tuple[Any, ...]],
+    collect: Callable[[Any, Any], None],
+) -> dict[str, np.ndarray]:
+    """Calls the net, and hands the inputs of products to `collect`, each with its number.
+
+    Returns:
+        The numbers of each weight: one, or one for each layer of a scan.
+    """
     token, count = next(_tokens), 0
     numbers, observed = {}, {}
     for name, (array, rank) in arrays.items():
@@ -84,7 +107,7 @@ def static_inputs(
         numbers[name] = own = np.arange(count, count + size, dtype=np.int32).reshape(layers)
         observed[name] = array.replace(inputs=_Observed(jnp.asarray(own), token))
         count += size
-    _recorders[token] = recorder = _InputSamples()
+    _recorders[token] = collect
     try:
         call = rebuilt(observed)
         for batch in calls:
@@ -92,14 +115,7 @@ def static_inputs(
         jax.effects_barrier()
     finally:
         del _recorders[token]
-    found = {number: _scale(recorder, number, method) for number in recorder.ranges}
-    made = {}
-    for name, own in numbers.items():
-        each = [found.get(int(number)) for number in own.reshape(-1)]
-        if None not in each:
-            scales, zeros = (np.reshape(of, own.shape) for of in zip(*each))
-            made[name] = StaticInputs(jnp.asarray(scales, "float32"), jnp.asarray(zeros, "int8"))
-    return made
+    return numbers
 
 
 def _scale(recorder: _InputSamples, number: int, method: str) -> tuple[float, int]:

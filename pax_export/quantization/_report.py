@@ -23,6 +23,8 @@ class QuantizedLeaf:
         relative_error: the norm of the difference, in parts of the norm of the array.
         sensitivity: what the net loses with this weight alone in 4 bits, if a budget was given.
         activations: how the inputs of its products are rounded; None if they are not.
+        rounding: ``"nearest"`` or ``"gptq"``, by which it is farther from the array, and products
+            nearer.
 
     Example:
         >>> import pax_export as pax
@@ -41,6 +43,7 @@ class QuantizedLeaf:
     relative_error: float
     sensitivity: float | None = None
     activations: str | None = None
+    rounding: str = "nearest"
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ class QuantizationReport:
         width = max((len(each.name) for each in self.leaves), default=0)
         for each in self.leaves:
             scheme = f"int{each.bits}" + (f", groups of {each.group}" if each.group else "")
+            scheme += ", gptq" if each.rounding == "gptq" else ""
             scheme += f", {each.activations} inputs" if each.activations else ""
             alone = "" if each.sensitivity is None else f", loses {each.sensitivity:.2g} in 4 bits"
             error = f"error {each.relative_error:.2%}{alone}"
