@@ -7,7 +7,6 @@ the error of each is spread over those that are not rounded yet, by the inverse 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -73,14 +72,12 @@ def _one(
     factor = scipy.linalg.cholesky(scipy.linalg.inv(damped))
     low, high = (-8, 7) if form.bits == 4 else (-127, 127)
     integers = np.empty_like(matrix)
-    scale_of: Callable[[int], np.ndarray] = lambda row: scales[0]  # noqa: E731
-    if form.group is not None:
-        scale_of = lambda row: scales[row // form.group]  # noqa: E731
+    group = size if form.group is None else form.group
     for row in range(size):
-        if form.group is not None and row % form.group == 0:
-            group = jnp.asarray(matrix[row : row + form.group], jnp.float32)
-            scales[row // form.group] = np.asarray(rounded(group, form, (-2,)).scales[0])
-        scale = scale_of(row)
+        if form.group is not None and row % group == 0:
+            rows = jnp.asarray(matrix[row : row + group], jnp.float32)
+            scales[row // group] = np.asarray(rounded(rows, form, (-2,)).scales[0])
+        scale = scales[row // group]
         integers[row] = np.clip(np.rint(matrix[row] / scale), low, high)
         error = (matrix[row] - integers[row] * scale) / factor[row, row]
         matrix[row + 1 :] -= np.outer(factor[row, row + 1 :], error)

@@ -179,7 +179,9 @@ def _by_inputs(of_net: Any, wish: Wish, calls: list[Any]) -> tuple[Wish, set[str
     moments = InputMoments()
     numbers = observe(
         {name: each for name, each in arrays.items() if is_matrix(places[name])},
-        lambda observed: rebuilt({name: array for name, (array, _) in arrays.items()} | observed),
+        lambda observed: rebuilt(
+            {**{name: each for name, (each, _) in arrays.items()}, **observed}
+        ),
         calls,
         moments,
     )

@@ -40,7 +40,7 @@ def test_scales_of_channels_stay():
     assert_close(far.modules[0].weight.scales, near.modules[0].weight.scales, rtol=0)
     assert jax.tree.structure(near) == jax.tree.structure(far)
     moved = np.asarray(far.modules[0].weight.integers) - near.modules[0].weight.integers
-    assert 0 < np.abs(moved).max() and np.abs(moved).mean() < 2
+    assert moved.any() and np.abs(moved).mean() < 2
 
 
 def test_each_layer_of_a_scan_by_its_own_inputs():
@@ -49,14 +49,12 @@ def test_each_layer_of_a_scan_by_its_own_inputs():
     )
     tokens = RANDOM.integers(0, 50, (8, 16)).astype(np.int32)
 
-    def made(layers):
+    def made(rounding):
         pax.seed_rng_key(0)
-        return quantize(Decoder(config, layers=layers), [tokens], bits=4, rounding="gptq")
+        lm = Decoder(config, layers="scanned")
+        return quantize(lm, [tokens], bits=4, rounding=rounding)
 
-    (scanned, report), (nearest, other) = (
-        made("scanned"),
-        quantize(Decoder(config, layers="scanned"), [tokens], bits=4),
-    )
+    (scanned, report), (nearest, other) = made("gptq"), made("nearest")
     assert report.difference.kl < other.difference.kl
     kinds = {leaf.name: leaf.rounding for leaf in report.leaves}
     assert kinds["embed.weight"] == "nearest" and kinds["layers.dense.down.weight"] == "gptq"
