@@ -13,6 +13,7 @@ import numpy as np
 
 from pax_export._quantized import StaticInputs
 from pax_export.core import StateModule
+from pax_export.quantization._compare import called
 
 #: What each way to choose a range looks at, by the word of a user.
 METHODS = ("dynamic", "static", "minmax", "percentile", "mse")
@@ -111,7 +112,7 @@ def observe(
     try:
         call = rebuilt(observed)
         for batch in calls:
-            jax.block_until_ready(call(*batch))
+            jax.block_until_ready(called(call, batch))
         jax.effects_barrier()
     finally:
         del _recorders[token]

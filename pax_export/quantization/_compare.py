@@ -65,7 +65,7 @@ def compared(
     before: Callable[..., Any], after: Callable[..., Any], batches: Sequence[tuple[Any, ...]]
 ) -> Difference:
     """How far outputs of two compiled functions are apart."""
-    pairs = [(_floats(_called(before, each)), _floats(after(*each))) for each in batches]
+    pairs = [(_floats(called(before, each)), _floats(after(*each))) for each in batches]
     return Difference(*apart(pairs), (_seconds(before, batches[0]), _seconds(after, batches[0])))
 
 
@@ -73,7 +73,7 @@ def loss_of_outputs(
     function: partial[Any], batches: Sequence[tuple[Any, ...]]
 ) -> Callable[[Any], float]:
     """The mean difference of outputs in parts of their mean size, for other arrays of a net."""
-    right = [_floats(_called(function, each)) for each in batches]
+    right = [_floats(called(function, each)) for each in batches]
 
     def loss(arrays: PyTree) -> float:
         arrays = arrays.eval() if hasattr(arrays, "eval") else arrays
@@ -84,7 +84,8 @@ def loss_of_outputs(
     return loss
 
 
-def _called(function: Callable[..., Any], batch: tuple[Any, ...]) -> Any:
+def called(function: Callable[..., Any], batch: tuple[Any, ...]) -> Any:
+    """The result of a net for a batch; raises for a batch that it cannot be called with."""
     try:
         return function(*batch)
     except Exception as error:

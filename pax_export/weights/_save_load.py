@@ -199,20 +199,22 @@ def load_weights(
 def _check_scales(values: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Refuses scales of quantized weights that are no numbers: nothing else is wrong of them."""
     for name, value in values.items():
-        of_quantized = name.removesuffix(".scales") + ".integers" in values
-        if (
-            of_quantized
-            and name.endswith(".scales")
-            and not isinstance(value, jax.ShapeDtypeStruct)
-        ):
-            count = int((~np.isfinite(np.asarray(value))).sum())
-            if count:
-                raise QuantizationError(
-                    "The scales of a quantized weight are damaged.",
-                    where=f"{os.fspath(path)}: {name}",
-                    got=f"{count} of {np.size(value)} are NaN or infinite",
-                    write="the file as it was saved, or quantize the net again",
-                )
+        of_inputs = name.endswith(".inputs.scale")
+        weight = name.removesuffix(".inputs.scale" if of_inputs else ".scales")
+        if weight == name or f"{weight}.integers" not in values:
+            continue
+        if isinstance(value, jax.ShapeDtypeStruct):
+            continue
+        array = np.asarray(value)
+        right = np.isfinite(array) & (array > 0) if of_inputs else np.isfinite(array)
+        if count := int((~right).sum()):
+            also = ", or not above 0" if of_inputs else ""
+            raise QuantizationError(
+                "The scales of a quantized weight are damaged.",
+                where=f"{os.fspath(path)}: {name}",
+                got=f"{count} of {np.size(value)} are NaN or infinite{also}",
+                write="the file as it was saved, or quantize the net again",
+            )
 
 
 def _of_quantized(report: LoadReport) -> str:

@@ -164,9 +164,10 @@ def test_zeros_and_numbers_outside_of_halves():
         ([X[:, :5]], "shapes [8, 5]"),
     ],
 )
-def test_batches_are_looked_at(batches, text):
+@pytest.mark.parametrize("told", [{}, {"activations": "static"}, {"rounding": "gptq"}])
+def test_batches_are_looked_at(batches, text, told):
     with pytest.raises(errors.InvalidArgumentError) as error:
-        quantize(net(), batches)
+        quantize(net(), batches, **told)
     assert text in str(error.value)
 
 
@@ -225,6 +226,15 @@ def test_damaged_scales(tmp_path):
     bad = small.at("modules.0.weight.scales").apply(lambda s: s.at[0, 3].set(jnp.nan))
     pax.save_weights(bad, tmp_path / "w.safetensors")
     with pytest.raises(errors.QuantizationError, match=r"(?s)modules\.0\.weight\.scales.*1 of 32"):
+        pax.load_weights(small, tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, -1.0])
+def test_damaged_scales_of_inputs(value, tmp_path):
+    small, _ = quantize(net(), [X], activations="static")
+    bad = small.at("modules.0.weight.inputs.scale").apply(lambda s: jnp.full_like(s, value))
+    pax.save_weights(bad, tmp_path / "w.safetensors")
+    with pytest.raises(errors.QuantizationError, match=r"(?s)0\.weight\.inputs\.scale.*1 of 1"):
         pax.load_weights(small, tmp_path / "w.safetensors")
 
 
