@@ -14,8 +14,8 @@ from pax_export.export.formats.onnx.values import Value
 Results = Sequence[Any]
 
 
-def _ranked(writer: Writer, x: object, count: int, axis: int, largest: bool) -> list[str]:
-    """The extreme numbers and where they are; of equal ones the first comes first."""
+def _top(writer: Writer, x: object, count: object, axis: int, largest: bool) -> list[str]:
+    """The extreme numbers and where they are; equal ones in any order."""
     return writer("TopK", x, count, results=2, axis=axis, largest=int(largest), sorted=1)
 
 
@@ -23,16 +23,46 @@ def _key(writer: Writer, x: Value) -> Any:
     return writer.cast(x, np.int32) if x.dtype == np.bool_ else x.name
 
 
-def _order(writer: Writer, key: object, x: Value, axis: int, size: int) -> str:
-    """Where the numbers go in ascending order, NaN last; equal ones stay in their order."""
-    if not x.is_float:
-        return _ranked(writer, key, size, axis, largest=False)[1]
-    bad = writer("IsNaN", key)
-    # NaN has no order in ONNX: infinite at first, and then behind all that is no NaN.
-    clean = writer("Where", bad, writer.like(np.inf, x), key)
-    first = _ranked(writer, clean, size, axis, largest=False)[1]
-    moved = writer("GatherElements", writer.cast(bad, np.int32), first, axis=axis)
-    second = _ranked(writer, moved, size, axis, largest=False)[1]
+def _order(
+    writer: Writer,
+    key: Any,
+    x: Value,
+    axis: int,
+    count: object,
+    largest: bool = False,
+    nan_first: bool = False,
+) -> str:
+    """Where the first numbers of an order are; equal ones stay in their order, NaN are at an end.
+
+    ONNX says that `TopK` keeps the order of equal numbers, and OpenVINO and IREE do not: what it
+    returns is ordered once more, by numbers of which no two are equal.
+    """
+    size, bad = writer.sizes.one(x.shape[axis]), None
+    place = np.array(axis, np.int64)
+    if not x.is_float and x.dtype.itemsize < 8:
+        counted = writer("CumSum", writer.cast(writer("Equal", key, key), np.int64), place)
+        scaled = writer("Mul", writer.cast(key, np.int64), size)
+        unlike = writer("Sub" if largest else "Add", scaled, counted)
+        return _top(writer, unlike, count, axis, largest)[1]
+    if x.is_float:  # NaN has no order in ONNX: it is one of the infinite numbers, at first
+        bad = writer("IsNaN", key)
+        end = np.inf if largest == nan_first else -np.inf
+        key = writer("Where", bad, writer.like(end, x), key)
+    ranked, first = _top(writer, key, size, axis, largest)
+    along = [np.array([axis], np.int64)]
+    ends = [np.array([n], np.int64) for n in (0, 1, -1, np.iinfo(np.int64).max)]
+    later = writer("Slice", ranked, ends[1], ends[3], *along)
+    before = writer("Slice", ranked, ends[0], ends[2], *along)
+    starts = writer.cast(writer("Not", writer("Equal", later, before)), np.int64)
+    none = writer("Mul", writer("Slice", first, ends[0], ends[1], *along), ends[0])
+    group = writer("Concat", none, starts, axis=axis)
+    group = writer("CumSum", group, place)
+    if bad is not None:
+        at_end = writer("Not", bad) if nan_first else bad
+        moved = writer("GatherElements", writer.cast(at_end, np.int64), first, axis=axis)
+        group = writer("Add", writer("Mul", group, np.array([2], np.int64)), moved)
+    unlike = writer("Add", writer("Mul", group, size), first)
+    second = _top(writer, unlike, count, axis, largest=False)[1]
     return writer("GatherElements", first, second, axis=axis)
 
 
@@ -82,19 +112,8 @@ def approx_top_k(
 def extremes(
     writer: Writer, results: Results, x: Value, count: object, axis: int, largest: bool
 ) -> list[str]:
-    key = _key(writer, x)
     amount = writer.sizes.one(count)
-    if x.is_float:
-        bad = writer("IsNaN", key)
-        end = np.inf if largest else -np.inf
-        edge = writer("Where", bad, writer.like(end, x), key)
-        size = writer.sizes.one(x.shape[axis])
-        first = _ranked(writer, edge, size, axis, largest)[1]
-        moved = writer("GatherElements", writer.cast(bad, np.int32), first, axis=axis)
-        second = _ranked(writer, moved, amount, axis, largest=True)[1]
-        place = writer("GatherElements", first, second, axis=axis)
-    else:
-        place = _ranked(writer, key, amount, axis, largest)[1]
+    place = _order(writer, _key(writer, x), x, axis, amount, largest, nan_first=True)
     found = writer("GatherElements", x, place, axis=axis)
     index = place if results[1].dtype == np.int64 else writer.cast(place, np.int32)
     return [found, index]
