@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -82,11 +83,21 @@ def _write(job: Job, place: Path) -> Report:
         "genai_config.json": json_file(_genai_config(job)),
         "config.json": json_file(_config(job)),
         "generation_config.json": json_file(generation_config(_generation(job), job.begin)),
-        **tokenizer_files(job),
+        **_tokenizer_files(job),
     }
     for name, content in files.items():
         (place / name).write_bytes(content)
     return replace(report, model=type(job.lm).__name__)
+
+
+def _tokenizer_files(job: Job) -> dict[str, bytes]:
+    """Those of the tokenizer; transformers.js looks for the template in its configuration."""
+    files = tokenizer_files(job)
+    if job.tokenizer is not None and job.tokenizer.chat_template:
+        config = json.loads(files["tokenizer_config.json"])
+        config.setdefault("chat_template", job.tokenizer.chat_template)
+        files["tokenizer_config.json"] = json_file(config)
+    return files
 
 
 def _generation(job: Job) -> Any:

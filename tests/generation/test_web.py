@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 
 import pytest
 
@@ -41,7 +43,9 @@ def test_the_folder(tmp_path, monkeypatch):
     module = (tmp_path / "web" / "model.js").read_text()
     begin = module.index("specialTokens} = ") + len("specialTokens} = ")
     about, _ = json.JSONDecoder().raw_decode(module[begin:])
-    assert about["template"] == TEMPLATE and about["specialTokens"]["eos_token"] == "<e>"
+    config = json.loads((tmp_path / "web" / "tokenizer_config.json").read_text())
+    assert config["chat_template"] == about["template"] == TEMPLATE
+    assert about["specialTokens"]["eos_token"] == "<e>"
     with pytest.raises(pax.errors.ExportPathError):
         export(net("llama", tmp_path / "again"), tmp_path / "web", validate=False)
     lm = net("llama", tmp_path / "more")
@@ -141,3 +145,50 @@ def test_the_page_chats(tmp_path, monkeypatch):
     text = words.decode(expected, skip_special_tokens=True)
     assert asked == "Hello" and said == answered
     assert text.startswith(answered) and len(answered) >= len(text.rstrip("\ufffd")) - 1
+
+
+#: Continues prompts with transformers.js, and renders the chat template.
+TRANSFORMERS = """
+const {AutoModelForCausalLM, AutoTokenizer, Tensor, env} = require("@huggingface/transformers");
+const path = require("path"), [folder, prompts] = process.argv.slice(1);
+Object.assign(env, {allowRemoteModels: false, localModelPath: path.dirname(folder)});
+(async () => {
+  const name = path.basename(folder), only = {local_files_only: true}, made = [];
+  const model = await AutoModelForCausalLM.from_pretrained(name, only);
+  const tokenizer = await AutoTokenizer.from_pretrained(name, only);
+  for (const ids of JSON.parse(prompts)) {
+    const shape = [1, ids.length];
+    const tensor = (values) => new Tensor("int64", BigInt64Array.from(values, BigInt), shape);
+    const given = {input_ids: tensor(ids), attention_mask: tensor(ids.map(() => 1))};
+    const options = {max_new_tokens: 12, do_sample: false, repetition_penalty: 1};
+    const all = await model.generate({...given, ...options});
+    made.push(all.tolist()[0].slice(ids.length).map(Number));
+  }
+  const text = tokenizer.apply_chat_template(
+    [{role: "user", content: "Hi"}], {tokenize: false, add_generation_prompt: true});
+  console.log(JSON.stringify({made, text}));
+})();
+"""
+
+
+def test_transformers_js_reads_the_folder_of_genai(tmp_path):
+    """It is looked for in the working directory and in NODE_PATH, as Node.js does."""
+    look = ["node", "-e", "require.resolve('@huggingface/transformers')"]
+    if not shutil.which("node") or subprocess.run(look, capture_output=True).returncode:
+        pytest.skip("transformers.js is not installed")
+    lm, words = net("llama", tmp_path / "hf"), tokenizer()
+    given = {"tokenizer": words, "max_length": 64, "validate": False}
+    pax.generation.export(lm, tmp_path / "genai", format="genai", **given)
+    prompts = [[5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9]]
+    command = ["node", "-e", TRANSFORMERS, "--", str(tmp_path / "genai"), json.dumps(prompts)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    sampler = pax.generation.samplers.greedy()
+    options = {"max_new_tokens": 12, "sampler": sampler, "stop": words.stop, "pad": 0}
+    for prompt, said in zip(prompts, found["made"]):
+        (own,) = pax.generation.generate(lm, [prompt], **options).tolist()
+        assert said == own[: len(said)] and (len(said) == 12 or said[-1] in words.stop)
+    messages = [{"role": "user", "content": "Hi"}]
+    expected = words.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert found["text"] == expected
