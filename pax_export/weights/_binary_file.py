@@ -148,7 +148,7 @@ def _open_regular(path: Path) -> int:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingWeightsFileError(
-            "There is no file of weights at this path.",
+            "The file of weights does not exist.",
             where=where,
             write="the path of a file of weights, or of a folder that holds them",
         ) from error
@@ -164,9 +164,9 @@ def _open_regular(path: Path) -> int:
         os.close(number)
         folder = stat.S_ISDIR(mode)
         raise WeightsFileError(
-            "This is a directory, not a file of weights."
+            "Expected a file of weights, got a directory."
             if folder
-            else "This is no regular file, so it is not read.",
+            else "Cannot read a file that is not regular.",
             where=where,
             got=f"a directory with {some_names(path)}" if folder else file_types.kind(mode),
             write="the path of a file",

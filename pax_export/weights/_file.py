@@ -70,7 +70,7 @@ def write(
         ) from error
     except require("safetensors", "safetensors", "save_weights").SafetensorError as error:
         raise WeightsFileError(
-            "safetensors did not write the weights.",
+            "safetensors failed to write the weights.",
             where=str(path),
             got=error,
             write="python -m pip install --upgrade safetensors, if it does not know a dtype",
@@ -107,17 +107,17 @@ def _target(path: Path, recognized: Recognize | None = None) -> Path:
         raise _unwritten(path, error.strerror) from error
     if target.is_dir():
         raise WeightsFileError(
-            "A file of weights cannot take the place of a directory.",
+            "A file of weights cannot replace a directory.",
             where=str(path),
             write=f"the path of a file, e.g. {path / 'weights.safetensors'}",
         )
     if kind is not None or not known:
         raise WeightsFileError(
-            "This is no regular file, so it is not replaced."
+            "Cannot replace a file that is not regular."
             if kind
-            else "This is no file of weights, so it is not replaced."
+            else "Cannot replace a file that is not a file of weights."
             if recognized is None
-            else "This is no file of weights that save_as wrote, so it is not replaced.",
+            else "Cannot replace a file that save_as did not write.",
             where=str(path),
             got=kind or _kind_at(target),
             write="another path, or remove what lies there yourself",
@@ -134,7 +134,7 @@ def _recognized(path: Path) -> Belongs | None:
 
 def _unwritten(path: Path, reason: object) -> WeightsFileError:
     return WeightsFileError(
-        "The weights cannot be written here.",
+        "The weights cannot be written to this path.",
         where=str(path).replace("\0", "\\0"),
         got=reason,
         write="a path in a directory that you may write to, on a disk with room",
@@ -158,7 +158,7 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
                 pass  # it is a whole safetensors file
         except (OSError, library.SafetensorError) as error:
             raise WeightsFileError(
-                "This is no safetensors file, or only a part of one.",
+                "The file is not a safetensors file, or is incomplete.",
                 where=str(path),
                 got=f"{_kind(file)} ({error})",
                 write="a file that pax_export.save_weights or another program wrote to its end",
@@ -185,7 +185,7 @@ class WeightsFile:
             self._fill(name, array.reshape(-1).view(np.uint8), entry.offset)
         except EOFError as error:
             raise WeightsFileError(
-                "The file of weights became shorter while it was read.",
+                "The file of weights was truncated while it was read.",
                 where=f"{name} in {self._file.where}",
                 write="a file that no other program changes; save_weights replaces files whole",
             ) from error

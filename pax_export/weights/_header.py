@@ -82,7 +82,7 @@ def _notes(metadata: dict[str, str], where: str) -> dict[str, Note]:
 def changed(where: str, got: str) -> WeightsFileError:
     """The error about a file that differs from its checksums or notes."""
     return WeightsFileError(
-        "This file of weights is not as it was written: it was damaged or changed.",
+        "The file of weights is corrupted: a checksum does not match.",
         where=where,
         got=got,
         write="a copy of the file as pax_export.save_weights wrote it",

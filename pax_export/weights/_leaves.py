@@ -25,7 +25,7 @@ def leaves_by_name(tree: PyTree) -> dict[str, Any]:
         raise _shared_name(tree, [name for name, _ in pairs])
     for name in leaves.keys() & {"", RESERVED}:
         raise WeightNameError(
-            "A weight needs a name of its own in the file.",
+            "A weight has an empty or reserved name.",
             got=f"a leaf with the name {name!r}",
             write="a module, or a dict of arrays with other names",
         )
@@ -37,7 +37,7 @@ def _shared_name(tree: PyTree, names: list[str]) -> WeightNameError:
     items, _ = tree_flatten_with_path(tree)
     paths = [keystr(path) for (path, _), other in zip(items, names) if other == name]
     return WeightNameError(
-        "Two weights have one dotted name, so a file could not tell them apart.",
+        "Two weights have the same dotted name.",
         where=name,
         got=f"the paths {' and '.join(paths)}",
         write="dict keys without dots, or with other names",

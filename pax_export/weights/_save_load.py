@@ -68,7 +68,7 @@ def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | No
             arrays[name], note = stored(leaf)
         except TypeError as error:
             raise UnsupportedDtypeError(
-                "safetensors has no place for an array of this dtype.",
+                "safetensors does not support the dtype of an array.",
                 where=name,
                 got=error,
                 write="an array of numbers or booleans, or the value as a static attribute",
@@ -81,7 +81,7 @@ def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | No
 def _require_value(name: str, leaf: object) -> None:
     if not isinstance(leaf, (jax.Array, np.ndarray)):
         raise InvalidArgumentTypeError(
-            "save_weights needs a module of arrays.",
+            "save_weights: expected a module of arrays.",
             where=name,
             got=f"{type(leaf).__name__}: {leaf!r}"[:200],
             write="jnp.asarray(...) of a number; an initialised module instead of shapes",
@@ -95,7 +95,7 @@ def _require_value(name: str, leaf: object) -> None:
         problem = "an array that other processes hold parts of"
     if problem:
         raise InvalidArgumentTypeError(
-            "save_weights needs arrays whose values are here.",
+            "save_weights: expected arrays with values on this host.",
             where=name,
             got=problem,
             write="save_weights(module, path) outside of jit, with all arrays gathered",
@@ -260,7 +260,7 @@ def refuse_narrowing(name: str, own: PyTree) -> None:
     """Refuses, by an UnsupportedDtypeError, an array of 64 bits that jax would make one of 32."""
     if not is_key(own.dtype) and jax.dtypes.canonicalize_dtype(own.dtype) != own.dtype:
         raise UnsupportedDtypeError(
-            "jax would narrow an array of this dtype.",
+            "A 64-bit array needs jax_enable_x64.",
             where=name,
             got=own.dtype,
             write='jax.config.update("jax_enable_x64", True)',

@@ -211,7 +211,7 @@ def test_64_bits_that_jax_would_narrow(run):
         ({"a": jax.ShapeDtypeStruct((2,), np.float32)}, "where: x.a\n  got: ShapeDtypeStruct"),
         ({"a": object()}, "where: x.a\n  got: object"),
         ({"a": np.array(["text"])}, "cannot hold an array of this dtype"),
-        ({"a.b": np.zeros(1), "a": {"b": np.zeros(1)}}, "Two weights have one dotted name"),
+        ({"a.b": np.zeros(1), "a": {"b": np.zeros(1)}}, "Two weights have the same dotted name"),
     ],
 )
 def test_what_cannot_be_saved(tmp_path, tree, text):

@@ -58,7 +58,7 @@ def test_a_spectral_norm_is_computed_as_torch_does_in_eval_mode(norm, name, tmp_
     path = tmp_path / "net.pt"
     pax.weights.save_as(net, path, like=layer.state_dict(), report=report)
     layer.load_state_dict(torch.load(path, weights_only=True))
-    with pytest.raises(pax.errors.AdoptionError, match="norm was changed"):
+    with pytest.raises(pax.errors.AdoptionError, match="changed weight does not have"):
         pax.weights.save_as(
             net.replace(weight=2 * net.weight), path, like=layer.state_dict(), report=report
         )
@@ -94,7 +94,7 @@ def test_what_was_pruned_is_zero_and_goes_home(tmp_path):
     layer.load_state_dict(torch.load(path, weights_only=True))
     layer(torch.zeros(1, 4))  # torch computes the weight when it is called
     assert_close(layer.weight.detach().numpy().T, new.weight, 0)
-    with pytest.raises(pax.errors.AdoptionError, match="no longer zero where its mask is"):
+    with pytest.raises(pax.errors.AdoptionError, match="not zero where its mask is"):
         pax.weights.save_as(net.replace(weight=net.weight + 1), path, like=layer.state_dict())
 
 

@@ -63,7 +63,7 @@ def test_an_empty_file_and_one_of_another_program_are_replaced(path):
 
 def test_a_file_that_holds_no_weights_is_not_replaced(path):
     path.write_text("1,2,3\n4,5,6\n")
-    with pytest.raises(OSError, match=r"no file of weights, so it is not replaced") as caught:
+    with pytest.raises(OSError, match=r"not a file of weights") as caught:
         pax.save_weights(TREE, path)
     assert caught.value.where == str(path)
     assert caught.value.got == "a file of 12 bytes that begins with b'1,2,3\\n4,5,6\\n'"
@@ -77,10 +77,10 @@ def test_what_is_no_regular_file_is_neither_replaced_nor_read(path):
     link = path.parent / "link"
     link.symlink_to(path)
     for each in (path, link):
-        with pytest.raises(OSError, match=r"no regular file, so it is not replaced") as caught:
+        with pytest.raises(OSError, match=r"replace a file that is not regular") as caught:
             pax.save_weights(TREE, each)
         assert caught.value.got == "a FIFO (a named pipe)"
-        assert "This is no regular file, so it is not read.\n" in refusal(each)
+        assert "Cannot read a file that is not regular.\n" in refusal(each)
         assert "got: a FIFO (a named pipe)" in refusal(each)
     assert stat.S_ISFIFO(path.stat().st_mode)
 
@@ -99,12 +99,14 @@ def test_a_device_is_not_replaced(path):
 def test_paths_that_lead_nowhere(path):
     path.symlink_to("other")
     (path.parent / "other").symlink_to(path)
-    with pytest.raises(OSError, match=r"cannot be written here.\n  where: .*\n  got: Too many lev"):
+    with pytest.raises(
+        OSError, match=r"cannot be written to this path.\n  where: .*\n  got: Too many lev"
+    ):
         pax.save_weights(TREE, path)
     assert "cannot be read.\n" in refusal(path) and "Too many levels of symb" in refusal(path)
     broken = f"{path}\0"
     with pytest.raises(
-        OSError, match=r"cannot be written here.\n  where: .*\\0\n  got: a path with a"
+        OSError, match=r"cannot be written to this path.\n  where: .*\\0\n  got: a path with a"
     ):
         pax.save_weights(TREE, broken)
     assert "got: a path with a null character" in refusal(broken)
@@ -173,7 +175,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(path, monkeypatch):
 
     monkeypatch.setattr(disk.os, "fsync", full)
     with pytest.raises(
-        OSError, match=r"cannot be written here.\n  where: .*\n  got: No space left"
+        OSError, match=r"cannot be written to this path.\n  where: .*\n  got: No space left"
     ):
         pax.save_weights({"a": jnp.zeros(9)}, path)
     assert path.read_bytes() == before
@@ -184,7 +186,9 @@ def test_places_that_take_no_file(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot take the place of a directory.\n  where: .*\n"):
         pax.save_weights(TREE, tmp_path)
-    with pytest.raises(OSError, match=r"cannot be written here.\n  where: .*file/w\n  got: \w+"):
+    with pytest.raises(
+        OSError, match=r"cannot be written to this path.\n  where: .*file/w\n  got: \w+"
+    ):
         pax.save_weights(TREE, tmp_path / "file" / "w")
 
 
@@ -195,7 +199,7 @@ def test_a_directory_without_write_permission(path):
     else:
         path.parent.chmod(0o500)
         directory = str(path.parent)
-    with pytest.raises(OSError, match=r"cannot be written here.\n  where: .*w\n  got: "):
+    with pytest.raises(OSError, match=r"cannot be written to this path.\n  where: .*w\n  got: "):
         pax.save_weights(TREE, f"{directory}/w")
 
 
@@ -246,7 +250,7 @@ def test_every_truncation_is_refused(path):
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         message = refusal(path)
-        assert "This is no safetensors file, or only a part of one." in message
+        assert "The file is not a safetensors file, or is incomplete." in message
         assert f"where: {path}" in message
     path.write_bytes(whole + b"\0")
     assert "no safetensors file" in refusal(path)
@@ -315,7 +319,7 @@ def test_an_array_that_differs_is_named(path):
     path.write_bytes(data[:place] + np.float32(3).tobytes() + data[place + 4 :])
     message = refusal(path)
     assert message == (
-        "This file of weights is not as it was written: it was damaged or changed.\n"
+        "The file of weights is corrupted: a checksum does not match.\n"
         f"  where: a in {path}\n"
         "  got: its numbers differ from their checksum\n"
         "  write: a copy of the file as pax_export.save_weights wrote it"
@@ -383,7 +387,7 @@ def test_a_pickle_is_not_run(path):
 
 def test_missing_files_and_directories(path):
     with pytest.raises(
-        FileNotFoundError, match=r"no file of weights at this path.\n  where: .*w.saf"
+        FileNotFoundError, match=r"file of weights does not exist.\n  where: .*w.saf"
     ):
         pax.load_weights(TREE, path)
     assert "got: a directory with nothing in it" in refusal(path.parent)

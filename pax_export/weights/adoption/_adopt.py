@@ -38,7 +38,7 @@ class Reference:
     def __init__(self, given: object, tolerance: float):
         if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
             raise InvalidArgumentTypeError(
-                "A reference has inputs and outputs.",
+                "adopt(reference=): expected inputs and outputs.",
                 where="adopt(reference=)",
                 got=f"{type(given).__name__}: {given!r}"[:200],
                 write="reference=(inputs, outputs), or (inputs, outputs, call) with "
@@ -66,7 +66,7 @@ class Reference:
         shapes = [np.shape(each) for each in outputs], [np.shape(each) for each in expected]
         if shapes[0] != shapes[1]:
             raise InvalidArgumentError(
-                "The module gives outputs of other shapes than the reference.",
+                "The outputs of the module and the reference have different shapes.",
                 where="adopt(reference=)",
                 got=f"{shapes[0]} instead of {shapes[1]}",
                 write="the outputs of one call, or (inputs, outputs, call)",
@@ -175,7 +175,7 @@ def adopt(
         require_shape(name, leaf, "adopt needs a module of arrays")
     if rules is not None and mesh is None:
         raise InvalidArgumentTypeError(
-            "Sharding rules need a mesh.",
+            "adopt(rules=) requires a mesh.",
             where="adopt(rules=)",
             got="rules without a mesh",
             write="mesh=pax.sharding.make_mesh(data=-1)",

@@ -84,7 +84,7 @@ def _require_divisor(layer: Layer, sizes: Sequence[_Sizes], sides: list[bool], s
         size = mine and (mine.outputs if outputs else mine.inputs)
         if not size or size % said:
             raise InvalidArgumentError(
-                "The number of channels cannot have been flattened before this layer.",
+                "flatten=: the number of channels does not divide the layer's size.",
                 where=f"flatten=, {layer.path}",
                 got=f"{said} channels, {size or 'no'} {'outputs' if outputs else 'inputs'}",
                 write="the channels of the image that is flattened: they times its places are "

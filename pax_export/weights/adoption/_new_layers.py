@@ -199,7 +199,7 @@ def _require_unused(names: Set[str], recipe: Recipe, told: Mapping[str, str]) ->
         path for path, pieces in recipe.items() if any(each.source == name for each in pieces)
     )
     raise AdoptionError(
-        "An array of the source is to be replaced, and another leaf goes back to it.",
+        "An array of the source would be written by two leaves.",
         where=name,
         got=f"{leaf}, and what rename= says: {', '.join(told)}",
         write="another name in rename=",
@@ -208,7 +208,7 @@ def _require_unused(names: Set[str], recipe: Recipe, told: Mapping[str, str]) ->
 
 def _taken(name: str, leaf: Leaf) -> AdoptionError:
     return AdoptionError(
-        "The source has an array under the name that a new one would have.",
+        "The name of a new array is already in the source.",
         where=name,
         got=f"the leaf {leaf.path}",
         write=f'rename={{"another.name": "{leaf.path}"}}',

@@ -79,8 +79,7 @@ def _require_channels(flatten: Any, where: str) -> None:
     counts = flatten.values() if isinstance(flatten, Mapping) else [None]
     if not all(isinstance(count, int) and count > 0 for count in counts):
         raise InvalidArgumentError(
-            "flatten= says how many channels were flattened before a layer, or that the order of "
-            "its inputs is the same here.",
+            "flatten=: expected a number of channels for a layer, or the order of its inputs.",
             where=f"{where}(flatten=)",
             got=repr(flatten)[:200],
             write=f'{{"path.of.the.layer": 64}}, "{FIRST}" or "{AS_IT_IS}"',
@@ -96,7 +95,7 @@ def _patterns(given: Any, where: str) -> tuple[str, ...]:
     if all(isinstance(one, str) for one in listed):
         return tuple(listed)
     raise InvalidArgumentTypeError(
-        "Names are left out by patterns of them.",
+        "Expected a name or a list of names to ignore.",
         where=where,
         got=f"{type(given).__name__}: {given!r}"[:200],
         write='a name or a list of names, in which * stands for a part: "head.*"',
@@ -177,7 +176,7 @@ def renamed(
                 base = re.sub(r"\*\*|\*", lambda _, stars=stars: next(stars), target)
             except StopIteration:
                 raise InvalidArgumentError(
-                    "A new name has more stars than the pattern.",
+                    "A new name has more wildcards than its pattern.",
                     where=f"{where}(rename=)",
                     got=f"{pattern!r}: {target!r}",
                     write="one * on both sides for each part that is kept",

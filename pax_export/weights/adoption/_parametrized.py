@@ -65,7 +65,7 @@ class WeightNorm:
                 weight[rows] = wide * (lengths[rows].astype(np.float64) / size)
         if nowhere:
             raise AdoptionError(
-                "A direction of a weight norm has no length, so nothing says where it points.",
+                "A direction of a weight norm is zero.",
                 where=f"{self.main} in {where}",
                 got=f"{nowhere} directions of zeros",
                 write="a file whose weight norms were removed where it was written "
@@ -112,14 +112,14 @@ class SpectralNorm:
         first, *others = sorted(found) if weight.ndim > 2 or _decides(sorted(found)) else found
         if weight.ndim > 2 and not _decides([first, *others]):
             raise AdoptionError(
-                "It is not known along which axis a spectral norm is taken.",
+                "The axis of a spectral norm is ambiguous.",
                 where=f"{self.main} in {where}",
                 got=f"axes {' or '.join(map(str, self.axes))} for u and v that fit none of them",
                 write=_REMOVED.format("spectral_norm"),
             )
         if not np.isfinite(first[1]) or first[1] == 0:
             raise AdoptionError(
-                "A spectral norm is no number to divide by.",
+                "A spectral norm is zero or not finite.",
                 where=f"{self.main} in {where}",
                 got=first[1],
                 write=_REMOVED.format("spectral_norm"),
@@ -129,7 +129,7 @@ class SpectralNorm:
     def apart(self, weight: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Refused: torch would divide a weight that was changed by its norm again."""
         raise AdoptionError(
-            "A weight with a spectral norm was changed, and has another norm than torch gives it.",
+            "A changed weight does not have the spectral norm that torch divides by.",
             where=self.main,
             write=_REMOVED.format("spectral_norm"),
         )
@@ -172,7 +172,7 @@ class Pruned:
         before, mask = arrays
         if weight[mask == 0].any():
             raise AdoptionError(
-                "A weight that was pruned is no longer zero where its mask is.",
+                "A pruned weight is not zero where its mask is.",
                 where=self.main,
                 got=f"{np.count_nonzero(weight[mask == 0])} numbers that are not zero",
                 write=_REMOVED.format("prune.remove"),

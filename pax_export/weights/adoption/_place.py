@@ -176,7 +176,7 @@ def _kind(dtype: DTypeLike) -> str:
 
 def _unfit(path: str, dtype: DTypeLike, got: str) -> AdoptionError:
     return AdoptionError(
-        "An array of the source does not become one of the leaf's dtype.",
+        "An array of the source cannot be converted to the dtype of its leaf.",
         where=path,
         got=f"{got}, for a leaf of {dtype}",
         write="a module of that dtype, or keep= for this leaf",
@@ -197,7 +197,7 @@ def own_value(own: object, path: str, sharding: object, draw: Callable[..., Any]
     if isinstance(own, jax.ShapeDtypeStruct):
         if not (is_key(own.dtype) or (own.dtype == np.uint32 and own.shape[-1:] == (2,))):
             raise AdoptionError(
-                "A leaf is to stay as it is, and has no value.",
+                "A leaf in keep= has no value.",
                 where=path,
                 got="an abstract module, of jax.eval_shape",
                 write="a module that was initialised, or a source that has this leaf",
@@ -207,7 +207,7 @@ def own_value(own: object, path: str, sharding: object, draw: Callable[..., Any]
             key = jax.random.wrap_key_data(key)
             if key.dtype != own.dtype or own.shape:
                 raise UnsupportedDtypeError(
-                    "Keys of this kind cannot be drawn here.",
+                    "Keys of this kind are unsupported here.",
                     where=path, got=own.dtype, write="a module that was initialised",
                 )  # fmt: skip
         own = key

@@ -303,7 +303,7 @@ def nothing_agrees(source: Source, tried: int, nearest: float, most: int) -> Ado
 def doubled(source: Source, names: tuple[str, str], paths: tuple[str, str]) -> AdoptionError:
     """The error about two equal arrays for two places, where no name says that this is meant."""
     return AdoptionError(
-        "Two arrays of the source are the same, and would fill two places of the module.",
+        "Two equal arrays of the source would fill two leaves.",
         where=source.where,
         got=f"{names[0]} for {paths[0]}, {names[1]} for {paths[1]}",
         write="rename= for both, if the net has one array at both places; ignore= for one, if it "

@@ -224,7 +224,7 @@ def save_as(
     write = _writer(path)
     if not (report is None or isinstance(report, AdoptionReport)):
         raise InvalidArgumentTypeError(
-            "This is no report of adopt.",
+            "Expected a report of adopt.",
             where="save_as: report",
             got=repr(report),
             write="net, report = pax.weights.adopt(net, source)",
@@ -234,7 +234,7 @@ def save_as(
     for name, leaf in leaves.items():
         if not isinstance(leaf, (jax.Array, np.ndarray)) or absence(leaf):
             raise InvalidArgumentError(
-                "save_as needs a module of arrays that have values.",
+                "save_as: expected a module of arrays with values.",
                 where=name,
                 got=absence(leaf) or type(leaf).__name__,
                 write="a module that was initialised, outside of jit",
@@ -285,7 +285,7 @@ def _require_same(report: AdoptionReport, leaves: Mapping[str, Any], source: Sou
 
 def _another_report(where: str) -> AdoptionError:
     return AdoptionError(
-        "The report is not one of this module and this source.",
+        "The report does not match the module and the source.",
         where=where,
         write="the report of adopt(net, like, ...) with the module as it is now, with keep= and "
         "ignore= for what has no counterpart; or save_as without one",
@@ -296,7 +296,7 @@ def _writer(path: str | os.PathLike[str]) -> Write:
     ending = Path(path).suffix.lower()
     if ending not in _WRITERS:
         raise InvalidArgumentError(
-            "Weights are not written in this format.",
+            "The format of the path is unsupported.",
             where="save_as",
             got=repr(os.fspath(path))[:200],
             write="a path that ends with .safetensors, .npz, .pt or .pth",
@@ -452,7 +452,7 @@ def _require_back(
     if not good.all():
         at = tuple(np.argwhere(~good)[0])
         raise AdoptionError(
-            "A leaf does not go back into the arrays that it came from.",
+            "A leaf cannot be stored in the dtype of its arrays.",
             where=path,
             got=f"{value[at]:.6g} becomes {back[at]:.6g}, in "
             f"{', '.join(dict.fromkeys(p.source for p in pieces))} of {dtypes[0]}",

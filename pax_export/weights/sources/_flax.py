@@ -156,7 +156,7 @@ def _piece(where: str, shape: Any, dtype: Any, place: Any) -> _ArrayChunk:
     shape = _shape(shape)
     if dtype not in _DTYPES:
         raise UnsupportedDtypeError(
-            "Neither numpy nor jax has the dtype of this array.",
+            "The dtype of an array is unsupported by numpy and jax.",
             where=where,
             got=f"{dtype!r:.100}",
             write=f"a file of {', '.join(sorted(_DTYPES))}",

@@ -115,7 +115,7 @@ def _entries(
         block, size = library.GGML_QUANT_SIZES[kind]
     except (ValueError, KeyError) as error:
         raise UnsupportedDtypeError(
-            "The package gguf does not know the dtype of this array.",
+            "The dtype of an array is unsupported by the gguf package.",
             where=where,
             got=f"the dtype {code}",
             write="python -m pip install --upgrade gguf; or a file of Q4_0, Q8_0, F16, ...",

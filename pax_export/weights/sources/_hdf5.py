@@ -293,7 +293,7 @@ class Hdf5:
         (heap,) = struct.unpack_from("<Q", content, 10 if content[1] & 1 else 2)
         if heap != UNDEFINED:
             raise WeightsFileError(
-                "A group of this HDF5 file has its members in a form that is not read.",
+                "A group of the HDF5 file has an unsupported storage format.",
                 where=self._file.where,
                 got="the newest form of HDF5, for groups of more than eight members",
                 write='h5py.File(path, "w", libver="earliest"), as Keras does',

@@ -30,7 +30,7 @@ def read(tree: PyTree) -> Source:
         raise  # a TypeError, and by its base a ValueError
     except ValueError as error:
         raise WeightsFileError(
-            "The arrays of this mapping cannot be told apart by their names.",
+            "The arrays of the mapping have ambiguous names.",
             where=where,
             got=error,
             write="a mapping with one name for each array",
@@ -59,7 +59,7 @@ def _plain(tree: PyTree, depth: int) -> Any:
 
 def _no_arrays(where: str, got: str) -> InvalidArgumentTypeError:
     return InvalidArgumentTypeError(
-        "A source is the path of a file, or a mapping of names to arrays.",
+        "Expected the path of a file, or a mapping of names to arrays.",
         where=where,
         got=got,
         write="open_source(path), or a dict of arrays",
@@ -82,7 +82,7 @@ def _is_of_torch(value: PyTree) -> bool:
 def _entry(name: str, leaf: PyTree, where: str) -> Entry:
     if isinstance(leaf, jax.ShapeDtypeStruct) or is_tracer(leaf):
         raise InvalidArgumentTypeError(
-            "A source needs arrays that have values.",
+            "A source requires arrays with values.",
             where=f"{name} in {where}",
             got=type(leaf).__name__,
             write="arrays, outside of jit; a module that was initialised",
@@ -107,7 +107,7 @@ def _require_numbers(leaves: Mapping[str, Any], where: str) -> None:
     if none:
         alone = len(none) == 1
         raise InvalidArgumentTypeError(
-            "A source needs arrays of numbers.",
+            "A source requires numeric arrays.",
             where=f"{next(iter(none))} in {where}" if alone else where,
             got=next(iter(none.values()))
             if alone

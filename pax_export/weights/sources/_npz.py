@@ -38,14 +38,14 @@ def _entry(archive: ZipArchive, member: str, where: str) -> Entry:
     shape, fortran, dtype, begin = _header(archive, member)
     if dtype.hasobject:
         raise UnsupportedDtypeError(
-            "This array holds Python objects, which only a pickle could restore.",
+            "An array contains Python objects, which are never unpickled.",
             where=where,
             got=dtype,
             write="numpy.savez of arrays of numbers",
         )
     if dtype.kind not in "biufcV" or dtype.names is not None or dtype.subdtype is not None:
         raise UnsupportedDtypeError(
-            "This array does not hold numbers.",
+            "An array is not numeric.",
             where=where,
             got=dtype,
             write="numpy.savez of arrays of numbers or booleans",

@@ -104,7 +104,7 @@ class ExternalFiles:
         path = os.path.realpath(os.path.join(folder, location)) if not strange else ""
         if strange or name.is_absolute() or not path.startswith(os.path.join(folder, "")):
             raise WeightsFileError(
-                "A model names a file of weights outside of its own folder.",
+                "The model refers to a file outside of its folder.",
                 where=self._model.where,
                 got=repr(location)[:200],
                 write="a model whose external data lie beside it, with no links elsewhere",
@@ -116,7 +116,7 @@ def entry(where: str, kind: str, tensor: OnnxTensor, external: ExternalFiles, no
     """The array of a tensor, read when it is asked for."""
     if tensor.dtype not in ONNX_DTYPES:
         raise UnsupportedDtypeError(
-            "Neither numpy nor jax has the dtype of this array.",
+            "The dtype of an array is unsupported by numpy and jax.",
             where=where,
             got=f"the dtype {tensor.dtype} of ONNX",
             write=f"a model of {', '.join(ONNX_DTYPES.values())}",

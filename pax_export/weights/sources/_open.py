@@ -113,7 +113,7 @@ def _read_file(path: Path, resources: ExitStack, keep_quantised: bool) -> Source
 
 def _unknown(where: str, got: str) -> WeightsFileError:
     return WeightsFileError(
-        "This is in none of the formats from which weights are read.",
+        "The format of the source is unknown.",
         where=where,
         got=got,
         write=_READABLE,

@@ -71,7 +71,7 @@ def _require_files(folder: Path) -> None:
     strange = file_types.first_unusual(folder)
     if strange is not None:
         raise WeightsFileError(
-            "This is no regular file, so it is not read.",
+            "Cannot read a file that is not regular.",
             where=str(strange),
             got=file_types.unusual(strange),
             write="a copy of the whole folder, as it was written",

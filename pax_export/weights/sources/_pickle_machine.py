@@ -188,7 +188,7 @@ class PickleMachine:
         known = self._known(module, name)
         if known is None:
             raise WeightsFileError(
-                "This file is a pickle that names what is no tensor; it is not run.",
+                "The pickle refers to an object that is not a tensor; it is not executed.",
                 where=self._where,
                 got=f"{module}.{name}"[:200],
                 write="torch.save(net.state_dict(), path) or safetensors.torch.save_file, where "

@@ -46,9 +46,9 @@ def _require_dtypes(arrays: Mapping[str, HeaderEntry], where: str) -> None:
     first, alone = next(iter(unknown)), len(unknown) == 1
     listed = a_few([f"{name:.200}: {code:.50}" for name, code in unknown.items()], 20)
     raise UnsupportedDtypeError(
-        "Neither numpy nor jax has the dtype of this array."
+        "The dtype of an array is unsupported by numpy and jax."
         if alone
-        else "Neither numpy nor jax has the dtypes of these arrays.",
+        else "The dtypes of these arrays are unsupported by numpy and jax.",
         where=f"{first} in {where}" if alone else where,
         got=unknown[first] if alone else listed,
         write=f"a file of {', '.join(NUMPY_NAMES)}",

@@ -75,7 +75,7 @@ def _inside(path: Path, name: str) -> Path:
     """A file beside the index; a name that leads elsewhere is refused."""
     if not name or name in (".", "..") or Path(name).name != name or "\\" in name or "\0" in name:
         raise WeightsFileError(
-            "An index of weights names a file outside of its own folder.",
+            "The index refers to a file outside of its folder.",
             where=str(path),
             got=repr(name),
             write="an index whose files lie beside it",

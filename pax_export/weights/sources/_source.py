@@ -35,7 +35,7 @@ def refusing(where: str, kind: str) -> Iterator[None]:
 def damaged(where: str, kind: str, got: object) -> WeightsFileError:
     """The error about a file that contradicts itself or is incomplete."""
     return WeightsFileError(
-        f"This {kind} is damaged, or only a part of one.",
+        f"This {kind} is corrupted or incomplete.",
         where=where,
         got=got,
         write="a whole copy of the file, as the program that made it wrote it",
@@ -45,7 +45,7 @@ def damaged(where: str, kind: str, got: object) -> WeightsFileError:
 def several(where: str, what: str, names: Iterable[str], example: object) -> WeightsFileError:
     """The error about a folder with more than one thing that could be opened."""
     return WeightsFileError(
-        f"This folder has {what}, and nothing says which is meant.",
+        f"This folder has {what}; the choice is ambiguous.",
         where=where,
         got=a_few(list(names), 8),
         write=f"the path of one, e.g. {example}",

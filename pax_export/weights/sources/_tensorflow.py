@@ -117,7 +117,7 @@ class _Shards:
 def _entry(where: str, saved: SavedTensor, files: _Shards, note: str) -> Entry:
     if saved.dtype not in _DTYPES:
         raise UnsupportedDtypeError(
-            "This variable has a dtype that is not read.",
+            "The dtype of a variable is unsupported.",
             where=where,
             got=f"the dtype {saved.dtype} of TensorFlow",
             write=f"a checkpoint of {', '.join(_DTYPES.values())}",

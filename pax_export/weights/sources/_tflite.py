@@ -69,7 +69,7 @@ class _TfliteTensor:
 def _entries(where: str, name: str, tensor: _TfliteTensor, file: InputFile) -> dict[str, Entry]:
     if tensor.dtype not in TFLITE_DTYPES or tensor.sparse:
         raise UnsupportedDtypeError(
-            "An array of this kind is not read.",
+            "The dtype or layout of an array is unsupported.",
             where=where,
             got="a sparse array" if tensor.sparse else f"the dtype {tensor.dtype} of TFLite",
             write=f"a model of {', '.join(TFLITE_DTYPES.values())}",

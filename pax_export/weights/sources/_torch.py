@@ -216,7 +216,7 @@ def _tied(leaves: dict[str, Any]) -> dict[str, str]:
 def _require_little(where: str, little: bool) -> None:
     if not little:
         raise UnsupportedDtypeError(
-            "The numbers of this file have their bytes in the order of another kind of machine.",
+            "The byte order of the file is unsupported.",
             where=where,
             got="a file of a big-endian machine",
             write="safetensors.torch.save_file where the file was made",

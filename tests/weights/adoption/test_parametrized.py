@@ -86,9 +86,7 @@ def test_a_direction_of_zeros_is_refused():
     file["fc.weight_v"][1] = 0
     with pytest.raises(pax.errors.AdoptionError) as caught:
         pax.weights.adopt(pax.Linear(3, 4, with_bias=False), file)
-    assert caught.value.what == (
-        "A direction of a weight norm has no length, so nothing says where it points."
-    )
+    assert caught.value.what == ("A direction of a weight norm is zero.")
     assert caught.value.got == "1 directions of zeros"
 
 
@@ -185,7 +183,7 @@ def test_a_weight_is_divided_by_its_spectral_norm(tmp_path, names):
     for name in (*fc, *up):
         assert home[name].tobytes() == file[name].tobytes()
     tuned = net.replace(fc=net.fc.replace(weight=net.fc.weight + 1))
-    with pytest.raises(pax.errors.AdoptionError, match="norm was changed") as caught:
+    with pytest.raises(pax.errors.AdoptionError, match="changed weight does not have") as caught:
         pax.weights.save_as(tuned, path, like=file, report=report)
     assert caught.value.where == next(iter(fc))
 
@@ -209,12 +207,14 @@ def test_a_weight_before_its_spectral_norm_is_no_weight(names):
 def test_a_spectral_norm_that_cannot_be_known_is_refused():
     w = normal(4, 4, 3)
     fresh = {"up.weight_orig": w, "up.weight_u": normal(4), "up.weight_v": normal(12)}
-    with pytest.raises(pax.errors.AdoptionError, match="along which axis") as caught:
+    with pytest.raises(
+        pax.errors.AdoptionError, match="axis of a spectral norm is ambiguous"
+    ) as caught:
         pax.weights.adopt(pax.Conv1D(4, 4, 3, with_bias=False), fresh)
     assert "up.weight_orig" in caught.value.where
     flat = {"fc.weight_orig": normal(2, 3), "fc.weight_u": np.zeros(2, np.float32),
             "fc.weight_v": normal(3)}  # fmt: skip
-    with pytest.raises(pax.errors.AdoptionError, match="no number to divide by"):
+    with pytest.raises(pax.errors.AdoptionError, match="zero or not finite"):
         pax.weights.adopt(pax.Linear(3, 2, with_bias=False), flat)
 
 
@@ -231,7 +231,7 @@ def test_what_was_pruned_is_zero_and_goes_home(tmp_path):
     before = np.where(mask, 2 * file["fc.weight_orig"], file["fc.weight_orig"])
     assert np.array_equal(home["fc.weight_orig"], before)
     assert np.array_equal(home["fc.weight_mask"], mask)
-    with pytest.raises(pax.errors.AdoptionError, match="no longer zero where its mask is"):
+    with pytest.raises(pax.errors.AdoptionError, match="not zero where its mask is"):
         pax.weights.save_as(net.replace(weight=net.weight + 1), path, like=file, report=report)
 
 

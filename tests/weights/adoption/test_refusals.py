@@ -102,9 +102,7 @@ def test_a_layer_that_is_there_twice_instead_of_another():
     file = {**twice, **{name.replace("1", "2"): array.copy() for name, array in twice.items()}}
     net = pax.Sequential(pax.Linear(3, 3), pax.Linear(3, 3))
     error = refused(net, file, origin="torch")
-    assert error.what == (
-        "Two arrays of the source are the same, and would fill two places of the module."
-    )
+    assert error.what == ("Two equal arrays of the source would fill two leaves.")
     assert error.got == "layers.1 for modules.0, layers.2 for modules.1"
 
 
@@ -136,14 +134,14 @@ def test_options_that_name_nothing_are_refused():
     cases = (
         ({"rename": {"fv": "encoder"}}, "This names nothing in the source."),
         ({"rename": {"fc": "encodr"}}, "This names nothing in the module."),
-        ({"rename": {"fc": "encoder.*"}}, "A new name has more stars than the pattern."),
+        ({"rename": {"fc": "encoder.*"}}, "A new name has more wildcards than its pattern."),
         ({"rename": ["fc"]}, "rename= must be a mapping."),
         ({"ignore": "head"}, "This names nothing in the source."),
-        ({"ignore": 3}, "Names are left out by patterns of them."),
+        ({"ignore": 3}, "Expected a name or a list of names to ignore."),
         ({"keep": "head"}, "This names nothing in the module."),
         ({"origin": "caffe"}, "origin= has a value that is none of those there are."),
         ({"axes": {"encoder.weight": (1, 1)}}, "axes= says for each axis of a leaf"),
-        ({"reference": 3}, "A reference has inputs and outputs."),
+        ({"reference": 3}, "adopt(reference=): expected inputs and outputs."),
     )
     for options, what in cases:
         with pytest.raises(pax.errors.PaxError) as caught:

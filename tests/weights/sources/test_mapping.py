@@ -77,5 +77,5 @@ def test_all_arrays_that_hold_no_numbers_are_named():
 def test_what_is_no_array_in_a_mapping_is_said_once():
     with pytest.raises(pax.errors.InvalidArgumentTypeError) as caught:
         open_source({"a": np.ones(2), "b": {"c": len}})
-    assert caught.value.what == "A source is the path of a file, or a mapping of names to arrays."
+    assert caught.value.what == "Expected the path of a file, or a mapping of names to arrays."
     assert caught.value.where == "what was given"

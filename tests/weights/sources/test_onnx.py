@@ -119,7 +119,7 @@ def test_only_files_below_the_folder_of_the_model(tmp_path, location):
     folder.mkdir()
     (tmp_path / "secret").write_bytes(bytes(8))
     (folder / "link").symlink_to(tmp_path / "secret")
-    with pytest.raises(WeightsFileError, match="outside of its own folder"):
+    with pytest.raises(WeightsFileError, match="outside of its folder"):
         open_source(saved(folder / "a.onnx", external(location)))
 
 

@@ -33,7 +33,7 @@ def test_a_format_is_seen_by_what_is_in_the_file(tmp_path):
 )
 def test_another_file_is_refused_with_a_list_of_what_is_read(tmp_path, content, got):
     (tmp_path / "a.pt").write_bytes(content)
-    with pytest.raises(WeightsFileError, match="none of the formats") as caught:
+    with pytest.raises(WeightsFileError, match="format of the source is unknown") as caught:
         open_source(tmp_path / "a.pt")
     assert got in str(caught.value.got)
     for format in ("safetensors", "PyTorch", "GGUF", "Keras", "ONNX", "TensorFlow", "orbax"):

@@ -98,7 +98,7 @@ def test_several_files_by_their_index_or_folder(tmp_path):
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "", ".", "..", "a\\b", "a\0", 3])
 def test_an_index_names_files_beside_it_only(tmp_path, name):
     (tmp_path / "a.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(WeightsFileError, match="outside of its own folder|as the name of a file"):
+    with pytest.raises(WeightsFileError, match="outside of its folder|as the name of a file"):
         open_source(tmp_path / "a.index.json")
 
 
@@ -122,7 +122,7 @@ def test_a_missing_shard_and_a_missing_file(tmp_path):
 def test_a_folder_of_several_files_without_an_index(tmp_path):
     for name in "ab":
         safetensors.numpy.save_file({"x": np.ones(1)}, tmp_path / f"{name}.safetensors")
-    with pytest.raises(WeightsFileError, match="nothing says which"):
+    with pytest.raises(WeightsFileError, match="choice is ambiguous"):
         open_source(tmp_path)
 
 
@@ -174,6 +174,8 @@ def test_all_dtypes_that_nothing_here_has_are_named(tmp_path):
         "b": field(dtype="F32", offsets=(8, 16)),
         "c": field(dtype="I7", offsets=(16, 24)),
     }
-    with pytest.raises(UnsupportedDtypeError, match="has the dtypes of these arrays") as caught:
+    with pytest.raises(
+        UnsupportedDtypeError, match="dtypes of these arrays are unsupported"
+    ) as caught:
         open_source(raw(header, bytes(24), tmp_path / "a"))
     assert caught.value.got == "a: 'F4', c: 'I7'"

@@ -243,7 +243,7 @@ def test_what_is_no_weights(tmp_path):
         open_source(path)
     with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
         archive.writestr("readme", b"")
-    with pytest.raises(WeightsFileError, match="none of the formats"):
+    with pytest.raises(WeightsFileError, match="format of the source is unknown"):
         open_source(tmp_path / "b.zip")
 
 
