@@ -116,13 +116,13 @@ def _check_file(directory: Path, name: str, expected: str) -> None:
     file = directory / name
     kind = file_types.unusual(file)
     if kind is not None:
-        problem = "A file of this bundle is none that can be read."
+        problem = "A file of the bundle is not a regular file."
     elif not file.is_file():
-        problem = "A file of this bundle is missing."
+        problem = "A file of the bundle is missing."
     elif not file.resolve().is_relative_to(directory.resolve()):
-        problem = "A file of this bundle is a link to a file outside of it."
+        problem = "A file of the bundle is a link to a file outside of it."
     elif digest(file) != expected:
-        problem = "A file of this bundle is not as it was written: damaged, cut short or changed."
+        problem = "A file of the bundle is corrupted: its hash does not match."
     else:
         return
     raise ExportPathError(

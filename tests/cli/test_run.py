@@ -74,8 +74,8 @@ def test_a_signature_is_chosen(saved, call):
         (("x=missing.npy",), "error: This file holds no array. where: x; got: missing.npy"),
         (("x=cli_models.py",), "error: This file holds no array."),
         (("x=hostile.npy",), "error: This file holds no array."),
-        (("x=whole.npy",), "error: An argument has another dtype than the exported one."),
-        (("x=flat.npy",), "error: An argument has another shape than the exported one."),
+        (("x=whole.npy",), "error: An argument has a different dtype than the exported one."),
+        (("x=flat.npy",), "error: An argument has a different shape than the exported one."),
     ],
 )
 def test_what_cannot_go_in(saved, call, inputs, message):

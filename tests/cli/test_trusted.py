@@ -34,8 +34,8 @@ def test_run_refuses_and_runs_when_it_is_trusted(reader, call):
     code, out, error = call("run", "reader", "--input", "x.npy")
     assert (code, out) == (1, "")
     assert error.startswith(
-        "pax-export: error: This SavedModel is a program that may do more than compute. "
-        "where: reader; got: ReadFile in __inference_"
+        "pax-export: error: The SavedModel contains operations that are not allowed in untrusted "
+        "models. where: reader; got: ReadFile in __inference_"
     )
     assert error.endswith("write: --trusted, if you know who made it, and want it to do this")
     code, out, _ = call("run", "reader", "--input", "x.npy", "--trusted")
@@ -48,7 +48,7 @@ def test_inspect_runs_nothing(reader, call):
 
 def test_retarget_says_nothing_of_what_it_does_not_run(reader, call):
     code, _, error = call("retarget", "reader", "--out", "mended")
-    assert (code, "There is no program of jax in this SavedModel" in error) == (1, True)
+    assert (code, "The SavedModel contains no jax program" in error) == (1, True)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_validate_refuses_before_a_process_is_started(posing, call, monkeypatch)
         patch.setattr(recheck, "in_process", forbidden)
         code, out, error = call("validate", "reader")
     assert (code, out) == (1, "")
-    assert "This SavedModel is a program that may do more than compute" in error
+    assert "The SavedModel contains operations that are not allowed in untrusted models" in error
 
 
 def test_validate_runs_what_is_trusted(posing, call, quick):

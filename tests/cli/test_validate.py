@@ -132,7 +132,9 @@ def test_an_output_of_another_shape_is_found_out(affine, call, quick):
     report.write_text(json.dumps(data))
     code, out, error = call("validate", "out")
     assert (code, out) == (1, "")
-    assert "error: This signature takes or gives what no random array can stand for." in error
+    assert (
+        "error: The signature has inputs or outputs that random arrays cannot represent." in error
+    )
 
 
 def test_methods_are_named(here, call, quick, monkeypatch):

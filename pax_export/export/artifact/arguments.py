@@ -66,7 +66,7 @@ class Arguments:
 
     def wrong_dtype(self, name: str, given: object) -> InvalidArgumentTypeError:
         return InvalidArgumentTypeError(
-            "An argument has another dtype than the exported one.",
+            "An argument has a different dtype than the exported one.",
             where=f"{self.key}: {name}",
             got=str(given),
             write=dtypes.name_of(self._dtypes[name]),
@@ -100,7 +100,7 @@ class Arguments:
         zero = [name for name, (size, _) in sizes.items() if size == 0]
         least = f", {' and '.join(zero)} at least 1" if zero else ""
         return InvalidArgumentError(
-            "An argument has another shape than the exported one.",
+            "An argument has a different shape than the exported one.",
             where=f"{self.key}: {entry.name}",
             got=f"{list(given)}" + "".join(f", {text}" for text in known),
             write=f"[{', '.join(map(str, entry.shape))}]{least}",
@@ -119,7 +119,7 @@ class Arguments:
             broken = {name: numbers[name] for name in dimensions.constrained(text)}
             source = sizes[next(iter(broken))][1]
             raise InvalidArgumentError(
-                "An argument has a size that the constraints of the export forbid.",
+                "An argument has a size that violates the constraints of the export.",
                 where=f"{self.key}: {source}",
                 got=f"{list(shapes[source])}, "
                 + ", ".join(f"{name} = {size}" for name, size in broken.items()),

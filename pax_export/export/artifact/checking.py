@@ -43,11 +43,11 @@ def _check_regular(path: Path) -> None:
         kind = strange and file_types.unusual(strange)
     except OSError as error:
         raise ExportPathError(
-            "This SavedModel cannot be read.", where=str(path), got=error.strerror
+            "The SavedModel cannot be read.", where=str(path), got=error.strerror
         ) from error
     if kind:
         raise ExportPathError(
-            "A file of this SavedModel is none that can be read.",
+            "A file of the SavedModel is not a regular file.",
             where=str(strange),
             got=kind,
             write=_COPY,
@@ -100,7 +100,7 @@ def _check_data(data: Path, report: Report) -> None:
     except OSError as error:
         got = error.strerror or repr(error)
     raise ExportPathError(
-        "The weights of this model lie in a file beside it, which is not as it was written.",
+        "The external data of the model are corrupted: their hash does not match.",
         where=str(data),
         got=got,
         write="a copy of both files, side by side",
@@ -109,7 +109,7 @@ def _check_data(data: Path, report: Report) -> None:
 
 def _damaged(path: Path) -> ExportPathError:
     return ExportPathError(
-        "This file is not as it was written: damaged, cut short or changed.",
+        "The export is corrupted: its hash does not match.",
         where=str(path),
         got=f"{path.stat().st_size} bytes with another hash than the report in it has",
         write="a copy of the file, as it was written",

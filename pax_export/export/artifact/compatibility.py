@@ -68,7 +68,7 @@ def requested(consumer: str | None) -> Version | None:
     match = re.fullmatch(r"\s*tensorflow\s*>=\s*(\d+)\.(\d+)[.\d]*\s*", str(consumer))
     if match is None:
         raise InvalidArgumentError(
-            "This consumer is not known.", got=repr(consumer), write='consumer="tensorflow>=2.17"'
+            "The consumer is unknown.", got=repr(consumer), write='consumer="tensorflow>=2.17"'
         )
     return int(match[1]), int(match[2])
 
@@ -78,7 +78,7 @@ def check(consumer: str | None, oldest: Version, signature: str) -> None:
     wanted = requested(consumer)
     if wanted is not None and oldest > wanted:
         raise ConsumerError(
-            "The model uses operations that this consumer does not have.",
+            "The model uses operations that the consumer does not support.",
             where=signature,
             got=consumer,
             write=f'consumer="tensorflow>={text(oldest)}", or leave consumer= out',

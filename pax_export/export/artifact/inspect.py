@@ -197,7 +197,7 @@ def read_saved_model(directory: Path, purpose: str) -> Any:
         data = bounded.read_bytes(file, _LARGEST)
     except OSError as error:
         raise ExportPathError(
-            "There is no SavedModel here.",
+            "The path is not a SavedModel.",
             where=str(directory),
             got=f"no file {GRAPH_FILE}" if isinstance(error, FileNotFoundError) else str(error),
             write=f"a directory that holds {GRAPH_FILE}, as tf.saved_model.save writes it",

@@ -49,7 +49,7 @@ def screen(path: Path) -> None:
         found = list(dict.fromkeys(_found(model, path)))
     if found:
         raise UntrustedExportError(
-            "This SavedModel is a program that may do more than compute.",
+            "The SavedModel contains operations that are not allowed in untrusted models.",
             where=str(path),
             got=a_few(found, _MOST_NAMED),
             write="trusted=True, if you know who made it, and want it to do this",

@@ -99,7 +99,7 @@ def collect(structure: Mapping[str, Any], value: object, into: dict[str, Any], p
                 collect(child, value[index], into, f"{path}.{index}")
             return
     raise InvalidArgumentError(
-        "An argument has another structure than the exported one.",
+        "An argument has a different structure than the exported one.",
         where=path,
         got=_brief(value),
         write=_brief(rebuild(structure, lambda name: ...)),
@@ -132,7 +132,7 @@ def _check_fixed(known: object, value: object, path: str) -> None:
     if isinstance(known, Fixed) or (type(value) is type(known) and value == known):
         return
     raise InvalidArgumentError(
-        "This argument is a Python value that was fixed when the model was exported.",
+        "The argument is a Python value that was fixed at export.",
         where=path,
         got=repr(value)[:100],
         write=f"{known!r}, or nothing; another export for another value",

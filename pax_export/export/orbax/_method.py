@@ -30,7 +30,7 @@ from pax_export.export.orbax.utils import get_lowering_platforms
 from pax_export.export.pipeline.arguments import PLATFORMS
 from pax_export.export.tracing.dtypes import check
 from pax_export.export.tracing.exportable import Exportable
-from pax_export.export.tracing.exportable import Method as Traceable
+from pax_export.export.tracing.model_forms import ModelMethod
 from pax_export.export.tracing.programs import Program, refuse_dropped_state, trace_one
 from pax_export.export.tracing.spec import Input, Inputs, dotted, signature_names
 
@@ -136,7 +136,7 @@ class TensorFlowMethod:
             {"x": nested},
             ("x",),
         )
-        method = Traceable(self._key, call, self._apply_fn, skip=1)
+        method = ModelMethod(call, self._apply_fn, key=self._key)
         arrays = jax.tree_util.tree_structure([0] * len(model.leaves))
         exportable = Exportable(self._key, model.leaves, arrays, (method,))
         program = trace_one(exportable, method, inputs)

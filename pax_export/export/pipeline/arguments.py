@@ -17,7 +17,7 @@ def checked_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
     platforms = as_strings("platforms", platforms, _SOME_PLATFORMS)
     if not platforms or not set(platforms) <= set(PLATFORMS):
         raise InvalidArgumentError(
-            "The platforms to lower for are cpu, cuda, rocm and tpu.",
+            "platforms: expected some of cpu, cuda, rocm and tpu.",
             got=f"platforms={platforms}",
             write=_SOME_PLATFORMS,
         )
@@ -54,7 +54,7 @@ def by_signature(name: str, value: object, keys: Sequence[str], several: bool) -
     if not several:
         return {keys[0]: value}
     raise InvalidArgumentError(
-        "With several signatures, this is given for some or all of them.",
+        "With several signatures, the argument must be a dict over signatures.",
         where=name,
         got=sorted(value) if isinstance(value, Mapping) else type(value).__name__,
         write=f"{name}={{{keys[0]!r}: ...}}",

@@ -272,7 +272,7 @@ def mend(model: object, directory: Path) -> list[RetargetedModule]:
     mended = [_mend(name, node) for name, node in _operations(model)]
     if not mended:
         raise ExportPathError(
-            "There is no program of jax in this SavedModel, so there is nothing to mend.",
+            "The SavedModel contains no jax program.",
             where=str(directory),
             got=f"no operation {_OPERATION}",
             write="a SavedModel that jax2tf, orbax-export, Keras on jax, or pax_export wrote",
@@ -376,7 +376,7 @@ class Trial:
         if lost or not ran:
             failed = (lost or tried)[0][2][FAILED]
             raise ValidationError(
-                "The mended model cannot be called.",
+                "The rewritten model cannot be called.",
                 where=f"{key} {(lost or tried)[0][0].label}",
                 got=failed.tobytes().decode(errors="replace")[-1500:],
             )

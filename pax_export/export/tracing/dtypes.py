@@ -45,7 +45,7 @@ def check(dtype: DTypeLike, where: str) -> None:
     dtype = np.dtype(dtype)
     if dtype == STRING:
         raise UnsupportedDtypeError(
-            "A model takes and gives numbers, no text.",
+            "Inputs and outputs of a model cannot be strings.",
             where=where,
             got="string",
             write="numbers here, and preprocess= or postprocess= with TensorFlow functions "
@@ -53,7 +53,7 @@ def check(dtype: DTypeLike, where: str) -> None:
         )
     if dtype.name not in _SUPPORTED and dtype.name not in _WIDENED:
         raise UnsupportedDtypeError(
-            "This dtype cannot be exported.",
+            "The dtype is unsupported in exports.",
             where=where,
             got=dtype.name,
             write=f"one of {', '.join(sorted({*_SUPPORTED, *_WIDENED}))}",

@@ -38,8 +38,8 @@ from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.model_forms import (
     CALL,
-    EntryPoint,
     ModelForm,
+    ModelMethod,
     entry_of,
     form_of,
     hold_params,
@@ -62,26 +62,17 @@ class ExportLeaf:
 
 
 @dataclass(frozen=True)
-class Method:
-    key: str
-    call: Callable[..., tuple[Any, Any]]  # gives the output, and the model after the call
-    signature_of: Callable  # its parameters name the inputs ...
-    skip: int  # ... after those that hold the model
-    trains: bool = False  # a step of training, which is there to change leaves
-
-
-@dataclass(frozen=True)
 class Exportable:
     name: str
     leaves: tuple[ExportLeaf, ...]
     tree: PyTree
-    methods: tuple[Method, ...]
+    methods: tuple[ModelMethod, ...]
     hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
     is_module: bool = True  # of this package, which says what a call changes
     form: ModelForm | None = None  # of a model that is not a module of this package
 
     def run(
-        self, method: Method, values: list[Any], args: tuple, kwargs: dict
+        self, method: ModelMethod, values: list[Any], args: tuple, kwargs: dict
     ) -> tuple[Any, list[Any]]:
         """Calls a method on other values of the leaves; gives the output and the new values."""
         model = jax.tree_util.tree_unflatten(self.tree, values)
@@ -121,13 +112,13 @@ def _of_module(
     trainable = {path for path, _ in paths}
     halves = _halves_of_policies(module) if outputs == "float32" else frozenset()
 
-    def find(given: PyTree) -> EntryPoint | None:
+    def find(given: PyTree) -> ModelMethod | None:
         if given == CALL and function is not None:
             given = function
         elif isinstance(given, str):  # not a method of the metaclass, which makes instances
             owners = type(module).__mro__
             given = next((vars(owner)[given] for owner in owners if given in vars(owner)), None)
-        return EntryPoint(_with_state(given, halves), given) if callable(given) else None
+        return ModelMethod(_with_state(given, halves), given) if callable(given) else None
 
     name = type(module).__name__
     leaves, tree = _leaves(module, trainable.__contains__)
@@ -157,7 +148,7 @@ def _halves_of_policies(module: Module) -> frozenset:
 
 
 def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
-    def find(given: PyTree) -> EntryPoint | None:
+    def find(given: PyTree) -> ModelMethod | None:
         found = form.method(given) if isinstance(given, str) else None
         entry = entry_of(given) if callable(given) else found
         return None if entry is None else replace(entry, call=partial(run, entry.call))
@@ -179,9 +170,9 @@ def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
 
 
 def _methods(
-    methods: Mapping[str, Any] | None, owner: str, find: Callable[[Any], EntryPoint | None]
-) -> tuple[Method, ...]:
-    def method(key: str, given: PyTree) -> Method:
+    methods: Mapping[str, Any] | None, owner: str, find: Callable[[Any], ModelMethod | None]
+) -> tuple[ModelMethod, ...]:
+    def method(key: str, given: PyTree) -> ModelMethod:
         entry = find(given)
         if entry is None:
             raise InvalidArgumentError(
@@ -191,7 +182,7 @@ def _methods(
                 write='methods={"serving_default": "__call__"}, with names of methods or '
                 "functions that take the model first",
             )
-        return Method(key, entry.call, entry.signature_of, entry.skip)
+        return replace(entry, key=key)
 
     return tuple(method(key, given) for key, given in (methods or {DEFAULT: CALL}).items())
 
@@ -222,7 +213,7 @@ def leaf_struct(value: PyTree, name: str) -> jax.ShapeDtypeStruct:
         and value.dtype != object
     ):
         raise UnsupportedDtypeError(
-            "A leaf of the model is no array.",
+            "A leaf of the model is not an array.",
             where=name,
             got=type(value).__name__,
             write="an array, or a static attribute of the module",
@@ -255,7 +246,7 @@ def with_step(
         result = step(opened(given), _released(state[1]), *batch)
         if not (isinstance(result, tuple) and len(result) == 3):
             raise InvalidArgumentError(
-                "A step of training gives the new model, the new optimizer, and metrics.",
+                "A training step must return (model, optimizer, metrics).",
                 where=key,
                 got=f"{len(result)} values" if isinstance(result, tuple) else "1 value",
                 write="return model, optimizer, {'loss': loss}",
@@ -266,7 +257,10 @@ def with_step(
     leaves, _ = _leaves(optimizer, lambda path: False)
     named = (replace(leaf, name=f"optimizer.{leaf.name}", path=f"optimizer{leaf.path}")
              for leaf in leaves)  # fmt: skip
-    methods = (*map(_beside_optimizer, chosen.methods), Method(key, call, step, 2, trains=True))
+    methods = (
+        *map(_beside_optimizer, chosen.methods),
+        ModelMethod(call, step, 2, key, trains=True),
+    )
     hidden = tuple(hidden_arrays(optimizer)) if isinstance(optimizer, Module) else ()
     return replace(
         chosen,
@@ -286,7 +280,7 @@ def _released(tree: PyTree) -> Any:
     return tree if isinstance(tree, Module) else unwrap_static(tree)
 
 
-def _beside_optimizer(method: Method) -> Method:
+def _beside_optimizer(method: ModelMethod) -> ModelMethod:
     def call(state: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         output, after = method.call(state[0], *args, **kwargs)
         return output, (after, state[1])
@@ -316,7 +310,7 @@ def _selected(model: Exportable, chosen: Any) -> list[bool]:
     module = root[0] if any(method.trains for method in model.methods) else root
     if not isinstance(module, Module):
         raise InvalidArgumentTypeError(
-            "Filters select leaves of modules, and this model is none.",
+            "Filters select leaves of modules; the model is not a module.",
             where="trainable",
             got=repr(chosen),
             write='names, or a prefix of the parameters: {"head": True, "body": False}',
@@ -343,7 +337,7 @@ class TrainStep:
         if function is None:
             if optimizer is not None or inputs is not None:
                 raise InvalidArgumentError(
-                    "An optimizer and inputs for training are of use to a step of training.",
+                    "optimizer= and train_inputs= require train_step=.",
                     got="train_step=None",
                     write=_WRITE,
                 )
@@ -357,7 +351,7 @@ class TrainStep:
             )
         if inputs is None:
             raise InvalidArgumentError(
-                "The batch that a step of training takes must be described.",
+                "A training step requires train_inputs.",
                 got="train_inputs=None",
                 write=_WRITE,
             )
@@ -385,7 +379,7 @@ def marked(model: Exportable, trainable: PyTree) -> Exportable:
         chosen = _selected(model, trainable)
         if not any(leaf.trainable and picked for leaf, picked in zip(model.leaves, chosen)):
             raise InvalidArgumentError(
-                "No parameter of the model that can be trained is selected by this filter.",
+                "The filter selects no trainable parameter of the model.",
                 where="trainable",
                 got=repr(trainable),
                 write=_known(model),
@@ -400,7 +394,7 @@ def marked(model: Exportable, trainable: PyTree) -> Exportable:
         chosen = _by_names(model, tuple(trainable))
     else:
         raise InvalidArgumentTypeError(
-            "This says of no leaf whether it is trained.",
+            "Expected True, False, or paths of leaves.",
             where="trainable",
             got=repr(trainable),
             write="trainable=True, False, or paths of leaves: " + _known(model),
@@ -430,7 +424,7 @@ def _by_names(model: Exportable, names: Iterable[Any]) -> list[bool]:
         found = _trainable_leaves(model, str(name))
         if not found:
             raise InvalidArgumentError(
-                "No parameter of the model that can be trained has this name, or lies in it.",
+                "No trainable parameter of the model has this name or prefix.",
                 where="trainable",
                 got=repr(name),
                 write=_known(model),
@@ -456,7 +450,7 @@ def _by_prefix(model: Exportable, prefix: PyTree) -> list[bool]:
         jax.tree_util.tree_map(choose, prefix, tree)
     except ValueError as error:
         raise InvalidArgumentError(
-            "The prefix has another structure than the parameters.",
+            "The prefix does not match the structure of the parameters.",
             where="trainable",
             got=str(error).splitlines()[0],
             write='a prefix of the parameters with True and False, or names: ("head",)',

@@ -32,21 +32,23 @@ _NOT_JAX = ("keras", "tensorflow", "torch")
 
 
 @dataclass(frozen=True)
-class EntryPoint:
-    """One way to call a model."""
+class ModelMethod:
+    """One way to call a model; in an `Exportable`, with the key of its signature."""
 
     call: Callable[..., tuple[Any, Any]]  # (model, inputs) -> (output, model afterwards)
     signature_of: Callable  # its parameters name the inputs ...
     skip: int = 1  # ... after this many parameters for the model
+    key: str = ""
+    trains: bool = False  # a training step, which changes leaves
 
 
-def entry_of(function: Callable) -> EntryPoint:
+def entry_of(function: Callable) -> ModelMethod:
     """The entry of a function ``(model, *inputs)``."""
 
     def call(model: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         return function(model, *args, **kwargs), model
 
-    return EntryPoint(call, function)
+    return ModelMethod(call, function)
 
 
 def hold_params(tree: PyTree) -> Any:
@@ -76,7 +78,7 @@ class ModelForm:
 
     name: str
     tree: PyTree
-    method: Callable[[str], EntryPoint | None]
+    method: Callable[[str], ModelMethod | None]
     to_model: Callable[[Any], Any] = unwrap_static
     to_tree: Callable[[Any], Any] = hold_params
     is_trainable: Callable[[tuple], bool] = lambda path: True
@@ -205,7 +207,7 @@ def _function_form(function: Callable) -> ModelForm:
     def call(_: Any, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         return function(*args, **kwargs), {}
 
-    return _with_one_entry(function_name(function), {}, EntryPoint(call, function, skip=0))
+    return _with_one_entry(function_name(function), {}, ModelMethod(call, function, skip=0))
 
 
 def _partial_form(partial: Any) -> ModelForm:
@@ -221,7 +223,7 @@ def _partial_form(partial: Any) -> ModelForm:
     left = functools.partial(partial.func, *first, **named)
     bound = dict(zip(names, first)) | named
     form = _with_one_entry(
-        function_name(partial), _hold_settings(bound), EntryPoint(call, left, skip=0)
+        function_name(partial), _hold_settings(bound), ModelMethod(call, left, skip=0)
     )
     return _with_modes(dataclasses.replace(form, to_tree=_hold_settings), bound)
 
@@ -248,7 +250,7 @@ def _pair_form(params: PyTree, function: Callable) -> ModelForm:
     return _with_modes(_with_one_entry(name, hold_params(params), entry_of(function)), params)
 
 
-def _with_one_entry(name: str, tree: PyTree, entry: EntryPoint) -> ModelForm:
+def _with_one_entry(name: str, tree: PyTree, entry: ModelMethod) -> ModelForm:
     return ModelForm(name, tree, lambda given: entry if given == CALL else None)
 
 
@@ -314,8 +316,8 @@ _NO_KEY = (
 )
 
 
-def _methods_of(model: PyTree) -> Callable[[str], EntryPoint | None]:
-    def method(name: str) -> EntryPoint | None:
+def _methods_of(model: PyTree) -> Callable[[str], ModelMethod | None]:
+    def method(name: str) -> ModelMethod | None:
         function = getattr(type(model), name, None)
         return entry_of(function) if callable(function) else None
 
@@ -345,7 +347,7 @@ def _nnx_form(model: PyTree) -> ModelForm:
 def _linen_form(module: Any, variables: Any) -> ModelForm:
     """A module of flax.linen, which is given its variables in each call."""
 
-    def method(name: str) -> EntryPoint | None:
+    def method(name: str) -> ModelMethod | None:
         function = getattr(type(module), name, None)
         apply = functools.partial(module.apply, method=name)
         return dataclasses.replace(entry_of(apply), signature_of=function) if function else None
@@ -415,7 +417,7 @@ def _haiku_form(transformed: Any, params: PyTree, *state: PyTree) -> ModelForm:
 
     tree = {"params": params, "state": state[0]} if has_state else params
     name = function_name(getattr(apply, "_original_fn", apply))
-    entry = EntryPoint(call, apply, skip=1 + has_state + len(key))
+    entry = ModelMethod(call, apply, skip=1 + has_state + len(key))
     form = _with_one_entry(name, hold_params(tree), entry)
     form = dataclasses.replace(form, advice=_NO_KEY if key else "")
     return dataclasses.replace(form, is_trainable=_is_in_params) if has_state else form

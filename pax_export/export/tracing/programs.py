@@ -30,7 +30,8 @@ from pax_export.export import symbolic_numpy
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.dropped_state import DRAWS, dropped_state, made_of_inputs
-from pax_export.export.tracing.exportable import Exportable, ExportLeaf, Method, layer_of
+from pax_export.export.tracing.exportable import Exportable, ExportLeaf, layer_of
+from pax_export.export.tracing.model_forms import ModelMethod
 from pax_export.export.tracing.owners import owner_name
 from pax_export.export.tracing.spec import Inputs, describe, resolve, tree_names
 from pax_export.export.tracing.traced import Traced, for_symbolic_sizes, trace
@@ -99,14 +100,14 @@ def trace_all(
 def _check_keys(keys: Sequence[str], given: PyTree, argument: str) -> None:
     if not isinstance(given, Mapping) or sorted(given) != sorted(keys):
         raise InvalidArgumentError(
-            "With methods=, inputs and kwargs are given for each of them.",
+            "With methods=, inputs and kwargs must be dicts over methods.",
             where=argument,
             got=sorted(given) if isinstance(given, Mapping) else type(given).__name__,
             write=f"{argument}={{" + ", ".join(f"{key!r}: ..." for key in keys) + "}",
         )
 
 
-def trace_one(model: Exportable, method: Method, inputs: Inputs) -> Program:
+def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program:
     """Traces one method with inputs that are named and abstract already."""
     seen: dict[str, Any] = {}
     structs = [leaf.struct for leaf in model.leaves] + [entry.struct for entry in inputs.flat]
@@ -140,8 +141,7 @@ def _refuse_hidden(model: Exportable, traced: Traced) -> None:
     names = [n for n, array in model.hidden if any(_came_from(c, array) for c in used)]
     if names:
         raise HiddenArrayError(
-            "The model uses an array that is no leaf of it: it lies in static data, where "
-            "it is neither trained nor saved.",
+            "The model uses an array in static data, which is neither trained nor saved.",
             where=", ".join(names),
             write="the array as an attribute of the module itself, alone or in a list, tuple "
             "or dict",
@@ -159,7 +159,7 @@ def _came_from(constant: Any, array: Any) -> bool:
 def _check_outputs(names: Sequence[str], results: Sequence[jax.ShapeDtypeStruct]) -> None:
     if not names:
         raise InvalidArgumentError(
-            "The model returns no array, so there is nothing to serve.",
+            "The model returns no array.",
             write="a model that returns at least one array",
         )
     for name, struct in zip(names, results):

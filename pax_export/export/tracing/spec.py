@@ -87,7 +87,7 @@ def spec(
         shape = tuple(_dimension(size) for size in shape)
     else:
         raise InvalidArgumentTypeError(
-            "A shape is text, or the dimensions one by one.", got=repr(shape), write=_EXAMPLE
+            "A shape must be a string or a sequence of dimensions.", got=repr(shape), write=_EXAMPLE
         )
     return InputSpec(shape, _dtype_name(dtype), name)
 
@@ -98,7 +98,7 @@ def _dimension(size: Any) -> int | str | None:
     if isinstance(size, (int, np.integer)) and not isinstance(size, bool) and size >= 0:
         return int(size)
     raise InvalidArgumentTypeError(
-        "A dimension is a size, the name of a symbolic dimension, or None.",
+        "A dimension must be a size, the name of a symbolic dimension, or None.",
         got=repr(size),
         write=_EXAMPLE,
     )
@@ -114,7 +114,7 @@ def _dtype_name(dtype: Any) -> str:
         return "string" if known.kind in "OSU" else known.name
     except TypeError as error:
         raise InvalidArgumentTypeError(
-            "This is no dtype.", got=repr(dtype), write='spec("batch, 3", "float32")'
+            "The dtype is unknown.", got=repr(dtype), write='spec("batch, 3", "float32")'
         ) from error
 
 
@@ -234,7 +234,7 @@ def _refuse_shape(given: PyTree, cause: Exception | None = None) -> None:
     if sizes and all(each is None or isinstance(each, (int, str)) for each in sizes):
         meant = given if isinstance(given, str) else tuple(sizes)
         raise InvalidArgumentTypeError(
-            "These inputs are a shape, and not the description of an array of it.",
+            "Expected a description of an array, got a shape.",
             got=f"inputs={meant!r}",
             write=f"spec({meant!r})",
         ) from cause
@@ -256,7 +256,7 @@ class _SymbolicScope:
         symbolic = [size for shape in shapes for size in shape if not isinstance(size, int)]
         if symbolic and constraints:
             raise InvalidArgumentError(
-                "The inputs bring symbolic dimensions with a scope of their own.",
+                "The symbolic dimensions of the inputs have a scope of their own.",
                 got=f"constraints={constraints}",
                 write="the constraints where that scope is made: "
                 "jax.export.symbolic_shape(..., constraints=...)",
@@ -299,7 +299,7 @@ def _from_tensorflow(leaf: PyTree) -> Any:
         return leaf
     if leaf.shape.rank is None:
         raise InvalidArgumentError(
-            "The rank of an input must be known.", got=str(leaf), write="tf.TensorSpec([None, 3])"
+            "The rank of an input is unknown.", got=str(leaf), write="tf.TensorSpec([None, 3])"
         )
     return spec(leaf.shape.as_list(), leaf.dtype.name, getattr(leaf, "name", None))
 
@@ -316,7 +316,7 @@ def _abstract(leaf: PyTree, path: str, scope: _SymbolicScope, text: bool) -> jax
         struct = jax.ShapeDtypeStruct((), jax.numpy.result_type(leaf))
     else:
         raise InvalidArgumentTypeError(
-            "An input is described by a spec, an array or a jax.ShapeDtypeStruct.",
+            "An input must be a spec, an array or a jax.ShapeDtypeStruct.",
             where=path,
             got=type(leaf).__name__,
             write=_EXAMPLE,
@@ -345,7 +345,7 @@ def bind(inputs: Inputs, given: PyTree, where: str) -> dict[str, Any]:
         else:
             return found
     raise error or InvalidArgumentError(
-        "These are other values than the arguments.",
+        "The values do not match the arguments.",
         where=where,
         got=f"{len(given)} values" if isinstance(given, (tuple, Mapping)) else "1 value",
         write="a tuple of positional arguments, or a dict with " + ", ".join(arguments),

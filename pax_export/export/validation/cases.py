@@ -193,14 +193,14 @@ def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Ar
     write = "a list of calls, each a tuple of arrays, the only one, or a dict of all by name"
     if not isinstance(examples, Iterable):
         raise InvalidArgumentTypeError(
-            "The examples of an export are calls.", where=where, got=repr(examples), write=write
+            "examples: expected a list of calls.", where=where, got=repr(examples), write=write
         )
     named = [bind(inputs, given, where) for given in examples]
     try:
         return [{name: _array(each[name], kinds[name]) for name in kinds} for each in named]
     except (TypeError, ValueError) as error:
         raise InvalidArgumentTypeError(
-            "An example is no array.",
+            "An example is not an array.",
             where=where,
             got=f"{type(error).__name__}: {error}"[:200],
             write=write,

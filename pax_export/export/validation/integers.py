@@ -38,7 +38,7 @@ def check_integers(
         expected = next((one for one in several if np.array_equal(one, array)), several[0])
         if not np.array_equal(array, expected):
             raise ValidationError(
-                "The file does not hold the integers of a quantized weight.",
+                "The file does not contain the integers of a quantized weight.",
                 where=each.leaf,
                 got=f"{array.shape} with {np.count_nonzero(array != expected)} others"
                 if array.shape == expected.shape

@@ -117,7 +117,7 @@ class _Rounds:
             return
         if refused is not None:
             raise ValidationError(
-                "The model itself cannot be called, so there is nothing to compare with.",
+                "The model cannot be called, so its export cannot be compared.",
                 where=self.part.key,
                 got=str(refused),
                 write=self.part.advice or "examples that the model can be called with",

@@ -93,7 +93,7 @@ class Rechecked:
         format = formats.find(report.target)
         if format is None:
             raise InvalidArgumentError(
-                "Exports for this target cannot be tested again.",
+                "Exports for this target cannot be validated again.",
                 where=str(path),
                 got=report.target,
             )
@@ -153,7 +153,7 @@ _OF_NO_ARRAY = (TypeError, ValueError, MemoryError, OverflowError)
 
 def _no_array(key: str, arrays: Sequence[ArrayInfo], error: Exception) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "This signature takes or gives what no random array can stand for.",
+        "The signature has inputs or outputs that random arrays cannot represent.",
         where=key,
         got=f"{', '.join(map(str, arrays))}: {error}"[:500],
     )

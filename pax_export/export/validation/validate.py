@@ -352,7 +352,7 @@ def compare(case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0) -> d
     all_expected, got = {**case.unchanged, **case.expected}, {**case.unchanged, **got}
     if sorted(got) != sorted(all_expected):
         raise ValidationError(
-            "The exported model gives other results than the model.",
+            "The exported model returns different results than the model.",
             where=where,
             got=f"{sorted(got)} instead of {sorted(all_expected)}",
         )
@@ -382,7 +382,7 @@ def _difference(
 ) -> float:
     if (expected.shape, expected.dtype) != (got.shape, got.dtype):
         raise ValidationError(
-            "A result of the exported model has another shape or dtype.",
+            "A result of the exported model has a different shape or dtype.",
             where=where,
             got=f"{got.dtype}{list(got.shape)} instead of {expected.dtype}{list(expected.shape)}",
         )

@@ -218,7 +218,7 @@ def test_a_card_may_be_deleted_and_not_changed(exports, tmp_path, name):
     (path / CARD).unlink()
     load(path)
     (path / CARD).write_text("<script>")
-    with pytest.raises(ExportPathError, match="not as it was written"):
+    with pytest.raises(ExportPathError, match="hash does not match"):
         load(path)
 
 

@@ -108,7 +108,7 @@ def test_a_folder_elsewhere_whose_file_waits_for_ever(whole, tmp_path):
     os.mkfifo(tmp_path / "variables" / "variables.index")
     with pytest.raises(ExportPathError) as caught:
         load(path)
-    assert caught.value.what == "A file of this SavedModel is none that can be read."
+    assert caught.value.what == "A file of the SavedModel is not a regular file."
     assert caught.value.where == str(path / "variables" / "variables.index")
 
 
@@ -119,7 +119,7 @@ def test_a_file_of_a_bundle_that_waits_for_ever(whole, tmp_path, name):
     os.mkfifo(path / name)
     with pytest.raises(ExportPathError) as caught:
         load(path)
-    assert caught.value.what == "A file of this bundle is none that can be read."
+    assert caught.value.what == "A file of the bundle is not a regular file."
     assert (caught.value.where, caught.value.got) == (str(path / name), "a FIFO (a named pipe)")
 
 
@@ -239,7 +239,7 @@ def test_a_link_out_of_the_folder_is_not_followed(bundle, whole, tmp_path):
 
     with pytest.raises(ExportPathError) as caught:
         load(bundle(lambda details: None, link))
-    assert caught.value.what == "A file of this bundle is a link to a file outside of it."
+    assert caught.value.what == "A file of the bundle is a link to a file outside of it."
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_a_changed_weight_is_found(whole, tmp_path):
     (tmp_path / "m.tflite").write_bytes(content)
     with pytest.raises(ExportPathError) as caught:
         load(tmp_path / "m.tflite")
-    assert caught.value.what == "This file is not as it was written: damaged, cut short or changed."
+    assert caught.value.what == "The export is corrupted: its hash does not match."
     assert caught.value.write == "a copy of the file, as it was written"
 
 

@@ -48,7 +48,7 @@ def test_numbers_are_not_changed_on_the_way_in(export):
     assert loaded(np.array([3], np.int64)).tolist() == [4]
     with pytest.raises(InvalidArgumentTypeError) as caught:
         loaded(np.array([2**40 + 5]))
-    assert caught.value.what == "An argument has another dtype than the exported one."
+    assert caught.value.what == "An argument has a different dtype than the exported one."
     assert (caught.value.got, caught.value.write) == ("int64", "int32")
     with pytest.raises(InvalidArgumentTypeError):
         loaded(np.array([1.5], np.float32))
@@ -152,7 +152,7 @@ def test_a_wrong_shape_names_the_input(export):
     with pytest.raises(InvalidArgumentError) as caught:
         loaded(random(2, 3), random(3))
     assert str(caught.value) == (
-        "An argument has another shape than the exported one.\n"
+        "An argument has a different shape than the exported one.\n"
         "  where: serving_default: mask\n"
         "  got: [3], batch = 2 by x\n"
         "  write: [batch]"

@@ -76,7 +76,7 @@ def test_a_field_that_is_none_may_be_left_out(value):
     into = {}
     collect(describe({"a": 0, "b": None}, ["p"]), value, into, "x")
     assert into == {"p": 3}
-    with pytest.raises(InvalidArgumentError, match="another structure"):
+    with pytest.raises(InvalidArgumentError, match="a different structure"):
         collect(describe({"a": 0, "b": None}, ["p"]), {"a": 3, "c": 4}, {}, "x")
 
 

@@ -99,7 +99,9 @@ def test_a_program_that_writes_when_it_is_loaded_is_refused_before(writer):
     with pytest.raises(UntrustedExportError) as caught:
         load(path)
     assert not target.exists()
-    assert caught.value.what == ("This SavedModel is a program that may do more than compute.")
+    assert caught.value.what == (
+        "The SavedModel contains operations that are not allowed in untrusted models."
+    )
     assert caught.value.where == str(path)
     assert caught.value.got.startswith("WriteFile in __inference")
     assert caught.value.write == "trusted=True, if you know who made it, and want it to do this"
@@ -748,7 +750,7 @@ def test_a_path_that_leads_away_at_its_end(words):
 def test_a_graph_of_another_kind_is_no_way_around(model):
     """TensorFlow reads text where there is no binary file."""
     (model / "saved_model.pb").rename(model / "saved_model.pbtxt")
-    with pytest.raises(ExportPathError, match="There is no SavedModel here"):
+    with pytest.raises(ExportPathError, match="The path is not a SavedModel"):
         load(model)
 
 
@@ -761,7 +763,7 @@ def test_a_graph_that_nobody_can_read(model):
 def test_a_graph_that_waits_for_ever(model):
     (model / "saved_model.pb").unlink()
     os.mkfifo(model / "saved_model.pb")
-    with pytest.raises(ExportPathError, match="is none that can be read") as caught:
+    with pytest.raises(ExportPathError, match="is not a regular file") as caught:
         load(model)
     assert caught.value.got == "a FIFO (a named pipe)"
 
@@ -818,7 +820,7 @@ def test_without_a_list_it_loads(listed):
 
 def test_trust_is_no_reason_to_read_what_is_damaged(listed):
     (listed / "assets" / "words.txt").write_text("bad\ngood\nfilm\n")
-    with pytest.raises(ExportPathError, match="not as it was written"):
+    with pytest.raises(ExportPathError, match="hash does not match"):
         load(listed, trusted=True)
 
 

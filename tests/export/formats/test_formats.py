@@ -139,5 +139,5 @@ def test_a_format_that_is_not_installed(installed, tmp_path, monkeypatch):
     with pytest.raises(_errors.ExportPathError, match="another package") as caught:
         load(tmp_path / "linear.toy")
     assert caught.value.got == "toy"
-    with pytest.raises(_errors.InvalidArgumentError, match="cannot be tested again"):
+    with pytest.raises(_errors.InvalidArgumentError, match="cannot be validated again"):
         formats.imported("pax_export.export.validation.recheck:recheck")(tmp_path / "linear.toy")

@@ -27,7 +27,7 @@ WRONG = [
     ("constraints", None, "`constraints` must be a string, or several."),
     ("constraints", 5, "`constraints` must be a string, or several."),
     ("constraints", [1], "`constraints` must be a string, or several."),
-    ("examples", 5, "The examples of an export are calls."),
+    ("examples", 5, "examples: expected a list of calls."),
 ]
 
 

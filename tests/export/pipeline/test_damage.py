@@ -64,7 +64,7 @@ class Damage:
     options: tuple = ()
 
 
-OTHER_KIND = "A result of the exported model has another shape or dtype."
+OTHER_KIND = "A result of the exported model has a different shape or dtype."
 DAMAGES = {
     "a wrong integer": Damage(
         of(lambda x: jnp.argsort(x)), of(lambda x: jnp.argsort(x).at[0, 0].add(1))
@@ -96,7 +96,7 @@ DAMAGES = {
     "another name": Damage(
         of(lambda x: {"y": x}),
         of(lambda x: {"z": x}),
-        "The exported model gives other results than the model.",
+        "The exported model returns different results than the model.",
         "serving_default",
     ),
     "a wrong new state": Damage(
@@ -105,7 +105,7 @@ DAMAGES = {
     "no new state": Damage(
         Counter(1),
         Counter(0),
-        "The exported model gives other results than the model.",
+        "The exported model returns different results than the model.",
         "serving_default",
         (("state", "update"),),
     ),

@@ -100,14 +100,14 @@ def test_numbers_are_not_narrowed(tmp_path):
 @pytest.mark.parametrize("dtype", ["float8_e3m4", "float4_e2m1fn"])
 def test_a_dtype_that_consumers_do_not_have(tmp_path, dtype):
     error = refused(tmp_path, _errors.UnsupportedDtypeError, ({}, affine), spec("n", dtype))
-    assert error.what == "This dtype cannot be exported."
+    assert error.what == "The dtype is unsupported in exports."
     assert error.got == dtype
 
 
 def test_a_leaf_that_is_no_array(tmp_path):
     params = {"w": jnp.ones(3), "names": np.array(["relu", None])}
     error = refused(tmp_path, _errors.UnsupportedDtypeError, (params, affine), spec("n"))
-    assert (error.what, error.where) == ("A leaf of the model is no array.", "names")
+    assert (error.what, error.where) == ("A leaf of the model is not an array.", "names")
 
 
 @pytest.mark.parametrize("make", [jnp.ones, np.ones])
@@ -161,7 +161,7 @@ def test_a_consumer_that_is_too_old(tmp_path):
     model = ({}, lambda p, x: x.astype(jnp.int4).astype(jnp.int8))
     inputs = spec("n, 5")
     error = refused(tmp_path, _errors.ConsumerError, model, inputs, consumer="tensorflow>=2.15")
-    assert error.what == "The model uses operations that this consumer does not have."
+    assert error.what == "The model uses operations that the consumer does not support."
     assert error.write.startswith('consumer="tensorflow>=2.18"')
     report = to_saved_model(
         model, tmp_path / "newer", inputs, consumer="tensorflow>=2.18", validate=False
@@ -176,7 +176,7 @@ def test_a_consumer_that_is_too_old(tmp_path):
         ({"validate": "slowly"}, "validate has a value that means nothing."),
         ({"platforms": ("cpu", "abacus")}, "The platforms to lower for are"),
         ({"platforms": ()}, "The platforms to lower for are"),
-        ({"consumer": "onnx"}, "This consumer is not known."),
+        ({"consumer": "onnx"}, "The consumer is unknown."),
     ],
 )
 def test_options_that_mean_nothing(tmp_path, option, message):

@@ -41,7 +41,7 @@ def refused(kind, *arguments, export=to_saved_model, **options):
 )
 def test_a_shape_is_no_description_of_an_input(tmp_path, inputs, meant):
     error = refused(InvalidArgumentTypeError, pax.Linear(8, 2), tmp_path / "m", inputs)
-    assert error.what == "These inputs are a shape, and not the description of an array of it."
+    assert error.what == "Expected a description of an array, got a shape."
     assert (error.got, error.write) == (f"inputs={meant}", f"spec({meant})")
     assert not list(tmp_path.iterdir())
 

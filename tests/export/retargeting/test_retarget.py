@@ -132,7 +132,7 @@ def test_a_model_that_does_not_run_is_refused(mended, tmp_path):
     shutil.copytree(mended[0], folder)
     for file in folder.rglob("variables.data*"):
         file.unlink()
-    with pytest.raises(ValidationError, match="The mended model cannot be called"):
+    with pytest.raises(ValidationError, match="The rewritten model cannot be called"):
         retarget(folder, out=tmp_path / "new")
     assert [each.name for each in tmp_path.iterdir()] == ["old"]
 
@@ -159,7 +159,7 @@ def test_a_consumer_that_is_too_old_is_refused(tmp_path):
 
 
 def test_what_is_no_saved_model_is_refused(tmp_path):
-    with pytest.raises(ExportPathError, match=r"There is no SavedModel here\.") as caught:
+    with pytest.raises(ExportPathError, match=r"The path is not a SavedModel\.") as caught:
         retarget(tmp_path, out=tmp_path / "new")
     assert caught.value.got == "no file saved_model.pb"
     (tmp_path / "saved_model.pb").write_bytes(b"\xff\xff")
@@ -174,7 +174,7 @@ def test_a_saved_model_without_jax_is_refused(tmp_path):
     module = tf.Module()
     module.f = tf.function(lambda x: x + 1, input_signature=[tf.TensorSpec([None])])
     tf.saved_model.save(module, str(tmp_path / "old"))
-    with pytest.raises(ExportPathError, match="There is no program of jax in this SavedModel"):
+    with pytest.raises(ExportPathError, match="The SavedModel contains no jax program"):
         retarget(tmp_path / "old", out=tmp_path / "new")
 
 

@@ -165,9 +165,7 @@ def test_another_value_than_the_exported_one_is_refused(export):
     loaded, _ = export((PARAMS, reduce), spec("n, 3"), kwargs={"batched": True})
     with pytest.raises(InvalidArgumentError) as caught:
         loaded(random(4, 3), batched=False)
-    assert caught.value.what == (
-        "This argument is a Python value that was fixed when the model was exported."
-    )
+    assert caught.value.what == ("The argument is a Python value that was fixed at export.")
     assert (caught.value.where, caught.value.got) == ("batched", "False")
     assert caught.value.write == "True, or nothing; another export for another value"
 

@@ -115,7 +115,7 @@ def test_a_size_that_jax_itself_refuses_is_no_failure_of_the_export(tmp_path):
 
     with pytest.raises(ValidationError) as caught:
         to_saved_model(({}, never), tmp_path / "n", spec("n, 3"))
-    assert caught.value.what.startswith("The model itself cannot be called, so there is nothing")
+    assert caught.value.what.startswith("The model cannot be called, so its export cannot")
     assert caught.value.got == "ValueError: no number will do"
     assert caught.value.write.startswith("examples=[...]")
 

@@ -55,12 +55,12 @@ def test_a_wrong_element_is_found(expected, got):
     "got", [np.ones((2, 1), np.float32), np.ones((2, 2), np.float64), np.ones((1, 2), np.float32)]
 )
 def test_another_shape_or_dtype_is_found(got):
-    with pytest.raises(ValidationError, match="has another shape or dtype"):
+    with pytest.raises(ValidationError, match="has a different shape or dtype"):
         compare(case(y=np.ones((2, 2), np.float32)), {"y": got})
 
 
 def test_a_missing_and_a_new_result_are_found():
-    with pytest.raises(ValidationError, match="gives other results"):
+    with pytest.raises(ValidationError, match="returns different results"):
         compare(case(y=np.ones(2)), {"z": np.ones(2)})
 
 

@@ -117,7 +117,7 @@ def test_damaged_weights_are_refused(tmp_path, net, damage):
         data.unlink()
     else:
         data.write_bytes(content if damage == "changed" else data.read_bytes()[:-1])
-    with pytest.raises(ExportPathError, match="a file beside it, which is not as it was written"):
+    with pytest.raises(ExportPathError, match="external data of the model are corrupted"):
         load(path)
 
 

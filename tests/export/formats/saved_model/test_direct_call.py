@@ -162,7 +162,7 @@ def test_wrong_arguments_are_refused_as_at_the_first_call(export, direct):
     assert [kind for kind, _ in before[:3]] == [InvalidArgumentError] * 3
     assert before[3] == (
         InvalidArgumentTypeError,
-        "An argument has another dtype than the exported one.\n"
+        "An argument has a different dtype than the exported one.\n"
         "  where: serving_default: x\n"
         "  got: float64\n"
         "  write: float32",

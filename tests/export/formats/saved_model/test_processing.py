@@ -273,7 +273,7 @@ def test_processors_that_do_not_fit_are_refused_before_writing(tmp_path, options
 
 
 def test_processors_of_unknown_signatures_are_refused(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="for some or all of them"):
+    with pytest.raises(InvalidArgumentError, match="must be a dict over signatures"):
         to_saved_model(
             Net(), tmp_path / "model", {"a": spec("n, 3")}, methods={"a": "__call__"},
             postprocess=lambda y: y,

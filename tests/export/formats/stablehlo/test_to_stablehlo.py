@@ -216,7 +216,7 @@ def test_integer_outputs_beside_gradients(tmp_path):
 def test_wrong_arguments_name_the_input(bundle):
     with pytest.raises(_errors.InvalidArgumentError, match=r"serving_default: x"):
         bundle(random(2, 4))
-    with pytest.raises(_errors.InvalidArgumentTypeError, match="another dtype"):
+    with pytest.raises(_errors.InvalidArgumentTypeError, match="a different dtype"):
         bundle(jnp.ones((2, 3), jnp.int32))
     with pytest.raises(_errors.InvalidArgumentError, match="other arguments"):
         bundle(random(2, 3), random(2, 3))
