@@ -11,7 +11,7 @@ from pax_export.core._edit import set_training, with_class, with_static
 from pax_export.core._foreign_keywords import explained as explained
 from pax_export.core._fresh_arrays import filled, sample_padded
 from pax_export.core._labels import Labelling, labelled, path_in, recorded, traced_anew, with_labels
-from pax_export.core._metaclass import made_of, picklable, remember_call, restore
+from pax_export.core._metaclass import made_of
 from pax_export.core._module import (
     Module,
     ParameterModule,
@@ -40,6 +40,7 @@ from pax_export.core._near_names import near_names
 from pax_export.core._parameters import STATES_TOO, merge, parameters_method, warn_of_untrained
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
 from pax_export.core._pax_programs import run_pax_programs, runs_pax_programs
+from pax_export.core._pickling import picklable, remember_call, restore
 from pax_export.core._pure import (
     module_and_value,
     mutable,

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import abc
 import copyreg
-import functools
-import importlib
 import inspect
 import types
 import typing
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pax_export._types import PyTree
 from pax_export.core._call_paths import noting_path
 from pax_export.core._check import check_new
-from pax_export.core._containers import KEYED
-from pax_export.core._mutable import begin, opened, refresh
+from pax_export.core._mutable import begin, opened
+from pax_export.core._pickling import reduced_call
 from pax_export.core._subclassing import base_of, builders_of, from_recipe, recipe_of
-from pax_export.core._tree import ARRAYS, STATIC, Node, fill, register, update_moduledef
+from pax_export.core._tree import Node, fill, register, update_moduledef
 
 
 class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
@@ -114,96 +111,3 @@ def made_of(cls: type, attributes: dict[str, Any]) -> Any:
     update_moduledef(module)
     check_new(module)
     return module
-
-
-_PUBLIC = ("jax.nn", "jax.numpy", "jax.lax", "jax.scipy.special", "jax.random", "jax")
-# What pickle finds by name itself, or refuses with a good message.
-_PLAIN = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-
-
-class _Reduced:
-    """Replaces a function: pickles as a call, and loads as the result of the call."""
-
-    def __init__(self, reduced: tuple[Callable, tuple]):
-        self.reduced = reduced
-
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
-        find, where = self.reduced
-        return find(*where)(*args, **kwargs)
-
-    def __reduce__(self) -> Any:
-        return self.reduced
-
-
-def _find(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name)
-
-
-def picklable(value: PyTree) -> Any:
-    """The same value with what pickle does not find, in containers too, replaced."""
-    kind = type(value)
-    if kind is list or kind is tuple:
-        return kind([picklable(x) for x in value])
-    if kind is dict:
-        return {key: picklable(x) for key, x in value.items()}
-    if kind in KEYED:
-        new = value.copy()  # with its default factory
-        for key in new:
-            new[key] = picklable(new[key])
-        return new
-    if kind is functools.partial:
-        return functools.partial(picklable(value.func), *value.args, **value.keywords)
-    if callable(value) and not isinstance(value, type):
-        return _by_public_name(value)
-    return value
-
-
-def _by_public_name(function: Callable[..., Any]) -> Any:
-    if isinstance(function, types.FunctionType):
-        made = reduced_call(function)
-        return function if made is None else _Reduced(made)
-    name = getattr(function, "__name__", None)
-    if isinstance(function, _PLAIN) or not isinstance(name, str):
-        return function
-    for module in _PUBLIC:
-        if getattr(importlib.import_module(module), name, None) is function:
-            return _Reduced((_find, (module, name)))
-    return function
-
-
-# --- classes and functions that a call made --------------------------------------------
-
-
-# What was made -> the module and name of the function that was called, and its arguments.
-_calls: weakref.WeakKeyDictionary[Any, tuple[str, str, tuple, dict]] = weakref.WeakKeyDictionary()
-
-
-def remember_call(
-    value: object, function: Callable, args: tuple, kwargs: Mapping[str, Any]
-) -> None:
-    """Records that a class or function is the result of a call of ``function``."""
-    _calls[value] = function.__module__, function.__name__, args, dict(kwargs)
-
-
-def reduced_call(value: object) -> tuple | None:
-    """How to pickle a class or function that a call made; None for any other."""
-    if value not in _calls:
-        return None
-    module, name, args, kwargs = _calls[value]
-    return _repeat_call, (module, name, picklable(args), picklable(kwargs))
-
-
-def _repeat_call(module: str, name: str, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-    return _find(module, name)(*args, **kwargs)
-
-
-# --- modules ----------------------------------------------------------------------------
-
-
-def restore(cls: type, names: tuple[str, ...], attributes: dict[str, Any]) -> Any:
-    """Makes a module of the names of its subtrees and of all attributes in order."""
-    node = object.__new__(cls)
-    begin(node, attributes)
-    update_moduledef(node, {n: ARRAYS if n in names else STATIC for n in attributes})
-    refresh(node, unseen=True)
-    return node

@@ -13,8 +13,9 @@ import jax
 
 from pax_export._types import PyTree
 from pax_export.core import _check, _edit, _methods, _mutable, _parameters, _summary, _tree
-from pax_export.core._metaclass import ModuleMeta, new_uninitialized, picklable, restore
+from pax_export.core._metaclass import ModuleMeta, new_uninitialized
 from pax_export.core._partition_specs import with_specs
+from pax_export.core._pickling import picklable, restore
 from pax_export.core._pure import purecall
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._traversal import apply_bottom_up, map_submodules, rebuilt, submodules

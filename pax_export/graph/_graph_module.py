@@ -10,9 +10,8 @@ from typing import Any
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.core import Module
-from pax_export.graph import _dot
-from pax_export.graph._dot import compile_graph
 from pax_export.graph._node import InputNode, Node
+from pax_export.graph._program import compile_graph, draw
 
 
 class GraphModule(Module):
@@ -96,7 +95,7 @@ class GraphModule(Module):
               1 -> output [label="float32[3,8]"];
             }
         """
-        return _dot.draw(type(self).__name__, self._program, self.modules)
+        return draw(type(self).__name__, self._program, self.modules)
 
 
 def build_graph_module(func: Callable[..., Node]) -> Callable[..., GraphModule]:

@@ -122,7 +122,7 @@ def test_an_array_in_static_data(tmp_path, make):
     net = pax.Sequential(pax.Identity(), Table())
     error = refused(tmp_path, _errors.HiddenArrayError, net, spec("n, 3"))
     assert error.where == "modules.1.table.rows.0"
-    assert "it is neither trained nor saved" in error.what
+    assert "which is neither trained nor saved" in error.what
 
 
 def test_a_hidden_array(tmp_path):
@@ -174,8 +174,8 @@ def test_a_consumer_that_is_too_old(tmp_path):
     [
         ({"state": "thaw"}, "state has a value that means nothing."),
         ({"validate": "slowly"}, "validate has a value that means nothing."),
-        ({"platforms": ("cpu", "abacus")}, "The platforms to lower for are"),
-        ({"platforms": ()}, "The platforms to lower for are"),
+        ({"platforms": ("cpu", "abacus")}, "platforms: expected some of"),
+        ({"platforms": ()}, "platforms: expected some of"),
         ({"consumer": "onnx"}, "The consumer is unknown."),
     ],
 )

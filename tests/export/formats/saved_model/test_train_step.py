@@ -237,8 +237,8 @@ def ok(params, optimizer, x):
 @pytest.mark.parametrize(
     ("error", "options", "message"),
     [
-        (InvalidArgumentError, {"optimizer": 1}, "of use to a step of training"),
-        (InvalidArgumentError, {"train_step": ok}, "must be described"),
+        (InvalidArgumentError, {"optimizer": 1}, "require train_step="),
+        (InvalidArgumentError, {"train_step": ok}, "requires train_inputs"),
         (InvalidArgumentError, {"train_step": 3, "train_inputs": spec("n")}, "is a function"),
         (
             InvalidArgumentError,

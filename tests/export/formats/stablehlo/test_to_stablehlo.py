@@ -354,7 +354,7 @@ def test_validation_in_a_fresh_process(tmp_path):
         ({"vjp_order": True}, "vjp_order counts"),
         ({"weights": "inside"}, "weights has a value that means nothing"),
         ({"weights": "constants", "state": "update"}, "cannot take new state"),
-        ({"platforms": "abacus"}, "platforms to lower for"),
+        ({"platforms": "abacus"}, "platforms: expected"),
         ({"inputs": None}, "inputs of this model must be described"),
     ],
 )

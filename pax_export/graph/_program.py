@@ -1,4 +1,4 @@
-"""A program as DOT text."""
+"""The program of a graph of nodes, as plain data for treedefs, and its drawing in DOT."""
 
 from __future__ import annotations
 
