@@ -23,30 +23,25 @@ T = TypeVar("T")
 
 
 def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | None = None) -> None:
-    """Writes all arrays of a module, parameters and states alike, to a safetensors file.
+    """Writes all arrays of a module, parameters and states, to a safetensors file.
 
-    An array has the dotted name of its place, such as ``modules.0.weight``.  Any
-    program with the safetensors library can read the file.  Dtypes that the
-    format lacks are stored as others, with a note in the metadata; typed PRNG
-    keys as their data.
+    An array is named by its path, such as ``modules.0.weight``. Dtypes that the format lacks are
+    stored as others with a note in the metadata, typed PRNG keys as their data.
 
-    The file is complete or not there: it is written under another name in the
-    same directory, and then takes the place of a file of weights that ``path``
-    may already name, in one step; nothing else is replaced.  A process that is
-    killed leaves the old file as it was.  Its metadata hold checksums, by which
-    `load_weights` notices each byte that has changed.
+    The file is written atomically, and replaces nothing but a file of weights. Its metadata have
+    checksums, which `load_weights` compares.
 
     Args:
         module: a module, or any pytree of arrays, e.g. ``{"model": model,
-            "optimizer": optimizer}``.  An EmptyNode is not an array.
-        path: the file, usually ``*.safetensors``.  Missing directories are made.
-        sign: the file of a private key: the file of weights is signed, in another
-            beside it (``net.safetensors.sig``), for ``load_weights(..., verify=)``.
+            "optimizer": optimizer}``. An EmptyNode is not an array.
+        path: the file, usually ``*.safetensors``. Missing directories are created.
+        sign: the file of a private key. The signature is written beside the file
+            (``net.safetensors.sig``), for ``load_weights(..., verify=)``.
 
     Raises:
-        WeightsFileError: (an OSError) the file cannot be written, or something
-            lies there that is not a file of weights.
-        WeightNameError: (a ValueError) two arrays have one dotted name.
+        WeightsFileError: (an OSError) the file cannot be written, or the path is
+            not a file of weights.
+        WeightNameError: (a ValueError) two arrays have the same dotted name.
         InvalidArgumentTypeError: a leaf is not an array, or has no value here.
         UnsupportedDtypeError: an array has a dtype that cannot be stored.
         MissingPackageError: safetensors is not installed.
@@ -130,32 +125,29 @@ def load_weights(
 def load_weights(
     module: PyTree, path: str | os.PathLike[str], *, strict: bool = True, verify: Key | None = None
 ) -> Any:
-    """Makes a module with the arrays of a safetensors file.
+    """Returns a module with the arrays of a safetensors file.
 
     Args:
-        module: the module to start from; it stays as it is.  Each array of the
-            new one is of the kind of the old: numpy for numpy, and a jax array
-            where the old one was placed, shards included.  It may be a module
-            that was never initialized, ``jax.eval_shape(make_model)``; this
-            draws no weights and takes no memory for them.
-        path: a file that `save_weights` or another program wrote.
-        strict: whether the file must have exactly the arrays of the module, with
-            their shapes and dtypes.  If not, what fits is loaded, the module
-            keeps its own arrays elsewhere, and a report is returned as well.
-        verify: the file of a public key: a file is refused that was not signed by the
-            holder of its private half, or is not as it was signed.
+        module: the module to start from, or ``jax.eval_shape(make_model)``, which allocates no
+            weights. New arrays are numpy where the old ones are, or jax arrays with the
+            shardings of the old ones.
+        path: a safetensors file of any program.
+        strict: require exactly the arrays of the module, with their shapes and dtypes.
+            Otherwise matching arrays are loaded, the module keeps the others, and a
+            report is returned, too.
+        verify: the file of a public key: raises unless the file has a signature by this key.
 
     Returns:
         The new module; with ``strict=False``, a pair of it and a `LoadReport`.
 
     Raises:
-        WeightsMismatchError: (a ValueError and a KeyError) with strict, any
-            array is missing, unexpected, or of another shape or dtype.  The
-            message lists all of them; `report` holds them.
-        WeightsFileError: (an OSError) no such file, or not a safetensors file,
-            or not all of one, or one that is not as `save_weights` wrote it.
-        QuantizationError: (a ValueError) scales of a quantized weight are no numbers.
-        SignatureError: it is not what the holder of the key has signed.
+        WeightsMismatchError: (a ValueError and a KeyError) with strict, arrays are
+            missing, unexpected, or have other shapes or dtypes; the message and
+            `report` list all of them.
+        WeightsFileError: (an OSError) the file is missing, is not a safetensors file,
+            or is corrupted.
+        QuantizationError: (a ValueError) scales of a quantized weight are not finite.
+        SignatureError: the signature is missing or does not match.
         MissingPackageError: safetensors is not installed.
 
     Example:

@@ -20,27 +20,24 @@ class Format:
     """One format: its name, and its functions as ``"module:function"``, imported when used.
 
     Attributes:
-        name: as reports have it, e.g. ``"tflite"``.
-        title: as a sentence has it, e.g. ``"a TFLite model"``.
-        export: writes it: ``(model, path, inputs, *, kwargs, methods, validate, overwrite, ...)``.
-        load: reads it: ``(path, report)`` gives what can be called.
+        name: in reports, e.g. ``"tflite"``.
+        title: in sentences, e.g. ``"a TFLite model"``.
+        export: the writer: ``(model, path, inputs, *, kwargs, methods, validate, overwrite, ...)``.
+        load: the loader: ``(path, report)`` returns a callable.
         run: makes calls with the runtime alone: ``(path, calls)`` returns a dict of outputs by
             name for each.  A call is a dict with its ``"signature"`` and ``"inputs"`` by name.
-        check: refuses what is damaged or, unless it is trusted, may do harm, before `load` or
-            `run` open it: ``(path, report, trusted)``.
-        suffix: what the name of the file ends with; empty for a folder.
-        option: what ``--target`` calls it; the name, if empty.
-        options: what ``pax-export export`` takes for it alone, as `argparse` is told.
+        check: ``(path, report, trusted)`` raises for corrupted and untrusted exports, before
+            `load` and `run`.
+        suffix: of the file name; empty for a folder.
+        option: the name for ``--target``, if it differs.
+        options: further options of ``pax-export export``, for `argparse`.
         loads_without_jax: whether `load` needs no jax.
-        run_imports: what of ``"jax"`` and ``"pax_export"`` `run` needs: a fresh process can
-            import neither of the others.
-        has_variables: whether ``validate="variables"`` means something.
-        files: patterns of the files that a folder of it holds beside its report; a folder with
-            any other file is never replaced.
-        plain_path: whether what loads it takes ``*``, ``?`` and ``[`` in its path for a pattern,
-            and finds nothing.
-        not_in_numpy: the dtypes of which its runtime by itself gives and takes no arrays of
-            numpy; what `load` gives does.
+        run_imports: which of ``"jax"`` and ``"pax_export"`` `run` may import.
+        has_variables: whether ``validate="variables"`` is supported.
+        files: patterns of the files in its folder, beside the report; other folders are never
+            replaced.
+        plain_path: whether its loader treats ``*``, ``?`` and ``[`` in paths as patterns.
+        not_in_numpy: dtypes that its runtime does not exchange as numpy arrays; `load` does.
         runtime: the package that `run` needs, and the extra that brings it.
         others: a module that makes its calls in other runtimes: ``NAMES``, ``check(names,
             purpose)``, ``version(name)`` and ``run(name, path, calls, seconds)``.

@@ -19,22 +19,18 @@ def load(
     trusted: bool = False,
     verify: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Loads what `to_saved_model` or one of its sisters wrote.
+    """Loads an export as a callable.
 
-    A SavedModel is a program, which TensorFlow runs: parts of it as soon as it is
-    loaded.  So its graph is read first, without running it, and refused if an
-    operation is not on the list of those that only compute.  That is no sandbox:
-    what comes from somebody whom you do not trust at all belongs into one.
-    The custom calls of a StableHLO bundle are judged in the same way.  Exports
-    to the other formats hold numbers and mathematics only.
+    The graph of a SavedModel is parsed first, and refused if an operation is not on the allowlist
+    of operations that only compute; so are the custom calls of a StableHLO bundle. This is not a
+    sandbox: run exports of untrusted sources in one.
 
     Args:
         path: of the export: a directory, or a file.
-        trusted: open a SavedModel whatever operations it has, and a bundle whatever
-            it calls.  Damaged files are refused all the same.
-        verify: the file of a public key: an export is refused that was not signed
-            (``sign=`` of what wrote it) by the holder of its private half, or is not
-            as it was signed.  That says who wrote it, and not that it does no harm.
+        trusted: open a SavedModel or bundle whatever its operations are. Corrupted files are
+            refused all the same.
+        verify: the file of a public key: raises unless the export was signed (``sign=``) by the
+            holder of the private key, and is unchanged.
 
     Returns:
         A callable like the exported model: a `LoadedModel` of a SavedModel, a
@@ -42,11 +38,10 @@ def load(
         model, or of a folder for browsers.
 
     Raises:
-        ExportPathError: there is no export, or it cannot be read, or it is not as
-            it was written.
-        UntrustedExportError: it does more than compute, and is not trusted.
-        SignatureError: it is not what the holder of the key has signed.
-        MissingPackageError: what runs the export is not installed.
+        ExportPathError: there is no export, or it cannot be read, or is corrupted.
+        UntrustedExportError: it has operations that are not allowed, and is not trusted.
+        SignatureError: the signature is missing or does not match.
+        MissingPackageError: the runtime is not installed.
 
     Example:
         >>> import tempfile, jax.numpy as jnp

@@ -99,35 +99,33 @@ class VariableInfo:
 
 @dataclass(frozen=True)
 class Report:
-    """What an export is.
+    """The report of an export.
 
     Attributes:
         model: the name of the exported class or function.
-        signatures: by key, what can be called.
+        signatures: the functions by key.
         variables: the stored arrays.
         variable_bytes: the size of all variables together.
-        graph_bytes: the size of ``saved_model.pb``, or of all that is not weights.
-        platforms: the machines for which it was lowered.
+        graph_bytes: the size of ``saved_model.pb``, or of everything but weights.
+        platforms: the platforms it was lowered for.
         oldest_tensorflow: the oldest release that runs it, e.g. ``"2.15"``;
             empty if it is not for TensorFlow.
-        stablehlo: the version of StableHLO that it needs; empty if it has none.
-        calling_convention: of the modules in it; 0 if it has none.
-        versions: of the packages that made it and ran it.
-        validated: ``"process"``, ``"here"``, ``"variables"`` for no calls, or
-            ``None`` for not at all.
-        left_out: the calls that the test did not make, because they would have taken
-            longer than the export; or why there was no test:
+        stablehlo: the required version of StableHLO; empty if it has none.
+        calling_convention: of its StableHLO modules; 0 if it has none.
+        versions: of the packages that wrote it and ran it.
+        validated: ``"process"``, ``"here"``, ``"variables"`` (without calls) or ``None``.
+        left_out: calls that the validation skipped to save time, or why there was none:
             ``"not validated: TensorFlow is not installed"``.
-        differs: where it differs from jax for inputs far from the usual ones, which
-            ``validate="full"`` tries: ``"differs from jax at: sin beyond ±2.6e+06
-            (serving_default: output where x is 1e+20)"``.
+        differs: differences from jax for extreme inputs, found by ``validate="full"``:
+            ``"differs from jax at: sin beyond ±2.6e+06 (serving_default: output where x is
+            1e+20)"``.
         largest_error: the largest absolute difference from jax, by
             ``"signature: output"``.
         seconds: wall time by phase.
         target: ``"saved_model"``, ``"stablehlo"``, ``"tflite"``, ``"onnx"`` or ``"web"``.
-        details: what only this target has, e.g. ``{"opset": 23}``.
-        known_differences: where the runtime's kernels of operations in this export
-            differ from jax, for arguments far from usual ones.
+        details: specific to the target, e.g. ``{"opset": 23}``.
+        known_differences: operations whose kernels in the runtime differ from jax for
+            extreme inputs.
 
     Example:
         >>> import tempfile, pax_export as pax

@@ -18,9 +18,9 @@ from pax_export.export.tracing.spec import dotted, signature_names
 
 @dataclass
 class TensorSpecWithDefault:
-    """A `tf.TensorSpec` and the value of an input that is not given.
+    """A `tf.TensorSpec` with a default value for an omitted input.
 
-    All tensors of one Python argument have a default value, or none has.
+    Either all tensors of a Python argument have a default value, or none.
 
     Args:
         tensor_spec: the shape, dtype and name.
@@ -29,7 +29,7 @@ class TensorSpecWithDefault:
             `make_auto_batching_function`.
 
     Raises:
-        InvalidArgumentError: there is no value, or it is not of this shape.
+        InvalidArgumentError: the value is missing or has another shape.
 
     Example:
         >>> import tensorflow as tf
@@ -125,15 +125,11 @@ def with_default_args(tf_fn: Callable[..., Any], input_signature: Sequence[PyTre
 
 
 def make_auto_batching_function(input_signature: Sequence[PyTree]) -> Callable[..., Any]:
-    """A function that repeats inputs of batch size 1 to the batch of the others.
+    """A `tf.function` that repeats inputs of batch size 1 to the batch of the others.
 
     Args:
-        input_signature: all tensors have a batch as first dimension.  Primary
-            are those of a plain `tf.TensorSpec` and those with `is_primary`;
-            they have one batch size, and the others have it or 1.
-
-    Returns:
-        A `tf.function` that gives its arguments back, as a tuple.
+        input_signature: specs with a leading batch dimension. Plain `tf.TensorSpec` and those
+            with `is_primary` are primary: they have one batch size, the others have it or 1.
 
     Raises:
         InvalidArgumentError: no tensor is primary.
@@ -207,14 +203,11 @@ def flattened(output: Any) -> Any:
 
 
 class CallableSignatures:
-    """The signatures of a SavedModel, as functions of named inputs.
-
-    What `tf.saved_model.load` gives knows nothing of default values; a session
-    of TensorFlow 1 does.
+    """The signatures of a SavedModel in a session of TensorFlow 1, which knows default values.
 
     Args:
-        sess: a session that holds the model.
-        signature_defs: its signatures by their keys.
+        sess: a session with the model.
+        signature_defs: its signatures by key.
 
     Example:
         >>> CallableSignatures.from_saved_model("served/1", ["serve"])  # doctest: +SKIP

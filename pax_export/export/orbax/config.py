@@ -25,18 +25,15 @@ _OPTIONS = {"obx_export_tf_preprocess_only": False}
 
 
 def bool_env(varname: str, default: bool) -> bool:
-    """Reads a yes or no from the environment.
+    """Reads a boolean from the environment, `default` where it is not set.
 
-    Args:
-        varname: the variable; its value may be y, yes, t, true, on or 1, n, no,
-            f, false, off or 0, in capitals or not.
-        default: the value where the variable is not set.
+    True is y, yes, t, true, on or 1, False is n, no, f, false, off or 0, in any case.
 
     Raises:
-        InvalidArgumentError: it is set to something else.
+        InvalidArgumentError: another value.
 
     Example:
-        >>> bool_env("A_VARIABLE_THAT_NOBODY_SETS", True)
+        >>> bool_env("AN_UNSET_VARIABLE", True)
         True
     """
     value = os.getenv(varname, str(default)).lower()

@@ -56,16 +56,13 @@ class Mesh:
 
 
 def initialize_dtensor(reset_context: bool = False) -> None:
-    """Gives TensorFlow as many virtual CPU devices as jax has devices.
-
-    To be called before TensorFlow is used.
+    """Gives TensorFlow as many virtual CPU devices as jax has; call it before using TensorFlow.
 
     Args:
-        reset_context: start TensorFlow anew; what it has made before is undefined then.
+        reset_context: restart TensorFlow's runtime; existing objects become invalid.
 
     Raises:
-        DTensorStateError: TensorFlow does not come to the devices or processes
-            of jax.
+        DTensorStateError: TensorFlow has other devices or processes than jax.
 
     Example:
         >>> initialize_dtensor()  # doctest: +SKIP
@@ -146,20 +143,19 @@ def jax_array_to_dtensor(
     *,
     allow_multi_axis_sharding_conslidation: bool = False,
 ) -> Any:
-    """An array of jax as a tensor that is sharded over a DTensor mesh.
+    """Converts a jax array to a tensor sharded over a DTensor mesh.
 
     Args:
-        arr: the array; it is moved if `jax_mesh` is given and it lies otherwise.
+        arr: the array; resharded if `jax_mesh` is given.
         pspec: how each dimension is sharded.
         dmesh: the mesh of DTensor.
         jax_mesh: the same mesh of jax.
-        allow_multi_axis_sharding_consolidation: shard a dimension that is
-            sharded over several axes over the largest of them, which is all
-            that DTensor can.
+        allow_multi_axis_sharding_consolidation: shard a dimension with several mesh axes over
+            the largest of them; DTensor supports only one.
         allow_multi_axis_sharding_conslidation: the same.
 
     Raises:
-        InvalidArgumentError: the mesh cannot divide the array so.
+        InvalidArgumentError: the mesh does not divide the array.
 
     Example:
         >>> jax_array_to_dtensor(array, PartitionSpec("x"), dmesh)  # doctest: +SKIP
@@ -267,18 +263,13 @@ def get_current_dtensor_mesh() -> Any:
 
 
 def get_pspec_from_jax_arrays(nested_jax_arrays: PyTree) -> PyTree:
-    """The partition specs of arrays with named shardings, or of descriptions of such arrays.
+    """The partition specs of arrays or `jax.ShapeDtypeStruct` with named shardings, as a pytree.
 
-    Args:
-        nested_jax_arrays: a pytree of them; those without a sharding count as
-            not sharded.
-
-    Returns:
-        The same pytree of `jax.sharding.PartitionSpec`.
+    Arrays without a sharding get `PartitionSpec()`.
 
     Raises:
         InvalidArgumentError: the shardings have different meshes, or no names.
-            (An AssertionError, as orbax raises.)
+            (An AssertionError, as in orbax.)
 
     Example:
         >>> get_pspec_from_jax_arrays({"w": jax.ShapeDtypeStruct((2,), "float32")})

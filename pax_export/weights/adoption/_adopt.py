@@ -115,48 +115,45 @@ def adopt(
     mesh: AnyMesh | None = None,
     dtype: DTypeLike | None = None,
 ) -> tuple[T, AdoptionReport]:
-    """Makes a module with the weights of any framework's file.
+    """Returns a module with the weights of a file of any framework.
 
-    What belongs where is found by shapes, up to the layouts of frameworks, and by names.  What
-    these do not decide is not guessed: one error lists it, and what to write.
+    Arrays are matched to leaves by shape, in the layouts of frameworks, and by name. Ambiguous
+    matches are never guessed: one error lists them, and what to write.
 
     Args:
-        net: the module to start from; it stays as it is.  It may be abstract, of
-            `jax.eval_shape`, and its leaves may carry shardings.
-        source: what `open_source` takes: a path, or a mapping of names to arrays.
-        rename: a name in the source, or the beginning of one -> the path of a leaf or a layer;
-            ``*`` stands for a name or a part of one and ``**`` for any number of names, on both
-            sides.
-        ignore: names of the source, or patterns of them, that are not wanted.
-        keep: paths of the module, or patterns of them, that stay as they are.
-        reference: ``(inputs, outputs)`` of the net that wrote the weights: the ways that are left
-            are run, and the one that agrees is taken; also one alone must agree.
-            ``(inputs, outputs, call)`` runs ``call(net, *inputs)``.
-        tolerance: how far outputs may be apart, in parts of the largest one.
-        origin: whose conventions the arrays follow, where the file does not tell: ``"torch"``,
-            ``"keras"``, ``"flax"``, ``"onnx"``, ``"mlx"``, or ``"pax"``.
-        fused: the order in an array of queries, keys and values, or in a leaf for which the file
-            has these apart: ``"blocks"`` or ``"by head"``.
-        axes: a path of the module -> for each of its axes the one of the array.
-        flatten: for dense layers before which channels of an image were flattened first, as torch
-            does: the path of such a layer -> how many channels, or ``"channels_first"`` for all;
-            ``"as it is"`` where the order is the same in the module.
-        zeros: paths of leaves, or patterns of them, that become zeros: the biases of layers that
-            have none in the net of the file.
-        rules: with a mesh, how leaves lie on it, as `sharding.shard` takes them.
-        mesh: the mesh on which leaves are put, each one before the next is read.
-        dtype: of floating leaves; that of the module's by default.
+        net: the module to start from; it may be abstract (`jax.eval_shape`), with shardings.
+        source: what `open_source` accepts: a path, or a mapping of names to arrays.
+        rename: a name in the source, or its prefix -> the path of a leaf or layer. On both sides,
+            ``*`` matches a name or a part of one, and ``**`` any number of names.
+        ignore: names of the source, or patterns, to leave out.
+        keep: paths of the module, or patterns, that keep their values.
+        reference: ``(inputs, outputs)`` of the original net, or ``(inputs, outputs, call)`` to run
+            ``call(net, *inputs)``: the possible assignments are run, and the one that agrees is
+            taken; a single one must agree, too.
+        tolerance: the allowed difference from the reference, relative to the largest output.
+        origin: the framework whose conventions the arrays follow, where the file does not tell:
+            ``"torch"``, ``"keras"``, ``"flax"``, ``"onnx"``, ``"mlx"`` or ``"pax"``.
+        fused: the order of fused queries, keys and values: ``"blocks"`` or ``"by head"``.
+        axes: a path of the module -> the axis of the array for each of its axes.
+        flatten: the path of a dense layer behind a flatten -> the number of channels that were
+            flattened channels first, as in torch; or ``"channels_first"`` for all such layers,
+            or ``"as it is"`` where the order is the same.
+        zeros: paths of leaves, or patterns, to set to zeros, such as biases that the original
+            layers lack.
+        rules: sharding rules, as for `sharding.shard`; require ``mesh``.
+        mesh: the mesh for the leaves, each placed before the next is read.
+        dtype: the dtype of floating leaves; by default the module's.
 
     Returns:
         The new module, and an `AdoptionReport`.
 
     Raises:
-        AmbiguousWeightsError: (an AdoptionError) more than one way is left.
-        AdoptionError: (a WeightsMismatchError) arrays are missing or left over, have a shape or
-            dtype that fits nowhere, or no way agrees with the reference.
+        AmbiguousWeightsError: (an AdoptionError) several assignments are possible.
+        AdoptionError: (a WeightsMismatchError) arrays are missing or left over, have unsuitable
+            shapes or dtypes, or no assignment agrees with the reference.
         WeightsFileError: the source cannot be read.
-        ShardingError: rules do not fit the module or the mesh.
-        InvalidArgumentError: an option has a value that it cannot have, or names nothing.
+        ShardingError: the rules do not fit the module or the mesh.
+        InvalidArgumentError: an option is invalid, or matches nothing.
 
     Example:
         >>> import numpy as np, pax_export as pax

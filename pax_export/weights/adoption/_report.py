@@ -11,13 +11,13 @@ from pax_export._files import html_text
 
 @dataclass(frozen=True)
 class Row:
-    """One leaf of the module, and what filled it.
+    """One leaf of the module, and the arrays that fill it.
 
     Attributes:
         leaf: its path.
-        arrays: the names of the arrays of the source.
-        how: what was done with them, such as ``"transposed"``; empty for nothing.
-        why: what decided that they belong there.
+        arrays: the names of the arrays in the source.
+        how: the conversion, such as ``"transposed"``; empty for none.
+        why: the reason for the match.
         shape: of the leaf.
         dtype: of the leaf.
 
@@ -39,21 +39,20 @@ class Row:
 
 @dataclass(frozen=True)
 class AdoptionReport:
-    """What `adopt` did: printed, it says what went where.
+    """The result of `adopt`; prints as a table.
 
     Attributes:
         where: the source.
         kind: its format.
-        origin: whose conventions its arrays follow.
+        origin: the framework whose conventions its arrays follow.
         rows: one `Row` for each leaf that was filled.
-        counters: leaves that say whether statistics were gathered, set to 1.
-        kept: leaves that stayed as they were, because of ``keep=`` or because no file has them.
-        ignored: arrays of the source that were not wanted.
-        constants: arrays that are not weights: shapes and exponents of a graph, and what an
-            optimizer keeps.
-        tied: arrays of the source that are others again, with these.
-        zeros: leaves that became zeros, because of ``zeros=``.
-        tried: how many ways were run to compare them with ``reference=``; 0 without one.
+        counters: leaves that tell whether statistics were gathered, set to 1.
+        kept: leaves with unchanged values, by ``keep=`` or because no file has them.
+        ignored: arrays of the source that were left out.
+        constants: arrays that are not weights: graph constants, optimizer state.
+        tied: arrays of the source that repeat others -> these.
+        zeros: leaves set to zeros by ``zeros=``.
+        tried: the number of assignments that were compared with ``reference=``.
 
     Example:
         >>> import numpy as np, pax_export as pax

@@ -181,35 +181,34 @@ def save_as(
 ) -> None:
     """Writes the weights of a module with the names and layouts of another framework's file.
 
-    What `adopt` took from where is gone back: each array of ``like`` is written again, with the
-    numbers that the module has now.  An array whose leaves are as adopted has the same bytes as
-    before; arrays that `adopt` did not want are copied.
+    The inverse of `adopt`: each array of ``like`` is written with the current values. Unchanged
+    arrays have the same bytes as before; ignored arrays are copied. Random keys are not written.
 
-    A leaf that the source has no array for, or one of another shape, is written as the framework
-    keeps it: in place of the arrays that ``rename`` names for it, beside what the rest of its
-    layer became, or under its own path.  Random keys are not written.
+    A leaf without an array in the source, or with another shape, is written in the framework's
+    layout: in place of the array that ``rename`` names, beside the rest of its layer, or under
+    its own path.
 
     Args:
         net: the module.
         path: the file: ``.safetensors``, ``.npz``, or ``.pt`` or ``.pth`` for torch.
         like: the source that the weights came from, or one with the same names and shapes.
-        report: what `adopt` gave, where that needed a reference, or to look no further.
-        rename: as for `adopt`, and so are the other arguments; for leaves that the source has no
-            array for: the name that they get, which may be one of the source.
-        ignore: arrays that were not wanted; they are copied, unless others take their place.
-        keep: leaves of the module that the source has no array for.
-        origin: whose conventions the arrays follow.
-        fused: the order in an array of queries, keys and values.
-        axes: a path of the module -> for each of its axes the one of the array.
-        flatten: what was flattened channels first.
+        report: the report of `adopt`, if that needed a reference, or to skip the matching.
+        rename: as for `adopt`; for leaves without an array, the name to write, which may be
+            one of the source.
+        ignore: arrays that were left out; they are copied unless replaced.
+        keep: leaves of the module without arrays in the source.
+        origin: the framework whose conventions the arrays follow.
+        fused: the order of fused queries, keys and values.
+        axes: a path of the module -> the axis of the array for each of its axes.
+        flatten: layers behind a flatten, as for `adopt`.
 
     Raises:
-        AmbiguousWeightsError: it is not decided which array a leaf becomes.
-        AdoptionError: the source has arrays for leaves that the module has no more; new leaves
-            and arrays that were not wanted are both there, and it is not said what takes whose
-            place; or an array of the source has no room for the numbers of its leaf.
-        WeightsFileError: the file cannot be written; what was there is as it was.
-        InvalidArgumentError: the ending of the path is none of those that are written.
+        AmbiguousWeightsError: the array of a leaf is ambiguous.
+        AdoptionError: the source has arrays for leaves that the module lacks; new leaves and
+            ignored arrays are both present, and their relation is ambiguous; or the dtype of an
+            array cannot represent the values of its leaf.
+        WeightsFileError: the file cannot be written; an existing one is unchanged.
+        InvalidArgumentError: the suffix of the path is unsupported.
 
     Example:
         >>> import numpy as np, os, pax_export as pax, tempfile

@@ -39,25 +39,24 @@ _READABLE = (
 
 
 def open_source(source: object, *, keep_quantised: bool = False) -> Source:
-    """Opens a file of weights of any framework, or arrays that are there already.
+    """Opens a file of weights of any framework, or a mapping of arrays.
 
-    Nothing of the file is run, and no array is read before it is asked for.
+    The format is detected by content. No code of the file runs, and arrays are read on use.
 
     Args:
-        source: the path of a file or folder; or a mapping of names to arrays, which may be
-            nested, or a module.  Which format a file has is seen by what is in it.
-        keep_quantised: whether arrays of few bits stay integers, instead of being
-            dequantized when they are read.  An array ``w`` of a GGUF file is then an entry
-            ``w`` of int8, one ``w.scales`` and perhaps one ``w.minima`` with a number for
-            each block of neighbors along the last axis: ``w * scales + minima``.
+        source: the path of a file or folder; a mapping of names to arrays, possibly nested; or
+            a module.
+        keep_quantised: return low-bit arrays as integers instead of dequantizing them. An array
+            ``w`` of a GGUF file is then an entry ``w`` of int8, one ``w.scales`` and perhaps one
+            ``w.minima``, each with a number per block of neighbors along the last axis:
+            ``w * scales + minima``.
 
     Returns:
-        The open `Source`, to be used in a ``with`` block.
+        The open `Source`, a context manager.
 
     Raises:
-        WeightsFileError: (an OSError) the file is in none of the formats, or damaged, or
-            holds what could do harm.
-        MissingWeightsFileError: there is nothing at the path.
+        WeightsFileError: (an OSError) the format is unknown, or the file is corrupted or unsafe.
+        MissingWeightsFileError: the path does not exist.
         UnsupportedDtypeError: an array has a dtype that neither numpy nor jax has.
         MissingPackageError: the package that reads the format is not installed.
 

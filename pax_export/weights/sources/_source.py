@@ -23,7 +23,7 @@ assert NUMPY_NAMES["BF16"] == "bfloat16"
 
 @contextlib.contextmanager
 def refusing(where: str, kind: str) -> Iterator[None]:
-    """Turns whatever a damaged or hostile file causes into one WeightsFileError."""
+    """Converts any exception about a damaged or hostile file to a WeightsFileError."""
     try:
         yield
     except PaxError:
@@ -33,7 +33,7 @@ def refusing(where: str, kind: str) -> Iterator[None]:
 
 
 def damaged(where: str, kind: str, got: object) -> WeightsFileError:
-    """The error about a file that contradicts itself or is incomplete."""
+    """The error about an inconsistent or truncated file."""
     return WeightsFileError(
         f"This {kind} is corrupted or incomplete.",
         where=where,
@@ -43,7 +43,7 @@ def damaged(where: str, kind: str, got: object) -> WeightsFileError:
 
 
 def several(where: str, what: str, names: Iterable[str], example: object) -> WeightsFileError:
-    """The error about a folder with more than one thing that could be opened."""
+    """The error about a folder with several files that could be opened."""
     return WeightsFileError(
         f"This folder has {what}; the choice is ambiguous.",
         where=where,
@@ -53,13 +53,13 @@ def several(where: str, what: str, names: Iterable[str], example: object) -> Wei
 
 
 class Entry:
-    """One array of a source: what it is, and how to read it.
+    """One array of a source.
 
     Attributes:
-        shape: its shape, as in the file.
-        dtype: numpy's dtype of what `read` gives; jax's small floats are among them.
-        note: what else there is to know, e.g. ``"Q4_1"`` of an array that is kept in
-            four bits and dequantized while it is read; empty otherwise.
+        shape: the shape in the file.
+        dtype: the numpy dtype of `read`, possibly a small float of jax.
+        note: further information, e.g. ``"Q4_1"`` of an array that is dequantized when
+            it is read; or empty.
 
     Example:
         >>> import numpy as np
@@ -144,14 +144,14 @@ class Entry:
 
 
 class Source:
-    """Arrays by name, from a file of any framework; open for the time of a ``with`` block.
+    """Arrays by name, from a file of any framework; a context manager.
 
     Attributes:
         kind: the format, e.g. ``"safetensors"`` or ``"torch"``; the guide lists them.
-        where: the path, or what else was given, as text for messages.
-        entries: the arrays by their names in the file, in its order.
-        metadata: what else the file says, by name: texts and numbers.
-        tied: name -> an earlier name, for the entries that are the same array again.
+        where: the path, or a description of the source, for messages.
+        entries: the arrays by name, in the order of the file.
+        metadata: other strings and numbers of the file, by name.
+        tied: name -> an earlier name, for arrays that occur twice.
 
     Example:
         >>> import numpy as np
