@@ -256,7 +256,7 @@ text = spec("n", "string")
         ),
         (
             {"preprocess": lambda t: (t, t), "preprocess_inputs": text},
-            "(?s)other values than the arguments.*got: 2 values",
+            "(?s)values do not match the arguments.*got: 2 values",
         ),
         (
             {"preprocess": lambda t: {"y": t}, "preprocess_inputs": text},

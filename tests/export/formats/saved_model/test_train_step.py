@@ -243,7 +243,7 @@ def ok(params, optimizer, x):
         (
             InvalidArgumentError,
             {"train_step": lambda p, o, x: (p, o), "train_inputs": spec("n")},
-            "(?s)the new model, the new optimizer, and metrics.*got: 2 values",
+            "(?s)must return .model, optimizer, metrics.*got: 2 values",
         ),
         (
             InvalidArgumentError,
