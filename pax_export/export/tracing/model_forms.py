@@ -384,7 +384,7 @@ def _keras_form(model: Any) -> ModelForm:
         return output, values | dict(zip(names[count:], after))
 
     tree = {name: each.value for name, each in zip(names, variables)}
-    form = _with_one_entry(type(model).__name__, tree, EntryPoint(call, model.call, skip=0))
+    form = _with_one_entry(type(model).__name__, tree, ModelMethod(call, model.call, skip=0))
     trained = set(names[:count])
     return dataclasses.replace(form, is_trainable=lambda path: path[0].key in trained)
 

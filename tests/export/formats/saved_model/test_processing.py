@@ -263,7 +263,7 @@ text = spec("n", "string")
             "(?s)something else than the model takes.*got: dict",
         ),
         ({"postprocess": lambda y: tf.RaggedTensor.from_tensor(y)}, "ragged"),
-        ({"postprocess": lambda y: None}, "returns no array"),
+        ({"postprocess": lambda y: None}, "nothing to serve"),
     ],
 )
 def test_processors_that_do_not_fit_are_refused_before_writing(tmp_path, options, message):
