@@ -174,7 +174,7 @@ def test_some_of_the_parameters_are_trainable(export, trainable, expected):
 
 def test_names_that_choose_nothing(tmp_path):
     for trainable in ("tail", ("body", "n")):
-        with pytest.raises(InvalidArgumentError, match="(?s)No trainable parameter.*body.v, body.w, head"):
+        with pytest.raises(InvalidArgumentError, match="(?s)No trainable.*body.v, body.w, head"):
             to_saved_model(
                 (NESTED, lambda p, x: x), tmp_path / "model", spec("n"), trainable=trainable
             )
