@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import re
 import resource
 import sys
 import tempfile
@@ -88,7 +89,9 @@ def measured(found: dict[str, float]):
 
 
 def row(title: str, bits: int, size: float, tokens: str, ties: Any, found: Any, weights: float):
-    far = "; ".join(ties) or "none"
+    apart = [re.search(r"logits of (\S+) are (\S+) apart", each) for each in ties]
+    pairs = [(float(each[2]), float(each[1])) for each in apart if each]
+    far = "{:.2g} of {:.3g}".format(*max(pairs, key=lambda x: x[0] / x[1])) if pairs else ""
     cost = f"{found['seconds']:.0f} s | {max(found['beyond'], 0) / weights:.2f}" if found else "| "
     print(f"| {title} | {bits} | {size:.0f} MB | {tokens} | {cost} | {far} |", flush=True)
 
@@ -110,7 +113,7 @@ def main(formats: list[str], bits_of: list[int]) -> None:
     print(
         f"jax {jax.__version__}; prompts of {sorted(map(len, prompts))} tokens; {weights:.0f} MiB"
     )
-    print("| runtime | bits | size | equal | processor time | memory | others |")
+    print("| runtime | bits | size | equal | processor time | memory | logits of others apart |")
     print("|---|---|---|---|---|---|---|")
     for bits in bits_of:
         net = lm if bits == 32 else pax.quantize(lm, bits=bits, group=32)[0]

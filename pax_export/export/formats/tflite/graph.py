@@ -173,6 +173,7 @@ class Weights:
     def __init__(self, store: Store):
         self.store = store
         self.places = {each.name: place for place, each in enumerate(store.variables)}
+        self._stored: dict[int, Tensor] = {}
         self._read: dict[int, Any] = {}
 
     def lazy(self, place: int) -> list[Callable[[], Any]]:
@@ -181,13 +182,19 @@ class Weights:
         return [lambda part=part: self(place)[part] for part in range(count)]
 
     def __call__(self, place: int) -> list[Any]:
-        if place not in self._read:
+        if place in self._read:
+            return self._read[place]
+        if place not in self._stored:
             variable = self.store.variables[place]
             array = np.asarray(variable.value)
             tensor = Tensor(array.shape, array.dtype, None, array)
             tensor.name, tensor.sources = variable.name, frozenset({variable.name})
-            self._read[place] = taken(tensor, tensor.dtype.name)
-        return self._read[place]
+            self._stored[place] = tensor
+        tensor = self._stored[place]
+        found = taken(tensor, tensor.dtype.name)
+        if all(each.value is not None for each in found):  # no result of an operator of one graph
+            self._read[place] = found
+        return found
 
 
 class _GraphConverter:

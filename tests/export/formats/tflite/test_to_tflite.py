@@ -187,3 +187,22 @@ def test_reshapes_of_one_result_are_not_written_over(tmp_path, shape):
     to_tflite(model, tmp_path / "m.tflite", spec(shape, "int32"))
     for got, expected in zip(load(tmp_path / "m.tflite")(x), model(x)):
         np.testing.assert_array_equal(got, expected)
+
+
+def test_functions_look_up_rows_of_a_large_table_of_bytes_as_it_is_stored(tmp_path):
+    table = np.random.default_rng(0).integers(-127, 128, (1200, 1024), dtype=np.int8)
+
+    def rows(params, index):
+        return params[index].astype(jnp.float32)
+
+    def sums(params, index):
+        return rows(params, index).sum(-1)
+
+    path, index = tmp_path / "m.tflite", spec("4", "int32")
+    methods = {"rows": rows, "sums": sums}
+    report = to_tflite((table, rows), path, dict.fromkeys(methods, index), methods=methods)
+    assert max(report.largest_error.values()) == 0.0
+    assert path.stat().st_size < 1.1 * table.nbytes
+    tensors = Interpreter(str(path)).get_tensor_details()
+    wide = [each for each in tensors if each["shape"].tolist() == [1200, 1024]]
+    assert [each["dtype"] for each in wide] == [np.int8]  # four rows are cast, not the table

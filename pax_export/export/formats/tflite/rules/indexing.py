@@ -181,6 +181,15 @@ def _index(indices: Tensor) -> Any:
     return lite.cast(indices, lite.int32) if indices.dtype != lite.int32 else indices
 
 
+def _bytes_of(table: Tensor) -> Tensor:
+    """A weight of bytes as it is stored: of a large one only what is looked up is cast."""
+    if table.value is None and table.made_by == "CAST":
+        stored = table.operator.inputs[0]
+        if stored.value is not None and stored.dtype.name in ("int8", "uint8"):
+            return stored
+    return table
+
+
 @rule("gather")
 def gather(op: Operation, x: Tensor, indices: Tensor) -> Any:
     numbers, mode = op.params["dimension_numbers"], str(op.params["mode"])
@@ -201,7 +210,7 @@ def gather(op: Operation, x: Tensor, indices: Tensor) -> Any:
             x = moves.gather(x, moves.range(end), axis=axis)
     kept = [axis for axis in rest if axis not in hidden]
     sizes = [widths[axis] for axis in rest]
-    found = _looked_up(op, x, index, rest, sizes)
+    found = lite.cast(_looked_up(op, _bytes_of(x), index, rest, sizes), x.dtype)
     outer = len(index.shape)
     made = [*range(outer), *index.windows, *kept]  # the axes of what was found, after the outer
     result_shape = [*index.shape, *(widths[axis] for axis in (*index.windows, *kept))]
