@@ -12,10 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pax_export.export.formats.onnx.web import browser, npm
 from tests.consumers import artifacts
 
 ROOT = Path(__file__).parent.parent
 EPOCHS = 6  # of 30: enough to see that it learns, short enough for a test
+#: Whether a page to draw on can be written and tried here.
+WEB = npm.found() and browser.program() is not None
 
 
 # One test: run in parallel, several would each run the example, in one directory.
@@ -32,6 +35,7 @@ def run_digits(output):
     """What `examples/digits.py` prints in a short run."""
     program = ROOT / "examples" / "digits.py"
     command = [sys.executable, program, "--epochs", str(EPOCHS), "--output", output]
+    command += ["--web"] * WEB
     environment = os.environ | {"PYTHONPATH": str(ROOT)}  # of a checkout that is not installed
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
@@ -65,6 +69,7 @@ def leaves_an_export_and_a_picture(text, output):
     assert "runs in     TensorFlow" in text
     assert (output / "saved_model.pb").is_file()
     assert (output / "pax_export.json").is_file()
+    assert (output.with_name("web") / "index.html").is_file() is WEB
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 

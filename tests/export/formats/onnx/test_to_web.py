@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -399,6 +401,39 @@ def test_an_answer_that_never_comes(tmp_path, in_chromium, monkeypatch):
     with browser.opened(tmp_path, script) as ask, pytest.raises(ValidationError) as caught:
         ask({})
     assert caught.value.got == "no answer within 1 s" and time.monotonic() - began < 60
+
+
+def test_the_browser_ends_with_a_process_that_is_killed(tmp_path, in_chromium):
+    program = f"""
+import sys
+from pathlib import Path
+from pax_export.export.formats.onnx.web import browser
+script = "export const answer = () => new Promise(() => 0);"
+with browser.opened(Path({str(tmp_path)!r}), script) as ask:
+    print("open", flush=True)
+    ask(0)
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None and process.stdout.readline() == "open\n"
+        assert processes_that_name(tmp_path)
+        process.kill()
+    end = time.monotonic() + 30
+    while (left := processes_that_name(tmp_path)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not left
+
+
+def processes_that_name(folder):
+    """The numbers of the processes with this path in their arguments."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += [each.parent.name] * (f"{folder}/.pax_export".encode() in each.read_bytes())
+    return found
 
 
 #: Draws a stroke on the page of the model, and gives what the page says then.
