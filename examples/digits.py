@@ -103,10 +103,8 @@ def draw(path, history, images, labels, classes):
         true, found = labels[place], classes[place]
         cell.imshow(images[place, ..., 0], cmap="gray_r")
         cell.axis("off")
-        text, color = (
-            (true, "black") if found == true else (f"{true}, taken for {found}", "tab:red")
-        )
-        cell.set_title(text, fontsize=8, color=color)
+        text = true if found == true else f"{true}, taken for {found}"
+        cell.set_title(text, fontsize=8, color="black" if found == true else "tab:red")
     figure.savefig(path, dpi=120)
 
 
