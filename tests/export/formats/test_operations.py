@@ -622,6 +622,48 @@ def test_random_numbers_are_those_of_jax(check):
     check(run, (np.int32(5), random(4, 3)), specs=specs, rtol=1e-4, atol=1e-5)
 
 
+def test_random_keys_in_loops_and_branches(check):
+    def scanned(key, x):
+        def step(key, row):
+            key, now = jax.random.split(key)
+            return key, row + jax.random.normal(now, row.shape)
+
+        key, found = lax.scan(step, key, x)
+        return found, jax.random.bits(key)
+
+    def until(key, x):
+        def step(state):
+            key, total, count = state
+            key, now = jax.random.split(key)
+            return key, total + jax.random.uniform(now), count + 1
+
+        key, *rest = lax.while_loop(lambda state: state[1] < 3, step, (key, 0.0, 0))
+        return jax.random.key_data(key), rest
+
+    def chosen(key, x):
+        def other(key):
+            return jax.random.bits(jax.random.fold_in(key, 7), (3,))
+
+        return lax.cond(x.sum() > 0, lambda key: jax.random.bits(key, (3,)), other, key)
+
+    def over_keys(key, x):
+        keys = jax.random.split(key, len(x))
+        return lax.map(lambda key: jax.random.randint(key, (2,), 0, 100), keys)
+
+    def folded(key, x):
+        def step(number, found):
+            return found ^ jax.random.bits(jax.random.fold_in(key, number), (5,))
+
+        return lax.fori_loop(0, 4, step, jnp.zeros(5, jnp.uint32))
+
+    def run(seed, x):
+        key = jax.random.key(seed)
+        return {each.__name__: each(key, x) for each in (scanned, until, chosen, over_keys, folded)}
+
+    calls = [(np.int32(0), np.abs(random(3, 2))), (np.int32(5), -np.abs(random(3, 2)))]
+    check(run, *calls, specs=(spec("", "int32"), spec("3, 2")), rtol=1e-4)
+
+
 def test_linear_algebra(check):
     def run(x, b):
         spd = x @ x.mT + 2 * jnp.eye(3)

@@ -37,6 +37,14 @@ def spread(strides, padding, numbers=("NHWC", "HWIO", "NHWC")):
     return apply
 
 
+def blocks(strides):
+    """A kernel as large as the strides, so that no two of its places overlap."""
+    kernel = np.random.default_rng(5).normal(size=(*strides, 3, 7)).astype(np.float32)
+    return lambda x: lax.conv_transpose(
+        x, kernel, strides, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
 EDGES = ((0, 0), (1, 1), (1, 0), (0, 0))
 #: A function, and the operators that it becomes, of an image of fixed size.
 LAYERS = {
@@ -60,6 +68,7 @@ LAYERS = {
         spread((2, 2), ((5, 4), (6, 1))),
         ["TRANSPOSE_CONV", "STRIDED_SLICE", "PAD"],
     ),
+    "spread_in_blocks": (blocks((2, 2)), ["CONV_2D", "DEPTH_TO_SPACE"]),
     "spread_and_scaled": (
         lambda x: spread((2, 2), "SAME")(x) * 2.0 + jnp.arange(7.0),
         ["TRANSPOSE_CONV"],

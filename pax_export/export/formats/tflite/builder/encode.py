@@ -27,7 +27,8 @@ _OLD_CODES = 127
 _OPTIONS = {
     "ADD": "Add", "ARG_MAX": "ArgMax", "AVERAGE_POOL_2D": "Pool2D", "BATCH_MATMUL": "BatchMatMul",
     "CAST": "Cast", "CONCATENATION": "Concatenation", "CONV_2D": "Conv2D", "CONV_3D": "Conv3D",
-    "CUMSUM": "Cumsum", "DEPTHWISE_CONV_2D": "DepthwiseConv2D", "DIV": "Div",
+    "CUMSUM": "Cumsum", "DEPTHWISE_CONV_2D": "DepthwiseConv2D",
+    "DEPTH_TO_SPACE": "DepthToSpace", "DIV": "Div",
     "FULLY_CONNECTED": "FullyConnected", "GATHER": "Gather", "GELU": "Gelu", "IF": "If",
     "MAX_POOL_2D": "Pool2D", "MEAN": "Reducer", "MUL": "Mul", "PACK": "Pack",
     "REDUCE_ALL": "Reducer", "REDUCE_ANY": "Reducer", "REDUCE_MAX": "Reducer",

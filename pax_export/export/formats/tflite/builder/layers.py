@@ -90,6 +90,16 @@ def transpose_conv2d(
     )[0]  # fmt: skip
 
 
+def conv2d_of_blocks(x: Tensor, kernel: Tensor) -> Tensor:
+    """A `transpose_conv2d` whose strides are the size of its square kernel, without padding."""
+    size, _, inner, outer = kernel.shape
+    weights = moves.reshape(transpose(kernel, [2, 0, 1, 3]), [1, 1, inner, size * size * outer])
+    found = conv2d(x, weights, (1, 1), (1, 1))
+    batch, *sides = found.shape[:3]
+    shape = [batch, *(each * size for each in sides), outer]
+    return emit("DEPTH_TO_SPACE", [found], [(shape, x.dtype)], block_size=int(size))[0]
+
+
 def conv3d(x: Tensor, kernel: Tensor, strides: Sequence[int]) -> Tensor:
     """A convolution of three dimensions, without padding."""
     sizes = _windows(x, kernel.shape, strides, "VALID", (1, 1, 1))

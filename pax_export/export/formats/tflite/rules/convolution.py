@@ -85,6 +85,9 @@ def _transposed(
 ) -> Any:
     turned = moves.reverse(moves.reverse(kernel, [0]), [1])
     rest = list(zip(op.params["padding"], spread, window))
+    alone = {step == width and tuple(edges) == (width - 1,) * 2 for edges, step, width in rest}
+    if alone == {True} and len(set(spread)) == 1:
+        return layers.conv2d_of_blocks(x, turned)  # faster than the operator, of any batch most
     if all(_is_same(*each) for each in rest):
         padding, full = "SAME", [size * step for size, step in zip(shape[1:], spread)]
     else:
