@@ -319,7 +319,7 @@ def _unrounded(x: Tensor) -> Any:
         return x
     exact = x.operator.inputs[0].operator.inputs[0]
     source = exact
-    while source.made_by in ("RESHAPE", "TRANSPOSE"):
+    while source.made_by in ("RESHAPE", "TRANSPOSE", "DEPTH_TO_SPACE"):
         source = source.operator.inputs[0]
     return exact if source.made_by in _PRODUCTS else x
 
