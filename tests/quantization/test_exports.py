@@ -10,6 +10,7 @@ import pytest
 import pax_export as pax
 from pax_export import errors
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
+from pax_export.export.formats.onnx import file as onnx_file
 from pax_export.export.formats.onnx.rules import quantized
 from pax_export.export.formats.tflite.builder import integers as tflite_integers
 from pax_export.nets import Decoder, DecoderConfig
@@ -144,8 +145,8 @@ def test_onnx_of_a_language_model(bits, opset, layers, tmp_path):
     tokens = np.array([[3, 1, 4, 1]], np.int32)
     inputs = spec("batch, time", "int32")
     report = to_onnx(small, tmp_path / "m.onnx", inputs, opset=opset, examples=[tokens])
-    of_4_bits_in_other_operations = opset == 18 and bits == 4
-    assert ("quantized" in report.details) != of_4_bits_in_other_operations
+    assert report.details["quantized"]["weights"] == 8  # those of a loop, too
+    assert report.details["quantized"]["bits"] == [bits]
     assert_close(load(tmp_path / "m.onnx")(tokens), small(tokens), rtol=0.1, atol=0.1)
 
 
@@ -160,6 +161,20 @@ def test_other_integers_in_a_file_are_refused(tmp_path, monkeypatch):
     small, _ = quantize(mlp(), bits=4)
     with pytest.raises(errors.ValidationError, match=r"(?s)not contain the integers.*modules\.0"):
         to_onnx(small, tmp_path / "m.onnx", spec("batch, 256"), validate=False)
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_other_integers_of_a_loop_are_refused(tmp_path, monkeypatch):
+    before = onnx_file.write
+
+    def wrong(onnx, model, arrays, *rest):
+        name = "layers.dense.up.weight.integers"
+        return before(onnx, model, {**arrays, name: np.roll(arrays[name], 1)}, *rest)
+
+    monkeypatch.setattr(onnx_file, "write", wrong)
+    small, _ = quantize(language_model("scanned"), bits=4)
+    with pytest.raises(errors.ValidationError, match=r"(?s)does not hold the integers.*dense\.up"):
+        to_onnx(small, tmp_path / "m.onnx", spec("batch, 4", "int32"), validate=False)
     assert not (tmp_path / "m.onnx").exists()
 
 

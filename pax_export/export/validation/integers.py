@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pax_export._errors import ValidationError
-from pax_export._quantized import Form, apart, unpacked
+from pax_export._quantized import GROUP, Form, apart, unpacked
 from pax_export.export.validation.validate import Case
 
 #: The number of calls that measure what kernels add.
@@ -22,6 +22,21 @@ class Quantized(NamedTuple):
     leaf: str  # name of the leaf
     form: Form  # what the leaf means
     order: tuple[int, ...] | np.ndarray  # permutation of axes or elements in the file
+    packed: bool = False  # whether two integers of 4 bits are in a byte, as in the leaf
+
+
+def whole_leaves(names: Iterable[str], stored: Mapping[str, Any]) -> Iterator[Quantized]:
+    """The leaves of integers among the arrays of a file, which has them as the model does."""
+    for name in names:
+        scales = stored.get(f"{name.removesuffix('.integers')}.scales")
+        if not name.endswith(".integers") or name not in stored or scales is None:
+            continue
+        sizes = np.shape(stored[name])
+        halved = [axis for axis, size in enumerate(sizes) if size == 16 * scales.shape[axis]]
+        is_packed = bool(halved) and scales.dtype == np.float16
+        axis = halved[0] - len(sizes) if is_packed else -1
+        form = Form(4 if is_packed else 8, GROUP if is_packed else None, axis, "float32")
+        yield Quantized(name, form, tuple(range(len(sizes))), True)
 
 
 def check_integers(
@@ -31,7 +46,7 @@ def check_integers(
     bits: dict[str, int] = {}
     for each, array in found:
         expected = np.asarray(stored[each.leaf])
-        if each.form.bits == 4:
+        if each.form.bits == 4 and not each.packed:
             expected = np.asarray(unpacked(expected, each.form.axis))
         several = _lying(expected, each.order)
         array = np.asarray(array).astype(np.int8)

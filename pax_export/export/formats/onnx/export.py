@@ -49,7 +49,12 @@ from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.budget import Budget
-from pax_export.export.validation.integers import Quantized, check_integers, kernels_add
+from pax_export.export.validation.integers import (
+    Quantized,
+    check_integers,
+    kernels_add,
+    whole_leaves,
+)
 from pax_export.export.validation.validate import validate as validated_calls
 
 OPSET = 21
@@ -231,8 +236,9 @@ class OnnxContents(ProgramContents):
         made = converted(program, names, self.stored(), self.options)
         onnx = require("onnx", "onnx", "to_onnx")
         data = file.write(onnx, made.model, made.arrays, place, self.options.external_data)
-        if made.quantized:
-            written = _integers(onnx.load(place), made.quantized)
+        whole = {each.leaf: each for each in whole_leaves(made.arrays, self.stored())}
+        if quantized := {**whole, **made.quantized}:  # those of a loop are whole leaves
+            written = _integers(onnx.load(place), quantized)
             self.integers.update(check_integers(written, self.stored()))
         return OnnxModelFile(made.folded, made.notes, made.differs, data)
 
