@@ -33,36 +33,32 @@ def get_obx_export_tf_preprocess_only() -> bool:
 
 
 class JaxModule(tf.Module):
-    """Variables of TensorFlow for params of jax, and functions of TensorFlow over them.
+    """TensorFlow variables for the params of a jax function, and TensorFlow functions over them.
 
-    What its methods compute is lowered by the code of `to_saved_model`: a
-    SavedModel of them runs in every TensorFlow from 2.15 on, as far as the
-    model can be expressed for it.
+    Methods are lowered like those of `to_saved_model`, for TensorFlow 2.15 and later where the
+    model allows it.
 
     Args:
-        params: any pytree.  The arrays in it become variables named by their
-            paths, ``layers.0.kernel``; other leaves stay as they are.
-        apply_fn: a function of the params and one input, which may be nested,
-            or a mapping of method keys to such functions.
-        trainable: which params are trainable, integers too: all, none (the default), or a
-            pytree of bools that may end above the leaves.
+        params: any pytree. Its arrays become variables named by path,
+            ``layers.0.kernel``; other leaves stay.
+        apply_fn: a function of the params and one (nested) input, or a mapping
+            of method keys to such functions.
+        trainable: which params are trainable: True, False (default), or a
+            prefix pytree of bools.
         input_polymorphic_shape: the symbolic shapes of the input, ``"b, ..."``
-            for all its arrays or a pytree of such texts; for a mapping of
-            functions, a mapping with the same keys.  None for all of them, or
-            for the inputs of one: their sizes are numbers.
-        jax2tf_kwargs: options by jax2tf's names: `with_gradient`,
-            `polymorphic_constraints`, `native_serialization_platforms` (all
-            four platforms by default); those that jax2tf ignores are ignored.
-            For a mapping of functions, a mapping with the same keys.
-        jit_compile: whether TensorFlow compiles the functions with XLA; for a
-            mapping of functions also a mapping.
+            for all its arrays or a pytree of such strings; for several methods,
+            a mapping with the same keys. None: all sizes are static.
+        jax2tf_kwargs: options of jax2tf: `with_gradient`, `polymorphic_constraints`,
+            `native_serialization_platforms` (by default all four); for several
+            methods, a mapping. Options that jax2tf ignores are ignored.
+        jit_compile: whether TensorFlow compiles the functions with XLA; for
+            several methods also a mapping.
         name: of the module.
-        pspecs: the partition specs of the params, in an export within
-            `maybe_enable_dtensor_export_on`.
-        allow_multi_axis_sharding_conslidation: let a dimension that is sharded
-            over several mesh axes be sharded over the largest of them.
+        pspecs: the partition specs of the params, within `maybe_enable_dtensor_export_on`.
+        allow_multi_axis_sharding_conslidation: shard a dimension with several
+            mesh axes over the largest of them.
         allow_multi_axis_sharding_consolidation: the same.
-        export_version: only `ExportModelType.TF_SAVEDMODEL` can be written.
+        export_version: only `ExportModelType.TF_SAVEDMODEL` is supported.
         input_polymorphic_shape_symbol_values: only for ``ORBAX_MODEL``.
         jax2obm_kwargs: only for ``ORBAX_MODEL``.
         jax2obm_options: only for ``ORBAX_MODEL``.
@@ -232,13 +228,10 @@ class JaxModule(tf.Module):
     def obm_module_to_jax_exported_map(
         self, model_inputs: PyTree
     ) -> Mapping[str, jax_export.Exported]:
-        """Exports every method with `jax.export`.
+        """Exports every method with `jax.export`, as functions of the params and the input.
 
         Args:
-            model_inputs: an example of the input: arrays, or descriptions of some.
-
-        Returns:
-            What jax.export makes of each method; it takes the params and the input.
+            model_inputs: an example input: arrays or `jax.ShapeDtypeStruct`.
 
         Example:
             >>> import jax.numpy as jnp

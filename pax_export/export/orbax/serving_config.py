@@ -17,31 +17,29 @@ __all__ = ["ServingConfig"]
 
 @dataclass
 class ServingConfig:
-    """One signature: a method of a `JaxModule` between two functions of TensorFlow.
+    """One signature: a method of a `JaxModule` between two TensorFlow functions.
 
     Args:
-        signature_key: the key of the signature, or several for the same one.
-        input_signature: what `tf_preprocessor` takes, or the method where
-            there is none: a sequence of `tf.TensorSpec`,
-            `utils.TensorSpecWithDefault` or nests of them.  If it is left out,
-            it is that of `tf_preprocessor`, a `tf.function` with one.
-        tf_preprocessor: a function of TensorFlow, whose output the method takes.
-        tf_postprocessor: a function of TensorFlow, of the output of the method.
-        extra_trackable_resources: resources that the two use and do not hold
+        signature_key: the key of the signature, or several.
+        input_signature: the arguments of `tf_preprocessor`, or of the method
+            without one: a sequence of `tf.TensorSpec`, `utils.TensorSpecWithDefault`
+            or nests of them. By default that of `tf_preprocessor`.
+        tf_preprocessor: a TensorFlow function; its output is the method's input.
+        tf_postprocessor: a TensorFlow function of the method's output.
+        extra_trackable_resources: resources of both that they do not hold
             themselves, e.g. vocabularies; they are saved.
-        method_key: which method, where the module has several.
+        method_key: the method, if the module has several.
         preprocessors: only for ``ORBAX_MODEL``.
         postprocessors: only for ``ORBAX_MODEL``.
         data_processors: only for ``ORBAX_MODEL``.
         obm_kwargs: only for ``ORBAX_MODEL``.
         obm_export_options: only for ``ORBAX_MODEL``.
-        preprocess_output_passthrough_enabled: `tf_preprocessor` returns a pair,
-            of which the method takes the first, and `tf_postprocessor` the
-            second as another argument: text, say, which no jax function takes.
+        preprocess_output_passthrough_enabled: `tf_preprocessor` returns a pair: the method's
+            input, and a second argument for `tf_postprocessor`, such as strings.
 
     Raises:
-        InvalidArgumentError: there is no key, or processors that a SavedModel
-            does not have.
+        InvalidArgumentError: the key is missing, or processors are given that a
+            SavedModel does not support.
 
     Example:
         >>> import tensorflow as tf

@@ -60,11 +60,11 @@ def make_e2e_inference_fn(model_fn: Callable[..., Any], serving_config: ServingC
     """A `tf.function` of a whole signature: preprocessor, method and postprocessor.
 
     Args:
-        model_fn: the method, a function of TensorFlow.
+        model_fn: the method, a TensorFlow function.
         serving_config: the signature.
 
     Raises:
-        InvalidArgumentError: the signature does not say what it takes.
+        InvalidArgumentError: the input signature is missing.
 
     Example:
         >>> import tensorflow as tf
@@ -80,10 +80,10 @@ def make_e2e_inference_fn(model_fn: Callable[..., Any], serving_config: ServingC
 
 
 def get_lowering_platforms(kwargs: Mapping[str, Any]) -> Sequence[str] | None:
-    """The platforms under ``native_serialization_platforms``, None if there are none.
+    """The platforms under ``native_serialization_platforms``, or None.
 
     Raises:
-        InvalidArgumentError: they are none that jax lowers for.
+        InvalidArgumentError: a platform is unknown.
 
     Example:
         >>> get_lowering_platforms({"native_serialization_platforms": "cpu"})
@@ -105,17 +105,13 @@ def get_lowering_platforms(kwargs: Mapping[str, Any]) -> Sequence[str] | None:
 def with_bfloat16(
     function: Callable[..., Any], *, inputs: bool = True, outputs: bool = True
 ) -> Callable[..., Any]:
-    """A function whose arguments of float32 are bfloat16 inside.
+    """Wraps a function so that it computes in bfloat16 for float32 arguments.
 
     Args:
-        function: of jax or of TensorFlow, of any nested arguments: an
-            `apply_fn`, whose params then take part in bfloat16, or a processor.
-        inputs: turn float32 arguments into bfloat16.
-        outputs: turn bfloat16 outputs into float32, so that a signature keeps
-            its dtypes.
-
-    Returns:
-        A function with the same arguments.
+        function: of jax or TensorFlow, of nested arguments: an `apply_fn`, whose params
+            are converted as well, or a processor.
+        inputs: convert float32 arguments to bfloat16.
+        outputs: convert bfloat16 outputs to float32, so that a signature keeps its dtypes.
 
     Example:
         >>> import jax.numpy as jnp
@@ -137,11 +133,11 @@ def with_bfloat16(
 
 
 def to_bfloat16(x: PyTree) -> PyTree:
-    """A pytree with bfloat16 for all its floating-point numbers.
+    """Converts the floating-point numbers of a pytree to bfloat16.
 
     Args:
-        x: arrays, `jax.ShapeDtypeStruct` and Python numbers, which become arrays of jax; other
-            leaves, and numbers that are no floating-point ones, stay as they are.
+        x: arrays, `jax.ShapeDtypeStruct` and Python floats, which become jax arrays; other
+            leaves stay.
 
     Example:
         >>> tree = to_bfloat16({"w": jax.numpy.ones(2), "scale": 0.5, "steps": 3})
@@ -181,11 +177,11 @@ def save_jax_exported_map(
     *,
     vjp_order: int = 0,
 ) -> None:
-    """Writes exported functions into a new directory, all or none of them.
+    """Writes exported functions into a new directory, atomically.
 
     Args:
         dir_path: the directory; it must not exist.
-        jax_exported_map: the functions by their keys.
+        jax_exported_map: the functions by key.
         vjp_order: how often they can be differentiated after loading.
 
     Raises:

@@ -117,42 +117,39 @@ def retarget(
     sign: str | os.PathLike[str] | None = None,
     verify: str | os.PathLike[str] | None = None,
 ) -> RetargetReport:
-    """Mends a SavedModel that jax2tf, orbax-export or Keras on jax wrote.
+    """Rewrites a SavedModel of jax2tf, orbax-export or Keras on jax for older TensorFlow versions.
 
-    Its programs are written anew, for the oldest TensorFlow that can be.
-    Variables, assets and signatures stay as they are.
+    Its programs are rewritten for the oldest possible TensorFlow; variables, assets and signatures
+    are kept.
 
     Args:
         path: the directory of the SavedModel.
-        consumer: the oldest TensorFlow that must run it, e.g.
-            ``"tensorflow>=2.15"``; refused if the model needs a newer one.
-        out: the directory to make; without it the model is replaced, which
-            needs ``overwrite=True``.
-        overwrite: replace the model itself, or an export of `pax_export`, or what
-            this function mended before; nothing else is ever replaced.
-        validate: call every signature of the new model, with random inputs at
-            two sizes, and compare results and gradients with the old one's
-            where the installed TensorFlow can run that; ``"process"`` does it
-            in fresh processes without jax.
-        trusted: run a model with operations that may do more than compute; see
-            `load`.
-        sign: the file of a private key to sign the new model with, as
-            `to_saved_model` does; a signature of the old one is not kept.
-        verify: the file of a public key that the old model must be signed by, as for
+        consumer: the oldest TensorFlow that must run it, e.g. ``"tensorflow>=2.15"``;
+            raises if the model needs a newer one.
+        out: the new directory; without it the model is replaced, which requires
+            ``overwrite=True``.
+        overwrite: replace the model itself, an export of `pax_export`, or an earlier
+            result of this function; nothing else is ever replaced.
+        validate: call every signature of the new model with random inputs at two
+            sizes, and compare results and gradients with the old model where the
+            installed TensorFlow can run it; ``"process"`` uses fresh processes
+            without jax.
+        trusted: run a model with operations that are not allowed in untrusted ones; see `load`.
+        sign: the file of a private key to sign the new model with, as in
+            `to_saved_model`; the old signature is dropped.
+        verify: the file of the public key that the old model must be signed by, as for
             `load`.
 
     Returns:
-        The report, which can be printed, and lies beside the model as
-        ``pax_export_retarget.json``.
+        The report, also written to ``pax_export_retarget.json`` in the model.
 
     Raises:
-        ExportPathError: there is no SavedModel, or no program of jax in it; or
-            it cannot be written to its place.
-        UnsupportedOperationError: a program calls what only jax has (LAPACK).
-        UntrustedExportError: to validate it, it would be run, and it does more
-            than compute.
+        ExportPathError: the path is not a SavedModel with a jax program, or the new
+            one cannot be written.
+        UnsupportedOperationError: a program calls a library of jax (LAPACK).
+        UntrustedExportError: validation would run operations that are not allowed.
         ConsumerError: it needs a newer TensorFlow than the consumer.
-        ValidationError: the new model does not do what the old one does.
+        ValidationError: the new model differs from the old one.
             Nothing is written after any of these.
 
     Example:

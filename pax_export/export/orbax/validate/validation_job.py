@@ -53,8 +53,8 @@ class ValidationJob:
     """Runs a baseline and a candidate on the same batches.
 
     Args:
-        baseline_inference_fn: what is right.
-        candidate_inference_fn: what is to be compared with it.
+        baseline_inference_fn: the reference.
+        candidate_inference_fn: the function to compare with it.
         batch_input: the batches; each is the only argument of a call.
         with_xprof: not used.
 

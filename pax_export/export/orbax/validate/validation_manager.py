@@ -25,14 +25,13 @@ _logger = logging.getLogger(__name__)
 
 
 class ValidationManager:
-    """Validates a SavedModel against the `JaxModule` that it was made of.
+    """Validates a SavedModel against its `JaxModule`.
 
     Args:
-        module: the module, or its jax functions by the keys of the methods.
+        module: the module, or its jax functions by method key.
         serving_configs: those of the export.
-        model_inputs: batches for all signatures, or for each by its key.  A
-            batch is what the signature takes: a tensor, a sequence of
-            positional arguments, or a dict of named ones.
+        model_inputs: batches for all signatures, or by signature key. A batch is a tensor, a
+            sequence of positional arguments, or a dict of named ones.
 
     Example:
         >>> ValidationManager(module, configs, [batch]).validate(loaded)  # doctest: +SKIP
@@ -54,19 +53,15 @@ class ValidationManager:
         with_xprof: bool = False,
         report_option: ValidationReportOption | None = None,
     ) -> Mapping[str, ValidationReport]:
-        """Runs every signature on every batch.
+        """Runs every signature on every batch; returns a report by signature key.
 
         Args:
-            loaded_model: what `tf.saved_model.load` gave.
+            loaded_model: the result of `tf.saved_model.load`.
             with_xprof: not used.
             report_option: the tolerances.
 
-        Returns:
-            A report for each signature, by its key.
-
         Raises:
-            InvalidArgumentError: there are no batches for a signature, or its
-                outputs have another structure.
+            InvalidArgumentError: a signature has no batches, or outputs of another structure.
         """
         option = report_option or ValidationReportOption()
         return {
@@ -112,14 +107,14 @@ class ValidationManager:
 
     @classmethod
     def check_input(cls, inputs: PyTree, batch_mode: bool = True) -> None:
-        """Warns of inputs that a signature may not take as they are.
+        """Warns of inputs that a signature may not accept.
 
         Args:
             inputs: a batch, or a list of batches.
             batch_mode: whether it is the list.
 
         Raises:
-            InvalidArgumentError: it is to be a list, and is none.
+            InvalidArgumentError: it is not a list in batch mode.
         """
         if batch_mode and not isinstance(inputs, Sequence):
             raise InvalidArgumentError(

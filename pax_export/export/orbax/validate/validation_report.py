@@ -34,14 +34,14 @@ _SMALLEST = 1e-6  # relative errors of less than this are those of this
 
 @dataclass
 class ValidationReportOption(Jsonable):
-    """What passes.
+    """Tolerances and output of a validation.
 
     Args:
-        floating_atol: how far floating numbers may be apart ...
-        floating_rtol: ... and how far in relation to the baseline.
-        max_non_floating_mismatch_ratio: which part of the other arrays may differ.
+        floating_atol: absolute tolerance of floating-point outputs ...
+        floating_rtol: ... and tolerance relative to the baseline.
+        max_non_floating_mismatch_ratio: the share of other arrays that may differ.
         output_report_path: where to write the report as JSON.
-        print_debug_info: log all numbers where the report is a failure.
+        print_debug_info: log all values of a failure.
 
     Raises:
         NegativeToleranceError: a tolerance is negative.
@@ -113,13 +113,12 @@ class ValidationReport(Jsonable):
     """The comparison of a candidate with its baseline.
 
     Args:
-        baseline: what is right.
-        candidate: what is compared with it.
-        option: what passes.
+        baseline: the reference.
+        candidate: the result to compare with it.
+        option: the tolerances.
 
     Raises:
-        InvalidArgumentError: their outputs have other structures, or other
-            numbers of elements.
+        InvalidArgumentError: outputs have different structures or numbers of elements.
 
     Example:
         >>> from pax_export.export.orbax.validate.validation_job import ValidationSingleJobResult
