@@ -117,7 +117,7 @@ def test_a_damaged_folder_is_not_loaded(tmp_path, monkeypatch):
     to_web(classifier(), tmp_path / "web", IMAGES, validate=False)
     with (tmp_path / "web" / "model.js").open("a") as file:
         file.write("// changed")
-    with pytest.raises(ExportPathError, match="not as it was written"):
+    with pytest.raises(ExportPathError, match="hash does not match"):
         load(tmp_path / "web")
 
 
