@@ -80,7 +80,7 @@ def _refused(name: str, does: str, got: str) -> UnsupportedOperationError:
     return UnsupportedOperationError(
         f"The runtime {name} {does} this model.",
         where=f"runtimes=[{name!r}]",
-        got=got[-1500:],
+        got=got[:1500],
         write="runtimes without it, or another form of what it names",
     )
 

@@ -19,7 +19,7 @@ from pax_export.errors import (
     ValidationError,
 )
 from pax_export.export import load, spec, to_onnx
-from pax_export.export.formats.onnx import runtimes
+from pax_export.export.formats.onnx import run_others, runtimes
 from tests.export import planted_runtimes
 
 INSTALLED = {
@@ -110,6 +110,14 @@ def test_one_that_hangs_is_stopped_with_all_that_it_started(tmp_path, planted):
     started = int((tmp_path / "started").read_text())
     state = Path(f"/proc/{started}/stat")
     assert not state.exists() or ") Z " in state.read_text()
+
+
+def test_openvino_is_not_asked_to_wrap_integers(tmp_path):
+    """It computes uint32 as int32 that saturates, so random numbers would be wrong."""
+    seeded = lambda seed: jax.random.bits(jax.random.key(seed), (2,))  # noqa: E731
+    to_onnx(seeded, tmp_path / "bits.onnx", spec("", "uint32"))
+    with pytest.raises(NotImplementedError, match="uint32"):
+        run_others.openvino(str(tmp_path / "bits.onnx"), [])
 
 
 def test_refusals(tmp_path):
