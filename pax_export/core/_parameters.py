@@ -230,7 +230,7 @@ def _warn_of_untrained(model: PyTree, module: Node, names: list[str]) -> None:
     arrays = ", ".join(join(path_name(place), name) for name in names)
     listed = " ".join(names)
     warning = UntrainedArrayWarning(
-        "An array of a plain Module is not trained, and nothing says that this is meant.",
+        f"{arrays}: not trained, because {cls} is a plain Module.",
         where=f"{type(model).__qualname__}: {arrays}",
         got=f"class {cls}, which declares neither parameters nor state",
         write=f"class {cls}(pax.ParameterModule), or in its body "

@@ -193,6 +193,8 @@ _OPEN_LEVELS = 2
 _LETTER, _DIGIT, _BOLD = 0.57, 0.64, 0.76  # of the height of a line, as wide fonts have them
 _GAP = 0.8
 _SHORT = 12  # letters; cells of a column with more are broken where the page is narrow
+#: Lines break between names, sizes and factors, rather than in a word.
+_BREAKS = re.compile(r"(?<=[.,*])(?=[^. ])|(?=[\[(])|(?<=[a-z])(?=[A-Z])")
 _STYLE = """
 .pax-inspect { font: 12px/1.5 system-ui, sans-serif; overflow-x: auto; }
 .pax-inspect .row { display: grid; gap: 0 .8em; overflow-wrap: anywhere;
@@ -204,6 +206,7 @@ _STYLE = """
 .pax-inspect details[open] > summary .row > :first-child::before { content: "▾ "; }
 .pax-inspect .row:hover { background: #8882; }
 .pax-inspect .number { text-align: right; white-space: nowrap; }
+.pax-inspect .formula { white-space: normal; }
 .pax-inspect .array { opacity: .75; }
 .pax-inspect code { font: 11px ui-monospace, monospace; }
 .pax-inspect .frozen .role { color: #36c; } .pax-inspect .state .role { color: #a60; }
@@ -223,7 +226,7 @@ def page(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
 def fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
     """What a notebook shows."""
     shown = [column for column in COLUMNS if any(column[1](row) for row in rows)]
-    columns = " ".join(_track(_width(column, rows)) for column in shown)
+    columns = " ".join(_track(column, rows) for column in shown)
     width = sum(_width(column, rows) + _GAP for column in shown)
     head = "".join(
         f'<span class="{"number" if right else ""}">{title}</span>' for title, _, right in shown
@@ -245,9 +248,14 @@ def _width(column: Column, rows: Sequence[Row]) -> float:
     return max(_BOLD * max(map(len, title.split())), cells)
 
 
-def _track(width: float) -> str:
+def _track(column: Column, rows: Sequence[Row]) -> str:
     """A column of the grid; on a narrow page the long ones share what the short ones leave."""
-    return f"{width:.1f}em" if width <= _SHORT * _DIGIT else f"minmax(4em, {width:.1f}fr)"
+    width = _width(column, rows)
+    if width <= _SHORT * _DIGIT:
+        return f"{width:.1f}em"
+    pieces = (len(each) for row in rows for each in _BREAKS.sub(" ", column[1](row)).split())
+    least = min(max(4.0, _LETTER * max(pieces)), 6.0)  # few lines break in a word
+    return f"minmax({least:.1f}em, {width:.1f}fr)"
 
 
 def _nested(rows: Sequence[Row], cells: dict[str, str]) -> Iterator[str]:
@@ -274,8 +282,9 @@ def _cells(row: Row, shown: list) -> str:
 def _cell(row: Row, title: str, text: Callable[[Row], str], right: bool) -> str:
     kind = "number" if right else title.replace(" ", "-")
     content = escape(text(row))
-    if not right:  # lines break between names and sizes, rather than in a word
-        content = re.sub(r"(?<=[.,])(?=[^. ])|(?=\[)|(?<=[a-z])(?=[A-Z])", "<wbr>", content)
+    if not right or "*" in content:
+        kind += " formula" if right else ""
+        content = _BREAKS.sub("<wbr>", content)
     if title == "path":
         indent = f' style="padding-left: {row.depth * 1.2:g}em"'
         whole = escape(text(row).strip(), quote=True)
