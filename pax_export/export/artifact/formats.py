@@ -64,7 +64,7 @@ class Format:
     files: tuple[str, ...] = ()
     plain_path: bool = False
     not_in_numpy: tuple[str, ...] = ()
-    runtime: tuple[str, str] | tuple[()] = ()
+    runtime: tuple[str, str] = ("", "")
     others: str = ""
 
     @property

@@ -98,7 +98,7 @@ def certify(
     key = signer(sign, "certify")
     report = read_report(path)
     format = formats.find(report.target)
-    if format is None or not format.runtime:
+    if format is None or not format.runtime[0]:
         raise InvalidArgumentError(
             "Exports for this target cannot be certified.", where=str(path), got=report.target
         )
