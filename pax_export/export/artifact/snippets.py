@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pax_export.export.artifact import dimensions
@@ -30,6 +32,8 @@ def of(report: Report, name: str | None) -> Iterator[tuple[str, str]]:
             runtime, line, write = _RUNTIMES[report.target]
             text = _python(info, line, inputs, write(path, key))
             yield f"Python, with {runtime} alone: {key}", text
+        if report.target == "web" and (text := _javascript(key, info, report)):
+            yield f"JavaScript: {key}", text
     yield "Command line", _commands(path, report)
 
 
@@ -156,6 +160,37 @@ _RUNTIMES = {
     "tflite": ("LiteRT", "from ai_edge_litert.interpreter import Interpreter", _litert),
     "onnx": ("onnxruntime", "import onnxruntime", _onnxruntime),
 }
+
+
+# --- JavaScript -----------------------------------------------------------------------------
+
+
+def javascript_name(key: str, keys: Iterable[str]) -> str:
+    """The name of a signature in JavaScript.
+
+    Example:
+        >>> javascript_name("encode", ["encode"]), javascript_name("serving_default", [])
+        ('encode', 'predict')
+    """
+    return "predict" if key == DEFAULT and "predict" not in keys else key
+
+
+def _javascript(key: str, info: SignatureInfo, report: Report) -> str:
+    """A call on zeros; empty where nobody knows sizes that fit."""
+    try:
+        shapes = {each.name: dimensions.shape(each.shape, _sizes(info)) for each in info.inputs}
+    except ValueError:
+        return ""
+    zeros = {
+        name: f"data: Array({math.prod(shape)}).fill(0), shape: {list(shape)}"
+        for name, shape in shapes.items()
+    }
+    inputs = "".join(f"  {json.dumps(name)}: {{{each}}},\n" for name, each in zeros.items())
+    name = json.dumps(javascript_name(key, report.signatures))
+    return (
+        f'import {{model}} from "./model.js";\n\n'
+        f"const outputs = await model[{name}]({{\n{inputs}}});\n"
+    )
 
 
 # --- the command line -----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
 import shutil
@@ -88,6 +89,8 @@ def test_the_folder(tmp_path, monkeypatch):
     assert list(signatures["decode"]["outputs"]) == ["norm", "x"]
     types = (tmp_path / "web" / "model.d.ts").read_text()
     assert '"encode"(inputs: {' in types and '"norm": Tensor<Float32Array>;' in types
+    card = html.unescape((tmp_path / "web" / "pax_export.html").read_text())
+    assert 'await model["encode"]({\n  "x": {data: Array(3).fill(0), shape: [1, 3]},\n});' in card
     loaded = load(tmp_path / "web")
     x = np.ones((2, 3), np.float32)
     assert_close(loaded.signatures["encode"](x), net.encode(x), rtol=1e-5)
@@ -117,8 +120,9 @@ def test_a_damaged_folder_is_not_loaded(tmp_path, monkeypatch):
     to_web(classifier(), tmp_path / "web", IMAGES, validate=False)
     with (tmp_path / "web" / "model.js").open("a") as file:
         file.write("// changed")
-    with pytest.raises(ExportPathError, match="hash does not match"):
+    with pytest.raises(ExportPathError) as caught:
         load(tmp_path / "web")
+    assert caught.value.where.endswith("model.js")
 
 
 def test_only_a_folder_of_ours_is_replaced(tmp_path, monkeypatch):
@@ -126,15 +130,16 @@ def test_only_a_folder_of_ours_is_replaced(tmp_path, monkeypatch):
     options = {"validate": False, "overwrite": True}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "index.html").write_text("mine")
-    with pytest.raises(ExportPathError, match="no export of pax_export"):
+    with pytest.raises(ExportPathError):
         to_web(classifier(), tmp_path / "other", IMAGES, **options)
     to_web(classifier(), tmp_path / "web", IMAGES, validate=False)
-    with pytest.raises(ExportPathError, match="already"):
+    with pytest.raises(ExportPathError):
         to_web(classifier(), tmp_path / "web", IMAGES, validate=False)
     to_web(classifier(), tmp_path / "web", IMAGES, **options)
     (tmp_path / "web" / "notes.txt").write_text("mine")
-    with pytest.raises(ExportPathError, match="do not belong to it"):
+    with pytest.raises(ExportPathError) as caught:
         to_web(classifier(), tmp_path / "web", IMAGES, **options)
+    assert caught.value.got == "notes.txt"
 
 
 def test_the_command_line_knows_it(tmp_path, monkeypatch, capsys):
@@ -371,7 +376,7 @@ def test_a_wrong_result_is_found(tmp_path, in_chromium, monkeypatch):
     monkeypatch.setattr(
         web_export, "page_file", lambda name: changed if name == "model.js" else files(name)
     )
-    with pytest.raises(ValidationError, match="differs from the model's"):
+    with pytest.raises(ValidationError):
         to_web(classifier(), tmp_path / "web", IMAGES)
     assert not (tmp_path / "web").exists()
 

@@ -22,6 +22,7 @@ from pax_export.export.artifact.report import (
     package_versions,
     write_report,
 )
+from pax_export.export.artifact.snippets import javascript_name
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.onnx.export import (
     OPSET,
@@ -33,7 +34,7 @@ from pax_export.export.formats.onnx.model import OnnxOptions
 from pax_export.export.formats.onnx.names import with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.formats.onnx.web import browser, npm
-from pax_export.export.formats.onnx.web.run import function_name, model_file, page_file
+from pax_export.export.formats.onnx.web.run import model_file, page_file
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.pipeline.arguments import by_signature, check_choice, signature_keys
 from pax_export.export.pipeline.export_run import ExportRun
@@ -268,7 +269,7 @@ def module(signatures: Mapping[str, SignatureInfo], beside: Mapping[str, Sequenc
 
     keys = list(signatures)
     functions = {
-        function_name(key, keys): {
+        javascript_name(key, keys): {
             "file": model_file(key, keys),
             "data": beside[key],
             "inputs": arrays(info.inputs),
@@ -291,10 +292,11 @@ def types(signatures: Mapping[str, SignatureInfo]) -> str:
         )
         return "{\n" + "".join(lines) + "  }"
 
+    named = {json.dumps(javascript_name(key, signatures)): x for key, x in signatures.items()}
     functions = "".join(
-        f"  {json.dumps(function_name(key, signatures))}(inputs: {fields(info.inputs, 'Input')}): "
+        f"  {name}(inputs: {fields(info.inputs, 'Input')}): "
         f"Promise<{fields(info.outputs, 'Tensor')}>;\n"
-        for key, info in signatures.items()
+        for name, info in named.items()
     )
     return page_file("model.d.ts").replace("  // FUNCTIONS\n", functions)
 

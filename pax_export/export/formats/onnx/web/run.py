@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.artifact.report import DEFAULT, Report, read_report
+from pax_export.export.artifact.report import Report, read_report
+from pax_export.export.artifact.snippets import javascript_name
 from pax_export.export.formats.onnx.web import browser
 
 Arrays = dict[str, np.ndarray]
@@ -19,16 +20,6 @@ Arrays = dict[str, np.ndarray]
 def page_file(name: str) -> str:
     """The text of a file of which each folder gets a copy."""
     return Path(__file__).with_name("page").joinpath(name).read_text(encoding="utf-8")
-
-
-def function_name(key: str, keys: Iterable[str]) -> str:
-    """The name of a signature in JavaScript.
-
-    Example:
-        >>> function_name("encode", ["encode"]), function_name("serving_default", [])
-        ('encode', 'predict')
-    """
-    return "predict" if key == DEFAULT and "predict" not in keys else key
 
 
 def model_file(key: str, keys: Sequence[str]) -> str:
@@ -54,7 +45,7 @@ def run(path: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
 
 def _call(ask: browser.Ask, report: Report, key: str, inputs: Arrays) -> Arrays:
     given = {name: _packed(value) for name, value in inputs.items()}
-    found = ask({"key": function_name(key, report.signatures), "inputs": given})
+    found = ask({"key": javascript_name(key, report.signatures), "inputs": given})
     return {
         each.name: np.frombuffer(base64.b64decode(text), each.dtype).reshape(shape)
         for each in report.signatures[key].outputs
