@@ -37,8 +37,8 @@ def _replacement(equation: Any) -> Any:
     name, function = equation.primitive.name, None
     if name == "conv_general_dilated":
         function = _depthwise(equation)
-    elif name in _POOLS and _is_small_window(equation.params["window_dimensions"]):
-        function = jaxpr_as_fun(decomposed(equation))
+    elif name in _POOLS:
+        function = _pool(equation)
     if function is None:
         return None
 
@@ -49,6 +49,14 @@ def _replacement(equation: Any) -> Any:
         return [equation.primitive.bind(*operands, **equation.params)]
 
     return traced(either, equation.invars)
+
+
+def _pool(equation: Any) -> Callable[..., list[Array]] | None:
+    """A pool with a small window of real numbers; None for any other."""
+    is_real = not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.complexfloating)
+    if not is_real or not _is_small_window(equation.params["window_dimensions"]):
+        return None
+    return jaxpr_as_fun(decomposed(equation))
 
 
 def _is_small_window(sizes: Any) -> bool:

@@ -46,6 +46,17 @@ CONVOLUTIONS = {
 LEFT = {
     "one group": (depthwise(groups=1), (2, 7, 8, 6), (3, 3, 6, 6)),
     "groups of several features": (depthwise(groups=3), (2, 7, 8, 6), (3, 3, 2, 6)),
+    "pools of complex numbers": (
+        lambda x: lax.reduce_window_max_p.bind(
+            x.astype(jnp.complex64),
+            window_dimensions=(2, 2),
+            window_strides=(1, 1),
+            padding=((0, 0), (0, 0)),
+            base_dilation=(1, 1),
+            window_dilation=(1, 1),
+        ),
+        (4, 6),
+    ),
     "large kernels": (depthwise(padding="VALID"), (1, 14, 14, 6), (12, 12, 1, 6)),
 }
 POOLS = {
