@@ -163,7 +163,7 @@ def _own(name: str, done: recheck.Rechecked) -> RuntimeResult:
 def _elsewhere(
     others: Any, name: str, path: Path, done: recheck.Rechecked, seconds: float | None
 ) -> RuntimeResult:
-    base = JAX if done.reference is not None else done.format.runtime[0]
+    base = JAX if done.reference is not None else "".join(done.format.runtime[:1])
     result = RuntimeResult(name, others.version(name), _machine(), len(done.answers), base)
     cases = [{"inputs": call.inputs} for _, call, _ in done.answers]
     try:
