@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export._errors import ImmutableModuleError, NotMaterializedError
+from pax_export.errors import ImmutableModuleError, NotMaterializedError
 from pax_export.experimental import LazyModule, materialize
 from tests.core.models import Counter
 

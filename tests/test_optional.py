@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pax_export._errors import MissingPackageError
 from pax_export._optional import PACKAGES, find, install, require
+from pax_export.errors import MissingPackageError
 
 _SETUP = Path(__file__).parent.parent / "setup.cfg"
 

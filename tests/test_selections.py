@@ -13,8 +13,8 @@ from jax.tree_util import tree_leaves, tree_structure
 import pax_export as pax
 from pax_export import sharding
 from pax_export import transforms as T
-from pax_export._errors import InvalidArgumentError
 from pax_export.core import named_leaves
+from pax_export.errors import InvalidArgumentError
 from pax_export.export.tracing.exportable import exportable, marked
 from tests.closeness import assert_close
 

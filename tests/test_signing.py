@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from pax_export._errors import (
+from pax_export._files import signature_file
+from pax_export._signing import Signer, verify
+from pax_export.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     MissingPackageError,
     SignatureError,
 )
-from pax_export._files import signature_file
-from pax_export._signing import Signer, verify
 from tests.signing_keys import make_pair
 
 pytest.importorskip("model_signing", exc_type=ImportError)

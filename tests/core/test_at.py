@@ -17,8 +17,8 @@ from jax.tree_util import tree_leaves, tree_structure
 
 import pax_export as pax
 from pax_export import transforms as T
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, SharedNodeError
 from pax_export.core import named_leaves, named_modules
+from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError, SharedNodeError
 from tests.closeness import assert_close
 from tests.compat.processes import code
 

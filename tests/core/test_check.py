@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
-from pax_export._errors import ChangedOutsideWarning, HiddenArrayError
+from pax_export.errors import ChangedOutsideWarning, HiddenArrayError
 from tests.core.models import Dense, Net
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
-from pax_export._errors import InvalidArgumentError, SharedNodeError
+from pax_export.errors import InvalidArgumentError, SharedNodeError
 from tests.core.models import Dense
 
 

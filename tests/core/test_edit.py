@@ -11,8 +11,8 @@ import jmp
 import pytest
 
 import pax_export as pax
-from pax_export._errors import InvalidArgumentError, NearNameWarning
 from pax_export.core import named_leaves
+from pax_export.errors import InvalidArgumentError, NearNameWarning
 from tests.core.models import Counter, Dense, Net
 
 

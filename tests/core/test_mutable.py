@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
-from pax_export._errors import ImmutableModuleError
 from pax_export.core import mutable
+from pax_export.errors import ImmutableModuleError
 from tests.core.models import Counter, Dense, Net
 
 

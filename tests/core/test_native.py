@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
-from pax_export._errors import ChangedOutsideWarning, ImmutableModuleError
 from pax_export.core import _mutation_detection, _native, _tree, mutable
 from pax_export.core._moduledef import ModuleDef
 from pax_export.core._native import fastest_collect
 from pax_export.core._traversal import collect_in_python
+from pax_export.errors import ChangedOutsideWarning, ImmutableModuleError
 from tests.core.models import Dense, Net
 
 ROOT = Path(__file__).parent.parent.parent

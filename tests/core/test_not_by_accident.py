@@ -14,7 +14,7 @@ import pytest
 from jax.tree_util import tree_leaves, tree_structure
 
 import pax_export as pax
-from pax_export._errors import ChangedOutsideWarning, RetracingWarning
+from pax_export.errors import ChangedOutsideWarning, RetracingWarning
 from tests.core.models import Dense, Net
 
 

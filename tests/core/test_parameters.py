@@ -10,8 +10,8 @@ import pytest
 from jax.tree_util import tree_structure
 
 import pax_export as pax
-from pax_export._errors import InvalidArgumentError
 from pax_export.core import _pax_programs, warn_of_untrained
+from pax_export.errors import InvalidArgumentError
 from tests.core.models import Counter, Dense, Net
 
 empty = pax.EmptyNode()

@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from pax_export._errors import InvalidArgumentError
 from pax_export.core.selections._path_patterns import (
     PathPattern,
     better_path,
@@ -15,6 +14,7 @@ from pax_export.core.selections._path_patterns import (
     lost_by_steps,
     with_several_steps,
 )
+from pax_export.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize(

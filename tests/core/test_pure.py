@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
-from pax_export._errors import ChangedOutsideWarning
 from pax_export.core import _pure, _tree
 from pax_export.core._check import check_sharing
+from pax_export.errors import ChangedOutsideWarning
 from tests.core.models import Counter, Dense, Net
 
 

@@ -18,8 +18,8 @@ from jax.tree_util import (
 )
 
 import pax_export as pax
-from pax_export._errors import ChangedOutsideWarning
 from pax_export.core._tree import flatten
+from pax_export.errors import ChangedOutsideWarning
 from tests.core.models import Counter, Dense, Net
 
 

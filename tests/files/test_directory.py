@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from pax_export._errors import ExportPathError
 from pax_export._files import directory as _directory
 from pax_export._files import disk, stale_temporaries
 from pax_export._files.directory import place, replaced
+from pax_export.errors import ExportPathError
 
 IN_TWO_STEPS = pytest.mark.parametrize("can_exchange", [True, False])
 

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from pax_export._errors import ExportPathError
 from pax_export._files import checksums, directory, single_file, stale_temporaries
 from pax_export._files.overwrite_guard import now_in
+from pax_export.errors import ExportPathError
 
 
 def ours(path):

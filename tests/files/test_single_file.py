@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pax_export._errors import ExportPathError
 from pax_export._files import disk, single_file, stale_temporaries
+from pax_export.errors import ExportPathError
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export._errors import ForeignInputError
 from pax_export.core import named_leaves
+from pax_export.errors import ForeignInputError
 from pax_export.experimental.graph import GraphModule, InputNode, Node, build_graph_module
 from pax_export.graph._adapters import Method, Partial
 from tests.closeness import assert_close

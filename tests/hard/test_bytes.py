@@ -14,9 +14,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pax_export._errors import PaxError, SignatureError
 from pax_export._files import card_file
 from pax_export._signing import Signer, verify
+from pax_export.errors import PaxError, SignatureError
 from pax_export.export import Report, load, renew, spec, to_saved_model, to_stablehlo, to_tflite
 from tests.closeness import assert_close
 from tests.export.models import affine, affine_params, random

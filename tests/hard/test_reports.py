@@ -14,9 +14,9 @@ import shutil
 
 import pytest
 
-from pax_export._errors import PaxError
 from pax_export._files import checksums
 from pax_export.cli import main
+from pax_export.errors import PaxError
 from pax_export.export import Report, load, renew, spec, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.artifact import embedded
 from pax_export.export.artifact.formats import imported

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from pax_export._errors import PaxError
+from pax_export.errors import PaxError
 from pax_export.weights import open_source
 from tests.closeness import assert_close
 from tests.hard.size import runs

@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 import pax_export as pax
-from pax_export._errors import MissingPackageError
 from pax_export._optional import is_installed
+from pax_export.errors import MissingPackageError
 from pax_export.export import load, spec
 from pax_export.export.artifact.report import DEFAULT, Report
 from pax_export.export.formats.onnx import runtimes

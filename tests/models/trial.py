@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pax_export._errors import PaxError, UnsupportedOperationError, ValidationError
+from pax_export.errors import PaxError, UnsupportedOperationError, ValidationError
 from tests.closeness import assert_close
 from tests.models.formats import ELSEWHERE, FORMATS, OTHERS, Served, Subject
 from tests.models.registry import Model

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
-from pax_export._errors import ImmutableModuleError
+from pax_export.errors import ImmutableModuleError
 
 LAYERS = {
     "BatchNorm1D": (lambda: pax.BatchNorm1D(3), (4, 3)),

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from pax_export import _errors
+from pax_export import errors
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from tests.closeness import assert_close
 
@@ -99,7 +99,7 @@ def test_exported_as_they_are(name, export, suffix, tmp_path):
 
 def test_in_train_mode(tmp_path):
     model = (STATEFUL, PARAMS, STATE)
-    with pytest.raises(_errors.StateChangeError, match="state.batch_norm"):
+    with pytest.raises(errors.StateChangeError, match="state.batch_norm"):
         to_onnx(model, tmp_path / "net.onnx", (BATCH, True))
     dropping = eqx.nn.Sequential([eqx.nn.Linear(4, 2, key=KEY), eqx.nn.Dropout(0.5)])
     with pytest.raises(RuntimeError) as caught:
@@ -163,7 +163,7 @@ TRAINING = {
 @pytest.mark.parametrize("name", TRAINING)
 def test_train_mode_is_refused(name, export, suffix, tmp_path):
     model, named = TRAINING[name]
-    with pytest.raises(_errors.StateChangeError, match=named) as caught:
+    with pytest.raises(errors.StateChangeError, match=named) as caught:
         export(model, tmp_path / f"net{suffix}", spec("3, 4"))
     assert "equinox.nn.inference_mode(model), is_training=False" in str(caught.value)
 
@@ -171,7 +171,7 @@ def test_train_mode_is_refused(name, export, suffix, tmp_path):
 @pytest.mark.parametrize("export, suffix", FORMATS)
 def test_statistics_of_a_symbolic_batch(export, suffix, tmp_path):
     model = ((NORMED, NORMED_STATE), lambda both, x: both[0](x, both[1])[0])
-    with pytest.raises(_errors.SymbolicDimensionError) as caught:
+    with pytest.raises(errors.SymbolicDimensionError) as caught:
         export(model, tmp_path / f"net{suffix}", BATCH)
     assert "equinox.nn.inference_mode(model)" in "".join(caught.value.__notes__)
     served = (eqx.nn.inference_mode(model[0]), model[1])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export._errors import ChangedOutsideWarning
+from pax_export.errors import ChangedOutsideWarning
 from tests.closeness import assert_close
 from tests.precision.models import FHF, HHH, B, Child, F, H, Layer
 

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import pax_export as pax
 from pax_export import sharding
-from pax_export._errors import InvalidArgumentTypeError, ShardingError
+from pax_export.errors import InvalidArgumentTypeError, ShardingError
 
 MESH = sharding.abstract_mesh(data=2, model=4)
 

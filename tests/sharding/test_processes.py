@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import pax_export as pax
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, ProcessesError
+from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError, ProcessesError
 from tests.sharding.many import Process, free_port
 
 PROGRAM = Path(__file__).with_name("joined.py")

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pax_export._errors import ProcessesError
+from pax_export.errors import ProcessesError
 from pax_export.sharding._rendezvous import rendezvous
 from tests.sharding.many import free_port
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import pax_export as pax
 from pax_export import sharding
-from pax_export._errors import ShardingError
+from pax_export.errors import ShardingError
 from tests.closeness import assert_close
 
 RULES = sharding.fully_sharded(min_size=16)

@@ -19,8 +19,8 @@ import pytest
 import safetensors.numpy
 
 import pax_export as pax
-from pax_export._errors import MissingPackageError
 from pax_export._files import disk
+from pax_export.errors import MissingPackageError
 from pax_export.weights import _save_load
 
 TREE = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2))}

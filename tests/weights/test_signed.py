@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export._errors import SignatureError, WeightsFileError
+from pax_export.errors import SignatureError, WeightsFileError
 from tests.closeness import assert_close
 from tests.signing_keys import make_pair
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export._errors import ExportPathError, InvalidArgumentTypeError
 from pax_export.cli import main
+from pax_export.errors import ExportPathError, InvalidArgumentTypeError
 from pax_export.export import load, spec
 from pax_export.export.artifact.card import drawing_in, page
 from pax_export.export.artifact.report import ArrayInfo, Report

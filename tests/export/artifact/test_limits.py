@@ -11,8 +11,8 @@ import zipfile
 
 import pytest
 
-from pax_export._errors import ExportPathError
 from pax_export.cli import main
+from pax_export.errors import ExportPathError
 from pax_export.export import Report, load, spec, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.artifact import embedded
 from pax_export.export.artifact.dimensions import RandomInput, choose, random_calls

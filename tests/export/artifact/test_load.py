@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pax_export._errors import (
+from pax_export.errors import (
     ExportPathError,
     InvalidArgumentError,
     InvalidArgumentTypeError,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pax_export._errors import InvalidArgumentError
+from pax_export.errors import InvalidArgumentError
 from pax_export.export.artifact.structure import collect, rebuild
 from pax_export.export.tracing.spec import describe, legal_names
 

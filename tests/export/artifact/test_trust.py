@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pax_export._errors import ExportPathError, UntrustedExportError
+from pax_export.errors import ExportPathError, UntrustedExportError
 from pax_export.export import load, retarget, spec, to_saved_model
 from pax_export.export.artifact.screening import screen
 from tests.export import attacks

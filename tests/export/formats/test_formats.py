@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export import _errors
+from pax_export import errors
 from pax_export.cli import main
 from pax_export.export import Report, load, spec
 from pax_export.export.artifact import formats
@@ -81,21 +81,21 @@ def test_a_package_that_its_row_does_not_name(installed, tmp_path, monkeypatch):
     """The row is wrong, and no operation of the model."""
     row = dataclasses.replace(toy_format.TOY, run_imports=("jax",))
     monkeypatch.setattr(toy_format, "TOY", row)
-    with pytest.raises(_errors.InvalidArgumentError, match="imports pax_export") as caught:
+    with pytest.raises(errors.InvalidArgumentError, match="imports pax_export") as caught:
         to_toy(tmp_path / "linear.toy", validate="process")
     assert caught.value.write == "run_imports=('jax', 'pax_export')"
     assert "dot_general" not in str(caught.value)
 
 
 def test_its_test_finds_what_is_wrong(installed, tmp_path):
-    with pytest.raises(_errors.InvalidArgumentError, match="validate has a value"):
+    with pytest.raises(errors.InvalidArgumentError, match="validate has a value"):
         to_toy(tmp_path / "linear.toy", validate="variables")
 
     def biased():
         return make().replace(bias=np.ones(2, np.float32))
 
     write = formats.imported(formats.find("toy").export)
-    with pytest.raises(_errors.ValidationError, match="differs from the model's"):
+    with pytest.raises(errors.ValidationError, match="differs from the model's"):
         write(biased(), tmp_path / "linear.toy", spec("n, 3"), scale=2.0)
     assert not (tmp_path / "linear.toy").exists()
 
@@ -136,8 +136,8 @@ def test_a_format_that_is_not_installed(installed, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(installed)])
     assert formats.find("toy") is None
     assert str(Report.read(tmp_path / "linear.toy")).startswith("Linear as toy\n")
-    with pytest.raises(_errors.ExportPathError, match="another package") as caught:
+    with pytest.raises(errors.ExportPathError, match="another package") as caught:
         load(tmp_path / "linear.toy")
     assert caught.value.got == "toy"
-    with pytest.raises(_errors.InvalidArgumentError, match="cannot be validated again"):
+    with pytest.raises(errors.InvalidArgumentError, match="cannot be validated again"):
         formats.imported("pax_export.export.validation.recheck:recheck")(tmp_path / "linear.toy")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import pax_export as pax
 from pax_export import export
-from pax_export._errors import InvalidArgumentError
+from pax_export.errors import InvalidArgumentError
 from pax_export.export import spec
 from pax_export.export.artifact.arguments import Arguments
 from pax_export.export.lowering.empty_batches import may_be_empty

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pax_export._errors import UnsupportedOperationError
+from pax_export.errors import UnsupportedOperationError
 from pax_export.export.artifact import compatibility
 from pax_export.export.lowering.lower import lower_traced
 from pax_export.export.tracing.traced import trace, vjp

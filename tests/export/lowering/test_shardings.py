@@ -11,7 +11,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from pax_export._errors import UnsupportedOperationError
+from pax_export.errors import UnsupportedOperationError
 from pax_export.export import load, retarget, spec, to_saved_model
 from pax_export.export.artifact import inspect
 from pax_export.export.lowering.lower import lower_traced, portable

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pax_export._errors import ExportPathError
+from pax_export.errors import ExportPathError
 from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig, utils
 from pax_export.export.orbax import config as orbax_config
 from pax_export.export.orbax.tensorflow_export import TensorFlowExport

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from jax import export as jax_export
 
-from pax_export._errors import InvalidArgumentError, UnsupportedDtypeError
+from pax_export.errors import InvalidArgumentError, UnsupportedDtypeError
 from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig, constants
 from pax_export.export.orbax.modules.tensorflow_module import TensorFlowModule
 from tests.closeness import assert_close

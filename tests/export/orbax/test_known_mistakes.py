@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pax_export._errors import ExportPathError, StateChangeError, UnsupportedDtypeError
+from pax_export.errors import ExportPathError, StateChangeError, UnsupportedDtypeError
 from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig
 from pax_export.export.orbax import config as orbax_config
 from tests.closeness import assert_close

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import pax_export as pax
-from pax_export._errors import UnsupportedDtypeError
+from pax_export.errors import UnsupportedDtypeError
 from pax_export.export.orbax import JaxModule, utils
 from tests.closeness import assert_close
 from tests.export.orbax.models import KEY, X, call, linear, module, params, values

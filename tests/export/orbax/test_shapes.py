@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from jax import export as jax_export
 
-from pax_export._errors import InvalidArgumentError
+from pax_export.errors import InvalidArgumentError
 from pax_export.export.orbax import _shapes
 from tests.export.orbax.models import KEY, X, call, module, x_spec
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import pax_export.export
-from pax_export._errors import ExportPathError
+from pax_export.errors import ExportPathError
 from pax_export.export import orbax
 from pax_export.export.orbax import utils
 from pax_export.export.orbax.config import bool_env, config, obx_export_tf_preprocess_only

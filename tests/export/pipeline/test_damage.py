@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export._errors import ValidationError
+from pax_export.errors import ValidationError
 from pax_export.export import spec, to_saved_model
 from pax_export.export.formats.saved_model import writer as saved_model
 from pax_export.export.pipeline import run_export

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export import _errors
+from pax_export import errors
 from pax_export.export import spec, to_saved_model
 from tests.export.models import Counter, Net, affine, affine_params
 
@@ -38,7 +38,7 @@ def refused(tmp_path, error, model, inputs, **options):
 
 
 def test_a_model_that_changes_state(tmp_path):
-    error = refused(tmp_path, _errors.StateChangeError, Counter(), spec("n"))
+    error = refused(tmp_path, errors.StateChangeError, Counter(), spec("n"))
     assert str(error) == (
         "A call of the model in eval mode changes its state, and the export would not.\n"
         "  where: steps\n"
@@ -56,14 +56,14 @@ def test_state_that_changes_its_dtype(tmp_path):
             return x
 
     error = refused(
-        tmp_path, _errors.StateChangeError, Widening(), spec("n"), state="update", validate=False
+        tmp_path, errors.StateChangeError, Widening(), spec("n"), state="update", validate=False
     )
     assert error.what == "A call changes the dtype of a leaf, so no variable can hold it."
     assert (error.where, error.got) == ("steps", "float32[] after int32[]")
 
 
 def test_a_dimension_that_cannot_be_symbolic_names_its_layer(tmp_path):
-    error = refused(tmp_path, _errors.SymbolicDimensionError, Reshaping(), spec("batch, 3"))
+    error = refused(tmp_path, errors.SymbolicDimensionError, Reshaping(), spec("batch, 3"))
     assert error.what.startswith(
         "The size of the dimension batch must be known here: Cannot divide"
     )
@@ -77,36 +77,36 @@ def test_of_two_dimensions_the_guilty_one_is_named(tmp_path):
     def model(params, x):
         return jnp.zeros(int(x.shape[1])) + x
 
-    error = refused(tmp_path, _errors.SymbolicDimensionError, ({}, model), spec("batch, length"))
+    error = refused(tmp_path, errors.SymbolicDimensionError, ({}, model), spec("batch, length"))
     assert error.got == "the symbolic dimension length"
 
 
 def test_other_errors_of_the_model_stay_what_they_are(tmp_path):
     error = refused(tmp_path, TypeError, (affine_params(), affine), spec("n, 5"))
-    assert not isinstance(error, _errors.PaxError)
+    assert not isinstance(error, errors.PaxError)
     assert error.__notes__[-1] == "The model was traced with the inputs x: float32[n, 5]."
 
 
 def test_numbers_are_not_narrowed(tmp_path):
-    error = refused(tmp_path, _errors.UnsupportedDtypeError, ({}, affine), spec("n", "int64"))
+    error = refused(tmp_path, errors.UnsupportedDtypeError, ({}, affine), spec("n", "int64"))
     assert error.what == "jax would narrow this array to int32 while 64-bit numbers are off."
     assert (error.where, error.got) == ("x", "int64")
     assert 'jax.config.update("jax_enable_x64", True)' in error.write
     params = {"w": np.ones(3)}
-    error = refused(tmp_path, _errors.UnsupportedDtypeError, (params, affine), spec("n"))
+    error = refused(tmp_path, errors.UnsupportedDtypeError, (params, affine), spec("n"))
     assert (error.where, error.got) == ("w", "float64")
 
 
 @pytest.mark.parametrize("dtype", ["float8_e3m4", "float4_e2m1fn"])
 def test_a_dtype_that_consumers_do_not_have(tmp_path, dtype):
-    error = refused(tmp_path, _errors.UnsupportedDtypeError, ({}, affine), spec("n", dtype))
+    error = refused(tmp_path, errors.UnsupportedDtypeError, ({}, affine), spec("n", dtype))
     assert error.what == "The dtype is unsupported in exports."
     assert error.got == dtype
 
 
 def test_a_leaf_that_is_no_array(tmp_path):
     params = {"w": jnp.ones(3), "names": np.array(["relu", None])}
-    error = refused(tmp_path, _errors.UnsupportedDtypeError, (params, affine), spec("n"))
+    error = refused(tmp_path, errors.UnsupportedDtypeError, (params, affine), spec("n"))
     assert (error.what, error.where) == ("A leaf of the model is not an array.", "names")
 
 
@@ -120,7 +120,7 @@ def test_an_array_in_static_data(tmp_path, make):
             return x @ self.table.rows[0]
 
     net = pax.Sequential(pax.Identity(), Table())
-    error = refused(tmp_path, _errors.HiddenArrayError, net, spec("n, 3"))
+    error = refused(tmp_path, errors.HiddenArrayError, net, spec("n, 3"))
     assert error.where == "modules.1.table.rows.0"
     assert "which is neither trained nor saved" in error.what
 
@@ -131,36 +131,36 @@ def test_a_hidden_array(tmp_path):
 
     net = Hiding()
     Hiding.table = jnp.ones(3)
-    error = refused(tmp_path, _errors.HiddenArrayError, net, spec("n, 3"))
+    error = refused(tmp_path, errors.HiddenArrayError, net, spec("n, 3"))
     assert "table" in str(error)
 
 
 def test_a_module_without_call(tmp_path):
-    error = refused(tmp_path, _errors.InvalidArgumentError, pax.Module(), spec("n"))
+    error = refused(tmp_path, errors.InvalidArgumentError, pax.Module(), spec("n"))
     assert error.what == "Module has no such method."
 
 
 def test_a_method_that_is_not_there(tmp_path):
     options = {"methods": {"a": "encoder"}}
-    error = refused(tmp_path, _errors.InvalidArgumentError, Net(), {"a": spec("n, 3")}, **options)
+    error = refused(tmp_path, errors.InvalidArgumentError, Net(), {"a": spec("n, 3")}, **options)
     assert (error.where, error.got) == ("methods['a']", "'encoder'")
 
 
 def test_inputs_of_another_method(tmp_path):
     options = {"methods": {"a": "encode"}}
-    error = refused(tmp_path, _errors.InvalidArgumentError, Net(), spec("n, 3"), **options)
+    error = refused(tmp_path, errors.InvalidArgumentError, Net(), spec("n, 3"), **options)
     assert error.write == "inputs={'a': ...}"
 
 
 def test_a_model_without_outputs(tmp_path):
-    error = refused(tmp_path, _errors.InvalidArgumentError, ({}, lambda p, x: None), spec("n"))
+    error = refused(tmp_path, errors.InvalidArgumentError, ({}, lambda p, x: None), spec("n"))
     assert error.what.startswith("The model returns no array")
 
 
 def test_a_consumer_that_is_too_old(tmp_path):
     model = ({}, lambda p, x: x.astype(jnp.int4).astype(jnp.int8))
     inputs = spec("n, 5")
-    error = refused(tmp_path, _errors.ConsumerError, model, inputs, consumer="tensorflow>=2.15")
+    error = refused(tmp_path, errors.ConsumerError, model, inputs, consumer="tensorflow>=2.15")
     assert error.what == "The model uses operations that the consumer does not support."
     assert error.write.startswith('consumer="tensorflow>=2.18"')
     report = to_saved_model(
@@ -180,7 +180,7 @@ def test_a_consumer_that_is_too_old(tmp_path):
     ],
 )
 def test_options_that_mean_nothing(tmp_path, option, message):
-    error = refused(tmp_path, _errors.InvalidArgumentError, Net(), spec("n, 3"), **option)
+    error = refused(tmp_path, errors.InvalidArgumentError, Net(), spec("n, 3"), **option)
     assert error.what.startswith(message)
 
 
@@ -194,5 +194,5 @@ def test_a_call_that_changes_the_structure(tmp_path):
             self.seen = x
             return x
 
-    error = refused(tmp_path, _errors.StructureMismatchError, Growing(), spec("n"))
+    error = refused(tmp_path, errors.StructureMismatchError, Growing(), spec("n"))
     assert error.what.startswith("A call changes the structure of the model")

@@ -8,8 +8,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from pax_export._errors import ExportPathError
 from pax_export._files import disk as _disk
+from pax_export.errors import ExportPathError
 from pax_export.export import load, spec, to_saved_model
 
 PARAMS = {"w": np.ones((1000, 300), np.float32)}  # 1.1 MiB

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export._errors import (
+from pax_export.errors import (
     InvalidArgumentTypeError,
     TracedValueError,
     UnsupportedOperationError,

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from pax_export._errors import (
+from pax_export.errors import (
     ExportPathError,
     InvalidArgumentError,
     SignatureError,

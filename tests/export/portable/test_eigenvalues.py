@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pax_export._errors import ValidationError
+from pax_export.errors import ValidationError
 from pax_export.export import load, spec, to_saved_model
 from pax_export.export.portable.decompositions import DECOMPOSITIONS
 from tests.closeness import assert_close

@@ -13,7 +13,7 @@ from jax._src.interpreters import mlir
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import ad, batching
 
-from pax_export import _errors
+from pax_export import errors
 from pax_export.export import load, spec, symbolic_numpy, to_onnx, to_saved_model, to_stablehlo
 from pax_export.export.portable.any_size import lowerable
 from tests.closeness import assert_close
@@ -188,7 +188,7 @@ def placed_evenly(params, x):
 
 
 def test_what_jax_wants_as_a_number_names_the_function_to_write(tmp_path):
-    with pytest.raises(_errors.SymbolicDimensionError) as caught:
+    with pytest.raises(errors.SymbolicDimensionError) as caught:
         to_saved_model(({"shift": np.float32(1)}, placed_evenly), tmp_path / "m", spec("n"))
     assert caught.value.write.startswith("symbolic_numpy.linspace of pax_export.export; or ")
     assert caught.value.where.startswith("test_symbolic_rules.py:")
@@ -199,7 +199,7 @@ def slope(params, x):
 
 
 def test_a_derivative_that_jax_cannot_trace_names_the_function_to_write(tmp_path):
-    with pytest.raises(_errors.SymbolicDimensionError) as caught:
+    with pytest.raises(errors.SymbolicDimensionError) as caught:
         to_saved_model(({"shift": np.float32(1)}, slope), tmp_path / "m", spec("n"))
     assert caught.value.write.startswith("symbolic_numpy.grad of pax_export.export; or ")
 
@@ -241,7 +241,7 @@ REFUSED = {
 @pytest.mark.parametrize("export", [to_saved_model, to_stablehlo])
 def test_what_no_rule_can_do_is_refused_with_operation_line_and_size(name, export, tmp_path):
     function, shape, operation = REFUSED[name]
-    with pytest.raises(_errors.SymbolicDimensionError) as caught:
+    with pytest.raises(errors.SymbolicDimensionError) as caught:
         export(({"shift": np.float32(1)}, function), tmp_path / "m", spec(shape))
     error = caught.value
     assert error.what.startswith(f"The operation {operation} needs sizes that are known: ")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 import tensorflow as tf
 
-from pax_export._errors import (
+from pax_export.errors import (
     ConsumerError,
     ExportPathError,
     UnsupportedOperationError,

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from pax_export import _errors
+from pax_export import errors
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from tests.closeness import assert_close
 
@@ -87,12 +87,12 @@ def refused(folder):
     try:
         to_onnx(net, folder / "net.onnx", inputs, kwargs={"training": True})
         raise AssertionError("exported in train mode")
-    except _errors.StateChangeError as error:
+    except errors.StateChangeError as error:
         assert "moving_mean" in error.where
     try:
         to_onnx(Reader(), folder / "net.onnx", inputs)
         raise AssertionError("exported without variables")
-    except _errors.InvalidArgumentTypeError as error:
+    except errors.InvalidArgumentTypeError as error:
         assert "model.build" in error.write
 
 

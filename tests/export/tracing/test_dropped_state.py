@@ -8,7 +8,7 @@ import pytest
 from flax import linen, nnx
 
 import pax_export as pax
-from pax_export._errors import StateChangeError
+from pax_export.errors import StateChangeError
 from pax_export.export import load, spec, to_onnx, to_stablehlo
 from tests.closeness import assert_close
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export import _errors
+from pax_export import errors
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.artifact.dimensions import RandomCall
 from pax_export.export.validation.cases import ReferenceModel
@@ -81,5 +81,5 @@ def test_an_export_is_compared_with_its_model(outputs, tmp_path):
 
 
 def test_another_choice(tmp_path):
-    with pytest.raises(_errors.InvalidArgumentError, match="outputs has a value"):
+    with pytest.raises(errors.InvalidArgumentError, match="outputs has a value"):
         to_onnx(HALF, tmp_path / "net.onnx", BATCH, outputs="half")

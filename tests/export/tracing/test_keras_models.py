@@ -7,7 +7,7 @@ import sys
 import keras
 import pytest
 
-from pax_export import _errors
+from pax_export import errors
 from pax_export.export import spec, to_onnx
 from tests.warm import ROOT
 
@@ -23,7 +23,7 @@ def test_exported_as_they_are(tmp_path):
 @pytest.mark.skipif(keras.config.backend() == "jax", reason="this process has the jax backend")
 def test_another_backend_is_refused(tmp_path):
     net = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
-    with pytest.raises(_errors.InvalidArgumentTypeError) as caught:
+    with pytest.raises(errors.InvalidArgumentTypeError) as caught:
         to_onnx(net, tmp_path / "net.onnx", spec("batch, 4"))
     assert keras.config.backend() in caught.value.got
     assert "KERAS_BACKEND" in caught.value.write

@@ -14,7 +14,7 @@ import pytest
 from flax import linen, nnx
 
 import pax_export as pax
-from pax_export import _errors
+from pax_export import errors
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from tests.closeness import assert_close
 
@@ -210,19 +210,19 @@ def test_methods_by_name(model, name, tmp_path):
     methods = {"serving_default": "__call__", "other": name}
     inputs = dict.fromkeys(methods, BATCH)
     to_stablehlo(model, tmp_path / "net", inputs, methods=methods)
-    with pytest.raises(_errors.InvalidArgumentError, match="has no such method"):
+    with pytest.raises(errors.InvalidArgumentError, match="has no such method"):
         to_stablehlo(model, tmp_path / "no", {"a": BATCH}, methods={"a": "missing"})
 
 
 def test_a_net_in_train_mode(tmp_path):
-    with pytest.raises(_errors.StateChangeError) as caught:
+    with pytest.raises(errors.StateChangeError) as caught:
         to_onnx(NnxNet(nnx.Rngs(0)), tmp_path / "net.onnx", BATCH)
     assert "norm.mean" in caught.value.where and "model.eval()" in caught.value.write
 
 
 def test_state_of_a_transform(tmp_path):
     model = Transformed(None, _apply_with_state), {"w": W}, {"seen": np.float32(0)}
-    with pytest.raises(_errors.StateChangeError, match="state.seen"):
+    with pytest.raises(errors.StateChangeError, match="state.seen"):
         to_stablehlo(model, tmp_path / "net", BATCH)
     report = to_stablehlo(model, tmp_path / "net", BATCH, state="keep")
     assert {v.name: v.trainable for v in report.variables} == {
@@ -245,7 +245,7 @@ def test_state_of_a_transform(tmp_path):
     ids=["number", "class", "linen", "haiku", "tuple"],
 )
 def test_no_model(model, kind, write, tmp_path):
-    with pytest.raises(_errors.InvalidArgumentTypeError) as caught:
+    with pytest.raises(errors.InvalidArgumentTypeError) as caught:
         to_onnx(model, tmp_path / "net.onnx", BATCH)
     expected = f"Cannot export an object of type {kind}; expected a Module, a function, "
     assert caught.value.what.startswith(expected + "(params, function)")

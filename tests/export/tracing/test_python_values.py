@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import pax_export as pax
-from pax_export._errors import (
+from pax_export.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     StateChangeError,

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import spec
 from pax_export.export.tracing.spec import resolve
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from pax_export._errors import MissingPackageError, NotDifferentiableError, StateChangeError
+from pax_export.errors import MissingPackageError, NotDifferentiableError, StateChangeError
 from pax_export.export import spec, to_saved_model, to_tflite
 from pax_export.export.formats.saved_model import export as saved_model
 from tests.export.models import Counter, affine, affine_params

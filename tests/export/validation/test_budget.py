@@ -6,8 +6,8 @@ import jax
 import pytest
 
 import pax_export as pax
-from pax_export._errors import InvalidArgumentError, ValidationError
 from pax_export.cli import main
+from pax_export.errors import InvalidArgumentError, ValidationError
 from pax_export.export import Report, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.formats.saved_model import writer as saved_model
 from pax_export.export.formats.stablehlo import functions

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pax_export._errors import GradientMismatchError, ValidationError
+from pax_export.errors import GradientMismatchError, ValidationError
 from pax_export.export import spec, to_saved_model
 from pax_export.export.artifact import formats
 from pax_export.export.lowering.lowered_model import lower

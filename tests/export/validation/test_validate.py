@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pax_export._errors import ValidationError
+from pax_export.errors import ValidationError
 from pax_export.export import spec, to_saved_model
 from pax_export.export.artifact import formats
 from pax_export.export.artifact.dimensions import random_array

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pax_export as pax
-from pax_export._errors import ShardingError
+from pax_export.errors import ShardingError
 from tests.closeness import assert_close
 from tests.contract.table import ROWS, each
 from tests.hard.size import IN_LONG_RUNS

@@ -11,7 +11,7 @@ import pytest
 import pax_export as pax
 from pax_export import opax, sharding
 from pax_export import transforms as T
-from pax_export._errors import ShardingError
+from pax_export.errors import ShardingError
 from tests.closeness import assert_close
 
 BOTH = sharding.tensor_parallel() & sharding.fully_sharded(min_size=64)

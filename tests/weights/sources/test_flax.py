@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from pax_export._errors import UnsupportedDtypeError, WeightsFileError
+from pax_export.errors import UnsupportedDtypeError, WeightsFileError
 from pax_export.weights import open_source
 from tests.closeness import assert_close
 

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from pax_export._errors import WeightsFileError
+from pax_export.errors import WeightsFileError
 from pax_export.weights import open_source
 from tests.closeness import assert_close
 

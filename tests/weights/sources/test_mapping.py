@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export._errors import InvalidArgumentTypeError, WeightsFileError
+from pax_export.errors import InvalidArgumentTypeError, WeightsFileError
 from pax_export.weights import Source, open_source
 from tests.closeness import assert_close
 

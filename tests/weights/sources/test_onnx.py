@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from pax_export._errors import MissingWeightsFileError, UnsupportedDtypeError, WeightsFileError
+from pax_export.errors import MissingWeightsFileError, UnsupportedDtypeError, WeightsFileError
 from pax_export.weights import open_source
 from tests.closeness import assert_close
 

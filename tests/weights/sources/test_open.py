@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from pax_export._errors import MissingWeightsFileError, WeightsFileError
+from pax_export.errors import MissingWeightsFileError, WeightsFileError
 from pax_export.weights import open_source
 
 

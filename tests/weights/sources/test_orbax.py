@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export._errors import WeightsFileError
+from pax_export.errors import WeightsFileError
 from pax_export.weights import open_source
 from tests.closeness import assert_close
 

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 import pax_export as pax
-from pax_export._errors import MissingWeightsFileError, UnsupportedDtypeError, WeightsFileError
+from pax_export.errors import MissingWeightsFileError, UnsupportedDtypeError, WeightsFileError
 from pax_export.weights import open_source
 from tests.closeness import assert_close
 

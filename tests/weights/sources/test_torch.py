@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pax_export._errors import PaxError, UnsupportedDtypeError, WeightsFileError
+from pax_export.errors import PaxError, UnsupportedDtypeError, WeightsFileError
 from pax_export.weights import open_source
 from tests.closeness import assert_close
 from tests.weights.sources.torch_files import (

@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 import pax_export as pax
-from pax_export import _errors
+from pax_export import errors
 from pax_export.cli import main
 from pax_export.export import Report, load, spec, to_onnx
 from pax_export.export.artifact import embedded
@@ -110,7 +110,7 @@ def test_what_onnx_has_not_is_named_with_its_place(tmp_path):
         return jnp.linalg.eigvals(x).real
 
     model = ({}, lambda params, x: largest(x))
-    with pytest.raises(_errors.UnsupportedOperationError) as caught:
+    with pytest.raises(errors.UnsupportedOperationError) as caught:
         to_onnx(model, tmp_path / "m.onnx", spec("4, 4"))
     assert "the operation eig" in caught.value.what
     assert "test_to_onnx.py" in caught.value.where
@@ -128,7 +128,7 @@ def test_bits_need_no_operator_of_a_newer_opset(tmp_path):
 
 def test_opsets_without_what_models_need_are_refused(tmp_path):
     model = (affine_params(), affine)
-    with pytest.raises(_errors.UnsupportedOperationError, match="opset 18 and newer") as caught:
+    with pytest.raises(errors.UnsupportedOperationError, match="opset 18 and newer") as caught:
         to_onnx(model, tmp_path / "m.onnx", spec("n, 3"), opset=17)
     assert (caught.value.got, caught.value.write) == ("opset=17", "opset=18")
 
@@ -181,14 +181,14 @@ def test_an_empty_batch_gives_empty_results(tmp_path):
 def test_what_is_left_of_an_empty_batch_is_refused(tmp_path):
     model = ({}, lambda params, x: {"rows": 2 * x, "total": x.sum(0)})
     to_onnx(model, tmp_path / "m.onnx", spec("batch, 3"))
-    with pytest.raises(_errors.InvalidArgumentError) as caught:
+    with pytest.raises(errors.InvalidArgumentError) as caught:
         load(tmp_path / "m.onnx")(np.zeros((0, 3), np.float32))
     assert caught.value.write == "[batch, 3], batch at least 1"
 
 
 def test_complex_inputs_and_outputs_are_refused(tmp_path):
     model = ({}, lambda params, x: {"z": jax.lax.complex(x, x)})
-    with pytest.raises(_errors.UnsupportedDtypeError, match="no complex numbers") as caught:
+    with pytest.raises(errors.UnsupportedDtypeError, match="no complex numbers") as caught:
         to_onnx(model, tmp_path / "m.onnx", spec("n"))
     assert caught.value.where == "output z"
 
@@ -208,7 +208,7 @@ class Slope(pax.Module):
 
 
 def test_a_refusal_names_the_operation_the_layer_and_the_line(tmp_path):
-    with pytest.raises(_errors.UnsupportedOperationError) as caught:
+    with pytest.raises(errors.UnsupportedOperationError) as caught:
         to_onnx(Pooling(), tmp_path / "m.onnx", spec("n, 3"))
     assert caught.value.what == "ONNX has no rule for the operation hessenberg."
     assert caught.value.where.startswith("layers.1: Slope, test_to_onnx.py:")
@@ -231,24 +231,24 @@ def test_validation_compares_with_the_model(tmp_path, monkeypatch):
         return converted(program, names, {k: v + 1 for k, v in weights.items()}, opset)
 
     monkeypatch.setattr(export, "converted", damaged)
-    with pytest.raises(_errors.ValidationError, match="differ"):
+    with pytest.raises(errors.ValidationError, match="differ"):
         to_onnx((affine_params(), affine), tmp_path / "m.onnx", spec("2, 3"))
     assert not list(tmp_path.iterdir())
 
 
 def test_refusals(tmp_path, net):
     model = (affine_params(), affine)
-    with pytest.raises(_errors.InvalidArgumentError, match="An opset is a number"):
+    with pytest.raises(errors.InvalidArgumentError, match="An opset is a number"):
         to_onnx(model, tmp_path / "m.onnx", spec("2, 3"), opset="21")
-    with pytest.raises(_errors.InvalidArgumentError, match="holds one function"):
+    with pytest.raises(errors.InvalidArgumentError, match="holds one function"):
         both = {"a": spec("2, 3"), "b": spec("2, 3")}
         to_onnx(net, tmp_path / "m.onnx", both, methods={"a": "__call__", "b": "__call__"})
-    with pytest.raises(_errors.StateChangeError, match="steps"):
+    with pytest.raises(errors.StateChangeError, match="steps"):
         to_onnx(Counter(), tmp_path / "m.onnx", spec("2"))
     (tmp_path / "there.onnx").write_bytes(b"old")
-    with pytest.raises(_errors.ExportPathError, match="overwrite=True"):
+    with pytest.raises(errors.ExportPathError, match="overwrite=True"):
         to_onnx(model, tmp_path / "there.onnx", spec("2, 3"))
-    with pytest.raises(_errors.ExportPathError, match="no export of pax_export"):
+    with pytest.raises(errors.ExportPathError, match="no export of pax_export"):
         load(tmp_path / "there.onnx")
 
 
@@ -256,7 +256,7 @@ def test_damaged_files(tmp_path, path):
     content = path.read_bytes()
     damaged = tmp_path / "damaged.onnx"
     damaged.write_bytes(content.replace(b"MatMul", b"NatNul").replace(b"Gemm", b"Genn"))
-    with pytest.raises(_errors.ExportPathError, match="hash does not match"):
+    with pytest.raises(errors.ExportPathError, match="hash does not match"):
         load(damaged)
     # As 0.1.0 wrote it: the report without a hash.
     report = json.loads(embedded.read(path))
@@ -268,7 +268,7 @@ def test_damaged_files(tmp_path, path):
     )
     damaged.write_bytes(model.replace(b"MatMul", b"NatNul").replace(b"Gemm", b"Genn"))
     embedded.append_field(damaged, json.dumps(report))
-    with pytest.raises(_errors.ExportPathError, match="cannot be loaded"):
+    with pytest.raises(errors.ExportPathError, match="cannot be loaded"):
         load(damaged)
 
 
@@ -278,7 +278,7 @@ def test_every_flipped_byte_is_found(tmp_path, path):
         changed = bytearray(content)
         changed[at] ^= 1 << at % 8
         (tmp_path / "changed.onnx").write_bytes(changed)
-        with pytest.raises(_errors.ExportPathError):
+        with pytest.raises(errors.ExportPathError):
             load(tmp_path / "changed.onnx")
 
 
@@ -300,7 +300,7 @@ def test_weights_in_a_file_elsewhere_are_not_read(tmp_path, path):
     del model.metadata_props[:]
     (tmp_path / "inner" / "m.onnx").write_bytes(model.SerializeToString())
     embedded.append_field(tmp_path / "inner" / "m.onnx", json.dumps(report))
-    with pytest.raises(_errors.ExportPathError, match="cannot be loaded"):
+    with pytest.raises(errors.ExportPathError, match="cannot be loaded"):
         load(tmp_path / "inner" / "m.onnx")
 
 

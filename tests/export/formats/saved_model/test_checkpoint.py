@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pax_export._errors import ValidationError
+from pax_export.errors import ValidationError
 from pax_export.export import spec, to_saved_model
 from pax_export.export.formats.saved_model import checkpoint
 

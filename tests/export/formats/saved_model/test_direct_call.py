@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import load, spec
 from pax_export.export.formats.saved_model.load import DirectCall
 from tests.closeness import assert_close

@@ -9,7 +9,7 @@ import pytest
 
 import pax_export as pax
 import pax_export.transforms as T
-from pax_export._errors import (
+from pax_export.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     NotDifferentiableError,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pax_export._errors import GradientMismatchError, NotDifferentiableError
+from pax_export.errors import GradientMismatchError, NotDifferentiableError
 from pax_export.export import load, spec, symbolic_numpy, to_saved_model, to_stablehlo
 from pax_export.export.formats.saved_model import run as running
 from pax_export.export.orbax import JaxModule

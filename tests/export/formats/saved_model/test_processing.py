@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export._errors import InvalidArgumentError, UnsupportedDtypeError, ValidationError
+from pax_export.errors import InvalidArgumentError, UnsupportedDtypeError, ValidationError
 from pax_export.export import load, spec, to_saved_model
 from tests.closeness import assert_close
 from tests.export.models import Counter, Net, affine, affine_params, random

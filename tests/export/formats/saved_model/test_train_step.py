@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import pax_export as pax
-from pax_export._errors import InvalidArgumentError, StateChangeError, StructureMismatchError
+from pax_export.errors import InvalidArgumentError, StateChangeError, StructureMismatchError
 from pax_export.export import load, spec, to_saved_model
 from tests.closeness import assert_close, is_close
 from tests.export.models import affine, affine_params, random
@@ -206,7 +206,7 @@ def test_text_trains_too_and_several_methods_serve(train):
 
 
 def test_a_step_that_trains_wrongly_is_found_out(tmp_path, monkeypatch):
-    from pax_export._errors import ValidationError
+    from pax_export.errors import ValidationError
     from pax_export.export.formats.saved_model import writer as saved_model
 
     def export(name, factor, **options):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax import export as jax_export
 
-from pax_export import _errors
+from pax_export import errors
 from pax_export.export import load, spec, to_stablehlo
 from tests.closeness import assert_close
 from tests.export.models import affine, affine_params, random
@@ -113,13 +113,13 @@ def test_several_exporteds_become_signatures(save):
             {"sine": jnp.sin, "cosine": jnp.cos}.items()}  # fmt: skip
     bundle = save(both)
     assert_close(bundle.signatures["cosine"](random(2)), np.cos(random(2)), rtol=1e-6)
-    with pytest.raises(_errors.InvalidArgumentError, match="several signatures"):
+    with pytest.raises(errors.InvalidArgumentError, match="several signatures"):
         bundle(random(2))
 
 
 def test_an_exported_has_its_inputs_already(tmp_path):
     exported = jax_export.export(jax.jit(jnp.sin))(jax.ShapeDtypeStruct((2,), "float32"))
-    with pytest.raises(_errors.InvalidArgumentError, match="has its inputs"):
+    with pytest.raises(errors.InvalidArgumentError, match="has its inputs"):
         to_stablehlo(exported, tmp_path / "bundle", spec("2"))
 
 
@@ -138,7 +138,7 @@ def test_gradients_are_there_up_to_the_order(save, order):
         assert exported.has_vjp()
         exported = exported.vjp()
     assert not exported.has_vjp()
-    with pytest.raises(_errors.NotDifferentiableError):
+    with pytest.raises(errors.NotDifferentiableError):
         jax.grad(gradient)(0.5)
 
 
@@ -163,7 +163,7 @@ def test_a_scope_of_the_user(save):
     )
     bundle = save(({}, lambda _, x, y: x[2] + y), (x, y))
     assert bundle(random(3, 2), random(2)).shape == (2,)
-    with pytest.raises(_errors.InvalidArgumentError, match="b = 2 by x"):
+    with pytest.raises(errors.InvalidArgumentError, match="b = 2 by x"):
         bundle(random(3, 2), random(4))
     with pytest.raises(ValueError, match="a"):
         bundle(random(2, 2), random(2))
@@ -177,13 +177,13 @@ def test_calls_that_jax_does_not_promise_need_a_disabled_check(tmp_path):
         return jax.ffi.ffi_call("nobody_has_this", jax.ShapeDtypeStruct((2,), "float32"))(x)
 
     check = jax_export.DisabledSafetyCheck.custom_call("nobody_has_this")
-    with pytest.raises(_errors.UnsupportedOperationError, match="disabled_checks"):
+    with pytest.raises(errors.UnsupportedOperationError, match="disabled_checks"):
         to_stablehlo(({}, unknown), tmp_path / "refused", spec("2"), platforms="cpu")
     assert not list(tmp_path.iterdir())
     path = tmp_path / "bundle"
     options = {"platforms": "cpu", "validate": False}
     to_stablehlo(({}, unknown), path, spec("2"), disabled_checks=[check], **options)
-    with pytest.raises(_errors.UntrustedExportError, match="calls of nobody_has_this"):
+    with pytest.raises(errors.UntrustedExportError, match="calls of nobody_has_this"):
         load(path)
     exported = load(path, trusted=True).exported[KEY]
     assert exported.disabled_safety_checks == (check,)
@@ -206,7 +206,7 @@ def test_callbacks_cannot_be_serialised(tmp_path):
         jax.debug.print("{}", x)
         return x
 
-    with pytest.raises(_errors.UnsupportedOperationError, match="calls back into Python"):
+    with pytest.raises(errors.UnsupportedOperationError, match="calls back into Python"):
         to_stablehlo(({}, spoken), tmp_path / "bundle", spec("2"))
 
 
@@ -227,7 +227,7 @@ def test_nodes_in_a_function_of_jax_are_written_if_jax_is_told_how(tmp_path):
 
     point = Point(jnp.ones(3), jnp.zeros(3))
     exported = jax_export.export(jax.jit(turn))(point, jnp.ones((2, 3)))
-    with pytest.raises(_errors.InvalidArgumentError, match="(?s)Point.*write: .*register_named"):
+    with pytest.raises(errors.InvalidArgumentError, match="(?s)Point.*write: .*register_named"):
         to_stablehlo(exported, tmp_path / "bundle")
     assert not list(tmp_path.iterdir())
     jax_export.register_namedtuple_serialization(Point, serialized_name="tests.Point")

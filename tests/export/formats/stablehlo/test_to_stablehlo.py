@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from pax_export import _errors
-from pax_export._errors import ExportPathError, UntrustedExportError
+from pax_export import errors
 from pax_export._files import checksums
+from pax_export.errors import ExportPathError, UntrustedExportError
 from pax_export.export import Report, load, renew, spec, to_stablehlo
 from pax_export.export.formats.stablehlo import library_calls
 from tests.closeness import assert_close, is_close
@@ -114,7 +114,7 @@ def test_vmap_of_calls_gradients_and_weights(bundle, net):
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
 def test_forward_mode_is_refused_in_our_words(bundle, wrap):
     x = random(1, 3)
-    with pytest.raises(_errors.NotDifferentiableError, match="no forward-mode derivatives"):
+    with pytest.raises(errors.NotDifferentiableError, match="no forward-mode derivatives"):
         jax.jvp(wrap(lambda x: bundle(x)), (x,), (x,))
     with pytest.raises(TypeError, match="jax.jacrev"):
         jax.jacfwd(wrap(lambda x: bundle(x).sum()))(x)
@@ -123,7 +123,7 @@ def test_forward_mode_is_refused_in_our_words(bundle, wrap):
 def test_a_gradient_beyond_the_order_is_refused(tmp_path, net):
     to_stablehlo(net, tmp_path / "net", spec("2, 3"), platforms=CPU, validate=False)
     bundle = load(tmp_path / "net")
-    with pytest.raises(_errors.NotDifferentiableError) as caught:
+    with pytest.raises(errors.NotDifferentiableError) as caught:
         jax.grad(lambda x: bundle(x).sum())(random(2, 3))
     assert "exported with no gradient" in str(caught.value)
     assert caught.value.write == "to_stablehlo(..., vjp_order=1)"
@@ -135,9 +135,9 @@ def test_weights_can_be_read_and_replaced(bundle, path, net):
     zero = bundle.replace_weights({"layer.weight": jnp.zeros((3, 4)), "layer.bias": jnp.ones(4)})
     assert_close(zero(random(2, 3)), np.tanh(np.ones((2, 4))), rtol=1e-6)
     assert_close(bundle(random(2, 3)), net(random(2, 3)), rtol=1e-6)
-    with pytest.raises(_errors.InvalidArgumentError, match="no such weight"):
+    with pytest.raises(errors.InvalidArgumentError, match="no such weight"):
         bundle.replace_weights({"weight": jnp.zeros((3, 4))})
-    with pytest.raises(_errors.InvalidArgumentError, match=r"write: float32\[3, 4\]"):
+    with pytest.raises(errors.InvalidArgumentError, match=r"write: float32\[3, 4\]"):
         bundle.replace_weights({"layer.weight": jnp.zeros((4, 3))})
 
 
@@ -193,9 +193,9 @@ def test_state_is_handed_on_and_never_lost(tmp_path):
     _, two = after.purecall(jnp.zeros(1))
     assert (float(one[0]), float(two[0])) == (1.0, 2.0)
     assert int(bundle.weights["steps"]) == 0
-    with pytest.raises(_errors.StateChangeError, match="purecall"):
+    with pytest.raises(errors.StateChangeError, match="purecall"):
         bundle(jnp.zeros(1))
-    with pytest.raises(_errors.StateChangeError, match="where: steps"):
+    with pytest.raises(errors.StateChangeError, match="where: steps"):
         to_stablehlo(Counter(), tmp_path / "d", spec("n"))
 
 
@@ -214,11 +214,11 @@ def test_integer_outputs_beside_gradients(tmp_path):
 
 
 def test_wrong_arguments_name_the_input(bundle):
-    with pytest.raises(_errors.InvalidArgumentError, match=r"serving_default: x"):
+    with pytest.raises(errors.InvalidArgumentError, match=r"serving_default: x"):
         bundle(random(2, 4))
-    with pytest.raises(_errors.InvalidArgumentTypeError, match="a different dtype"):
+    with pytest.raises(errors.InvalidArgumentTypeError, match="a different dtype"):
         bundle(jnp.ones((2, 3), jnp.int32))
-    with pytest.raises(_errors.InvalidArgumentError, match="other arguments"):
+    with pytest.raises(errors.InvalidArgumentError, match="other arguments"):
         bundle(random(2, 3), random(2, 3))
 
 
@@ -269,19 +269,19 @@ def test_damaged_files_are_named(damaged, file, how):
         middle = len(content) // 2
         changed = bytes([content[middle] ^ 1])
         (damaged / file).write_bytes(content[:middle] + changed + content[middle + 1 :])
-    with pytest.raises(_errors.ExportPathError) as caught:
+    with pytest.raises(errors.ExportPathError) as caught:
         load(damaged)
     assert file in f"{caught.value.where} {caught.value.got}"
 
 
 def test_foreign_folders_and_missing_hashes(damaged, tmp_path):
     (damaged / "SHA256SUMS").unlink()
-    with pytest.raises(_errors.ExportPathError, match="hashes of this bundle cannot be read"):
+    with pytest.raises(errors.ExportPathError, match="hashes of this bundle cannot be read"):
         load(damaged)
     (damaged / "pax_export.json").write_text("{}")
-    with pytest.raises(_errors.ExportPathError, match="cannot be read"):
+    with pytest.raises(errors.ExportPathError, match="cannot be read"):
         load(damaged)
-    with pytest.raises(_errors.ExportPathError, match="no export of pax_export"):
+    with pytest.raises(errors.ExportPathError, match="no export of pax_export"):
         load(tmp_path / "nothing")
 
 
@@ -306,9 +306,9 @@ def test_without_portable_modules_it_says_what_is_missing(damaged):
     report["details"]["functions"]["serving_default"]["kept"] = []
     (damaged / "pax_export.json").write_text(json.dumps(report))
     checksums.write(damaged)
-    with pytest.raises(_errors.ExportPathError, match="This jax does not read this file"):
+    with pytest.raises(errors.ExportPathError, match="This jax does not read this file"):
         load(damaged)
-    with pytest.raises(_errors.ExportPathError, match="no portable modules"):
+    with pytest.raises(errors.ExportPathError, match="no portable modules"):
         renew(damaged)
 
 
@@ -333,7 +333,7 @@ def test_validation_compares_with_the_model(tmp_path, net, monkeypatch):
         "write_weights",
         lambda directory, weights: write(directory, {k: v + 1 for k, v in weights.items()}),
     )
-    with pytest.raises(_errors.ValidationError, match="differ"):
+    with pytest.raises(errors.ValidationError, match="differ"):
         to_stablehlo(net, tmp_path / "net", spec("2, 3"), platforms=CPU)
     assert not list(tmp_path.iterdir())
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 
-from pax_export import _errors
+from pax_export import errors
 from pax_export.export import Report, load, spec, to_tflite
 from pax_export.export.artifact import embedded
 from tests.closeness import assert_close
@@ -76,7 +76,7 @@ def test_the_report_lies_in_the_file(path):
 
 
 def test_wrong_shapes_are_refused_before_the_runtime(path):
-    with pytest.raises(_errors.InvalidArgumentError, match="serving_default: x"):
+    with pytest.raises(errors.InvalidArgumentError, match="serving_default: x"):
         load(path)(random(3, 3))
 
 
@@ -94,7 +94,7 @@ def test_weights_can_be_stored_with_fewer_bits(tmp_path, quantize, bound):
 
 def test_what_tflite_has_not_is_named(tmp_path):
     model = ({}, lambda params, x: jnp.linalg.eigvals(x).real)
-    with pytest.raises(_errors.UnsupportedOperationError, match="TFLite cannot express") as caught:
+    with pytest.raises(errors.UnsupportedOperationError, match="TFLite cannot express") as caught:
         to_tflite(model, tmp_path / "m.tflite", spec("n, 6, 6"))
     assert "the operation eig" in caught.value.what
     assert "test_to_tflite.py" in caught.value.where
@@ -103,14 +103,14 @@ def test_what_tflite_has_not_is_named(tmp_path):
 
 def test_arrays_that_tflite_has_not_are_named(tmp_path):
     model = ({}, lambda params, x: x * 1j)
-    with pytest.raises(_errors.UnsupportedOperationError, match="cannot return complex") as caught:
+    with pytest.raises(errors.UnsupportedOperationError, match="cannot return complex") as caught:
         to_tflite(model, tmp_path / "m.tflite", spec("n, 6"))
     assert caught.value.where == "output output"
 
 
 def test_an_output_without_elements_is_refused(tmp_path):
     model = ({}, lambda params, x: {"kept": x[1:], "none": x[:0]})
-    with pytest.raises(_errors.UnsupportedOperationError, match="without elements") as caught:
+    with pytest.raises(errors.UnsupportedOperationError, match="without elements") as caught:
         to_tflite(model, tmp_path / "m.tflite", spec("n, 6"))
     assert caught.value.where == "output none"
 
@@ -133,45 +133,45 @@ def test_validation_compares_with_the_model(tmp_path, monkeypatch):
         return weights(other)
 
     monkeypatch.setattr(export, "Weights", damaged)
-    with pytest.raises(_errors.ValidationError, match="differ"):
+    with pytest.raises(errors.ValidationError, match="differ"):
         to_tflite((affine_params(), affine), tmp_path / "m.tflite", spec("2, 3"))
     assert not list(tmp_path.iterdir())
 
 
 def test_refusals(tmp_path):
     model = (affine_params(), affine)
-    with pytest.raises(_errors.InvalidArgumentError, match="quantize has a value"):
+    with pytest.raises(errors.InvalidArgumentError, match="quantize has a value"):
         to_tflite(model, tmp_path / "m.tflite", spec("2, 3"), quantize="int4")
-    with pytest.raises(_errors.StateChangeError, match="steps"):
+    with pytest.raises(errors.StateChangeError, match="steps"):
         to_tflite(Counter(), tmp_path / "m.tflite", spec("2"))
     (tmp_path / "there.tflite").write_bytes(b"old")
-    with pytest.raises(_errors.ExportPathError, match="overwrite=True"):
+    with pytest.raises(errors.ExportPathError, match="overwrite=True"):
         to_tflite(model, tmp_path / "there.tflite", spec("2, 3"))
-    with pytest.raises(_errors.ExportPathError, match="no export of pax_export"):
+    with pytest.raises(errors.ExportPathError, match="no export of pax_export"):
         to_tflite(model, tmp_path / "there.tflite", spec("2, 3"), overwrite=True)
     (tmp_path / "there.tflite").write_bytes(b"")
     for _ in range(2):
         to_tflite(model, tmp_path / "there.tflite", spec("2, 3"), overwrite=True, validate=False)
     assert load(tmp_path / "there.tflite")(random(2, 3)).shape == (2, 4)
-    with pytest.raises(_errors.ExportPathError, match="one file"):
+    with pytest.raises(errors.ExportPathError, match="one file"):
         to_tflite(model, tmp_path, spec("2, 3"))
 
 
 def test_damaged_and_foreign_files(tmp_path, path):
     foreign = tmp_path / "foreign.tflite"
     foreign.write_bytes(b"TFL3 and nothing else")
-    with pytest.raises(_errors.ExportPathError, match="no export of pax_export"):
+    with pytest.raises(errors.ExportPathError, match="no export of pax_export"):
         load(foreign)
     content = path.read_bytes()
     start = content.index(b"PK\x03\x04")
     foreign.write_bytes(b"\0" * start + content[start:])
-    with pytest.raises(_errors.ExportPathError, match="hash does not match"):
+    with pytest.raises(errors.ExportPathError, match="hash does not match"):
         load(foreign)
     report = json.loads(embedded.read(path))
     del report["details"]["sha256"]  # as 0.1.0 wrote it
     foreign.write_bytes(b"\0" * start)
     embedded.append_zip(foreign, json.dumps(report))
-    with pytest.raises(_errors.ExportPathError, match="cannot be loaded"):
+    with pytest.raises(errors.ExportPathError, match="cannot be loaded"):
         load(foreign)
 
 
