@@ -1,8 +1,8 @@
 """Convolutions of integers: with rounded inputs and quantized kernels.
 
 Where the result is rounded again, perhaps behind a ReLU, the operators are those that
-onnxruntime fuses into one convolution of integers (`QLinearConv`); elsewhere `ConvInteger`,
-whose result is scaled.
+onnxruntime fuses into one convolution of integers (`QLinearConv`).  With a scale for each
+example they are `ConvInteger`, whose result is scaled.
 """
 
 from __future__ import annotations
@@ -35,14 +35,21 @@ def with_integer_convolutions(writer: Writer, wanted: Collection[str]) -> list[A
     replaced: dict[str, str] = {}
     for node in list(writer.nodes):
         node.input[:] = [replaced.get(name, name) for name in node.input]
+        if _is_left_out(writer, node, readers):
+            replaced[node.output[0]] = node.input[0]
+            continue
         x, kernel = _operands(writer, node)
         if x is None or kernel is None:
             kept.append(node)
             continue
         bias = _bias(writer, node, readers, made)
         ends = readers.get((bias[0] if bias else node).output[0], [])
+        by_row = x.scale not in writer.initializers
+        if not by_row and not _is_rounded(writer, ends, readers):
+            kept.append(node)  # in float32, which is faster than `ConvInteger`
+            continue
         with writer.body() as new:
-            if x.scale in writer.initializers and _is_rounded(ends, readers):
+            if not by_row:
                 name = _fused(writer, node, x, kernel, bias and bias[1])
                 if bias:
                     replaced[bias[0].output[0]] = name
@@ -78,14 +85,38 @@ def _bias(writer: Writer, node: Any, readers: Any, made: Any) -> tuple[Any, np.n
     return add, vector
 
 
-def _is_rounded(ends: Sequence[Any], readers: Any) -> bool:
+def _is_rounded(writer: Writer, ends: Sequence[Any], readers: Any) -> bool:
     """Whether a result is only read to be rounded."""
     if len(ends) != 1:
         return bool(ends) and all(each.op_type == "QuantizeLinear" for each in ends)
     (end,) = ends
-    if end.op_type in (*_ACTIVATIONS, *_MOVES):
-        return _is_rounded(readers.get(end.output[0], []), readers)
+    if end.op_type in (*_ACTIVATIONS, *_MOVES) or _is_left_out(writer, end, readers):
+        return _is_rounded(writer, readers.get(end.output[0], []), readers)
     return end.op_type == "QuantizeLinear"
+
+
+def _is_left_out(writer: Writer, node: Any, readers: Any) -> bool:
+    """Whether a `Clip` has no effect: integers behind it do not reach beyond its bounds."""
+    if node.op_type != "Clip" or len(node.input) != 3:
+        return False
+    ends = readers.get(node.output[0], [])
+    bounds = [writer.initializers.get(name) for name in node.input[1:]]
+    if not ends or any(each is None or each.size != 1 for each in bounds):
+        return False
+    low, high = (float(np.asarray(each)) for each in bounds)
+    for end in ends:
+        known = [writer.initializers.get(name) for name in end.input[1:]]
+        if (
+            end.op_type != "QuantizeLinear"
+            or len(known) != 2
+            or any(each is None for each in known)
+        ):
+            return False
+        scale, zero = (float(np.asarray(each)) for each in known)
+        slack = 1e-3 * scale  # of rounding 255 times the scale
+        if -zero * scale < low - slack or (255 - zero) * scale > high + slack:
+            return False
+    return True
 
 
 def _fused(
