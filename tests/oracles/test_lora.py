@@ -93,7 +93,8 @@ def test_adapters_saved_here_give_their_logits_in_peft(options, family, tmp_path
         assert_close(logits_of(read.eval()), expected, rtol=3e-5)
 
 
-@pytest.mark.parametrize("format", [*sorted(RUNTIMES), "transformers"])
+#: A folder for browsers has the model of "genai"; it is tested in tests/generation.
+@pytest.mark.parametrize("format", ["genai", "gguf", "litertlm", "transformers"])
 def test_a_merged_adapter_says_in_each_runtime_what_peft_says(format, tmp_path):
     runtime = RUNTIMES.get(format)
     for package in runtime.packages if runtime else ():
