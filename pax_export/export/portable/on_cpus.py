@@ -53,8 +53,13 @@ def _replacement(equation: Any) -> Any:
 
 def _pool(equation: Any) -> Callable[..., list[Array]] | None:
     """A pool with a small window of real numbers; None for any other."""
-    is_real = not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.complexfloating)
-    if not is_real or not _is_small_window(equation.params["window_dimensions"]):
+    result, window = equation.outvars[0].aval, equation.params["window_dimensions"]
+    if jnp.issubdtype(result.dtype, jnp.complexfloating) or not _is_small_window(window):
+        return None
+    sizes = zip(equation.invars[0].aval.shape, result.shape)
+    # Along the others nothing is shifted.  jax compares sizes that it slices, and symbolic ones
+    # have no order, mostly.
+    if not is_static([each for pair, width in zip(sizes, window) for each in pair if width > 1]):
         return None
     return jaxpr_as_fun(decomposed(equation))
 
@@ -76,7 +81,7 @@ def _depthwise(equation: Any) -> Callable[..., list[Array]] | None:
     if groups != x.aval.shape[specs.lhs_spec[1]] or not sizes:
         return None
     counts = [result.aval.shape[axis] for axis in specs.out_spec[2:]]
-    if not (is_static(counts) or all(step == 1 for step in params["window_strides"])):
+    if not is_static((*counts, *(x.aval.shape[axis] for axis in specs.lhs_spec[2:]))):
         return None
     return partial(_sum_of_shifts, equation.params, result.aval.dtype, counts)
 

@@ -116,16 +116,32 @@ def test_pools_are_extremes_of_shifts(name, dtype):
     assert_close(made(x)[0], pool(x))
 
 
-def test_sizes_may_be_symbolic():
-    batch, height = jax_export.symbolic_shape("b, h", constraints=["h >= 3"])
-    x = jax.ShapeDtypeStruct((batch, height, 8, 6), np.float32)
-    kernel = random(1, (3, 3, 1, 6))
-    for strides in ((1, 1), (2, 2)):  # the second stays a convolution
-        function = depthwise(strides=strides)
-        made = jaxpr_as_fun(fast_on_cpus(jax.make_jaxpr(function)(x, kernel)))
-        given = random(0, (2, 5, 8, 6))
-        (found,) = jax_export.export(jax.jit(made))(x, kernel).call(given, kernel)
-        assert_close(found, function(given, kernel))
+def pool(x, width, strides):
+    window = (1, width, width, 1), (1, strides, strides, 1), "VALID"
+    return lax.reduce_window(x, -np.inf, lax.max, *window)
+
+
+SIZED = {
+    "shifted": depthwise(),
+    "valid": depthwise(padding="VALID"),
+    "strides": depthwise(strides=(2, 2)),
+    "pool": lambda x, _: pool(x, 2, 2),
+    "wide pool": lambda x, _: pool(x, 5, 1),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_sizes_may_be_symbolic(name):
+    """A batch of any size has the other form, and an image of any size stays."""
+    kernel, given = random(1, (3, 3, 1, 6)), random(0, (2, 7, 8, 6))
+    for shape in ("b, 7, 8, 6", "b, h, w, 6"):
+        x = jax.ShapeDtypeStruct(jax_export.symbolic_shape(shape), np.float32)
+        program = jax.make_jaxpr(SIZED[name])(x, kernel)
+        made = fast_on_cpus(program)
+        assert (made is program) == ("h" in shape)
+        exported = jax_export.export(jax.jit(jaxpr_as_fun(made)), platforms=["cpu", "tpu"])
+        (found,) = exported(x, kernel).call(given, kernel)
+        assert_close(found, SIZED[name](given, kernel))
 
 
 def test_saved_models_and_their_gradients(tmp_path):
