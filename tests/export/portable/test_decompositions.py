@@ -13,6 +13,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.lax import linalg
 
 import pax_export as pax
+from pax_export import _quantized
 from pax_export._jaxpr import inner_programs, jaxpr_primitives
 from pax_export.export.portable import decompose, not_decomposed
 from pax_export.export.portable.decompositions.eigenvalues import eigh
@@ -391,3 +392,18 @@ def test_windows_along_symbolic_sizes():
     (call,) = without.eqns
     (inner,) = inner_programs(call)
     assert str(inner.out_avals[0].shape) == str(call.outvars[0].aval.shape)
+
+
+@pytest.mark.parametrize("name", ["round_inputs", "round_rows"])
+def test_rounded_activations(name):
+    inputs = (
+        _quantized.StaticInputs(jnp.float32(0.05), jnp.int8(3))
+        if name == "round_inputs"
+        else _quantized.DynamicInputs()
+    )
+    x = jnp.array([[0.0, -0.0, 1.0, -2.5, 100.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
+    program = jax.make_jaxpr(lambda x: inputs.rounded(x, (-1,)))(x)
+    without = decompose(program, lambda e: e.primitive.name != name)
+    assert name in jaxpr_primitives(program) and name not in jaxpr_primitives(without)
+    (found,) = jaxpr_as_fun(without)(x)
+    assert_close(found, inputs.rounded(x, (-1,)))
