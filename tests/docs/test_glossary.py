@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import io
 import re
 import tokenize
@@ -42,6 +43,8 @@ def defined(room: str) -> set[str]:
             match node:
                 case ast.ClassDef() | ast.FunctionDef():
                     names.add(node.name)
+                case ast.ImportFrom(names=[ast.alias(name="*")], module=module):
+                    names |= set(dir(importlib.import_module(module)))
                 case ast.ImportFrom():
                     names |= {alias.asname or alias.name for alias in node.names}
                 case ast.Assign() | ast.AnnAssign():
