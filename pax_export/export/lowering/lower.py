@@ -28,7 +28,7 @@ from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo
 from pax_export.export.lowering.empty_batches import let_be_empty, may_be_empty
 from pax_export.export.lowering.keep_nan import keep_nan, says_extremes
-from pax_export.export.lowering.products import forget_algorithm
+from pax_export.export.lowering.products import drop_dot_algorithm
 from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.lowering.shardings import drop_shardings, says_shardings
 from pax_export.export.portable.any_size import lowerable
@@ -246,7 +246,7 @@ def portable(
         )
         hints = sum(map(_drop_accuracy, _operations(module.operation)))
         named = sum(
-            forget_algorithm(each.operation) for each in list(_operations(module.operation))
+            drop_dot_algorithm(each.operation) for each in list(_operations(module.operation))
         )
         passmanager.PassManager.parse(_PIPELINE).run(module.operation)
         batched = sum(

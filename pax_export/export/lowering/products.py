@@ -20,7 +20,7 @@ _PART = re.compile(r"(\w+) = ([\w<>]+)")
 _WIDE = ("f32", "f64")
 
 
-def forget_algorithm(operation: Any) -> bool:
+def drop_dot_algorithm(operation: Any) -> bool:
     """Drops the algorithm of a product that is the plain one of its types."""
     if operation.name != "stablehlo.dot_general" or _NAME not in operation.attributes:
         return False

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._jaxpr import is_literal, wrapped_program
-from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import (
     BY_ORDER,
     RULES,
@@ -24,10 +24,10 @@ from pax_export.export.portable import NotDecomposedError, NotWrittenError, not_
 
 
 class Converter:
-    """Writes programs of jax with a `Writer`; `constants` has the stored arrays by `id`."""
+    """Writes programs of jax with a `GraphBuilder`; `constants` has the stored arrays by `id`."""
 
     def __init__(self, onnx: Any, opset: int, constants: Mapping[int, Value], exact: bool = True):
-        self.writer = Writer(onnx, opset, self.inline, exact)
+        self.builder = GraphBuilder(onnx, opset, self.inline, exact)
         self._constants = constants
         self._callers: list[Any] = []
 
@@ -40,7 +40,7 @@ class Converter:
         values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
 
         def read(atom: Any) -> Any:
-            return self.writer.literal(atom.val) if is_literal(atom) else values.get(atom)
+            return self.builder.literal(atom.val) if is_literal(atom) else values.get(atom)
 
         wished = range(len(jaxpr.outvars)) if wanted is None else wanted
         for equation, used in _needed(jaxpr, wished):
@@ -50,7 +50,7 @@ class Converter:
 
     def _constant(self, value: Any) -> Value:
         found = self._constants.get(id(value))
-        return self.writer.literal(value) if found is None else found
+        return self.builder.literal(value) if found is None else found
 
     def _written(self, equation: Any, operands: list[Any], used: Collection[int]) -> list[Any]:
         self._callers.append(equation)
@@ -59,8 +59,8 @@ class Converter:
             inner = None if name in RULES else wrapped_program(equation)
             if inner is not None:
                 return self.inline(inner, operands, used)
-            self.writer.operation = name
-            return _by_rule(self.writer, equation, operands)
+            self.builder.operation = name
+            return _by_rule(self.builder, equation, operands)
         except NotWrittenError:
             raise
         except (Refused, NotDecomposedError) as error:
@@ -92,33 +92,33 @@ class ResultStruct:
     dtype: Any
 
 
-def _by_rule(writer: Writer, equation: Any, operands: Sequence[Any]) -> list[Value]:
+def _by_rule(builder: GraphBuilder, equation: Any, operands: Sequence[Any]) -> list[Value]:
     name, parameters = equation.primitive.name, equation.params
     results = [ResultStruct(tuple(var.aval.shape), var.aval.dtype) for var in equation.outvars]
     if results and all(0 in filter(is_number, each.shape) for each in results):
         zeros = [np.zeros((), carrier(each.dtype)) for each in results]
-        names = [writer.expand(zero, each.shape) for zero, each in zip(zeros, results)]
+        names = [builder.expand(zero, each.shape) for zero, each in zip(zeros, results)]
         return _values(names, results)  # nothing is computed, and some kernels would fail
     if name not in RULES:
         raise Refused(not_decomposed(equation))
     if name in BY_ORDER and np.uint64 in [each.dtype for each in operands]:
-        return _by_order(writer, equation, operands, results)
-    return _values(RULES[name](writer, results, *operands, **parameters), results)
+        return _by_order(builder, equation, operands, results)
+    return _values(RULES[name](builder, results, *operands, **parameters), results)
 
 
 def _by_order(
-    writer: Writer, equation: Any, operands: Sequence[Value], results: Sequence[ResultStruct]
+    builder: GraphBuilder, equation: Any, operands: Sequence[Value], results: Sequence[ResultStruct]
 ) -> list[Any]:
     """Numbers of uint64 as those of int64 that are in the same order: without the first bit."""
     first = np.array(np.iinfo(np.int64).min)
 
     def moved(value: Value, dtype: Any) -> Value:
         known = None if value.known is None else value.known ^ first
-        return Value(writer("BitwiseXor", value, first), np.dtype(dtype), value.shape, known)
+        return Value(builder("BitwiseXor", value, first), np.dtype(dtype), value.shape, known)
 
     given = [moved(x, np.int64) if x.dtype == np.uint64 else x for x in operands]
     wide = [ResultStruct(x.shape, np.int64) if x.dtype == np.uint64 else x for x in results]
-    made = _values(RULES[equation.primitive.name](writer, wide, *given, **equation.params), wide)
+    made = _values(RULES[equation.primitive.name](builder, wide, *given, **equation.params), wide)
     return [
         moved(one, np.uint64) if each.dtype == np.uint64 else one
         for one, each in zip(made, results)

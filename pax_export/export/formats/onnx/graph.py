@@ -25,10 +25,10 @@ _MASK = np.int64(0xFFFFFFFF)
 Inline = Callable[[Any, Sequence[Value]], list[Value]]
 
 
-class Writer:
+class GraphBuilder:
     """Writes the operators of one model; the rules are given it, and call it.
 
-    ``writer("Add", x, y)`` adds an operator and gives the name of its result.  Operands are
+    ``builder("Add", x, y)`` adds an operator and gives the name of its result.  Operands are
     names, `Value`s, arrays of numpy, which become constants, or None for one left out.
     """
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import Writer, needed, read_in
+from pax_export.export.formats.onnx.graph import GraphBuilder, needed, read_in
 from pax_export.export.formats.onnx.rules.quantized import RoundedInputs, RoundedRows
 
 #: What onnxruntime takes into a convolution of integers that is before it.
@@ -21,10 +21,12 @@ _ACTIVATIONS = ("Relu",)
 _MOVES = ("MaxPool", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten")
 
 
-def with_integer_convolutions(writer: Writer, wanted: Collection[str]) -> list[Any]:
+def with_integer_convolutions(builder: GraphBuilder, wanted: Collection[str]) -> list[Any]:
     """The operators of a graph with these results, in which convolutions of integers are such."""
-    nodes = needed(writer.nodes, wanted)
-    if not any(isinstance(each, (RoundedInputs, RoundedRows)) for each in writer.integers.values()):
+    nodes = needed(builder.nodes, wanted)
+    if not any(
+        isinstance(each, (RoundedInputs, RoundedRows)) for each in builder.integers.values()
+    ):
         return nodes
     readers: dict[str, list[Any]] = {}
     for node in nodes:
@@ -33,37 +35,37 @@ def with_integer_convolutions(writer: Writer, wanted: Collection[str]) -> list[A
     made = {name: node for node in nodes for name in node.output}
     kept: list[Any] = []
     replaced: dict[str, str] = {}
-    for node in list(writer.nodes):
+    for node in list(builder.nodes):
         node.input[:] = [replaced.get(name, name) for name in node.input]
-        if _is_left_out(writer, node, readers):
+        if _is_left_out(builder, node, readers):
             replaced[node.output[0]] = node.input[0]
             continue
-        x, kernel = _operands(writer, node)
+        x, kernel = _operands(builder, node)
         if x is None or kernel is None:
             kept.append(node)
             continue
-        bias = _bias(writer, node, readers, made)
+        bias = _bias(builder, node, readers, made)
         ends = readers.get((bias[0] if bias else node).output[0], [])
-        by_row = x.scale not in writer.initializers
-        if not by_row and not _is_rounded(writer, ends, readers):
+        by_row = x.scale not in builder.initializers
+        if not by_row and not _is_rounded(builder, ends, readers):
             kept.append(node)  # in float32, which is faster than `ConvInteger`
             continue
-        with writer.body() as new:
+        with builder.body() as new:
             if not by_row:
-                name = _fused(writer, node, x, kernel, bias and bias[1])
+                name = _fused(builder, node, x, kernel, bias and bias[1])
                 if bias:
                     replaced[bias[0].output[0]] = name
             else:
-                name = _integer(writer, node, x, kernel)
+                name = _integer(builder, node, x, kernel)
         replaced[node.output[0]] = name
         kept += new
     return needed(kept, wanted)
 
 
-def _operands(writer: Writer, node: Any) -> tuple[RoundedInputs | None, Any]:
+def _operands(builder: GraphBuilder, node: Any) -> tuple[RoundedInputs | None, Any]:
     if node.op_type != "Conv" or len(node.input) != 2:
         return None, None
-    x, found = (writer.integers.get(name) for name in node.input)
+    x, found = (builder.integers.get(name) for name in node.input)
     x = x.made if isinstance(x, RoundedRows) else x
     if not isinstance(x, RoundedInputs) or not isinstance(found, tuple):
         return None, None
@@ -71,7 +73,9 @@ def _operands(writer: Writer, node: Any) -> tuple[RoundedInputs | None, Any]:
     return x, found if weight.is_by_channel(order[0]) else None
 
 
-def _bias(writer: Writer, node: Any, readers: Any, made: Any) -> tuple[Any, np.ndarray] | None:
+def _bias(
+    builder: GraphBuilder, node: Any, readers: Any, made: Any
+) -> tuple[Any, np.ndarray] | None:
     """The only addition to a result of a stored vector, and that."""
     (add, *others) = readers.get(node.output[0], [None])
     if add is None or others or add.op_type != "Add":
@@ -79,33 +83,33 @@ def _bias(writer: Writer, node: Any, readers: Any, made: Any) -> tuple[Any, np.n
     (spread,) = [made.get(name) for name in add.input if name != node.output[0]] or [None]
     if spread is None or spread.op_type != "Unsqueeze":
         return None
-    vector = writer.initializers.get(spread.input[0])
+    vector = builder.initializers.get(spread.input[0])
     if vector is None or vector.ndim != 1:
         return None
     return add, vector
 
 
-def _is_rounded(writer: Writer, ends: Sequence[Any], readers: Any) -> bool:
+def _is_rounded(builder: GraphBuilder, ends: Sequence[Any], readers: Any) -> bool:
     """Whether a result is only read to be rounded."""
     if len(ends) != 1:
         return bool(ends) and all(each.op_type == "QuantizeLinear" for each in ends)
     (end,) = ends
-    if end.op_type in (*_ACTIVATIONS, *_MOVES) or _is_left_out(writer, end, readers):
-        return _is_rounded(writer, readers.get(end.output[0], []), readers)
+    if end.op_type in (*_ACTIVATIONS, *_MOVES) or _is_left_out(builder, end, readers):
+        return _is_rounded(builder, readers.get(end.output[0], []), readers)
     return end.op_type == "QuantizeLinear"
 
 
-def _is_left_out(writer: Writer, node: Any, readers: Any) -> bool:
+def _is_left_out(builder: GraphBuilder, node: Any, readers: Any) -> bool:
     """Whether a `Clip` has no effect: integers behind it do not reach beyond its bounds."""
     if node.op_type != "Clip" or len(node.input) != 3:
         return False
     ends = readers.get(node.output[0], [])
-    bounds = [writer.initializers.get(name) for name in node.input[1:]]
+    bounds = [builder.initializers.get(name) for name in node.input[1:]]
     if not ends or any(each is None or each.size != 1 for each in bounds):
         return False
     low, high = (float(np.asarray(each)) for each in bounds)
     for end in ends:
-        known = [writer.initializers.get(name) for name in end.input[1:]]
+        known = [builder.initializers.get(name) for name in end.input[1:]]
         if (
             end.op_type != "QuantizeLinear"
             or len(known) != 2
@@ -120,29 +124,29 @@ def _is_left_out(writer: Writer, node: Any, readers: Any) -> bool:
 
 
 def _fused(
-    writer: Writer, node: Any, x: RoundedInputs, kernel: Any, bias: np.ndarray | None
+    builder: GraphBuilder, node: Any, x: RoundedInputs, kernel: Any, bias: np.ndarray | None
 ) -> str:
     weight, order = kernel
     name = weight.written(order, fused=True)
     operands = [node.input[0], name]
     if bias is not None:
         scale = weight.scale_with(x)
-        scales = writer.initializers[scale]
+        scales = builder.initializers[scale]
         limits = np.iinfo(np.int32)
         whole = np.clip(np.rint(bias / scales.astype(np.float64)), limits.min, limits.max)
-        stored = writer.store(whole.astype(np.int32), writer.new_name("bias"))
-        operands.append(writer("DequantizeLinear", stored, scale, axis=0))
-    return _again(writer, node, "Conv", operands)
+        stored = builder.store(whole.astype(np.int32), builder.new_name("bias"))
+        operands.append(builder("DequantizeLinear", stored, scale, axis=0))
+    return _again(builder, node, "Conv", operands)
 
 
-def _integer(writer: Writer, node: Any, x: RoundedInputs, kernel: Any) -> str:
+def _integer(builder: GraphBuilder, node: Any, x: RoundedInputs, kernel: Any) -> str:
     weight, order = kernel
     operands = [x.integers, weight.stored_integers(order), x.zero]
-    total = _again(writer, node, "ConvInteger", operands)
+    total = _again(builder, node, "ConvInteger", operands)
     return weight.scaled(total, x, len(order) - 2)
 
 
-def _again(writer: Writer, node: Any, operator: str, operands: Sequence[Any]) -> str:
-    name = writer(operator, *operands)
-    writer.nodes[-1].attribute.extend(node.attribute)
+def _again(builder: GraphBuilder, node: Any, operator: str, operands: Sequence[Any]) -> str:
+    name = builder(operator, *operands)
+    builder.nodes[-1].attribute.extend(node.attribute)
     return name

@@ -14,7 +14,7 @@ from pax_export.export.artifact.known_differences import known_differences
 from pax_export.export.formats.onnx import rules as rules
 from pax_export.export.formats.onnx.biases import with_biases
 from pax_export.export.formats.onnx.convert import Converter
-from pax_export.export.formats.onnx.graph import Writer, bodies, needed, read_in
+from pax_export.export.formats.onnx.graph import GraphBuilder, bodies, needed, read_in
 from pax_export.export.formats.onnx.integers import with_integer_convolutions
 from pax_export.export.formats.onnx.registry import Refused, has
 from pax_export.export.formats.onnx.values import (
@@ -141,7 +141,7 @@ class _ModelBuilder:
         self._opset, self._exact = options.opset, options.exact
         self._constants: dict[int, Value] = {}
         self._converter = Converter(onnx, options.opset, self._constants, options.exact)
-        self._writer: Writer = self._converter.writer
+        self._writer: GraphBuilder = self._converter.builder
         self._writer.accuracy_level = options.accuracy_level
         self._inputs = [entry.name for entry in program.inputs.flat]
         self._outputs = list(program.output_names)
@@ -205,15 +205,15 @@ class _ModelBuilder:
 
     def _finished(self, found: Sequence[Any]) -> tuple[Any, dict[str, np.ndarray]]:
         """The model without initializers, of its results, and these."""
-        onnx, writer = self._onnx, self._writer
+        onnx, builder = self._onnx, self._writer
         outputs = [self._given(*each) for each in zip(self._outputs, found)]
         entries = [self._entry(*each) for each in zip(self._inputs, self._structs)]
         wanted = set(self._outputs)
-        nodes = with_integer_convolutions(writer, wanted)
-        nodes = with_biases(onnx, nodes, writer.initializers)
+        nodes = with_integer_convolutions(builder, wanted)
+        nodes = with_biases(onnx, nodes, builder.initializers)
         nodes = needed(nodes, wanted)
         used = {name for node in nodes for name in read_in(node)}
-        arrays = {name: each for name, each in writer.initializers.items() if name in used}
+        arrays = {name: each for name, each in builder.initializers.items() if name in used}
         graph = onnx.helper.make_graph(nodes, "pax_export", entries, outputs)
         versions = [onnx.helper.make_opsetid("", self._opset)]
         model = onnx.helper.make_model(graph, producer_name="pax_export", opset_imports=versions)

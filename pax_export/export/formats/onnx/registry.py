@@ -1,6 +1,6 @@
 """The table of rules that write primitives as ONNX operators.
 
-A rule is a function ``rule(writer, results, *operands, **parameters)``: `operands` are
+A rule is a function ``rule(builder, results, *operands, **parameters)``: `operands` are
 `Value`s, `results` are the shapes and dtypes of what it makes, `parameters` are those of the
 primitive.  It gives the name of its only result, or one for each.  What ONNX cannot do it
 refuses with `Refused`; who refused what, and where, is added by the caller.

@@ -30,10 +30,10 @@ from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
     TfliteSizes,
     constant,
+    from_carrier,
     full,
-    given,
     is_static,
-    taken,
+    to_carrier,
 )
 from pax_export.export.lowering.variables import Store
 from pax_export.export.portable import (
@@ -111,7 +111,7 @@ def _signature(
         constants = {id(v): (place, v) for v, place in zip(traced.constants, places)}
         evaluator = _GraphConverter(sizes, constants, weights, known)
         named = zip(inputs, structs)
-        arrays = [part for x, s in named for part in taken(x, kind(dtypes.stored(s)))]
+        arrays = [part for x, s in named for part in to_carrier(x, kind(dtypes.stored(s)))]
         if portable is None:
             operands = [each for place in store.of_leaf[:leaves] for each in weights.lazy(place)]
             written = traced.program
@@ -121,7 +121,7 @@ def _signature(
         results = evaluator.written(written, [*operands, *arrays])
         for value, struct in zip(results[: len(program.output_names)], traced.results):
             found = full(_now(value), struct.shape, sizes)
-            found = graph.own(given(found, kind(dtypes.stored(struct))))
+            found = graph.own(from_carrier(found, kind(dtypes.stored(struct))))
             # A result that is an input or a weight needs a tensor of its own.
             graph.outputs.append(found if found.operator else moves.identity(found))
     names = [entry.name for entry in entries]
@@ -191,7 +191,7 @@ class Weights:
             tensor.name, tensor.sources = variable.name, frozenset({variable.name})
             self._stored[place] = tensor
         tensor = self._stored[place]
-        found = taken(tensor, tensor.dtype.name)
+        found = to_carrier(tensor, tensor.dtype.name)
         if all(each.value is not None for each in found):  # no result of an operator of one graph
             self._read[place] = found
         return found

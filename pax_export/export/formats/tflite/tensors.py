@@ -41,7 +41,7 @@ def constant(value: object, dtype: DTypeLike | None = None) -> Any:
     return lite.constant(array.astype(carrier))
 
 
-def taken(tensor: Any, dtype: str) -> list[Any]:
+def to_carrier(tensor: Any, dtype: str) -> list[Any]:
     """An input or a weight, as what is computed with: complex numbers by their two parts."""
     if dtype == "complex64":
         return [lite.real(tensor), lite.imag(tensor)]
@@ -49,7 +49,7 @@ def taken(tensor: Any, dtype: str) -> list[Any]:
     return [tensor if dtype == carrier else lite.cast(tensor, carrier)]
 
 
-def given(tensor: object, dtype: str) -> Any:
+def from_carrier(tensor: object, dtype: str) -> Any:
     """A result, in its own dtype."""
     return tensor if dtype == CARRIERS[dtype] else lite.cast(tensor, dtype)
 

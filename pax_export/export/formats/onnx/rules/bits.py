@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from pax_export._types import DTypeLike
-from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import Refused, rule
 from pax_export.export.formats.onnx.values import Value, carrier
 
@@ -20,47 +20,47 @@ def _bits(dtype: DTypeLike) -> int:
     return jax.numpy.iinfo(dtype).bits
 
 
-def _unsigned(writer: Writer, name: str, x: Value) -> str:
+def _unsigned(builder: GraphBuilder, name: str, x: Value) -> str:
     """Whole numbers as those of int64 that have the same lowest bits, and no others."""
     bits = _bits(x.dtype)
-    wide = name if x.carrier == np.int64 else writer.cast(name, np.int64)
+    wide = name if x.carrier == np.int64 else builder.cast(name, np.int64)
     if bits == 64 or str(x.dtype).startswith("uint"):
         return wide
-    return writer("BitwiseAnd", wide, np.array((1 << bits) - 1, np.int64))
+    return builder("BitwiseAnd", wide, np.array((1 << bits) - 1, np.int64))
 
 
-def _narrow(writer: Writer, wide: str, dtype: DTypeLike) -> str:
+def _narrow(builder: GraphBuilder, wide: str, dtype: DTypeLike) -> str:
     """The dtype that has these lowest bits."""
     if carrier(dtype) == np.int64:
-        return writer.fit(wide, dtype)
-    return writer.fit(writer.cast(wide, np.int32), dtype)
+        return builder.fit(wide, dtype)
+    return builder.fit(builder.cast(wide, np.int32), dtype)
 
 
-def shifted(writer: Writer, wide: object, amount: object, direction: str) -> str:
+def shifted(builder: GraphBuilder, wide: object, amount: object, direction: str) -> str:
     """Shifts numbers of int64 as those without a sign."""
-    both = [writer.cast(each, np.uint64) for each in (wide, amount)]
-    return writer.cast(writer("BitShift", *both, direction=direction), np.int64)
+    both = [builder.cast(each, np.uint64) for each in (wide, amount)]
+    return builder.cast(builder("BitShift", *both, direction=direction), np.int64)
 
 
-def _inside(writer: Writer, amount: str, y: Value, bits: int) -> str | None:
+def _inside(builder: GraphBuilder, amount: str, y: Value, bits: int) -> str | None:
     """Whether shifts are by less than all bits; a negative number is a large one without a sign."""
     if y.known is not None and np.all((y.known >= 0) & (y.known < bits)):
         return None
     limits = [np.array(0, np.int64), np.array(bits - 1, np.int64)]
-    return writer("Equal", amount, writer("Clip", amount, *limits))
+    return builder("Equal", amount, builder("Clip", amount, *limits))
 
 
 def _shift(direction: str) -> Callable:
-    def apply(writer: Writer, results: Results, x: Value, y: Value) -> str:
+    def apply(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
         (result,) = results
-        name, count = writer.spread(result.shape, x, y)
+        name, count = builder.spread(result.shape, x, y)
         bits = _bits(x.dtype)
-        amount = count if y.carrier == np.int64 else writer.cast(count, np.int64)
-        made = shifted(writer, _unsigned(writer, name, x), amount, direction)
-        inside = _inside(writer, amount, y, bits)
+        amount = count if y.carrier == np.int64 else builder.cast(count, np.int64)
+        made = shifted(builder, _unsigned(builder, name, x), amount, direction)
+        inside = _inside(builder, amount, y, bits)
         if inside is not None:
-            made = writer("Where", inside, made, np.array(0, np.int64))
-        return _narrow(writer, made, result.dtype)
+            made = builder("Where", inside, made, np.array(0, np.int64))
+        return _narrow(builder, made, result.dtype)
 
     return apply
 
@@ -70,25 +70,25 @@ rule("shift_right_logical")(_shift("RIGHT"))
 
 
 @rule("shift_right_arithmetic")
-def shift_right_arithmetic(writer: Writer, results: Results, x: Value, y: Value) -> str:
+def shift_right_arithmetic(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
     """What is negative is shifted as its complement, which is not; the first bit is the sign."""
     (result,) = results
-    name, count = writer.spread(result.shape, x, y)
-    wide = name if x.carrier == np.int64 else writer.cast(name, np.int64)
-    amount = count if y.carrier == np.int64 else writer.cast(count, np.int64)
+    name, count = builder.spread(result.shape, x, y)
+    wide = name if x.carrier == np.int64 else builder.cast(name, np.int64)
+    amount = count if y.carrier == np.int64 else builder.cast(count, np.int64)
     bits = _bits(x.dtype)
     if str(x.dtype).startswith("uint") and bits < 64:
         top = np.array(1 << (bits - 1), np.int64)
-        wide = writer("Sub", writer("BitwiseXor", wide, top), top)
+        wide = builder("Sub", builder("BitwiseXor", wide, top), top)
     last = np.array(bits - 1, np.int64)
-    inside = _inside(writer, amount, y, bits)
+    inside = _inside(builder, amount, y, bits)
     if inside is not None:
-        amount = writer("Where", inside, amount, last)
-    negative = writer("Less", wide, np.array(0, np.int64))
-    positive = writer("Where", negative, writer("BitwiseNot", wide), wide)
-    made = shifted(writer, positive, amount, "RIGHT")
-    made = writer("Where", negative, writer("BitwiseNot", made), made)
-    return _narrow(writer, made, result.dtype)
+        amount = builder("Where", inside, amount, last)
+    negative = builder("Less", wide, np.array(0, np.int64))
+    positive = builder("Where", negative, builder("BitwiseNot", wide), wide)
+    made = shifted(builder, positive, amount, "RIGHT")
+    made = builder("Where", negative, builder("BitwiseNot", made), made)
+    return _narrow(builder, made, result.dtype)
 
 
 #: How many bits the exponent and the fraction have, and what is added to the exponent.
@@ -96,76 +96,78 @@ _LAYOUTS = {"float32": (8, 23, 127), "float16": (5, 10, 15), "bfloat16": (8, 7, 
 
 
 @rule("bitcast_convert_type")
-def bitcast_convert_type(writer: Writer, results: Results, x: Value, *, new_dtype: Any) -> Any:
+def bitcast_convert_type(
+    builder: GraphBuilder, results: Results, x: Value, *, new_dtype: Any
+) -> Any:
     before, after = np.dtype(x.dtype), np.dtype(new_dtype)
     if before == after:
         return x
     if before.itemsize != after.itemsize or np.bool_ in (before, after):
         raise Refused(f"from {before.name} to {after.name}")
     if after.name in _LAYOUTS and before.kind in "iu":
-        wide = _unsigned(writer, x.name, x)
-        return _from_bits(writer, wide, *_LAYOUTS[after.name])
+        wide = _unsigned(builder, x.name, x)
+        return _from_bits(builder, wide, *_LAYOUTS[after.name])
     if before.name in _LAYOUTS and after.kind in "iu":
-        return _narrow(writer, _to_bits(writer, x, *_LAYOUTS[before.name]), after)
+        return _narrow(builder, _to_bits(builder, x, *_LAYOUTS[before.name]), after)
     if before.kind in "iu" and after.kind in "iu":
-        return _narrow(writer, _unsigned(writer, x.name, x), after)
+        return _narrow(builder, _unsigned(builder, x.name, x), after)
     raise Refused(f"from {before.name} to {after.name}")
 
 
-def _from_bits(writer: Writer, wide: str, exponent_bits: int, bits: int, bias: int) -> str:
+def _from_bits(builder: GraphBuilder, wide: str, exponent_bits: int, bits: int, bias: int) -> str:
     """Sign, exponent and fraction are taken apart, and multiplied; no step rounds."""
-    fraction = writer("BitwiseAnd", wide, np.array((1 << bits) - 1, np.int64))
+    fraction = builder("BitwiseAnd", wide, np.array((1 << bits) - 1, np.int64))
     top = (1 << exponent_bits) - 1
-    moved = shifted(writer, wide, np.array(bits, np.int64), "RIGHT")
-    exponent = writer("BitwiseAnd", moved, np.array(top, np.int64))
-    sign = shifted(writer, wide, np.array(bits + exponent_bits, np.int64), "RIGHT")
-    small = writer("Equal", exponent, np.array(0, np.int64))
-    hidden = writer("Where", small, np.array(0, np.int64), np.array(1 << bits, np.int64))
-    number = writer.cast(writer("Add", fraction, hidden), np.float32)
+    moved = shifted(builder, wide, np.array(bits, np.int64), "RIGHT")
+    exponent = builder("BitwiseAnd", moved, np.array(top, np.int64))
+    sign = shifted(builder, wide, np.array(bits + exponent_bits, np.int64), "RIGHT")
+    small = builder("Equal", exponent, np.array(0, np.int64))
+    hidden = builder("Where", small, np.array(0, np.int64), np.array(1 << bits, np.int64))
+    number = builder.cast(builder("Add", fraction, hidden), np.float32)
     powers = [2.0 ** (max(each, 1) - bias - bits) for each in range(top)]
-    scale = writer("Gather", np.array([*powers, np.inf], np.float32), exponent, axis=0)
-    size = writer("Mul", number, scale)
-    is_nan = writer(
+    scale = builder("Gather", np.array([*powers, np.inf], np.float32), exponent, axis=0)
+    size = builder("Mul", number, scale)
+    is_nan = builder(
         "And",
-        writer("Equal", exponent, np.array(top, np.int64)),
-        writer("Greater", fraction, np.array(0, np.int64)),
+        builder("Equal", exponent, np.array(top, np.int64)),
+        builder("Greater", fraction, np.array(0, np.int64)),
     )
-    size = writer("Where", is_nan, np.array(np.nan, np.float32), size)
+    size = builder("Where", is_nan, np.array(np.nan, np.float32), size)
     # A product, for onnxruntime's `Where` makes 0 of -0.
-    return writer("Mul", size, writer("Gather", np.array([1, -1], np.float32), sign, axis=0))
+    return builder("Mul", size, builder("Gather", np.array([1, -1], np.float32), sign, axis=0))
 
 
-def _to_bits(writer: Writer, x: Value, exponent_bits: int, bits: int, bias: int) -> str:
+def _to_bits(builder: GraphBuilder, x: Value, exponent_bits: int, bits: int, bias: int) -> str:
     """The exponent, as the number of powers of two that are not larger."""
-    size = writer("Abs", x)
+    size = builder("Abs", x)
     top = (1 << exponent_bits) - 1
     powers = np.array([2.0 ** (each - bias) for each in range(1, top)], np.float32)
-    reached = writer("GreaterOrEqual", writer.unsqueeze(size, [x.rank]), powers)
-    count = writer.cast(reached, np.int64)
-    exponent = writer("ReduceSum", count, np.array([x.rank], np.int64), keepdims=0)
+    reached = builder("GreaterOrEqual", builder.unsqueeze(size, [x.rank]), powers)
+    count = builder.cast(reached, np.int64)
+    exponent = builder("ReduceSum", count, np.array([x.rank], np.int64), keepdims=0)
     scales = [2.0 ** (bias + bits - max(each, 1)) for each in range(top)]
     # Beyond the largest power is infinity, which has a fraction of 0.
-    scale = writer("Gather", np.array([*scales, 1.0], np.float64), exponent, axis=0)
-    number = writer("Mul", writer.cast(size, np.float64), scale)
-    special = writer("Or", writer("IsInf", x), writer("IsNaN", x))
-    number = writer("Where", special, np.array(0.0, np.float64), number)
-    fraction = writer(
-        "BitwiseAnd", writer.cast(number, np.int64), np.array((1 << bits) - 1, np.int64)
+    scale = builder("Gather", np.array([*scales, 1.0], np.float64), exponent, axis=0)
+    number = builder("Mul", builder.cast(size, np.float64), scale)
+    special = builder("Or", builder("IsInf", x), builder("IsNaN", x))
+    number = builder("Where", special, np.array(0.0, np.float64), number)
+    fraction = builder(
+        "BitwiseAnd", builder.cast(number, np.int64), np.array((1 << bits) - 1, np.int64)
     )
-    exponent = writer("Where", special, np.array(top, np.int64), exponent)
-    quiet = writer(
+    exponent = builder("Where", special, np.array(top, np.int64), exponent)
+    quiet = builder(
         "Where",
-        writer("IsNaN", x),
+        builder("IsNaN", x),
         np.array(1 << (bits - 1), np.int64),
         fraction,
     )
-    sign = writer.cast(_is_negative(writer, x), np.int64)
-    high = writer("Mul", sign, np.array(1 << (bits + exponent_bits), np.int64))
-    middle = writer("Mul", exponent, np.array(1 << bits, np.int64))
-    return writer("Add", high, writer("Add", middle, quiet))
+    sign = builder.cast(_is_negative(builder, x), np.int64)
+    high = builder("Mul", sign, np.array(1 << (bits + exponent_bits), np.int64))
+    middle = builder("Mul", exponent, np.array(1 << bits, np.int64))
+    return builder("Add", high, builder("Add", middle, quiet))
 
 
-def _is_negative(writer: Writer, x: Value) -> str:
+def _is_negative(builder: GraphBuilder, x: Value) -> str:
     """Also of zeros: one divided by the negative one is below zero."""
-    zero = writer.like(0, x)
-    return writer("Or", writer("Less", writer("Reciprocal", x), zero), writer("Less", x, zero))
+    zero = builder.like(0, x)
+    return builder("Or", builder("Less", builder("Reciprocal", x), zero), builder("Less", x, zero))

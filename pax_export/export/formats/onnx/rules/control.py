@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._types import Jaxpr
-from pax_export.export.formats.onnx.graph import Writer, values_of
+from pax_export.export.formats.onnx.graph import GraphBuilder, values_of
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.arithmetic import choose
 from pax_export.export.formats.onnx.values import Value
@@ -19,7 +19,7 @@ Results = Sequence[Any]
 
 @rule("cond")
 def cond(
-    writer: Writer,
+    builder: GraphBuilder,
     results: Results,
     which: Value,
     *operands: Value,
@@ -28,12 +28,12 @@ def cond(
 ) -> list[Value]:
     if which.known is not None:
         place = int(np.clip(int(which.known), 0, len(branches) - 1))
-        return writer.inline(branches[place], operands)
-    return _branched(writer, results, which, operands, branches)
+        return builder.inline(branches[place], operands)
+    return _branched(builder, results, which, operands, branches)
 
 
 def _branched(
-    writer: Writer,
+    builder: GraphBuilder,
     results: Results,
     which: Value,
     operands: Sequence[Value],
@@ -41,26 +41,26 @@ def _branched(
 ) -> list[Value]:
     """The first branch, or those that are left: ONNX chooses between two."""
     if len(branches) == 1:
-        return writer.inline(branches[0], operands)
+        return builder.inline(branches[0], operands)
     one = which.name
     if which.dtype == np.bool_:
-        is_first = writer("Not", one)
+        is_first = builder("Not", one)
     else:
-        is_first = writer("LessOrEqual", one, writer.like(0, which))
+        is_first = builder("LessOrEqual", one, builder.like(0, which))
 
     def rest() -> list[Value]:
         if which.dtype != np.bool_ and len(branches) > 2:
-            less = Value(writer("Sub", one, writer.like(1, which)), which.dtype, ())
-            return _branched(writer, results, less, operands, branches[1:])
-        return writer.inline(branches[1], operands)
+            less = Value(builder("Sub", one, builder.like(1, which)), which.dtype, ())
+            return _branched(builder, results, less, operands, branches[1:])
+        return builder.inline(branches[1], operands)
 
-    names = writer.branched(is_first, lambda: writer.inline(branches[0], operands), rest)
+    names = builder.branched(is_first, lambda: builder.inline(branches[0], operands), rest)
     return values_of(results, names)
 
 
 @rule("while")
 def while_(
-    writer: Writer,
+    builder: GraphBuilder,
     results: Results,
     *operands: Value,
     cond_jaxpr: object,
@@ -74,44 +74,44 @@ def while_(
     state = operands[cond_nconsts + body_nconsts :]
     if not state:
         return []
-    (start,) = writer.inline(cond_jaxpr, [*of_cond, *state])
-    inside = [writer.fresh(result.dtype, result.shape) for result in results]
-    with writer.body() as nodes:
-        after = writer.inline(body_jaxpr, [*of_body, *inside])
+    (start,) = builder.inline(cond_jaxpr, [*of_cond, *state])
+    inside = [builder.fresh(result.dtype, result.shape) for result in results]
+    with builder.body() as nodes:
+        after = builder.inline(body_jaxpr, [*of_body, *inside])
         if start.rank:  # of a batch, some are done before others
-            (going,) = writer.inline(cond_jaxpr, [*of_cond, *inside])
-            after = [_kept(writer, going, *each) for each in zip(after, inside)]
-        (more,) = writer.inline(cond_jaxpr, [*of_cond, *after])
-        more = _any(writer, more)
-    start = _any(writer, start)
-    turn, again = writer.new_name("turn"), writer.new_name("again")
+            (going,) = builder.inline(cond_jaxpr, [*of_cond, *inside])
+            after = [_kept(builder, going, *each) for each in zip(after, inside)]
+        (more,) = builder.inline(cond_jaxpr, [*of_cond, *after])
+        more = _any(builder, more)
+    start = _any(builder, start)
+    turn, again = builder.new_name("turn"), builder.new_name("again")
     given = [
-        writer.entry(turn, np.int64, ()),
-        writer.entry(again, np.bool_, ()),
-        *(writer.entry(each.name, each.carrier, each.shape) for each in inside),
+        builder.entry(turn, np.int64, ()),
+        builder.entry(again, np.bool_, ()),
+        *(builder.entry(each.name, each.carrier, each.shape) for each in inside),
     ]
-    body = writer.graph(nodes, given, [more, *after])
-    names = writer("Loop", None, start, *state, results=len(inside), body=body)
+    body = builder.graph(nodes, given, [more, *after])
+    names = builder("Loop", None, start, *state, results=len(inside), body=body)
     return values_of(results, [names] if isinstance(names, str) else names)
 
 
-def _any(writer: Writer, flags: Value) -> Value:
+def _any(builder: GraphBuilder, flags: Value) -> Value:
     """Whether one of a batch holds."""
     if not flags.rank:
         return flags
-    found = writer("ReduceMax", writer.cast(flags, np.int32), keepdims=0)
-    return Value(writer.cast(found, np.bool_), flags.dtype, ())
+    found = builder("ReduceMax", builder.cast(flags, np.int32), keepdims=0)
+    return Value(builder.cast(found, np.bool_), flags.dtype, ())
 
 
-def _kept(writer: Writer, going: Value, new: Value, old: Value) -> Value:
+def _kept(builder: GraphBuilder, going: Value, new: Value, old: Value) -> Value:
     """The new state of what goes on, the old one of what is done."""
-    wide = writer.unsqueeze(going, range(going.rank, old.rank))
-    return dataclasses.replace(old, name=choose(writer, wide, new, old, old.dtype))
+    wide = builder.unsqueeze(going, range(going.rank, old.rank))
+    return dataclasses.replace(old, name=choose(builder, wide, new, old, old.dtype))
 
 
 @rule("scan")
 def scan(
-    writer: Writer,
+    builder: GraphBuilder,
     results: Results,
     *operands: Value,
     jaxpr: Jaxpr,
@@ -128,25 +128,25 @@ def scan(
     consts = operands[:num_consts]
     state = operands[num_consts : num_consts + num_carry]
     rows = list(operands[num_consts + num_carry :])
-    carried = [writer.fresh(each.dtype, each.shape) for each in results[:num_carry]]
-    pieces = [writer.fresh(each.dtype, each.shape[1:]) for each in rows]
-    with writer.body() as nodes:
-        made = writer.inline(jaxpr, [*consts, *carried, *pieces])
+    carried = [builder.fresh(each.dtype, each.shape) for each in results[:num_carry]]
+    pieces = [builder.fresh(each.dtype, each.shape[1:]) for each in rows]
+    with builder.body() as nodes:
+        made = builder.inline(jaxpr, [*consts, *carried, *pieces])
     scanned, taken = rows, pieces
     if not scanned:
-        steps = writer.name(writer.arange(length))
+        steps = builder.name(builder.arange(length))
         scanned = [Value(steps, np.dtype(np.int64), (length,))]
-        taken = [Value(writer.new_name("turn"), np.dtype(np.int64), ())]
+        taken = [Value(builder.new_name("turn"), np.dtype(np.int64), ())]
     given = [*carried, *taken]
-    entries = [writer.entry(each.name, each.carrier, each.shape) for each in given]
-    body = writer.graph(nodes, entries, made)
+    entries = [builder.entry(each.name, each.carrier, each.shape) for each in given]
+    body = builder.graph(nodes, entries, made)
     counts = len(made), len(carried)
     ways = {"scan_input_directions": [int(reverse)] * len(scanned)}
     if counts[0] > counts[1]:
         ways["scan_output_directions"] = [int(reverse)] * (counts[0] - counts[1])
 
     def scanning() -> list[Value]:
-        names = writer(
+        names = builder(
             "Scan",
             *state,
             *scanned,
@@ -161,15 +161,15 @@ def scan(
         """What is left where there are no rows, which onnxruntime does not go through."""
         stacked = values_of(results[num_carry:], [""] * (counts[0] - counts[1]))
         zeros = [
-            dataclasses.replace(each, name=writer.expand(np.zeros((), each.carrier), each.shape))
+            dataclasses.replace(each, name=builder.expand(np.zeros((), each.carrier), each.shape))
             for each in stacked
         ]
         return [*state, *zeros]
 
-    some = writer.is_some(length)
+    some = builder.is_some(length)
     if some is None:
         return scanning()
-    return values_of(results, writer.branched(some, scanning, nothing))
+    return values_of(results, builder.branched(some, scanning, nothing))
 
 
 def _same_rank(inside: Any, outside: Any) -> bool:

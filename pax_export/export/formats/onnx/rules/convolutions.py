@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import Refused, rule
 from pax_export.export.formats.onnx.rules.slices import backwards, padded, spaced
 from pax_export.export.formats.onnx.values import Value, carrier, is_number
@@ -19,7 +19,7 @@ _MOST_AXES = 3
 
 @rule("conv_general_dilated")
 def conv_general_dilated(
-    writer: Writer,
+    builder: GraphBuilder,
     results: Results,
     x: Value,
     kernel: Value,
@@ -36,30 +36,30 @@ def conv_general_dilated(
     (result,) = results
     kind, zero = carrier(result.dtype), np.zeros((), carrier(result.dtype))
     x_spec, kernel_spec, out_spec = dimension_numbers
-    left = writer.transpose(_as(writer, x, kind), x_spec)
-    right = writer.transpose(_as(writer, kernel, kind), kernel_spec)
+    left = builder.transpose(_as(builder, x, kind), x_spec)
+    right = builder.transpose(_as(builder, kernel, kind), kernel_spec)
     sizes = [x.shape[axis] for axis in x_spec]
     taps = [kernel.shape[axis] for axis in kernel_spec]
     back = [int(axis) for axis in np.argsort(out_spec)]
     pads = _pads_of_transposed(taps[2:], window_strides, padding, lhs_dilation, rhs_dilation)
     if pads is not None and kind == np.float32 and batch_group_count == 1:
         pads |= {"strides": list(lhs_dilation), "dilations": list(rhs_dilation)}
-        turned = _transpose_kernel(writer, right, taps, feature_group_count)
-        made = writer("ConvTranspose", left, turned, group=int(feature_group_count), **pads)
-        return writer.fit(writer.transpose(made, back), result.dtype)
-    left = spaced(writer, left, sizes, [0, 0, *(each - 1 for each in lhs_dilation)], zero)
+        turned = _transpose_kernel(builder, right, taps, feature_group_count)
+        made = builder("ConvTranspose", left, turned, group=int(feature_group_count), **pads)
+        return builder.fit(builder.transpose(made, back), result.dtype)
+    left = spaced(builder, left, sizes, [0, 0, *(each - 1 for each in lhs_dilation)], zero)
     groups: Any = feature_group_count
     if batch_group_count != 1:
-        left, sizes = _groups_as_features(writer, left, sizes, batch_group_count, lhs_dilation)
+        left, sizes = _groups_as_features(builder, left, sizes, batch_group_count, lhs_dilation)
         groups = batch_group_count
     count = len(window_strides)
     plain = kind == np.float32 and 1 <= count <= _MOST_AXES and is_number(groups)
     simple = plain and all(is_number(n) and n >= 0 for pair in padding for n in pair)
     if not simple:
-        left = padded(writer, left, [(0, 0), (0, 0), *padding], zero)
+        left = padded(builder, left, [(0, 0), (0, 0), *padding], zero)
     if plain and all(map(is_number, taps[2:])):
         pads = [pair[side] for side in (0, 1) for pair in padding] if simple else [0] * 2 * count
-        made = writer(
+        made = builder(
             "Conv",
             left,
             right,
@@ -72,9 +72,9 @@ def conv_general_dilated(
     else:
         out = [result.shape[axis] for axis in out_spec]
         made = _by_products(
-            writer, left, right, sizes, taps, out, window_strides, rhs_dilation, groups
+            builder, left, right, sizes, taps, out, window_strides, rhs_dilation, groups
         )
-    return writer.fit(writer.transpose(made, back), result.dtype)
+    return builder.fit(builder.transpose(made, back), result.dtype)
 
 
 def _pads_of_transposed(
@@ -101,35 +101,37 @@ def _pads_of_transposed(
     return told | ({"output_padding": more} if any(more) else {})
 
 
-def _transpose_kernel(writer: Writer, kernel: object, taps: Sequence[int], groups: int) -> Any:
+def _transpose_kernel(
+    builder: GraphBuilder, kernel: object, taps: Sequence[int], groups: int
+) -> Any:
     """A kernel as a transposed convolution has it: backwards, and with features in first."""
     outside, inside, *space = map(int, taps)
     axes = range(2, len(taps))
-    kernel = backwards(writer, kernel, axes)
+    kernel = backwards(builder, kernel, axes)
     if groups == 1:
-        return writer.transpose(kernel, [1, 0, *axes])
-    apart = writer.reshape(kernel, [groups, outside // groups, inside, *space])
-    beside = writer.transpose(apart, [0, 2, 1, *(axis + 1 for axis in axes)])
-    return writer.reshape(beside, [groups * inside, outside // groups, *space])
+        return builder.transpose(kernel, [1, 0, *axes])
+    apart = builder.reshape(kernel, [groups, outside // groups, inside, *space])
+    beside = builder.transpose(apart, [0, 2, 1, *(axis + 1 for axis in axes)])
+    return builder.reshape(beside, [groups * inside, outside // groups, *space])
 
 
-def _as(writer: Writer, x: Value, kind: object) -> Any:
-    return x.name if x.carrier == kind else writer.cast(x, kind)
+def _as(builder: GraphBuilder, x: Value, kind: object) -> Any:
+    return x.name if x.carrier == kind else builder.cast(x, kind)
 
 
 def _groups_as_features(
-    writer: Writer, left: object, sizes: list, count: int, dilation: Sequence[int]
+    builder: GraphBuilder, left: object, sizes: list, count: int, dilation: Sequence[int]
 ) -> tuple[Any, list]:
     """Groups of examples beside each other, as groups of features."""
     space = [(size - 1) * gap + 1 for size, gap in zip(sizes[2:], dilation)]
     few = sizes[0] // count
-    apart = writer.reshape(left, [count, few, sizes[1], *space])
-    beside = writer.transpose(apart, [1, 0, *range(2, len(sizes) + 1)])
-    return writer.reshape(beside, [few, count * sizes[1], *space]), [few, count * sizes[1], *space]
+    apart = builder.reshape(left, [count, few, sizes[1], *space])
+    beside = builder.transpose(apart, [1, 0, *range(2, len(sizes) + 1)])
+    return builder.reshape(beside, [few, count * sizes[1], *space]), [few, count * sizes[1], *space]
 
 
 def _by_products(
-    writer: Writer,
+    builder: GraphBuilder,
     left: object,
     right: object,
     sizes: Sequence[Any],
@@ -150,13 +152,13 @@ def _by_products(
         for index, at in enumerate(place):
             start = at * dilations[index]
             end = start + (space[index] - 1) * strides[index] + 1
-            piece = writer.slice(piece, index + 2, start, end, strides[index])
-            weight = writer.slice(weight, index + 2, at, at + 1)
-        columns = writer.reshape(piece, [batch, groups, deep, _count(space)])
-        matrix = writer.reshape(weight, [1, groups, wide, deep])
-        term = writer("MatMul", matrix, columns)
-        total = term if total is None else writer("Add", total, term)
-    return writer.reshape(total, out)
+            piece = builder.slice(piece, index + 2, start, end, strides[index])
+            weight = builder.slice(weight, index + 2, at, at + 1)
+        columns = builder.reshape(piece, [batch, groups, deep, _count(space)])
+        matrix = builder.reshape(weight, [1, groups, wide, deep])
+        term = builder("MatMul", matrix, columns)
+        total = term if total is None else builder("Add", total, term)
+    return builder.reshape(total, out)
 
 
 def _count(sizes: Sequence[Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value
 
@@ -36,8 +36,8 @@ _NARROW = {
 
 
 def _direct(operator: str) -> Callable:
-    def apply(writer: Writer, results: Results, x: Value, **_: object) -> str:
-        return writer.fit(writer(operator, x), results[0].dtype)
+    def apply(builder: GraphBuilder, results: Results, x: Value, **_: object) -> str:
+        return builder.fit(builder(operator, x), results[0].dtype)
 
     return apply
 
@@ -47,17 +47,17 @@ for _name, _operator in (_DIRECT | _NARROW).items():
 
 
 @rule("logistic")
-def logistic(writer: Writer, results: Results, x: Value, **_: object) -> str:
+def logistic(builder: GraphBuilder, results: Results, x: Value, **_: object) -> str:
     """By its definition: `Sigmoid` of onnxruntime is never below 1e-8.
 
     And so it is, to the last bit, what a softmax of two gives, as in jax.
     """
-    if not writer.exact and x.carrier.name == "float32":
-        return writer.fit(writer("Sigmoid", x), results[0].dtype)
-    total = writer("Add", writer("Exp", writer("Neg", x)), writer.like(1, x))
-    return writer.fit(writer("Reciprocal", total), results[0].dtype)
+    if not builder.exact and x.carrier.name == "float32":
+        return builder.fit(builder("Sigmoid", x), results[0].dtype)
+    total = builder("Add", builder("Exp", builder("Neg", x)), builder.like(1, x))
+    return builder.fit(builder("Reciprocal", total), results[0].dtype)
 
 
 @rule("rsqrt")
-def rsqrt(writer: Writer, results: Results, x: Value, **_: object) -> str:
-    return writer.fit(writer("Reciprocal", writer("Sqrt", x)), results[0].dtype)
+def rsqrt(builder: GraphBuilder, results: Results, x: Value, **_: object) -> str:
+    return builder.fit(builder("Reciprocal", builder("Sqrt", x)), results[0].dtype)

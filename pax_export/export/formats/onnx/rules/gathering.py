@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.arithmetic import choose
 from pax_export.export.formats.onnx.values import Value, carrier, is_number, same_size
@@ -18,7 +18,7 @@ Results = Sequence[Any]
 
 @rule("gather")
 def gather(
-    writer: Writer,
+    builder: GraphBuilder,
     results: Results,
     x: Value,
     indices: Value,
@@ -31,8 +31,8 @@ def gather(
 ) -> Any:
     (result,) = results
     numbers = dimension_numbers
-    places = Places(writer, x, indices, numbers.start_index_map, slice_sizes, mode)
-    name, axes = _narrowed(writer, x, slice_sizes, numbers)
+    places = Places(builder, x, indices, numbers.start_index_map, slice_sizes, mode)
+    name, axes = _narrowed(builder, x, slice_sizes, numbers)
     batch = list(range(indices.rank - 1))
     collapsed = numbers.collapsed_slice_dims
     windows = [int(axis) for axis in numbers.start_index_map if axis not in collapsed]
@@ -42,16 +42,16 @@ def gather(
     if len(numbers.start_index_map) == 1 and not operand_batch:
         (axis,) = numbers.start_index_map
         at = axes.index(axis)
-        made = writer("Gather", name, places.numbered(windows, squeezed=True), axis=at)
+        made = builder("Gather", name, places.numbered(windows, squeezed=True), axis=at)
         before = axes[:at]
         order = [*before, *(_batch(each) for each in batch), *windows]
         order += [each for each in rest if each not in before]
     else:
         first = [*operand_batch, *numbers.start_index_map]
-        turned = writer.transpose(name, [axes.index(axis) for axis in (*first, *rest)])
+        turned = builder.transpose(name, [axes.index(axis) for axis in (*first, *rest)])
         others = [axis for axis in batch if axis not in indices_batch]
         index = places.numbered(windows, turn=[*indices_batch, *others])
-        made = writer("GatherND", turned, index, batch_dims=len(operand_batch))
+        made = builder("GatherND", turned, index, batch_dims=len(operand_batch))
         order = [_batch(each) for each in (*indices_batch, *others)]
         order += [*windows, *rest]
     offsets = iter(sorted([*windows, *rest]))
@@ -60,8 +60,8 @@ def gather(
     wanted = [
         next(offsets) if axis in numbers.offset_dims else next(batches) for axis in range(rank)
     ]
-    made = writer.transpose(made, [order.index(each) for each in wanted])
-    return _filled(writer, made, places, result, numbers, fill_value)
+    made = builder.transpose(made, [order.index(each) for each in wanted])
+    return _filled(builder, made, places, result, numbers, fill_value)
 
 
 def _batch(axis: int) -> int:
@@ -70,7 +70,7 @@ def _batch(axis: int) -> int:
 
 
 def _narrowed(
-    writer: Writer, x: Value, sizes: Sequence[Any], numbers: Any
+    builder: GraphBuilder, x: Value, sizes: Sequence[Any], numbers: Any
 ) -> tuple[Any, list[int]]:
     """The array without what no window reaches, and the axes that are left."""
     name: Any = x.name
@@ -78,21 +78,26 @@ def _narrowed(
     collapsed, dropped = numbers.collapsed_slice_dims, []
     for axis in (axis for axis in range(x.rank) if axis not in moving):
         if not same_size(sizes[axis], x.shape[axis]):
-            name = writer.slice(name, axis, 0, sizes[axis])
+            name = builder.slice(name, axis, 0, sizes[axis])
         if axis in collapsed:
             dropped.append(axis)
     left = [axis for axis in range(x.rank) if axis not in dropped]
-    return writer.squeeze(name, dropped), left
+    return builder.squeeze(name, dropped), left
 
 
 def _filled(
-    writer: Writer, made: object, places: Places, result: Any, numbers: Any, fill_value: object
+    builder: GraphBuilder,
+    made: object,
+    places: Places,
+    result: Any,
+    numbers: Any,
+    fill_value: object,
 ) -> Any:
     """Puts a number where a window would have reached beyond the array."""
     if places.inside is None:
         return made
     batch_axes = [a for a in range(len(result.shape)) if a not in numbers.offset_dims]
-    inside = writer.unsqueeze(
+    inside = builder.unsqueeze(
         places.inside, [a for a in range(len(result.shape)) if a not in batch_axes]
     )
     dtype = np.dtype(result.dtype)
@@ -100,7 +105,7 @@ def _filled(
     if fill_value is None:
         fill_value = _default_fill(dtype)
     fill = np.asarray(np.asarray(fill_value).astype(dtype)).astype(kind)
-    return choose(writer, inside, made, fill, dtype)
+    return choose(builder, inside, made, fill, dtype)
 
 
 def _default_fill(dtype: np.dtype) -> Any:
@@ -123,14 +128,14 @@ class Places:
 
     def __init__(
         self,
-        writer: Writer,
+        builder: GraphBuilder,
         x: Value,
         indices: Value,
         axes: Sequence[int],
         sizes: Sequence[Any],
         mode: object,
     ):
-        self._writer = writer
+        self._writer = builder
         self.axes = tuple(axes)
         self._sizes = [sizes[axis] for axis in axes]
         self._rank = indices.rank
@@ -142,16 +147,16 @@ class Places:
             self._starts: Any = indices.known.astype(np.int64)
             return
         if indices.carrier != np.int64:
-            name = writer.cast(name, np.int64)
-        last = writer.sizes.shape(lasts)
+            name = builder.cast(name, np.int64)
+        last = builder.sizes.shape(lasts)
         zero = np.zeros(1, np.int64)
         if "FILL" in str(mode).upper() and len(axes):
-            low = writer("GreaterOrEqual", name, zero)
-            good = writer("And", low, writer("LessOrEqual", name, last))
-            number = writer.cast(good, np.int32)
-            least = writer("ReduceMin", number, np.array([self._rank - 1], np.int64), keepdims=0)
-            self.inside = writer.cast(least, np.bool_)
-        self._starts = writer.within(name, last)
+            low = builder("GreaterOrEqual", name, zero)
+            good = builder("And", low, builder("LessOrEqual", name, last))
+            number = builder.cast(good, np.int32)
+            least = builder("ReduceMin", number, np.array([self._rank - 1], np.int64), keepdims=0)
+            self.inside = builder.cast(least, np.bool_)
+        self._starts = builder.within(name, last)
 
     @staticmethod
     def _all_inside(known: np.ndarray, lasts: Sequence[Any]) -> bool:
@@ -162,20 +167,20 @@ class Places:
         self, windows: Sequence[int], turn: Sequence[int] = (), squeezed: bool = False
     ) -> Any:
         """The places of all elements of the windows, which have an axis for each of some axes."""
-        writer, count = self._writer, len(windows)
+        builder, count = self._writer, len(windows)
         starts: Any = self._starts
         if turn:
-            starts = writer.transpose(starts, [*turn, self._rank - 1])
+            starts = builder.transpose(starts, [*turn, self._rank - 1])
         batch = self._rank - 1
-        starts = writer.unsqueeze(starts, [batch + index for index in range(count)])
+        starts = builder.unsqueeze(starts, [batch + index for index in range(count)])
         for number, axis in enumerate(windows):
             at = self.axes.index(axis)
             if same_size(self._sizes[at], 1):
                 continue
             shape: list[Any] = [1] * (batch + count + 1)
             shape[batch + number] = self._sizes[at]
-            steps = writer.reshape(writer.arange(self._sizes[at]), shape)
+            steps = builder.reshape(builder.arange(self._sizes[at]), shape)
             chosen = np.zeros(len(self.axes), np.int64)
             chosen[at] = 1
-            starts = writer("Add", starts, writer("Mul", steps, chosen))
-        return writer.squeeze(starts, [batch + count]) if squeezed else starts
+            starts = builder("Add", starts, builder("Mul", steps, chosen))
+        return builder.squeeze(starts, [batch + count]) if squeezed else starts

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import Refused, rule
 from pax_export.export.formats.onnx.values import Value, carrier
 
@@ -17,26 +17,32 @@ Results = Sequence[Any]
 
 @rule("dot_general")
 def dot_general(
-    writer: Writer, results: Results, x: Value, y: Value, *, dimension_numbers: Any, **_: object
+    builder: GraphBuilder,
+    results: Results,
+    x: Value,
+    y: Value,
+    *,
+    dimension_numbers: Any,
+    **_: object,
 ) -> Any:
     (result,) = results
     kind = carrier(result.dtype)
     if kind == np.bool_:  # whether any pair is true in both
-        count = product(writer, x, y, dimension_numbers, result.shape, np.dtype(np.float32))
-        return writer.cast(count, kind)
-    made = product(writer, x, y, dimension_numbers, result.shape, kind)
-    return writer.fit(made, result.dtype)
+        count = product(builder, x, y, dimension_numbers, result.shape, np.dtype(np.float32))
+        return builder.cast(count, kind)
+    made = product(builder, x, y, dimension_numbers, result.shape, kind)
+    return builder.fit(made, result.dtype)
 
 
 def product(
-    writer: Writer, x: Value, y: Value, dimension_numbers: Any, shape: Sequence, kind: Any
+    builder: GraphBuilder, x: Value, y: Value, dimension_numbers: Any, shape: Sequence, kind: Any
 ) -> Any:
     """The name of the product in numbers of a kind, which carries them."""
     (x_sum, y_sum), (x_batch, y_batch) = dimension_numbers
     x_free = [axis for axis in range(x.rank) if axis not in (*x_sum, *x_batch)]
     y_free = [axis for axis in range(y.rank) if axis not in (*y_sum, *y_batch)]
-    left = writer.transpose(_as(writer, x, kind), [*x_batch, *x_free, *x_sum])
-    right = writer.transpose(_as(writer, y, kind), [*y_batch, *y_sum, *y_free])
+    left = builder.transpose(_as(builder, x, kind), [*x_batch, *x_free, *x_sum])
+    right = builder.transpose(_as(builder, y, kind), [*y_batch, *y_sum, *y_free])
     batch = [x.shape[axis] for axis in x_batch]
     rows = [x.shape[axis] for axis in x_free]
     columns = [y.shape[axis] for axis in y_free]
@@ -45,17 +51,17 @@ def product(
     as_is = len(inner) == 1 and len(columns) == 1 and not batch and len(rows) >= 1
     if not as_is:
         if len(inner) != 1 or len(rows) != 1:
-            left = writer.reshape(left, [*batch, _product(rows), _product(inner)])
+            left = builder.reshape(left, [*batch, _product(rows), _product(inner)])
         if len(inner) != 1 or len(columns) != 1:
-            right = writer.reshape(right, [*batch, _product(inner), _product(columns)])
-    made = writer("MatMul", left, right)
+            right = builder.reshape(right, [*batch, _product(inner), _product(columns)])
+    made = builder("MatMul", left, right)
     if not as_is and (len(rows) != 1 or len(columns) != 1):
-        made = writer.reshape(made, shape)
+        made = builder.reshape(made, shape)
     return made
 
 
-def _as(writer: Writer, x: Value, kind: object) -> Any:
-    return x.name if x.carrier == kind else writer.cast(x, kind)
+def _as(builder: GraphBuilder, x: Value, kind: object) -> Any:
+    return x.name if x.carrier == kind else builder.cast(x, kind)
 
 
 def _product(sizes: Sequence[Any]) -> Any:
@@ -64,7 +70,7 @@ def _product(sizes: Sequence[Any]) -> Any:
 
 @rule("ragged_dot_general")
 def ragged_dot_general(
-    writer: Writer,
+    builder: GraphBuilder,
     results: Results,
     x: Value,
     y: Value,
@@ -80,16 +86,18 @@ def ragged_dot_general(
     if dims != plain or tuple(numbers.lhs_ragged_dimensions) != (0,) or groups.rank != 1:
         raise Refused("in this arrangement")
     (result,) = results
-    ends = writer("CumSum", groups, np.array(0, np.int64))
-    rows = writer.cast(writer.arange(x.shape[0]), groups.carrier)
-    behind = writer("LessOrEqual", writer.unsqueeze(ends, [0]), writer.unsqueeze(rows, [1]))
-    group = writer("ReduceSum", writer.cast(behind, np.int64), np.array([1], np.int64), keepdims=0)
-    last = writer("Sub", writer.sizes.one(y.shape[0]), np.array([1], np.int64))
-    chosen = writer("Gather", y, writer.within(group, last), axis=0)
+    ends = builder("CumSum", groups, np.array(0, np.int64))
+    rows = builder.cast(builder.arange(x.shape[0]), groups.carrier)
+    behind = builder("LessOrEqual", builder.unsqueeze(ends, [0]), builder.unsqueeze(rows, [1]))
+    group = builder(
+        "ReduceSum", builder.cast(behind, np.int64), np.array([1], np.int64), keepdims=0
+    )
+    last = builder("Sub", builder.sizes.one(y.shape[0]), np.array([1], np.int64))
+    chosen = builder("Gather", y, builder.within(group, last), axis=0)
     kind = carrier(result.dtype)
-    left = writer.unsqueeze(_as(writer, x, kind), [1])
-    made = writer.squeeze(writer("MatMul", left, writer.cast(chosen, kind)), [1])
-    within = writer("LessOrEqual", group, last)
+    left = builder.unsqueeze(_as(builder, x, kind), [1])
+    made = builder.squeeze(builder("MatMul", left, builder.cast(chosen, kind)), [1])
+    within = builder("LessOrEqual", group, last)
     zero = np.zeros((), kind)
-    made = writer("Where", writer.unsqueeze(within, [1]), made, zero)
-    return writer.fit(made, result.dtype)
+    made = builder("Where", builder.unsqueeze(within, [1]), made, zero)
+    return builder.fit(made, result.dtype)

@@ -18,7 +18,7 @@ import numpy as np
 
 from pax_export._quantized import Form, dequantized, plain_dot, unpacked
 from pax_export._quantized import round_inputs as _round_inputs
-from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import has, rule
 from pax_export.export.formats.onnx.rules.products import product
 from pax_export.export.formats.onnx.values import Value, carrier
@@ -32,19 +32,19 @@ _GROUPS = 21
 
 @rule("dequantize")
 def dequantize(
-    writer: Writer, results: Sequence[Any], integers: Value, scales: Value, **told: Any
+    builder: GraphBuilder, results: Sequence[Any], integers: Value, scales: Value, **told: Any
 ) -> Any:
-    weight = QuantizedWeight.stored(writer, integers, scales, Form(**told), results[0].dtype)
+    weight = QuantizedWeight.stored(builder, integers, scales, Form(**told), results[0].dtype)
     if weight is None:
         return _in_other_operations(
-            writer, partial(dequantized, form=Form(**told)), integers, scales
+            builder, partial(dequantized, form=Form(**told)), integers, scales
         )
     return weight.written(tuple(range(integers.rank)), fused=False)
 
 
 @rule("quantized_dot")
 def quantized_dot(
-    writer: Writer,
+    builder: GraphBuilder,
     results: Sequence[Any],
     x: Value,
     integers: Value,
@@ -55,35 +55,35 @@ def quantized_dot(
 ) -> Any:
     (result,) = results
     form = Form(**told)
-    weight = QuantizedWeight.stored(writer, integers, scales, form, result.dtype)
+    weight = QuantizedWeight.stored(builder, integers, scales, form, result.dtype)
     if weight is None:
 
         def plain(x: Any, integers: Any, scales: Any) -> Any:
             return plain_dot(x, dequantized(integers, scales, form), contracted)
 
-        return _in_other_operations(writer, plain, x, integers, scales)
+        return _in_other_operations(builder, plain, x, integers, scales)
     order = (0, 1) if contracted == -2 else (1, 0)
-    rounded = writer.integers.get(x.name)
+    rounded = builder.integers.get(x.name)
     by_row = isinstance(rounded, RoundedRows)
     if rounded is not None and form.group is None:
-        return writer.fit(weight.times(rounded.made if by_row else rounded, order), result.dtype)
-    if writer.accuracy_level == 4 and by_row:
+        return builder.fit(weight.times(rounded.made if by_row else rounded, order), result.dtype)
+    if builder.accuracy_level == 4 and by_row:
         x = rounded.x  # which kernels round in their own way
-    fused = writer.accuracy_level == 4 and (form.group is None or writer.opset >= _GROUPS)
+    fused = builder.accuracy_level == 4 and (form.group is None or builder.opset >= _GROUPS)
     name = weight.written(order, fused)
     matrix = Value(name, np.dtype(np.float32), tuple(weight.shape[axis] for axis in order))
     if fused and x.rank == 2:  # of `MatMul` and `Add` onnxruntime would make `Gemm` instead
-        x = Value(writer.unsqueeze(x, [0]), x.dtype, (1, *x.shape))
+        x = Value(builder.unsqueeze(x, [0]), x.dtype, (1, *x.shape))
     numbers = (((x.rank - 1,), (0,)), ((), ()))
     made = product(
-        writer, x, matrix, numbers, (*x.shape[:-1], matrix.shape[1]), np.dtype(np.float32)
+        builder, x, matrix, numbers, (*x.shape[:-1], matrix.shape[1]), np.dtype(np.float32)
     )
-    made = writer.squeeze(made, [0] if x.rank > len(result.shape) else [])
-    return writer.fit(made, result.dtype)
+    made = builder.squeeze(made, [0] if x.rank > len(result.shape) else [])
+    return builder.fit(made, result.dtype)
 
 
-def _in_other_operations(writer: Writer, function: Any, *operands: Value) -> Any:
-    (made,) = writer.inline(decompose(trace(function, operands, {}), has), operands)
+def _in_other_operations(builder: GraphBuilder, function: Any, *operands: Value) -> Any:
+    (made,) = builder.inline(decompose(trace(function, operands, {}), has), operands)
     return made
 
 
@@ -110,56 +110,58 @@ class RoundedRows(NamedTuple):
 
 @rule("round_inputs")
 def round_inputs(
-    writer: Writer, results: Sequence[Any], x: Value, scale: Value, zero: Value
+    builder: GraphBuilder, results: Sequence[Any], x: Value, scale: Value, zero: Value
 ) -> Any:
-    names = [writer.stored.get(each.name, each.name) for each in (scale, zero)]
-    of_scale, of_zero = (writer.initializers.get(name) for name in names)
+    names = [builder.stored.get(each.name, each.name) for each in (scale, zero)]
+    of_scale, of_zero = (builder.initializers.get(name) for name in names)
     if of_scale is None or of_zero is None or of_scale.ndim:
-        return _in_other_operations(writer, _round_inputs, x, scale, zero)
+        return _in_other_operations(builder, _round_inputs, x, scale, zero)
     unsigned = f"{names[1]}:uint8"
-    if unsigned not in writer.initializers:
-        writer.store((of_zero.astype(np.int16) + 128).astype(np.uint8), unsigned)
+    if unsigned not in builder.initializers:
+        builder.store((of_zero.astype(np.int16) + 128).astype(np.uint8), unsigned)
     names[1] = unsigned
-    name = writer("QuantizeLinear", _float32(writer, x), *names)
-    return writer.fit(_written_inputs(writer, name, names), results[0].dtype)
+    name = builder("QuantizeLinear", _float32(builder, x), *names)
+    return builder.fit(_written_inputs(builder, name, names), results[0].dtype)
 
 
-def _written_inputs(writer: Writer, integers: str, names: Sequence[str]) -> str:
-    made = writer("DequantizeLinear", integers, *names)
-    writer.integers[made] = RoundedInputs(integers, names[0], names[1])
-    writer.turned[made] = lambda order: _written_inputs(
-        writer, writer.transpose(integers, order), names
+def _written_inputs(builder: GraphBuilder, integers: str, names: Sequence[str]) -> str:
+    made = builder("DequantizeLinear", integers, *names)
+    builder.integers[made] = RoundedInputs(integers, names[0], names[1])
+    builder.turned[made] = lambda order: _written_inputs(
+        builder, builder.transpose(integers, order), names
     )
     return made
 
 
-def _float32(writer: Writer, x: Value) -> str:
-    return x.name if x.carrier == np.float32 else writer.cast(x, np.float32)
+def _float32(builder: GraphBuilder, x: Value) -> str:
+    return x.name if x.carrier == np.float32 else builder.cast(x, np.float32)
 
 
 @rule("round_rows")
-def round_rows(writer: Writer, results: Sequence[Any], x: Value, *, axes: Sequence[int]) -> Any:
-    given = _float32(writer, x)
-    name = writer("Abs", given)
-    name = writer("ReduceMax", name, np.array(axes, np.int64), keepdims=1)
-    positive = writer("Greater", name, np.float32(0))
-    scale = writer("Where", positive, writer("Div", name, np.float32(127)), np.float32(1))
-    integers = writer("Round", writer("Div", given, scale))
-    made = _written_rows(writer, x, integers, scale)
-    return writer.fit(made, results[0].dtype)
+def round_rows(
+    builder: GraphBuilder, results: Sequence[Any], x: Value, *, axes: Sequence[int]
+) -> Any:
+    given = _float32(builder, x)
+    name = builder("Abs", given)
+    name = builder("ReduceMax", name, np.array(axes, np.int64), keepdims=1)
+    positive = builder("Greater", name, np.float32(0))
+    scale = builder("Where", positive, builder("Div", name, np.float32(127)), np.float32(1))
+    integers = builder("Round", builder("Div", given, scale))
+    made = _written_rows(builder, x, integers, scale)
+    return builder.fit(made, results[0].dtype)
 
 
-def _written_rows(writer: Writer, x: Value, integers: str, scale: str) -> str:
-    made = writer("Mul", integers, scale)
+def _written_rows(builder: GraphBuilder, x: Value, integers: str, scale: str) -> str:
+    made = builder("Mul", integers, scale)
     zero = np.array(128, np.uint8)
-    unsigned = writer.cast(writer("Add", integers, np.float32(128)), np.uint8)
-    writer.integers[made] = RoundedRows(x, RoundedInputs(unsigned, scale, writer.constant(zero)))
+    unsigned = builder.cast(builder("Add", integers, np.float32(128)), np.uint8)
+    builder.integers[made] = RoundedRows(x, RoundedInputs(unsigned, scale, builder.constant(zero)))
 
     def turned(order: Sequence[int]) -> str:
-        names = [writer.transpose(each, order) for each in (integers, scale)]
-        return _written_rows(writer, x, names[0], names[1])
+        names = [builder.transpose(each, order) for each in (integers, scale)]
+        return _written_rows(builder, x, names[0], names[1])
 
-    writer.turned[made] = turned
+    builder.turned[made] = turned
     return made
 
 
@@ -167,20 +169,20 @@ class QuantizedWeight:
     """A weight whose integers and scales are known, and how they are written."""
 
     def __init__(
-        self, writer: Writer, leaf: str, integers: Any, scales: tuple[str, Any], form: Any
+        self, builder: GraphBuilder, leaf: str, integers: Any, scales: tuple[str, Any], form: Any
     ):
-        self._writer, self._leaf, self._form = writer, leaf, form
+        self._writer, self._leaf, self._form = builder, leaf, form
         self._integers, (self._scales_name, self._scales) = integers, scales
         self.shape = integers.shape
 
     @staticmethod
     def stored(
-        writer: Writer, integers: Value, scales: Value, form: Form, dtype: Any
+        builder: GraphBuilder, integers: Value, scales: Value, form: Form, dtype: Any
     ) -> QuantizedWeight | None:
         """The weight, if it is stored and ONNX has its form."""
-        names = [writer.stored.get(each.name, each.name) for each in (integers, scales)]
-        q, s = (writer.initializers.get(name) for name in names)
-        if q is None or s is None or (form.bits == 4 and writer.opset < _GROUPS):
+        names = [builder.stored.get(each.name, each.name) for each in (integers, scales)]
+        q, s = (builder.initializers.get(name) for name in names)
+        if q is None or s is None or (form.bits == 4 and builder.opset < _GROUPS):
             return None
         if carrier(dtype) != np.float32 or np.dtype(form.dtype) == np.float64:
             return None
@@ -188,11 +190,11 @@ class QuantizedWeight:
             return None
         if form.bits == 4:
             q = np.asarray(unpacked(q, form.axis))
-        return QuantizedWeight(writer, names[0], q, (names[1], s), form)
+        return QuantizedWeight(builder, names[0], q, (names[1], s), form)
 
     def written(self, order: Sequence[int], fused: bool) -> str:
         """The name of the numbers, with their axes in another order."""
-        writer, form = self._writer, self._form
+        builder, form = self._writer, self._form
         axis = list(order).index(len(order) + form.axis)
         if form.group is None:
             lasting = [place for place, old in enumerate(order) if self._scales.shape[old] != 1]
@@ -202,19 +204,19 @@ class QuantizedWeight:
         if fused:
             scales = self._stored_scales(order if groups else None, axis)
             told = {"axis": axis, **({"block_size": form.group} if groups else {})}
-            return writer("DequantizeLinear", given, scales, **told)
-        numbers = writer.cast(given, np.float32)
+            return builder("DequantizeLinear", given, scales, **told)
+        numbers = builder.cast(given, np.float32)
         scales = self._stored_scales(order, axis)
         if groups:
             sizes = [self.shape[old] for old in order]
             apart = [*sizes[:axis], -1, form.group, *sizes[axis + 1 :]]
-            numbers = writer.reshape(
+            numbers = builder.reshape(
                 numbers, [sizes[axis] // form.group if n == -1 else n for n in apart]
             )
-            made = writer("Mul", numbers, writer.unsqueeze(scales, [axis + 1]))
-            made = writer.reshape(made, sizes)
+            made = builder("Mul", numbers, builder.unsqueeze(scales, [axis + 1]))
+            made = builder.reshape(made, sizes)
         else:
-            made = writer("Mul", numbers, scales)
+            made = builder("Mul", numbers, scales)
         self._writer.integers[made] = self, tuple(order)
         self._writer.turned[made] = lambda axes: self.written([order[each] for each in axes], False)
         return made
@@ -226,18 +228,18 @@ class QuantizedWeight:
 
     def times(self, x: RoundedInputs, order: tuple[int, ...]) -> str:
         """A product with inputs of integers, in float32."""
-        writer = self._writer
-        total = writer("MatMulInteger", x.integers, self.stored_integers(order), x.zero)
+        builder = self._writer
+        total = builder("MatMulInteger", x.integers, self.stored_integers(order), x.zero)
         return self.scaled(total, x, 0)
 
     def scaled(self, total: str, x: RoundedInputs, behind: int) -> str:
         """Sums of products of integers, as numbers; so many axes are behind that of channels."""
-        writer = self._writer
-        by_row = x.scale not in writer.initializers
+        builder = self._writer
+        by_row = x.scale not in builder.initializers
         scale = self._stored_scales(None, 1) if by_row else self.scale_with(x)
-        scale = writer.unsqueeze(scale, list(range(1, behind + 1)))
-        made = writer("Mul", writer.cast(total, np.float32), scale)
-        return writer("Mul", made, x.scale) if by_row else made
+        scale = builder.unsqueeze(scale, list(range(1, behind + 1)))
+        made = builder("Mul", builder.cast(total, np.float32), scale)
+        return builder("Mul", made, x.scale) if by_row else made
 
     def scale_with(self, x: RoundedInputs) -> str:
         """The name of the scales of products with inputs, one for each channel."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import Refused, rule
 from pax_export.export.formats.onnx.rules.products import product
 from pax_export.export.formats.onnx.values import Value
@@ -16,46 +16,50 @@ Results = Sequence[Any]
 Axes = Sequence[int]
 
 
-def reduced(writer: Writer, operator: str, x: object, axes: Axes, keep: bool = False) -> Any:
+def reduced(builder: GraphBuilder, operator: str, x: object, axes: Axes, keep: bool = False) -> Any:
     if not len(axes):
         return x
-    return writer(operator, x, np.array(axes, np.int64), keepdims=int(keep))
+    return builder(operator, x, np.array(axes, np.int64), keepdims=int(keep))
 
 
 @rule("reduce_sum")
-def reduce_sum(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: object) -> Any:
+def reduce_sum(
+    builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object
+) -> Any:
     (result,) = results
     if x.is_float or not len(axes):
-        return writer.fit(reduced(writer, "ReduceSum", x, axes), result.dtype)
+        return builder.fit(reduced(builder, "ReduceSum", x, axes), result.dtype)
     # onnxruntime adds whole numbers as float64 and stops at the ends of their type.
     if x.dtype.itemsize == 8:
         sizes = [x.shape[axis] for axis in axes]
-        ones = Value(writer.expand(writer.like(1, x), sizes), x.dtype, tuple(sizes))
+        ones = Value(builder.expand(builder.like(1, x), sizes), x.dtype, tuple(sizes))
         numbers = ((tuple(axes), tuple(range(len(axes)))), ((), ()))
-        return product(writer, x, ones, numbers, result.shape, x.carrier)
-    wide = x.name if x.carrier == np.int64 else writer.cast(x, np.int64)
-    total = reduced(writer, "ReduceSum", wide, axes)
-    return writer.fit(writer.cast(total, x.carrier), result.dtype)
+        return product(builder, x, ones, numbers, result.shape, x.carrier)
+    wide = x.name if x.carrier == np.int64 else builder.cast(x, np.int64)
+    total = reduced(builder, "ReduceSum", wide, axes)
+    return builder.fit(builder.cast(total, x.carrier), result.dtype)
 
 
 @rule("reduce_prod")
-def reduce_prod(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: object) -> Any:
+def reduce_prod(
+    builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object
+) -> Any:
     (result,) = results
-    return writer.fit(reduced(writer, "ReduceProd", x, axes), result.dtype)
+    return builder.fit(reduced(builder, "ReduceProd", x, axes), result.dtype)
 
 
 def _extreme(operator: str) -> Callable:
-    def apply(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: object) -> Any:
+    def apply(builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object) -> Any:
         if x.dtype == np.bool_:
             logical = {"ReduceMax": reduce_or, "ReduceMin": reduce_and}[operator]
-            return logical(writer, results, x, axes=axes)
-        plain = reduced(writer, operator, x, axes)
+            return logical(builder, results, x, axes=axes)
+        plain = reduced(builder, operator, x, axes)
         if not x.is_float or not len(axes):
             return plain
         # NaN if one is, which these operators do not promise.
-        bad = writer.cast(writer("IsNaN", x), np.int32)
-        any_bad = writer.cast(reduced(writer, "ReduceMax", bad, axes), np.bool_)
-        return writer("Where", any_bad, writer.like(np.nan, x), plain)
+        bad = builder.cast(builder("IsNaN", x), np.int32)
+        any_bad = builder.cast(reduced(builder, "ReduceMax", bad, axes), np.bool_)
+        return builder("Where", any_bad, builder.like(np.nan, x), plain)
 
     return apply
 
@@ -65,44 +69,54 @@ rule("reduce_min")(_extreme("ReduceMin"))
 
 
 @rule("reduce_or")
-def reduce_or(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: object) -> str:
-    return _logical(writer, "ReduceMax", x, axes)
+def reduce_or(builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object) -> str:
+    return _logical(builder, "ReduceMax", x, axes)
 
 
 @rule("reduce_and")
-def reduce_and(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: object) -> str:
-    return _logical(writer, "ReduceMin", x, axes)
+def reduce_and(
+    builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object
+) -> str:
+    return _logical(builder, "ReduceMin", x, axes)
 
 
-def _logical(writer: Writer, operator: str, x: Value, axes: Axes) -> str:
+def _logical(builder: GraphBuilder, operator: str, x: Value, axes: Axes) -> str:
     if x.dtype != np.bool_:
         raise Refused("of whole numbers")
-    found = reduced(writer, operator, writer.cast(x, np.int32), axes)
-    return writer.cast(found, np.bool_)
+    found = reduced(builder, operator, builder.cast(x, np.int32), axes)
+    return builder.cast(found, np.bool_)
 
 
 @rule("reduce_xor")
-def reduce_xor(writer: Writer, results: Results, x: Value, *, axes: Axes, **_: object) -> str:
+def reduce_xor(
+    builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object
+) -> str:
     if x.dtype != np.bool_:
         raise Refused("of whole numbers")
-    count = reduced(writer, "ReduceSum", writer.cast(x, np.int32), axes)
-    odd = writer("Mod", count, np.array(2, np.int32))
-    return writer.cast(odd, np.bool_)
+    count = reduced(builder, "ReduceSum", builder.cast(x, np.int32), axes)
+    odd = builder("Mod", count, np.array(2, np.int32))
+    return builder.cast(odd, np.bool_)
 
 
 def _arg(operator: str) -> Callable:
     def apply(
-        writer: Writer, results: Results, x: Value, *, axes: Axes, index_dtype: object, **_: object
+        builder: GraphBuilder,
+        results: Results,
+        x: Value,
+        *,
+        axes: Axes,
+        index_dtype: object,
+        **_: object,
     ) -> str:
         (axis,) = axes
-        name: Any = writer.cast(x, np.int32) if x.dtype == np.bool_ else x.name
-        found = writer(operator, name, axis=axis, keepdims=0)
+        name: Any = builder.cast(x, np.int32) if x.dtype == np.bool_ else x.name
+        found = builder(operator, name, axis=axis, keepdims=0)
         if x.is_float:  # the first NaN counts as the extreme
-            bad = writer.cast(writer("IsNaN", x), np.int32)
-            any_bad = writer.cast(reduced(writer, "ReduceMax", bad, [axis]), np.bool_)
-            first = writer("ArgMax", bad, axis=axis, keepdims=0)
-            found = writer("Where", any_bad, first, found)
-        return found if results[0].dtype == np.int64 else writer.cast(found, np.int32)
+            bad = builder.cast(builder("IsNaN", x), np.int32)
+            any_bad = builder.cast(reduced(builder, "ReduceMax", bad, [axis]), np.bool_)
+            first = builder("ArgMax", bad, axis=axis, keepdims=0)
+            found = builder("Where", any_bad, first, found)
+        return found if results[0].dtype == np.int64 else builder.cast(found, np.int32)
 
     return apply
 
@@ -112,6 +126,6 @@ rule("argmin")(_arg("ArgMin"))
 
 
 @rule("cumsum")
-def cumsum(writer: Writer, results: Results, x: Value, *, axis: int, reverse: bool) -> str:
+def cumsum(builder: GraphBuilder, results: Results, x: Value, *, axis: int, reverse: bool) -> str:
     place = np.array(axis, np.int64)
-    return writer.fit(writer("CumSum", x, place, reverse=int(reverse)), results[0].dtype)
+    return builder.fit(builder("CumSum", x, place, reverse=int(reverse)), results[0].dtype)

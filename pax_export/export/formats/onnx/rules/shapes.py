@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import Refused, rule
 from pax_export.export.formats.onnx.values import Value, carrier, is_number, same_size
 
@@ -26,51 +26,59 @@ Results = Sequence[Any]
     "pvary",
     "stage",
 )
-def unchanged(writer: Writer, results: Results, x: Value, **_: object) -> Value:
+def unchanged(builder: GraphBuilder, results: Results, x: Value, **_: object) -> Value:
     return x
 
 
 @rule("optimization_barrier", "device_put")
-def all_unchanged(writer: Writer, results: Results, *operands: Value, **_: object) -> list[Value]:
+def all_unchanged(
+    builder: GraphBuilder, results: Results, *operands: Value, **_: object
+) -> list[Value]:
     return list(operands)
 
 
 @rule("tie")
-def tie(writer: Writer, results: Results, x: Value, y: Value) -> Value:
+def tie(builder: GraphBuilder, results: Results, x: Value, y: Value) -> Value:
     return y
 
 
 @rule("reshape")
-def reshape(writer: Writer, results: Results, x: Value, *, dimensions: Any, **_: object) -> Any:
+def reshape(
+    builder: GraphBuilder, results: Results, x: Value, *, dimensions: Any, **_: object
+) -> Any:
     (result,) = results
     if x.known is not None and all(map(is_number, result.shape)) and dimensions is None:
         made = x.known.reshape(result.shape)
-        return Value(writer.constant(made), x.dtype, made.shape, made)
-    name = x.name if dimensions is None else writer.transpose(x, dimensions)
-    return writer.reshape(name, result.shape)
+        return Value(builder.constant(made), x.dtype, made.shape, made)
+    name = x.name if dimensions is None else builder.transpose(x, dimensions)
+    return builder.reshape(name, result.shape)
 
 
 @rule("squeeze")
-def squeeze(writer: Writer, results: Results, x: Value, *, dimensions: Sequence[int]) -> Any:
+def squeeze(builder: GraphBuilder, results: Results, x: Value, *, dimensions: Sequence[int]) -> Any:
     if x.known is not None:
         made = x.known.reshape(results[0].shape)
-        return Value(writer.constant(made), x.dtype, made.shape, made)
-    return writer.squeeze(x, dimensions)
+        return Value(builder.constant(made), x.dtype, made.shape, made)
+    return builder.squeeze(x, dimensions)
 
 
 @rule("expand_dims")
-def expand_dims(writer: Writer, results: Results, x: Value, *, dimensions: Sequence[int]) -> Any:
-    return writer.unsqueeze(x, dimensions)
+def expand_dims(
+    builder: GraphBuilder, results: Results, x: Value, *, dimensions: Sequence[int]
+) -> Any:
+    return builder.unsqueeze(x, dimensions)
 
 
 @rule("transpose")
-def transpose(writer: Writer, results: Results, x: Value, *, permutation: Sequence[int]) -> Any:
-    return writer.transpose(x, permutation)
+def transpose(
+    builder: GraphBuilder, results: Results, x: Value, *, permutation: Sequence[int]
+) -> Any:
+    return builder.transpose(x, permutation)
 
 
 @rule("broadcast_in_dim")
 def broadcast_in_dim(
-    writer: Writer,
+    builder: GraphBuilder,
     results: Results,
     x: Value,
     *dynamic: Value,
@@ -80,14 +88,14 @@ def broadcast_in_dim(
     if dynamic:
         raise Refused("to sizes that are arrays")
     (result,) = results
-    return broadcast(writer, x, result, broadcast_dimensions)
+    return broadcast(builder, x, result, broadcast_dimensions)
 
 
 #: Constants of more elements than this are broadcast when the model runs.
 _SMALL = 64
 
 
-def broadcast(writer: Writer, x: Value, result: Any, places: Sequence[int]) -> Value:
+def broadcast(builder: GraphBuilder, x: Value, result: Any, places: Sequence[int]) -> Value:
     """Puts the axes of an array at these places of a larger shape."""
     shape = tuple(result.shape)
     dtype = np.dtype(result.dtype)
@@ -97,11 +105,11 @@ def broadcast(writer: Writer, x: Value, result: Any, places: Sequence[int]) -> V
         for axis, place in enumerate(places):
             between[place] = x.known.shape[axis]
         made = np.ascontiguousarray(np.broadcast_to(x.known.reshape(between), shape))
-        return Value(writer.constant(made), dtype, shape, made)
+        return Value(builder.constant(made), dtype, shape, made)
     added = [axis for axis in range(len(shape)) if axis not in places]
     source = x.thin if x.thin is not None else x.name
     bare = x.bare or (x.rank == 0 and x.thin is None)
-    thin = source if bare else writer.unsqueeze(source, added)
+    thin = source if bare else builder.unsqueeze(source, added)
     wide = any(not same_size(shape[axis], 1) for axis in added)
     grows = (
         wide
@@ -110,88 +118,92 @@ def broadcast(writer: Writer, x: Value, result: Any, places: Sequence[int]) -> V
     )
     if not grows and x.thin is None:
         return Value(thin, dtype, shape)
-    return Value(writer.expand(thin, shape), dtype, shape, None, thin, bare)
+    return Value(builder.expand(thin, shape), dtype, shape, None, thin, bare)
 
 
 @rule("tile")
-def tile(writer: Writer, results: Results, x: Value, *, reps: Sequence[Any]) -> Any:
+def tile(builder: GraphBuilder, results: Results, x: Value, *, reps: Sequence[Any]) -> Any:
     name: Any = x.name
     if len(reps) > x.rank:
-        name = writer.unsqueeze(name, range(len(reps) - x.rank))
-    return writer("Tile", name, writer.sizes.shape(reps))
+        name = builder.unsqueeze(name, range(len(reps) - x.rank))
+    return builder("Tile", name, builder.sizes.shape(reps))
 
 
 @rule("concatenate")
-def concatenate(writer: Writer, results: Results, *operands: Value, dimension: int) -> Any:
+def concatenate(builder: GraphBuilder, results: Results, *operands: Value, dimension: int) -> Any:
     if all(each.known is not None for each in operands):
         made = np.concatenate(
             [each.known for each in operands if each.known is not None], dimension
         )
-        return Value(writer.constant(made), operands[0].dtype, made.shape, made)
+        return Value(builder.constant(made), operands[0].dtype, made.shape, made)
     if len(operands) == 1:
         return operands[0]
-    return writer("Concat", *operands, axis=dimension)
+    return builder("Concat", *operands, axis=dimension)
 
 
 @rule("stack")
-def stack(writer: Writer, results: Results, *operands: Value, axis: int) -> str:
-    return writer("Concat", *(writer.unsqueeze(each, [axis]) for each in operands), axis=axis)
+def stack(builder: GraphBuilder, results: Results, *operands: Value, axis: int) -> str:
+    return builder("Concat", *(builder.unsqueeze(each, [axis]) for each in operands), axis=axis)
 
 
 @rule("unstack")
-def unstack(writer: Writer, results: Results, x: Value, *, axis: int, **_: object) -> list[str]:
+def unstack(
+    builder: GraphBuilder, results: Results, x: Value, *, axis: int, **_: object
+) -> list[str]:
     return [
-        writer("Gather", x, np.array(index, np.int64), axis=axis) for index in range(len(results))
+        builder("Gather", x, np.array(index, np.int64), axis=axis) for index in range(len(results))
     ]
 
 
 @rule("split")
 def split(
-    writer: Writer, results: Results, x: Value, *, sizes: Sequence[Any], axis: int
+    builder: GraphBuilder, results: Results, x: Value, *, sizes: Sequence[Any], axis: int
 ) -> list[Any]:
     if len(sizes) == 1:
         return [x]
-    lengths = writer.sizes.shape(sizes)
-    return list(writer("Split", x, lengths, results=len(sizes), axis=axis))
+    lengths = builder.sizes.shape(sizes)
+    return list(builder("Split", x, lengths, results=len(sizes), axis=axis))
 
 
 @rule("iota")
-def iota(writer: Writer, results: Results, *dynamic: Value, dimension: int, **_: object) -> Value:
+def iota(
+    builder: GraphBuilder, results: Results, *dynamic: Value, dimension: int, **_: object
+) -> Value:
     if dynamic:
         raise Refused("of sizes that are arrays")
     (result,) = results
     size, shape = result.shape[dimension], tuple(result.shape)
-    numbers: Any = writer.arange(size)
+    numbers: Any = builder.arange(size)
     line = carrier(result.dtype)
     if isinstance(numbers, np.ndarray):
         made = numbers.astype(result.dtype).astype(line)
-        row = Value(writer.constant(made), np.dtype(result.dtype), (size,), made)
+        row = Value(builder.constant(made), np.dtype(result.dtype), (size,), made)
     else:
-        name = writer.fit(writer.cast(numbers, line), result.dtype)
+        name = builder.fit(builder.cast(numbers, line), result.dtype)
         row = Value(name, np.dtype(result.dtype), (size,))
-    return row if len(shape) == 1 else broadcast(writer, row, result, [dimension])
+    return row if len(shape) == 1 else broadcast(builder, row, result, [dimension])
 
 
 @rule("empty", "empty2")
-def empty(writer: Writer, results: Results, **_: object) -> str:
+def empty(builder: GraphBuilder, results: Results, **_: object) -> str:
     (result,) = results
-    return writer.expand(np.zeros((), carrier(result.dtype)), result.shape)
+    return builder.expand(np.zeros((), carrier(result.dtype)), result.shape)
 
 
 @rule("zeros_like")
-def zeros_like(writer: Writer, results: Results, x: Value) -> str:
-    return writer.expand(np.zeros((), x.carrier), results[0].shape)
+def zeros_like(builder: GraphBuilder, results: Results, x: Value) -> str:
+    return builder.expand(np.zeros((), x.carrier), results[0].shape)
 
 
 @rule("dim_as_value")
-def dim_as_value(writer: Writer, results: Results, *, dim: object) -> str:
+def dim_as_value(builder: GraphBuilder, results: Results, *, dim: object) -> str:
     (result,) = results
-    size = writer.sizes.one(dim)
-    return writer.cast(writer.squeeze(size, [0]), carrier(result.dtype))
+    size = builder.sizes.one(dim)
+    return builder.cast(builder.squeeze(size, [0]), carrier(result.dtype))
 
 
 @rule("dimension_size")
 def dimension_size(
-    writer: Writer, results: Results, x: Value, *, dimension: int, **_: object
+    builder: GraphBuilder, results: Results, x: Value, *, dimension: int, **_: object
 ) -> str:
-    return dim_as_value(writer, results, dim=x.shape[dimension])
+    return dim_as_value(builder, results, dim=x.shape[dimension])

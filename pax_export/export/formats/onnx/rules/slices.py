@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value, is_number, same_size
 
@@ -18,7 +18,7 @@ _BEFORE_ALL = np.array([np.iinfo(np.int64).min + 1], np.int64)
 
 @rule("slice")
 def slice_(
-    writer: Writer,
+    builder: GraphBuilder,
     results: Results,
     x: Value,
     *,
@@ -40,45 +40,47 @@ def slice_(
         return x
     if x.known is not None:
         made = x.known[tuple(map(slice, start_indices, limit_indices, steps))]
-        return Value(writer.constant(made), x.dtype, made.shape, made)
-    return writer(
+        return Value(builder.constant(made), x.dtype, made.shape, made)
+    return builder(
         "Slice",
         x,
-        writer.sizes.shape([start_indices[axis] for axis in axes]),
-        writer.sizes.shape([limit_indices[axis] for axis in axes]),
+        builder.sizes.shape([start_indices[axis] for axis in axes]),
+        builder.sizes.shape([limit_indices[axis] for axis in axes]),
         np.array(axes, np.int64),
-        writer.sizes.shape([steps[axis] for axis in axes]),
+        builder.sizes.shape([steps[axis] for axis in axes]),
     )
 
 
 @rule("rev")
-def rev(writer: Writer, results: Results, x: Value, *, dimensions: Sequence[int]) -> Any:
-    return backwards(writer, x, dimensions)
+def rev(builder: GraphBuilder, results: Results, x: Value, *, dimensions: Sequence[int]) -> Any:
+    return backwards(builder, x, dimensions)
 
 
-def backwards(writer: Writer, x: object, axes: Sequence[int]) -> Any:
+def backwards(builder: GraphBuilder, x: object, axes: Sequence[int]) -> Any:
     if not len(axes):
         return x
     count = len(axes)
     minus = np.full(count, -1, np.int64)
     ends = np.repeat(_BEFORE_ALL, count)
-    return writer("Slice", x, minus, ends, np.array(axes, np.int64), minus)
+    return builder("Slice", x, minus, ends, np.array(axes, np.int64), minus)
 
 
 @rule("pad")
 def pad(
-    writer: Writer,
+    builder: GraphBuilder,
     results: Results,
     x: Value,
     value: Value,
     *,
     padding_config: Sequence[tuple[Any, Any, int]],
 ) -> Any:
-    name = spaced(writer, x.name, x.shape, [each[2] for each in padding_config], value.name)
-    return padded(writer, name, [each[:2] for each in padding_config], value.name)
+    name = spaced(builder, x.name, x.shape, [each[2] for each in padding_config], value.name)
+    return padded(builder, name, [each[:2] for each in padding_config], value.name)
 
 
-def padded(writer: Writer, name: object, pairs: Sequence[Sequence[Any]], value: object) -> Any:
+def padded(
+    builder: GraphBuilder, name: object, pairs: Sequence[Sequence[Any]], value: object
+) -> Any:
     """Adds elements at both ends of each axis, or removes them where the number is negative."""
     lows, highs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     if all(same_size(each, 0) for each in (*lows, *highs)):
@@ -88,17 +90,17 @@ def padded(writer: Writer, name: object, pairs: Sequence[Sequence[Any]], value: 
             if min(pair) < 0:
                 start = np.array([max(-pair[0], 0)], np.int64)
                 end = np.array([pair[1] if pair[1] < 0 else np.iinfo(np.int64).max], np.int64)
-                name = writer(
+                name = builder(
                     "Slice", name, start, end, np.array([axis], np.int64), np.array([1], np.int64)
                 )
         lows, highs = [max(each, 0) for each in lows], [max(each, 0) for each in highs]
         if not any((*lows, *highs)):
             return name
-    return writer("Pad", name, writer.sizes.shape([*lows, *highs]), value)
+    return builder("Pad", name, builder.sizes.shape([*lows, *highs]), value)
 
 
 def spaced(
-    writer: Writer, name: object, shape: Sequence[Any], gaps: Sequence[int], value: object
+    builder: GraphBuilder, name: object, shape: Sequence[Any], gaps: Sequence[int], value: object
 ) -> Any:
     """Inserts padding elements between neighbors along each axis."""
     shape = list(shape)
@@ -106,60 +108,60 @@ def spaced(
         if not gap:
             continue
         rank = len(shape)
-        wide = writer.unsqueeze(name, [axis + 1])
+        wide = builder.unsqueeze(name, [axis + 1])
         pairs = [(0, 0)] * (axis + 1) + [(0, gap)] + [(0, 0)] * (rank - axis - 1)
-        wide = padded(writer, wide, pairs, value)
+        wide = padded(builder, wide, pairs, value)
         merged = [*shape[:axis], shape[axis] * (gap + 1), *shape[axis + 1 :]]
-        name = writer.reshape(wide, merged)
+        name = builder.reshape(wide, merged)
         shape[axis] = merged[axis] - gap
-        name = writer.slice(name, axis, 0, np.array([-gap], np.int64))
+        name = builder.slice(name, axis, 0, np.array([-gap], np.int64))
     return name
 
 
-def start_of(writer: Writer, start: Value, size: object, taken: Any) -> Any:
+def start_of(builder: GraphBuilder, start: Value, size: object, taken: Any) -> Any:
     """A start as an array with one element, moved to where so much can be taken."""
     if same_size(size, taken):
         return np.zeros(1, np.int64)
     if start.known is not None and is_number(size) and is_number(taken):
         number = int(np.clip(int(start.known), 0, size - taken))
         return np.array([number], np.int64)
-    name = writer.cast(start, np.int64) if start.carrier != np.int64 else start.name
-    return writer.within(name, writer.sizes.one(size - taken))
+    name = builder.cast(start, np.int64) if start.carrier != np.int64 else start.name
+    return builder.within(name, builder.sizes.one(size - taken))
 
 
 @rule("dynamic_slice")
 def dynamic_slice(
-    writer: Writer, results: Results, x: Value, *starts: Value, slice_sizes: Sequence[Any]
+    builder: GraphBuilder, results: Results, x: Value, *starts: Value, slice_sizes: Sequence[Any]
 ) -> Any:
     axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], slice_sizes[axis])]
     if not axes:
         return x
-    places = [start_of(writer, starts[a], x.shape[a], slice_sizes[a]) for a in axes]
-    begin = places[0] if len(places) == 1 else writer("Concat", *places, axis=0)
-    end = writer("Add", begin, writer.sizes.shape([slice_sizes[axis] for axis in axes]))
-    return writer("Slice", x, begin, end, np.array(axes, np.int64))
+    places = [start_of(builder, starts[a], x.shape[a], slice_sizes[a]) for a in axes]
+    begin = places[0] if len(places) == 1 else builder("Concat", *places, axis=0)
+    end = builder("Add", begin, builder.sizes.shape([slice_sizes[axis] for axis in axes]))
+    return builder("Slice", x, begin, end, np.array(axes, np.int64))
 
 
 @rule("dynamic_update_slice")
 def dynamic_update_slice(
-    writer: Writer, results: Results, x: Value, update: Value, *starts: Value
+    builder: GraphBuilder, results: Results, x: Value, update: Value, *starts: Value
 ) -> Any:
     axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
-    places = {a: start_of(writer, starts[a], x.shape[a], update.shape[a]) for a in axes}
-    return _updated(writer, x.name, update, axes, places)
+    places = {a: start_of(builder, starts[a], x.shape[a], update.shape[a]) for a in axes}
+    return _updated(builder, x.name, update, axes, places)
 
 
 def _updated(
-    writer: Writer, name: str, update: Value, axes: Sequence[int], places: dict[int, Any]
+    builder: GraphBuilder, name: str, update: Value, axes: Sequence[int], places: dict[int, Any]
 ) -> str:
     """What is before, what takes the place, and what is after: along one axis after another."""
     if not axes:
         return update.name
     axis, begin = axes[0], places[axes[0]]
     at = np.array([axis], np.int64)
-    end = writer("Add", begin, writer.sizes.one(update.shape[axis]))
-    within = writer("Slice", name, begin, end, at) if len(axes) > 1 else name
-    within = _updated(writer, within, update, axes[1:], places)
-    before = writer("Slice", name, np.zeros(1, np.int64), begin, at)
-    after = writer("Slice", name, end, np.array([np.iinfo(np.int64).max], np.int64), at)
-    return writer("Concat", before, within, after, axis=axis)
+    end = builder("Add", begin, builder.sizes.one(update.shape[axis]))
+    within = builder("Slice", name, begin, end, at) if len(axes) > 1 else name
+    within = _updated(builder, within, update, axes[1:], places)
+    before = builder("Slice", name, np.zeros(1, np.int64), begin, at)
+    after = builder("Slice", name, end, np.array([np.iinfo(np.int64).max], np.int64), at)
+    return builder("Concat", before, within, after, axis=axis)

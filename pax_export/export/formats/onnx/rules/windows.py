@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pax_export.export.formats.onnx.graph import Writer
+from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value
 
@@ -14,14 +14,14 @@ Results = Sequence[Any]
 
 
 @rule("reduce_window_max")
-def max_pool(writer: Writer, results: Results, x: Value, **window: Any) -> str:
-    return writer("MaxPool", x, **_told(**window))
+def max_pool(builder: GraphBuilder, results: Results, x: Value, **window: Any) -> str:
+    return builder("MaxPool", x, **_told(**window))
 
 
 @rule("reduce_window_sum")
-def sum_pool(writer: Writer, results: Results, x: Value, **window: Any) -> str:
-    means = writer("AveragePool", x, count_include_pad=1, **_told(**window))
-    return writer("Mul", means, writer.like(math.prod(window["window_dimensions"]), x))
+def sum_pool(builder: GraphBuilder, results: Results, x: Value, **window: Any) -> str:
+    means = builder("AveragePool", x, count_include_pad=1, **_told(**window))
+    return builder("Mul", means, builder.like(math.prod(window["window_dimensions"]), x))
 
 
 def _told(
