@@ -7,13 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pax_export.cli import certify, diff, export, inspect, retarget, run, validate
+from pax_export.cli import certify, diff, export, inspect, quantize, retarget, run, validate
 from pax_export.cli._failure import EXIT_CODES
 
 __all__ = ["main"]
 
 # In the order in which one meets them.
-_COMMANDS = (export, inspect, diff, validate, certify, run, retarget)
+_COMMANDS = (export, quantize, inspect, diff, validate, certify, run, retarget)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,100 @@
+"""``pax-export quantize``: stores the weights of a model as integers, and reports the loss."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pax_export._errors import InvalidArgumentError
+from pax_export.cli import _factory
+from pax_export.cli._failure import DONE, EXIT_CODES, told
+
+_EPILOG = f"""\
+examples:
+  pax-export quantize train:make_model small.safetensors --batch images.npy
+  pax-export quantize train:make_model small.safetensors --bits 4 --rounding gptq \\
+      --batch first.npz --batch second.npz
+  pax-export quantize train:make_model --bits 4 --batch images.npy        # the report alone
+
+{EXIT_CODES}"""
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "quantize",
+        help="store the weights of a model as integers",
+        description="Quantizes the weights of the model that a factory makes, prints the report "
+        "of `pax_export.quantize`, and writes the integers to a safetensors file.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("factory", metavar="module:factory", help=_factory.HELP)
+    parser.add_argument(
+        "file", metavar="FILE.safetensors", nargs="?", help="where to write; nothing without it"
+    )
+    parser.add_argument(
+        "--batch",
+        action="append",
+        metavar="FILE",
+        help="inputs of one call: an array in a .npy file, or several in a .npz file, in the "
+        "order of the arguments",
+    )
+    parser.add_argument("--bits", type=int, choices=(8, 4), default=8, help="8, if not given")
+    parser.add_argument("--group", type=int, metavar="32", help="groups of 8 bits too")
+    parser.add_argument("--at", metavar="PATTERN", help='a part of the model, e.g. "layers.*"')
+    parser.add_argument("--activations", metavar="dynamic|static|mse|minmax|percentile")
+    parser.add_argument("--rounding", choices=("nearest", "gptq"), default="nearest")
+    parser.add_argument(
+        "--budget", type=float, metavar="LOSS", help="how much of the outputs may be lost"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(call=_call)
+
+
+@told
+def _call(options: argparse.Namespace) -> int:
+    from pax_export.quantization import quantize
+    from pax_export.weights import save_weights
+
+    place = Path(options.file) if options.file else None
+    if place is not None and place.exists() and not options.overwrite:
+        raise InvalidArgumentError(
+            "The file exists.", where=str(place), write="another file, or --overwrite"
+        )
+    batches = [_batch(file) for file in options.batch or ()]
+    small, report = quantize(
+        _factory.make(options.factory),
+        batches or None,
+        bits=options.bits,
+        group=options.group,
+        at=options.at,
+        activations=options.activations,
+        rounding=options.rounding,
+        budget=options.budget,
+    )
+    if place is not None:
+        save_weights(small, place)
+    print(json.dumps(dataclasses.asdict(report), indent=1) if options.json else report)
+    return DONE
+
+
+def _batch(file: str) -> tuple[np.ndarray, ...]:
+    """The arguments of one call."""
+    try:
+        found = np.load(file, allow_pickle=False)
+        return (found,) if isinstance(found, np.ndarray) else tuple(found.values())
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InvalidArgumentError(
+            "The batch cannot be read.",
+            where=file,
+            got=str(error),
+            write="a .npy or .npz file, as numpy.save and numpy.savez write them",
+        ) from error
