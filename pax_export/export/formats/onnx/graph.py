@@ -41,7 +41,7 @@ class GraphBuilder:
         self.operation = ""  # the primitive that is being written
         self.initializers: dict[str, np.ndarray] = {}
         self.stored: dict[str, str] = {}  # what carries a weight: the initializer of that
-        #: Arrays that stand for stored integers: what gives them in another order of axes.
+        #: Arrays that have another source than themselves in another order of axes: what makes it.
         self.turned: dict[str, Callable[[Sequence[int]], str]] = {}
         self.quantized: dict[str, Quantized] = {}  # initializers of integers
         #: Arrays that stand for integers: inputs that are rounded, and quantized weights.
@@ -151,7 +151,10 @@ class GraphBuilder:
             return name
         if (name := self.name(name)) in self.turned:
             return self.turned[name](order)
-        return self("Transpose", name, perm=list(order))
+        made = self("Transpose", name, perm=list(order))
+        # Transposed once more, it is one transpose of what this one reads.
+        self.turned[made] = lambda axes: self.transpose(name, [order[axis] for axis in axes])
+        return made
 
     def unsqueeze(self, name: Any, axes: Sequence[int]) -> Any:
         return self("Unsqueeze", name, np.array(axes, np.int64)) if len(axes) else name

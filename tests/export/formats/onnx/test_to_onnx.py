@@ -359,6 +359,24 @@ def test_a_norm_is_folded_and_the_report_names_its_weights(tmp_path):
     assert "modules.0.weight" not in _initializers(path)
 
 
+def test_attention_has_one_transpose_for_each_array(tmp_path):
+    def attend(weights, x):
+        q, k, v = (jnp.einsum("bnd,dhk->bnhk", x, each) for each in weights[:3])
+        scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+        return jnp.einsum("bqhd,hdo->bqo", jnp.einsum("bhqk,bkhd->bqhd", scores, v), weights[3])
+
+    random = np.random.default_rng(0)
+    shapes = [(16, 2, 8)] * 3 + [(2, 8, 16)]
+    weights = [random.normal(size=shape).astype("f") / 4 for shape in shapes]
+    path = tmp_path / "net.onnx"
+    to_onnx((weights, attend), path, spec("batch, length, 16"))
+    x = random.normal(size=(2, 5, 16)).astype("f")
+    assert_close(load(path)(x), attend(weights, x), rtol=1e-4)
+    # Queries, keys, values and the result, and the last weight; rows keep their axes in products.
+    assert _operators(path).count("Transpose") == 5
+    assert not any(-1 in np.atleast_1d(each) for each in _initializers(path).values())
+
+
 def test_without_folding_each_leaf_is_in_the_file_as_it_is(tmp_path):
     net, path = _norms(), tmp_path / "net.onnx"
     report = to_onnx(net, path, spec("batch, 16, 16, 3"), fold=False)

@@ -41,23 +41,33 @@ def product(
     (x_sum, y_sum), (x_batch, y_batch) = dimension_numbers
     x_free = [axis for axis in range(x.rank) if axis not in (*x_sum, *x_batch)]
     y_free = [axis for axis in range(y.rank) if axis not in (*y_sum, *y_batch)]
-    left = builder.transpose(_as(builder, x, kind), [*x_batch, *x_free, *x_sum])
-    right = builder.transpose(_as(builder, y, kind), [*y_batch, *y_sum, *y_free])
+    left_order, right_order = [*x_batch, *x_free, *x_sum], [*y_batch, *y_sum, *y_free]
+    if x_batch and len(x_free) == len(y_free) == len(x_sum) == 1:
+        turns = _turns([*y_batch, *y_free, *y_sum], [*x_batch, *x_sum, *x_free])
+        if turns < _turns(left_order, right_order):
+            numbers = (y_sum, x_sum), (y_batch, x_batch)
+            made = product(builder, y, x, numbers, shape, kind)
+            return builder.transpose(made, [*range(len(x_batch)), len(shape) - 1, len(shape) - 2])
+    left = builder.transpose(_as(builder, x, kind), left_order)
+    right = builder.transpose(_as(builder, y, kind), right_order)
     batch = [x.shape[axis] for axis in x_batch]
     rows = [x.shape[axis] for axis in x_free]
     columns = [y.shape[axis] for axis in y_free]
     inner = [x.shape[axis] for axis in x_sum]
-    # Several rows need no reshape where the other side is one matrix.
-    as_is = len(inner) == 1 and len(columns) == 1 and not batch and len(rows) >= 1
-    if not as_is:
-        if len(inner) != 1 or len(rows) != 1:
-            left = builder.reshape(left, [*batch, _product(rows), _product(inner)])
-        if len(inner) != 1 or len(columns) != 1:
-            right = builder.reshape(right, [*batch, _product(inner), _product(columns)])
+    # Without a batch, any number of axes of rows stays as it is.
+    flat = len(rows) == 1 or (bool(rows) and not batch)
+    if len(inner) != 1 or not flat:
+        lines = rows if flat else [_product(rows)]
+        left = builder.reshape(left, [*batch, *lines, _product(inner)])
+    if len(inner) != 1 or len(columns) != 1:
+        right = builder.reshape(right, [*batch, _product(inner), _product(columns)])
     made = builder("MatMul", left, right)
-    if not as_is and (len(rows) != 1 or len(columns) != 1):
-        made = builder.reshape(made, shape)
-    return made
+    return made if flat and len(columns) == 1 else builder.reshape(made, shape)
+
+
+def _turns(*orders: list[int]) -> int:
+    """How many of the operands have to be transposed."""
+    return sum(order != sorted(order) for order in orders)
 
 
 def _as(builder: GraphBuilder, x: Value, kind: object) -> Any:
