@@ -173,7 +173,7 @@ def test_other_integers_of_a_loop_are_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(onnx_file, "write", wrong)
     small, _ = quantize(language_model("scanned"), bits=4)
-    with pytest.raises(errors.ValidationError, match=r"(?s)does not hold the integers.*dense\.up"):
+    with pytest.raises(errors.ValidationError, match=r"(?s)integers.*dense\.up"):
         to_onnx(small, tmp_path / "m.onnx", spec("batch, 4", "int32"), validate=False)
     assert not (tmp_path / "m.onnx").exists()
 

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -103,10 +104,10 @@ def opened(
     ):
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, args=(_TURN,), daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/{secret}/"
+        url, home = f"http://127.0.0.1:{server.server_port}/{secret}/", str(profile)
         process = subprocess.Popen(
             [command, *flags, f"--user-data-dir={profile / 'user'}", url],
-            env={**os.environ, "HOME": str(profile), "XDG_CONFIG_HOME": str(profile)},
+            env=os.environ | _short_temporaries() | {"HOME": home, "XDG_CONFIG_HOME": home},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
@@ -117,6 +118,11 @@ def opened(
             _kill(process)
             turns.questions.put(None)
             server.shutdown()
+
+
+def _short_temporaries() -> dict[str, str]:
+    """Chromium ends where the path of its socket below TMPDIR has more than 107 bytes."""
+    return {"TMPDIR": "/tmp"} if len(os.fsencode(tempfile.gettempdir())) > 60 else {}
 
 
 class _Turns:
