@@ -377,6 +377,21 @@ def test_attention_has_one_transpose_for_each_array(tmp_path):
     assert not any(-1 in np.atleast_1d(each) for each in _initializers(path).values())
 
 
+@pytest.mark.parametrize("shape, axis", [("batch, length, 3", 1), ("length", 0), ("2, length", 1)])
+def test_a_fourier_transform_is_along_axis_1(shape, axis, tmp_path):
+    path = tmp_path / "net.onnx"
+
+    def apply(_, x):
+        return jnp.abs(jnp.fft.fft(x, axis=axis))
+
+    to_onnx(({}, apply), path, spec(shape))
+    graph = onnx.load(path).graph
+    (node,) = [each for each in graph.node if each.op_type == "DFT"]
+    assert _initializers(path)[node.input[2]] == 1
+    x = np.random.default_rng(0).normal(size=(2, 5, 3)[: shape.count(",") + 1]).astype("f")
+    assert_close(load(path)(x), np.abs(np.fft.fft(x, axis=axis)), rtol=1e-4)
+
+
 def test_without_folding_each_leaf_is_in_the_file_as_it_is(tmp_path):
     net, path = _norms(), tmp_path / "net.onnx"
     report = to_onnx(net, path, spec("batch, 16, 16, 3"), fold=False)

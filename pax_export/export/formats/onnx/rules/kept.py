@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,10 +99,18 @@ def rnn(
     )
 
 
-def dft(builder: GraphBuilder, x: Value) -> str:
+def dft(builder: GraphBuilder, x: Value) -> Any:
+    """The transform along the last axis of pairs.
+
+    It is always along axis 1: OpenVINO 2026.4 takes that one, whatever axis the operator has.
+    """
+    *rows, size, pair = x.shape
+    given = x.name if len(rows) == 1 else builder.reshape(x, [math.prod(rows), size, pair])
     if builder.opset >= _DFT:
-        return builder("DFT", x, None, np.array(x.rank - 2, np.int64))
-    return builder("DFT", x, axis=x.rank - 2)
+        made = builder("DFT", given, None, np.array(1, np.int64))
+    else:
+        made = builder("DFT", given, axis=1)
+    return made if len(rows) == 1 else builder.reshape(made, x.shape)
 
 
 def _recurrent(
