@@ -230,7 +230,9 @@ FOLDERS = {"web": "onnx"}
 def written_formats() -> list[str]:
     """The formats that a file of the exporter can write, whether a table has them or not."""
     texts = [path.read_text() for path in (PACKAGE / "export" / "formats").rglob("*.py")]
-    return sorted(name for text in texts for name in re.findall(r"^def to_(\w+)\(", text, re.M))
+    return sorted(
+        name for text in texts for name in re.findall(r"^def to_(\w+)\(\s*model:", text, re.M)
+    )
 
 
 SETTINGS = configparser.ConfigParser()

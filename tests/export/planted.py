@@ -319,12 +319,12 @@ def in_onnx(planter: Planter) -> Iterator[None]:
     sources: dict[str, tuple[str, str]] = {}
 
     def noted(self: Any, equation: Any, operands: Any, used: Any) -> Any:
-        before = len(self.writer.nodes)
+        before = len(self.builder.nodes)
         results = written(self, equation, operands, used)
         if called_program(equation) is None:
             callers = [*self._callers, equation]
             scope = "/".join(str(each.source_info.name_stack) for each in callers)
-            for node in self.writer.nodes[before:]:
+            for node in self.builder.nodes[before:]:
                 sources[node.name] = equation.primitive.name, scope
         return results
 
