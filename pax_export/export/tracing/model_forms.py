@@ -19,6 +19,7 @@ import jax
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.core import is_array, path_name
+from pax_export.export.tracing.spec import distinct
 from pax_export.export.tracing.static import is_no_array, unwrap_static, wrap_static
 
 EXPECTED = (
@@ -372,7 +373,7 @@ def _keras_form(model: Any) -> ModelForm:
             write="model.build(...), or one call of it with example inputs, first",
         )
     variables = [*model.trainable_variables, *model.non_trainable_variables]
-    names = _unique([each.path for each in variables])
+    names = distinct(each.path for each in variables)
     count = len(model.trainable_variables)
     parameters = inspect.signature(model.call).parameters.values()
     has_mode = any(each.name == "training" or each.kind is each.VAR_KEYWORD for each in parameters)
@@ -387,16 +388,6 @@ def _keras_form(model: Any) -> ModelForm:
     form = _with_one_entry(type(model).__name__, tree, ModelMethod(call, model.call, skip=0))
     trained = set(names[:count])
     return dataclasses.replace(form, is_trainable=lambda path: path[0].key in trained)
-
-
-def _unique(names: list[str]) -> list[str]:
-    """The names, with a number behind each that stands twice."""
-    seen: dict[str, int] = {}
-    made = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        made.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
-    return made
 
 
 def _haiku_form(transformed: Any, params: PyTree, *state: PyTree) -> ModelForm:
