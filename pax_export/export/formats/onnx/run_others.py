@@ -127,22 +127,22 @@ def iree(file: str, cases: Cases) -> list[Arrays]:
 
 def web(file: str, cases: Cases) -> list[Arrays]:
     """Onnxruntime-web in Node.js."""
-
-    def packed(value: Any) -> Any:
-        array = np.ascontiguousarray(value)
-        text = base64.b64encode(array.tobytes()).decode()
-        return [array.dtype.name, list(np.shape(value)), text]
-
-    calls = [{name: packed(x) for name, x in case["inputs"].items()} for case in cases]
+    calls = [{name: pack_array(x) for name, x in case["inputs"].items()} for case in cases]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "calls.json")
         place.write_text(json.dumps(calls))
         _run_tool(["node", "-e", _NODE, "--", file, str(place)])
         results = json.loads(place.read_text())
-    return [{name: _array(*each) for name, each in result.items()} for result in results]
+    return [{name: unpack_array(*each) for name, each in result.items()} for result in results]
 
 
-def _array(dtype: str, shape: Sequence[int], text: str) -> np.ndarray:
+def pack_array(value: Any) -> list[Any]:
+    """An array as JSON has it for JavaScript: dtype, shape, and its bytes in base64."""
+    array = np.ascontiguousarray(value)
+    return [array.dtype.name, list(np.shape(value)), base64.b64encode(array.tobytes()).decode()]
+
+
+def unpack_array(dtype: str, shape: Sequence[int], text: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text), dtype).reshape(shape)
 
 

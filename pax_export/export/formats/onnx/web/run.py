@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from pax_export.export.artifact.report import Report, read_report
 from pax_export.export.artifact.snippets import javascript_name
+from pax_export.export.formats.onnx.run_others import pack_array, unpack_array
 from pax_export.export.formats.onnx.web import browser
 
 Arrays = dict[str, np.ndarray]
@@ -44,16 +44,10 @@ def run(path: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
 
 
 def _call(ask: browser.Ask, report: Report, key: str, inputs: Arrays) -> Arrays:
-    given = {name: _packed(value) for name, value in inputs.items()}
+    given = {name: pack_array(value) for name, value in inputs.items()}
     found = ask({"key": javascript_name(key, report.signatures), "inputs": given})
     return {
-        each.name: np.frombuffer(base64.b64decode(text), each.dtype).reshape(shape)
+        each.name: unpack_array(each.dtype, shape, text)
         for each in report.signatures[key].outputs
         for shape, text in [found[each.name]]
     }
-
-
-def _packed(value: Any) -> Any:
-    array = np.ascontiguousarray(value)
-    text = base64.b64encode(array.tobytes()).decode()
-    return [array.dtype.name, list(np.shape(value)), text]
