@@ -15,6 +15,19 @@ HELP = (
 )
 
 
+def add_method(parser: Any, help: str) -> None:
+    """Adds ``--method KEY=NAME``, which `methods` reads."""
+    parser.add_argument("--method", action="append", default=[], metavar="KEY=NAME", help=help)
+
+
+def add_against(parser: Any, purpose: str) -> None:
+    """Adds ``--against``, the model that an export is compared with, and its methods."""
+    parser.add_argument("--against", metavar="module:factory", help=f"{purpose}; {HELP}")
+    add_method(
+        parser, "the method of a signature; without this option the one of its name, or __call__"
+    )
+
+
 def make(place: str) -> Any:
     """Imports and calls the factory ``module:function``."""
     module_name, colon, name = place.partition(":")

@@ -48,16 +48,7 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="FILE", help="of the export: a file, or a directory")
-    parser.add_argument(
-        "--against", metavar="module:factory", help="compare with the model; " + _factory.HELP
-    )
-    parser.add_argument(
-        "--method",
-        action="append",
-        default=[],
-        metavar="KEY=NAME",
-        help="the method of a signature; without this option the one of its name, or __call__",
-    )
+    _factory.add_against(parser, "compare with the model")
     parser.add_argument(
         "--runtime", action="append", default=[], metavar="NAME",
         help="one that must run it: openvino, iree, web; without this option what is installed",

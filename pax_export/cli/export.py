@@ -59,12 +59,9 @@ def add(commands: Any) -> None:
         help='an input, e.g. "batch, 8, 8, 1:float32"; those without a name are positional; '
         "with several methods, the signature that takes it stands first",
     )
-    parser.add_argument(
-        "--method",
-        action="append",
-        default=[],
-        metavar="KEY=NAME",
-        help="a signature, and the method of the model that it calls; __call__ as "
+    _factory.add_method(
+        parser,
+        "a signature, and the method of the model that it calls; __call__ as "
         "serving_default, if not given",
     )
     parser.add_argument(

@@ -32,16 +32,7 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="DIR", help="of the export: a directory, or a file")
-    parser.add_argument(
-        "--against", metavar="module:factory", help="also compare with the model; " + _factory.HELP
-    )
-    parser.add_argument(
-        "--method",
-        action="append",
-        default=[],
-        metavar="KEY=NAME",
-        help="the method of a signature; without this option the one of its name, or __call__",
-    )
+    _factory.add_against(parser, "also compare with the model")
     parser.add_argument(
         "--not-finite", action="store_true", help="NaN and infinity are no failures"
     )
