@@ -18,7 +18,7 @@ from pax_export.quantization._compare import called
 #: What each way to choose a range looks at, by the word of a user.
 METHODS = ("dynamic", "static", "minmax", "percentile", "mse")
 _LEVELS = 255
-#: So many elements of a batch are looked at for each product, evenly spread over it.
+#: The number of elements of a batch that are looked at for each product, evenly spread.
 _SAMPLES = 1 << 16
 #: The share of elements that a percentile clips at each end.
 _CLIPPED = 1e-4

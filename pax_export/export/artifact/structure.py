@@ -5,7 +5,7 @@ Nested arguments and outputs are described as plain data, from which `rebuild` m
     {"leaf": "name"}            an array
     {"none": true}              None
     {"static": {"value": 3}}    a Python value that was fixed when the model was exported, or
-    {"static": {"text": "..."}} the text of one that is no plain data
+    {"static": {"text": "..."}} the text of a value that is not plain data
     {"list": [...]}, {"tuple": [...]}
     {"dict": [[key, ...], ...]} a dict, or the fields of any other node
 """
