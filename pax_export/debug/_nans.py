@@ -36,6 +36,9 @@ def nans(function: Callable[..., Any] | None = None) -> Any:
     such a number out of finite ones and that the result depends on: the path of the
     module, the line of the source, the operation and its operands.
 
+    A value that the function drops is no result and is not looked at, such as the loss of a
+    step that returns the net alone: return it as well.
+
     Without a function it is a context, ``with pax.debug.nans():``, for code that stays as
     it is: what jax computes in the block, in this thread, is looked at: each call of a
     jitted function as a whole, and what is outside of one operation by operation.

@@ -190,8 +190,9 @@ def test_nothing_to_inspect(tmp_path, capsys):
     assert "There is no export of pax_export here." in capsys.readouterr().err
 
 
-def test_as_a_command(here):
-    command = [sys.executable, "-m", "pax_export.cli", "inspect", str(here)]
+@pytest.mark.parametrize("package", ["pax_export", "pax_export.cli"])
+def test_as_a_command(here, package):
+    command = [sys.executable, "-m", package, "inspect", str(here)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     assert (done.returncode, done.stdout) == (1, "")

@@ -46,6 +46,18 @@ def test_what_is_finite_comes_as_without():
     assert_close(step(net, X, 2)["y"], 2 * net(X))
 
 
+def test_a_dropped_loss_is_seen_where_it_is_returned_or_not_compiled():
+    def step(net, x):
+        loss = jnp.log(net(x).sum() * 0.0)
+        return net, loss
+
+    net = pax.Linear(3, 3)
+    pax.debug.nans(lambda net, x: step(net, x)[0])(net, X)
+    assert raised(step, net, X).what.startswith("log gives -inf")
+    with pytest.raises(pax.errors.NonFiniteError), pax.debug.nans():
+        step(net, X)
+
+
 def test_the_operation_the_module_and_the_line():
     error = raised(Net(), 1000 * X)
     assert error.what.startswith("exp gives inf") or error.what.startswith("div gives NaN")
