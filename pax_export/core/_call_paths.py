@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from pax_export._tracebacks import hide_frames
@@ -18,17 +16,7 @@ from pax_export.core._subclassing import base_of
 from pax_export.core._traversal import named_modules
 from pax_export.core._tree import Node, flatten
 
-_KEPT = "_pax_raised_in"
-
-
-@dataclass(frozen=True)
-class _RaisedAt:
-    """Where an error was raised, as far as it has propagated."""
-
-    top: weakref.ref  # the outermost module so far
-    path: str  # from `top` to the module that raised
-    raised_in: str
-    note: str  # the text attached to the error
+_HAS_NOTE = "_pax_has_note"
 
 
 def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,7 +31,7 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             hide_frames(error)
             if isinstance(self, Node):  # else a view of one, whose own call is around this
-                _note(error, self)
+                _add_note(error, self)
                 explain_sharding(error, [self])
             raise
 
@@ -57,6 +45,10 @@ _CODE = noting_path(lambda self: None).__code__  # type: ignore[attr-defined]
 
 def path_of_call() -> str:
     """The path of the module in whose call this function is called, from the outermost module."""
+    return _path_and_root()[0]
+
+
+def _path_and_root() -> tuple[str, Node | None]:
     path, inner, frame = "", None, inspect.currentframe()
     while frame is not None:
         if frame.f_code is _CODE and isinstance(module := frame.f_locals["self"], Node):
@@ -64,31 +56,24 @@ def path_of_call() -> str:
                 path = ".".join(filter(None, (_step(module, inner), path)))
             inner = module
         frame = frame.f_back
-    return path
+    return path, inner
 
 
-def _note(error: Exception, module: Node) -> None:
-    place: _RaisedAt | None = getattr(error, _KEPT, None)
-    below = place and place.top()
-    if below is module:
-        return  # a method of a base class, or of a policy, around the same call
-    name = type(module).__name__
-    steps = [] if place is None else [_step(module, below), place.path]
-    path = ".".join(filter(None, steps))
-    raised_in = name if place is None else place.raised_in
-    text = f"in the call of {path} ({raised_in}) in {name}" if path else f"in the call of {name}"
+def _add_note(error: Exception, module: Node) -> None:
+    if getattr(error, _HAS_NOTE, False):
+        return  # from a call in this one
+    path, root = _path_and_root()
+    name = type(root).__name__
+    text = f"{path} ({type(module).__name__}) in {name}" if path else name
     try:
-        old = place and place.note
-        error.__notes__ = [*[n for n in getattr(error, "__notes__", ()) if n != old], text]
-        setattr(error, _KEPT, _RaisedAt(weakref.ref(module), path, raised_in, text))
+        error.add_note(f"in the call of {text}")
+        setattr(error, _HAS_NOTE, True)
     except (AttributeError, TypeError):
         pass  # the error does not allow attributes
 
 
-def _step(outer: Node, inner: Node | None) -> str:
+def _step(outer: Node, inner: Node) -> str:
     """The path from a module to a called module; a star replaces unknown parts."""
-    if inner is None:
-        return "*"
     named = named_modules(outer)[1:]
     for path, module in named:
         if module is inner:

@@ -6,14 +6,16 @@ selections, choose places for it.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from jax.tree_util import (
+    all_leaves,
     tree_flatten,
     tree_flatten_with_path,
-    tree_leaves,
     tree_map,
     tree_unflatten,
 )
@@ -29,7 +31,6 @@ from pax_export.core._check import check_modules
 from pax_export.core._containers import copy_containers
 from pax_export.core._near_names import near_names
 from pax_export.core._numpy_copies import on_own_array
-from pax_export.core._state_dict import state_dict
 from pax_export.core._traversal import (
     Steps,
     apply_bottom_up,
@@ -87,29 +88,22 @@ def edit_at(tree: PyTree, changes: Mapping[Steps, Change], *, same_kinds: bool =
     Raises:
         SharedNodeError: a module or array would occur twice.
     """
-    new = _changed_inside(tree, changes, same_kinds)
+    new, left = rebuilt(tree), dict(changes)
+    while depth := max(map(len, left), default=0):
+        inner: dict[Steps, dict[Any, Change]] = {}
+        for steps in [steps for steps in left if len(steps) == depth]:
+            inner.setdefault(steps[:-1], {})[steps[-1]] = left.pop(steps)
+        for steps, items in inner.items():
+            parent = functools.reduce(_step, steps, new)
+            if isinstance(parent, Node):
+                _change_attributes(parent, items, same_kinds)
+            else:  # a container: it is a change of what is around it
+                left[steps] = partial(_with_items, items, left.get(steps))
+    if () in left:
+        new = left[()](new)
     if not same_kinds:
         check_modules(new)
     return new
-
-
-def _changed_inside(tree: PyTree, changes: Mapping[Steps, Change], same_kinds: bool) -> Any:
-    new = rebuilt(tree)
-    owners: dict[Steps, dict[str, dict[Steps, Change]]] = {}
-    for steps, change in changes.items():
-        if steps:
-            depth = _owner(new, steps)
-            places = owners.setdefault(steps[:depth], {}).setdefault(steps[depth], {})
-            places[steps[depth + 1 :]] = change
-    for steps in sorted(owners, key=len, reverse=True):
-        _change_attributes(_walk(new, steps), owners[steps], same_kinds)
-    return changes[()](new) if () in changes else new
-
-
-def _walk(tree: PyTree, steps: Steps) -> Any:
-    for step in steps:
-        tree = _step(tree, step)
-    return tree
 
 
 def _step(value: PyTree, step: PyTree) -> Any:
@@ -120,23 +114,10 @@ def _step(value: PyTree, step: PyTree) -> Any:
     return next(item for path, item in one_level(value)[0] if plain(path[0]) == step)
 
 
-def _owner(tree: PyTree, steps: Steps) -> int:
-    """How many of the steps lead to the innermost module around a place."""
-    depth = 0
-    for number, step in enumerate(steps):
-        if isinstance(tree, Node):
-            depth = number
-        if number + 1 < len(steps):
-            tree = _step(tree, step)
-    return depth
-
-
-def _change_attributes(
-    owner: Node, changes: dict[str, dict[Steps, Change]], same_kinds: bool
-) -> None:
+def _change_attributes(owner: Node, changes: dict[str, Change], same_kinds: bool) -> None:
     """Changes the attributes of a new module."""
     attributes, kinds = attributes_of(owner), dict(current_kinds(owner))
-    new = {name: _inside(attributes.get(name), places) for name, places in changes.items()}
+    new = {name: change(attributes.get(name)) for name, change in changes.items()}
     if not same_kinds:
         new = {name: own_containers(value) for name, value in new.items()}
         kinds |= {name: kind_of(value) for name, value in new.items()}
@@ -144,28 +125,17 @@ def _change_attributes(
     update_moduledef(owner, kinds)
 
 
-def _inside(value: object, changes: dict[Steps, Change]) -> Any:
-    """A container with changes in it, at the steps that lead from it; those below first."""
-    deeper: dict[Any, dict[Steps, Change]] = {}
-    for steps, change in changes.items():
-        if steps:
-            deeper.setdefault(steps[0], {})[steps[1:]] = change
-    if deeper:
-        value = _with_items(value, deeper)
-    return changes[()](value) if () in changes else value
-
-
-def _with_items(value: object, changes: dict[Any, dict[Steps, Change]]) -> Any:
+def _with_items(changes: dict[Any, Change], then: Change | None, value: PyTree) -> Any:
+    """A container with changed items; it is changed itself `then`."""
     if isinstance(value, (dict, list)):
-        for step, below in changes.items():  # the container is the new tree's own
-            value[step] = _inside(value[step], below)
-        return value
-    items, treedef = one_level(value)
-    new = [
-        _inside(item, changes[plain(path[0])]) if plain(path[0]) in changes else item
-        for path, item in items
-    ]
-    return tree_unflatten(treedef, new)
+        for step, change in changes.items():  # the container is the new tree's own
+            value[step] = change(value[step])
+    else:
+        items, treedef = one_level(value)
+        pairs = [(plain(path[0]), item) for path, item in items]
+        new = [changes[step](item) if step in changes else item for step, item in pairs]
+        value = tree_unflatten(treedef, new)
+    return value if then is None else then(value)
 
 
 def own_containers(value: object) -> Any:
@@ -284,25 +254,24 @@ def map_leaves(module: PyTree, function: Callable[..., Any], *others: object) ->
     if all(other_def == treedef for _, other_def in flat):
         rows = zip(leaves, *[other_leaves for other_leaves, _ in flat])
         return tree_unflatten(treedef, [function(*row) for row in rows])
-    # Modules of one architecture that differ in static data, a mode for
-    # example, still have state dicts of one structure.
-    dicts = [state_dict(m) if isinstance(m, Node) else m for m in (module, *others)]
-    return _load_mapped(module, tree_map(function, *dicts))
-
-
-def _load_mapped(module: PyTree, mapped: dict[str, Any]) -> Any:
-    """Puts the leaves of a mapped state dict back into the module."""
-    leaves, treedef = tree_flatten(module)
-    # A dict sorts its keys and a module does not: follow numbers through both.
-    numbers = state_dict(tree_unflatten(treedef, list(range(len(leaves)))))
-    order = tree_leaves(numbers)
-    values = tree_leaves(mapped)
-    if len(values) != len(leaves):
+    # Modules of one architecture may differ in static data, in a mode for example.
+    rows = [_by_steps(each) for each in (module, *others)]
+    if any(row.keys() != rows[0].keys() for row in rows):
+        raise StructureMismatchError(
+            "map needs modules, or state dicts, with the same arrays.",
+            where=type(module).__qualname__,
+            got=f"{' and '.join(str(len(row)) for row in rows)} leaves, of different names",
+            write="modules of one recipe",
+        )
+    new = [function(*[row[steps] for row in rows]) for steps in rows[0]]
+    if not all_leaves(new):
         raise StructureMismatchError(
             "map needs a function that returns one leaf for each leaf.",
             where=type(module).__qualname__,
-            got=f"{len(values)} leaves for {len(leaves)}",
             write="a function that returns an array",
         )
-    by_number = dict(zip(order, values))
-    return tree_unflatten(treedef, [by_number[number] for number in range(len(leaves))])
+    return tree_unflatten(treedef, new)
+
+
+def _by_steps(tree: PyTree) -> dict[Steps, Any]:
+    return {tuple(map(plain, path)): leaf for path, leaf in tree_flatten_with_path(tree)[0]}
