@@ -31,29 +31,3 @@ from pax_export.core.selections._path_patterns import (
 )
 from pax_export.core.selections._selectable import Chosen
 from pax_export.core.selections._selection import Selection
-
-__all__ = [
-    "All",
-    "AnyOf",
-    "Chosen",
-    "FilteredLeaf",
-    "Not",
-    "Param",
-    "PathContains",
-    "PathIn",
-    "RngState",
-    "Selection",
-    "State",
-    "as_filter",
-    "as_rule",
-    "better_path",
-    "escaped",
-    "freeze_at",
-    "is_random_key",
-    "leaves_of",
-    "lost_by_steps",
-    "matcher",
-    "path_pattern",
-    "register_initial",
-    "with_several_steps",
-]
