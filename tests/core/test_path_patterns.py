@@ -15,6 +15,7 @@ from pax_export.core.selections._path_patterns import (
     with_several_steps,
 )
 from pax_export.errors import InvalidArgumentError
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -70,13 +71,8 @@ def test_a_name_with_letters_of_the_language_can_be_written():
 
 @pytest.mark.parametrize("text", ["a..b", "a.", "..", "..a", ".a.", "*..b"])
 def test_an_empty_step_is_refused(text):
-    with pytest.raises(InvalidArgumentError) as error:
+    with refused(InvalidArgumentError, got=repr(text)):
         PathPattern(text)
-    assert str(error.value) == (
-        f"A path has an empty step.\n  got: {text!r}\n"
-        "  write: names parted by single dots, 'encoder.layers.*'; a dot before the first one "
-        "where the path is to begin at the root"
-    )
 
 
 def test_a_deep_path_with_many_open_steps_takes_no_time():

@@ -12,6 +12,7 @@ import pax_export as pax
 from pax_export.experimental.graph import GraphModule, InputNode, Node
 from pax_export.graph import ArgsNode, CatNode
 from tests.core.models import Counter
+from tests.refusals import refused
 
 
 def test_a_node_keeps_what_it_is_given():
@@ -118,13 +119,8 @@ def test_nodes_are_compared_by_identity():
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_node_cannot_be_copied(duplicate):
-    with pytest.raises(TypeError) as caught:
+    with refused(TypeError, got="InputNode(float32[3,8])"):
         duplicate(InputNode(jnp.ones((3, 8))))
-    assert str(caught.value).splitlines() == [
-        "A node is part of its graph, so it can be neither copied nor pickled.",
-        "  got: InputNode(float32[3,8])",
-        "  write: copy or pickle the GraphModule that is made of the nodes",
-    ]
 
 
 def test_repr_says_what_kind_of_value_it_is():
@@ -136,20 +132,10 @@ def test_repr_says_what_kind_of_value_it_is():
 
 def test_what_is_applied_must_be_callable():
     x = InputNode(1)
-    with pytest.raises(ValueError) as caught:
+    with refused(ValueError, got="int: 3"):
         x >> 3
-    assert str(caught.value).splitlines() == [
-        "What stands after >> must be a module or a function.",
-        "  got: int: 3",
-        "  write: node >> pax.Linear(3, 3), or node >> jax.nn.relu",
-    ]
-    with pytest.raises(ValueError) as caught:
+    with refused(ValueError, got="the class Linear"):
         x >> pax.Linear
-    assert str(caught.value).splitlines() == [
-        "A node is applied to a module, not to a class of modules.",
-        "  got: the class Linear",
-        "  write: node >> Linear(...)",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -162,14 +148,8 @@ def test_what_is_applied_must_be_callable():
     ],
 )
 def test_only_nodes_are_joined(join, what):
-    with pytest.raises(ValueError) as caught:
+    with refused(ValueError, got="int: 3"):
         join(InputNode(1))
-    assert str(caught.value).splitlines() == [
-        f"{what} must be a node.",
-        "  got: int: 3",
-        "  write: node >> function; a constant goes into the function, e.g. "
-        "node >> functools.partial(jax.lax.add, 1.0)",
-    ]
 
 
 def test_an_example_may_be_any_pytree():

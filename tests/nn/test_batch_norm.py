@@ -6,6 +6,7 @@ import pytest
 import pax_export as pax
 from tests.closeness import assert_close
 from tests.nn.reference import drawn, normalised
+from tests.refusals import refused
 
 CASES = [
     (pax.BatchNorm1D, "NWC", (4, 5, 3)),
@@ -161,32 +162,18 @@ def test_draws_no_key():
 def test_an_input_that_does_not_fit():
     norm = pax.BatchNorm1D(3)
     title = repr(norm)
-    with pytest.raises(ValueError) as error:
+    with refused(ValueError, where=str(title), got="shape (3,)"):
         norm % drawn(3)
-    assert str(error.value) == (
-        "The input must have 3 axes, NWC, or 2 axes, batch and channels.\n"
-        f"  where: {title}\n  got: shape (3,)\n  write: x[None] to add a batch axis"
-    )
-    with pytest.raises(ValueError, match="NWC, or 2 axes, batch and channels") as error:
+    with pytest.raises(ValueError, match="NWC, or 2 axes, batch and channels"):
         norm % drawn()
-    with pytest.raises(ValueError, match="must have 3 channels on axis 1") as error:
+    with pytest.raises(ValueError, match="must have 3 channels on axis 1"):
         norm % drawn(4, 2)
-    with pytest.raises(ValueError) as error:
+    with refused(ValueError, where=str(title), got="shape (4, 5, 1)"):
         norm % drawn(4, 5, 1)  # which would broadcast
-    assert str(error.value) == (
-        "The input must have 3 channels on axis 2.\n"
-        f"  where: {title}\n  got: shape (4, 5, 1)\n"
-        "  write: an input of that many channels, or a layer built for 1 channels"
-    )
     with pytest.raises(AssertionError, match="must have 4 axes, NCHW"):
         pax.BatchNorm2D(3, data_format="NCHW").eval()(drawn(4, 5))
-    with pytest.raises(ValueError) as error:
+    with refused(ValueError, where=repr(pax.BatchNorm2D(3).eval()), got="shape (4, 3)"):
         pax.BatchNorm2D(3).eval()(drawn(4, 3))
-    assert str(error.value) == (
-        "The input must have 4 axes, NHWC.\n"
-        f"  where: {pax.BatchNorm2D(3).eval()!r}\n  got: shape (4, 3)\n"
-        "  write: BatchNorm1D(3) for features without spatial axes"
-    )
     with pytest.raises(ValueError, match="write: x\\[None\\] to add a batch axis"):
         pax.BatchNorm2D(3) % drawn(4, 5, 3)
 

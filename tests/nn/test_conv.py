@@ -6,6 +6,7 @@ import pytest
 import pax_export as pax
 from tests.closeness import assert_close
 from tests.nn.reference import conv, drawn
+from tests.refusals import refused
 
 PADDINGS = ["SAME", "VALID", [(1, 0), (2, 3)]]
 
@@ -88,19 +89,10 @@ def test_an_input_that_does_not_fit():
         "Conv2D(in_features=1, out_features=2, kernel_shape=(3, 3), padding=SAME, "
         "with_bias=False, data_format=NHWC)"
     )
-    with pytest.raises(AssertionError) as error:
+    with refused(AssertionError, where=str(title), got="shape (8, 1)"):
         layer(jnp.ones((8, 1)))
-    assert str(error.value) == (
-        f"The input must have 4 axes, NHWC.\n  where: {title}\n  got: shape (8, 1)"
-    )
-    with pytest.raises(ValueError) as error:
+    with refused(ValueError, where=str(title), got="shape (2, 8, 8, 3)"):
         layer(jnp.ones((2, 8, 8, 3)))
-    assert str(error.value) == (
-        "The input must have 1 channels on axis 3.\n"
-        f"  where: {title}\n"
-        "  got: shape (2, 8, 8, 3)\n"
-        "  write: an input of that many channels, or a layer built for 3 channels"
-    )
 
 
 @pytest.mark.parametrize(("error", "message", "build"), [

@@ -6,6 +6,7 @@ import pytest
 import pax_export as pax
 from tests.closeness import assert_close
 from tests.nn.reference import drawn
+from tests.refusals import fields
 
 
 def test_numbers():
@@ -88,16 +89,11 @@ def test_keys_are_replaced_if_allowed():
 def test_integers_are_refused():
     with pytest.raises(ValueError) as error:
         pax.EMA({"n": jnp.array(1)}, 0.5)
-    expected = (
-        "An integer has no moving average.\n"
-        "  where: EMA['n']\n"
-        "  got: int32\n"
-        "  write: a float array, or allow_int=True to keep the newest integer"
-    )
-    assert str(error.value) == expected
+    expected = fields(where="EMA['n']", got="int32")
+    assert error.value == expected
     with pytest.raises(ValueError) as error:
         pax.EMA({"n": jnp.array(1.0)}, 0.5) % {"n": jnp.array(1)}
-    assert str(error.value) == expected
+    assert error.value == expected
     with pytest.raises(ValueError, match="got: bool"):
         pax.EMA(True, 0.5)
 

@@ -5,6 +5,7 @@ import pytest
 
 import pax_export as pax
 from tests.closeness import assert_close
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "int8"])
@@ -41,14 +42,8 @@ def test_repr():
 
 @pytest.mark.parametrize("ids", [jnp.ones((2, 3)), jnp.ones((2, 3), bool)], ids=["float", "bool"])
 def test_only_integers(ids):
-    with pytest.raises(TypeError) as error:
+    with refused(TypeError, where="Embed(vocab_size=5, embed_dim=3)", got=f"{ids.dtype}[2, 3]"):
         pax.Embed(5, 3)(ids)
-    assert str(error.value) == (
-        "Embed needs integers.\n"
-        "  where: Embed(vocab_size=5, embed_dim=3)\n"
-        f"  got: {ids.dtype}[2, 3]\n"
-        "  write: x.astype(jnp.int32)"
-    )
 
 
 def test_sizes():

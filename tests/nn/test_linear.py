@@ -8,6 +8,7 @@ import pytest
 import pax_export as pax
 from tests.closeness import assert_close
 from tests.nn.reference import drawn
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (2, 5, 3), (2, 1, 2, 3), (0, 3)])
@@ -91,42 +92,22 @@ def test_half_precision(dtype):
 
 def test_programs_of_pax_need_a_batch_axis(monkeypatch):
     monkeypatch.setattr("pax_export.core._pax_programs._run", True)
-    with pytest.raises(AssertionError) as error:
+    with refused(
+        AssertionError, where="Linear(in_dim=3, out_dim=2, with_bias=True)", got="shape (3,)"
+    ):
         pax.Linear(3, 2)(jnp.ones(3))
-    assert str(error.value) == (
-        "The input must have the form [batch, in_dim].\n"
-        "  where: Linear(in_dim=3, out_dim=2, with_bias=True)\n"
-        "  got: shape (3,)\n"
-        "  write: layer(x[None])[0] for a single example"
-    )
 
 
 def test_an_input_of_another_width():
-    with pytest.raises(TypeError) as error:
+    with refused(
+        TypeError, where="Linear(in_dim=3, out_dim=2, with_bias=True)", got="shape (1, 4)"
+    ) as error:
         pax.Linear(3, 2)(jnp.ones((1, 4)))
     assert isinstance(error.value, ValueError)
-    assert str(error.value) == (
-        "The last axis of the input must have size 3.\n"
-        "  where: Linear(in_dim=3, out_dim=2, with_bias=True)\n"
-        "  got: shape (1, 4)\n"
-        "  write: an input [..., 3], or Linear(4, 2)"
-    )
 
 
 def test_sizes_must_be_positive_integers():
-    with pytest.raises(AssertionError) as error:
+    with refused(AssertionError, where="Linear.in_dim", got="0"):
         pax.Linear(0, 2)
-    assert str(error.value) == (
-        "This argument must be at least 1.\n"
-        "  where: Linear.in_dim\n"
-        "  got: 0\n"
-        "  write: an integer of at least 1"
-    )
-    with pytest.raises(TypeError) as error:
+    with refused(TypeError, where="Linear.out_dim", got="float: 2.5"):
         pax.Linear(3, 2.5)
-    assert str(error.value) == (
-        "This argument must be an integer.\n"
-        "  where: Linear.out_dim\n"
-        "  got: float: 2.5\n"
-        "  write: an integer of at least 1"
-    )

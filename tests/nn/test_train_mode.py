@@ -6,6 +6,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.errors import ImmutableModuleError
+from tests.refusals import refused
 
 LAYERS = {
     "BatchNorm1D": (lambda: pax.BatchNorm1D(3), (4, 3)),
@@ -22,15 +23,8 @@ def test_a_forgotten_eval_is_named(name):
     build, shape = LAYERS[name]
     layer, x = build(), jnp.ones(shape)
     for call in (layer, jax.jit(lambda x: layer(x))):
-        with pytest.raises(ImmutableModuleError) as error:
+        with refused(ImmutableModuleError, where=repr(layer)):
             call(x)
-        assert str(error.value) == (
-            "Cannot set an attribute of an immutable module: in train mode this layer changes its "
-            "state at each call.\n"
-            f"  where: {layer!r}\n"
-            "  got: a call in train mode that no pax.pure, % or mutable() has open for change\n"
-            "  write: model.eval()(x) where nothing is trained; in training model, y = model % x"
-        )
     # What it says to write works.
     layer.eval()(x)
     layer, _ = layer % x
@@ -70,15 +64,8 @@ class Model(pax.Module):
 
 
 def test_a_stream_of_keys_names_the_model_that_draws():
-    with pytest.raises(ImmutableModuleError) as error:
+    with refused(ImmutableModuleError, where="RngSeq._rng_key, in a call of Model"):
         pax.Sequential(Model(), jnp.tanh)(jnp.ones(3))
-    assert str(error.value) == (
-        "Cannot set an attribute of an immutable module.\n"
-        "  where: RngSeq._rng_key, in a call of Model\n"
-        "  got: a module that no pax.pure, constructor or mutable() has open\n"
-        "  write: model, output = model % x for the whole model, or a function decorated with "
-        "pax.pure that calls it and returns it"
-    )
     Model() % jnp.ones(3)  # works
 
 

@@ -12,6 +12,7 @@ import pax_export as pax
 from pax_export import opax
 from pax_export.optim import apply_gradients, from_optax
 from tests.optim.steps import X, Y, assert_trees_close, grads_of, kinds, loss_fn, make_model
+from tests.refusals import refused
 
 KINDS = pytest.mark.parametrize(
     "recipe", [from_optax(optax.sgd(0.1, momentum=0.9)), opax.sgd(0.1, 0.9)], ids=["optax", "opax"]
@@ -88,13 +89,8 @@ def test_an_optimizer_that_is_no_module(wrong):
 
 
 def test_a_model_that_is_no_module():
-    with pytest.raises(AssertionError) as error:
+    with refused(AssertionError, got="list: [1.0]"):
         apply_gradients([1.0], from_optax(optax.sgd(0.1))([jnp.ones(1)]), [1.0])
-    assert str(error.value) == (
-        "The model of a training step must be a module.\n"
-        "  got: list: [1.0]\n"
-        "  write: an instance of a pax_export.Module subclass"
-    )
 
 
 @KINDS
@@ -115,14 +111,8 @@ def test_an_optimizer_that_changes_a_dtype_is_named():
             return grads
 
     model = make_model()
-    with pytest.raises(ValueError) as error:
+    with refused(ValueError, where="rate", got="int32[] before, float32[] after"):
         apply_gradients(model, Drifting(), model.parameters(), all_finite=jnp.array(True))
-    assert str(error.value) == (
-        "A training step must not change the shape or dtype of an array.\n"
-        "  where: rate\n"
-        "  got: int32[] before, float32[] after\n"
-        "  write: an optimizer made for these parameters, and gradients of one loss"
-    )
 
 
 @KINDS

@@ -15,6 +15,7 @@ import pytest
 import pax_export as pax
 from pax_export.optim import apply_gradients, from_optax
 from tests.optim.steps import X, Y, assert_trees_close, grads_of, kinds, loss_fn, make_model
+from tests.refusals import refused
 
 
 def matrices(params):
@@ -237,31 +238,18 @@ def test_what_would_compute_something_else_is_refused(make, reason):
 
 
 def test_the_message():
-    with pytest.raises(NotImplementedError) as error:
+    with refused(NotImplementedError, where="modules.0.weight"):
         from_optax(optax.lamb(1e-2), packed=True)(make_model())
-    assert str(error.value) == (
-        "packed=True needs an optimizer that treats each number by itself, by one rule for all "
-        "parameters of a dtype (as adam, adamw, sgd, lion and rmsprop do; a clip of the global "
-        "norm may stand before them).\n"
-        "  where: modules.0.weight\n"
-        "  got: reduce_sum over some arrays, not over all together\n"
-        "  write: from_optax(transformation), without packed"
-    )
 
 
 def test_parameters_that_it_was_not_made_for():
     model = Scaled()
     optimizer = from_optax(optax.adam(1e-2), packed=True)(model)
     frozen = model.replace(inner=pax.freeze_parameters(model.inner))
-    with pytest.raises(ValueError) as error:
+    with refused(
+        ValueError, where="inner.weight", got="outer.weight: float32[4,1] for float32[3,4]"
+    ):
         apply_gradients(frozen, optimizer, frozen.parameters())
-    assert str(error.value) == (
-        "A packed optimizer got parameters other than those that it was made for.\n"
-        "  where: inner.weight\n"
-        "  got: outer.weight: float32[4,1] for float32[3,4]\n"
-        "  write: from_optax(transformation, packed=True)(model.parameters()) again, after "
-        "what is trained has changed"
-    )
     params = model.parameters()
     with pytest.raises(ValueError, match="got gradients other than .*"):
         optimizer % (params.map(lambda x: x.astype(jnp.float16)), params)

@@ -11,6 +11,7 @@ import pax_export as pax
 from pax_export import opax
 from tests.closeness import assert_close
 from tests.optim.steps import X, Y, assert_trees_close, kinds, loss_fn, make_model
+from tests.refusals import refused
 
 RECIPES = pytest.mark.parametrize(
     "recipe", [pax.optim.from_optax(optax.adam(1e-2)), opax.adam(1e-2)], ids=["optax", "opax"]
@@ -89,13 +90,8 @@ def test_a_loss_function_that_returns_no_model(returned):
     layer = pax.Linear(2, 2)
     optimizer = pax.optim.from_optax(optax.sgd(0.1))(layer.parameters())
     update = pax.build_update_fn(lambda model: (jnp.sum(model.weight), returned))
-    with pytest.raises(TypeError) as error:
+    with refused(TypeError, got=f"(loss, {type(returned).__name__})"):
         update(layer, optimizer)
-    assert str(error.value) == (
-        "The loss function of build_update_fn must return its updated model.\n"
-        f"  got: (loss, {type(returned).__name__})\n"
-        "  write: return loss, (aux, model)"
-    )
 
 
 @pytest.mark.parametrize(("returned", "got"), [
@@ -108,26 +104,16 @@ def test_a_loss_function_that_returns_only_the_loss(returned, got):
     optimizer = pax.optim.from_optax(optax.sgd(0.1))(layer.parameters())
     update = pax.build_update_fn(lambda model: returned(jnp.sum(model.weight), model))
     for step in (update, jax.jit(update)):
-        with pytest.raises(TypeError) as error:
+        with refused(TypeError, got=str(got)):
             step(layer, optimizer)
-        assert str(error.value) == (
-            "The loss function of build_update_fn must return its updated model.\n"
-            f"  got: {got}\n"
-            "  write: return loss, (aux, model)"
-        )
 
 
 def test_a_loss_that_is_no_number():
     layer = pax.Linear(2, 2)
     optimizer = pax.optim.from_optax(optax.sgd(0.1))(layer.parameters())
     update = pax.build_update_fn(lambda model: (model.bias, (None, model)))
-    with pytest.raises(TypeError) as error:
+    with refused(TypeError, got="float32[2]"):
         update(layer, optimizer)
-    assert str(error.value) == (
-        "A gradient needs one number: the function must return a scalar loss.\n"
-        "  got: float32[2]\n"
-        "  write: return loss.mean()"
-    )
 
 
 def test_a_loss_function_must_not_change_its_model():

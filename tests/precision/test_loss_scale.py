@@ -14,6 +14,7 @@ import pytest
 import pax_export as pax
 from pax_export.precision import DynamicLossScale, NoOpLossScale, StaticLossScale
 from pax_export.precision._loss_scale import adjust, unscale
+from tests.refusals import refused
 
 START = [jnp.float16(2**15), jnp.float32(2**15), jnp.bfloat16(2**15), jnp.asarray(2.0**15)]
 BOTH = pytest.mark.parametrize("kind", [DynamicLossScale, jmp.DynamicLossScale])
@@ -82,13 +83,8 @@ def test_numbers_become_strong_scalars(value):
 @pytest.mark.parametrize("value", [jnp.ones(2), jnp.array(3), "1", None, True])
 @pytest.mark.parametrize("kind", [DynamicLossScale, StaticLossScale])
 def test_what_is_no_scalar_is_refused(kind, value):
-    with pytest.raises(TypeError) as error:
+    with refused(TypeError, got=f"{type(value).__name__}: {value!r}"):
         kind(value)
-    assert str(error.value) == (
-        "loss_scale of a loss scale must be a floating-point scalar.\n"
-        f"  got: {type(value).__name__}: {value!r}\n"
-        "  write: 2.0**15, or jnp.float16(2.0**15) to keep it in half precision"
-    )
 
 
 def test_scale_and_unscale():
@@ -145,13 +141,8 @@ def test_a_module_can_hold_one():
 
 
 def test_only_one_boolean_says_whether_gradients_are_finite():
-    with pytest.raises(AssertionError) as error:
+    with refused(AssertionError, got="an array of shape (1,)"):
         DynamicLossScale(8.0).adjust(jnp.array([True]))
-    assert str(error.value) == (
-        "Whether the gradients are finite must be one boolean.\n"
-        "  got: an array of shape (1,)\n"
-        "  write: loss_scale.adjust(jmp.all_finite(grads))"
-    )
 
 
 def test_what_is_no_loss_scale_is_refused():

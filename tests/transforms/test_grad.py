@@ -10,6 +10,7 @@ from jax.tree_util import tree_structure
 
 import pax_export as pax
 from tests.closeness import assert_close
+from tests.refusals import refused
 
 BOTH = pytest.mark.parametrize("transform", [pax.grad, pax.value_and_grad])
 
@@ -171,14 +172,8 @@ class Integer(pax.ParameterModule):
 @BOTH
 def test_an_integer_parameter_is_named(transform):
     model = pax.Sequential(pax.Linear(1, 1), Integer())
-    with pytest.raises(TypeError) as error:
+    with refused(TypeError, where="modules.1.table", got="int32[2]"):
         transform(lambda model: model[1].scale)(model)
-    assert str(error.value) == (
-        "A gradient needs floating-point numbers.\n"
-        "  where: modules.1.table\n"
-        "  got: int32[2]\n"
-        "  write: parameters = pax.parameters_method(...) without it, or allow_int=True"
-    )
 
 
 def test_an_integer_argument_is_named():
@@ -204,36 +199,21 @@ def test_holomorphic():
 @BOTH
 @pytest.mark.parametrize("wrong", [jnp.ones(2), 3.0, None, [3.0]])
 def test_the_first_argument_must_be_a_module(transform, wrong):
-    with pytest.raises(ValueError) as error:
+    with refused(ValueError, got=f"{type(wrong).__name__}: {wrong!r}") as error:
         transform(lambda model: model)(wrong)
     assert isinstance(error.value, TypeError)
-    assert str(error.value) == (
-        "Gradients are taken with respect to a module: the first argument must be one.\n"
-        f"  got: {type(wrong).__name__}: {wrong!r}\n"
-        "  write: loss_fn(model, ...), or jax.grad for a function of arrays"
-    )
 
 
 @BOTH
 def test_a_missing_argument(transform):
-    with pytest.raises(ValueError) as error:
+    with refused(ValueError, got="argnums=0 and 0 positional arguments"):
         transform(loss_fn)(model=Scaled(), x=x)
-    assert str(error.value) == (
-        "The function was called without an argument that is to be differentiated.\n"
-        "  got: argnums=0 and 0 positional arguments\n"
-        "  write: the argument by position, not by keyword"
-    )
 
 
 @BOTH
 def test_reduce_axes(transform):
-    with pytest.raises(NotImplementedError) as error:
+    with refused(NotImplementedError, got="reduce_axes=('batch',)"):
         transform(loss_fn, reduce_axes=("batch",))
-    assert str(error.value) == (
-        "jax no longer has gradients with reduce_axes.\n"
-        "  got: reduce_axes=('batch',)\n"
-        "  write: jax.lax.psum of the gradients"
-    )
 
 
 @BOTH
