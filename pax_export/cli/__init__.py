@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from pax_export.cli import certify, diff, export, inspect, quantize, retarget, run, validate
-from pax_export.cli._failure import EXIT_CODES
+from pax_export.cli._command import EXIT_CODES
 
 __all__ = ["main"]
 

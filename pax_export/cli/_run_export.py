@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,14 +16,18 @@ from pax_export._files import file_types, npz, overwrite_guard, single_file
 from pax_export._optional import require
 from pax_export._signing import verify
 from pax_export.cli import _factory
-from pax_export.cli._failure import DONE, EXIT_CODES, TRUSTED, VERIFY, told
+from pax_export.cli._command import (
+    DONE,
+    add_shared_options,
+    help_epilog,
+    print_result,
+    report_errors,
+)
 
-_EPILOG = f"""\
-examples:
+_EXAMPLES = """\
   pax-export run served/1 --input images=images.npy --output logits.npz
   pax-export run served/1 --signature encode --input x=x.npy --input scale=scale.npy
-
-{EXIT_CODES}"""
+"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="pax-export run",
         description="Calls a signature of an export, and prints the shapes of what it gives.  "
         "SavedModels that others wrote can be called, too.",
-        epilog=_EPILOG,
+        epilog=help_epilog(_EXAMPLES),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="DIR", help="of the export: a directory, or a file")
@@ -46,29 +49,24 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--signature", metavar="KEY", help="serving_default, or the only one")
     parser.add_argument("--output", metavar="FILE.npz", help="where to write what it gives")
-    parser.add_argument("--trusted", action="store_true", help=TRUSTED)
-    parser.add_argument("--verify", metavar="KEY.pub", help=VERIFY)
-    parser.add_argument("--json", action="store_true", help="print names, shapes, dtypes as JSON")
-    return _call(parser.parse_args(arguments))
+    add_shared_options(parser, "trusted", "verify", "json")
+    return _call_export(parser.parse_args(arguments))
 
 
-@told
-def _call(options: argparse.Namespace) -> int:
+@report_errors
+def _call_export(options: argparse.Namespace) -> int:
     verify(options.path, options.verify, "run")
     function, inputs = _function(Path(options.path), options.signature, options.trusted)
     given = _inputs(options.input, inputs)
     outputs = {name: np.asarray(value) for name, value in function(given).items()}
     if options.output:
         _save(Path(options.output), outputs)
-    if options.json:
-        described = {
-            name: {"shape": list(value.shape), "dtype": value.dtype.name}
-            for name, value in outputs.items()
-        }
-        print(json.dumps({"outputs": described, "file": options.output}, indent=1))
-    else:
-        for name, value in outputs.items():
-            print(f"{name}: {value.dtype.name}{list(value.shape)}")
+    described = {
+        name: {"shape": list(value.shape), "dtype": value.dtype.name}
+        for name, value in outputs.items()
+    }
+    lines = (f"{name}: {each['dtype']}{each['shape']}" for name, each in described.items())
+    print_result(options, lambda: {"outputs": described, "file": options.output}, "\n".join(lines))
     return DONE
 
 

@@ -4,49 +4,42 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 from pax_export._errors import ValidationError
 from pax_export.cli import _factory
-from pax_export.cli._failure import (
+from pax_export.cli._command import (
     DONE,
-    EXIT_CODES,
     REFUSED,
-    SIGN,
-    TRUSTED,
-    VERIFY,
+    add_command,
+    add_shared_options,
     fail,
+    print_result,
     printable,
-    told,
 )
 
-_EPILOG = f"""\
-examples:
+_EXAMPLES = """\
   pax-export certify net.onnx
   pax-export certify net.onnx --runtime openvino --runtime web --against train:make_model
 
 The report and the card of the export have another line for each runtime then: its version, the
 machine, the number of calls, and the largest difference.  Of a signed export the signature
 matches no longer: --sign signs it anew, and --no-write changes nothing.
-
-{EXIT_CODES}"""
+"""
 
 
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
-    parser = commands.add_parser(
-        "certify",
-        help="run an export in all runtimes that are installed",
-        description="Calls an export at several sizes with random inputs in its own runtime and, "
+    parser = add_command(
+        commands, "certify", _certify, "run an export in all runtimes that are installed",
+        "Calls an export at several sizes with random inputs in its own runtime and, "
         "of an ONNX file, in OpenVINO, IREE and onnxruntime-web (in Node.js) where they are "
         "installed, each in a process of its own.  Compares the results with the model in jax "
         "(--against), or with those of its own runtime, and writes them into the report and the "
         "card of the export.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        _EXAMPLES,
+    )  # fmt: skip
     parser.add_argument("path", metavar="FILE", help="of the export: a file, or a directory")
     _factory.add_against(parser, "compare with the model")
     parser.add_argument(
@@ -57,11 +50,7 @@ def add(commands: Any) -> None:
         "--seconds", type=_seconds, metavar="N", help="stop a runtime after so long; 600 without it"
     )
     parser.add_argument("--no-write", action="store_true", help="print the results alone")
-    parser.add_argument("--sign", metavar="KEY.pem", help=SIGN)
-    parser.add_argument("--trusted", action="store_true", help=TRUSTED)
-    parser.add_argument("--verify", metavar="KEY.pub", help=VERIFY)
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    parser.set_defaults(call=_call)
+    add_shared_options(parser, "sign", "trusted", "verify", "json")
 
 
 def _seconds(text: str) -> float:
@@ -71,8 +60,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-@told
-def _call(options: argparse.Namespace) -> int:
+def _certify(options: argparse.Namespace) -> int:
     from pax_export.export.validation.certify import certify
 
     results = certify(
@@ -86,10 +74,11 @@ def _call(options: argparse.Namespace) -> int:
         trusted=options.trusted,
         verify=options.verify,
     )
-    if options.json:
-        print(json.dumps({"runtimes": [dataclasses.asdict(each) for each in results]}, indent=1))
-    else:
-        print(*(printable(str(each)) for each in results), sep="\n")
+    print_result(
+        options,
+        lambda: {"runtimes": [dataclasses.asdict(each) for each in results]},
+        "\n".join(printable(str(each)) for each in results),
+    )
     bad = [
         each
         for each in results

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.cli import _factory
-from pax_export.cli._failure import DONE, EXIT_CODES, SIGN, told
+from pax_export.cli._command import DONE, add_command, add_shared_options, print_result
 from pax_export.export.artifact.formats import Format, all_formats, imported
 
 #: Options that are called otherwise than the arguments that they become.
@@ -24,8 +23,7 @@ _VALIDATE = {
     "no": False,
 }
 
-_EPILOG = f"""\
-examples:
+_EXAMPLES = """\
   pax-export export train:make_model served/1 --input "batch, 8, 8, 1:float32"
   pax-export export train:make_model served/1 --input "batch, length:int32" \\
       --input "mask=batch, length:bool" --constraint "length <= 512"
@@ -34,21 +32,18 @@ examples:
   pax-export export train:make_model net.tflite --target tflite --input "1, 8" \\
       --quantize float16
   pax-export export train:make_model net.onnx --target onnx --input "batch, 8" --bits 8
-
-{EXIT_CODES}"""
+"""
 
 
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     targets = _targets()
-    parser = commands.add_parser(
-        "export",
-        help="write a model where it is served",
-        description="Writes the model that a factory makes, as a SavedModel or for another target, "
-        "and prints the report.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(
+        commands, "export", _export, "write a model where it is served",
+        "Writes the model that a factory makes, as a SavedModel or for another target, and prints "
+        "the report.",
+        _EXAMPLES,
+    )  # fmt: skip
     parser.add_argument("factory", metavar="module:factory", help=_factory.HELP)
     parser.add_argument("directory", metavar="DIR", help="where to write")
     parser.add_argument(
@@ -98,8 +93,7 @@ def add(commands: Any) -> None:
         "all (full), or all in another process; or, of savedmodel, compare the stored variables "
         "only; here, if not given",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing export")
-    parser.add_argument("--sign", metavar="KEY.pem", help=SIGN)
+    add_shared_options(parser, "overwrite", "sign", "json")
     cards = parser.add_mutually_exclusive_group()
     cards.add_argument(
         "--no-card", action="store_true", help="write no page for people beside the report"
@@ -109,8 +103,6 @@ def add(commands: Any) -> None:
         action="store_true",
         help="a drawing of the model on this page, from one more trace of its call",
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.set_defaults(call=_call)
 
 
 def _targets() -> dict[str, Format]:
@@ -123,8 +115,7 @@ def _of_formats(targets: Mapping[str, Format]) -> dict[str, Mapping[str, Any]]:
     return {name: how for each in targets.values() for name, how in each.options.items()}
 
 
-@told
-def _call(options: argparse.Namespace) -> int:
+def _export(options: argparse.Namespace) -> int:
     targets = _targets()
     methods = _factory.methods(options.method)
     given = _factory.InputArguments(options.input, methods)
@@ -148,7 +139,7 @@ def _call(options: argparse.Namespace) -> int:
         overwrite=options.overwrite,
         **chosen,
     )
-    print(json.dumps(report.as_dict(), indent=1) if options.json else report)
+    print_result(options, report.as_dict, report)
     return DONE
 
 

@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from pax_export.cli._failure import DONE, EXIT_CODES, printable, told
+from pax_export.cli._command import DONE, add_command, add_shared_options, print_result, printable
 
 
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
-    parser = commands.add_parser(
-        "inspect",
-        help="show what an export is",
-        description="Shows signatures, variables, sizes, versions and the oldest TensorFlow of "
-        "an export, without loading it.  SavedModels that others wrote are read as well.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(
+        commands, "inspect", _inspect, "show what an export is",
+        "Shows signatures, variables, sizes, versions and the oldest TensorFlow of an export, "
+        "without loading it.  SavedModels that others wrote are read as well.",
+    )  # fmt: skip
     parser.add_argument("path", metavar="DIR", help="of the export: a directory, or a file")
-    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    add_shared_options(parser, "json")
     parser.add_argument(
         "--flops",
         action="store_true",
         help="print the table of pax.inspect instead, with the operations of a call; needs jax",
     )
-    parser.set_defaults(call=_call)
 
 
-@told
-def _call(options: argparse.Namespace) -> int:
+def _inspect(options: argparse.Namespace) -> int:
     if options.flops:
         from pax_export.inspection import inspect  # which imports jax
 
         table = inspect(options.path)
-        text = json.dumps(table.to_dict(), indent=1) if options.json else printable(str(table))
-        print(text)
-        return DONE
-    found = _read(Path(options.path))
-    print(json.dumps(found.as_dict(), indent=1) if options.json else _text(found))
+        print_result(options, table.to_dict, printable(str(table)))
+    else:
+        found = _read_description(Path(options.path))
+        print_result(options, found.as_dict, _with_variables(found))
     return DONE
 
 
-def _read(path: Path) -> Any:
+def _read_description(path: Path) -> Any:
     from pax_export import export
     from pax_export.export.artifact import inspect
 
@@ -53,7 +46,7 @@ def _read(path: Path) -> Any:
     return export.Report.read(path)
 
 
-def _text(found: Any) -> str:
+def _with_variables(found: Any) -> str:
     """The report, and a line for each variable."""
     lines = [str(found)]
     for variable in found.variables:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,28 +12,24 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.cli import _factory
-from pax_export.cli._failure import DONE, EXIT_CODES, told
+from pax_export.cli._command import DONE, add_command, add_shared_options, print_result
 
-_EPILOG = f"""\
-examples:
+_EXAMPLES = """\
   pax-export quantize train:make_model small.safetensors --batch images.npy
   pax-export quantize train:make_model small.safetensors --bits 4 --rounding gptq \\
       --batch first.npz --batch second.npz
   pax-export quantize train:make_model --bits 4 --batch images.npy        # the report alone
-
-{EXIT_CODES}"""
+"""
 
 
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
-    parser = commands.add_parser(
-        "quantize",
-        help="store the weights of a model as integers",
-        description="Quantizes the weights of the model that a factory makes, prints the report "
-        "of `pax_export.quantize`, and writes the integers to a safetensors file.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(
+        commands, "quantize", _quantize, "store the weights of a model as integers",
+        "Quantizes the weights of the model that a factory makes, prints the report of "
+        "`pax_export.quantize`, and writes the integers to a safetensors file.",
+        _EXAMPLES,
+    )  # fmt: skip
     parser.add_argument("factory", metavar="module:factory", help=_factory.HELP)
     parser.add_argument(
         "file", metavar="FILE.safetensors", nargs="?", help="where to write; nothing without it"
@@ -55,12 +50,10 @@ def add(commands: Any) -> None:
         "--budget", type=float, metavar="LOSS", help="how much of the outputs may be lost"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.set_defaults(call=_call)
+    add_shared_options(parser, "json")
 
 
-@told
-def _call(options: argparse.Namespace) -> int:
+def _quantize(options: argparse.Namespace) -> int:
     from pax_export.quantization import quantize
     from pax_export.weights import save_weights
 
@@ -69,7 +62,7 @@ def _call(options: argparse.Namespace) -> int:
         raise InvalidArgumentError(
             "The file exists.", where=str(place), write="another file, or --overwrite"
         )
-    batches = [_batch(file) for file in options.batch or ()]
+    batches = [_read_batch(file) for file in options.batch or ()]
     small, report = quantize(
         _factory.make(options.factory),
         batches or None,
@@ -82,11 +75,11 @@ def _call(options: argparse.Namespace) -> int:
     )
     if place is not None:
         save_weights(small, place)
-    print(json.dumps(dataclasses.asdict(report), indent=1) if options.json else report)
+    print_result(options, lambda: dataclasses.asdict(report), report)
     return DONE
 
 
-def _batch(file: str) -> tuple[np.ndarray, ...]:
+def _read_batch(file: str) -> tuple[np.ndarray, ...]:
     """The arguments of one call."""
     try:
         found = np.load(file, allow_pickle=False)

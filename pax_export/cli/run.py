@@ -9,7 +9,7 @@ from typing import Any
 from pax_export._errors import PaxError
 from pax_export._optional import require
 from pax_export.cli import _run_export
-from pax_export.cli._failure import REFUSED, fail
+from pax_export.cli._command import REFUSED, fail
 from pax_export.export.artifact.formats import all_formats
 
 _USAGE = (
@@ -47,10 +47,10 @@ def add(commands: Any) -> None:
         add_help=False,
     )
     parser.add_argument("rest", nargs=argparse.REMAINDER, help="an export or a program, and more")
-    parser.set_defaults(call=_call, parser=parser)
+    parser.set_defaults(call=_run, parser=parser)
 
 
-def _call(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int:
     rest = options.rest
     if rest[:1] in (["-h"], ["--help"]):
         options.parser.print_help()
@@ -60,13 +60,13 @@ def _call(options: argparse.Namespace) -> int:
     if not rest or (rest[0].startswith("-") and rest[0] != "-m"):
         options.parser.error("an export or a program is expected: a directory, a file, or -m")
     if not _is_export(rest[0]):
-        return _program(rest, compat_jax)
+        return _run_program(rest, compat_jax)
     if compat_jax:
         options.parser.error(f"{_COMPAT_JAX} is for programs, and {rest[0]} is an export")
     return _run_export.main(rest)
 
 
-def _program(rest: list[str], compat_jax: bool) -> int:
+def _run_program(rest: list[str], compat_jax: bool) -> int:
     try:
         require("jax", "all", "a program written for pax")
     except PaxError as error:

@@ -1,8 +1,10 @@
-"""Exit codes, and errors as one line."""
+"""A command: its parser, shared options, exit codes, and errors as one line."""
 
 from __future__ import annotations
 
+import argparse
 import functools
+import json
 import os
 import sys
 import traceback
@@ -20,12 +22,23 @@ exit codes:
   0  done    1  refused or failed, the reason is one line on stderr    2  wrong usage
 """
 
-#: The help of `--trusted`, wherever TensorFlow runs what is given.
-TRUSTED = "run an export whose operations may do more than compute"
-
-#: The help of `--sign` and `--verify`, wherever something is written or opened.
-SIGN = "sign it with this private key; the signature is model.sig, or lies beside a single file"
-VERIFY = "refuse what was not signed with this key, or is not as it was signed"
+#: Options of several commands.
+_SHARED: dict[str, dict[str, Any]] = {
+    "trusted": {
+        "action": "store_true",
+        "help": "run an export whose operations may do more than compute",
+    },
+    "sign": {
+        "metavar": "KEY.pem",
+        "help": "sign it with this private key, in model.sig, or in a file beside a single file",
+    },
+    "verify": {
+        "metavar": "KEY.pub",
+        "help": "refuse what was not signed with this key, or is not as it was signed",
+    },
+    "overwrite": {"action": "store_true", "help": "replace an existing export"},
+    "json": {"action": "store_true", "help": "print the result as JSON"},
+}
 
 #: What errors tell a program to write, as it stands on a command line.
 _OPTIONS = {
@@ -45,7 +58,38 @@ _OPTIONS = {
 Command = Callable[[Any], int]
 
 
-def told(command: Command) -> Command:
+def add_command(
+    commands: Any, name: str, command: Command, help: str, description: str, examples: str = ""
+) -> argparse.ArgumentParser:
+    """Adds a command to the subparsers of the command line; returns its parser."""
+    parser = commands.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=help_epilog(examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(call=report_errors(command))
+    return parser
+
+
+def add_shared_options(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Adds ``--json``, ``--trusted`` and their like."""
+    for name in names:
+        parser.add_argument(f"--{name}", **_SHARED[name])
+
+
+def help_epilog(examples: str) -> str:
+    """The end of a help page: examples, if there are any, and the exit codes."""
+    return f"examples:\n{examples}\n{EXIT_CODES}" if examples else EXIT_CODES
+
+
+def print_result(options: argparse.Namespace, data: Callable[[], Any], text: object) -> None:
+    """Prints a text, or the data as JSON with ``--json``."""
+    print(json.dumps(data(), indent=1) if options.json else text)
+
+
+def report_errors(command: Command) -> Command:
     """Makes a command print an error of this package as one line, without its traceback."""
 
     @functools.wraps(command)
