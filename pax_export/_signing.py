@@ -53,7 +53,7 @@ class Signer:
     """
 
     def __init__(self, key: Key, purpose: str):
-        self._config = _part("signing", f"{purpose} with sign=").Config()
+        self._config = _import_part("signing", f"{purpose} with sign=").Config()
         file = _key_file(key, "sign")
         try:
             self._config.use_elliptic_key_signer(private_key=file)
@@ -64,14 +64,14 @@ class Signer:
         """Signs all files of a folder, which will have a name."""
         place = signature_file.of_folder(folder)
         place.unlink(missing_ok=True)
-        self._sign(folder, name, place)
+        self._sign_manifest(folder, name, place)
 
     def sign_file(self, file: Path) -> None:
         """Signs one file; its signature lies beside it."""
-        self._sign(file, file.name, signature_file.of_file(file))
+        self._sign_manifest(file, file.name, signature_file.of_file(file))
 
-    def _sign(self, path: Path, name: str, place: Path) -> None:
-        hashing = _Hashing(_part("hashing", "sign="), place, name)
+    def _sign_manifest(self, path: Path, name: str, place: Path) -> None:
+        hashing = _Hashing(_import_part("hashing", "sign="), place, name)
         self._config.set_hashing_config(hashing).sign(path, place)
 
 
@@ -90,28 +90,28 @@ def verify(path: str | os.PathLike[str], key: Key | None, purpose: str) -> None:
     """
     if key is None:
         return
-    config = _part("verifying", f"{purpose} with verify=").Config()
+    config = _import_part("verifying", f"{purpose} with verify=").Config()
     file = _key_file(key, "verify")
     try:
         config.use_elliptic_key_verifier(public_key=file)
     except Exception as error:  # of what reads keys, for whatever is wrong in the file
         raise _no_key("This is no public key to verify with.", file, error, _PUBLIC) from error
     if os.path.lexists(path):
-        _verify(config, Path(os.path.realpath(path)), str(path))
+        _verify_signature(config, Path(os.path.realpath(path)), str(path))
 
 
-def _verify(config: Any, path: Path, shown: str) -> None:
+def _verify_signature(config: Any, path: Path, shown: str) -> None:
     of = signature_file.of_folder if path.is_dir() else signature_file.of_file
     place = of(path)
-    listed = _listed(place, shown)
-    hashing = _Comparing(_part("hashing", "verify="), place, listed, shown)
+    listed = _list_files(place, shown)
+    hashing = _Comparing(_import_part("hashing", "verify="), place, listed, shown)
     try:
         config.set_hashing_config(hashing).verify(path, place)
     except SignatureError:
         raise
     except Exception as error:  # of a signature that was made or changed by another program
         if hashing.reached:
-            raise _changed(path, listed, shown, error) from error
+            raise _changed_error(path, listed, shown, error) from error
         raise SignatureError(
             "This was not signed by the holder of this key, or its signature is damaged.",
             where=str(place),
@@ -120,7 +120,7 @@ def _verify(config: Any, path: Path, shown: str) -> None:
         ) from error
 
 
-def _part(name: str, purpose: str) -> Any:
+def _import_part(name: str, purpose: str) -> Any:
     """A part of model-signing."""
     require("OpenSSL", "signing", purpose)  # which it imports, and version 1.1 does not ask for
     return require(f"model_signing.{name}", "signing", purpose)
@@ -198,7 +198,7 @@ class _Comparing:
 
     def hash(self, path: Path, **_: object) -> Any:
         self.reached = True
-        there = set(_files(path, self._place, self._shown))
+        there = set(_signable_files(path, self._place, self._shown))
         listed = self._listed.hashes
         signed = {name if name in there else _PIECE.sub("", name) for name in listed}
         if added := there - signed:
@@ -231,7 +231,7 @@ class _Comparing:
             self._config.use_file_serialization(hashing_algorithm=how["hash_type"])
 
 
-def _files(path: Path, place: Path, shown: str) -> Iterable[str]:
+def _signable_files(path: Path, place: Path, shown: str) -> Iterable[str]:
     """The names of all files that are to be signed, by their paths in the folder."""
     names = list(files(path)) if path.is_dir() else [_ITSELF]
     for name in names:
@@ -247,12 +247,12 @@ def _files(path: Path, place: Path, shown: str) -> Iterable[str]:
     return (name for name in names if path / name != place)
 
 
-def _listed(place: Path, shown: str) -> _List:
+def _list_files(place: Path, shown: str) -> _List:
     try:
         content = json.loads(bounded.read_bytes(place, signature_file.LARGEST))
-        stated = json.loads(_decoded(content["dsseEnvelope"]["payload"]))["predicate"]
+        stated = json.loads(_decode_base64(content["dsseEnvelope"]["payload"]))["predicate"]
         for each in content["dsseEnvelope"]["signatures"]:
-            _decoded(each["sig"])
+            _decode_base64(each["sig"])
         hashes = {each["name"]: each["digest"] for each in stated["resources"]}
         return _List(hashes, dict(stated["serialization"]))
     except FileNotFoundError as error:
@@ -271,7 +271,7 @@ def _listed(place: Path, shown: str) -> _List:
         ) from error
 
 
-def _decoded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     """The bytes that a text in base64 stands for, which it says in the one right way."""
     found = base64.b64decode(text, validate=True)
     if base64.b64encode(found).decode() != text:
@@ -279,12 +279,12 @@ def _decoded(text: str) -> bytes:
     return found
 
 
-def _changed(path: Path, listed: _List, shown: str, error: Exception) -> SignatureError:
+def _changed_error(path: Path, listed: _List, shown: str, error: Exception) -> SignatureError:
     """Some file is another than the one that was signed."""
     changed = []
     for name, digest in listed.hashes.items() if listed.of_whole_files else ():
         with suppress(OSError):
-            if _sha256(path if name == _ITSELF else path / name) != digest:
+            if _file_digest(path if name == _ITSELF else path / name) != digest:
                 changed.append(path.name if name == _ITSELF else name)
     return SignatureError(
         "This is not what was signed: it was damaged or changed since.",
@@ -294,6 +294,6 @@ def _changed(path: Path, listed: _List, shown: str, error: Exception) -> Signatu
     )
 
 
-def _sha256(file: Path) -> str:
+def _file_digest(file: Path) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

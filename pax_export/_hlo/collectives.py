@@ -129,7 +129,7 @@ def collectives(compiled: object) -> tuple[Collective, ...]:
         )
     program = _HloProgram.read(text)
     found = [
-        _collective(line, program.devices, times, known)
+        _read_collective(line, program.devices, times, known)
         for computation, (times, known) in program.times().items()
         for line in program.computations[computation]
     ]
@@ -179,27 +179,27 @@ class _HloProgram:
             before, surely = found.get(name, (0, True))
             found[name] = before + times, surely and known
             for line in self.computations.get(name, ()):
-                for called, rounds in self._calls(line):
+                for called, rounds in self._called_computations(line):
                     visit(called, times * (rounds or 1), known and rounds is not None)
 
         visit(self.entry, 1, True)
         return {name: each for name, each in found.items() if name in self.computations}
 
-    def _calls(self, line: str) -> Iterator[tuple[str, int | None]]:
+    def _called_computations(self, line: str) -> Iterator[tuple[str, int | None]]:
         """The computations that an instruction runs, each with how often; None: not known."""
         if _CONTINUED.search(line):
             return
         loop = _WHILE.search(line)
         body = _BODY.search(line)
         if loop is not None and body is not None:
-            yield body[1], self._rounds(line, loop[1])
+            yield body[1], self._loop_rounds(line, loop[1])
             return
         for name in _CALLED.findall(line):
             yield name, 1
         for names in _BRANCHES.findall(line):
             yield from ((name.strip().lstrip("%"), 1) for name in names.split(","))
 
-    def _rounds(self, line: str, condition: str) -> int | None:
+    def _loop_rounds(self, line: str, condition: str) -> int | None:
         """How many rounds a loop makes: as annotated, or what its counter is compared with."""
         known = _TRIPS.search(line)
         if known is not None:
@@ -219,12 +219,12 @@ _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 
 
-def _collective(line: str, devices: int, times: int, known: bool) -> Collective | None:
+def _read_collective(line: str, devices: int, times: int, known: bool) -> Collective | None:
     """What an instruction exchanges, if it does."""
     found = _EXCHANGE.match(line)
     if found is None:
         return None
-    group = _group(line, devices)
+    group = _read_group(line, devices)
     if len(group) < 2:
         return None
     arrays = _ARRAY.findall(found["types"])
@@ -232,7 +232,7 @@ def _collective(line: str, devices: int, times: int, known: bool) -> Collective 
         arrays = arrays[1:2]  # operand, result, and two counters
     elif found["start"] and found["kind"] != "all-reduce":
         arrays = arrays[len(arrays) // 2 :]  # operands, then results
-    size = sum([_itemsize(dtype) * math.prod(_numbers(sizes)) for dtype, sizes in arrays])
+    size = sum([_item_size(dtype) * math.prod(_read_numbers(sizes)) for dtype, sizes in arrays])
     if found["kind"] == "reduce-scatter":  # the text has what comes out
         size *= len(group)
     names = tuple([f"{dtype}[{sizes}]" for dtype, sizes in arrays])
@@ -242,7 +242,7 @@ def _collective(line: str, devices: int, times: int, known: bool) -> Collective 
     )
 
 
-def _itemsize(dtype: str) -> float:
+def _item_size(dtype: str) -> float:
     """Bytes of a number: f32, bf16, s4, f8e4m3fn, pred, c64."""
     if dtype == "pred":
         return 1
@@ -258,25 +258,25 @@ _MESH = re.compile(r"replica_groups=(?:@?mesh)\[([^\]]*)\](?:, device_ids=\S+)? 
 _PAIRS = re.compile(r"source_target_pairs=\{([\d,{}]*)\}")
 
 
-def _group(line: str, devices: int) -> tuple[int, ...]:
+def _read_group(line: str, devices: int) -> tuple[int, ...]:
     """The first group of devices of an exchange; all devices if the text has none."""
     if found := _PAIRS.search(line):
         pairs = [pair.split(",") for pair in re.findall(r"\{([\d,]+)\}", found[0])]
         return next(((int(a), int(b)) for a, b in pairs if a != b), ())
     if found := _LISTED.search(line):
-        return _numbers(found[1])
+        return _read_numbers(found[1])
     if found := _IOTA.search(line):
-        sizes = _numbers(found[2])
+        sizes = _read_numbers(found[2])
         grid = np.arange(math.prod(sizes)).reshape(sizes)
         if found[3]:
-            grid = grid.transpose(_numbers(found[3]))
-        return tuple(grid.reshape(_numbers(found[1]))[0].tolist())
+            grid = grid.transpose(_read_numbers(found[3]))
+        return tuple(grid.reshape(_read_numbers(found[1]))[0].tolist())
     if found := _MESH.search(line):
         return _group_of_mesh(found[1], found[2])
     return tuple(range(devices))
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _read_numbers(text: str) -> tuple[int, ...]:
     return tuple([int(number) for number in text.split(",") if number])
 
 

@@ -89,7 +89,7 @@ class InputArguments:
         self._positional: dict[str, list[Any]] = {key: [] for key in keys or [_ONLY]}
         self._named: dict[str, dict[str, Any]] = {key: {} for key in keys or [_ONLY]}
         for text in texts:
-            key, rest = _signature(text, keys) if keys else (_ONLY, text)
+            key, rest = _split_signature(text, keys) if keys else (_ONLY, text)
             name, spec = _input_spec(rest)
             if not name:
                 self._positional[key].append(spec)
@@ -113,7 +113,7 @@ class InputArguments:
 _ONLY = ""
 
 
-def _signature(text: str, keys: Collection[str]) -> tuple[str, str]:
+def _split_signature(text: str, keys: Collection[str]) -> tuple[str, str]:
     key, colon, rest = (part.strip() for part in text.partition(":"))
     if key in keys and colon:
         return key, rest

@@ -56,11 +56,11 @@ def main(arguments: Sequence[str]) -> int:
 @report_errors
 def _call_export(options: argparse.Namespace) -> int:
     verify(options.path, options.verify, "run")
-    function, inputs = _function(Path(options.path), options.signature, options.trusted)
-    given = _inputs(options.input, inputs)
+    function, inputs = _load_function(Path(options.path), options.signature, options.trusted)
+    given = _read_inputs(options.input, inputs)
     outputs = {name: np.asarray(value) for name, value in function(given).items()}
     if options.output:
-        _save(Path(options.output), outputs)
+        _save_outputs(Path(options.output), outputs)
     described = {
         name: {"shape": list(value.shape), "dtype": value.dtype.name}
         for name, value in outputs.items()
@@ -76,7 +76,7 @@ _NOT_CALLED = ("__saved_model_init_op", "__saved_model_train_op")
 Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 
 
-def _function(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
+def _load_function(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
     """A signature as a function of arrays by name, and the dtypes of its inputs."""
     from pax_export.export.artifact import inspect
 
@@ -90,7 +90,7 @@ def _of_export(path: Path, key: str | None, trusted: bool) -> tuple[Function, di
     from pax_export.export.artifact.structure import collect, rebuild
 
     model = export.load(path, trusted=trusted)
-    signature = model.signatures[_chosen(key, model.signatures)]
+    signature = model.signatures[_choose_signature(key, model.signatures)]
     info = signature.info
 
     def call(given: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
@@ -117,7 +117,7 @@ def _of_foreign(path: Path, key: str | None, trusted: bool) -> tuple[Function, d
     signatures = {name: model.signatures[name] for name in model.signatures}
     for name in _NOT_CALLED:
         signatures.pop(name, None)
-    signature = signatures[_chosen(key, signatures)]
+    signature = signatures[_choose_signature(key, signatures)]
     specs = signature.structured_input_signature[1]
 
     def call(given: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
@@ -132,7 +132,7 @@ def _of_foreign(path: Path, key: str | None, trusted: bool) -> tuple[Function, d
     return call, {name: spec.dtype.name for name, spec in specs.items()}
 
 
-def _chosen(key: str | None, signatures: Mapping[str, Any]) -> str:
+def _choose_signature(key: str | None, signatures: Mapping[str, Any]) -> str:
     default = "serving_default"
     if key is None:
         key = default if default in signatures or len(signatures) != 1 else next(iter(signatures))
@@ -145,7 +145,7 @@ def _chosen(key: str | None, signatures: Mapping[str, Any]) -> str:
     return key
 
 
-def _inputs(texts: Sequence[str], expected: Mapping[str, str]) -> dict[str, np.ndarray]:
+def _read_inputs(texts: Sequence[str], expected: Mapping[str, str]) -> dict[str, np.ndarray]:
     files: dict[str, str] = {}
     for text in texts:
         name, file = _factory.named(text)
@@ -156,10 +156,10 @@ def _inputs(texts: Sequence[str], expected: Mapping[str, str]) -> dict[str, np.n
             got=", ".join(sorted(texts)) or "none",
             write=" ".join(f"--input {name}=FILE.npy" for name in expected) or "no --input",
         )
-    return {name: _load(Path(file), expected[name], name) for name, file in files.items()}
+    return {name: _load_array(Path(file), expected[name], name) for name, file in files.items()}
 
 
-def _load(file: Path, dtype: str, name: str) -> np.ndarray:
+def _load_array(file: Path, dtype: str, name: str) -> np.ndarray:
     from pax_export.export.artifact.dtypes import numpy_dtype
 
     try:
@@ -178,7 +178,7 @@ def _load(file: Path, dtype: str, name: str) -> np.ndarray:
     return array.astype(wanted) if is_small_float and array.dtype.kind == "f" else array
 
 
-def _save(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
+def _save_outputs(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
     """Writes the outputs; the small floats, that numpy cannot write, as float32."""
     arrays = {
         name: value.astype(np.float32) if value.dtype.kind == "V" else value

@@ -32,7 +32,7 @@ matches no longer: --sign signs it anew, and --no-write changes nothing.
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
-        commands, "certify", _certify, "run an export in all runtimes that are installed",
+        commands, "certify", _run_certify, "run an export in all runtimes that are installed",
         "Calls an export at several sizes with random inputs in its own runtime and, "
         "of an ONNX file, in OpenVINO, IREE and onnxruntime-web (in Node.js) where they are "
         "installed, each in a process of its own.  Compares the results with the model in jax "
@@ -60,7 +60,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _certify(options: argparse.Namespace) -> int:
+def _run_certify(options: argparse.Namespace) -> int:
     from pax_export.export.validation.certify import certify
 
     results = certify(

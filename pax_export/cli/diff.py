@@ -12,7 +12,7 @@ from pax_export.cli._command import DONE, add_command, add_shared_options, print
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
-        commands, "diff", _diff, "show what differs between two exports",
+        commands, "diff", _run_diff, "show what differs between two exports",
         "Compares the arrays of two exports: what was added, dropped, reshaped, retyped, changed "
         "in value.  Neither is loaded.",
     )  # fmt: skip
@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
     add_shared_options(parser, "json")
 
 
-def _diff(options: argparse.Namespace) -> int:
+def _run_diff(options: argparse.Namespace) -> int:
     from pax_export import inspection
 
     found = inspection.diff(options.first, options.second)

@@ -37,9 +37,9 @@ _EXAMPLES = """\
 
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
-    targets = _targets()
+    targets = _formats_by_target()
     parser = add_command(
-        commands, "export", _export, "write a model where it is served",
+        commands, "export", _run_export, "write a model where it is served",
         "Writes the model that a factory makes, as a SavedModel or for another target, and prints "
         "the report.",
         _EXAMPLES,
@@ -105,7 +105,7 @@ def add(commands: Any) -> None:
     )
 
 
-def _targets() -> dict[str, Format]:
+def _formats_by_target() -> dict[str, Format]:
     """The formats, as the command line calls them."""
     return {each.option or each.name: each for each in all_formats().values()}
 
@@ -115,8 +115,8 @@ def _of_formats(targets: Mapping[str, Format]) -> dict[str, Mapping[str, Any]]:
     return {name: how for each in targets.values() for name, how in each.options.items()}
 
 
-def _export(options: argparse.Namespace) -> int:
-    targets = _targets()
+def _run_export(options: argparse.Namespace) -> int:
+    targets = _formats_by_target()
     methods = _factory.methods(options.method)
     given = _factory.InputArguments(options.input, methods)
     write = imported(targets[options.target].export)  # with jax.export, which others do not need
@@ -128,7 +128,7 @@ def _export(options: argparse.Namespace) -> int:
         model, cost = quantize(model, bits=options.bits)
         print(cost, file=sys.stderr)
     if options.drawing:
-        chosen["card"] = _drawing(model, given)
+        chosen["card"] = _draw_model(model, given)
     report = write(
         model,
         options.directory,
@@ -143,7 +143,7 @@ def _export(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _drawing(model: object, given: _factory.InputArguments) -> Any:
+def _draw_model(model: object, given: _factory.InputArguments) -> Any:
     from pax_export import inspection
 
     if not isinstance(given.inputs, tuple):

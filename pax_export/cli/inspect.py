@@ -12,7 +12,7 @@ from pax_export.cli._command import DONE, add_command, add_shared_options, print
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
-        commands, "inspect", _inspect, "show what an export is",
+        commands, "inspect", _run_inspect, "show what an export is",
         "Shows signatures, variables, sizes, versions and the oldest TensorFlow of an export, "
         "without loading it.  SavedModels that others wrote are read as well.",
     )  # fmt: skip
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
     )
 
 
-def _inspect(options: argparse.Namespace) -> int:
+def _run_inspect(options: argparse.Namespace) -> int:
     if options.flops:
         from pax_export.inspection import inspect  # which imports jax
 

@@ -25,7 +25,7 @@ _EXAMPLES = """\
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
-        commands, "quantize", _quantize, "store the weights of a model as integers",
+        commands, "quantize", _run_quantize, "store the weights of a model as integers",
         "Quantizes the weights of the model that a factory makes, prints the report of "
         "`pax_export.quantize`, and writes the integers to a safetensors file.",
         _EXAMPLES,
@@ -53,7 +53,7 @@ def add(commands: Any) -> None:
     add_shared_options(parser, "json")
 
 
-def _quantize(options: argparse.Namespace) -> int:
+def _run_quantize(options: argparse.Namespace) -> int:
     from pax_export.quantization import quantize
     from pax_export.weights import save_weights
 

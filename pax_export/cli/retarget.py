@@ -18,7 +18,7 @@ _EXAMPLES = """\
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
-        commands, "retarget", _retarget, "mend a SavedModel that jax2tf wrote",
+        commands, "retarget", _run_retarget, "mend a SavedModel that jax2tf wrote",
         "Writes the jax programs of a SavedModel anew, for the oldest TensorFlow that can be, and "
         "prints what became of them.  Its variables, assets and signatures stay.",
         _EXAMPLES,
@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
     add_shared_options(parser, "overwrite", "trusted", "sign", "verify", "json")
 
 
-def _retarget(options: argparse.Namespace) -> int:
+def _run_retarget(options: argparse.Namespace) -> int:
     from pax_export import export
 
     report = export.retarget(

@@ -47,10 +47,10 @@ def add(commands: Any) -> None:
         add_help=False,
     )
     parser.add_argument("rest", nargs=argparse.REMAINDER, help="an export or a program, and more")
-    parser.set_defaults(call=_run, parser=parser)
+    parser.set_defaults(call=_run_anything, parser=parser)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run_anything(options: argparse.Namespace) -> int:
     rest = options.rest
     if rest[:1] in (["-h"], ["--help"]):
         options.parser.print_help()

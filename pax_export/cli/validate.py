@@ -27,7 +27,7 @@ _EXAMPLES = """\
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
-        commands, "validate", _validate, "test an export",
+        commands, "validate", _run_validate, "test an export",
         "Loads an export in a fresh process without jax, calls all of its signatures at several "
         "sizes with random inputs, and checks names, shapes and dtypes of what comes out against "
         "the report, and that it is finite.",
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     add_shared_options(parser, "trusted", "verify", "json")
 
 
-def _validate(options: argparse.Namespace) -> int:
+def _run_validate(options: argparse.Namespace) -> int:
     from pax_export.export.validation import recheck
 
     model = _factory.make(options.against) if options.against else None

@@ -71,7 +71,7 @@ class Capture:
             several times has a tuple of values; in a `scan` the values of all rounds are
             stacked on a first axis, in a `while` they are those of the last round.
         """
-        output, taken, trees = self._run(self.net, args, kwargs, {})
+        output, taken, trees = self._run_captured(self.net, args, kwargs, {})
         return output, {path: _value(path, trees[path], taken) for path in trees}
 
     def gradients(
@@ -94,7 +94,7 @@ class Capture:
             >>> capture.gradients(jnp.sum, jnp.ones((1, 2)))["modules.0"]
             Array([[2., 2., 2.]], dtype=float32)
         """
-        shapes = jax.eval_shape(lambda: self._run(self.net, args, kwargs, {})[1])
+        shapes = jax.eval_shape(lambda: self._run_captured(self.net, args, kwargs, {})[1])
         zeros = {
             name: [jax.numpy.zeros(each.shape, each.dtype) for each in values]
             for name, values in shapes.items()
@@ -103,14 +103,14 @@ class Capture:
         trees: dict[str, Any] = {}
 
         def of_added(added: Mapping[str, Any]) -> Any:
-            output, _, found = self._run(self.net, args, kwargs, added)
+            output, _, found = self._run_captured(self.net, args, kwargs, added)
             trees.update(found)
             return loss(output)
 
         found = jax.grad(of_added)(zeros)
-        return {path: _value(path, trees[path], found) for path in trees if _has(path, found)}
+        return {path: _value(path, trees[path], found) for path in trees if _has_value(path, found)}
 
-    def _run(
+    def _run_captured(
         self, net: PyTree, args: tuple, kwargs: dict[str, Any], added: Mapping[str, Any]
     ) -> tuple[Any, dict[str, list[Any]], dict[str, Any]]:
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
@@ -150,7 +150,7 @@ def _value(path: str, tree: PyTree, taken: Mapping[str, Any]) -> Any:
     return calls[0] if len(calls) == 1 else tuple(calls)
 
 
-def _has(path: str, taken: Mapping[str, Any]) -> bool:
+def _has_value(path: str, taken: Mapping[str, Any]) -> bool:
     return any(name.rpartition(" ")[0] == path for name in taken)
 
 
@@ -195,15 +195,15 @@ def selected_paths(net: PyTree, selection: PyTree) -> tuple[str, ...]:
     meant = list(selection) if several else [selection]
     found: set[str] = set()
     for each in meant:
-        matches = _matcher(each)
+        matches = _path_matcher(each)
         paths = {path for path, module in modules if matches(path, module)}
         if not paths:
-            raise _nothing(each, [path for path, _ in modules])
+            raise _no_module_error(each, [path for path, _ in modules])
         found |= paths
     return tuple(path for path, _ in modules if path in found)
 
 
-def _matcher(each: object) -> Callable[[str, Any], Any]:
+def _path_matcher(each: object) -> Callable[[str, Any], Any]:
     found = matcher(each, anywhere=False, with_path=True)
     if found is not None:
         return found
@@ -214,7 +214,7 @@ def _matcher(each: object) -> Callable[[str, Any], Any]:
     )
 
 
-def _nothing(each: object, paths: list[str]) -> InvalidArgumentError:
+def _no_module_error(each: object, paths: list[str]) -> InvalidArgumentError:
     near = better_path(each, paths) if isinstance(each, str) else ""
     shown = near or ", ".join(paths[1:6])
     return InvalidArgumentError(

@@ -35,14 +35,14 @@ class Harvest:
 
     def run(self, program: Any, arguments: Sequence[Any]) -> list[Any]:
         """Evaluates a program; its results."""
-        return interpret(program, arguments, self._operate)
+        return interpret(program, arguments, self._operate_equation)
 
-    def _operate(self, equation: Equation, given: list[Any]) -> Sequence[Any] | None:
+    def _operate_equation(self, equation: Equation, given: list[Any]) -> Sequence[Any] | None:
         name = equation.primitive.name
-        mark = _mark(equation)
+        mark = _mark_name(equation)
         if mark is not None:
-            return [self._take(mark, given[0])]
-        if next(_names(equation), None) is None:
+            return [self._take_value(mark, given[0])]
+        if next(_mark_names(equation), None) is None:
             return bound(equation, given)
         if called_program(equation) is not None and not has_own_derivative(equation):
             return None
@@ -50,12 +50,12 @@ class Harvest:
             return _LOOPS[name](self, equation, given)
         raise UnsupportedOperationError(
             "A value cannot be taken out of this operation.",
-            where=", ".join(sorted(set(_names(equation)))),
+            where=", ".join(sorted(set(_mark_names(equation)))),
             got=f"a module that is called inside of {name}",
             write="a function without a derivative of its own around the call",
         )
 
-    def _take(self, name: str, value: object) -> Any:
+    def _take_value(self, name: str, value: object) -> Any:
         place = len(self.taken.setdefault(name, []))
         if name in self.added:
             value = value + self.added[name][place]
@@ -65,7 +65,7 @@ class Harvest:
     def _added_within(self, equation: Equation) -> dict[str, list[Any]]:
         """Values added inside a loop: the next ones of each name."""
         counts: dict[str, int] = {}
-        for name in _names(equation):
+        for name in _mark_names(equation):
             counts[name] = counts.get(name, 0) + 1
         return {
             name: list(self.added[name][len(self.taken.get(name, ())) :][:count])
@@ -73,13 +73,13 @@ class Harvest:
             if name in self.added
         }
 
-    def _extend(self, found: Values) -> None:
+    def _extend_taken(self, found: Values) -> None:
         for name, values in found.items():
             self.taken.setdefault(name, []).extend(values)
 
     # --- loops and branches -----------------------------------------------------
 
-    def _scan(self, equation: Equation, given: list[Any]) -> list[Any]:
+    def _harvest_scan(self, equation: Equation, given: list[Any]) -> list[Any]:
         """The values of all rounds, stacked on a first axis."""
         params = equation.params
         fixed, start, inputs = scan_operands(params, given)
@@ -100,10 +100,10 @@ class Harvest:
             reverse=params["reverse"],
             unroll=params["unroll"],
         )
-        self._extend(taken)
+        self._extend_taken(taken)
         return [*carry, *outputs]
 
-    def _while(self, equation: Equation, given: list[Any]) -> list[Any]:
+    def _harvest_while(self, equation: Equation, given: list[Any]) -> list[Any]:
         """The values of the last round; zeros if there is none."""
         params = equation.params
         of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
@@ -122,10 +122,10 @@ class Harvest:
             body,
             (list(start), zeros),
         )
-        self._extend(taken)
+        self._extend_taken(taken)
         return outputs
 
-    def _cond(self, equation: Equation, given: list[Any]) -> list[Any]:
+    def _harvest_cond(self, equation: Equation, given: list[Any]) -> list[Any]:
         """The values of the branch that runs, and zeros for the other branches."""
         self._refuse_added(equation)
         index, *operands = given
@@ -153,11 +153,11 @@ class Harvest:
             return call
 
         outputs, taken = jax.lax.switch(index, [run(branch) for branch in branches], None)
-        self._extend(taken)
+        self._extend_taken(taken)
         return outputs
 
     def _refuse_added(self, equation: Equation) -> None:
-        names = sorted(set(_names(equation)) & set(self.added))
+        names = sorted(set(_mark_names(equation)) & set(self.added))
         if names:
             raise UnsupportedOperationError(
                 "There is no gradient with respect to a value inside of this operation.",
@@ -167,23 +167,27 @@ class Harvest:
             )
 
 
-_LOOPS = {"scan": Harvest._scan, "while": Harvest._while, "cond": Harvest._cond}
+_LOOPS = {
+    "scan": Harvest._harvest_scan,
+    "while": Harvest._harvest_while,
+    "cond": Harvest._harvest_cond,
+}
 
 
 def _zeros(shape: PyTree) -> Any:
     return jnp.zeros(shape.shape, shape.dtype)
 
 
-def _mark(equation: Equation) -> str | None:
+def _mark_name(equation: Equation) -> str | None:
     """The name that an operation marks its value with; None for any other operation."""
     if equation.primitive.name != "name" or not equation.params["name"].startswith(PREFIX):
         return None
     return equation.params["name"].removeprefix(PREFIX)
 
 
-def _names(equation: Equation) -> Iterator[str]:
+def _mark_names(equation: Equation) -> Iterator[str]:
     """The marks inside of an operation, as often as they occur."""
     for program in inner_programs(equation):
         for inner, _ in walk_equations(program):
-            if (mark := _mark(inner)) is not None:
+            if (mark := _mark_name(inner)) is not None:
                 yield mark

@@ -95,7 +95,7 @@ def nans(function: Callable[..., Any] | None = None) -> Any:
         run, trees, _ = compiled[call.key]
         results, finite = run(call.data)
         if not finite:
-            raise _error(call)
+            raise _error_of(call)
         return jax.tree_util.tree_unflatten(trees[0], results)
 
     return wrapper
@@ -105,7 +105,7 @@ def explained(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Exception:
     """The error for a call with a non-finite result."""
-    return _error(_FunctionCall(function, args, kwargs))
+    return _error_of(_FunctionCall(function, args, kwargs))
 
 
 class _FunctionCall:
@@ -143,7 +143,7 @@ class _FunctionCall:
         return jax.make_jaxpr(run)(self.data)
 
 
-def _error(call: _FunctionCall) -> Exception:
+def _error_of(call: _FunctionCall) -> Exception:
     for path, leaf in named_leaves(call.arguments(call.data)):
         if _is_data(leaf) and is_bad(jnp.asarray(leaf)):
             return argument_error(leaf, path.partition(".")[2])
@@ -186,13 +186,13 @@ def watching(explain: Explain) -> Iterator[None]:
     ) -> None:
         looked_at = [value for value in results if is_inexact(value)]
         if looked_at and not finite(looked_at):
-            _judge(operation, params, operands, looked_at, explain)
+            _judge_operation(operation, params, operands, looked_at, explain)
 
     with watched(heard):
         yield
 
 
-def _judge(
+def _judge_operation(
     operation: PyTree,
     params: Any,
     operands: Sequence[Any],
@@ -204,10 +204,10 @@ def _judge(
         return  # infinities, as of a mask, that stay what they are
     error = _of_the_function(explain) if operation.name in _JITS else None
     if error is None and given:
-        error = argument_error(given[0], _line())
+        error = argument_error(given[0], _users_line())
     if error is None:
         program = jax.make_jaxpr(lambda *values: operation.bind(*values, **params))(*operands)
-        error = operation_error(program, operands, _line(), path_of_call())
+        error = operation_error(program, operands, _users_line(), path_of_call())
     raise error
 
 
@@ -222,7 +222,7 @@ def _of_the_function(explain: Explain) -> Exception | None:
         return None
 
 
-def _line() -> str:
+def _users_line() -> str:
     """The line of the user's code that runs now, as jax writes it."""
     above = (str(Path(jax.__file__).parent), __file__, inspect.getfile(jitted_call))
     frames = reversed(traceback.extract_stack())

@@ -42,7 +42,7 @@ def operation_error(
     program: TracedProgram, arguments: Sequence[Any], line: str = "", path: str = ""
 ) -> NonFiniteError:
     """Names the first operation with a non-finite result; `line` and `path` are the call's."""
-    found = _first(program, arguments, path)
+    found = _first_producer(program, arguments, path)
     if found.equation is None:
         return NonFiniteError(
             "A constant that is returned is not finite.",
@@ -54,7 +54,7 @@ def operation_error(
     bad = next(value for value in found.results if is_bad(value))
     rounds = "".join(f", round {number} of a loop" for number in found.rounds)
     return NonFiniteError(
-        f"{name} gives {_kind(bad)} out of finite numbers.",
+        f"{name} gives {_kind_of(bad)} out of finite numbers.",
         where=f"{found.path or '(the root)'}, {source or 'a line that jax does not know'}{rounds}",
         got=", ".join(map(_text, found.operands)),
         write=_ADVICE.get(name, "operands for which it is defined and does not overflow"),
@@ -86,7 +86,7 @@ def is_bad(value: PyTree) -> bool:
     return is_inexact(value) and not bool(jnp.isfinite(value).all())
 
 
-def _kind(value: PyTree) -> str:
+def _kind_of(value: PyTree) -> str:
     if bool(jnp.isnan(value).any()):
         return "NaN"
     return "inf" if bool((value == jnp.inf).any()) else "-inf"
@@ -102,7 +102,7 @@ def _text(value: object) -> str:
     return f"{text} from {low:.4g} to {high:.4g}" + (f", {share:.1%} NaN" if share else "")
 
 
-def _first(program: TracedProgram, arguments: Sequence[Any], around: str) -> _Producer:
+def _first_producer(program: TracedProgram, arguments: Sequence[Any], around: str) -> _Producer:
     """The operation that produced the non-finite values of the results."""
     made: dict[Any, _Producer] = {}  # by variable
 
@@ -121,7 +121,7 @@ def _first(program: TracedProgram, arguments: Sequence[Any], around: str) -> _Pr
         return _Producer(None, around, (), (value,))
     while before := _bad_operand(found, made):
         found = before
-    return _inside(found) or found
+    return _find_inside(found) or found
 
 
 def _bad_operand(found: _Producer, made: dict[Any, _Producer]) -> _Producer | None:
@@ -131,7 +131,7 @@ def _bad_operand(found: _Producer, made: dict[Any, _Producer]) -> _Producer | No
     return next((made[atom] for atom in bad if atom in made), None)
 
 
-def _inside(found: _Producer) -> _Producer | None:
+def _find_inside(found: _Producer) -> _Producer | None:
     """The operation in the program that this one calls, if it calls any."""
     path, operands = found.path, list(found.operands)
     name, params = found.equation.primitive.name, found.equation.params
@@ -140,11 +140,11 @@ def _inside(found: _Producer) -> _Producer | None:
     if name == "cond":
         index, *rest = operands
         branches = params["branches"]
-        return _first(branches[min(max(int(index), 0), len(branches) - 1)], rest, path)
+        return _first_producer(branches[min(max(int(index), 0), len(branches) - 1)], rest, path)
     if name == "while":
         return _in_while(params, operands, path)
     inner = called_program(found.equation)
-    return None if inner is None else _first(inner, operands, path)
+    return None if inner is None else _first_producer(inner, operands, path)
 
 
 def _in_scan(params: PyTree, operands: list[Any], path: str) -> _Producer | None:
@@ -156,7 +156,7 @@ def _in_scan(params: PyTree, operands: list[Any], path: str) -> _Producer | None
         given = [*fixed, *carry, *(each[number] for each in inputs)]
         results = run(*given)
         if any(map(is_bad, results)):
-            found = _first(body, given, path)
+            found = _first_producer(body, given, path)
             return replace(found, rounds=(number, *found.rounds))
         carry = results[: len(carry)]
     return None
@@ -172,7 +172,7 @@ def _in_while(params: PyTree, operands: list[Any], path: str) -> _Producer | Non
     while bool(goes_on(*test, *state)):
         results = run(*fixed, *state)
         if any(map(is_bad, results)):
-            found = _first(body, [*fixed, *state], path)
+            found = _first_producer(body, [*fixed, *state], path)
             return replace(found, rounds=(number, *found.rounds))
         state, number = results, number + 1
     return None

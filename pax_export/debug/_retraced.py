@@ -48,10 +48,10 @@ def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapper(*args: object, **kwargs: object) -> Any:
-        named = _named(function, args, kwargs)
-        key = _key(named)
+        named = _named_arguments(function, args, kwargs)
+        key = _cache_key(named)
         if key not in seen:
-            now = _abstract(named)
+            now = _abstract_tree(named)
             if seen:
                 _warn(function, min((_differences(old, now) for old in seen.values()), key=len))
             seen[key] = now
@@ -60,19 +60,19 @@ def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _named(function: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _named_arguments(function: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     try:
         return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
     except (TypeError, ValueError):
         return {str(number): value for number, value in enumerate(args)} | kwargs
 
 
-def _key(tree: PyTree) -> Any:
+def _cache_key(tree: PyTree) -> Any:
     leaves, treedef = jax.tree_util.tree_flatten(tree)
-    return treedef, tuple([_kind(leaf) for leaf in leaves])
+    return treedef, tuple([_leaf_kind(leaf) for leaf in leaves])
 
 
-def _kind(leaf: object) -> Any:
+def _leaf_kind(leaf: object) -> Any:
     """What jax compares of a leaf; of a static argument, its type and value."""
     if is_array(leaf) or isinstance(leaf, (bool, int, float, complex)):
         shaped = jax.typeof(leaf)
@@ -80,11 +80,11 @@ def _kind(leaf: object) -> Any:
     return static_key(leaf)
 
 
-def _abstract(tree: PyTree) -> Any:
+def _abstract_tree(tree: PyTree) -> Any:
     """The tree without its data, to be compared with later ones."""
     return jax.tree_util.tree_map(
         lambda x: (
-            jax.ShapeDtypeStruct(*_kind(x)[:2], weak_type=_kind(x)[2])
+            jax.ShapeDtypeStruct(*_leaf_kind(x)[:2], weak_type=_leaf_kind(x)[2])
             if is_array(x) or isinstance(x, (bool, int, float, complex))
             else x
         ),
@@ -100,19 +100,19 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         return lines
     pairs = zip(named_leaves(old), named_leaves(new))
     return [
-        f"{path}: {_text(a)} before, {_text(b)} now"
+        f"{path}: {_leaf_text(a)} before, {_leaf_text(b)} now"
         for (path, a), (_, b) in pairs
-        if _described(a) != _described(b)
+        if _describe_leaf(a) != _describe_leaf(b)
     ]
 
 
-def _described(leaf: object) -> Any:
+def _describe_leaf(leaf: object) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.shape, str(leaf.dtype), leaf.weak_type
     return static_key(leaf)
 
 
-def _text(leaf: object) -> str:
+def _leaf_text(leaf: object) -> str:
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return repr(leaf)
     shape = ",".join(map(str, leaf.shape))

@@ -43,7 +43,7 @@ class Statistics:
 class Table(dict):
     """`Statistics` by path; it prints as a table."""
 
-    def _lines(self) -> list[list[str]]:
+    def _table_lines(self) -> list[list[str]]:
         names = list(Statistics.__dataclass_fields__)
         return [["path", *names]] + [
             [path or "(root)", *(f"{getattr(row, name):.4g}" for name in names)]
@@ -51,11 +51,11 @@ class Table(dict):
         ]
 
     def _repr_html_(self) -> str:
-        head, *rows = self._lines()
+        head, *rows = self._table_lines()
         return html_text.block("", html_text.grid(head, rows))
 
     def __str__(self) -> str:
-        lines = self._lines()
+        lines = self._table_lines()
         widths = [max(map(len, column)) for column in zip(*lines)]
         return "\n".join(
             "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
@@ -89,7 +89,7 @@ def statistics(net: PyTree, *inputs: PyTree, paths: object = ..., **kwargs: obje
 
     @jax.jit
     def numbers(arrays: list[Any]) -> list[Any]:
-        return [_numbers(array) for array in arrays]
+        return [_statistics_of(array) for array in arrays]
 
     values = captured(*inputs, **kwargs)[1]
     named: list[tuple[str, Any]] = []
@@ -101,7 +101,7 @@ def statistics(net: PyTree, *inputs: PyTree, paths: object = ..., **kwargs: obje
     return Table((name, Statistics(*map(float, row))) for (name, _), row in zip(named, rows))
 
 
-def _numbers(array: PyTree) -> list[Any]:
+def _statistics_of(array: PyTree) -> list[Any]:
     values = jnp.abs(array) if jnp.iscomplexobj(array) else array
     values = values.astype(jnp.float32)
     nan = jnp.isnan(values)

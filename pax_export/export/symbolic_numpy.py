@@ -28,7 +28,7 @@ from pax_export._types import ArrayLike, DTypeLike, PyTree
 from pax_export.export.portable.any_size import differentiable
 
 
-def _tried(first: Callable, made: Callable) -> Callable:
+def _with_fallback(first: Callable, made: Callable) -> Callable:
     """What jax has as `first`; where that refuses a symbolic size, what `made` gives."""
 
     @functools.wraps(first)
@@ -116,7 +116,7 @@ def _diag_indices(n: Any, ndim: int = 2) -> Any:
 # --- windows ------------------------------------------------------------------
 
 
-def _window(shape: Callable[..., Any]) -> Callable:
+def _make_window(shape: Callable[..., Any]) -> Callable:
     """A window by its values at shares from 0 to 1; that of size 1 is one."""
 
     def window(M: Any, *more: Any, **named: Any) -> Any:
@@ -127,12 +127,12 @@ def _window(shape: Callable[..., Any]) -> Callable:
     return window
 
 
-def _cosines(*parts: float) -> Callable:
+def _cosine_window(*parts: float) -> Callable:
     def shape(share: Any) -> Any:
         turns = (part * jnp.cos(2 * math.pi * k * share) for k, part in enumerate(parts))
         return sum(turns, jnp.zeros_like(share))
 
-    return _window(shape)
+    return _make_window(shape)
 
 
 def _kaiser(share: Any, beta: Any) -> Any:
@@ -202,7 +202,7 @@ def _pad(array: ArrayLike, pad_width: Any, mode: Any = "constant", **options: An
     if find is None or options.get("reflect_type", "even") != "even":
         return NotImplemented
     array = jnp.asarray(array)
-    for axis, (before, after) in enumerate(_pairs(pad_width, array.ndim)):
+    for axis, (before, after) in enumerate(_pad_pairs(pad_width, array.ndim)):
         size = array.shape[axis]
         if not (isinstance(before, int) and before == 0 and isinstance(after, int) and after == 0):
             places = jnp.arange(-before, size + after)
@@ -210,7 +210,7 @@ def _pad(array: ArrayLike, pad_width: Any, mode: Any = "constant", **options: An
     return array
 
 
-def _pairs(pad_width: Any, count: int) -> list[tuple[Any, Any]]:
+def _pad_pairs(pad_width: Any, count: int) -> list[tuple[Any, Any]]:
     if not isinstance(pad_width, (tuple, list)):
         return [(pad_width, pad_width)] * count
     if all(not isinstance(each, (tuple, list)) for each in pad_width):
@@ -220,24 +220,24 @@ def _pairs(pad_width: Any, count: int) -> list[tuple[Any, Any]]:
     return pairs * count if len(pairs) == 1 else pairs
 
 
-def _reflected(places: Any, size: Any) -> Any:
+def _reflect_places(places: Any, size: Any) -> Any:
     around = places % jnp.maximum(2 * (size - 1), 1)
     return jnp.where(around < size, around, 2 * (size - 1) - around)
 
 
-def _symmetric(places: Any, size: Any) -> Any:
+def _mirror_places(places: Any, size: Any) -> Any:
     around = places % (2 * size)
     return jnp.where(around < size, around, 2 * size - 1 - around)
 
 
 _REPEATED: dict[Any, Callable] = {
-    "reflect": _reflected,
-    "symmetric": _symmetric,
+    "reflect": _reflect_places,
+    "symmetric": _mirror_places,
     "wrap": lambda places, size: places % size,
 }
 
 
-def _convolution(turned: bool) -> Callable:
+def _make_convolution(turned: bool) -> Callable:
     def convolve(
         a: Any, v: Any, mode: str = "full", *, precision: Any = None,
         preferred_element_type: DTypeLike | None = None,
@@ -252,14 +252,14 @@ def _convolution(turned: bool) -> Callable:
         if mode != "full" and not a.shape[0] >= size:  # or it is asked what is known of it
             return NotImplemented
         if not turned and swapped:  # of what correlates with something longer
-            return jnp.flip(_slid(jnp.conj(a), v, mode, precision, preferred_element_type))
+            return jnp.flip(_slide_kernel(jnp.conj(a), v, mode, precision, preferred_element_type))
         kernel = jnp.flip(v) if turned else jnp.conj(v)
-        return _slid(a, kernel, mode, precision, preferred_element_type)
+        return _slide_kernel(a, kernel, mode, precision, preferred_element_type)
 
     return convolve
 
 
-def _slid(a: Any, kernel: Any, mode: str, precision: Any, preferred: Any) -> Any:
+def _slide_kernel(a: Any, kernel: Any, mode: str, precision: Any, preferred: Any) -> Any:
     kind = jnp.result_type(a, kernel) if preferred else jnp.result_type(float, a, kernel)
     size = kernel.shape[0]
     pads = {"valid": (0, 0), "same": (size // 2, size - size // 2 - 1), "full": (size - 1,) * 2}
@@ -275,11 +275,11 @@ def _gradient(f: Any, *spacing: Any, axis: Any = None) -> Any:
     steps = list(spacing) * len(axes) if len(spacing) == 1 else list(spacing) or [1.0] * len(axes)
     if len(steps) != len(axes) or any(jnp.ndim(step) for step in steps):
         return NotImplemented
-    found = [_slope(f, step, each) for step, each in zip(steps, axes)]
+    found = [_slope_along(f, step, each) for step, each in zip(steps, axes)]
     return found[0] if isinstance(axis, int) or f.ndim == 1 else found
 
 
-def _slope(f: Any, step: Any, axis: int) -> Any:
+def _slope_along(f: Any, step: Any, axis: int) -> Any:
     f = jnp.moveaxis(f, axis, 0)
     f = f.astype(jnp.result_type(float, f))
     places = jnp.arange(f.shape[0])
@@ -325,7 +325,7 @@ def _irfft(a: ArrayLike, n: Any = None, axis: int = -1, norm: Any = None) -> Any
 # --- derivatives ------------------------------------------------------------------
 
 
-def _derived(transform: Callable) -> Callable:
+def _make_derivative(transform: Callable) -> Callable:
     """A transform of jax, of a function whose operations jax can differentiate for any size."""
 
     @functools.wraps(transform)
@@ -366,31 +366,31 @@ def _is_array(value: PyTree) -> bool:
     return hasattr(value, "dtype") or isinstance(value, (int, float, complex))
 
 
-linspace = _tried(jnp.linspace, _linspace)
-logspace = _tried(jnp.logspace, _logspace)
-arange = _tried(jnp.arange, _arange)
-indices = _tried(jnp.indices, _indices)
-diag_indices = _tried(jnp.diag_indices, _diag_indices)
-hanning = _tried(jnp.hanning, _cosines(0.5, -0.5))
-hamming = _tried(jnp.hamming, _cosines(0.54, -0.46))
-blackman = _tried(jnp.blackman, _cosines(0.42, -0.5, 0.08))
-bartlett = _tried(jnp.bartlett, _window(lambda share: 1 - jnp.abs(2 * share - 1)))
-kaiser = _tried(jnp.kaiser, _window(_kaiser))
-searchsorted = _tried(jnp.searchsorted, _searchsorted)
-interp = _tried(jnp.interp, _interp)
-pad = _tried(jnp.pad, _pad)
-convolve = _tried(jnp.convolve, _convolution(turned=True))
-correlate = _tried(jnp.correlate, _convolution(turned=False))
-gradient = _tried(jnp.gradient, _gradient)
-associative_scan = _tried(lax.associative_scan, _associative_scan)
-irfft = _tried(jnp.fft.irfft, _irfft)
-grad = _derived(jax.grad)
-value_and_grad = _derived(jax.value_and_grad)
-vjp = _derived(jax.vjp)
-jvp = _derived(jax.jvp)
-jacfwd = _derived(jax.jacfwd)
-jacrev = _derived(jax.jacrev)
-hessian = _derived(jax.hessian)
+linspace = _with_fallback(jnp.linspace, _linspace)
+logspace = _with_fallback(jnp.logspace, _logspace)
+arange = _with_fallback(jnp.arange, _arange)
+indices = _with_fallback(jnp.indices, _indices)
+diag_indices = _with_fallback(jnp.diag_indices, _diag_indices)
+hanning = _with_fallback(jnp.hanning, _cosine_window(0.5, -0.5))
+hamming = _with_fallback(jnp.hamming, _cosine_window(0.54, -0.46))
+blackman = _with_fallback(jnp.blackman, _cosine_window(0.42, -0.5, 0.08))
+bartlett = _with_fallback(jnp.bartlett, _make_window(lambda share: 1 - jnp.abs(2 * share - 1)))
+kaiser = _with_fallback(jnp.kaiser, _make_window(_kaiser))
+searchsorted = _with_fallback(jnp.searchsorted, _searchsorted)
+interp = _with_fallback(jnp.interp, _interp)
+pad = _with_fallback(jnp.pad, _pad)
+convolve = _with_fallback(jnp.convolve, _make_convolution(turned=True))
+correlate = _with_fallback(jnp.correlate, _make_convolution(turned=False))
+gradient = _with_fallback(jnp.gradient, _gradient)
+associative_scan = _with_fallback(lax.associative_scan, _associative_scan)
+irfft = _with_fallback(jnp.fft.irfft, _irfft)
+grad = _make_derivative(jax.grad)
+value_and_grad = _make_derivative(jax.value_and_grad)
+vjp = _make_derivative(jax.vjp)
+jvp = _make_derivative(jax.jvp)
+jacfwd = _make_derivative(jax.jacfwd)
+jacrev = _make_derivative(jax.jacrev)
+hessian = _make_derivative(jax.hessian)
 
 __all__ = [
     "arange",

@@ -27,11 +27,11 @@ def inspected(path: Path) -> Inspection:
     if foreign.is_foreign(path):
         found: Any = foreign.describe(path)
         signatures = {key: _ThirdPartySignature(**each) for key, each in found.signatures.items()}
-        return Inspection(tuple(_rows(found, "SavedModel", signatures)))
+        return Inspection(tuple(_make_rows(found, "SavedModel", signatures)))
     report = read_report(path)
     uncounted = {each for signature in report.signatures.values() for each in signature.uncounted}
     return Inspection(
-        tuple(_rows(report, report.model, report.signatures)), tuple(sorted(uncounted))
+        tuple(_make_rows(report, report.model, report.signatures)), tuple(sorted(uncounted))
     )
 
 
@@ -46,8 +46,8 @@ class _ThirdPartySignature:
     computed_in: str = ""
 
 
-def _rows(found: PyTree, title: str, signatures: Mapping[str, Any]) -> Iterator[Row]:
-    only = [_fields(each) for each in signatures.values()] if len(signatures) == 1 else [{}]
+def _make_rows(found: PyTree, title: str, signatures: Mapping[str, Any]) -> Iterator[Row]:
+    only = [_call_fields(each) for each in signatures.values()] if len(signatures) == 1 else [{}]
     yield Row(
         path="",
         kind="module",
@@ -55,13 +55,13 @@ def _rows(found: PyTree, title: str, signatures: Mapping[str, Any]) -> Iterator[
         mode="eval",
         dtype=",".join(dict.fromkeys(variable.dtype for variable in found.variables)),
         role="trainable" if any(map(_is_trained, found.variables)) else "",
-        parameters=sum(_size(variable) for variable in found.variables),
+        parameters=sum(_count_elements(variable) for variable in found.variables),
         bytes=found.variable_bytes,
         **only[0],
     )
     if len(signatures) > 1:
         for key, signature in signatures.items():
-            yield Row(key, "signature", 1, **_fields(signature))
+            yield Row(key, "signature", 1, **_call_fields(signature))
     for variable in found.variables:
         yield Row(
             path=leaf_path(variable),
@@ -70,7 +70,7 @@ def _rows(found: PyTree, title: str, signatures: Mapping[str, Any]) -> Iterator[
             shape=tuple(variable.shape),
             dtype=variable.dtype,
             role="trainable" if _is_trained(variable) else "frozen",
-            parameters=_size(variable),
+            parameters=_count_elements(variable),
             bytes=variable.bytes,
         )
 
@@ -80,11 +80,11 @@ def _is_trained(variable: VariableInfo) -> bool:
     return variable.parameter or variable.trainable
 
 
-def _fields(signature: PyTree) -> dict[str, Any]:
+def _call_fields(signature: PyTree) -> dict[str, Any]:
     """The columns of a row about a call."""
     return {
-        "inputs": _texts(signature.inputs),
-        "outputs": _texts(signature.outputs),
+        "inputs": _array_texts(signature.inputs),
+        "outputs": _array_texts(signature.outputs),
         "flops": signature.flops,
         "transcendentals": signature.transcendentals,
         "computed_in": signature.computed_in,
@@ -98,11 +98,11 @@ def leaf_path(variable: VariableInfo) -> str:
     return _STEP.sub(r".\1", variable.leaves[0]).lstrip(".")
 
 
-def _texts(arrays: tuple[ArrayInfo, ...]) -> tuple[str, ...]:
+def _array_texts(arrays: tuple[ArrayInfo, ...]) -> tuple[str, ...]:
     return tuple(f"{each.name}: {each.dtype}[{','.join(map(str, each.shape))}]" for each in arrays)
 
 
-def _size(variable: VariableInfo) -> int:
+def _count_elements(variable: VariableInfo) -> int:
     size = 1
     for each in variable.shape:
         size *= max(each, 0)
@@ -112,12 +112,12 @@ def _size(variable: VariableInfo) -> int:
 def arrays_of(path: Path) -> Mapping[str, Any]:
     """The arrays of an export that keeps them by name, by the paths of their leaves."""
     if foreign.is_foreign(path):
-        return _variables(path)
+        return _saved_variables(path)
     report = read_report(path)
     paths = {variable.name: leaf_path(variable) for variable in report.variables}
     stored: Mapping[str, Any] = {}
     if report.target == "saved_model":
-        stored = _variables(path)
+        stored = _saved_variables(path)
     elif (path / "weights.safetensors").is_file():
         opened = require("safetensors", "stablehlo", "inspect").safe_open
         with opened(path / "weights.safetensors", framework="flax") as file:
@@ -125,7 +125,7 @@ def arrays_of(path: Path) -> Mapping[str, Any]:
     return {paths.get(name, name): array for name, array in stored.items()}
 
 
-def _variables(path: Path) -> dict[str, Any]:
+def _saved_variables(path: Path) -> dict[str, Any]:
     """The variables of a SavedModel by their names."""
     train = require("tensorflow.train", "tensorflow", "inspect")
     graphs = require("tensorflow.core.protobuf.trackable_object_graph_pb2", "tensorflow", "inspect")

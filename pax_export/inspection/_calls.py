@@ -41,11 +41,11 @@ class Trace:
         if path in self.calls:
             self.calls[path].count += 1
         else:
-            self.calls[path] = ModuleCall(*map(_structs, (module, arguments, output)))
+            self.calls[path] = ModuleCall(*map(_to_structs, (module, arguments, output)))
         return output
 
 
-def _structs(tree: PyTree) -> Any:
+def _to_structs(tree: PyTree) -> Any:
     return jax.tree_util.tree_map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x, tree
     )

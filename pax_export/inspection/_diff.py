@@ -113,23 +113,23 @@ def diff(first: object, second: object) -> Diff:
         ...     print(pax.inspection.diff(net, folder + "/net"))
         no difference
     """
-    (rows, values), (others, other_values) = _read(first), _read(second)
+    (rows, values), (others, other_values) = _read_arrays(first), _read_arrays(second)
     changes, unseen = [], []
     for path, row in rows.items():
         if path not in others:
-            changes.append(Change(path, "dropped", _text(row)))
+            changes.append(Change(path, "dropped", _array_text(row)))
             continue
-        change = _changed(path, row, others[path], values.get(path), other_values.get(path))
+        change = _find_change(path, row, others[path], values.get(path), other_values.get(path))
         if change is not None:
             changes.append(change)
         if path not in values or path not in other_values:
             unseen.append(path)
     new = (path for path in others if path not in rows)
-    changes += [Change(path, "added", after=_text(others[path])) for path in new]
+    changes += [Change(path, "added", after=_array_text(others[path])) for path in new]
     return Diff(tuple(changes), tuple(unseen))
 
 
-def _read(model: PyTree) -> tuple[dict[str, Row], Mapping[str, Any]]:
+def _read_arrays(model: PyTree) -> tuple[dict[str, Row], Mapping[str, Any]]:
     if isinstance(model, (str, os.PathLike)):
         found, values = inspected(Path(model)), arrays_of(Path(model))
     else:
@@ -138,17 +138,17 @@ def _read(model: PyTree) -> tuple[dict[str, Row], Mapping[str, Any]]:
     return {row.path: row for row in found if row.kind == "array"}, values
 
 
-def _changed(path: str, row: Row, other: Row, a: object, b: object) -> Change | None:
-    before, after = _text(row), _text(other)
+def _find_change(path: str, row: Row, other: Row, a: object, b: object) -> Change | None:
+    before, after = _array_text(row), _array_text(other)
     if row.shape != other.shape:
         return Change(path, "reshaped", before, after)
-    difference = None if a is None or b is None else _difference(a, b)
+    difference = None if a is None or b is None else _largest_difference(a, b)
     if row.dtype != other.dtype:
         return Change(path, "retyped", before, after, difference)
     return Change(path, "changed", before, "", difference) if difference else None
 
 
-def _difference(a: PyTree, b: PyTree) -> float | None:
+def _largest_difference(a: PyTree, b: PyTree) -> float | None:
     """The largest absolute difference; NaN at the same place is none."""
     if str(a.dtype).startswith("key<") or str(b.dtype).startswith("key<"):
         return None
@@ -161,5 +161,5 @@ def _difference(a: PyTree, b: PyTree) -> float | None:
     return float(np.max(np.where(same_nan, 0, gap), initial=0))
 
 
-def _text(row: Row) -> str:
+def _array_text(row: Row) -> str:
     return f"{row.dtype}[{','.join(map(str, row.shape or ()))}]"

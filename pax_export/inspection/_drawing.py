@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._files import overwrite_guard, single_file
 from pax_export._optional import require
 from pax_export._types import PyTree
 from pax_export.core import Module, named_modules
 from pax_export.inspection._calls import traced
 from pax_export.inspection._flow import FlowNode, flow_of
+from pax_export.inspection._inspection import save_marked
 from pax_export.nn import Lambda, function_name
 
 _MARK = "<!-- pax_export drawing -->"
@@ -63,7 +63,7 @@ class Drawing:
         Raises:
             MissingPackageError: fast-sugiyama is not installed.
         """
-        return _svg(self)
+        return _draw_svg(self)
 
     def save_svg(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Writes the drawing into a file, whole or not at all.
@@ -75,10 +75,7 @@ class Drawing:
         Raises:
             ExportPathError: (an OSError) the file cannot be written.
         """
-        text = self.to_svg()
-        with single_file.replaced(Path(path), _is_drawing if overwrite else None) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-        return Path(path)
+        return save_marked(self.to_svg(), Path(path), _MARK, overwrite)
 
     def _repr_svg_(self) -> str:
         return self.to_svg()
@@ -134,10 +131,10 @@ def draw(
 # --- SVG ------------------------------------------------------------------------------
 
 
-def _svg(drawing: Drawing) -> str:
-    places, routes = _layout(drawing)
-    boxes = {n: _box(drawing.nodes[n]) for n in places}
-    edges = list(_edges(drawing, places, routes, boxes))
+def _draw_svg(drawing: Drawing) -> str:
+    places, routes = _lay_out(drawing)
+    boxes = {n: _box_size(drawing.nodes[n]) for n in places}
+    edges = list(_routed_edges(drawing, places, routes, boxes))
     reach = [abs(x) + boxes[n][0] / 2 for n, (x, _) in places.items()]
     for edge in edges:
         reach += [abs(x) for x, _ in edge.points]
@@ -154,16 +151,16 @@ def _svg(drawing: Drawing) -> str:
         'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" style="fill:#889;stroke:none"/>'
         "</marker></defs>",
         *map(str, edges),
-        *(_node(drawing.nodes[n], place, boxes[n]) for n, place in places.items()),
+        *(_node_svg(drawing.nodes[n], place, boxes[n]) for n, place in places.items()),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _layout(drawing: Drawing) -> tuple[dict[int, Point], dict[tuple[int, int], list[Point]]]:
+def _lay_out(drawing: Drawing) -> tuple[dict[int, Point], dict[tuple[int, int], list[Point]]]:
     """Positions of nodes from the top down, and points of long edges."""
     sugiyama = require("fast_sugiyama", "drawing", "a drawing")
-    spacing = max((_box(node)[0] for node in drawing.nodes), default=0.0) + _GAP / 2
+    spacing = max((_box_size(node)[0] for node in drawing.nodes), default=0.0) + _GAP / 2
     pairs = [(a, b) for a, b, _ in drawing.edges]
     known = len(drawing.nodes)
     places: dict[int, Point] = {}
@@ -181,11 +178,13 @@ def _layout(drawing: Drawing) -> tuple[dict[int, Point], dict[tuple[int, int], l
     places.update({n: (left + spacing * i, 0.0) for i, n in enumerate(alone)})
     middle = (min(x for x, _ in places.values()) + max(x for x, _ in places.values())) / 2
     places = {n: (x - middle, y) for n, (x, y) in places.items()}
-    routes = {(a, b): [places[n] for n in _route(a, b, hops, known)] for a, b in pairs if a in hops}
+    routes = {
+        (a, b): [places[n] for n in _lay_edge(a, b, hops, known)] for a, b in pairs if a in hops
+    }
     return {n: places[n] for n in sorted(places) if n < known}, routes
 
 
-def _route(start: int, end: int, hops: Mapping[int, list[int]], known: int) -> list[int]:
+def _lay_edge(start: int, end: int, hops: Mapping[int, list[int]], known: int) -> list[int]:
     """Dummy nodes of an edge that crosses layers."""
     for first in hops.get(start, ()):
         way, at = [], first
@@ -197,13 +196,13 @@ def _route(start: int, end: int, hops: Mapping[int, list[int]], known: int) -> l
     return []
 
 
-def _box(node: FlowNode) -> tuple[float, float]:
+def _box_size(node: FlowNode) -> tuple[float, float]:
     letters = max(len(node.title), _SMALL * len(node.path))
     lines = 2 if node.path else 1
     return letters * _LETTER + 18, lines * _LINE + 6
 
 
-def _node(node: FlowNode, place: Point, box: tuple[float, float]) -> str:
+def _node_svg(node: FlowNode, place: Point, box: tuple[float, float]) -> str:
     (x, y), (width, height) = place, box
     text = (
         f'<text x="{x:.1f}" y="{y + 4 - (7 if node.path else 0):.1f}">{escape(node.title)}</text>'
@@ -231,12 +230,12 @@ class _Edge(NamedTuple):
     def __str__(self) -> str:
         x, y = self.middle
         return (
-            f'<path d="{_curve(self.points)}"/>\n'
+            f'<path d="{_curve_path(self.points)}"/>\n'
             f'<text class="edge" x="{x:.1f}" y="{y + 3:.1f}">{escape(self.label)}</text>'
         )
 
 
-def _edges(
+def _routed_edges(
     drawing: Drawing,
     places: Mapping[int, Point],
     routes: Mapping[tuple[int, int], list[Point]],
@@ -248,7 +247,7 @@ def _edges(
         yield _Edge([(x, y), *routes.get((a, b), ()), (to_x, to_y)], ", ".join(texts))
 
 
-def _curve(points: list[Point]) -> str:
+def _curve_path(points: list[Point]) -> str:
     """A smooth line that leaves and arrives from above."""
     (x, y), *rest = points
     text = f"M{x:.1f} {y:.1f}"
@@ -257,11 +256,6 @@ def _curve(points: list[Point]) -> str:
         text += f" C{x:.1f} {half:.1f} {to_x:.1f} {half:.1f} {to_x:.1f} {to_y:.1f}"
         x, y = to_x, to_y
     return text
-
-
-def _is_drawing(path: Path) -> overwrite_guard.Belongs | None:
-    with path.open("rb") as file:
-        return (lambda name: True) if _MARK.encode() in file.read(400) else None
 
 
 _LONGEST = 60

@@ -53,35 +53,35 @@ def flow_of(trace: Trace, classes: Mapping[str, str], depth: int) -> Flow:
 class _FlowReader:
     def __init__(self, trace: Trace, classes: Mapping[str, str], depth: int):
         self.flow, self.classes = Flow(), classes
-        self.shown = {path for path in trace.calls if 0 < self._depth(path) <= depth}
-        self.containers = {each for path in self.shown for each in self._around(path)} | {""}
+        self.shown = {path for path in trace.calls if 0 < self._path_depth(path) <= depth}
+        self.containers = {each for path in self.shown for each in self._paths_up(path)} | {""}
         self.modules: dict[str, int] = {}
         inputs = [self.flow.add(FlowNode("input", name)) for name in trace.inputs]
         jaxpr = trace.program
         # The jaxpr is not closed: its constants come before its operands.
         leaves = [None] * (len(jaxpr.constvars) + len(jaxpr.invars) - len(inputs))
-        sources = self._read(jaxpr, [*leaves, *inputs], "")
+        sources = self._read_program(jaxpr, [*leaves, *inputs], "")
         results = list(zip(sources, jaxpr.outvars))
-        self._outputs(results[len(results) - trace.output_count :])
+        self._connect_outputs(results[len(results) - trace.output_count :])
 
-    def _depth(self, path: str) -> int:
-        return sum(1 for _ in self._around(path)) if path else 0
+    def _path_depth(self, path: str) -> int:
+        return sum(1 for _ in self._paths_up(path)) if path else 0
 
-    def _around(self, path: str) -> Iterable[str]:
+    def _paths_up(self, path: str) -> Iterable[str]:
         """The enclosing modules of a module."""
         while path:
             path = path.rpartition(".")[0]
             if path in self.classes:
                 yield path
 
-    def _outputs(self, results: Sequence[tuple[int | None, Any]]) -> None:
+    def _connect_outputs(self, results: Sequence[tuple[int | None, Any]]) -> None:
         for number, (source, variable) in enumerate(results):
             name = "output" if len(results) == 1 else f"output {number}"
             node = self.flow.add(FlowNode("output", name))
             if source is not None:
                 self.flow.connect(source, node, describe_array(variable.aval))
 
-    def _read(
+    def _read_program(
         self, program: TracedProgram, given: Sequence[int | None], around: str
     ) -> list[int | None]:
         """The source nodes of the results of a program."""
@@ -90,20 +90,20 @@ class _FlowReader:
             path = path_in(equation, around)
             inner = _one_to_one(equation)
             if inner is not None and self._has_modules(inner, path):
-                return self._read(inner, operands, path)
-            return [self._node(equation, operands, path)] * len(equation.outvars)
+                return self._read_program(inner, operands, path)
+            return [self._add_node(equation, operands, path)] * len(equation.outvars)
 
         return interpret(program, given, operate, constant=lambda value: None)
 
-    def _node(self, equation: Equation, operands: list[int | None], path: str) -> int | None:
+    def _add_node(self, equation: Equation, operands: list[int | None], path: str) -> int | None:
         """The node of an operation, with edges to it; None for one that reads constants only."""
-        home = self._home(path)
+        home = self._home_of(path)
         given = [(x, atom) for x, atom in zip(operands, equation.invars) if x is not None]
         if home is None and equation.primitive.name in _LOOKS and len(given) == 1:
             return given[0][0]
         if home is None and not given:
             return None
-        node = self._operation(equation) if home is None else self._module(home)
+        node = self._operation_node(equation) if home is None else self._module_node(home)
         for source, atom in given:
             if source != node:
                 self.flow.connect(source, node, describe_array(atom.aval))
@@ -111,30 +111,30 @@ class _FlowReader:
 
     def _has_modules(self, program: TracedProgram, around: str) -> bool:
         """Whether a program calls modules that have nodes of their own."""
-        home = self._home(around)
+        home = self._home_of(around)
         paths = (
             functools.reduce(lambda path, each: path_in(each, path), (*callers, equation), around)
             for equation, callers in walk_equations(program)
         )
-        return any(self._home(path) != home for path in paths)
+        return any(self._home_of(path) != home for path in paths)
 
-    def _home(self, path: str) -> str | None:
+    def _home_of(self, path: str) -> str | None:
         """The module whose node an operation belongs to; None between modules."""
-        for each in (path, *self._around(path)):
+        for each in (path, *self._paths_up(path)):
             if each in self.shown:
                 return None if each in self.containers else each
             if each in self.containers:
                 return None
         return None
 
-    def _module(self, path: str) -> int:
+    def _module_node(self, path: str) -> int:
         if path not in self.modules:
             node = FlowNode("module", self.classes[path], path)
             self.modules[path] = self.flow.add(node)
         return self.modules[path]
 
-    def _operation(self, equation: Equation) -> int:
-        return self.flow.add(FlowNode("operation", _title(equation).strip("_")))
+    def _operation_node(self, equation: Equation) -> int:
+        return self.flow.add(FlowNode("operation", _operation_title(equation).strip("_")))
 
 
 def _one_to_one(equation: Equation) -> Any:
@@ -144,7 +144,7 @@ def _one_to_one(equation: Equation) -> Any:
     return called_program(equation)
 
 
-def _title(equation: Equation) -> str:
+def _operation_title(equation: Equation) -> str:
     """The name of the jitted function that an operation calls, or its own."""
     name = equation.params.get("name")
     if isinstance(name, str) and name:
@@ -152,5 +152,5 @@ def _title(equation: Equation) -> str:
     if equation.primitive.name.startswith("custom_"):  # as relu: what it wraps has the name
         for program in inner_programs(equation):
             for inner, _ in walk_equations(program):
-                return _title(inner)
+                return _operation_title(inner)
     return equation.primitive.name

@@ -112,12 +112,12 @@ def inspect(
     else:
         chosen = exportable(net, None)
         trace = traced_as_one(chosen, inputs, kwargs) if known else None
-        leaves = [_leaf(each) for each in chosen.leaves]
+        leaves = [_net_array(each) for each in chosen.leaves]
         rows = _Rows([("", None)], leaves, trace, {}).below_one(chosen.name)
     return Inspection(tuple(rows), tuple(sorted(trace.work.uncounted)) if trace else ())
 
 
-def _leaf(leaf: Exported) -> NetArray:
+def _net_array(leaf: Exported) -> NetArray:
     role = TRAINABLE if leaf.trainable else STATE
     return NetArray(leaf.name, tuple(leaf.struct.shape), str(leaf.struct.dtype), role)
 
@@ -140,22 +140,22 @@ class _Rows:
         self.roles: dict[str, set[str]] = defaultdict(set)
         self.dtypes: dict[str, dict[str, None]] = defaultdict(dict)
         for leaf in self.leaves:
-            for path in _upwards(leaf.path):
+            for path in _enclosing_paths(leaf.path):
                 self.parameters[path] += 0 if leaf.role == STATE else leaf.size
                 self.bytes[path] += leaf.bytes
                 self.roles[path].add(leaf.role)
                 self.dtypes[path][leaf.dtype] = None
         work = trace.work if trace else Work()
-        self.flops, self.transcendentals = _summed(work.flops), _summed(work.transcendentals)
+        self.flops, self.transcendentals = _sum_up(work.flops), _sum_up(work.transcendentals)
         self.computed_in: dict[str, Counter[str]] = defaultdict(Counter)
         for own, counts in work.dtypes.items():
-            for path in _upwards(own):
+            for path in _enclosing_paths(own):
                 self.computed_in[path].update({name: number(n) for name, n in counts.items()})
 
     def below_one(self, name: str) -> Iterator[Row]:
         """The model itself, then its arrays."""
-        yield self._root(name)
-        yield from map(self._array, self.leaves)
+        yield self._root_row(name)
+        yield from map(self._array_row, self.leaves)
 
     def in_order(self, net: Module) -> Iterator[Row]:
         """Modules in tree order, parents first."""
@@ -170,9 +170,11 @@ class _Rows:
 
         jax.tree_util.tree_leaves(net, is_leaf=visit)
         for module_comes in order:
-            yield self._module(*next(modules)) if module_comes else self._array(next(leaves))
+            yield (
+                self._module_row(*next(modules)) if module_comes else self._array_row(next(leaves))
+            )
 
-    def _module(self, path: str, module: Module) -> Row:
+    def _module_row(self, path: str, module: Module) -> Row:
         return dataclasses.replace(
             self._counts(path, type(module).__name__),
             name=module.name,
@@ -182,18 +184,20 @@ class _Rows:
             function=function_of(module),
         )
 
-    def _root(self, name: str) -> Row:
-        return dataclasses.replace(self._counts("", name), computed_in=_most(self.computed_in[""]))
+    def _root_row(self, name: str) -> Row:
+        return dataclasses.replace(
+            self._counts("", name), computed_in=_mode_of(self.computed_in[""])
+        )
 
     def _counts(self, path: str, class_name: str) -> Row:
         call = self.trace.calls.get(path) if self.trace else None
         return Row(
             path=path,
             kind="module",
-            depth=self._depth(path),
+            depth=self._path_depth(path),
             class_name=class_name,
-            inputs=_texts(module_inputs(call)) if call else (),
-            outputs=_texts(module_outputs(call)) if call else (),
+            inputs=_array_texts(module_inputs(call)) if call else (),
+            outputs=_array_texts(module_outputs(call)) if call else (),
             calls=call.count if call else 0,
             dtype=",".join(self.dtypes[path]),
             role=next((role for role in ROLES if role in self.roles[path]), ""),
@@ -203,11 +207,11 @@ class _Rows:
             transcendentals=plain(self.transcendentals.get(path, 0)) if self.trace else None,
         )
 
-    def _array(self, leaf: NetArray) -> Row:
+    def _array_row(self, leaf: NetArray) -> Row:
         return Row(
             path=leaf.path,
             kind="array",
-            depth=self._depth(leaf.path),
+            depth=self._path_depth(leaf.path),
             shape=leaf.shape,
             dtype=leaf.dtype,
             role=leaf.role,
@@ -215,17 +219,17 @@ class _Rows:
             bytes=leaf.bytes,
         )
 
-    def _depth(self, path: str) -> int:
-        return sum(each in self.module_paths for each in _upwards(path) if each != path)
+    def _path_depth(self, path: str) -> int:
+        return sum(each in self.module_paths for each in _enclosing_paths(path) if each != path)
 
     def _computed_in(self, path: str, module: Module) -> str:
         policy = aspect_of(type(module), "mp_policy")
         if self.trace and self.computed_in[path]:
-            return _most(self.computed_in[path])
+            return _mode_of(self.computed_in[path])
         return np.dtype(policy.compute_dtype).name if policy is not None else ""
 
 
-def _upwards(path: str) -> Iterator[str]:
+def _enclosing_paths(path: str) -> Iterator[str]:
     """A path and those that it leads on from, the root's too."""
     while path:
         yield path
@@ -233,19 +237,19 @@ def _upwards(path: str) -> Iterator[str]:
     yield ""
 
 
-def _summed(counts: Mapping[str, Any]) -> dict[str, Any]:
+def _sum_up(counts: Mapping[str, Any]) -> dict[str, Any]:
     total: dict[str, Any] = {}
     for own, count in counts.items():
-        for path in _upwards(own):
+        for path in _enclosing_paths(own):
             total[path] = total.get(path, 0) + count
     return total
 
 
-def _most(counts: Counter[str]) -> str:
+def _mode_of(counts: Counter[str]) -> str:
     return counts.most_common(1)[0][0] if counts else ""
 
 
-def _texts(arrays: Iterable[Any]) -> tuple[str, ...]:
+def _array_texts(arrays: Iterable[Any]) -> tuple[str, ...]:
     return tuple([describe_array(array) for array in arrays])
 
 
@@ -292,12 +296,12 @@ def time_shares(trace: Trace) -> dict[str, float]:
 
     XLA fuses across modules, so shares need not sum to one.
     """
-    seconds = {path: _seconds(path, call) * call.count for path, call in trace.calls.items()}
+    seconds = {path: _time_call(path, call) * call.count for path, call in trace.calls.items()}
     whole = seconds.get("") or max(seconds.values(), default=1.0)
     return {path: each / whole for path, each in seconds.items()}
 
 
-def _seconds(path: str, call: ModuleCall) -> float:
+def _time_call(path: str, call: ModuleCall) -> float:
     leaves, tree = jax.tree_util.tree_flatten((call.module, *call.arguments))
     places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
 
@@ -310,7 +314,7 @@ def _seconds(path: str, call: ModuleCall) -> float:
         return [leaf for leaf in jax.tree_util.tree_leaves(output) if _is_array(leaf)]
 
     random = np.random.default_rng(0)
-    arrays = [_random(leaves[place], random, path) for place in places]
+    arrays = [_random_like(leaves[place], random, path) for place in places]
     compiled = jax.jit(run).lower(arrays).compile()
     jax.block_until_ready(compiled(arrays))
     took: list[float] = []
@@ -325,7 +329,7 @@ def _is_array(leaf: object) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
-def _random(leaf: PyTree, random: np.random.Generator, path: str) -> Any:
+def _random_like(leaf: PyTree, random: np.random.Generator, path: str) -> Any:
     if not all(isinstance(size, int) for size in leaf.shape):
         raise InvalidArgumentError(
             "The time of a call is measured with sizes that are numbers.",

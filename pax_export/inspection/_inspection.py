@@ -98,7 +98,7 @@ class Inspection:
         Raises:
             ExportPathError: (an OSError) the file cannot be written.
         """
-        return save(self.to_html(), Path(path), overwrite)
+        return save_marked(self.to_html(), Path(path), _MARK, overwrite)
 
     def __str__(self) -> str:
         return self.table()
@@ -161,11 +161,11 @@ def count_text(count: int | str | None) -> str:
     return f"{count:,}" if isinstance(count, int) else count or ""
 
 
-def _path(row: Row) -> str:
+def _path_text(row: Row) -> str:
     return "  " * row.depth + (row.path or "(root)")
 
 
-def _class(row: Row) -> str:
+def _class_text(row: Row) -> str:
     if row.kind == "array":
         return f"{row.dtype}[{','.join(map(str, row.shape or ()))}]"
     function = f"({row.function})" if row.function else ""
@@ -173,8 +173,8 @@ def _class(row: Row) -> str:
 
 
 COLUMNS: tuple[Column, ...] = (
-    ("path", _path, False),
-    ("class", _class, False),
+    ("path", _path_text, False),
+    ("class", _class_text, False),
     ("in", lambda row: " ".join(row.inputs), False),
     ("out", lambda row: " ".join(row.outputs), False),
     ("calls", lambda row: str(row.calls) if row.calls > 1 else "", True),
@@ -189,6 +189,7 @@ COLUMNS: tuple[Column, ...] = (
 
 
 _MARK = "<!-- pax_export inspection -->"
+_LOOKED_AT = 400
 _OPEN_LEVELS = 2
 _LETTER, _DIGIT, _BOLD = 0.57, 0.64, 0.76  # of the height of a line, as wide fonts have them
 _GAP = 0.8
@@ -226,13 +227,13 @@ def page(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
 def fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
     """What a notebook shows."""
     shown = [column for column in COLUMNS if any(column[1](row) for row in rows)]
-    columns = " ".join(_track(column, rows) for column in shown)
-    width = sum(_width(column, rows) + _GAP for column in shown)
+    columns = " ".join(_grid_track(column, rows) for column in shown)
+    width = sum(_column_width(column, rows) + _GAP for column in shown)
     head = "".join(
         f'<span class="{"number" if right else ""}">{title}</span>' for title, _, right in shown
     )
-    cells = {row.path: _cells(row, shown) for row in rows}
-    body = "\n".join(_nested(rows, cells))
+    cells = {row.path: _row_cells(row, shown) for row in rows}
+    body = "\n".join(_nest_rows(rows, cells))
     lines = "<br>".join(map(escape, totals(rows, uncounted)))
     return (
         f'<div class="pax-inspect" style="--pax-columns: {columns}; --pax-width: {width:.1f}em">'
@@ -241,16 +242,16 @@ def fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
     )
 
 
-def _width(column: Column, rows: Sequence[Row]) -> float:
+def _column_width(column: Column, rows: Sequence[Row]) -> float:
     """The width of the longest cell, or of the title's longest word; each row is a grid."""
     title, text, right = column
     cells = (_DIGIT if right else _LETTER) * max(len(text(row)) for row in rows)
     return max(_BOLD * max(map(len, title.split())), cells)
 
 
-def _track(column: Column, rows: Sequence[Row]) -> str:
+def _grid_track(column: Column, rows: Sequence[Row]) -> str:
     """A column of the grid; on a narrow page the long ones share what the short ones leave."""
-    width = _width(column, rows)
+    width = _column_width(column, rows)
     if width <= _SHORT * _DIGIT:
         return f"{width:.1f}em"
     pieces = (len(each) for row in rows for each in _BREAKS.sub(" ", column[1](row)).split())
@@ -258,7 +259,7 @@ def _track(column: Column, rows: Sequence[Row]) -> str:
     return f"minmax({least:.1f}em, {width:.1f}fr)"
 
 
-def _nested(rows: Sequence[Row], cells: dict[str, str]) -> Iterator[str]:
+def _nest_rows(rows: Sequence[Row], cells: dict[str, str]) -> Iterator[str]:
     """A `details` for each module, around what is below it."""
     depths: list[int] = []
     for row in rows:
@@ -275,11 +276,11 @@ def _nested(rows: Sequence[Row], cells: dict[str, str]) -> Iterator[str]:
     yield from ["</details>"] * len(depths)
 
 
-def _cells(row: Row, shown: list) -> str:
-    return "".join(_cell(row, *column) for column in shown)
+def _row_cells(row: Row, shown: list) -> str:
+    return "".join(_cell_html(row, *column) for column in shown)
 
 
-def _cell(row: Row, title: str, text: Callable[[Row], str], right: bool) -> str:
+def _cell_html(row: Row, title: str, text: Callable[[Row], str], right: bool) -> str:
     kind = "number" if right else title.replace(" ", "-")
     content = escape(text(row))
     if not right or "*" in content:
@@ -292,13 +293,13 @@ def _cell(row: Row, title: str, text: Callable[[Row], str], right: bool) -> str:
     return f'<span class="{kind}">{content}</span>'
 
 
-def save(text: str, path: Path, overwrite: bool) -> Path:
-    """Writes the page, over nothing else than another one."""
-    with single_file.replaced(path, _is_page if overwrite else None) as temporary:
+def save_marked(text: str, path: Path, mark: str, overwrite: bool) -> Path:
+    """Writes a text that has a mark near its beginning, over no other than one with the mark."""
+
+    def recognize(path: Path) -> overwrite_guard.Belongs | None:
+        with path.open("rb") as file:
+            return (lambda name: True) if mark.encode() in file.read(_LOOKED_AT) else None
+
+    with single_file.replaced(path, recognize if overwrite else None) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return path
-
-
-def _is_page(path: Path) -> overwrite_guard.Belongs | None:
-    with path.open("rb") as file:
-        return (lambda name: True) if _MARK.encode() in file.read(200) else None

@@ -119,7 +119,7 @@ def test_a_report_that_says_something_else(whole, tmp_path, monkeypatch, name):
     report = report_of(whole / name)
     if name == "m.tflite":
         text = embedded.read(whole / name)
-        content = (whole / name).read_bytes()[: -len(embedded._archive(text.encode(), 0))]
+        content = (whole / name).read_bytes()[: -len(embedded._zip_archive(text.encode(), 0))]
     all_places = list(places(report))
     for seed in range(runs(short=40, long=3000)):
         draw = chance.Random(seed)

@@ -85,7 +85,7 @@ class Arguments:
             for entry in self._info.inputs:
                 given = shapes[entry.name]
                 fit = [
-                    _fits(size, dimension, entry.name, sizes)
+                    _fits_in(size, dimension, entry.name, sizes)
                     for size, dimension in zip(given, entry.shape)
                     if isinstance(dimension, int) or dimension.isidentifier() == alone
                 ]
@@ -128,7 +128,7 @@ class Arguments:
 
     def empty_outputs(self, shapes: Mapping[str, tuple]) -> dict[str, np.ndarray] | None:
         """Empty arrays for all outputs if sizes of 0 leave none an element, or None."""
-        info, sizes = self._info, self._sizes(shapes)
+        info, sizes = self._info, self._symbolic_sizes(shapes)
         if info.assigns or 0 not in sizes.values():
             return None
         try:
@@ -148,7 +148,7 @@ class Arguments:
             for each in info.outputs
         }
 
-    def _sizes(self, shapes: Mapping[str, tuple]) -> dict[str, int]:
+    def _symbolic_sizes(self, shapes: Mapping[str, tuple]) -> dict[str, int]:
         """The symbolic sizes of a call, as far as the inputs say them by name alone."""
         return {
             dimension: size
@@ -158,7 +158,9 @@ class Arguments:
         }
 
 
-def _fits(size: int, dimension: int | str, source: str, sizes: dict[str, tuple[int, str]]) -> bool:
+def _fits_in(
+    size: int, dimension: int | str, source: str, sizes: dict[str, tuple[int, str]]
+) -> bool:
     """Whether a size is that of a dimension; it may tell the size of a name in it."""
     if isinstance(dimension, int):
         return size == dimension

@@ -43,14 +43,14 @@ def page(report: Report, name: str | None, drawing: str = "") -> str:
             f'<!doctype html>\n{card_file.MARK}\n<html lang="en"><head><meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
             f"<title>{title}</title>\n<style>{_STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n",
-            f"<p>{escape(_about(report, name))}</p>\n",
+            f"<p>{escape(_about_place(report, name))}</p>\n",
             f"{without_time._repr_html_().replace(f'<b>{title}</b>', '', 1)}\n",
-            f"<h2>How it was tested</h2>\n<p>{escape(_test(report))}</p>\n",
-            *_certified(report),
+            f"<h2>How it was tested</h2>\n<p>{escape(_describe_test(report))}</p>\n",
+            *_certified_lines(report),
             "<h2>Calls to copy</h2>\n",
-            *_snippets(report, name),
-            f"<h2>Drawing</h2>\n{_BEGIN}{_drawing(drawing)}{_END}" if drawing else "",
-            *_arrays(report.variables),
+            *_snippet_blocks(report, name),
+            f"<h2>Drawing</h2>\n{_BEGIN}{_drawing_block(drawing)}{_END}" if drawing else "",
+            *_array_table(report.variables),
             "</body></html>\n",
         ]
     )
@@ -64,11 +64,11 @@ def drawing_in(card: str) -> str:
     return inner if end else ""
 
 
-def _drawing(svg: str) -> str:
+def _drawing_block(svg: str) -> str:
     return f'<div class="drawing">{svg}</div>\n'
 
 
-def _about(report: Report, name: str | None) -> str:
+def _about_place(report: Report, name: str | None) -> str:
     if name is None:
         return "This page and the export lie in one folder; pax_export.json has the same as data."
     digest = report.details.get(SHA256)
@@ -76,7 +76,7 @@ def _about(report: Report, name: str | None) -> str:
     return f"This page lies beside {name}, which holds the same as data.{of}"
 
 
-def _test(report: Report) -> str:
+def _describe_test(report: Report) -> str:
     if report.validated is None:
         return "It was not: validate=False."
     if report.validated == "variables":
@@ -101,18 +101,18 @@ def _test(report: Report) -> str:
     return text
 
 
-def _certified(report: Report) -> Iterator[str]:
+def _certified_lines(report: Report) -> Iterator[str]:
     if report.certified:
         lines = "".join(f"<li>{escape(text)}</li>" for text in report.certified)
         yield f"<p>Certified later, by <code>pax-export certify</code>:</p>\n<ul>{lines}</ul>\n"
 
 
-def _snippets(report: Report, name: str | None) -> Iterator[str]:
+def _snippet_blocks(report: Report, name: str | None) -> Iterator[str]:
     for title, text in snippets.of(report, name):
         yield f"<h3>{escape(title)}</h3>\n<pre>{escape(text)}</pre>\n"
 
 
-def _arrays(variables: tuple[VariableInfo, ...]) -> Iterator[str]:
+def _array_table(variables: tuple[VariableInfo, ...]) -> Iterator[str]:
     if not variables:
         return
     rows = [

@@ -83,9 +83,9 @@ def file(path: Path, report: Report, trusted: bool) -> None:
         text = embedded.read(path) or ""
         whole = embedded.is_whole(path, text, digest)
     except (OSError, ValueError) as error:
-        raise _damaged(path) from error
+        raise _corruption_error(path) from error
     if not whole:
-        raise _damaged(path)
+        raise _corruption_error(path)
     if DATA in report.details:
         _check_data(path.with_name(Path(report.details[DATA]).name), report)
 
@@ -107,7 +107,7 @@ def _check_data(data: Path, report: Report) -> None:
     )
 
 
-def _damaged(path: Path) -> ExportPathError:
+def _corruption_error(path: Path) -> ExportPathError:
     return ExportPathError(
         "The export is corrupted: its hash does not match.",
         where=str(path),

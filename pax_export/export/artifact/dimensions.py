@@ -59,7 +59,7 @@ def names(size: Size) -> tuple[str, ...]:
         >>> names("2*n + max(m, 3)"), names(3)
         (('n', 'm'), ())
     """
-    found = (node.id for node in ast.walk(_parsed(size)) if isinstance(node, ast.Name))
+    found = (node.id for node in ast.walk(_parse_expression(size)) if isinstance(node, ast.Name))
     return tuple(dict.fromkeys(name for name in found if name not in _FUNCTIONS))
 
 
@@ -71,9 +71,9 @@ def value(size: Size, sizes: Mapping[str, int]) -> int:
         8
     """
     try:
-        found = computed(size, sizes, _number)
+        found = computed(size, sizes, _calculate_number)
     except (KeyError, ZeroDivisionError, RecursionError) as error:
-        raise _unreadable(size) from error
+        raise _parse_error(size) from error
     if abs(found) >= _LARGEST:
         raise ValueError("a dimension is too large")
     return found
@@ -86,7 +86,7 @@ def computed(size: Size, known: Mapping[str, Any], calculate: Calculate) -> Any:
         >>> computed("2*n + 1", {"n": "n"}, lambda name, left, right: f"({name} {left} {right})")
         '(add (mul 2 n) 1)'
     """
-    return _computed(_parsed(size), known, calculate)
+    return _evaluate_node(_parse_expression(size), known, calculate)
 
 
 def solved(size: Size, number: int, name: str, known: Mapping[str, int]) -> int | None:
@@ -112,7 +112,7 @@ def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
     """Whether a constraint such as ``"mod(n, 2) == 0"`` holds, or has variables without a size."""
     sides, relations = _RELATION.split(constraint), _RELATION.findall(constraint)
     if len(relations) != 1:
-        raise _unreadable(constraint)
+        raise _parse_error(constraint)
     left, right = sides
     if not set(names(left) + names(right)) <= set(sizes):
         return True
@@ -156,10 +156,10 @@ def choose(
     own = [str(size) for each in outputs for size in each]
     tries = min(_MOST_TRIES, _MOST_READ // (1 + len(dimensions) + len(constraints) + len(own)))
     # Those of each alone that fit it, the usual ones first; then what fits them together.
-    candidates = sorted({*SIZES, *OTHER_SIZES, *_mentioned((*constraints, *own))})
+    candidates = sorted({*SIZES, *OTHER_SIZES, *_mentioned_numbers((*constraints, *own))})
     ordered = [*SIZES, *(size for size in candidates if size not in SIZES)]
     tried = ordered[: max(tries // count, len(SIZES))]
-    each = list(_alone(variables, tried, dimensions, constraints, own))
+    each = list(_candidates_of_each(variables, tried, dimensions, constraints, own))
     rotated = (
         tuple(sizes[(start + place) % min(3, len(sizes))] for place, sizes in enumerate(each))
         for start in range(3 if all(each) else 0)
@@ -188,7 +188,7 @@ def _leaves_some(outputs: Sequence[Sequence[Size]], chosen: Mapping[str, int]) -
     return not outputs or any(map(has_elements, outputs))
 
 
-def _alone(
+def _candidates_of_each(
     variables: Sequence[str],
     sizes: Sequence[int],
     dimensions: Sequence[Size],
@@ -220,7 +220,7 @@ def _alone(
         yield sorted((size for size in sizes if fits(name, size)), key=leaves_none)
 
 
-def _mentioned(constraints: Iterable[str]) -> Iterator[int]:
+def _mentioned_numbers(constraints: Iterable[str]) -> Iterator[int]:
     """Numbers that constraints speak of, and some near them."""
     for text in constraints:
         for digits in re.findall(r"\d{1,9}", text):
@@ -229,28 +229,28 @@ def _mentioned(constraints: Iterable[str]) -> Iterator[int]:
 
 
 @functools.lru_cache(512)
-def _parsed(size: Size) -> ast.expr:
+def _parse_expression(size: Size) -> ast.expr:
     if isinstance(size, int):
         return ast.Constant(size)
     if len(size) > _LONGEST:
-        raise _unreadable(size)
+        raise _parse_error(size)
     try:
         # jax writes a power like this.
         return ast.parse(size.strip().replace("^", "**"), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise _unreadable(size) from error
+        raise _parse_error(size) from error
 
 
-def _number(operation: str, left: int, right: int) -> int:
+def _calculate_number(operation: str, left: int, right: int) -> int:
     found = NUMBERS[operation](left, right)
     if abs(found) >= _LARGEST:
         raise ValueError("a dimension is too large")
     return found
 
 
-def _computed(node: Any, known: Mapping[str, Any], calculate: Calculate) -> Any:
+def _evaluate_node(node: Any, known: Mapping[str, Any], calculate: Calculate) -> Any:
     def inner(node: object) -> Any:
-        return _computed(node, known, calculate)
+        return _evaluate_node(node, known, calculate)
 
     match node:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
@@ -274,10 +274,10 @@ def _computed(node: Any, known: Mapping[str, Any], calculate: Calculate) -> Any:
                 return calculate(name, inner(left), inner(right))
         case _:
             pass
-    raise _unreadable(ast.unparse(node))
+    raise _parse_error(ast.unparse(node))
 
 
-def _unreadable(text: Size) -> ValueError:
+def _parse_error(text: Size) -> ValueError:
     return ValueError(f"this is no symbolic dimension, and no constraint: {str(text)[:100]!r}")
 
 

@@ -79,7 +79,7 @@ def append_zip(path: Path, text: str) -> None:
     """Puts the report into a zip archive behind the content of a file."""
     if not zipfile.is_zipfile(path):
         with path.open("ab") as file:
-            file.write(_archive(text.encode(), path.stat().st_size))
+            file.write(_zip_archive(text.encode(), path.stat().st_size))
         return
     # The time in it is always the same: equal models are equal files.
     entry = zipfile.ZipInfo(NAME, _TIME)
@@ -92,7 +92,7 @@ _TIME, _DOS_DATE = (1980, 1, 1, 0, 0, 0), 1 << 5 | 1
 _UNIX, _VERSION, _MODE = 3, 20, 0o600 << 16
 
 
-def _archive(content: bytes, offset: int) -> bytes:
+def _zip_archive(content: bytes, offset: int) -> bytes:
     """A zip archive of the report to append at `offset`, with bytes that `is_whole` can predict."""
     name, size = NAME.encode(), len(content)
     about = (0, 0, 0, _DOS_DATE, zlib.crc32(content), size, size, len(name), 0)
@@ -108,16 +108,16 @@ def _archive(content: bytes, offset: int) -> bytes:
 def append_field(path: Path, text: str) -> None:
     """Puts the report into the metadata of an ONNX model."""
     with path.open("ab") as file:
-        file.write(_metadata(text.encode()))
+        file.write(_metadata_entries(text.encode()))
 
 
-def _metadata(content: bytes) -> bytes:
+def _metadata_entries(content: bytes) -> bytes:
     """The report as an entry of the metadata, and its hash as another."""
     digest = hashlib.sha256(content).hexdigest().encode()
-    return _entry(NAME.encode(), content) + _entry(_HASH, digest)
+    return _encode_entry(NAME.encode(), content) + _encode_entry(_HASH, digest)
 
 
-def _entry(key: bytes, value: bytes) -> bytes:
+def _encode_entry(key: bytes, value: bytes) -> bytes:
     entry = b"\x0a" + encode_varint(len(key)) + key + b"\x12" + encode_varint(len(value)) + value
     tag = encode_varint(_METADATA_PROPS << 3 | _LENGTH_DELIMITED)
     return tag + encode_varint(len(entry)) + entry
@@ -127,10 +127,10 @@ def is_whole(path: Path, text: str, digest: str) -> bool:
     """Whether a file has this hash without the embedded report, whose bytes are compared, too."""
     content, size = text.encode(), path.stat().st_size
     if zipfile.is_zipfile(path):
-        length = len(_archive(content, 0))
-        tail = _archive(content, size - length) if size >= length else b""
+        length = len(_zip_archive(content, 0))
+        tail = _zip_archive(content, size - length) if size >= length else b""
     else:
-        tail = _metadata(content)
+        tail = _metadata_entries(content)
     with path.open("rb") as file:
         file.seek(max(0, size - len(tail)))
         if not tail or file.read() != tail:
@@ -142,7 +142,7 @@ def take(path: Path) -> str:
     """The report that was just put behind the content of a file, which then ends before it."""
     text, size = read(path) or "", path.stat().st_size
     in_archive = zipfile.is_zipfile(path)
-    tail = _archive(text.encode(), 0) if in_archive else _metadata(text.encode())
+    tail = _zip_archive(text.encode(), 0) if in_archive else _metadata_entries(text.encode())
     os.truncate(path, size - len(tail))
     return text
 
@@ -157,12 +157,12 @@ def replace(path: Path, text: str) -> None:
 def read(path: Path) -> str | None:
     """The report in a file; None if there is none."""
     try:
-        return _read(path)
+        return _read_report(path)
     except _OF_DAMAGED_FILES as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def _read(path: Path) -> str | None:
+def _read_report(path: Path) -> str | None:
     if zipfile.is_zipfile(path):
         _check_list(path)
         with zipfile.ZipFile(path) as archive:

@@ -93,20 +93,20 @@ def is_foreign(path: Path) -> bool:
 def describe(path: Path) -> Foreign:
     model = read_saved_model(path, "inspect")
     with unreadable(path):
-        return _described(model, path)
+        return _describe_model(model, path)
 
 
-def _described(model: Any, path: Path) -> Foreign:
+def _describe_model(model: Any, path: Path) -> Foreign:
     (graph, *_) = model.meta_graphs
     dtypes = require("tensorflow.dtypes", "tensorflow", "inspect")
-    variables = tuple(_variables(graph.object_graph_def.nodes, dtypes))
-    modules = tuple(_modules(graph.graph_def))
-    oldest, problem = _oldest(modules)
+    variables = tuple(_read_variables(graph.object_graph_def.nodes, dtypes))
+    modules = tuple(_read_modules(graph.graph_def))
+    oldest, problem = _oldest_tensorflow(modules)
     return Foreign(
         signatures={
             key: {
-                "inputs": _arrays(signature.inputs, dtypes),
-                "outputs": _arrays(signature.outputs, dtypes),
+                "inputs": _array_infos(signature.inputs, dtypes),
+                "outputs": _array_infos(signature.outputs, dtypes),
             }
             for key, signature in sorted(graph.signature_def.items())
             if key != "__saved_model_init_op"
@@ -121,20 +121,20 @@ def _described(model: Any, path: Path) -> Foreign:
     )
 
 
-def _arrays(tensors: Any, dtypes: Any) -> tuple[ArrayInfo, ...]:
+def _array_infos(tensors: Any, dtypes: Any) -> tuple[ArrayInfo, ...]:
     return tuple(
-        ArrayInfo(name, name, _shape(info.tensor_shape), dtypes.as_dtype(info.dtype).name)
+        ArrayInfo(name, name, _read_shape(info.tensor_shape), dtypes.as_dtype(info.dtype).name)
         for name, info in sorted(tensors.items())
     )
 
 
-def _shape(shape: Any) -> tuple[int | str, ...]:
+def _read_shape(shape: Any) -> tuple[int | str, ...]:
     if shape.unknown_rank:
         return ("...",)
     return tuple(each.size if each.size >= 0 else "?" for each in shape.dim)
 
 
-def _variables(nodes: Iterable[Any], dtypes: Any) -> Iterator[VariableInfo]:
+def _read_variables(nodes: Iterable[Any], dtypes: Any) -> Iterator[VariableInfo]:
     for node in nodes:
         if node.HasField("variable"):
             variable = node.variable
@@ -144,7 +144,7 @@ def _variables(nodes: Iterable[Any], dtypes: Any) -> Iterator[VariableInfo]:
             yield VariableInfo(variable.name, sizes, dtype.name, size, variable.trainable, ())
 
 
-def _modules(graph: Any) -> Iterator[XlaModule]:
+def _read_modules(graph: Any) -> Iterator[XlaModule]:
     nodes = [node for function in graph.library.function for node in function.node_def]
     for node in (*graph.node, *nodes):
         if node.op == "XlaCallModule":
@@ -169,7 +169,7 @@ def stablehlo_version(module: bytes) -> str | None:
     return ".".join(part.decode() for part in found.groups()) if found else None
 
 
-def _oldest(modules: tuple[XlaModule, ...]) -> tuple[str | None, str]:
+def _oldest_tensorflow(modules: tuple[XlaModule, ...]) -> tuple[str | None, str]:
     """The oldest TensorFlow that runs all modules, or why there is none."""
     missing = sorted({name for module in modules for name in module.jax_only})
     if missing:

@@ -26,12 +26,12 @@ class KnownDifference:
 
     @property
     def line(self) -> str:
-        """The row as text, which `_row` reads."""
+        """The row as text, which `_parse_row` reads."""
         columns = (self.runtime, self.operation, self.where, self.example)
         return " | ".join((*columns, *(() if self.exact else (_UNLESS_EXACT,))))
 
 
-def _row(line: str) -> KnownDifference:
+def _parse_row(line: str) -> KnownDifference:
     runtime, operation, where, example, *more = line.split(" | ")
     return KnownDifference(runtime, operation, where, example, not more)
 
@@ -111,7 +111,7 @@ onnxruntime | reduce_window_max (NCHW) | at NaN | reduce_window_max(nan) = 1, in
 onnxruntime | convert_element_type to bool | subnormal | convert_element_type(1e-39) = 1, in jax 0
 """
 
-DIFFERENCES = tuple(_row(line) for line in _ROWS.strip().splitlines())
+DIFFERENCES = tuple(_parse_row(line) for line in _ROWS.strip().splitlines())
 
 
 def known_differences(

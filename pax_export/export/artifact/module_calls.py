@@ -36,7 +36,7 @@ def unknown_calls(module: bytes) -> list[str]:
     """What the program in an `XlaCallModule` calls that is not allowed."""
     if not may_call(module):
         return []
-    text = _text(module)
+    text = _module_text(module)
     if text is None:
         return ["a program that cannot be read"]
     targets = {quoted or plain for quoted, plain in _TARGET.findall(text)}
@@ -47,7 +47,7 @@ def unknown_calls(module: bytes) -> list[str]:
     return found
 
 
-def _text(module: bytes) -> str | None:
+def _module_text(module: bytes) -> str | None:
     """A program as text: of TensorFlow, or of jax, which may be the newer of the two."""
     for read in (_text_by_tensorflow, _text_by_jax):
         try:

@@ -21,32 +21,32 @@ _ALWAYS = (embedded.NAME, card_file.NAME, checksums.FILE, signature_file.NAME)
 def export_of_ours(path: Path) -> Belongs | None:
     """What belongs to an export of any format that `pax_export` wrote; None if it wrote none."""
     if path.is_file():
-        return _nothing if _is_file_of_ours(path) else None
+        return _belongs_never if _is_file_of_ours(path) else None
     try:
-        format = _format(bounded.read_bytes(path / embedded.NAME, embedded.BYTES).decode())
+        format = _format_of(bounded.read_bytes(path / embedded.NAME, embedded.BYTES).decode())
     except (OSError, ValueError):
         return None
-    return None if format is None or format.suffix else _belongs(path, format)
+    return None if format is None or format.suffix else _belongs_to(path, format)
 
 
 def saved_model(path: Path) -> Belongs | None:
     """What belongs to a SavedModel, whoever wrote it."""
-    return _belongs(path, SAVED_MODEL) if (path / _GRAPH).is_file() else None
+    return _belongs_to(path, SAVED_MODEL) if (path / _GRAPH).is_file() else None
 
 
-def _nothing(name: str) -> bool:
+def _belongs_never(name: str) -> bool:
     return False
 
 
 def _is_file_of_ours(path: Path) -> bool:
     try:
-        format = _format(embedded.read(path))
+        format = _format_of(embedded.read(path))
     except (OSError, ValueError):
         return False
     return format is not None and bool(format.suffix)  # not a folder of ours in a zip archive
 
 
-def _format(report: str | None) -> Format | None:
+def _format_of(report: str | None) -> Format | None:
     """The format that a report tells of."""
     try:
         data = embedded.parsed(report or "")
@@ -55,7 +55,7 @@ def _format(report: str | None) -> Format | None:
         return None
 
 
-def _belongs(folder: Path, format: Format) -> Belongs:
+def _belongs_to(folder: Path, format: Format) -> Belongs:
     listed = checksums.names(folder)
 
     @functools.cache  # read for assets only, and once for all of them
@@ -68,7 +68,7 @@ def _belongs(folder: Path, format: Format) -> Belongs:
             return True
         if format is SAVED_MODEL and name.startswith(_ASSETS):
             return _is_asset(graph(), name.removeprefix(_ASSETS))
-        if not any(_matches(name, pattern) for pattern in format.files):
+        if not any(_matches_pattern(name, pattern) for pattern in format.files):
             return False
         # The names in a SavedModel are fixed, and TensorFlow itself checks the arrays.
         return format is SAVED_MODEL or listed is None or name in listed
@@ -76,7 +76,7 @@ def _belongs(folder: Path, format: Format) -> Belongs:
     return belongs
 
 
-def _matches(name: str, pattern: str) -> bool:
+def _matches_pattern(name: str, pattern: str) -> bool:
     return name.count("/") == pattern.count("/") and fnmatchcase(name, pattern)
 
 

@@ -205,7 +205,7 @@ class Report:
             )
             lines += (f"      to the model    {entry}" for entry in signature.preprocess or ())
             lines += (f"      from the model  {entry}" for entry in signature.postprocess or ())
-            lines += (f"    out  {self._output(key, entry)}" for entry in signature.outputs)
+            lines += (f"    out  {self._output_text(key, entry)}" for entry in signature.outputs)
             lines += (f"    where {text}" for text in signature.constraints)
             lines += (f"    {text}" for text in [signature.no_gradient] if text)
             few = signature.assigns if len(signature.assigns) <= _FEW else ()
@@ -213,19 +213,19 @@ class Report:
             if signature.assigns and not few:
                 lines.append(f"    sets {len(signature.assigns)} variables")
         lines += [
-            f"  variables   {self._variables()}, {bytes_text(self.variable_bytes)}",
-            "  graph       " + ", ".join(self._graph()),
+            f"  variables   {self._variables_text()}, {bytes_text(self.variable_bytes)}",
+            "  graph       " + ", ".join(self._graph_parts()),
             f"  runs in     {self._runs_in()}",
             "  made by     " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
-            "  validated   " + self._validation(),
+            "  validated   " + self._validation_text(),
             *(f"  certified   {text}" for text in self.certified),
             *(f"  left out    {text}" for text in self.left_out),
             *(f"  load alone  {text}" for text in self.needs_load),
-            *self._folded(),
-            *self._quantized(),
-            *self._known(),
+            *self._folded_lines(),
+            *self._quantized_lines(),
+            *self._known_lines(),
             *(f"  differs     {text.removeprefix('differs ')}" for text in self.differs),
-            *self._seconds(),
+            *self._seconds_lines(),
         ]
         return "\n".join(lines)
 
@@ -248,7 +248,7 @@ class Report:
         told = found.items() if isinstance(found, dict) else ()
         return tuple(certified_text(name, each) for name, each in told if isinstance(each, dict))
 
-    def _variables(self) -> str:
+    def _variables_text(self) -> str:
         counts = {
             "parameters": sum(each.parameter for each in self.variables),
             "trainable": sum(each.trainable for each in self.variables),
@@ -256,17 +256,17 @@ class Report:
         shown = [f"{n} {word}" for word, n in counts.items() if n or word == "parameters"]
         return f"{len(self.variables)} ({', '.join(shown)})"
 
-    def _seconds(self) -> list[str]:
+    def _seconds_lines(self) -> list[str]:
         if not self.seconds:
             return []
         return ["  seconds     " + ", ".join(f"{k} {v:.2f}" for k, v in self.seconds.items())]
 
-    def _folded(self) -> list[str]:
+    def _folded_lines(self) -> list[str]:
         names, kept = self.details.get("folded", ()), self.details.get("kept", ())
         lines = [f"  folded      {len(names)} weights: {a_few(names, _FEW)}"] * bool(names)
         return [*lines, *(f"  kept        {text}" for text in kept)]
 
-    def _quantized(self) -> list[str]:
+    def _quantized_lines(self) -> list[str]:
         told = dict(self.details.get("quantized", {}))
         if not told:
             return []
@@ -281,10 +281,10 @@ class Report:
             lines.append(f"  kernels add {far}, of {added['scale']:.3g}{same}")
         return lines
 
-    def _known(self) -> list[str]:
+    def _known_lines(self) -> list[str]:
         return [f"  differs     {'; '.join(self.known_differences)}"] * bool(self.known_differences)
 
-    def _graph(self) -> list[str]:
+    def _graph_parts(self) -> list[str]:
         parts = [bytes_text(self.graph_bytes)]
         if self.stablehlo:
             parts += [f"StableHLO {self.stablehlo}"]
@@ -299,11 +299,11 @@ class Report:
         platforms = ", ".join(self.platforms)
         return f"TensorFlow {self.oldest_tensorflow} and newer, on {platforms}"
 
-    def _output(self, key: str, entry: ArrayInfo) -> str:
+    def _output_text(self, key: str, entry: ArrayInfo) -> str:
         error = self.largest_error.get(f"{key}: {entry.name}")
         return str(entry) if error is None else f"{entry}  (largest error {error:.1e})"
 
-    def _validation(self) -> str:
+    def _validation_text(self) -> str:
         return {
             None: "no",
             "here": "in this process",
@@ -350,7 +350,7 @@ def read_report(path: str | os.PathLike[str]) -> Report:
             stored = bounded.read_bytes(file, embedded.BYTES).decode()
         if stored is None:
             raise FileNotFoundError
-        return _parsed(stored)
+        return _parse_report(stored)
     except FileNotFoundError as error:
         raise ExportPathError(
             "There is no export of pax_export here.",
@@ -379,7 +379,7 @@ _OF_NO_REPORT = (
 )
 
 
-def _parsed(text: str) -> Report:
+def _parse_report(text: str) -> Report:
     data = embedded.parsed(text)
     if not isinstance(data, dict):
         raise ValueError("it is no object")

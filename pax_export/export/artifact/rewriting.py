@@ -48,12 +48,12 @@ def replace_report(path: Path, report: Report, signer: Signer | None = None) -> 
 
 def _in_folder(path: Path, report: Report, signer: Signer | None) -> None:
     listed, card = checksums.names(path), card_file.of_folder(path)
-    drawing = _drawing(card)
+    drawing = _drawing_of(card)
     anew = {REPORT_FILE, card_file.NAME, checksums.FILE, signature_file.NAME}
     with directory.replaced(path, now_in(path)) as place:
         for name in files(path):
             if name not in anew:
-                _link(path / name, place / name)
+                _link_file(path / name, place / name)
         write_report(report, place)
         if card.is_file():
             write_card(report, place, card_file.of_folder(place), drawing)
@@ -66,12 +66,12 @@ def _in_folder(path: Path, report: Report, signer: Signer | None) -> None:
 
 def _in_file(path: Path, report: Report, signer: Signer | None) -> None:
     card = card_file.of_file(path)
-    drawing, ours = _drawing(card), card_file.recognized(card) is not None
+    drawing, ours = _drawing_of(card), card_file.recognized(card) is not None
     with single_file.replaced(path, export_of_ours, path.stat().st_size) as place:
         shutil.copyfile(path, place)
         embedded.replace(place, report_text(report))
         for each in data_file.all_of_file(path):
-            _link(each, place.with_name(each.name))
+            _link_file(each, place.with_name(each.name))
         if ours:
             write_card(report, place, card_file.of_file(place), drawing)
         if signer:
@@ -80,11 +80,11 @@ def _in_file(path: Path, report: Report, signer: Signer | None) -> None:
         signature_file.of_file(path).unlink()
 
 
-def _drawing(card: Path) -> str:
+def _drawing_of(card: Path) -> str:
     return drawing_in(card.read_bytes().decode("utf-8", "replace")) if card.is_file() else ""
 
 
-def _link(file: Path, place: Path) -> None:
+def _link_file(file: Path, place: Path) -> None:
     """The same file at another place: weights may be large, and nothing writes to them."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -46,7 +46,7 @@ def screen(path: Path) -> None:
     """
     model = inspect.read_saved_model(path, "load")
     with inspect.unreadable(path):
-        found = list(dict.fromkeys(_found(model, path)))
+        found = list(dict.fromkeys(_find_violations(model, path)))
     if found:
         raise UntrustedExportError(
             "The SavedModel contains operations that are not allowed in untrusted models.",
@@ -56,10 +56,10 @@ def screen(path: Path) -> None:
         )
 
 
-def _found(model: Any, path: Path) -> Iterator[str]:
+def _find_violations(model: Any, path: Path) -> Iterator[str]:
     for graph in model.meta_graphs:
         yield from _assets_outside(graph, path)
-        scopes = _scopes(graph)
+        scopes = _graph_scopes(graph)
         functions = {each.name for each in scopes if each.place}
         # A function by the name of an operation would do something else where that is followed.
         for name in sorted(functions & (operations.KNOWN | operations.REFUSED.keys())):
@@ -71,7 +71,7 @@ def _found(model: Any, path: Path) -> Iterator[str]:
                 if operation in operations.TABLE_FILES or operation in operations.CHECKPOINTS:
                     suspects.append((scope, node))
                 elif operation not in operations.ALLOWED and operation not in functions:
-                    yield from (f"{each} in {scope}" for each in _beyond(node))
+                    yield from (f"{each} in {scope}" for each in _disallowed_parts(node))
                 for called in _called_functions(node):
                     if called not in functions and called not in operations.ALLOWED:
                         yield f"{called}, which {operation} calls, in {scope}"
@@ -81,7 +81,7 @@ def _found(model: Any, path: Path) -> Iterator[str]:
                 yield f"{node.op} in {scope}"
 
 
-def _beyond(node: Any) -> Iterator[str]:
+def _disallowed_parts(node: Any) -> Iterator[str]:
     """What of an operation is not allowed: itself, or calls of the program in it."""
     if node.op in operations.MODULES:
         module = node.attr["module"]
@@ -163,7 +163,7 @@ class _GraphScope(NamedTuple):
         return self.name if self.place else "the graph"
 
 
-def _scopes(graph: Any) -> list[_GraphScope]:
+def _graph_scopes(graph: Any) -> list[_GraphScope]:
     scopes = [_GraphScope(0, "", graph.graph_def.node, {})]
     for place, function in enumerate(graph.graph_def.library.function, 1):
         arguments = {each.name: i for i, each in enumerate(function.signature.input_arg)}
@@ -185,14 +185,14 @@ class _FileNames:
             self._assets -= given
             self._saver = "" if self._saver in given else self._saver
 
-    def _named(self, scope: _GraphScope, tensor: str) -> Any:
+    def _find_node(self, scope: _GraphScope, tensor: str) -> Any:
         """The node that gives a tensor."""
         if scope.place not in self._nodes:
             self._nodes[scope.place] = {node.name: node for node in scope.nodes}
         return self._nodes[scope.place].get(_node_of(tensor))
 
     @cached_property
-    def _calls(self) -> tuple[dict[str, list[tuple[_GraphScope, Any]]], set[str]]:
+    def _call_graph(self) -> tuple[dict[str, list[tuple[_GraphScope, Any]]], set[str]]:
         """Who calls each function; and those that are also used in ways that are not followed."""
         library = self._graph.graph_def.library
         names = Counter(scope.name for scope in self._scopes)
@@ -218,7 +218,7 @@ class _FileNames:
         """Whether the files of an operation are assets, or what the saver is told."""
         saver = node.op in operations.CHECKPOINTS
         places = (operations.CHECKPOINTS if saver else operations.TABLE_FILES)[node.op]
-        inputs = _inputs(node)
+        inputs = _data_inputs(node)
         fed = not saver and not scope.place and self._runs_only_when_loaded(node)
         return all(
             place < len(inputs) and self._is_from(_Origin(saver, fed), scope, inputs[place], set())
@@ -229,7 +229,7 @@ class _FileNames:
         """Whether nothing needs an operation of the graph but what initializes the model."""
         found, new = {node.name}, [node.name]
         while new:
-            for user in self._users.get(new.pop(), ()):
+            for user in self._users_of_nodes.get(new.pop(), ()):
                 if user.op != "NoOp":
                     return False
                 if user.name not in found:
@@ -238,7 +238,7 @@ class _FileNames:
         return found.isdisjoint(self._run_later)
 
     @cached_property
-    def _users(self) -> dict[str, list[Any]]:
+    def _users_of_nodes(self) -> dict[str, list[Any]]:
         """The operations of the graph that wait for one."""
         found: dict[str, list[Any]] = {}
         for node in self._scopes[0].nodes:
@@ -264,14 +264,14 @@ class _FileNames:
         seen.add((scope.place, name))
         if name in scope.arguments:
             return self._argument_is_from(origin, scope, scope.arguments[name], seen)
-        node = self._named(scope, tensor)
+        node = self._find_node(scope, tensor)
         if node is None:
             return False
         if not scope.place and name in ({self._saver} if origin.saver else self._assets):
             return self._is_fed(origin, node)
-        inputs = _inputs(node)
-        if node.op in _SAME and _output(tensor) < len(inputs):
-            return self._is_from(origin, scope, inputs[_output(tensor)], seen)
+        inputs = _data_inputs(node)
+        if node.op in _SAME and _output_number(tensor) < len(inputs):
+            return self._is_from(origin, scope, inputs[_output_number(tensor)], seen)
         if not origin.saver and node.op == "ReadVariableOp" and not scope.place and inputs:
             return self._is_assigned_from(_node_of(inputs[0]), seen)
         if not origin.saver or not inputs:
@@ -291,7 +291,7 @@ class _FileNames:
     def _is_assigned_from(self, name: str, seen: set[tuple[int, str]]) -> bool:
         """Whether a variable only stores assets, whose paths TensorFlow assigns once."""
         graph = self._scopes[0]
-        handle = self._named(graph, name)
+        handle = self._find_node(graph, name)
         if handle is None or handle.op != "VarHandleOp":
             return False
         shared = _shared_name(handle)
@@ -301,7 +301,7 @@ class _FileNames:
                 if node.op == "VarHandleOp" and other and _shared_name(node) == shared:
                     return False  # the same variable by another name
         for node in graph.nodes:
-            inputs = _inputs(node)
+            inputs = _data_inputs(node)
             if name not in map(_node_of, inputs) or node.op in _LOOKS_AT_VARIABLE:
                 continue
             if node.op != "AssignVariableOp" or len(inputs) != 2 or _node_of(inputs[1]) == name:
@@ -313,11 +313,11 @@ class _FileNames:
     def _argument_is_from(
         self, origin: _Origin, scope: _GraphScope, place: int, seen: set[tuple[int, str]]
     ) -> bool:
-        callers, tangled = self._calls
+        callers, tangled = self._call_graph
         if scope.name in tangled or not self._is_bound(origin.saver, scope, place):
             return False
         for caller, node in callers.get(scope.name, ()):
-            inputs = _inputs(node)
+            inputs = _data_inputs(node)
             if place >= len(inputs) or not self._is_from(origin, caller, inputs[place], seen):
                 return False
         return True
@@ -341,7 +341,7 @@ class _FileNames:
             return origin.fed or (
                 origin.saver and self._is_word(self._scopes[0], node.name, alone=True)
             )
-        default = _inputs(node)[:1]
+        default = _data_inputs(node)[:1]
         return node.op == "PlaceholderWithDefault" and all(
             self._is_word(self._scopes[0], each, alone=True) for each in default
         )
@@ -350,14 +350,14 @@ class _FileNames:
         self, scope: _GraphScope, tensor: str, alone: bool = False, depth: int = 0
     ) -> bool:
         """Whether this is text that stands in the graph, and leads nowhere else."""
-        node = self._named(scope, tensor)
+        node = self._find_node(scope, tensor)
         if node is None or depth > _DEEPEST:
             return False
-        inputs = _inputs(node)
+        inputs = _data_inputs(node)
         if node.op in ("Select", "SelectV2") and len(inputs) == 3:
             return all(self._is_word(scope, each, alone, depth + 1) for each in inputs[1:])
-        if node.op in (*_SAME, "PlaceholderWithDefault") and _output(tensor) < len(inputs):
-            return self._is_word(scope, inputs[_output(tensor)], alone, depth + 1)
+        if node.op in (*_SAME, "PlaceholderWithDefault") and _output_number(tensor) < len(inputs):
+            return self._is_word(scope, inputs[_output_number(tensor)], alone, depth + 1)
         if node.op != "Const":
             return False
         values = node.attr["value"].tensor.string_val
@@ -378,7 +378,7 @@ def _shared_name(handle: Any) -> bytes:
     return shared or handle.name.encode()
 
 
-def _inputs(node: Any) -> list[str]:
+def _data_inputs(node: Any) -> list[str]:
     return [each for each in node.input if not each.startswith("^")]
 
 
@@ -386,7 +386,7 @@ def _node_of(tensor: str) -> str:
     return tensor.removeprefix("^").partition(":")[0]
 
 
-def _output(tensor: str) -> int:
+def _output_number(tensor: str) -> int:
     """The number of an output: of ``name``, ``name:1`` or ``name:output:1``."""
     last = tensor.rpartition(":")[2]
     return int(last) if ":" in tensor and last.isdigit() else 0

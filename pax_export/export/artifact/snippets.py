@@ -25,19 +25,19 @@ def of(report: Report, name: str | None) -> Iterator[tuple[str, str]]:
     """The title and the text of each; ``name`` is that of a file, None for a folder."""
     path = name or _HERE
     for key, info in report.signatures.items():
-        inputs = _inputs(info, _sizes(info))
+        inputs = _inputs_text(info, _sizes(info))
         call = _with_pax_export(path, key, info, report)
-        yield f"Python: {key}", _python(info, "from pax_export.export import load", inputs, call)
+        yield f"Python: {key}", _py_text(info, "from pax_export.export import load", inputs, call)
         if report.target in _RUNTIMES and all(map(_is_plain, (*info.inputs, *info.outputs))):
             runtime, line, write = _RUNTIMES[report.target]
-            text = _python(info, line, inputs, write(path, key))
+            text = _py_text(info, line, inputs, write(path, key))
             yield f"Python, with {runtime} alone: {key}", text
-        if report.target == "web" and (text := _javascript(key, info, report)):
+        if report.target == "web" and (text := _javascript_text(key, info, report)):
             yield f"JavaScript: {key}", text
-    yield "Command line", _commands(path, report)
+    yield "Command line", _command_lines(path, report)
 
 
-def _first(report: Report) -> str | None:
+def _first_key(report: Report) -> str | None:
     return DEFAULT if DEFAULT in report.signatures else next(iter(report.signatures), None)
 
 
@@ -50,7 +50,7 @@ def _sizes(info: SignatureInfo) -> dict[str, int]:
     return found[0] if found else {}
 
 
-def _shape(entry: ArrayInfo, sizes: Mapping[str, int]) -> str:
+def _shape_text(entry: ArrayInfo, sizes: Mapping[str, int]) -> str:
     """The sizes as text; where nobody knows sizes that fit, the symbols themselves."""
     try:
         numbers = dimensions.shape(entry.shape, sizes)
@@ -62,23 +62,23 @@ def _shape(entry: ArrayInfo, sizes: Mapping[str, int]) -> str:
 # --- Python ---------------------------------------------------------------------------------
 
 
-def _python(info: SignatureInfo, line: str, inputs: str, call: str) -> str:
+def _py_text(info: SignatureInfo, line: str, inputs: str, call: str) -> str:
     imports = [] if all(map(_is_plain, info.inputs)) else ["import ml_dtypes"]
     imports += ["import numpy as np", line]
     return "\n".join([*imports, "", inputs + call])
 
 
-def _inputs(info: SignatureInfo, sizes: Mapping[str, int]) -> str:
+def _inputs_text(info: SignatureInfo, sizes: Mapping[str, int]) -> str:
     lines = ["inputs = {"]
     for each in info.inputs:
         symbolic = any(isinstance(size, str) for size in each.shape)
         shown = f"  # [{' '.join(', '.join(map(str, each.shape)).split())}]" if symbolic else ""
-        array = _array(each, _shape(each, sizes))
+        array = _array_code(each, _shape_text(each, sizes))
         lines.append(f"    {each.name!r}: {array},{shown}")
     return "\n".join([*lines, "}", ""])
 
 
-def _array(entry: ArrayInfo, shape: str) -> str:
+def _array_code(entry: ArrayInfo, shape: str) -> str:
     if entry.dtype == _TEXT:
         return f"np.full({shape}, 'some text', object)"
     named = _is_plain(entry) or not entry.dtype.isidentifier()
@@ -92,13 +92,13 @@ def _is_plain(entry: ArrayInfo) -> bool:
 
 
 def _with_pax_export(path: str, key: str, info: SignatureInfo, report: Report) -> str:
-    function = "model" if key == _first(report) else f"model.signatures[{key!r}]"
+    function = "model" if key == _first_key(report) else f"model.signatures[{key!r}]"
     return "\n".join(
-        [f"model = load({path!r})", f"output = {function}({', '.join(_arguments(info))})", ""]
+        [f"model = load({path!r})", f"output = {function}({', '.join(_argument_codes(info))})", ""]
     )
 
 
-def _arguments(info: SignatureInfo) -> Iterator[str]:
+def _argument_codes(info: SignatureInfo) -> Iterator[str]:
     """The arguments of a call; those that were fixed are part of the function."""
     given = {name: tree for name, tree in info.arguments.items() if "static" not in tree}
     by_place = []
@@ -112,26 +112,26 @@ def _arguments(info: SignatureInfo) -> Iterator[str]:
 
 
 def _value(tree: Mapping[str, Any]) -> str:
-    return _code(rebuild(tree, _InputName))
+    return _to_code(rebuild(tree, _InputName))
 
 
 class _InputName(str):
     """The name of an input, instead of its array."""
 
 
-def _code(value: object) -> str:
+def _to_code(value: object) -> str:
     if isinstance(value, _InputName):
         return f"inputs[{str(value)!r}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {_code(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{key!r}: {_to_code(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_code, value))}]"
+        return f"[{', '.join(map(_to_code, value))}]"
     if isinstance(value, tuple):
-        return f"({', '.join(map(_code, value))}{',' if len(value) == 1 else ''})"
+        return f"({', '.join(map(_to_code, value))}{',' if len(value) == 1 else ''})"
     return "None" if isinstance(value, Fixed) else repr(value)
 
 
-def _tensorflow(path: str, key: str) -> str:
+def _tensorflow_call(path: str, key: str) -> str:
     return f"""\
 model = tf.saved_model.load({path!r})
 tensors = {{name: tf.constant(value) for name, value in inputs.items()}}
@@ -139,14 +139,14 @@ outputs = model.signatures[{key!r}](**tensors)
 """
 
 
-def _litert(path: str, key: str) -> str:
+def _litert_call(path: str, key: str) -> str:
     return f"""\
 model = Interpreter(model_path={path!r})
 outputs = model.get_signature_runner({key!r})(**inputs)
 """
 
 
-def _onnxruntime(path: str, key: str) -> str:
+def _onnxruntime_call(path: str, key: str) -> str:
     return f"""\
 model = onnxruntime.InferenceSession({path!r})
 taken = {{entry.name: inputs[entry.name] for entry in model.get_inputs()}}
@@ -156,9 +156,9 @@ outputs = model.run(None, taken)
 
 #: What runs a format where pax_export is not installed, and a call of it.
 _RUNTIMES = {
-    "saved_model": ("TensorFlow", "import tensorflow as tf", _tensorflow),
-    "tflite": ("LiteRT", "from ai_edge_litert.interpreter import Interpreter", _litert),
-    "onnx": ("onnxruntime", "import onnxruntime", _onnxruntime),
+    "saved_model": ("TensorFlow", "import tensorflow as tf", _tensorflow_call),
+    "tflite": ("LiteRT", "from ai_edge_litert.interpreter import Interpreter", _litert_call),
+    "onnx": ("onnxruntime", "import onnxruntime", _onnxruntime_call),
 }
 
 
@@ -175,7 +175,7 @@ def javascript_name(key: str, keys: Iterable[str]) -> str:
     return "predict" if key == DEFAULT and "predict" not in keys else key
 
 
-def _javascript(key: str, info: SignatureInfo, report: Report) -> str:
+def _javascript_text(key: str, info: SignatureInfo, report: Report) -> str:
     """A call on zeros; empty where nobody knows sizes that fit."""
     try:
         shapes = {each.name: dimensions.shape(each.shape, _sizes(info)) for each in info.inputs}
@@ -196,12 +196,12 @@ def _javascript(key: str, info: SignatureInfo, report: Report) -> str:
 # --- the command line -----------------------------------------------------------------------
 
 
-def _commands(path: str, report: Report) -> str:
+def _command_lines(path: str, report: Report) -> str:
     place = shlex.quote(path)
     lines = [f"pax-export inspect {place}", f"pax-export validate {place}"]
     for key, info in report.signatures.items():
         words = ["pax-export", "run", path]
-        if key != _first(report):
+        if key != _first_key(report):
             words += ["--signature", key]
         for number, each in enumerate(info.inputs):
             words += ["--input", f"{each.name}=input_{number}.npy"]

@@ -82,16 +82,16 @@ def collect(structure: Mapping[str, Any], value: object, into: dict[str, Any], p
         return
     if kind == "dict":
         # A field that was None when the model was exported holds nothing, and may be left out.
-        given = [each for each in content if "none" not in each[1] or _has(value, each[0])]
-        keyed = {key: _child(value, key, path) for key, _ in given}
-        if not isinstance(value, Mapping) or all(_first(n, keyed) in keyed for n in value):
+        given = [each for each in content if "none" not in each[1] or _has_key(value, each[0])]
+        keyed = {key: _child_of(value, key, path) for key, _ in given}
+        if not isinstance(value, Mapping) or all(_first_part(n, keyed) in keyed for n in value):
             for key, child in given:
                 collect(child, keyed[key], into, f"{path}.{key}")
             return
     elif kind in ("list", "tuple") and isinstance(value, Mapping):
         keys = [str(index) for index in range(len(content))]
-        if {_first(name, keys) for name in value} == set(keys):
-            items = [_child(value, key, path) for key in keys]
+        if {_first_part(name, keys) for name in value} == set(keys):
+            items = [_child_of(value, key, path) for key in keys]
             return collect({"list": content}, items, into, path)
     elif kind in ("list", "tuple") and isinstance(value, (list, tuple)):
         if len(value) == len(content):
@@ -139,16 +139,16 @@ def _check_fixed(known: object, value: object, path: str) -> None:
     )
 
 
-def _has(value: object, key: object) -> bool:
+def _has_key(value: object, key: object) -> bool:
     return key in value if isinstance(value, Mapping) else hasattr(value, str(key))
 
 
-def _first(name: object, known: Collection[Any]) -> Any:
+def _first_part(name: object, known: Collection[Any]) -> Any:
     """A key, or the first part of a name with dots: reports name nested arrays so."""
     return name if name in known or not isinstance(name, str) else name.partition(".")[0]
 
 
-def _child(value: object, key: object, path: str) -> Any:
+def _child_of(value: object, key: object, path: str) -> Any:
     if isinstance(value, Mapping) and key not in value:
         begin = f"{key}."
         below = {
@@ -195,7 +195,7 @@ def read(kind: Any, value: object, where: str = "the report") -> Any:
         ValueError: the report.1 is no int
     """
     if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, value, where)
+        return _read_dataclass(kind, value, where)
     origin = typing.get_origin(kind)
     if origin in _OF_ORIGIN:
         return _OF_ORIGIN[origin](typing.get_args(kind), value, where)
@@ -217,10 +217,10 @@ def _plain_atom(value: object, where: str) -> Any:
     return value
 
 
-def _dataclass(kind: Any, value: Any, where: str) -> Any:
+def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} is no object")
-    hints, needed = _fields(kind)
+    hints, needed = _field_types(kind)
     unknown = sorted(set(value) - set(hints))
     missing = sorted(needed - set(value))
     if unknown:
@@ -231,7 +231,7 @@ def _dataclass(kind: Any, value: Any, where: str) -> Any:
 
 
 @functools.cache
-def _fields(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
+def _field_types(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
     """The types of all fields, and those that must be given."""
     given = dataclasses.MISSING
     needed = frozenset(
@@ -242,7 +242,7 @@ def _fields(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
     return typing.get_type_hints(kind), needed
 
 
-def _tuple(args: tuple, value: object, where: str) -> tuple:
+def _read_tuple(args: tuple, value: object, where: str) -> tuple:
     if not isinstance(value, list):
         raise ValueError(f"{where} is no list")
     kinds = args[:1] * len(value) if args[-1] is ... else args
@@ -251,20 +251,20 @@ def _tuple(args: tuple, value: object, where: str) -> tuple:
     return tuple(read(kinds[i], each, f"{where}.{i}") for i, each in enumerate(value))
 
 
-def _dict(args: tuple, value: object, where: str) -> dict[str, Any]:
+def _read_dict(args: tuple, value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} is no object")
     return {_plain_atom(k, where): read(args[1], v, f"{where}.{k}") for k, v in value.items()}
 
 
-def _literal(args: tuple, value: object, where: str) -> Any:
+def _read_literal(args: tuple, value: object, where: str) -> Any:
     for each in args:
         if type(each) is type(value) and each == value:
             return value
     raise ValueError(f"{where} is none of {', '.join(map(repr, args))}")
 
 
-def _union(args: tuple, value: object, where: str) -> Any:
+def _read_union(args: tuple, value: object, where: str) -> Any:
     error: ValueError | None = None
     for each in args:
         try:
@@ -276,11 +276,11 @@ def _union(args: tuple, value: object, where: str) -> Any:
 
 
 _OF_ORIGIN: dict[Any, Callable[[tuple, Any, str], Any]] = {
-    tuple: _tuple,
-    dict: _dict,
-    typing.Literal: _literal,
-    typing.Union: _union,
-    types.UnionType: _union,
+    tuple: _read_tuple,
+    dict: _read_dict,
+    typing.Literal: _read_literal,
+    typing.Union: _read_union,
+    types.UnionType: _read_union,
 }
 
 

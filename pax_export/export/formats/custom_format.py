@@ -219,10 +219,10 @@ class _CustomContents(ProgramContents):
     function: Write
 
     def write(self, place: Path) -> Mapping[str, Any]:
-        programs = [self._program(each) for each in self.programs]
+        programs = [self._format_program(each) for each in self.programs]
         return self.function(place, programs) or {}
 
-    def _program(self, program: Program) -> FormatProgram:
+    def _format_program(self, program: Program) -> FormatProgram:
         """The program, with the stored arrays under their names."""
         traced, variables = program.traced, self.store.variables
         stored = [variables[place] for place in self.store.of_leaf]

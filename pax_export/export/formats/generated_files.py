@@ -29,21 +29,21 @@ def generated_files_removed() -> Iterator[None]:
     finally:
         for name in set(sys.modules) - before:
             if name.startswith(_PREFIX):
-                _remove(Path(tempfile.gettempdir(), f"{name}.py"))
-        _sweep(Path(tempfile.gettempdir()))
+                _remove_file(Path(tempfile.gettempdir(), f"{name}.py"))
+        _sweep_folder(Path(tempfile.gettempdir()))
 
 
-def _sweep(folder: Path) -> None:
+def _sweep_folder(folder: Path) -> None:
     with suppress(OSError):
         for entry in list(os.scandir(folder)):
             if entry.name.startswith(_PREFIX) and entry.name.endswith(".py"):
                 with suppress(OSError):
                     found = entry.stat(follow_symlinks=False)
                     if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _LOADED:
-                        _remove(Path(entry.path))
+                        _remove_file(Path(entry.path))
 
 
-def _remove(file: Path) -> None:
+def _remove_file(file: Path) -> None:
     compiled = Path(cache_from_source(file))
     for each in (file, compiled):
         with suppress(OSError):

@@ -133,24 +133,24 @@ def _run(
     operands.extend(inputs)
     constants = [variables[place].read_value() for place in forward.constants]
     if gradient is None:
-        return _call(tf, forward.lowered, operands + constants)
+        return _call_module(tf, forward.lowered, operands + constants)
     saved = signature_gradient or make_gradient(signature)
 
     def pull_back(given: list[Any], cotangents: tuple) -> list[Any]:
         extra = [variables[place].read_value() for place in gradient.call.constants]
         every = [*given, *constants, *cotangents, *extra]
         if gradient.next is None:
-            return _call(tf, gradient.call.lowered, every)
+            return _call_module(tf, gradient.call.lowered, every)
         every += [variables[place].read_value() for place in gradient.next.call.constants]
-        return saved(*(every[index] for index in _needed(gradient, gradient.next)))
+        return saved(*(every[index] for index in _needed_operands(gradient, gradient.next)))
 
     def run(given: list[Any]) -> list[Any]:
-        return _call(tf, forward.lowered, given + constants)
+        return _call_module(tf, forward.lowered, given + constants)
 
-    return _differentiable(tf, run, pull_back, operands, gradient)
+    return _make_differentiable(tf, run, pull_back, operands, gradient)
 
 
-def _differentiable(
+def _make_differentiable(
     tf: Any, run: Callable, pull_back: Callable, operands: Sequence[Any], gradient: Gradient
 ) -> list[Any]:
     """The results of a call; those `of` a gradient have the one that `pull_back` gives.
@@ -184,7 +184,7 @@ def make_gradient(signature: Signature) -> Any:
         return None
     tf, second, count = tensorflow("to_saved_model"), first.next, len(first.structs)
     extra = second.structs[count + len(second.of) :]
-    structs, needed = [*first.structs, *extra], _needed(first, second)
+    structs, needed = [*first.structs, *extra], _needed_operands(first, second)
 
     def gradient(*given: object) -> list[Any]:
         every: list[Any] = [None] * len(structs)
@@ -193,19 +193,19 @@ def make_gradient(signature: Signature) -> Any:
 
         def pull_back(operands: list[Any], cotangents: tuple) -> list[Any]:
             values = [*operands[:count], *cotangents, *operands[count:]]
-            return _call(tf, second.call.lowered, values)
+            return _call_module(tf, second.call.lowered, values)
 
         def run(operands: list[Any]) -> list[Any]:
-            return _call(tf, first.call.lowered, operands)
+            return _call_module(tf, first.call.lowered, operands)
 
-        results = _differentiable(tf, run, pull_back, every, second)
+        results = _make_differentiable(tf, run, pull_back, every, second)
         return [results[index] for index in second.of]
 
     specs = [tensor_spec(f"operand_{index}", structs[index]) for index in needed]
     return tf.function(gradient, input_signature=specs, autograph=False)
 
 
-def _needed(first: Gradient, second: Gradient) -> list[int]:
+def _needed_operands(first: Gradient, second: Gradient) -> list[int]:
     """The operands of a gradient, and constants of its gradient, that either of them uses."""
     count, cotangents = len(first.structs), len(second.of)
     used = {*first.call.lowered.kept, *second.wrt}
@@ -217,7 +217,7 @@ def _needed(first: Gradient, second: Gradient) -> list[int]:
     return sorted(used)
 
 
-def _call(tf: object, lowered: Lowered, operands: Sequence[Any]) -> list[Any]:
+def _call_module(tf: object, lowered: Lowered, operands: Sequence[Any]) -> list[Any]:
     # TensorFlow exports no public name for the operation that it made for jax.
     xla = require("tensorflow.compiler.tf2xla.python.xla", "tensorflow", "to_saved_model")
     given = [operands[index] for index in lowered.kept]

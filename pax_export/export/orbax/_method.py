@@ -45,7 +45,7 @@ _OPTIONS = {
 }
 
 
-def _platforms(key: str, given: Mapping[str, Any], with_gradient: bool) -> tuple[str, ...]:
+def _check_platforms(key: str, given: Mapping[str, Any], with_gradient: bool) -> tuple[str, ...]:
     """The platforms that `jax2tf_kwargs` asks for, once all of them are checked."""
     if "polymorphic_shapes" in given:
         raise InvalidArgumentError(
@@ -93,7 +93,7 @@ class TensorFlowMethod:
         self._key = key
         self._apply_fn = apply_fn
         self._shape = shape
-        self._platforms = _platforms(key, options, with_gradient)
+        self._platforms = _check_platforms(key, options, with_gradient)
         self._constraints = constraints_of(options)
         self._with_gradient = with_gradient
 
@@ -104,7 +104,7 @@ class TensorFlowMethod:
         def call(x: Any) -> Any:
             leaves, tree = jax.tree_util.tree_flatten_with_path(x)
             names = [dotted("x", path) for path, _ in leaves]
-            tensors = [_tensor(leaf, name) for (_, leaf), name in zip(leaves, names)]
+            tensors = [_to_tensor(leaf, name) for (_, leaf), name in zip(leaves, names)]
             known = [tensor.shape.as_list() for tensor in tensors]
             specs = broadcast(self._shape, x, "input_polymorphic_shape", is_spec)
             shapes = symbolic(names, known, specs, self._constraints)
@@ -112,14 +112,14 @@ class TensorFlowMethod:
             identity = (tree, str(shapes), tuple(map(str, dtypes)))
             if identity not in kinds:
                 structs = [jax.ShapeDtypeStruct(*each) for each in zip(shapes, dtypes)]
-                kinds[identity] = self._lowered(model, tree, names, structs)
+                kinds[identity] = self._lower_method(model, tree, names, structs)
                 with tf.init_scope():
                     added(model.add_variables())
             return kinds[identity](tensors, known)
 
         return call
 
-    def _lowered(
+    def _lower_method(
         self, model: Model, tree: PyTree, names: list[str], structs: list[jax.ShapeDtypeStruct]
     ) -> Callable[..., Any]:
         seen: list[Any] = []
@@ -142,7 +142,7 @@ class TensorFlowMethod:
         program = trace_one(exportable, method, inputs)
         refuse_dropped_state(exportable, program)
         signature = sign(exportable, program, model.store, self._with_gradient, self._platforms)
-        make = _rebuild(seen[-1], program)
+        make = _make_rebuild(seen[-1], program)
         shapes, given = [[struct.shape for struct in each] for each in (program.outputs, structs)]
 
         def lowered(tensors: list[Any], known: list[Any]) -> Any:
@@ -155,24 +155,24 @@ class TensorFlowMethod:
         return lowered
 
 
-def _rebuild(tree: PyTree, program: Program) -> Callable[[list[Any]], Any]:
+def _make_rebuild(tree: PyTree, program: Program) -> Callable[[list[Any]], Any]:
     """Makes the output of its arrays; what TensorFlow cannot nest becomes a dict."""
     names = list(program.output_names)
-    if _nests(jax.tree_util.tree_unflatten(tree, names)):
+    if _can_nest(jax.tree_util.tree_unflatten(tree, names)):
         return lambda outputs: jax.tree_util.tree_unflatten(tree, outputs)
     structure = program.output_structure
     return lambda outputs: rebuild(structure, dict(zip(names, outputs)).__getitem__)
 
 
-def _nests(value: PyTree) -> bool:
+def _can_nest(value: PyTree) -> bool:
     if isinstance(value, str) or value is None:
         return True
     if type(value) is dict:
-        return all(isinstance(key, str) for key in value) and all(map(_nests, value.values()))
-    return isinstance(value, (list, tuple)) and all(map(_nests, value))
+        return all(isinstance(key, str) for key in value) and all(map(_can_nest, value.values()))
+    return isinstance(value, (list, tuple)) and all(map(_can_nest, value))
 
 
-def _tensor(leaf: PyTree, name: str) -> Any:
+def _to_tensor(leaf: PyTree, name: str) -> Any:
     """An input as a tensor of a dtype that jax has."""
     if not tf.is_tensor(leaf):
         leaf = tf.convert_to_tensor(leaf)

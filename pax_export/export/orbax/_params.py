@@ -70,7 +70,7 @@ def get_param_names(params: PyTree) -> Any:
         {'mlp/~/linear': {'w': 'mlp/_/linear.w'}, 'scales': ['scales.0', 'scales.1']}
     """
     paths, tree = jax.tree_util.tree_flatten_with_path(params)
-    names = jax.tree_util.tree_unflatten(tree, [_joined(path) for path, _ in paths])
+    names = jax.tree_util.tree_unflatten(tree, [_join_path(path) for path, _ in paths])
     if jax.tree_util.tree_structure(names) == tree:
         return names
     logging.getLogger(__name__).warning(
@@ -81,7 +81,7 @@ def get_param_names(params: PyTree) -> Any:
     return jax.tree_util.tree_unflatten(tree, [f"jax_param_{i}" for i in range(len(paths))])
 
 
-def _joined(path: tuple) -> str:
+def _join_path(path: tuple) -> str:
     def name(entry: object) -> str:
         if isinstance(entry, tuple(_KEYS)):
             return str(get_key_name(entry))
@@ -103,13 +103,13 @@ class Model:
         self._others = {i: x for i, (_, x) in enumerate(paths) if not isinstance(x, _ARRAYS)}
         self._specs = [specs[place] for place in self._places]
         self._flags = [flags[place] for place in self._places]
-        legal = (_ILLEGAL.sub("_", _joined(paths[place][0])) for place in self._places)
+        legal = (_ILLEGAL.sub("_", _join_path(paths[place][0])) for place in self._places)
         names = distinct(name.lstrip("_/\\>-") or "params" for name in legal)
         taken: dict[int, tuple] = {}
         leaves, arrays = [], []
         for name, place in zip(names, self._places):
             path, given = paths[place]
-            value = _array(given, name)
+            value = _to_array(given, name)
             own = (flags[place], specs[place])
             if taken.setdefault(id(value), (value, own))[1] != own:
                 value = value.copy()  # one array that stands for leaves of two kinds
@@ -161,7 +161,7 @@ class Model:
                 f"original parameters. Got new treedef: {tree}, original treedef: {self.tree}"
             )
         for place, old in self._others.items():
-            if leaves[place] is not old and not _equal(leaves[place], old):
+            if leaves[place] is not old and not _is_equal(leaves[place], old):
                 raise InvalidArgumentError(
                     "A leaf that is no array differs; it is part of the exported functions.",
                     got=f"{leaves[place]!r} instead of {old!r}",
@@ -173,7 +173,7 @@ class Model:
         """Whether leaves that are one variable are still equal."""
         first: dict[int, Any] = {}
         return all(
-            value is first.setdefault(place, value) or _same(value, first[place])
+            value is first.setdefault(place, value) or _same_bytes(value, first[place])
             for place, value in zip(self.store.of_leaf, arrays)
         )
 
@@ -184,14 +184,14 @@ class Model:
             for place, value, spec in zip(self.store.of_leaf, arrays, self._specs):
                 if place not in old:
                     old[place] = (self.store.variables[place].value, spec)
-                    self._assign(place, value, spec)
+                    self._assign_variable(place, value, spec)
         except BaseException:
             for place, (value, spec) in old.items():
-                self._assign(place, value, spec)
+                self._assign_variable(place, value, spec)
             raise
         self.params = params
 
-    def _assign(self, place: int, value: object, spec: object) -> None:
+    def _assign_variable(self, place: int, value: object, spec: object) -> None:
         self.store.replace(place, value)
         stored = self._placement.stored(self.store.variables[place].value, spec)
         self.variables[place].assign(stored)
@@ -234,7 +234,7 @@ class _Placement:
         )
 
 
-def _array(value: PyTree, name: str) -> Any:
+def _to_array(value: PyTree, name: str) -> Any:
     """A leaf as an array of a dtype that jax has."""
     if isinstance(value, jax.ShapeDtypeStruct):
         raise UnsupportedDtypeError(
@@ -276,7 +276,7 @@ def _fitting(value: PyTree, leaf: ExportLeaf) -> Any:
         raise InvalidArgumentError(
             "An array has been deleted (donated to a jitted function).", where=leaf.name
         )
-    value = _array(value, leaf.name)
+    value = _to_array(value, leaf.name)
     if tuple(value.shape) != tuple(leaf.struct.shape):
         raise InvalidArgumentError(
             f"Shape mismatch. The variable has the shape {tuple(leaf.struct.shape)}, and the "
@@ -294,13 +294,13 @@ def _fitting(value: PyTree, leaf: ExportLeaf) -> Any:
     return value
 
 
-def _same(one: PyTree, other: PyTree) -> bool:
+def _same_bytes(one: PyTree, other: PyTree) -> bool:
     if jax.numpy.issubdtype(one.dtype, jax.dtypes.prng_key):
         one, other = jax.random.key_data(one), jax.random.key_data(other)
     return np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
-def _equal(one: object, other: object) -> bool:
+def _is_equal(one: object, other: object) -> bool:
     try:
         return bool(one == other)
     except Exception:

@@ -57,11 +57,11 @@ def symbolic(
             got=repr(constraints),
             write=CONSTRAINTS,
         ) from error
-    return [_shape(*each, scope) for each in zip(names, shapes, specs)]
+    return [_symbolic_shape(*each, scope) for each in zip(names, shapes, specs)]
 
 
-def _shape(name: str, shape: Sequence[int | None], spec: object, scope: PyTree) -> tuple:
-    text = _text(spec)
+def _symbolic_shape(name: str, shape: Sequence[int | None], spec: object, scope: PyTree) -> tuple:
+    text = _shape_text(spec)
     if text is None:
         if None in shape:
             raise InvalidArgumentError(
@@ -69,7 +69,7 @@ def _shape(name: str, shape: Sequence[int | None], spec: object, scope: PyTree) 
                 f"has no name (syntax error in symbolic shape {spec!r}).",
                 where=name,
                 got=f"shape {list(shape)}, input_polymorphic_shape {spec!r}",
-                write=_suggested(shape),
+                write=_suggest_shape(shape),
             )
         return tuple(shape)
     try:
@@ -83,7 +83,7 @@ def _shape(name: str, shape: Sequence[int | None], spec: object, scope: PyTree) 
             f"A symbolic shape does not describe its input: {about}",
             where=name,
             got=f"shape {list(shape)}, input_polymorphic_shape {spec!r}",
-            write=_suggested(shape),
+            write=_suggest_shape(shape),
         ) from error
     for index, (known, size) in enumerate(zip(shape, found)):
         if isinstance(size, int) and known != size:
@@ -94,12 +94,12 @@ def _shape(name: str, shape: Sequence[int | None], spec: object, scope: PyTree) 
                 f"symbolic shape {spec!r}).",
                 where=name,
                 got=f"shape {list(shape)}",
-                write=_suggested(shape),
+                write=_suggest_shape(shape),
             )
     return found
 
 
-def _suggested(shape: Sequence[int | None]) -> str:
+def _suggest_shape(shape: Sequence[int | None]) -> str:
     """A symbolic shape that describes this one."""
     names = iter("bcdefghij")
     sizes = ", ".join(next(names, "k") if size is None else str(size) for size in shape)
@@ -115,7 +115,7 @@ def is_spec(value: object) -> bool:
     )
 
 
-def _text(spec: object) -> str | None:
+def _shape_text(spec: object) -> str | None:
     if spec is None or isinstance(spec, str):
         return spec
     if not isinstance(spec, (tuple, list)):

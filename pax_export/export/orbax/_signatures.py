@@ -69,7 +69,7 @@ def remove_signature_defaults(input_signature: PyTree) -> PyTree:
     )
 
 
-def _defaults(input_signature: Sequence[PyTree]) -> list[Any]:
+def _default_values(input_signature: Sequence[PyTree]) -> list[Any]:
     """The default value of each argument, or `inspect.Parameter.empty`."""
     values = []
     for argument in input_signature:
@@ -107,7 +107,7 @@ def with_default_args(tf_fn: Callable[..., Any], input_signature: Sequence[PyTre
     """
     specs = remove_signature_defaults(input_signature)
     plain = tf.function(tf_fn, input_signature=specs, jit_compile=False, autograph=False)
-    defaults = _defaults(input_signature)
+    defaults = _default_values(input_signature)
     if all(value is inspect.Parameter.empty for value in defaults):
         return plain
     parameters = plain.function_spec.function_type.parameters.values()
@@ -216,11 +216,11 @@ class CallableSignatures:
     def __init__(self, sess: Any, signature_defs: Mapping[str, Any]):
         self._sess = sess
         self._signatures = {
-            key: functools.partial(self._call, definition)
+            key: functools.partial(self._call_signature, definition)
             for key, definition in signature_defs.items()
         }
 
-    def _call(self, definition: Any, **inputs: Any) -> dict[str, Any]:
+    def _call_signature(self, definition: Any, **inputs: Any) -> dict[str, Any]:
         tensor = self._sess.graph.get_tensor_by_name
         unknown = sorted(set(inputs) - set(definition.inputs))
         if unknown:

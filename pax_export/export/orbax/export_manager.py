@@ -63,9 +63,9 @@ class ExportManager(ExportManagerBase):
         self._serving_configs = list(serving_configs)
         self._module: Any = tf.Module()
         self._module.computation_module = module
-        self._build()
+        self._build_signatures()
 
-    def _build(self) -> None:
+    def _build_signatures(self) -> None:
         """Makes the functions of all signatures over the methods of the module."""
         functions: dict[str, Any] = {}
         configs: dict[str, ServingConfig] = {}
@@ -116,18 +116,18 @@ class ExportManager(ExportManagerBase):
     @property
     def tf_module(self) -> Any:
         """The `tf.Module` that is saved."""
-        self._renew()
+        self._renew_signatures()
         return self._module
 
     @property
     def serving_signatures(self) -> Mapping[str, Callable[..., Any]]:
         """The functions of the signatures, by their keys."""
-        self._renew()
+        self._renew_signatures()
         return self._serving_signatures
 
-    def _renew(self) -> None:
+    def _renew_signatures(self) -> None:
         if self._generation != self._computation._generation:
-            self._build()
+            self._build_signatures()
 
     def save(
         self,
@@ -158,9 +158,9 @@ class ExportManager(ExportManagerBase):
                 f"save() has no argument {', '.join(sorted(kwargs))}.",
                 write="save(model_path, save_options, signature_overrides, serving_signatures=...)",
             )
-        options = self._options(save_options)
+        options = self._save_options(save_options)
         if "://" in str(model_path):  # a file system of TensorFlow's own
-            functions = self._signatures(signature_overrides, serving_signatures)
+            functions = self._flat_signatures(signature_overrides, serving_signatures)
             tf.saved_model.save(self._module, str(model_path), functions, options)
             return
         path = Path(model_path)
@@ -173,7 +173,7 @@ class ExportManager(ExportManagerBase):
                 write="a new directory",
             )
         check(path, saved_model)
-        functions = self._signatures(signature_overrides, serving_signatures)
+        functions = self._flat_signatures(signature_overrides, serving_signatures)
         mesh = dtensor_utils.get_current_dtensor_mesh()
         if mesh is not None and jax.process_count() > 1:
             # Every process writes its shards to one place.
@@ -185,7 +185,7 @@ class ExportManager(ExportManagerBase):
         if mesh is not None:
             tf.experimental.dtensor.barrier(mesh, "export done")
 
-    def _signatures(
+    def _flat_signatures(
         self,
         overrides: Mapping[str, Callable[..., Any]] | None,
         instead: Mapping[str, Callable[..., Any]] | None,
@@ -205,7 +205,7 @@ class ExportManager(ExportManagerBase):
                 chosen[key] = flat[id(function)]
         return chosen
 
-    def _options(self, given: Any) -> Any:
+    def _save_options(self, given: Any) -> Any:
         options = tf.saved_model.SaveOptions() if given is None else copy.copy(given)
         if not isinstance(options, tf.saved_model.SaveOptions):
             raise InvalidArgumentError(

@@ -127,15 +127,15 @@ class JaxModule(tf.Module):
             if consolidate is None:
                 consolidate = allow_multi_axis_sharding_conslidation
             self._model = Model(params, trainable, pspecs, bool(consolidate))
-            self._bind(self._model)
+            self._bind_methods(self._model)
 
-    def _bind(self, model: Model) -> None:
+    def _bind_methods(self, model: Model) -> None:
         """Makes the functions over the variables."""
         # A list of its own each time: what tf.Module holds, it also saves.
         self._closed_over = []
         self._tf_var_leaves = model.leaf_variables()
         self._methods = {
-            key: _function(method.over(model, self._closed_over.extend), self._given.jit[key])
+            key: _make_function(method.over(model, self._closed_over.extend), self._given.jit[key])
             for key, method in self._given.methods.items()
         }
         self._generation += 1
@@ -181,7 +181,7 @@ class JaxModule(tf.Module):
             self._model.assign(params, arrays)
         else:
             self._model.lay_out(params, arrays)
-            self._bind(self._model)
+            self._bind_methods(self._model)
 
     def _get_variable_tree(self) -> PyTree:
         """The params, with variables in the places of arrays."""
@@ -254,7 +254,7 @@ class JaxModule(tf.Module):
         return exported
 
 
-def _function(call: Callable[[Any], Any], jit_compile: bool) -> Any:
+def _make_function(call: Callable[[Any], Any], jit_compile: bool) -> Any:
     # TensorFlow makes the names of its functions of this one, and not every
     # reader takes those of lambdas.
     def predict_fn(x: object) -> Any:

@@ -141,7 +141,7 @@ class ServingConfig:
         step = self.get_infer_step(infer_step_fns)
         before = self.tf_preprocessor and as_function(self.tf_preprocessor)
         after = self.tf_postprocessor and as_function(self.tf_postprocessor)
-        convert = _numpy if require_numpy else lambda output: output
+        convert = _to_numpy if require_numpy else lambda output: output
 
         def inference_fn(*inputs: Any) -> Any:
             if before is None and len(inputs) != 1:
@@ -154,13 +154,13 @@ class ServingConfig:
                 )
             given, extra = convert(inputs[0] if before is None else before(*inputs)), ()
             if before is not None and self.preprocess_output_passthrough_enabled:
-                given, *extra = self._pair(given)
+                given, *extra = self._check_pair(given)
             output = step(given)
             return output if after is None else convert(after(output, *extra))
 
         return dict.fromkeys(self.get_signature_keys(), inference_fn)
 
-    def _pair(self, output: Any) -> tuple:
+    def _check_pair(self, output: Any) -> tuple:
         if not isinstance(output, tuple) or len(output) != 2:
             raise InvalidArgumentError(
                 "`preprocess_output_passthrough_enabled` is enabled, requiring the preprocessor "
@@ -172,5 +172,5 @@ class ServingConfig:
         return output
 
 
-def _numpy(output: Any) -> Any:
+def _to_numpy(output: Any) -> Any:
     return jax.tree_util.tree_map(lambda x: x.numpy() if hasattr(x, "numpy") else x, output)

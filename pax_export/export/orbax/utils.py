@@ -125,9 +125,9 @@ def with_bfloat16(
     @functools.wraps(function)
     def converted(*args: object, **kwargs: object) -> Any:
         if inputs:
-            args, kwargs = _cast((args, kwargs), "float32", "bfloat16")
+            args, kwargs = _cast_leaves((args, kwargs), "float32", "bfloat16")
         output = function(*args, **kwargs)
-        return _cast(output, "bfloat16", "float32") if outputs else output
+        return _cast_leaves(output, "bfloat16", "float32") if outputs else output
 
     return converted
 
@@ -161,7 +161,7 @@ def to_bfloat16(x: PyTree) -> PyTree:
     return jax.tree_util.tree_map(convert, x)
 
 
-def _cast(tree: Any, old: str, new: str) -> Any:
+def _cast_leaves(tree: Any, old: str, new: str) -> Any:
     def cast(leaf: object) -> Any:
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or getattr(dtype, "name", None) != old:

@@ -80,13 +80,13 @@ def bisect(
     for program in ordered:
         search = _BisectSearch(program, with_state, end)
 
-        found = search.found(functools.partial(_apart, search, format, model, test))
+        found = search.found(functools.partial(_difference_after, search, format, model, test))
         if found is not None:
             return _divergence(*found, kinds)
     return None
 
 
-def _apart(
+def _difference_after(
     search: _BisectSearch, format: Format, model: Exportable, test: Tester, last: int
 ) -> str | None:
     """How far the part up to a step is apart: empty if it is not, None if nobody can say."""
@@ -169,7 +169,7 @@ class _BisectSearch:
 
         def along(tape: Tape, values: Sequence[Any]) -> list[Any]:
             live = tape.run(last, values).values()
-            return [array for value in live for array in _outside(value)]
+            return [array for value in live for array in _exportable_arrays(value)]
 
         def function(values: list[Any]) -> list[Any]:
             tape = self._tape_for(values)
@@ -201,7 +201,7 @@ class _BisectSearch:
             ]
             there = trace(self._whole.function, structs, outlined=False)
             tape = Tape(there.program, self._wanted)
-            self._tapes[sizes] = tape if _names(tape) == _names(self._tape) else None
+            self._tapes[sizes] = tape if _step_names(tape) == _step_names(self._tape) else None
         return self._tapes[sizes]
 
 
@@ -218,11 +218,11 @@ def _with_sizes(traced: Traced) -> Callable[[Sequence[Any]], list[Any]]:
     return lambda values: exported().call(*values)
 
 
-def _names(tape: Tape) -> list[tuple[str, int]]:
+def _step_names(tape: Tape) -> list[tuple[str, int]]:
     return [(step.equation.primitive.name, len(step.results)) for step in tape.steps]
 
 
-def _outside(value: Any) -> list[Any]:
+def _exportable_arrays(value: Any) -> list[Any]:
     """A value as arrays that every format can give."""
     value = dtypes.store(value)
     if jnp.iscomplexobj(value):

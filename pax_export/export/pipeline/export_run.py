@@ -52,7 +52,7 @@ class ExportRun(Progress):
         super().__init__(phases if validate else phases - 1)
         self._writing = single_file if format.suffix else _directory
         self._writing.check(self.path, self._ours)
-        self._card, self._drawing = _card(card)
+        self._card, self._drawing = _read_card(card)
         if self._card and format.suffix:
             card_file.check(self.path)
         self._signer = signer(sign, "an export")
@@ -113,7 +113,7 @@ class ExportRun(Progress):
         return {name: round(value, 4) for name, value in self.seconds.items()}
 
 
-def _card(card: Any) -> tuple[bool, str]:
+def _read_card(card: Any) -> tuple[bool, str]:
     """Whether there is a card, and the drawing in it."""
     if isinstance(card, bool):
         return card, ""

@@ -30,7 +30,7 @@ class Progress:
         self._current = ""
         self._shown: Any = None
         self._lock = threading.Lock()
-        self._timer = threading.Timer(patience, self._begin)
+        self._timer = threading.Timer(patience, self._begin_display)
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
@@ -49,25 +49,25 @@ class Progress:
         with self._lock:
             self._current = name
             self.seconds.setdefault(name, 0.0)
-            self._tell()
+            self._show_phase()
         start = time.perf_counter()
         try:
             yield
         finally:
             self.seconds[name] += time.perf_counter() - start
 
-    def _begin(self) -> None:
+    def _begin_display(self) -> None:
         with self._lock:
-            self._shown = _display(self._total)
-            self._tell()
+            self._shown = _choose_display(self._total)
+            self._show_phase()
 
-    def _tell(self) -> None:
+    def _show_phase(self) -> None:
         if self._shown is not None and self._current:
             # Phases are numbered as they first began: one may come twice, or be over.
             self._shown.show(self._current, list(self.seconds).index(self._current))
 
 
-def _display(total: int) -> Any:
+def _choose_display(total: int) -> Any:
     if _in_notebook():
         return _NotebookOutput(total)
     if sys.stderr.isatty():
@@ -105,13 +105,13 @@ class _NotebookOutput:
         total = max(self._total, done + 1)
         line = f"pax_export: {name} ({done + 1}/{total})"
         bar = f'<progress value="{done}" max="{total}"></progress> '
-        self._put(line, f"<div>{bar}{html.escape(line)}</div>")
+        self._put_content(line, f"<div>{bar}{html.escape(line)}</div>")
 
     def close(self) -> None:
         """An empty output stays, also in the file of the notebook."""
-        self._put("", "")
+        self._put_content("", "")
 
-    def _put(self, line: str, text: str) -> None:
+    def _put_content(self, line: str, text: str) -> None:
         content = {"text/plain": line, "text/html": text}
         if self._handle is not None:
             self._handle.update(content, raw=True)

@@ -49,9 +49,9 @@ def name_modules(
     with contextlib.suppress(Exception):
         if kinds:
             chains = _of_refusal(lambda: again(net), error) or chains
-        named = [(_module(chain, kinds), chain) for chain in chains]
+        named = [(_module_text(chain, kinds), chain) for chain in chains]
         if not any(name for name, _ in named):
-            named = [(_owner(chain, programs()), chain) for chain in chains]
+            named = [(_owner_text(chain, programs()), chain) for chain in chains]
         error.where = places(", ".join(filter(None, (n, lines(chain)))) for n, chain in named)
 
 
@@ -66,11 +66,11 @@ def _of_refusal(attempt: Callable[[], object], error: PaxError) -> tuple[Chain, 
     return ()
 
 
-def _module(chain: Chain, kinds: Mapping[str, str]) -> str:
+def _module_text(chain: Chain, kinds: Mapping[str, str]) -> str:
     """``encoder.pool: Pool``; what another library says of its modules is as good."""
     path = module_path(chain)
     return ": ".join(filter(None, (path, kinds.get(path, ""))))
 
 
-def _owner(chain: Chain, programs: Sequence[Program]) -> str:
+def _owner_text(chain: Chain, programs: Sequence[Program]) -> str:
     return next(filter(None, (owner_of(each.traced, chain) for each in programs)), "")

@@ -61,7 +61,7 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
     with run:
         exporter.find(request)
         try:
-            return _exported(exporter, run, request)
+            return _write_export(exporter, run, request)
         except PaxError as error:
             _name_modules(error, exporter, request)
             raise
@@ -86,27 +86,27 @@ def _missing_runtime(exporter: FormatExporter, request: Request) -> list[str]:
     return [f"not validated: {reason}"]
 
 
-def _exported(exporter: FormatExporter, run: ExportRun, request: Request) -> Report:
+def _write_export(exporter: FormatExporter, run: ExportRun, request: Request) -> Report:
     contents = exporter.make(run, request)
     with run.place(contents.estimate_bytes()) as place:
         while True:
             with run.phase("write"):
                 written = contents.write(place)
             if exporter.tests_reported:
-                report = _report(exporter, contents, place, written, run, {})
+                report = _make_report(exporter, contents, place, written, run, {})
                 contents.write_report(report, place, written)
             try:
-                errors = _tested(exporter, contents, place, run, request, written)
+                errors = _test_export(exporter, contents, place, run, request, written)
                 break
             except ValidationError as error:
                 less = contents.drop_optional_gradients(error)
                 if less is None:
-                    _locate(error, exporter, contents, run, request)
+                    _locate_divergence(error, exporter, contents, run, request)
                     raise
                 contents = less
                 for each in place.iterdir():
                     shutil.rmtree(each) if each.is_dir() else each.unlink()
-        report = _report(exporter, contents, place, written, run, errors)
+        report = _make_report(exporter, contents, place, written, run, errors)
         run.write_card(report, place)
         contents.write_report(report, place, written)
         run.sign(place)
@@ -126,7 +126,7 @@ def _name_modules(error: PaxError, exporter: FormatExporter, request: Request) -
     name_modules(error, request.model, again, lambda: exporter.trace(request)[1])
 
 
-def _tested(
+def _test_export(
     exporter: FormatExporter,
     contents: Contents,
     place: Path,
@@ -153,11 +153,11 @@ def _tested(
             "at the export all the same",
         ) from error
     known = {text.partition(" ")[0] for text in getattr(written, "differs", ())}
-    _judge(exporter, contents, run, request, known)
+    _judge_differences(exporter, contents, run, request, known)
     return errors
 
 
-def _judge(
+def _judge_differences(
     exporter: FormatExporter,
     contents: Contents,
     run: ExportRun,
@@ -176,7 +176,7 @@ def _judge(
     if part is not None and not not_finite(contents.stored()):
         # It only says more: whatever fails here is no reason to say less.
         with run.phase("find the operation"), contextlib.suppress(Exception):
-            found = _causes(part, run, request, far)
+            found = _find_causes(part, run, request, far)
     listed: dict[tuple[str, str, str], list[str]] = {}
     for difference, cause in zip(far, found):
         case, probe = difference.case, difference.case.probe
@@ -202,7 +202,7 @@ def _judge(
         )
 
 
-def _causes(
+def _find_causes(
     part: FormatExporter, run: ExportRun, request: Request, far: Sequence[ProbeDifference]
 ) -> list[Cause | None]:
     """The operation that causes each difference: a swept elementwise one, or by exporting parts."""
@@ -262,7 +262,7 @@ def _apart_far(
     return said
 
 
-def _locate(
+def _locate_divergence(
     error: ValidationError,
     exporter: FormatExporter,
     contents: Contents,
@@ -304,7 +304,7 @@ def _is_finite(value: object) -> bool:
     return bool(np.isfinite(array.astype(wide)).all())
 
 
-def _report(
+def _make_report(
     exporter: FormatExporter,
     contents: Contents,
     place: Path,

@@ -94,14 +94,14 @@ def grid(operation: SweptOperation) -> list[np.ndarray]:
     """Values for each operand: of every size, and what is not a number."""
     first, *others = operation.operands
     if not others:
-        return [_filled(_values(first, 15 if is_inexact(first) else 1))]
+        return [_fill_count(_values_of_dtype(first, 15 if is_inexact(first) else 1))]
     side = int(COUNT**0.5)
-    one, other = (_few(_values(dtype, 1), side) for dtype in (first, *others))
+    one, other = (_thin_out(_values_of_dtype(dtype, 1), side) for dtype in (first, *others))
     pairs = np.meshgrid(one, other, indexing="ij")
-    return [_filled(each.ravel()) for each in pairs]
+    return [_fill_count(each.ravel()) for each in pairs]
 
 
-def _values(dtype: np.dtype, by: int) -> np.ndarray:
+def _values_of_dtype(dtype: np.dtype, by: int) -> np.ndarray:
     """Numbers of a dtype in order, `by` for each power of two; then infinities and NaN."""
     if not is_inexact(dtype):
         ends = np.iinfo(dtype)
@@ -120,7 +120,7 @@ def _values(dtype: np.dtype, by: int) -> np.ndarray:
     return np.array([*finite, np.inf, -np.inf, np.nan]).astype(dtype)
 
 
-def _few(values: np.ndarray, most: int) -> np.ndarray:
+def _thin_out(values: np.ndarray, most: int) -> np.ndarray:
     """Some of many, the last ones among them."""
     if len(values) <= most:
         return values
@@ -128,7 +128,7 @@ def _few(values: np.ndarray, most: int) -> np.ndarray:
     return np.concatenate([values[places], values[-3:]])
 
 
-def _filled(values: np.ndarray) -> np.ndarray:
+def _fill_count(values: np.ndarray) -> np.ndarray:
     return np.resize(values, COUNT) if len(values) < COUNT else values[:COUNT]
 
 
@@ -156,7 +156,7 @@ def sweep(
     if not operations:
         return []
     try:
-        return _sweep(operations, values, run, factor)
+        return _sweep_together(operations, values, run, factor)
     except Exception:  # of any runtime
         if len(operations) == 1:
             return []
@@ -167,7 +167,7 @@ def sweep(
     ]
 
 
-def _sweep(
+def _sweep_together(
     operations: Sequence[SweptOperation],
     values: Sequence[list[np.ndarray]],
     run: Runner,
@@ -185,7 +185,7 @@ def _sweep(
 
     def by_jax(moved: float) -> list[np.ndarray]:
         with np.errstate(over="ignore"):
-            near = [_moved(each, moved) for each in flat]
+            near = [_move_values(each, moved) for each in flat]
         return list(map(np.asarray, program.traced.run(near)))
 
     expected = by_jax(0.0)
@@ -200,7 +200,7 @@ def _sweep(
     return found
 
 
-def _moved(values: np.ndarray, by: float) -> np.ndarray:
+def _move_values(values: np.ndarray, by: float) -> np.ndarray:
     return (values * (1 + by)).astype(values.dtype) if is_inexact(values.dtype) and by else values
 
 
@@ -229,10 +229,10 @@ def _differs(
 
 def where_differs(given: list[np.ndarray], differs: np.ndarray) -> str:
     """``above 88``, ``beyond ±4e+26``, ``at NaN``: for which operands elements differ."""
-    return ", ".join(_regions(given, differs))
+    return ", ".join(_differing_regions(given, differs))
 
 
-def _regions(given: list[np.ndarray], differs: np.ndarray) -> Iterator[str]:
+def _differing_regions(given: list[np.ndarray], differs: np.ndarray) -> Iterator[str]:
     wide = [each.astype(np.float64) for each in given]
     finite = np.all([np.isfinite(each) for each in wide], axis=0)
     if len(given) == 1:
@@ -298,7 +298,7 @@ def causes(
     texts = {found.operation.key: str(found) for found in swept if found.differs.any()}
     suspects = [(step, each) for step, each in steps if each.key in texts]
     read = jax.jit(lambda values: tape.read([step for step, _ in suspects], values))
-    given = [_some(s, g) for v in operands for (s, _), g in zip(suspects, read(v))]
+    given = [_sample_operands(s, g) for v in operands for (s, _), g in zip(suspects, read(v))]
     found = sweep([each for _, each in suspects] * len(calls), given, run, factor)
     if len(found) < len(given):
         return [None] * len(wrong)
@@ -317,7 +317,7 @@ def causes(
     return blamed
 
 
-def _some(step: TapeStep, given: Sequence[Any]) -> list[np.ndarray]:
+def _sample_operands(step: TapeStep, given: Sequence[Any]) -> list[np.ndarray]:
     """Some elements of the operands of a step, the same ones of each; the largest among them."""
     arrays = [
         np.asarray(value)

@@ -89,8 +89,8 @@ class RetargetReport:
         lines = ["Mended SavedModel", *(f"  {key}: {how}" for key, how in self.signatures.items())]
         lines += [
             f"  programs    {self.modules}",
-            f"  before      {_described(*before)}",
-            f"  now         {_described(*after)}",
+            f"  before      {_describe_module(*before)}",
+            f"  now         {_describe_module(*after)}",
             "  changed     " + (", ".join(changes) or "versions and locations only"),
             f"  runs in     TensorFlow {self.oldest_tensorflow} and newer",
             "  mended by   " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
@@ -102,7 +102,7 @@ class RetargetReport:
         return html_text.report(str(self))
 
 
-def _described(stablehlo: str, convention: int, count: int) -> str:
+def _describe_module(stablehlo: str, convention: int, count: int) -> str:
     return f"StableHLO {stablehlo}, calling convention {convention}, {bytes_text(count)}"
 
 
@@ -169,7 +169,7 @@ def retarget(
     model = inspect.read_saved_model(source, "retarget")
     foreign(source, trusted=True)  # it is screened below, if it is run
     # In its own place, all files of the model are copied, whoever put them there.
-    ours = now_in(source) if _same(source, place) else _mended_or_ours
+    ours = now_in(source) if _same_place(source, place) else _mended_or_ours
     making = ExportRun(
         ANY, place, validate=validate, overwrite=overwrite, phases=3, ours=ours, sign=sign
     )
@@ -181,10 +181,10 @@ def retarget(
                 screen(source)  # the test runs it
         with run.place() as directory:
             with run.phase("write"):
-                _write(source, directory, model)
+                _write_copy(source, directory, model)
             trial = Trial(model, validate == "process")
             run.tested(lambda: trial.run(source, directory) or {})
-            report = _report(modules, oldest, trial, run)
+            report = _make_report(modules, oldest, trial, run)
             text = json.dumps(report.as_dict(), indent=1) + "\n"
             (directory / FILE).write_text(text, encoding="utf-8")
             if (directory / checksums.FILE).is_file():
@@ -193,7 +193,7 @@ def retarget(
     return report
 
 
-def _same(source: Path, place: Path) -> bool:
+def _same_place(source: Path, place: Path) -> bool:
     with suppress(OSError, ValueError):
         return source.samefile(place)
     return False
@@ -213,7 +213,7 @@ def _check(consumer: str | None, modules: Sequence[RetargetedModule]) -> compati
     return max(needed)
 
 
-def _write(source: Path, directory: Path, model: Any) -> None:
+def _write_copy(source: Path, directory: Path, model: Any) -> None:
     # A fingerprint holds hashes of the file that is replaced.
     without = shutil.ignore_patterns(inspect.GRAPH_FILE, "fingerprint.pb", FILE)
     shutil.copytree(source, directory, ignore=without, dirs_exist_ok=True)
@@ -221,7 +221,7 @@ def _write(source: Path, directory: Path, model: Any) -> None:
     (directory / inspect.GRAPH_FILE).write_bytes(model.SerializeToString(deterministic=True))
 
 
-def _report(
+def _make_report(
     modules: Sequence[RetargetedModule], oldest: compatibility.Version, trial: Trial, run: ExportRun
 ) -> RetargetReport:
     versions = [max(each.stablehlo[side] for each in modules) for side in (0, 1)]
@@ -266,7 +266,7 @@ class RetargetedModule:
 
 
 def mend(model: object, directory: Path) -> list[RetargetedModule]:
-    mended = [_mend(name, node) for name, node in _operations(model)]
+    mended = [_mend_operation(name, node) for name, node in _module_operations(model)]
     if not mended:
         raise ExportPathError(
             "The SavedModel contains no jax program.",
@@ -277,7 +277,7 @@ def mend(model: object, directory: Path) -> list[RetargetedModule]:
     return mended
 
 
-def _operations(model: Any) -> Iterator[tuple[str, Any]]:
+def _module_operations(model: Any) -> Iterator[tuple[str, Any]]:
     """Each operation that calls a module, with the name of its function."""
     for graph in model.meta_graphs:
         yield from (("graph", node) for node in graph.graph_def.node if node.op == _OPERATION)
@@ -287,7 +287,7 @@ def _operations(model: Any) -> Iterator[tuple[str, Any]]:
                     yield function.signature.name, node
 
 
-def _mend(function: str, node: Any) -> RetargetedModule:
+def _mend_operation(function: str, node: Any) -> RetargetedModule:
     old, convention = node.attr["module"].s, node.attr["version"].i
     calls_tensorflow = bool(node.attr["function_list"].list.func)
     allowed = XLA_EXPANDS | (_CALLS_OF_TENSORFLOW if calls_tensorflow else frozenset())
@@ -344,22 +344,22 @@ class Trial:
     """
 
     def __init__(self, model: object, separate: bool):
-        self._signatures = _signatures(model)
+        self._signatures = _signature_inputs(model)
         self._separate = separate
         self.compared: dict[str, str] = {}
         self.largest_error: dict[str, float] = {}
 
     def run(self, old: Path, new: Path) -> None:
-        tried = self._both(old, new, list(self._signatures), _SIZES)
+        tried = self._call_both(old, new, list(self._signatures), _SIZES)
         stopped = {each[0].signature for each in tried if FAILED in each[2]}
-        tried += self._both(old, new, stopped, _OTHER_SIZES) if stopped else []
+        tried += self._call_both(old, new, stopped, _OTHER_SIZES) if stopped else []
         for key, inputs in self._signatures.items():
             if inputs is None:
                 self.compared[key] = "not run: no random input can be made for it"
             else:
-                self._judge(key, [each for each in tried if each[0].signature == key])
+                self._judge_signature(key, [each for each in tried if each[0].signature == key])
 
-    def _both(
+    def _call_both(
         self, old: Path, new: Path, keys: Iterable[str], sizes: Sequence[int]
     ) -> list[tuple[Case, Any, Any]]:
         """Calls of these signatures, with the results of either model."""
@@ -367,7 +367,7 @@ class Trial:
         results = (call(ANY, place, cases, self._separate) for place in (old, new))
         return list(zip(cases, *results))
 
-    def _judge(self, key: str, tried: list[tuple[Case, Any, Any]]) -> None:
+    def _judge_signature(self, key: str, tried: list[tuple[Case, Any, Any]]) -> None:
         ran = [each for each in tried if FAILED not in each[2]][: len(_SIZES)]
         lost = [each for each in tried if FAILED in each[2] and FAILED not in each[1]]
         if lost or not ran:
@@ -390,18 +390,18 @@ class Trial:
         )
 
 
-def _signatures(model: Any) -> dict[str, dict[str, RandomInput] | None]:
+def _signature_inputs(model: Any) -> dict[str, dict[str, RandomInput] | None]:
     """The inputs of each signature; None where one is not an array."""
     tf = require("tensorflow", "tensorflow", "retarget")
     return {
-        key: _inputs(tf, signature.inputs)
+        key: _random_inputs(tf, signature.inputs)
         for graph in model.meta_graphs
         for key, signature in sorted(graph.signature_def.items())
         if key != _INITIALIZER
     }
 
 
-def _inputs(tf: Any, inputs: Mapping[str, Any]) -> dict[str, RandomInput] | None:
+def _random_inputs(tf: Any, inputs: Mapping[str, Any]) -> dict[str, RandomInput] | None:
     found = {}
     for name, info in inputs.items():
         try:

@@ -37,20 +37,20 @@ def dropped_state(
 ) -> Dropped:
     """State that a traced function drops; `assigned` leaves differ in each call."""
     flow = _Dependencies(program, len(leaves))
-    varies = flow.inputs | _union(1 << place for place in assigned)
-    live = _union(flow.results(needed_part(program)))
+    varies = flow.inputs | _union_of_bits(1 << place for place in assigned)
+    live = _union_of_bits(flow.results(needed_part(program)))
     keys: dict[str, str] = {}
     for origins, chain in flow.draws.values():
         if not origins & varies:
             for place in flow.places(origins):
                 if _is_key(flow.avals[place]):
-                    keys.setdefault(_name(leaves, place, "a key"), lines(chain))
+                    keys.setdefault(_leaf_name(leaves, place, "a key"), lines(chain))
     values: dict[str, str] = {}
     for origins, aval, chain in flow.unused(program):
         if origins & flow.inputs:
             for place in flow.places(origins & ~live & ~flow.inputs):
-                if _alike(flow.avals[place], aval):
-                    values.setdefault(_name(leaves, place, "an array"), lines(chain))
+                if _same_type(flow.avals[place], aval):
+                    values.setdefault(_leaf_name(leaves, place, "an array"), lines(chain))
     return Dropped(keys, values)
 
 
@@ -60,7 +60,7 @@ def made_of_inputs(program: Any, leaves: int) -> list[bool]:
     return [bool(origins & flow.inputs) for origins in flow.results(program.jaxpr)]
 
 
-def _name(leaves: Sequence[str], place: int, what: str) -> str:
+def _leaf_name(leaves: Sequence[str], place: int, what: str) -> str:
     return leaves[place] if place < len(leaves) else f"{what} that the function closes over"
 
 
@@ -81,8 +81,8 @@ class _Dependencies:
     def results(self, jaxpr: Jaxpr) -> list[int]:
         """What each result of the program, or of a part of it, depends on."""
         given = [1 << index for index in range(len(jaxpr.invars))]
-        held = [self._bit(self._constants.get(each)) for each in jaxpr.constvars]
-        return self._run(jaxpr, [*held, *given], ())
+        held = [self._constant_bit(self._constants.get(each)) for each in jaxpr.constvars]
+        return self._run_jaxpr(jaxpr, [*held, *given], ())
 
     def unused(self, program: Any) -> list[tuple[int, Any, Chain]]:
         """The values of a program that nothing reads, and what each depends on."""
@@ -94,7 +94,7 @@ class _Dependencies:
         """The operands and constants of these bits, by number."""
         return [place for place in range(len(self.avals)) if origins >> place & 1]
 
-    def _bit(self, value: PyTree) -> int:
+    def _constant_bit(self, value: PyTree) -> int:
         """The bit of an array that a program holds; none for numbers, which are written in it."""
         if not hasattr(value, "shape") or not (math.prod(value.shape) > 1 or _is_key(value)):
             return 0
@@ -103,13 +103,13 @@ class _Dependencies:
             self.avals.append(value)
         return self._held[id(value)][0]
 
-    def _run(self, jaxpr: TracedProgram, given: Sequence[int], callers: Chain) -> list[int]:
+    def _run_jaxpr(self, jaxpr: TracedProgram, given: Sequence[int], callers: Chain) -> list[int]:
         known = dict(zip((*jaxpr.constvars, *jaxpr.invars), given))
         read = {atom for each in jaxpr.eqns for atom in each.invars if not is_literal(atom)}
         read.update(atom for atom in jaxpr.outvars if not is_literal(atom))
 
         def origins(atom: PyTree) -> int:
-            return self._bit(atom.val) if is_literal(atom) else known.get(atom, 0)
+            return self._constant_bit(atom.val) if is_literal(atom) else known.get(atom, 0)
 
         for equation in jaxpr.eqns:
             chain = (*callers, equation)
@@ -117,8 +117,8 @@ class _Dependencies:
             if size := DRAWS.get(equation.primitive.name):
                 place = tuple(map(id, chain))
                 before = self.draws.get(place, (0, chain))[0]
-                self.draws[place] = before | _union(operands[:size]), chain
-            results = self._equation(equation, operands, chain)
+                self.draws[place] = before | _union_of_bits(operands[:size]), chain
+            results = self._run_equation(equation, operands, chain)
             known.update(zip(equation.outvars, results))
             if self._unused is not None:
                 found = zip(equation.outvars, results)
@@ -127,48 +127,52 @@ class _Dependencies:
                 ]
         return [origins(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, equation: Equation, given: list[int], chain: Chain) -> list[int]:
+    def _run_equation(self, equation: Equation, given: list[int], chain: Chain) -> list[int]:
         name, parameters = equation.primitive.name, equation.params
         called = called_program(equation)
-        if called is not None and len(_arguments(called)) == len(given):
-            return self._call(called, given, chain)
+        if called is not None and len(_operands_of(called)) == len(given):
+            return self._run_call(called, given, chain)
         if name == "scan":
             constants, carry, _ = map(len, scan_operands(parameters, given))
             within = slice(constants, constants + carry)
-            return self._loop(parameters["jaxpr"], given, within, chain)
+            return self._run_loop(parameters["jaxpr"], given, within, chain)
         if name == "while":
             condition, body = parameters["cond_nconsts"], parameters["body_nconsts"]
             inside = given[condition:]
-            found = self._loop(parameters["body_jaxpr"], inside, slice(body, len(inside)), chain)
-            ends = self._call(parameters["cond_jaxpr"], [*given[:condition], *found], chain)
-            return [each | _union(ends) for each in found]
+            found = self._run_loop(
+                parameters["body_jaxpr"], inside, slice(body, len(inside)), chain
+            )
+            ends = self._run_call(parameters["cond_jaxpr"], [*given[:condition], *found], chain)
+            return [each | _union_of_bits(ends) for each in found]
         if name == "cond":
-            branches = [self._call(each, given[1:], chain) for each in parameters["branches"]]
-            return [given[0] | _union(each) for each in zip(*branches)]
-        every = _union(given)
+            branches = [self._run_call(each, given[1:], chain) for each in parameters["branches"]]
+            return [given[0] | _union_of_bits(each) for each in zip(*branches)]
+        every = _union_of_bits(given)
         for inner in inner_programs(equation):
-            every |= _union(self._call(inner, [every] * len(_arguments(inner)), chain))
+            every |= _union_of_bits(
+                self._run_call(inner, [every] * len(_operands_of(inner)), chain)
+            )
         return [every] * len(equation.outvars)
 
-    def _call(self, program: Any, given: Sequence[int], chain: Chain) -> list[int]:
-        held = [self._bit(value) for value in getattr(program, "consts", ())]
-        return self._run(getattr(program, "jaxpr", program), [*held, *given], chain)
+    def _run_call(self, program: Any, given: Sequence[int], chain: Chain) -> list[int]:
+        held = [self._constant_bit(value) for value in getattr(program, "consts", ())]
+        return self._run_jaxpr(getattr(program, "jaxpr", program), [*held, *given], chain)
 
-    def _loop(self, body: object, given: list[int], carry: slice, chain: Chain) -> list[int]:
+    def _run_loop(self, body: object, given: list[int], carry: slice, chain: Chain) -> list[int]:
         """What comes of a body that is run until what it carries depends on nothing more."""
         while True:
-            results = self._call(body, given, chain)
+            results = self._run_call(body, given, chain)
             new = [old | found for old, found in zip(given[carry], results)]
             if new == given[carry]:
                 return results
             given = [*given[: carry.start], *new, *given[carry.stop :]]
 
 
-def _arguments(program: TracedProgram) -> Sequence[Any]:
+def _operands_of(program: TracedProgram) -> Sequence[Any]:
     return getattr(program, "jaxpr", program).invars
 
 
-def _union(bits: Iterable[int]) -> int:
+def _union_of_bits(bits: Iterable[int]) -> int:
     found = 0
     for each in bits:
         found |= each
@@ -182,5 +186,5 @@ def _is_key(value: PyTree) -> bool:
     return value.dtype == jnp.uint32 and value.shape[-1:] in {(size,) for size in _KEY_SIZES}
 
 
-def _alike(one: PyTree, other: PyTree) -> bool:
+def _same_type(one: PyTree, other: PyTree) -> bool:
     return (one.shape, one.dtype) == (other.shape, other.dtype)

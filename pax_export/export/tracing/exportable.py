@@ -121,8 +121,8 @@ def _of_module(
         return ModelMethod(_with_state(given, halves), given) if callable(given) else None
 
     name = type(module).__name__
-    leaves, tree = _leaves(module, trainable.__contains__)
-    made = _methods(methods, name, find)
+    leaves, tree = _make_leaves(module, trainable.__contains__)
+    made = _make_methods(methods, name, find)
     return Exportable(name, leaves, tree, made, tuple(hidden_arrays(module)))
 
 
@@ -164,12 +164,12 @@ def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
         same = jax.tree_util.tree_structure(after) == jax.tree_util.tree_structure(tree)
         return output, after if same else tree
 
-    leaves, tree = _leaves(form.tree, form.is_trainable)
-    made = _methods(methods, form.name, find)
+    leaves, tree = _make_leaves(form.tree, form.is_trainable)
+    made = _make_methods(methods, form.name, find)
     return Exportable(form.name, leaves, tree, made, is_module=False, form=form)
 
 
-def _methods(
+def _make_methods(
     methods: Mapping[str, Any] | None, owner: str, find: Callable[[Any], ModelMethod | None]
 ) -> tuple[ModelMethod, ...]:
     def method(key: str, given: PyTree) -> ModelMethod:
@@ -187,14 +187,14 @@ def _methods(
     return tuple(method(key, given) for key, given in (methods or {DEFAULT: CALL}).items())
 
 
-def _leaves(
+def _make_leaves(
     tree: PyTree, is_trainable: Callable[[tuple], bool]
 ) -> tuple[tuple[ExportLeaf, ...], Any]:
     paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
-    return tuple(_leaf(path, value, is_trainable(path)) for path, value in paths), treedef
+    return tuple(_make_leaf(path, value, is_trainable(path)) for path, value in paths), treedef
 
 
-def _leaf(path: tuple, value: PyTree, trainable: bool) -> ExportLeaf:
+def _make_leaf(path: tuple, value: PyTree, trainable: bool) -> ExportLeaf:
     name = path_name(path) or "params"
     if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))  # jax takes no other
@@ -243,7 +243,7 @@ def with_step(
     def call(state: PyTree, *batch: PyTree) -> tuple[Any, Any]:
         leaves = jax.tree_util.tree_leaves(state[0])
         given = jax.tree_util.tree_unflatten(training, leaves)
-        result = step(opened(given), _released(state[1]), *batch)
+        result = step(opened(given), _release_static(state[1]), *batch)
         if not (isinstance(result, tuple) and len(result) == 3):
             raise InvalidArgumentError(
                 "A training step must return (model, optimizer, metrics).",
@@ -254,7 +254,7 @@ def with_step(
         after, advanced, metrics = result
         return metrics, (serving(after), _hide_static(advanced))
 
-    leaves, _ = _leaves(optimizer, lambda path: False)
+    leaves, _ = _make_leaves(optimizer, lambda path: False)
     named = (replace(leaf, name=f"optimizer.{leaf.name}", path=f"optimizer{leaf.path}")
              for leaf in leaves)  # fmt: skip
     methods = (
@@ -276,7 +276,7 @@ def _hide_static(tree: PyTree) -> Any:
     return tree if isinstance(tree, Module) else hold_params(tree)
 
 
-def _released(tree: PyTree) -> Any:
+def _release_static(tree: PyTree) -> Any:
     return tree if isinstance(tree, Module) else unwrap_static(tree)
 
 
@@ -304,7 +304,7 @@ def _is_filter(value: PyTree) -> bool:
     return value is ... or isinstance(value, (type, *kinds))
 
 
-def _selected(model: Exportable, chosen: Any) -> list[bool]:
+def _select_leaves(model: Exportable, chosen: Any) -> list[bool]:
     """Which leaves a filter of `pax_export.transforms` selects; none of an optimizer."""
     root = jax.tree_util.tree_unflatten(model.tree, [leaf.value for leaf in model.leaves])
     module = root[0] if any(method.trains for method in model.methods) else root
@@ -376,13 +376,13 @@ def marked(model: Exportable, trainable: PyTree) -> Exportable:
     if isinstance(trainable, bool):
         return model
     if _is_filter(trainable):
-        chosen = _selected(model, trainable)
+        chosen = _select_leaves(model, trainable)
         if not any(leaf.trainable and picked for leaf, picked in zip(model.leaves, chosen)):
             raise InvalidArgumentError(
                 "The filter selects no trainable parameter of the model.",
                 where="trainable",
                 got=repr(trainable),
-                write=_known(model),
+                write=_trainable_names(model),
             )
     elif callable(trainable):
         chosen = [bool(trainable(leaf.name, leaf.value)) for leaf in model.leaves]
@@ -397,7 +397,7 @@ def marked(model: Exportable, trainable: PyTree) -> Exportable:
             "Expected True, False, or paths of leaves.",
             where="trainable",
             got=repr(trainable),
-            write="trainable=True, False, or paths of leaves: " + _known(model),
+            write="trainable=True, False, or paths of leaves: " + _trainable_names(model),
         )
     leaves = tuple(
         dataclasses.replace(leaf, trainable=leaf.trainable and picked)
@@ -427,14 +427,14 @@ def _by_names(model: Exportable, names: Iterable[Any]) -> list[bool]:
                 "No trainable parameter of the model has this name or prefix.",
                 where="trainable",
                 got=repr(name),
-                write=_known(model),
+                write=_trainable_names(model),
             )
         for index in found:
             chosen[index] = True
     return chosen
 
 
-def _known(model: Exportable) -> str:
+def _trainable_names(model: Exportable) -> str:
     known = ", ".join(leaf.name for leaf in model.leaves if leaf.trainable)
     return f"some of {known}" if known else "a model with parameters"
 

@@ -66,11 +66,11 @@ class Work:
 def work_of(program: TracedProgram) -> Work:
     """Counts the work of a traced program, those inside of it too."""
     work = Work()
-    _count(getattr(program, "jaxpr", program), "", 1, work)
+    _count_jaxpr(getattr(program, "jaxpr", program), "", 1, work)
     return work
 
 
-def _count(jaxpr: TracedProgram, around: str, times: object, work: Work) -> None:
+def _count_jaxpr(jaxpr: TracedProgram, around: str, times: object, work: Work) -> None:
     for equation in jaxpr.eqns:
         path = path_in(equation, around)
         if not counted(equation, path, times, work):
@@ -84,17 +84,19 @@ def counted(equation: Any, path: str, times: PyTree, work: Work) -> bool:
     if name in _FREE:
         return True
     if name in _TRANSCENDENTAL:
-        work.transcendentals[path] += times * _elements(equation.outvars)
+        work.transcendentals[path] += times * _count_elements(equation.outvars)
         if name in _BESIDE:
-            _add(work, path, times * _BESIDE[name] * _elements(equation.outvars), equation)
+            _add_work(
+                work, path, times * _BESIDE[name] * _count_elements(equation.outvars), equation
+            )
     elif rule is not None:
-        _add(work, path, times * rule(equation), equation)
+        _add_work(work, path, times * rule(equation), equation)
     else:
         return False
     return True
 
 
-def _add(work: Work, path: str, flops: object, equation: Any) -> None:
+def _add_work(work: Work, path: str, flops: object, equation: Any) -> None:
     work.flops[path] += flops
     dtypes = work.dtypes[path]
     dtype = str(next((v.aval.dtype for v in equation.invars if hasattr(v.aval, "dtype")), ""))
@@ -108,23 +110,23 @@ def _count_inner(equation: Equation, path: str, times: object, work: Work) -> No
         work.uncounted.add(name)
     elif name in ("custom_linear_solve", "linear_solve"):
         solve = equation.params["jaxprs"].solve
-        _count(getattr(solve, "jaxpr", solve), path, times, work)
+        _count_jaxpr(getattr(solve, "jaxpr", solve), path, times, work)
     elif name == "scan":
-        _count(programs[0], path, times * equation.params["length"], work)
+        _count_jaxpr(programs[0], path, times * equation.params["length"], work)
     elif name == "while":
         work.uncounted.add("while (its body counts once)")
         for program in programs:
-            _count(program, path, times, work)
+            _count_jaxpr(program, path, times, work)
     elif name == "cond":
-        _count(max(programs, key=_size), path, times, work)
+        _count_jaxpr(max(programs, key=_branch_size), path, times, work)
     else:  # a call, or a function with a derivative of its own: the first program is what runs
-        _count(programs[0], path, times, work)
+        _count_jaxpr(programs[0], path, times, work)
 
 
-def _size(jaxpr: Jaxpr) -> float:
+def _branch_size(jaxpr: Jaxpr) -> float:
     """The work of a branch, as a number: of branches the heaviest counts."""
     work = Work()
-    _count(jaxpr, "", 1, work)
+    _count_jaxpr(jaxpr, "", 1, work)
     return number(total(work))
 
 
@@ -162,11 +164,11 @@ def counts(work: Work) -> dict[str, Any]:
 # --- counts of one operation -------------------------------------------------------------
 
 
-def _elements(variables: Iterable[Any]) -> Any:
-    return sum(_product(variable.aval.shape) for variable in variables)
+def _count_elements(variables: Iterable[Any]) -> Any:
+    return sum(_product_of(variable.aval.shape) for variable in variables)
 
 
-def _product(sizes: Iterable[Any]) -> Any:
+def _product_of(sizes: Iterable[Any]) -> Any:
     result: Any = 1
     for size in sizes:
         result = result * size
@@ -174,58 +176,58 @@ def _product(sizes: Iterable[Any]) -> Any:
 
 
 def _one_each(equation: Equation) -> Any:
-    return _elements(equation.outvars)
+    return _count_elements(equation.outvars)
 
 
-def _reduction(equation: Equation) -> Any:
+def _reduction_work(equation: Equation) -> Any:
     outputs = len(equation.outvars)
-    return _elements(equation.invars[:outputs]) - _elements(equation.outvars)
+    return _count_elements(equation.invars[:outputs]) - _count_elements(equation.outvars)
 
 
-def _cumulative(equation: Any) -> Any:
+def _cumulative_work(equation: Any) -> Any:
     """As XLA counts a window over all that came before."""
     size = equation.invars[0].aval.shape[equation.params["axis"]]
-    return _elements(equation.outvars) * (size - 1)
+    return _count_elements(equation.outvars) * (size - 1)
 
 
 def _arg_reduction(equation: Equation) -> Any:
-    return _ARG_STEP * (_elements(equation.invars) - _elements(equation.outvars))
+    return _ARG_STEP * (_count_elements(equation.invars) - _count_elements(equation.outvars))
 
 
-def _dequantized(equation: Equation) -> Any:
-    return 2 * _elements(equation.outvars)
+def _dequantize_work(equation: Equation) -> Any:
+    return 2 * _count_elements(equation.outvars)
 
 
-def _rounded(equation: Equation) -> Any:
+def _round_work(equation: Equation) -> Any:
     """A division, a rounding and a product of each element."""
-    return 3 * _elements(equation.outvars)
+    return 3 * _count_elements(equation.outvars)
 
 
 def _quantized_dot(equation: Any) -> Any:
     """The product and, once, the numbers of the matrix."""
     inner = equation.invars[0].aval.shape[-1]
     matrix = inner * equation.outvars[0].aval.shape[-1]
-    return 2 * _elements(equation.outvars) * inner + 2 * matrix
+    return 2 * _count_elements(equation.outvars) * inner + 2 * matrix
 
 
 def _random_bits(equation: Any) -> Any:
     """Threefry, as its loops count: pairs of numbers, and a key; other generators are free."""
     if "fry" not in str(equation.invars[0].aval.dtype):
         return 0
-    count = _elements(equation.outvars)
+    count = _count_elements(equation.outvars)
     return 32 * (count + count % 2 if isinstance(count, int) else count) + 76
 
 
 def _integer_power(equation: Equation) -> Any:
     power = abs(equation.params["y"])
     multiplications = max(power.bit_length() - 1 + power.bit_count() - 1, 0)
-    return _elements(equation.outvars) * (multiplications + (equation.params["y"] < 0))
+    return _count_elements(equation.outvars) * (multiplications + (equation.params["y"] < 0))
 
 
-def _dot(equation: Any) -> Any:
+def _dot_work(equation: Any) -> Any:
     (contracted, _), _ = equation.params["dimension_numbers"]
     shape = equation.invars[0].aval.shape
-    return 2 * _elements(equation.outvars) * _product(shape[axis] for axis in contracted)
+    return 2 * _count_elements(equation.outvars) * _product_of(shape[axis] for axis in contracted)
 
 
 def _ragged_dot(equation: Any) -> Any:
@@ -234,11 +236,11 @@ def _ragged_dot(equation: Any) -> Any:
     (_, contracted), (_, batch) = numbers.dot_dimension_numbers
     shape = equation.invars[1].aval.shape
     shared = {*contracted, *batch, *numbers.rhs_group_dimensions}
-    row = _product(size for axis, size in enumerate(shape) if axis not in shared)
-    return 2 * _elements(equation.invars[:1]) * row
+    row = _product_of(size for axis, size in enumerate(shape) if axis not in shared)
+    return 2 * _count_elements(equation.invars[:1]) * row
 
 
-def _convolution(equation: Any) -> Any:
+def _convolution_work(equation: Any) -> Any:
     numbers = equation.params["dimension_numbers"]
     image, kernel = (variable.aval.shape for variable in equation.invars)
     output = equation.outvars[0].aval.shape
@@ -280,26 +282,26 @@ def _valid_positions(
     return count
 
 
-def _window(equation: Equation) -> Any:
-    window = _product(equation.params["window_dimensions"])
-    return _elements(equation.outvars) * (window - 1)
+def _window_work(equation: Equation) -> Any:
+    window = _product_of(equation.params["window_dimensions"])
+    return _count_elements(equation.outvars) * (window - 1)
 
 
-def _scatter(equation: Equation) -> Any:
-    return _elements(equation.invars[2:3])
+def _scatter_work(equation: Equation) -> Any:
+    return _count_elements(equation.invars[2:3])
 
 
-def _sort(equation: Any) -> Any:
-    size = _product(equation.invars[0].aval.shape)
+def _sort_work(equation: Any) -> Any:
+    size = _product_of(equation.invars[0].aval.shape)
     return size * max(1, math.ceil(math.log2(size))) if isinstance(size, int) and size else size
 
 
-def _cube(factor: float) -> Callable[[Any], Any]:
+def _cubic_work(factor: float) -> Callable[[Any], Any]:
     """Of a factorization of `[..., n, n]`: some part of n times as many elements."""
 
     def rule(equation: Any) -> Any:
         *_, size = equation.invars[0].aval.shape
-        work = _elements(equation.invars[:1]) * size
+        work = _count_elements(equation.invars[:1]) * size
         return int(work * factor) if isinstance(work, int) else work
 
     return rule
@@ -307,50 +309,50 @@ def _cube(factor: float) -> Callable[[Any], Any]:
 
 def _triangular_solve(equation: Any) -> Any:
     *_, size = equation.invars[0].aval.shape
-    return _elements(equation.outvars) * size
+    return _count_elements(equation.outvars) * size
 
 
-def _fft(equation: Equation) -> Any:
-    length = _product(equation.params["fft_lengths"])
+def _fft_work(equation: Equation) -> Any:
+    length = _product_of(equation.params["fft_lengths"])
     rounds = math.ceil(math.log2(length)) if isinstance(length, int) and length > 1 else 1
-    return 5 * rounds * _elements(equation.invars)
+    return 5 * rounds * _count_elements(equation.invars)
 
 
 _RULES: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(_ONE, _one_each),
-    **dict.fromkeys(_REDUCTIONS, _reduction),
-    **dict.fromkeys(_CUMULATIVE, _cumulative),
-    **dict.fromkeys(_SCATTERS, _scatter),
+    **dict.fromkeys(_REDUCTIONS, _reduction_work),
+    **dict.fromkeys(_CUMULATIVE, _cumulative_work),
+    **dict.fromkeys(_SCATTERS, _scatter_work),
     "scatter": lambda equation: 0,
     **dict.fromkeys(("argmax", "argmin"), _arg_reduction),
-    "cumlogsumexp": lambda equation: 8 * _cumulative(equation),
+    "cumlogsumexp": lambda equation: 8 * _cumulative_work(equation),
     "random_bits": _random_bits,
     "integer_pow": _integer_power,
-    "dot_general": _dot,
-    "dequantize": _dequantized,
+    "dot_general": _dot_work,
+    "dequantize": _dequantize_work,
     "quantized_dot": _quantized_dot,
-    "quantized_rows": _dequantized,
-    "round_inputs": _rounded,
-    "round_rows": _rounded,
+    "quantized_rows": _dequantize_work,
+    "round_inputs": _round_work,
+    "round_rows": _round_work,
     "ragged_dot_general": _ragged_dot,
-    "conv_general_dilated": _convolution,
-    "reduce_window_sum": _window,
-    "reduce_window_max": _window,
-    "reduce_window_min": _window,
-    "reduce_window": _window,
-    "select_and_scatter_add": lambda equation: 2 * _elements(equation.invars[1:2]),
-    "select_and_gather_add": _window,
-    "sort": _sort,
-    "top_k": _sort,
-    "approx_top_k": _sort,
-    "cholesky": _cube(1 / 3),
-    "lu": _cube(2 / 3),
-    **dict.fromkeys(("qr", "geqrf", "householder_product"), _cube(4 / 3)),
-    "eigh": _cube(9),
-    "svd": _cube(20),
+    "conv_general_dilated": _convolution_work,
+    "reduce_window_sum": _window_work,
+    "reduce_window_max": _window_work,
+    "reduce_window_min": _window_work,
+    "reduce_window": _window_work,
+    "select_and_scatter_add": lambda equation: 2 * _count_elements(equation.invars[1:2]),
+    "select_and_gather_add": _window_work,
+    "sort": _sort_work,
+    "top_k": _sort_work,
+    "approx_top_k": _sort_work,
+    "cholesky": _cubic_work(1 / 3),
+    "lu": _cubic_work(2 / 3),
+    **dict.fromkeys(("qr", "geqrf", "householder_product"), _cubic_work(4 / 3)),
+    "eigh": _cubic_work(9),
+    "svd": _cubic_work(20),
     "triangular_solve": _triangular_solve,
     "tridiagonal_solve": lambda equation: 8 * _one_each(equation),
     "one_minus_square": lambda equation: 3 * _one_each(equation),
     "polynomial": lambda equation: 2 * (len(equation.invars) - 2) * _one_each(equation),
-    "fft": _fft,
+    "fft": _fft_work,
 }

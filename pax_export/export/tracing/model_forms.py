@@ -427,22 +427,22 @@ def _is_model(value: PyTree) -> bool:
 
 
 def _is_nnx(value: PyTree) -> bool:
-    return _derives(value, "flax.nnx.", "Module")
+    return _derives_from(value, "flax.nnx.", "Module")
 
 
 def _is_linen(value: PyTree) -> bool:
-    return _derives(value, "flax.linen.", "Module")
+    return _derives_from(value, "flax.linen.", "Module")
 
 
 def _is_keras(value: PyTree) -> bool:
-    return _derives(value, "keras.", "Layer") and hasattr(value, "stateless_call")
+    return _derives_from(value, "keras.", "Layer") and hasattr(value, "stateless_call")
 
 
 def _keras_backend() -> str:
     return sys.modules["keras"].config.backend()
 
 
-def _derives(value: PyTree, package: str, name: str) -> bool:
+def _derives_from(value: PyTree, package: str, name: str) -> bool:
     bases = type(value).__mro__
     return any(b.__name__ == name and b.__module__.startswith(package) for b in bases)
 

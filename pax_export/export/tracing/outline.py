@@ -56,10 +56,10 @@ def outline(program: Any) -> Callable[[list[Any]], list[Any]] | None:
     """A function of flat arguments equal to a program, sharing repeated parts; or None."""
     jaxpr = program.jaxpr
     wires = _Wires(jaxpr)
-    repeats = sorted(_repeats(jaxpr.eqns, wires), key=lambda repeat: repeat.start)
+    repeats = sorted(_find_repeats(jaxpr.eqns, wires), key=lambda repeat: repeat.start)
     if not repeats:
         return None
-    parts = list(_parts(jaxpr, wires, repeats))
+    parts = list(_make_segments(jaxpr, wires, repeats))
     known = dict(zip(jaxpr.constvars, program.consts))
 
     def run(operands: list[Any]) -> list[Any]:
@@ -106,7 +106,7 @@ class _Wires:
 # --- finding what repeats ----------------------------------------------------
 
 
-def _repeats(equations: Sequence[Any], wires: _Wires) -> list[Repeat]:
+def _find_repeats(equations: Sequence[Any], wires: _Wires) -> list[Repeat]:
     """Repeats that do not overlap, those first that save most."""
     if len(equations) < LEAST_LENGTH + LEAST_SAVED:
         return []
@@ -138,7 +138,7 @@ def _candidates(kinds: np.ndarray) -> Iterator[tuple[Repeat, int]]:
 def _equal_runs(equations: Sequence[Any], repeat: Repeat, exactly: Alike) -> Iterator[Repeat]:
     """The runs among the copies that are equal indeed, and wired alike."""
     copies = [equations[place : place + repeat.length] for place in repeat.places]
-    described = [(_wiring(copy), exactly.numbers(copy).tolist()) for copy in copies]
+    described = [(_wiring_of(copy), exactly.numbers(copy).tolist()) for copy in copies]
     start = repeat.start
     for _, run in groupby(described):
         count = len(list(run))
@@ -146,7 +146,7 @@ def _equal_runs(equations: Sequence[Any], repeat: Repeat, exactly: Alike) -> Ite
         start += count * repeat.length
 
 
-def _wiring(equations: Sequence[Any]) -> list[Hashable]:
+def _wiring_of(equations: Sequence[Any]) -> list[Hashable]:
     """The origin of each operand: the result of an equation, or a value from outside."""
     made: dict[Any, Hashable] = {}
     outside: dict[Any, int] = {}
@@ -172,40 +172,40 @@ class _Segment:
     outputs: list[Any]
 
 
-def _parts(jaxpr: Jaxpr, wires: _Wires, repeats: Sequence[Repeat]) -> Iterator[_Segment]:
+def _make_segments(jaxpr: Jaxpr, wires: _Wires, repeats: Sequence[Repeat]) -> Iterator[_Segment]:
     place = 0
     for repeat in repeats:
-        yield _plain(jaxpr, wires, place, repeat.start)
-        yield from _copies(jaxpr, wires, repeat)
+        yield _plain_segment(jaxpr, wires, place, repeat.start)
+        yield from _copy_segments(jaxpr, wires, repeat)
         place = repeat.stop
-    yield _plain(jaxpr, wires, place, len(jaxpr.eqns))
+    yield _plain_segment(jaxpr, wires, place, len(jaxpr.eqns))
 
 
-def _plain(jaxpr: Jaxpr, wires: _Wires, start: int, stop: int) -> _Segment:
+def _plain_segment(jaxpr: Jaxpr, wires: _Wires, start: int, stop: int) -> _Segment:
     equations = jaxpr.eqns[start:stop]
     inputs = wires.read_from(equations)
-    outputs = _outputs(equations, wires.used_after(equations, stop))
+    outputs = _outputs_used(equations, wires.used_after(equations, stop))
     return _Segment(call_part(jaxpr, equations, inputs, outputs), inputs, outputs)
 
 
-def _copies(jaxpr: Jaxpr, wires: _Wires, repeat: Repeat) -> Iterator[_Segment]:
+def _copy_segments(jaxpr: Jaxpr, wires: _Wires, repeat: Repeat) -> Iterator[_Segment]:
     """All copies, as calls of the first one."""
     copies = [jaxpr.eqns[place : place + repeat.length] for place in repeat.places]
     used: set[tuple[int, int]] = set()
     for place, copy in zip(repeat.places, copies):
         used |= wires.used_after(copy, place + repeat.length)
     first = copies[0]
-    call = call_part(jaxpr, first, wires.read_from(first), _outputs(first, used))
+    call = call_part(jaxpr, first, wires.read_from(first), _outputs_used(first, used))
 
     def repeated(*values: object) -> Sequence[Any]:
         return call(*values)
 
     shared = jax.jit(repeated)
     for copy in copies:
-        yield _Segment(shared, wires.read_from(copy), _outputs(copy, used))
+        yield _Segment(shared, wires.read_from(copy), _outputs_used(copy, used))
 
 
-def _outputs(equations: Sequence[Any], used: set[tuple[int, int]]) -> list[Any]:
+def _outputs_used(equations: Sequence[Any], used: set[tuple[int, int]]) -> list[Any]:
     return [equations[i].outvars[place] for i, place in sorted(used)]
 
 
@@ -228,11 +228,11 @@ class Alike:
         self._lower = Alike(derivatives - 1) if derivatives else None
 
     def numbers(self, equations: Sequence[Any]) -> np.ndarray:
-        return np.array([self._number(equation) for equation in equations], np.int64)
+        return np.array([self._number_of(equation) for equation in equations], np.int64)
 
-    def _number(self, equation: Equation) -> int:
+    def _number_of(self, equation: Equation) -> int:
         if id(equation) not in self._equations:
-            self._equations[id(equation)] = equation, self._of(self._kind(equation))
+            self._equations[id(equation)] = equation, self._of(self._kind_of(equation))
         return self._equations[id(equation)][1]
 
     def _of(self, kind: Hashable) -> int:
@@ -241,12 +241,12 @@ class Alike:
         except TypeError:  # it holds what cannot be compared
             return self._numbers.setdefault(object(), len(self._numbers))
 
-    def _kind(self, equation: Equation) -> Hashable:
+    def _kind_of(self, equation: Equation) -> Hashable:
         if equation.effects:
             return object()  # equal to itself only
         if equation.primitive.name in _OWN_DERIVATIVE:
-            derivative = self._lower and self._lower._derivative(equation)
-            parameters = (self._program(next(inner_programs(equation))), derivative)
+            derivative = self._lower and self._lower._describe_derivative(equation)
+            parameters = (self._number_of_program(next(inner_programs(equation))), derivative)
         else:
             parameters = tuple((name, self._comparable(v)) for name, v in equation.params.items())
         operands = tuple(map(_comparable_atom, equation.invars))
@@ -256,12 +256,12 @@ class Alike:
     def _comparable(self, value: object) -> Hashable:
         """A parameter as something that equals that of an equal equation."""
         if is_program(value):
-            return self._program(value)
+            return self._number_of_program(value)
         if isinstance(value, (tuple, list)):
             return tuple(map(self._comparable, value))
         return value
 
-    def _program(self, program: Any) -> int:
+    def _number_of_program(self, program: Any) -> int:
         if id(program) not in self._programs:
             jaxpr, constants = getattr(program, "jaxpr", program), getattr(program, "consts", ())
             self._programs[id(program)] = program, self._of(self._described(jaxpr, constants))
@@ -273,17 +273,17 @@ class Alike:
         equations = []
         for equation in jaxpr.eqns:
             read = tuple(wires.get(a) for a in equation.invars if not is_literal(a))
-            equations.append((self._number(equation), read))
+            equations.append((self._number_of(equation), read))
             for variable in equation.outvars:
                 wires[variable] = len(wires)
         results = tuple(_comparable_atom(a) if is_literal(a) else wires[a] for a in jaxpr.outvars)
         arguments = tuple(variable.aval for variable in jaxpr.invars)
         return arguments, tuple(equations), results, tuple(map(id, constants))
 
-    def _derivative(self, equation: Equation) -> Hashable:
+    def _describe_derivative(self, equation: Equation) -> Hashable:
         """What a function with a derivative of its own says that this is, as a program."""
-        operands = [_struct(atom.aval) for atom in equation.invars]
-        results = [_struct(variable.aval) for variable in equation.outvars]
+        operands = [_struct_of_aval(atom.aval) for atom in equation.invars]
+        results = [_struct_of_aval(variable.aval) for variable in equation.outvars]
 
         def pull_back(given: list[Any], cotangents: list[Any]) -> Any:
             return jax.vjp(lambda *values: list(bound(equation, values)), *given)[1](cotangents)
@@ -296,7 +296,7 @@ class Alike:
             return object()  # equal to itself only
 
 
-def _struct(aval: PyTree) -> jax.ShapeDtypeStruct:
+def _struct_of_aval(aval: PyTree) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 

@@ -30,7 +30,7 @@ def owner_of(traced: Traced, chain: Chain) -> str:
         made = frame.f_locals.get("self")
         if not isinstance(made, Primitive) or made.name != name:
             return
-        frames = list(_outwards(frame))
+        frames = list(_outer_frames(frame))
         lines = {(each.f_code.co_filename, each.f_lineno) for each in frames}
         if user is None or user[:2] in lines:
             seen.append(owner_name([each.f_locals.get("self") for each in _of_model(frames)]))
@@ -51,7 +51,7 @@ def _of_model(frames: Sequence[Any]) -> list[Any]:
     return list(reversed(frames[: ours[-1] if ours else len(frames)]))
 
 
-def _outwards(frame: PyTree) -> Iterator[Any]:
+def _outer_frames(frame: PyTree) -> Iterator[Any]:
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -66,7 +66,7 @@ def owner_name(owners: Sequence[Any]) -> str:
     if not models:
         return ""
     root, last = models[0], models[-1]
-    path = _path(root, last, _DEPTH, set())
+    path = _attribute_path(root, last, _DEPTH, set())
     name = type(last).__name__
     return f"{path}: {name}" if path else name
 
@@ -78,7 +78,7 @@ def _is_model(value: object) -> bool:
     )
 
 
-def _path(value: object, wanted: object, depth: int, seen: set[int]) -> str:
+def _attribute_path(value: object, wanted: object, depth: int, seen: set[int]) -> str:
     if depth == 0 or id(value) in seen:
         return ""
     seen.add(id(value))
@@ -92,7 +92,7 @@ def _path(value: object, wanted: object, depth: int, seen: set[int]) -> str:
         if each is wanted:
             return name
         if isinstance(each, (dict, list, tuple)) or hasattr(each, "__dict__"):
-            rest = _path(each, wanted, depth - 1, seen)
+            rest = _attribute_path(each, wanted, depth - 1, seen)
             if rest:
                 return f"{name}.{rest}"
     return ""

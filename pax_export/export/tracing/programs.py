@@ -198,7 +198,7 @@ def refuse_changes(model: Exportable, programs: Sequence[Program], state: str) -
     read = {index for each in programs for index in each.read}
     for program in programs:
         update = state == "update" or program.trains
-        lost = set() if update else read.union(_statistics(model, program))
+        lost = set() if update else read.union(_changed_statistics(model, program))
         names = [model.leaves[index].name for index in program.changed if index in lost]
         if names:
             raise StateChangeError(
@@ -220,7 +220,7 @@ def refuse_dropped_state(model: Exportable, program: Program) -> None:
     _refuse_dropped(model, program, range(len(model.leaves)), "")
 
 
-def _statistics(model: Exportable, program: Program) -> list[int]:
+def _changed_statistics(model: Exportable, program: Program) -> list[int]:
     """The leaves of a net of another library that a call makes anew of its inputs."""
     if model.is_module or not program.changed:
         return []
@@ -275,7 +275,7 @@ def _refuse_train_mode(model: Exportable, program: Program) -> None:
             served = trace_one(replace(model, tree=tree), method, program.inputs)
         except Exception:  # of a function that runs in train mode only
             continue
-        one, other = ((_effect(each, len(model.leaves))) for each in (program, served))
+        one, other = ((_program_effect(each, len(model.leaves))) for each in (program, served))
         if str(program.traced.whole) != str(served.traced.whole) and one == other:
             raise StateChangeError(
                 "Layers in train mode change state that the function drops.",
@@ -288,7 +288,7 @@ def _refuse_train_mode(model: Exportable, program: Program) -> None:
             )
 
 
-def _effect(program: Program, leaves: int) -> tuple[int, list[bool]]:
+def _program_effect(program: Program, leaves: int) -> tuple[int, list[bool]]:
     """How many random numbers a program draws, and which results depend on its inputs."""
     whole = program.traced.whole
     draws = sum(1 for _ in jaxpr_operations(whole, DRAWS))
@@ -324,14 +324,16 @@ def symbolic_errors(
         hide_frames(error)
         if type(error).__name__ == "TraceContextError":  # of flax.nnx
             raise _changed_from_inside(error) from error
-        guilty = [name for name in inputs.dimensions if _fails(function, structs, inputs, {name})]
-        if not guilty and inputs.dimensions and not _fails(function, structs, inputs, set()):
+        guilty = [
+            name for name in inputs.dimensions if _is_failing(function, structs, inputs, {name})
+        ]
+        if not guilty and inputs.dimensions and not _is_failing(function, structs, inputs, set()):
             guilty = list(inputs.dimensions)
         if not guilty and isinstance(error, _OF_VALUES):
             raise TracedValueError(
                 "The model looks at the value of an array, as a Python `if`, `while`, float() or "
-                f"numpy do, and an export is made without values: {_reason(error)}.",
-                where=_place(error),
+                f"numpy do, and an export is made without values: {_first_line(error)}.",
+                where=_place_of(error),
                 write="jax.numpy.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`, "
                 "jax.numpy for numpy",
             ) from error
@@ -341,10 +343,10 @@ def symbolic_errors(
             raise
         names = ", ".join(guilty)
         explained = SymbolicDimensionError(
-            f"The size of the dimension {names} must be known here: {_reason(error)}",
-            where=_place(error),
+            f"The size of the dimension {names} must be known here: {_first_line(error)}",
+            where=_place_of(error),
             got=f"the symbolic dimension {names}",
-            write=f"{_counterpart(error)}a number instead of {guilty[0]!r} in its spec; or "
+            write=f"{_as_symbolic(error)}a number instead of {guilty[0]!r} in its spec; or "
             'operations that work for every size; or what is known of it, as "2*n" or '
             "constraints=('n >= 2',)",
         )
@@ -358,7 +360,7 @@ def symbolic_errors(
 _CALLS = re.compile(r"\b(?:jax|jnp|numpy|lax|fft)\.(\w+)\(")
 
 
-def _counterpart(error: Exception) -> str:
+def _as_symbolic(error: Exception) -> str:
     """Our function that takes the symbolic size for which jax's wants a number, if there is one."""
     text = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -376,15 +378,15 @@ def _changed_from_inside(error: Exception) -> StateChangeError:
         "A call changes the state of a net that the function closes over, and the export "
         "would not.",
         where=owner_name(selves) or None,
-        got=_reason(error),
+        got=_first_line(error),
         write=f"{_EVAL}the params as the first argument of the function: "
         "`graph, params = nnx.split(net)`, then `nnx.merge(graph, params)(x)` in the function",
     )
 
 
-def _fails(function: Callable, structs: Sequence[Any], inputs: Inputs, symbolic: set) -> bool:
+def _is_failing(function: Callable, structs: Sequence[Any], inputs: Inputs, symbolic: set) -> bool:
     """Whether the trace fails where only these dimensions are symbolic."""
-    if symbolic and _fails(function, structs, inputs, set()):
+    if symbolic and _is_failing(function, structs, inputs, set()):
         return False  # it fails for numbers, too: another mistake
     numbers = {
         name: 4 + 2 * index for index, name in enumerate(inputs.dimensions) if name not in symbolic
@@ -408,14 +410,14 @@ def _with_numbers(struct: jax.ShapeDtypeStruct, numbers: dict[str, int]) -> jax.
     return jax.ShapeDtypeStruct(tuple(shape), struct.dtype)
 
 
-def _reason(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return re.sub(r"\s+", " ", text[0]).rstrip(".") if text else type(error).__name__
 
 
-def _place(error: Exception) -> str:
+def _place_of(error: Exception) -> str:
     """The innermost line that is not jax's or ours, and the layer that it belongs to."""
-    place, owners = _line(error) or "unknown", []
+    place, owners = _line_of(error) or "unknown", []
     for frame, _ in traceback.walk_tb(error.__traceback__):
         owners.append(frame.f_locals.get("self"))
     layer = layer_of(owners)
@@ -425,10 +427,10 @@ def _place(error: Exception) -> str:
 def line_of_model(error: Exception) -> str:
     """The line of the model behind an error of jax, from the traceback in its cause; or ""."""
     cause = error.__cause__
-    return (_line(cause) if cause is not None else "") or _line(error)
+    return (_line_of(cause) if cause is not None else "") or _line_of(error)
 
 
-def _line(error: BaseException) -> str:
+def _line_of(error: BaseException) -> str:
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if _is_of_model(frame.f_code.co_filename):

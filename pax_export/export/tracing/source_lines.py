@@ -67,14 +67,14 @@ def users_line(equations: Chain) -> Line | None:
     """The innermost line outside of libraries; lines in cached programs must match the caller."""
     found: list[Line] = []
     for equation in equations:
-        inner = _users(equation)
+        inner = _users_lines(equation)
         if found and inner[len(inner) - len(found) :] != found:
             break
         found = inner or found
     return found[0] if found else None
 
 
-def _users(equation: Equation) -> list[Line]:
+def _users_lines(equation: Equation) -> list[Line]:
     """Lines of the model itself, the innermost first; what called the export is none."""
     trace = getattr(equation.source_info, "traceback", None)
     users = []

@@ -82,9 +82,9 @@ def spec(
     """
     if isinstance(shape, str):
         for size in shape.split(","):
-            _dimension(int(size) if size.strip().removeprefix("-").isdigit() else size)
+            _check_dimension(int(size) if size.strip().removeprefix("-").isdigit() else size)
     elif isinstance(shape, Iterable):
-        shape = tuple(_dimension(size) for size in shape)
+        shape = tuple(_check_dimension(size) for size in shape)
     else:
         raise InvalidArgumentTypeError(
             "A shape must be a string or a sequence of dimensions.", got=repr(shape), write=_EXAMPLE
@@ -92,7 +92,7 @@ def spec(
     return InputSpec(shape, _dtype_name(dtype), name)
 
 
-def _dimension(size: Any) -> int | str | None:
+def _check_dimension(size: Any) -> int | str | None:
     if size is None or isinstance(size, str):
         return size
     if isinstance(size, (int, np.integer)) and not isinstance(size, bool) and size >= 0:
@@ -248,7 +248,7 @@ class _SymbolicScope:
         shapes = [leaf.shape for leaf in leaves if isinstance(leaf, InputSpec)]
         text = " ".join(str(shape) for shape in shapes)
         self.fresh = (name for name in map("any{}".format, itertools.count()) if name not in text)
-        self.scope = self._of_arrays(leaves, constraints) or self._new(constraints)
+        self.scope = self._of_arrays(leaves, constraints) or self._new_scope(constraints)
 
     @staticmethod
     def _of_arrays(leaves: list[Any], constraints: tuple[str, ...]) -> Any:
@@ -264,7 +264,7 @@ class _SymbolicScope:
         return symbolic[0].scope if symbolic else None
 
     @staticmethod
-    def _new(constraints: tuple[str, ...]) -> Any:
+    def _new_scope(constraints: tuple[str, ...]) -> Any:
         try:
             return jax_export.SymbolicScope(constraints)
         except ValueError as error:
@@ -332,9 +332,9 @@ def bind(inputs: Inputs, given: PyTree, where: str) -> dict[str, Any]:
     # Python values may be said again, or left out.
     arguments = {name: tree for name, tree in every.items() if "static" not in tree}
     positional = [name for name in inputs.positional if name in arguments]
-    readings = _readings(given, arguments, positional)
+    readings = _possible_readings(given, arguments, positional)
     if len(every) > len(arguments):
-        readings += _readings(given, every, inputs.positional)
+        readings += _possible_readings(given, every, inputs.positional)
     for reading in readings:
         found: dict[str, Any] = {}
         try:
@@ -352,7 +352,7 @@ def bind(inputs: Inputs, given: PyTree, where: str) -> dict[str, Any]:
     )
 
 
-def _readings(
+def _possible_readings(
     given: PyTree, arguments: Mapping[str, Any], positional: Sequence[str]
 ) -> list[dict[str, Any]]:
     """What a value can stand for: arguments by position or by name, or the only one."""
@@ -424,10 +424,10 @@ def describe(tree: PyTree, names: Iterable[str]) -> dict[str, Any]:
         return {"leaf": next(names)}
     if type(tree) in (list, tuple):
         return {type(tree).__name__: [describe(child, names) for _, child in children]}
-    return {"dict": [[_key(path[0]), describe(child, names)] for path, child in children]}
+    return {"dict": [[_key_of(path[0]), describe(child, names)] for path, child in children]}
 
 
-def _key(entry: Any) -> Any:
+def _key_of(entry: Any) -> Any:
     key = getattr(entry, "key", None)  # of a dict; int keys stay ints in JSON lists
     return key if isinstance(key, (str, int)) else dotted("", (entry,))
 

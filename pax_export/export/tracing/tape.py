@@ -27,12 +27,12 @@ class Tape:
         self._count = 0
         self._held: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
-        operands = [self._new() for _ in program.jaxpr.invars]
+        operands = [self._new_number() for _ in program.jaxpr.invars]
         played: list[TapeStep] = []
-        results = self._play(program, operands, played)
+        results = self._play_all(program, operands, played)
         self.operands = tuple(operands)
         self.results = tuple(results[index] for index in sorted(wanted))
-        self.steps = self._needed(played, self.results)
+        self.steps = self._needed_by(played, self.results)
 
     def live(self, last: int) -> tuple[int, ...]:
         """What steps up to this one have made, and later ones or the results need."""
@@ -42,49 +42,51 @@ class Tape:
 
     def run(self, last: int, operands: Sequence[Any]) -> dict[int, Any]:
         """The values that are `live` after a step, computed by jax."""
-        values = self._values(last, operands)
+        values = self._run_steps(last, operands)
         return {number: values[number] for number in self.live(last)}
 
     def read(self, steps: Sequence[TapeStep], operands: Sequence[Any]) -> list[list[Any]]:
         """The operands of some steps, computed by jax; a literal is among them."""
-        values = self._values(len(self.steps) - 1, operands)
+        values = self._run_steps(len(self.steps) - 1, operands)
         return [[values[number] for number in step.operands] for step in steps]
 
-    def _values(self, last: int, operands: Sequence[Any]) -> dict[int, Any]:
+    def _run_steps(self, last: int, operands: Sequence[Any]) -> dict[int, Any]:
         values = {**self._held, **dict(zip(self.operands, operands, strict=True))}
         for step in self.steps[: last + 1]:
             given = [values[number] for number in step.operands]
             values.update(zip(step.results, bound(step.equation, given)))
         return values
 
-    def _new(self) -> int:
+    def _new_number(self) -> int:
         self._count += 1
         return self._count - 1
 
-    def _constant(self, value: PyTree) -> int:
+    def _constant_number(self, value: PyTree) -> int:
         """The number of an array that the program holds."""
         if id(value) not in self._numbers:
-            self._numbers[id(value)] = number = self._new()
+            self._numbers[id(value)] = number = self._new_number()
             self._held[number] = value  # which keeps the id
         return self._numbers[id(value)]
 
-    def _play(self, program: Any, given: Sequence[int], played: list[TapeStep]) -> list[int]:
+    def _play_all(self, program: Any, given: Sequence[int], played: list[TapeStep]) -> list[int]:
         callers: list[Any] = []
 
         def operate(equation: Any, operands: list[int]) -> list[int] | None:
             if called_program(equation) is not None:
                 return None
-            results = [self._new() for _ in equation.outvars]
+            results = [self._new_number() for _ in equation.outvars]
             played.append(TapeStep(equation, tuple(callers), tuple(operands), tuple(results)))
             return results
 
-        return interpret(program, given, operate, constant=self._constant, callers=callers)
+        return interpret(program, given, operate, constant=self._constant_number, callers=callers)
 
     def needed_by(self, place: int) -> tuple[TapeStep, ...]:
         """The steps that one of the wanted results needs, by its place among them."""
-        return self._needed(self.steps, self.results[place : place + 1])
+        return self._needed_by(self.steps, self.results[place : place + 1])
 
-    def _needed(self, played: Sequence[TapeStep], results: Sequence[int]) -> tuple[TapeStep, ...]:
+    def _needed_by(
+        self, played: Sequence[TapeStep], results: Sequence[int]
+    ) -> tuple[TapeStep, ...]:
         used, kept = set(results), []
         for step in reversed(played):
             if not used.isdisjoint(step.results):

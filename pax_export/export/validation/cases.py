@@ -135,12 +135,12 @@ class ReferenceModel:
     """The model that was exported, beside its export, for tests of exports that lie there."""
 
     def __init__(self, model: Any, report: Report, names: Mapping[str, str]):
-        chosen = {key: names.get(key, self._name(model, key)) for key in report.signatures}
+        chosen = {key: names.get(key, self._method_name(model, key)) for key in report.signatures}
         self._exportable = exportable(model, chosen, _outputs_of(report))
         self._methods = {each.key: each for each in self._exportable.methods}
 
     @staticmethod
-    def _name(model: Any, key: str) -> str:
+    def _method_name(model: Any, key: str) -> str:
         return key if key != DEFAULT and callable(getattr(type(model), key, None)) else "__call__"
 
     def differences(
@@ -197,7 +197,7 @@ def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Ar
         )
     named = [bind(inputs, given, where) for given in examples]
     try:
-        return [{name: _array(each[name], kinds[name]) for name in kinds} for each in named]
+        return [{name: _example_array(each[name], kinds[name]) for name in kinds} for each in named]
     except (TypeError, ValueError) as error:
         raise InvalidArgumentTypeError(
             "An example is not an array.",
@@ -207,7 +207,7 @@ def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Ar
         ) from error
 
 
-def _array(value: Any, dtype: Any) -> np.ndarray:
+def _example_array(value: Any, dtype: Any) -> np.ndarray:
     if dtype != dtypes.STRING:
         return np.asarray(dtypes.store(value), dtype)
     texts = np.asarray(value, object)
@@ -234,39 +234,39 @@ def tolerances(
     A number for fractional results; for others a mask. `program` is the jaxpr.
     """
     allowed: dict[str, Any] = {}
-    noises: list[Callable[[Any], float]] = [partial(_noise, size) for size in _SIZES]
-    if (bit := _coarsest(program)) > _FLOAT32:
-        noises.append(lambda dtype: max(_noise(_SIZES[-1], dtype), bit / 2))
+    noises: list[Callable[[Any], float]] = [partial(_noise_level, size) for size in _SIZES]
+    if (bit := _coarsest_eps(program)) > _FLOAT32:
+        noises.append(lambda dtype: max(_noise_level(_SIZES[-1], dtype), bit / 2))
     for noise in noises:
         for seed in range(_TRIES):
             random = np.random.default_rng(seed)
-            moved = run([_moved(value, noise, random) for value in operands])
+            moved = run([_add_noise(value, noise, random) for value in operands])
             for name, value in moved.items():
                 if name in exact:
-                    allowed[name] = _more(allowed.get(name), exact[name], np.asarray(value))
+                    allowed[name] = _widen_by(allowed.get(name), exact[name], np.asarray(value))
         yield allowed
 
 
-def _coarsest(program: TracedProgram) -> float:
+def _coarsest_eps(program: TracedProgram) -> float:
     """The last bit of one in the dtype that has the fewest of those that a program rounds to."""
     floats = (dtype for dtype in jaxpr_dtypes(program) if dtypes.is_floating(dtype))
     return max((float(jax.numpy.finfo(dtype).eps) for dtype in floats), default=0.0)
 
 
-def _noise(size: int, dtype: DTypeLike) -> float:
+def _noise_level(size: int, dtype: DTypeLike) -> float:
     """How far numbers of a dtype are moved, relative to themselves."""
     bit = float(jax.numpy.finfo(dtype).eps)
     return max(_SIZES[0] * bit, min(size * bit, _PART * TOLERANCE.get(np.dtype(dtype).name, 0.0)))
 
 
-def _moved(value: PyTree, noise: Callable[[Any], float], random: np.random.Generator) -> Any:
+def _add_noise(value: PyTree, noise: Callable[[Any], float], random: np.random.Generator) -> Any:
     if not jax.numpy.issubdtype(value.dtype, jax.numpy.inexact):
         return value
     factors = 1 + noise(value.dtype) * random.normal(size=value.shape)
     return (np.asarray(value) * factors).astype(value.dtype)
 
 
-def _more(before: PyTree, exact: np.ndarray, moved: np.ndarray) -> Any:
+def _widen_by(before: PyTree, exact: np.ndarray, moved: np.ndarray) -> Any:
     """The tolerance of a result, given one more that jax computed."""
     if exact.dtype.name not in TOLERANCE:
         differs = np.asarray(exact != moved)

@@ -62,7 +62,7 @@ class RuntimeResult:
     differs: bool = False
 
     def __str__(self) -> str:
-        return certified_text(self.runtime, _plain(self))
+        return certified_text(self.runtime, _plain_fields(self))
 
 
 def certify(
@@ -103,7 +103,7 @@ def certify(
             "Exports for this target cannot be certified.", where=str(path), got=report.target
         )
     others: Any = importlib.import_module(format.others) if format.others else None
-    chosen = _chosen(tuple(others.NAMES) if others else (), runtimes, format.runtime[0])
+    chosen = _choose_runtimes(tuple(others.NAMES) if others else (), runtimes, format.runtime[0])
     find(*format.runtime, "certify")
     asked = [name for name in chosen if _can_run(others, name, name in runtimes)]
     if write:
@@ -112,10 +112,10 @@ def certify(
     done = recheck.Rechecked(path, model, methods, finite=False, trusted=trusted, verify=verify)
     if failed := [each for each in done.checks if each.problem]:
         raise ValidationError("The export is not valid.", where=str(path), got=str(failed[0])[:500])
-    results = [_own(format.runtime[0], done)]
-    results += [_elsewhere(others, name, path, done, seconds) for name in asked]
+    results = [_own_result(format.runtime[0], done)]
+    results += [_run_elsewhere(others, name, path, done, seconds) for name in asked]
     if write:
-        told = {each.runtime: _plain(each) for each in results}
+        told = {each.runtime: _plain_fields(each) for each in results}
         old = report.details.get(CERTIFIED)
         kept = {} if not isinstance(old, dict) else old
         details = report.details | {CERTIFIED: kept | told}
@@ -123,7 +123,7 @@ def certify(
     return results
 
 
-def _chosen(names: Sequence[str], wanted: Sequence[str], own: str) -> list[str]:
+def _choose_runtimes(names: Sequence[str], wanted: Sequence[str], own: str) -> list[str]:
     if unknown := [name for name in wanted if name not in (own, *names)]:
         raise InvalidArgumentError(
             "No such runtime reads this export.",
@@ -153,14 +153,14 @@ def _check_signature(path: Path, signed_anew: bool) -> None:
         )
 
 
-def _own(name: str, done: recheck.Rechecked) -> RuntimeResult:
+def _own_result(name: str, done: recheck.Rechecked) -> RuntimeResult:
     errors = [error for check in done.checks for error in check.largest_error.values()]
     with_jax = JAX if done.reference is not None else ""
     largest = max(errors, default=0.0) if with_jax else None
     return RuntimeResult(name, _version(name), _machine(), len(done.answers), with_jax, largest)
 
 
-def _elsewhere(
+def _run_elsewhere(
     others: Any, name: str, path: Path, done: recheck.Rechecked, seconds: float | None
 ) -> RuntimeResult:
     base = JAX if done.reference is not None else "".join(done.format.runtime[:1])
@@ -169,7 +169,7 @@ def _elsewhere(
     try:
         given = {} if seconds is None else {"seconds": seconds}
         found = others.run(name, str(path.absolute()), cases, **given)
-        errors = [_apart(done, *each, got) for each, got in zip(done.answers, found)]
+        errors = [_largest_error(done, *each, got) for each, got in zip(done.answers, found)]
     except UnsupportedOperationError as error:
         return dataclasses.replace(result, compared_with="", problem=f"{error.what} {error.got}")
     except ValidationError as error:
@@ -178,7 +178,7 @@ def _elsewhere(
     return dataclasses.replace(result, largest_error=max(errors, default=0.0))
 
 
-def _apart(
+def _largest_error(
     done: recheck.Rechecked, key: str, call: Any, answer: Mapping[str, Any], got: Any
 ) -> float:
     if done.reference is not None:
@@ -189,7 +189,7 @@ def _apart(
     return max(errors.values(), default=0.0)
 
 
-def _plain(result: RuntimeResult) -> dict[str, Any]:
+def _plain_fields(result: RuntimeResult) -> dict[str, Any]:
     """The result as the report has it, without empty fields and long texts."""
     told = dataclasses.asdict(result) | {"problem": " ".join(result.problem.split())[:300]}
     del told["runtime"]

@@ -44,19 +44,19 @@ def judged(
     named: Callable[[Sequence[Any]], dict[str, np.ndarray]],
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """Results of a function by LAPACK, but for ambiguous choices, and their error by rounding."""
-    run = _chosen(function, operands)
+    run = _with_choices(function, operands)
     exact = named(run(list(operands)))
     allowed = dict.fromkeys(exact, 0.0)
     for seed in range(_PERTURBED):
         random = np.random.default_rng(seed)
-        found = named(run([_perturbed(value, random) for value in operands]))
+        found = named(run([_perturb_value(value, random) for value in operands]))
         for name in exact.keys() & found.keys():
-            allowed[name] = max(allowed[name], _tolerance(exact[name], found[name]))
+            allowed[name] = max(allowed[name], _tolerance_of(exact[name], found[name]))
     return exact, allowed
 
 
-def _chosen(function: Callable, operands: Sequence[Any]) -> Callable[[list[Any]], Arrays]:
-    program = rewritten(jax.make_jaxpr(function)(list(operands)), _choice)
+def _with_choices(function: Callable, operands: Sequence[Any]) -> Callable[[list[Any]], Arrays]:
+    program = rewritten(jax.make_jaxpr(function)(list(operands)), _replace_choice)
     # Constants are arguments: XLA would fold them.
     constants = {id(value): value for value in jaxpr_constants(program)}
 
@@ -68,20 +68,20 @@ def _chosen(function: Callable, operands: Sequence[Any]) -> Callable[[list[Any]]
     return lambda values: compiled(values, list(constants.values()))
 
 
-def _choice(equation: Any) -> Any:
+def _replace_choice(equation: Any) -> Any:
     """An operation that leaves a choice, and makes that of the export, as a program."""
     rule = RULES.get(equation.primitive.name)
     return None if rule is None else traced(lambda *given: rule(equation, given), equation.invars)
 
 
-def _perturbed(value: Any, random: np.random.Generator) -> Any:
+def _perturb_value(value: Any, random: np.random.Generator) -> Any:
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return value
     noise = 4 * float(jnp.finfo(value.dtype).eps) * random.normal(size=value.shape)
     return (np.asarray(value) * (1 + noise)).astype(value.dtype)
 
 
-def _tolerance(exact: np.ndarray, other: np.ndarray) -> float:
+def _tolerance_of(exact: np.ndarray, other: np.ndarray) -> float:
     if not jnp.issubdtype(exact.dtype, jnp.inexact) or not exact.size:
         return 0.0
     wide = np.complex128 if jnp.issubdtype(exact.dtype, jnp.complexfloating) else np.float64
@@ -94,36 +94,36 @@ def _tolerance(exact: np.ndarray, other: np.ndarray) -> float:
 # --- one operation ------------------------------------------------------------
 
 
-def _rule(is_right: Callable[..., Any], keep: Sequence[int] = ()) -> Callable[..., list[Any]]:
+def _find_rule(is_right: Callable[..., Any], keep: Sequence[int] = ()) -> Callable[..., list[Any]]:
     """Rule for an operation with a choice: ``is_right(operands, theirs, ours, parameters)``.
 
     Results `keep` are always LAPACK's.
     """
 
     def rule(equation: Any, given: Arrays) -> list[Any]:
-        theirs = _results(equation, given)
-        ours = _ours(equation, given)
+        theirs = _results_of(equation, given)
+        ours = _exported_results(equation, given)
         if ours is None:
             return theirs
         right = is_right(given, theirs, ours, equation.params)
         return [
-            their if place in keep else _where(right, our, their)
+            their if place in keep else _where_right(right, our, their)
             for place, (their, our) in enumerate(zip(theirs, ours))
         ]
 
     return rule
 
 
-def _results(equation: Any, given: Sequence[Any]) -> list[Any]:
+def _results_of(equation: Any, given: Sequence[Any]) -> list[Any]:
     results = equation.primitive.bind(*given, **equation.params)
     return list(results) if equation.primitive.multiple_results else [results]
 
 
-def _ours(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+def _exported_results(equation: Any, given: Sequence[Any]) -> list[Any] | None:
     """The operation as it is exported, and nothing else with it."""
     structs = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in given]
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
-    program = without_libraries(jax.make_jaxpr(partial(_results, equation))(structs))
+    program = without_libraries(jax.make_jaxpr(partial(_results_of, equation))(structs))
     options: Any = {"platforms": (ANY_PLATFORM,), "disabled_checks": [unchecked]}
     try:
         exported = jax_export.export(jax.jit(jaxpr_as_fun(program)), **options)(*structs)
@@ -138,11 +138,11 @@ def _ours(equation: Any, given: Sequence[Any]) -> list[Any] | None:
     )
 
 
-def _where(right: Any, ours: Any, theirs: Any) -> Any:
+def _where_right(right: Any, ours: Any, theirs: Any) -> Any:
     return jnp.where(right.reshape(right.shape + (1,) * (ours.ndim - right.ndim)), ours, theirs)
 
 
-def _adjoint(matrix: Any) -> Any:
+def _adjoint_of(matrix: Any) -> Any:
     return jnp.conj(jnp.swapaxes(matrix, -1, -2))
 
 
@@ -154,22 +154,22 @@ def _is_near(one: Any, other: Any, size: Any) -> Any:
     return apart <= _ROUNDINGS * rows * rounding * size
 
 
-def _largest(matrix: Any) -> Any:
+def _largest_entry(matrix: Any) -> Any:
     return jnp.max(jnp.abs(matrix), axis=(-2, -1), initial=0.0)
 
 
 def _is_unitary(columns: Any) -> Any:
     one = jnp.eye(columns.shape[-1], dtype=columns.dtype)
-    return _is_near(_adjoint(columns) @ columns, jnp.broadcast_to(one, one.shape), 1.0)
+    return _is_near(_adjoint_of(columns) @ columns, jnp.broadcast_to(one, one.shape), 1.0)
 
 
 def _is_eigh(given: Arrays, theirs: Arrays, ours: Arrays, parameters: Mapping[str, Any]) -> Any:
     (matrix,), (vectors, _), values = given, ours, theirs[1]
     half = jnp.tril(matrix) if parameters["lower"] else jnp.triu(matrix)
     rest = jnp.tril(matrix, -1) if parameters["lower"] else jnp.triu(matrix, 1)
-    whole = half + _adjoint(rest)
-    found = (vectors * values[..., None, :].astype(vectors.dtype)) @ _adjoint(vectors)
-    return _is_near(found, whole, _largest(whole)) & _is_unitary(vectors)
+    whole = half + _adjoint_of(rest)
+    found = (vectors * values[..., None, :].astype(vectors.dtype)) @ _adjoint_of(vectors)
+    return _is_near(found, whole, _largest_entry(whole)) & _is_unitary(vectors)
 
 
 def _is_svd(given: Arrays, theirs: Arrays, ours: Arrays, parameters: Mapping[str, Any]) -> Any:
@@ -180,13 +180,13 @@ def _is_svd(given: Arrays, theirs: Arrays, ours: Arrays, parameters: Mapping[str
     count = values.shape[-1]
     product = left[..., :count] * values[..., None, :].astype(left.dtype)
     found = product @ right[..., :count, :]
-    is_product = _is_near(found, matrix, _largest(matrix))
-    return is_product & _is_unitary(left) & _is_unitary(_adjoint(right))
+    is_product = _is_near(found, matrix, _largest_entry(matrix))
+    return is_product & _is_unitary(left) & _is_unitary(_adjoint_of(right))
 
 
 def _is_qr(given: Arrays, theirs: Arrays, ours: Arrays, parameters: Mapping[str, Any]) -> Any:
     (matrix,), (left, right) = given, ours[:2]
-    is_product = _is_near(left @ right, matrix, _largest(matrix))
+    is_product = _is_near(left @ right, matrix, _largest_entry(matrix))
     return is_product & _is_unitary(left) & _is_near(jnp.tril(right, -1), 0 * right, 1.0)
 
 
@@ -197,7 +197,7 @@ def _is_reflectors(
     count = min(matrix.shape[-2:])
     left = jax.lax.linalg.householder_product(packed[..., :count], scales)
     right = jnp.triu(packed)[..., :count, :]
-    return _is_near(left @ right, matrix, _largest(matrix)) & _is_unitary(left)
+    return _is_near(left @ right, matrix, _largest_entry(matrix)) & _is_unitary(left)
 
 
 def _is_lu(given: Arrays, theirs: Arrays, ours: Arrays, parameters: Mapping[str, Any]) -> Any:
@@ -207,15 +207,15 @@ def _is_lu(given: Arrays, theirs: Arrays, ours: Arrays, parameters: Mapping[str,
     lower = jnp.tril(both[..., :count], -1) + jnp.eye(rows, count, dtype=both.dtype)
     upper = jnp.triu(both)[..., :count, :]
     sorted_rows = jnp.take_along_axis(matrix, order[..., None], axis=-2)
-    is_product = _is_near(lower @ upper, sorted_rows, _largest(matrix))
-    return is_product & (_largest(lower) <= 1.001)
+    is_product = _is_near(lower @ upper, sorted_rows, _largest_entry(matrix))
+    return is_product & (_largest_entry(lower) <= 1.001)
 
 
 #: The operations of jax that leave a choice, and have a rule without LAPACK.
 RULES: dict[str, Callable] = {
-    "eigh": _rule(_is_eigh, keep=(1,)),
-    "svd": _rule(_is_svd, keep=(0,)),
-    "qr": _rule(_is_qr),
-    "geqrf": _rule(_is_reflectors),
-    "lu": _rule(_is_lu),
+    "eigh": _find_rule(_is_eigh, keep=(1,)),
+    "svd": _find_rule(_is_svd, keep=(0,)),
+    "qr": _find_rule(_is_qr),
+    "geqrf": _find_rule(_is_reflectors),
+    "lu": _find_rule(_is_lu),
 }

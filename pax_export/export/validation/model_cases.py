@@ -70,7 +70,7 @@ class _RefusedError(Exception):
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _raise_refusals() -> Iterator[None]:
     """Turns what jax or the model raises, which was traced for any size, into a `_RefusedError`."""
     try:
         yield
@@ -165,33 +165,33 @@ class _OfSignature:
         around, inputs = self._signature.processing, self._program.inputs
         examples = () if around else named_examples(inputs, self._examples, self.key)
         steps = [
-            _CaseCall(self._text(label), partial(self._case, label, given), cost)
-            for label, given, cost in given_calls(_structs(inputs), examples, self._outputs)
+            _CaseCall(self._case_text(label), partial(self._model_case, label, given), cost)
+            for label, given, cost in given_calls(_input_structs(inputs), examples, self._outputs)
         ]
         if around is not None:
             examples = named_examples(around.inputs, self._examples, self.key)
             whole = [
-                _CaseCall(self._text(label), partial(self._processed, label, given), cost)
+                _CaseCall(self._case_text(label), partial(self._processed_case, label, given), cost)
                 for label, given, cost in given_calls(
-                    _structs(around.inputs), examples, self._outputs
+                    _input_structs(around.inputs), examples, self._outputs
                 )
             ]
             # Of both kinds one comes first.
             steps = [*steps[:1], *whole[:1], *steps[1:], *whole[1:]]
         return steps
 
-    def _text(self, label: str) -> str:
+    def _case_text(self, label: str) -> str:
         return f"{self.key} {label}".strip()
 
-    def _case(self, label: str, inputs: Arrays) -> Case:
-        with _refusals():
+    def _model_case(self, label: str, inputs: Arrays) -> Case:
+        with _raise_refusals():
             expected = self._expected(inputs)
         case = Case(self.key, inputs, expected, label=label, advice=self.advice)
         if self._program.trains:
             assigned = [self._model.store.variables[i] for i in self._signature.assigned]
             case.unchanged = {f"variable:{each.name}": each.value for each in assigned}
-        case.rounding = self._rounding(case)
-        case.general = self._general(case)
+        case.rounding = self._rounding_of(case)
+        case.general = self._general_of(case)
         case.stage = "model" if self._signature.processing is not None else ""
         return case
 
@@ -202,7 +202,7 @@ class _OfSignature:
         program = self._program.traced.program
         known = None if self.is_small else seconds
         for each in probes(case, program, self._expected, budget, known, bool(self._examples)):
-            each.rounding, each.general = self._rounding(each), self._general(each)
+            each.rounding, each.general = self._rounding_of(each), self._general_of(each)
             yield each
 
     def gradient_steps(self, case: Case) -> Iterator[_CaseCall]:
@@ -210,7 +210,7 @@ class _OfSignature:
         gradient, pullback = self._signature.gradient, self._pullback
         if pullback is not None and gradient is not None:
             # XLA needs more for a larger program than in proportion to its size.
-            before, after = map(_size, (self._signature.forward, gradient.call))
+            before, after = map(_module_size, (self._signature.forward, gradient.call))
             make = partial(self._with_gradients, pullback, gradient, case)
             cost = 1.0 + (after / before) ** 2
             yield _CaseCall(f"the gradients of {self.key}", make, cost, is_gradient=True)
@@ -221,18 +221,18 @@ class _OfSignature:
         gradient = self._signature.gradient
         calls = [self._signature.forward, *([gradient.call] if gradient else [])]
         few = jaxpr_size(self._program.traced.whole) <= FEW_OPERATIONS
-        return few and sum(map(_size, calls)) <= _SMALL
+        return few and sum(map(_module_size, calls)) <= _SMALL
 
     def _expected(self, inputs: Arrays) -> Arrays:
-        return self._named(self._program.traced.run([*self._leaves, *inputs.values()]))
+        return self._named_outputs(self._program.traced.run([*self._leaves, *inputs.values()]))
 
-    def _rounding(
+    def _rounding_of(
         self, case: Case, gradients: Callable[[Sequence[Any]], Arrays] | None = None
     ) -> Callable[[], Iterator[dict[str, Any]]]:
         """How far rounding moves results; tiny gradients may flip whole steps of an optimizer."""
 
         def run(operands: Sequence[Any]) -> Arrays:
-            results = self._named(self._program.traced.run(operands))
+            results = self._named_outputs(self._program.traced.run(operands))
             return {**case.unchanged, **results, **(gradients(operands) if gradients else {})}
 
         def tried() -> Iterator[dict[str, Any]]:
@@ -242,7 +242,7 @@ class _OfSignature:
 
         return tried
 
-    def _named(self, results: Sequence[Any]) -> Arrays:
+    def _named_outputs(self, results: Sequence[Any]) -> Arrays:
         names = self._program.output_names
         outputs = dict(zip(names, map(np.asarray, results)))
         for place, value in zip(self._signature.assigned, results[len(names) :]):
@@ -251,7 +251,7 @@ class _OfSignature:
                 outputs[f"variable:{variable.name}"] = new
         return outputs
 
-    def _processed(self, label: str, inputs: Arrays) -> Case:
+    def _processed_case(self, label: str, inputs: Arrays) -> Case:
         """A call of the whole; what reaches the model is known only when it has been made."""
         names = [entry.name for entry in self._program.inputs.flat]
         case = Case(self.key, inputs, {}, label=label, stage="all", advice=self.advice)
@@ -259,13 +259,13 @@ class _OfSignature:
         def expect(got: Arrays) -> Arrays:
             given = {name: got.pop(f"input:{place}") for place, name in enumerate(names)}
             inner = Case(case.signature, given, self._expected(given))
-            case.rounding, case.general = self._rounding(inner), self._general(inner)
+            case.rounding, case.general = self._rounding_of(inner), self._general_of(inner)
             return inner.expected
 
         case.expect = expect
         return case
 
-    def _general(self, case: Case) -> Callable[[], tuple[Arrays, dict[str, float]]] | None:
+    def _general_of(self, case: Case) -> Callable[[], tuple[Arrays, dict[str, float]]] | None:
         """What jax's CPU says of a call whose export has other rules for decompositions."""
         forward, gradient = self._signature.forward.lowered, self._signature.gradient
         if not (forward.neutral or (gradient and gradient.call.lowered.neutral)):
@@ -276,7 +276,7 @@ class _OfSignature:
             operands = [*self._leaves, *case.inputs.values()]
             results, apart = dict(case.expected), dict[str, float]()
             if forward.neutral:
-                found, apart = judged(function, operands, self._named)
+                found, apart = judged(function, operands, self._named_outputs)
                 results.update(found)
             if gradient and case.cotangents and gradient.call.lowered.neutral:
                 wrt, count = gradient.wrt, len(operands)
@@ -307,9 +307,9 @@ class _OfSignature:
             found = function(list(operands), cotangents)
             return self._named_gradients(case, pullback.wrt, found)
 
-        with _refusals():
+        with _raise_refusals():
             case.expected.update(run([*self._leaves, *case.inputs.values()]))
-        case.rounding, case.general = self._rounding(case, run), self._general(case)
+        case.rounding, case.general = self._rounding_of(case, run), self._general_of(case)
         return case
 
     def _named_gradients(self, case: Case, wrt: Sequence[int], found: Sequence[Any]) -> Arrays:
@@ -334,9 +334,9 @@ class _OfSignature:
         return {f"gradient:{name}": named[name] for name in like}
 
 
-def _size(call: Call) -> int:
+def _module_size(call: Call) -> int:
     return len(call.lowered.portable.module)
 
 
-def _structs(inputs: Inputs) -> dict[str, jax.ShapeDtypeStruct]:
+def _input_structs(inputs: Inputs) -> dict[str, jax.ShapeDtypeStruct]:
     return {entry.name: entry.struct for entry in inputs.flat}

@@ -101,13 +101,13 @@ def probes(
 
 def _one_by_one(inputs: Arrays) -> Iterator[tuple[str, str, Arrays]]:
     for name, value in inputs.items():
-        for number in _values(value.dtype):
+        for number in _probe_values(value.dtype):
             with np.errstate(over="ignore"):
                 filled = np.full(value.shape, number).astype(value.dtype)
             yield name, f"{number:g}", {**inputs, name: filled}
 
 
-def _values(dtype: np.dtype) -> Collection[Any]:
+def _probe_values(dtype: np.dtype) -> Collection[Any]:
     if is_inexact(dtype) and dtype.kind != "c":
         return (*_NUMBERS, *_NO_NUMBERS)
     if is_integer(dtype) and dtype.kind in "iu":

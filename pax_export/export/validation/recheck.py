@@ -105,7 +105,9 @@ class Rechecked:
             make = formats.imported("pax_export.export.validation.cases:ReferenceModel")
             self.reference = make(model, report, methods or {})
         calls = [
-            (key, each) for key, info in report.signatures.items() for each in _calls(key, info)
+            (key, each)
+            for key, info in report.signatures.items()
+            for each in _make_calls(key, info)
         ]
         given = [{"signature": key, "inputs": call.inputs} for key, call in calls]
         try:
@@ -120,7 +122,7 @@ class Rechecked:
             if not _REFUSED.search(answer.get("error", ""))
         ]
         checks = [
-            _check(key, call, answer, report.signatures[key], self.reference, finite)
+            _check_answer(key, call, answer, report.signatures[key], self.reference, finite)
             for key, call, answer in self.answers
         ]
         # Sizes that constraints forbid are no failures, if there are others: a
@@ -136,7 +138,7 @@ class Rechecked:
 Shape = tuple[int | None, ...] | None
 
 
-def _calls(key: str, info: SignatureInfo) -> list[RandomCall]:
+def _make_calls(key: str, info: SignatureInfo) -> list[RandomCall]:
     try:
         inputs = {e.name: RandomInput(e.shape, numpy_dtype(e.dtype)) for e in info.inputs}
         unknown = (_UNKNOWN, _ANY_RANK)
@@ -170,7 +172,7 @@ def _shape(entry: ArrayInfo, sizes: Mapping[str, int]) -> Shape:
     return tuple(dimensions.value(each, sizes) if known(each) else None for each in entry.shape)
 
 
-def _check(
+def _check_answer(
     key: str,
     call: RandomCall,
     answer: Mapping[str, Any],
@@ -183,7 +185,7 @@ def _check(
         expected = {each.name: (each.dtype, _shape(each, call.sizes)) for each in info.outputs}
     except _OF_NO_ARRAY as error:
         raise _no_array(key, info.outputs, error) from error
-    problem = answer.get("error") or _wrong(expected, got, info.assigns, finite)
+    problem = answer.get("error") or _find_problem(expected, got, info.assigns, finite)
     errors: dict[str, float] = {}
     if not problem and reference is not None:
         try:
@@ -194,7 +196,7 @@ def _check(
     return Check(key, call.sizes, problem, shapes, errors)
 
 
-def _wrong(
+def _find_problem(
     expected: Mapping[str, tuple[str, Shape]], got: Arrays, assigns: Sequence[str], finite: bool
 ) -> str:
     values = {name: value for name, value in got.items() if not name.startswith("variable:")}
@@ -206,8 +208,8 @@ def _wrong(
     for name, (dtype, shape) in expected.items():
         value = values[name]
         found = name_of(value.dtype)
-        if found != dtype or not _fits(value.shape, shape):
-            return f"{name} is {found}{list(value.shape)} instead of {dtype}{_text(shape)}"
+        if found != dtype or not _shape_fits(value.shape, shape):
+            return f"{name} is {found}{list(value.shape)} instead of {dtype}{_shape_text(shape)}"
         if finite and is_inexact(value.dtype):
             count = int((~np.isfinite(value.astype(np.complex128))).sum())
             if count:
@@ -215,14 +217,14 @@ def _wrong(
     return ""
 
 
-def _fits(found: tuple[int, ...], expected: Shape) -> bool:
+def _shape_fits(found: tuple[int, ...], expected: Shape) -> bool:
     if expected is None:
         return True
     sizes = zip(found, expected)
     return len(found) == len(expected) and all(wanted in (None, size) for size, wanted in sizes)
 
 
-def _text(shape: Shape) -> str:
+def _shape_text(shape: Shape) -> str:
     if shape is None:
         return f"[{_ANY_RANK}]"
     return f"[{', '.join(_UNKNOWN if size is None else str(size) for size in shape)}]"

@@ -89,7 +89,7 @@ def main(place: str, path: str, cases: str, results: str, mode: str, *imports: s
     for name in BARRED:
         if name.removesuffix("lib") not in imports:
             sys.modules[name] = None  # type: ignore[assignment]  # importing it fails now
-    run = _function(place)
+    run = _load_function(place)
     calls = load(cases)
     if mode == "each":
         save(results, run_each(run, path, calls))
@@ -99,7 +99,7 @@ def main(place: str, path: str, cases: str, results: str, mode: str, *imports: s
         save(results, [{"results": each} for each in run(path, calls)])
 
 
-def _function(place: str) -> Run:
+def _load_function(place: str) -> Run:
     """The function at ``FILE.py:FUNCTION``; the file is loaded by its path."""
     file, _, name = place.rpartition(":")
     spec: Any = importlib.util.spec_from_file_location("runtime_of_the_format", file)

@@ -47,7 +47,7 @@ def validate(
     """
     made: list[Case] = []
     try:
-        results = _results(format, place, iter(cases), made, separate, here)
+        results = _call_results(format, place, iter(cases), made, separate, here)
     except PaxError:
         raise
     except Exception as error:
@@ -85,7 +85,7 @@ def validate(
     return errors
 
 
-def _results(
+def _call_results(
     format: Format,
     place: Path,
     cases: Iterator[Case],
@@ -142,23 +142,25 @@ def differences(case: Case, got: Arrays | str, factor: float) -> Iterator[ProbeD
         tiny = _TINY if one.dtype.name in TOLERANCE else None
         try:
             if probe is not None and probe.input:
-                _difference(one, other, name, factor, tolerance=tiny)
+                _largest_difference(one, other, name, factor, tolerance=tiny)
                 continue
             if tiny is not None and one.shape == other.shape:
-                other = np.where(np.isfinite(_wide(one)), other, one)
+                other = np.where(np.isfinite(_widen(one)), other, one)
             only = dataclasses.replace(case, expected={name: one}, unchanged={})
             compare_either(only, {name: other}, factor)
         except ValidationError:
-            yield ProbeDifference(case, name, _only(one, other, factor))
+            yield ProbeDifference(case, name, _differs_only_in(one, other, factor))
 
 
-def _only(expected: np.ndarray, got: np.ndarray, factor: float) -> str:
+def _differs_only_in(expected: np.ndarray, got: np.ndarray, factor: float) -> str:
     """What a difference consists of alone: ``NaN`` in one of the two, or ``signs``."""
     relative = TOLERANCE.get(expected.dtype.name, 0.0)
     if not relative or expected.shape != got.shape:
         return ""
-    wrong, _ = _apart(expected.ravel(), got.ravel(), factor * relative, _largest(expected), _TINY)
-    one, other = _wide(expected).ravel()[wrong], _wide(got).ravel()[wrong]
+    wrong, _ = _far_apart(
+        expected.ravel(), got.ravel(), factor * relative, _largest(expected), _TINY
+    )
+    one, other = _widen(expected).ravel()[wrong], _widen(got).ravel()[wrong]
     if np.all(np.isnan(one) != np.isnan(other)):
         return "NaN"
     return "signs" if np.all(np.abs(one) == np.abs(other)) else ""
@@ -319,10 +321,10 @@ def compare_either(
             general = dataclasses.replace(case, expected=expected, tolerance=tolerance)
             with suppress(ValidationError):
                 return compare(general, got, factor * _ILL_CONDITIONED)
-        raise _advised(error, case) from None
+        raise _add_advice(error, case) from None
 
 
-def _advised(error: ValidationError, case: Case) -> ValidationError:
+def _add_advice(error: ValidationError, case: Case) -> ValidationError:
     """The error, which says more where random inputs may be the reason of it."""
     count = sum(_not_finite(value) for value in case.expected.values())
     if not case.advice and any(map(_not_finite, case.inputs.values())):
@@ -343,7 +345,9 @@ _FINITE = (
 
 def _not_finite(values: np.ndarray) -> int:
     kinds = values.dtype.name in TOLERANCE
-    return sum(int((~np.isfinite(_wide(piece))).sum()) for piece in _pieces(values)) if kinds else 0
+    return (
+        sum(int((~np.isfinite(_widen(piece))).sum()) for piece in _pieces(values)) if kinds else 0
+    )
 
 
 def compare(case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0) -> dict[str, float]:
@@ -360,7 +364,7 @@ def compare(case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0) -> d
     gradients = [v for name, v in case.expected.items() if name.startswith("gradient:")]
     scale = 0.01 * max(map(_largest, gradients), default=0.0)
     return {
-        name: _difference(
+        name: _largest_difference(
             np.asarray(expected),
             np.asarray(got[name]),
             f"{where}: {name}",
@@ -372,7 +376,7 @@ def compare(case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0) -> d
     }
 
 
-def _difference(
+def _largest_difference(
     expected: np.ndarray,
     got: np.ndarray,
     where: str,
@@ -393,13 +397,13 @@ def _difference(
     free: Iterable[Any] = itertools.repeat(np.False_) if exact else _pieces(np.asarray(tolerance))
     for one, other, may_differ in zip(_pieces(expected), _pieces(got), free):
         if relative:
-            wrong, apart = _apart(one, other, factor * relative, largest, tolerance or 0.0)
+            wrong, apart = _far_apart(one, other, factor * relative, largest, tolerance or 0.0)
         else:
             wrong = (one != other) & ~may_differ
             apart = one.astype(object) - other if wrong.any() else wrong
         count += int(np.count_nonzero(wrong))
         if relative and wrong.any():
-            nan = np.isnan(_wide(one)) != np.isnan(_wide(other))
+            nan = np.isnan(_widen(one)) != np.isnan(_widen(other))
             of_nan += int(np.count_nonzero(nan))
             apart = apart[~nan]
         difference = max(difference, float(np.max(np.abs(apart), initial=0.0)))
@@ -424,11 +428,11 @@ def _how_far(count: int, of_nan: int, difference: float) -> str:
     return f"{far}; {of_nan} of them {only}" if of_nan else far
 
 
-def _apart(
+def _far_apart(
     one: np.ndarray, other: np.ndarray, relative: float, largest: float, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which elements differ too much, and how far each is apart."""
-    one, other = _wide(one), _wide(other)
+    one, other = _widen(one), _widen(other)
     with np.errstate(invalid="ignore"):
         apart = np.abs(one - other)
     apart[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
@@ -437,7 +441,7 @@ def _apart(
     return ~(apart <= relative * (size + 0.1 * largest) + tolerance), apart
 
 
-def _wide(values: np.ndarray) -> np.ndarray:
+def _widen(values: np.ndarray) -> np.ndarray:
     is_complex = np.issubdtype(values.dtype, np.complexfloating)
     return values.astype(np.complex128 if is_complex else np.float64)
 
@@ -451,7 +455,7 @@ def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
 def _largest(values: Any) -> float:
     """The largest size of a number that has one."""
     largest = 0.0
-    for piece in map(_wide, _pieces(np.asarray(values))):
+    for piece in map(_widen, _pieces(np.asarray(values))):
         sizes = np.abs(piece)
         largest = max(largest, float(np.max(sizes, initial=0.0, where=np.isfinite(sizes))))
     return largest

@@ -15,7 +15,7 @@ from pax_export.errors import UnsupportedOperationError
 from pax_export.export import load, retarget, spec, to_saved_model
 from pax_export.export.artifact import inspect
 from pax_export.export.lowering.lower import lower_traced, portable
-from pax_export.export.retargeting.retarget import _operations
+from pax_export.export.retargeting.retarget import _module_operations
 from pax_export.export.tracing.traced import trace, vjp
 from tests.closeness import assert_close
 from tests.consumers.foreign import save
@@ -174,7 +174,7 @@ def test_the_savedmodel_of_several_devices_is_refused_in_words_of_its_own(tmp_pa
 def _saved_for_two_devices(folder):
     save(folder / "old", lambda params, x: {"y": x @ params["w"]}, {"w": random(3, 3)}, "(b, 3)")
     model = inspect.read_saved_model(folder / "old", "test")
-    for _, node in _operations(model):
+    for _, node in _module_operations(model):
         node.attr["module"].s = _two_devices()
     (folder / "old" / inspect.GRAPH_FILE).write_bytes(model.SerializeToString())
     return folder / "old"

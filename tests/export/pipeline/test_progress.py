@@ -58,7 +58,7 @@ def test_a_terminal_gets_a_bar(capfd, monkeypatch):
 def test_without_rich_a_terminal_gets_lines(monkeypatch):
     monkeypatch.setitem(showing.sys.modules, "rich.progress", None)
     monkeypatch.setattr(showing.sys.stderr, "isatty", lambda: True, raising=False)
-    assert isinstance(showing._display(2), showing._Lines)
+    assert isinstance(showing._choose_display(2), showing._Lines)
 
 
 class Notebook:
@@ -125,9 +125,9 @@ def test_an_error_empties_the_cell(notebook):
 def test_ipython_in_a_terminal_is_no_notebook(monkeypatch):
     package = types.SimpleNamespace(get_ipython=lambda: object())
     monkeypatch.setitem(showing.sys.modules, "IPython", package)
-    assert isinstance(showing._display(2), showing._Lines)
+    assert isinstance(showing._choose_display(2), showing._Lines)
     monkeypatch.setitem(showing.sys.modules, "IPython", types.SimpleNamespace())  # half loaded
-    assert isinstance(showing._display(2), showing._Lines)
+    assert isinstance(showing._choose_display(2), showing._Lines)
 
 
 def test_an_error_ends_the_progress(capfd):

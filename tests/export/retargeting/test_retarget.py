@@ -18,7 +18,7 @@ from pax_export.errors import (
 from pax_export.export import retarget
 from pax_export.export.artifact import inspect
 from pax_export.export.formats.saved_model import run as saved_model
-from pax_export.export.retargeting.retarget import _operations
+from pax_export.export.retargeting.retarget import _module_operations
 from tests.closeness import assert_close
 from tests.consumers.foreign import PARAMS, model, save
 from tests.export.models import random
@@ -181,7 +181,7 @@ def test_a_saved_model_without_jax_is_refused(tmp_path):
 def test_a_program_that_cannot_be_read_is_refused(old, tmp_path):
     shutil.copytree(old, tmp_path / "old")
     saved = inspect.read_saved_model(old, "test")
-    for _, node in _operations(saved):
+    for _, node in _module_operations(saved):
         node.attr["module"].s = b"ML\xefRStableHLO_v99.0.0\x00" + node.attr["module"].s[30:]
     (tmp_path / "old" / inspect.GRAPH_FILE).write_bytes(saved.SerializeToString())
     with pytest.raises(UnsupportedOperationError, match="cannot read this module"):

@@ -44,7 +44,7 @@ def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: by
             entries[key.encode()] = schemas.BUNDLE_ENTRY.encode({**spec.as_dict(), **about})
 
         for each in variables:
-            add(checkpoint_key(each.name), Spec.of(each.value), _bytes(each.value).data)
+            add(checkpoint_key(each.name), Spec.of(each.value), _raw_bytes(each.value).data)
         # Of texts there are the lengths, their checksum, and what they say.
         length = len(objects).to_bytes(4, "little")
         begin = masked_crc32c(length).to_bytes(4, "little")
@@ -53,7 +53,7 @@ def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: by
     (directory / "variables.index").write_bytes(table(entries))
 
 
-def _bytes(value: object) -> np.ndarray:
+def _raw_bytes(value: object) -> np.ndarray:
     """The bytes of an array: a view where it lies in one piece, as those of jax do."""
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
@@ -67,7 +67,7 @@ def compare(directory: Path, expected: Mapping[str, Any]) -> None:
         wrong = [
             name
             for name, array in expected.items()
-            if _differs(prefix, SavedTensor(entries[checkpoint_key(name)]), array)
+            if _variable_differs(prefix, SavedTensor(entries[checkpoint_key(name)]), array)
         ]
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise ValidationError(
@@ -81,11 +81,11 @@ def compare(directory: Path, expected: Mapping[str, Any]) -> None:
         )
 
 
-def _differs(prefix: Path, saved: SavedTensor, expected: object) -> bool:
+def _variable_differs(prefix: Path, saved: SavedTensor, expected: object) -> bool:
     array = np.asarray(expected)
     if (saved.size, saved.shape) != (array.nbytes, list(array.shape)):
         return True
-    flat = _bytes(array)
+    flat = _raw_bytes(array)
     shards = len(list(prefix.parent.glob(f"{prefix.name}.data-*")))
     name = f"{prefix.name}.data-{saved.shard:05d}-of-{shards:05d}"
     with prefix.with_name(name).open("rb") as file:

@@ -92,25 +92,25 @@ class LoadedSignature:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the exported function; see `LoadedModel`."""
         named = self._arguments.named(args, kwargs)
-        convert = self._prepare(named)
+        convert = self._prepare_inputs(named)
         with self._in_turn:
-            outputs = self._call(named)
+            outputs = self._call_function(named)
         return rebuild(self.info.result, lambda name: convert(outputs[name]))
 
-    def _prepare(self, named: dict[str, Any]) -> Callable[[Any], Any]:
+    def _prepare_inputs(self, named: dict[str, Any]) -> Callable[[Any], Any]:
         """Makes tensors and arrays of numpy of all inputs; gives what converts the outputs."""
         # Inside of a tf.function nothing has a value yet.
-        convert: Callable[[Any], Any] = _to_numpy if self._tf.executing_eagerly() else _unchanged
+        convert: Callable[[Any], Any] = _to_numpy if self._tf.executing_eagerly() else _keep_tensor
         for name, value in named.items():
             if is_of_jax(value):
                 convert = _to_jax if convert is _to_numpy else convert
             elif not isinstance(value, np.ndarray) and self._tf.is_tensor(value):
-                convert = _unchanged
+                convert = _keep_tensor
                 continue
             named[name] = self._arguments.array(name, value)
         return convert
 
-    def _call(self, named: Mapping[str, Any]) -> Any:
+    def _call_function(self, named: Mapping[str, Any]) -> Any:
         kind = self._direct and self._direct.kind(named)
         if self._direct and kind in self._direct.known:
             return self._direct(named)
@@ -134,7 +134,7 @@ class LoadedSignature:
         return outputs
 
 
-def _unchanged(tensor: Any) -> Any:
+def _keep_tensor(tensor: Any) -> Any:
     return tensor
 
 
@@ -187,7 +187,7 @@ class DirectCall:
             f=function,
         )
         self._eager = tf.executing_eagerly
-        self._recording = _recording()
+        self._recording = _find_recording()
         self._types = {np.ndarray, type(tf.constant(0))}
         self.known: set[tuple[Any, ...]] = set()
 
@@ -228,7 +228,7 @@ def direct_call(tf: Any, function: Any, info: SignatureInfo) -> DirectCall | Non
     return DirectCall(tf, function) if one_device and pure and tf.executing_eagerly() else None
 
 
-def _recording() -> Callable[[], bool]:
+def _find_recording() -> Callable[[], bool]:
     """What says whether a tape or an accumulator may record what is called now.
 
     TensorFlow has no public name for this.  Where it loses the one that all its

@@ -75,12 +75,12 @@ class Processors:
     def around(self, model: LoweredModel, constraints: Sequence[str]) -> LoweredModel:
         """The model with these functions around its signatures."""
         signatures = tuple(
-            self._around(program, signature, constraints)
+            self._process_signature(program, signature, constraints)
             for program, signature in zip(model.programs, model.signatures)
         )
         return dataclasses.replace(model, signatures=signatures)
 
-    def _around(
+    def _process_signature(
         self, program: Program, signature: Signature, constraints: Sequence[str]
     ) -> Signature:
         key = signature.key
@@ -90,10 +90,10 @@ class Processors:
         inputs, outputs, structure = program.inputs, None, program.output_structure
         first = last = None
         if before is not None:
-            inputs = _inputs(before, self.inputs.get(key), key, constraints)
+            inputs = _processor_inputs(before, self.inputs.get(key), key, constraints)
             first = _preprocess(before, inputs, program, signature)
         if after is not None:
-            last, outputs, structure = _postprocess(after, program, signature)
+            last, outputs, structure = _trace_postprocess(after, program, signature)
         if outputs is None:
             outputs = output_infos(program)
         held = tuple(trackables(before, after))
@@ -101,7 +101,7 @@ class Processors:
         return dataclasses.replace(signature, processing=around)
 
 
-def _inputs(processor: Any, given: Any, key: str, constraints: Sequence[str]) -> Inputs:
+def _processor_inputs(processor: Any, given: Any, key: str, constraints: Sequence[str]) -> Inputs:
     """What the preprocessor takes: as the user says, or as its input_signature does."""
     if given is None:
         given = input_signature(processor)
@@ -124,19 +124,19 @@ def _preprocess(processor: Any, inputs: Inputs, program: Program, signature: Sig
         args, kwargs = inputs.call(flat)
         given = call(*args, **kwargs)
         named = bind(program.inputs, given, f"{program.key}: what the preprocessor gives")
-        return [_fitting(tf, named[name], wanted[name], name, program) for name in wanted]
+        return [_fitting_tensor(tf, named[name], wanted[name], name, program) for name in wanted]
 
     specs = [tensor_spec(entry.name, dtypes.stored(entry.struct)) for entry in inputs.flat]
-    return _traced(tf, preprocess, specs)
+    return _trace_now(tf, preprocess, specs)
 
 
-def _traced(tf: Any, function: Callable, specs: Sequence[Any]) -> Any:
+def _trace_now(tf: Any, function: Callable, specs: Sequence[Any]) -> Any:
     made = tf.function(function, input_signature=specs, autograph=False)
     made.get_concrete_function()  # now, so that mistakes come to light before anything is written
     return made
 
 
-def _fitting(tf: Any, value: Any, wanted: Any, name: str, program: Program) -> Any:
+def _fitting_tensor(tf: Any, value: Any, wanted: Any, name: str, program: Program) -> Any:
     """A tensor that the model takes under this name."""
     try:
         tensor = (
@@ -157,7 +157,7 @@ def _fitting(tf: Any, value: Any, wanted: Any, name: str, program: Program) -> A
     return tf.ensure_shape(tensor, wanted.shape)
 
 
-def _postprocess(
+def _trace_postprocess(
     processor: Any, program: Program, signature: Signature
 ) -> tuple[Any, tuple[ArrayInfo, ...], dict[str, Any]]:
     tf = tensorflow("postprocess")
@@ -166,14 +166,14 @@ def _postprocess(
 
     def postprocess(*flat: object) -> dict[str, Any]:
         named = dict(zip(program.output_names, flat))
-        output = _plain(call(rebuild(program.output_structure, named.__getitem__)))
+        output = _plain_value(call(rebuild(program.output_structure, named.__getitem__)))
         names = tree_names(output, "output")
         made["structure"] = describe(output, names)
-        tensors = [_tensor(tf, value) for value in jax.tree_util.tree_leaves(output)]
-        made["outputs"] = tuple(map(_info, names, tensors))
+        tensors = [_to_tensor(tf, value) for value in jax.tree_util.tree_leaves(output)]
+        made["outputs"] = tuple(map(_tensor_info, names, tensors))
         return dict(zip(names, tensors))
 
-    function = _traced(tf, postprocess, output_specs(signature))
+    function = _trace_now(tf, postprocess, output_specs(signature))
     if not made["outputs"]:
         raise InvalidArgumentError(
             "The postprocessor gives no tensor, so there is nothing to serve.",
@@ -183,7 +183,7 @@ def _postprocess(
     return function, made["outputs"], made["structure"]
 
 
-def _tensor(tf: Any, value: Any) -> Any:
+def _to_tensor(tf: Any, value: Any) -> Any:
     try:
         return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
@@ -194,16 +194,16 @@ def _tensor(tf: Any, value: Any) -> Any:
         ) from error
 
 
-def _plain(value: object) -> Any:
+def _plain_value(value: object) -> Any:
     """The value without the wrappers that TensorFlow puts around lists and dicts."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain_value(item) for key, item in value.items()}
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return tuple(map(_plain, value))
-    return list(map(_plain, value)) if isinstance(value, list) else value
+        return tuple(map(_plain_value, value))
+    return list(map(_plain_value, value)) if isinstance(value, list) else value
 
 
-def _info(name: str, tensor: Any) -> ArrayInfo:
+def _tensor_info(name: str, tensor: Any) -> ArrayInfo:
     shape = tensor.shape
     sizes = (
         ("...",)
@@ -221,7 +221,7 @@ def as_function(processor: Function) -> Any:
     tf = require("tensorflow", "tensorflow", "processors of an export")
     if isinstance(processor, tf.types.experimental.PolymorphicFunction):
         return processor
-    call = _method(processor)
+    call = _called_method(processor)
     if isinstance(call, tf.types.experimental.PolymorphicFunction):
         return call
     if not inspect.isroutine(processor):  # a Keras layer does more in its call than `call`
@@ -229,7 +229,7 @@ def as_function(processor: Function) -> Any:
     return tf.function(processor)
 
 
-def _method(processor: Function) -> Any:
+def _called_method(processor: Function) -> Any:
     """What runs when an object is called; a function itself."""
     return processor if inspect.isroutine(processor) else getattr(processor, "__call__", processor)  # noqa: B004
 
@@ -238,13 +238,13 @@ def python_function(processor: Function) -> Function:
     """The Python function whose parameters are those of the processor."""
     if hasattr(processor, "build"):  # a Keras layer
         return getattr(processor, "call", processor)
-    call = _method(processor)
+    call = _called_method(processor)
     return getattr(call, "python_function", call)
 
 
 def input_signature(processor: Function) -> tuple | None:
     """The ``input_signature`` of a `tf.function`, or of an object's ``__call__``."""
-    for function in (processor, _method(processor)):
+    for function in (processor, _called_method(processor)):
         found = getattr(function, "input_signature", None)
         if found is not None:
             return tuple(found)
@@ -272,11 +272,11 @@ def trackables(*processors: object) -> list[Any]:
         if isinstance(value, kind) and not is_function:
             found[id(value)] = value
         elif not isinstance(value, (str, bytes, int, float, type, tf.Tensor)):
-            waiting.extend(_reachable(value))
+            waiting.extend(_reachable_values(value))
     return list(found.values())
 
 
-def _reachable(value: Any) -> Iterator[Any]:
+def _reachable_values(value: Any) -> Iterator[Any]:
     """What a value reaches in one step."""
     if isinstance(value, Mapping):
         yield from value.values()

@@ -30,16 +30,16 @@ def run(
     With `weights`, all variables by name, their memory is shared instead of reading them.
     """
     tf = importlib.import_module("tensorflow")
-    model = _load(tf, directory, weights)
+    model = _load_model(tf, directory, weights)
     before = {name: tf.identity(variable) for name, variable in model.leaves.items()}
     results = []
     for case in cases:
-        outputs = _call_stages(tf, model, case) if case.get("stage") else _call(tf, model, case)
-        results.append({**outputs, **_changed(model, before)})
+        outputs = _call_stages(tf, model, case) if case.get("stage") else _call_one(tf, model, case)
+        results.append({**outputs, **_restore_changed(model, before)})
     return results
 
 
-def _load(tf: Any, directory: str, weights: Mapping[str, Any] | None) -> Any:
+def _load_model(tf: Any, directory: str, weights: Mapping[str, Any] | None) -> Any:
     if weights is None:
         return tf.saved_model.load(directory)
     options = tf.saved_model.LoadOptions(experimental_skip_checkpoint=True)
@@ -50,18 +50,18 @@ def _load(tf: Any, directory: str, weights: Mapping[str, Any] | None) -> Any:
     return model
 
 
-def _changed(model: Any, before: Mapping[str, Any]) -> Arrays:
+def _restore_changed(model: Any, before: Mapping[str, Any]) -> Arrays:
     """The variables that calls have changed, which get their old values back."""
     changed = {}
     for name, variable in model.leaves.items():
-        value = _array(variable.read_value())
-        if not _same(value, _array(before[name])):
+        value = _to_array(variable.read_value())
+        if not _same_bytes(value, _to_array(before[name])):
             changed[f"variable:{name}"] = value.copy()
             variable.assign(before[name])
     return changed
 
 
-def _array(value: Any) -> np.ndarray:
+def _to_array(value: Any) -> np.ndarray:
     """The numbers of a tensor, or of an array.
 
     `asarray` copies nothing, and the method `numpy` of a tensor would; but of a bfloat16 without
@@ -75,7 +75,7 @@ def _has_gradient(dtype: Any) -> bool:
     return (dtype.is_floating and dtype.size > 1) or dtype.is_complex
 
 
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
+def _same_bytes(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether two arrays have the same bytes; nothing is copied if they share them."""
     if one.ctypes.data == other.ctypes.data:
         return True
@@ -94,10 +94,10 @@ def _call_stages(tf: Any, model: Any, case: Mapping[str, Any]) -> Arrays:
     stages = model.stages[case["signature"]]
     if case["stage"] == "model":
         names = list(case["inputs"])
-        return _call(tf, model, case, lambda **given: stages["model"](*map(given.get, names)))
+        return _call_one(tf, model, case, lambda **given: stages["model"](*map(given.get, names)))
     before = {name: tf.identity(variable) for name, variable in model.leaves.items()}
-    whole = _call(tf, model, case)
-    _changed(model, before)
+    whole = _call_one(tf, model, case)
+    _restore_changed(model, before)
     given = [tf.constant(value) for value in case["inputs"].values()]
     if "preprocess" in stages:
         given = stages["preprocess"](*given)
@@ -109,7 +109,7 @@ def _call_stages(tf: Any, model: Any, case: Mapping[str, Any]) -> Arrays:
     return arrays
 
 
-def _call(tf: Any, model: Any, case: Mapping[str, Any], function: Any = None) -> Arrays:
+def _call_one(tf: Any, model: Any, case: Mapping[str, Any], function: Any = None) -> Arrays:
     signature = function or model.signatures[case["signature"]]
     inputs = {name: tf.constant(value) for name, value in case["inputs"].items()}
     cotangents = case.get("cotangents")
@@ -128,7 +128,7 @@ def _call(tf: Any, model: Any, case: Mapping[str, Any], function: Any = None) ->
     )
     results = {name: value.numpy() for name, value in outputs.items()}
     for name, value in gradients.items():
-        results[f"gradient:{name}"] = _array(tf.convert_to_tensor(value))
+        results[f"gradient:{name}"] = _to_array(tf.convert_to_tensor(value))
     return results
 
 
@@ -141,13 +141,13 @@ def run_any(directory: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
     try:
         model = tf.saved_model.load(directory)
     except Exception as error:
-        return [_failed(error) for _ in cases]
+        return [_failed_result(error) for _ in cases]
     results = []
     for case in cases:
         try:
             results.append(_call_any(tf, model, case))
         except Exception as error:
-            results.append(_failed(error))
+            results.append(_failed_result(error))
     return results
 
 
@@ -172,6 +172,6 @@ def _call_any(tf: Any, model: Any, case: Mapping[str, Any]) -> Arrays:
     }
 
 
-def _failed(error: Exception) -> Arrays:
+def _failed_result(error: Exception) -> Arrays:
     text = f"{type(error).__name__}: {error}"
     return {FAILED: np.frombuffer(text.encode(), np.uint8)}

@@ -54,8 +54,8 @@ def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Si
     """Functions of TensorFlow may hold tables, files and variables: it knows how to save them."""
     tf = tensorflow("to_saved_model")
     variables = make_variables(store)
-    root = _root(tf, store.variables, variables)
-    functions = {each.key: _function(root, each, variables) for each in signatures}
+    root = _make_root(tf, store.variables, variables)
+    functions = {each.key: _make_signature(root, each, variables) for each in signatures}
     options = tf.saved_model.SaveOptions(
         experimental_custom_gradients=any(each.gradient for each in signatures)
     )
@@ -74,7 +74,7 @@ def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Si
     canonicalize(directory)
 
 
-def _function(root: Any, signature: Signature, variables: Sequence[Any]) -> Any:
+def _make_signature(root: Any, signature: Signature, variables: Sequence[Any]) -> Any:
     """The function to serve; what stands around it hangs on the root, so that it is kept."""
     gradient = make_gradient(signature)
     if gradient is not None:
@@ -87,7 +87,7 @@ def _function(root: Any, signature: Signature, variables: Sequence[Any]) -> Any:
     return make_whole(signature, stages).get_concrete_function()
 
 
-def _root(tf: Any, stored: Sequence[Variable], variables: Sequence[Any]) -> Any:
+def _make_root(tf: Any, stored: Sequence[Variable], variables: Sequence[Any]) -> Any:
     """What is saved: the attributes that reusable SavedModels have, and the names.
 
     `variables` and `trainable_variables` are methods of `tf.Module`, which a
@@ -123,14 +123,14 @@ def canonicalize(directory: Path) -> None:
     model = protobuf.SavedModel()
     model.ParseFromString(file.read_bytes())
     for graph in model.meta_graphs:
-        _renumber(graph)
-        _forget_paths(graph, _digest(directory / "assets"))
+        _renumber_functions(graph)
+        _forget_paths(graph, _folder_digest(directory / "assets"))
     file.write_bytes(model.SerializeToString(deterministic=True))
     # It holds hashes of the bytes before, and a random number.
     (directory / "fingerprint.pb").unlink(missing_ok=True)
 
 
-def _digest(folder: Path) -> bytes:
+def _folder_digest(folder: Path) -> bytes:
     """What the files of a folder hold, in a few letters."""
     found = hashlib.sha256()
     for file in sorted(folder.glob("*")):
@@ -156,13 +156,13 @@ def _forget_paths(graph: Any, digest: bytes) -> None:
             node.attr["shared_name"].s = names[shared]
 
 
-def _renumber(graph: Any) -> None:
+def _renumber_functions(graph: Any) -> None:
     library = graph.graph_def.library
     old = [function.signature.name for function in library.function]
-    names = {name: name for name in old} | _renumbered(_NUMBERED, old)
+    names = {name: name for name in old} | _renumbered_names(_NUMBERED, old)
     nodes = [node for function in library.function for node in function.node_def]
     kinds = {node.attr[_KIND].s.decode() for node in nodes if _KIND in node.attr}
-    gradients = _renumbered(_GRADIENT, kinds)
+    gradients = _renumbered_names(_GRADIENT, kinds)
     for function in library.function:
         function.signature.name = names[function.signature.name]
         _rename_nodes(function.node_def, names, gradients)
@@ -183,7 +183,7 @@ def _renumber(graph: Any) -> None:
     aliases.update(kept)
 
 
-def _renumbered(pattern: re.Pattern, names: Iterable[str]) -> dict[str, str]:
+def _renumbered_names(pattern: re.Pattern, names: Iterable[str]) -> dict[str, str]:
     """Old name -> new name: the same words, numbered in the order of the old numbers."""
     matches = [match for match in map(pattern.fullmatch, names) if match]
     matches.sort(key=lambda match: int(match[2]))

@@ -196,7 +196,7 @@ class Functions:
     def __reduce__(self) -> Any:
         order = self.report.details["vjp_order"]
         blobs = {key: bytes(each.serialize(order)) for key, each in self.exported.items()}
-        return _unpickled, (self.report, blobs, self._digest)
+        return _restore_functions, (self.report, blobs, self._digest)
 
 
 def _is_of(aval: Any, shape: Sequence[int | str], dtype: str) -> bool:
@@ -211,7 +211,7 @@ def _is_of(aval: Any, shape: Sequence[int | str], dtype: str) -> bool:
     )
 
 
-def _unpickled(report: Report, blobs: Mapping[str, bytes], digest: str) -> Functions:
+def _restore_functions(report: Report, blobs: Mapping[str, bytes], digest: str) -> Functions:
     read = {key: jax.export.deserialize(bytearray(blob)) for key, blob in blobs.items()}
     return Functions(report, read, digest)
 
@@ -245,7 +245,7 @@ class BundleSignature:
         """Calls the function; gives the bundle with the state after, and the output."""
         arguments = self._bundle._functions.arguments[self.key]
         named = arguments.named(args, kwargs)
-        given = {name: _operand(arguments, name, value) for name, value in named.items()}
+        given = {name: _to_operand(arguments, name, value) for name, value in named.items()}
         outputs, new = self.run(given)
         bundle = self._bundle.replace_weights(new) if new else self._bundle
         return bundle, rebuild(self.info.result, outputs.__getitem__)
@@ -272,7 +272,7 @@ class BundleSignature:
         return split[OUTPUT], split[WEIGHT]
 
 
-def _operand(arguments: Arguments, name: str, value: Any) -> Any:
+def _to_operand(arguments: Arguments, name: str, value: Any) -> Any:
     """A jax array stays where it is; everything else becomes a numpy array."""
     if not isinstance(value, jax.Array):
         return arguments.array(name, value)
@@ -303,10 +303,10 @@ Arrays = dict[str, np.ndarray]
 def run(directory: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
     """Makes calls of the signatures of a StableHLO bundle with jax."""
     model = load(Path(directory), read_report(directory))
-    return [_call(model, case) for case in cases]
+    return [_call_case(model, case) for case in cases]
 
 
-def _call(model: LoadedBundle, case: Mapping[str, Any]) -> Arrays:
+def _call_case(model: LoadedBundle, case: Mapping[str, Any]) -> Arrays:
     inputs, cotangents = case["inputs"], case.get("cotangents") or {}
     outputs, new = model.signatures[case["signature"]].run(inputs)
     results = {name: np.asarray(value) for name, value in outputs.items()}
@@ -345,16 +345,16 @@ def caller(exported: Exported, order: int, name: str) -> Flat:
     derivative.
     """
     # Tracing a call of an Exported takes several times as long as the call.
-    return jax.jit(_differentiable(exported, order, order, name))
+    return jax.jit(_make_differentiable(exported, order, order, name))
 
 
-def _marked(operand: object) -> Any:
+def _mark_operand(operand: object) -> Any:
     floating = jax.numpy.issubdtype(jax.numpy.result_type(operand), jax.numpy.inexact)
     return reverse_only(jax.numpy.asarray(operand)) if floating else operand
 
 
-def _differentiable(exported: Exported, left: int, order: int, name: str) -> Flat:
-    run = jax.custom_batching.sequential_vmap(_flat(exported))
+def _make_differentiable(exported: Exported, left: int, order: int, name: str) -> Flat:
+    run = jax.custom_batching.sequential_vmap(_flat_call(exported))
 
     @jax.custom_vjp
     def call(*operands: object) -> tuple[Any, ...]:
@@ -370,16 +370,16 @@ def _differentiable(exported: Exported, left: int, order: int, name: str) -> Fla
         # Where nothing has a gradient, numbers without bits stand for it; a
         # loop over a batch does not take these, but it takes booleans.
         given = [np.zeros(c.shape, bool) if c.dtype == _FLOAT0 else c for c in cotangents]
-        results = iter(_differentiable(gradient, left - 1, order, name)(*operands, *given))
+        results = iter(_make_differentiable(gradient, left - 1, order, name)(*operands, *given))
         return tuple(
             None if aval.dtype == _FLOAT0 else next(results) for aval in gradient.out_avals
         )
 
     call.defvjp(forward, backward)
-    return lambda *operands: call(*map(_marked, operands))
+    return lambda *operands: call(*map(_mark_operand, operands))
 
 
-def _flat(exported: Exported) -> Flat:
+def _flat_call(exported: Exported) -> Flat:
     """The function of flat operands and results; see `backward` for what has no gradient."""
 
     def call(*given: Any) -> tuple[Any, ...]:
@@ -411,7 +411,7 @@ def reverse_only(array: object) -> Any:
     return _mark.bind(array)
 
 
-def _refuse(*_: object, **__: object) -> NoReturn:
+def _refuse_forward_mode(*_: object, **__: object) -> NoReturn:
     raise NotDifferentiableError(
         "An exported function has gradients (reverse mode), and no forward-mode derivatives: "
         "jax.jvp, jax.jacfwd and jax.hessian do not go through it.",
@@ -427,11 +427,11 @@ _tangent = Primitive("pax_export_reverse_only_tangent")
 for _each in (_mark, _tangent):
     _each.def_abstract_eval(lambda aval: aval)
 batching.defvectorized(_mark)
-batching.primitive_batchers[_tangent] = _refuse
+batching.primitive_batchers[_tangent] = _refuse_forward_mode
 _mark.def_impl(lambda array: array)
-_tangent.def_impl(_refuse)
+_tangent.def_impl(_refuse_forward_mode)
 mlir.register_lowering(_mark, lambda context, array: [array])
-mlir.register_lowering(_tangent, _refuse)
+mlir.register_lowering(_tangent, _refuse_forward_mode)
 ad.deflinear2(_tangent, lambda cotangent, _: [cotangent])
 ad.primitive_jvps[_mark] = lambda primals, tangents: (
     _mark.bind(*primals),

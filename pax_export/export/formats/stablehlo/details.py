@@ -37,7 +37,7 @@ def details_of(report: Report) -> Details:
     known = {each.name for each in fields(Details)}
     given = {name: value for name, value in report.details.items() if name in known}
     try:
-        found: Details = structure.read(Details, _plain(given), "details")
+        found: Details = structure.read(Details, _as_json(given), "details")
         if found.vjp_order < 0:
             raise ValueError("details.vjp_order is less than zero")
         if set(found.functions) != set(report.signatures):
@@ -72,8 +72,8 @@ def _check(function: FunctionDetails, info: SignatureInfo, weights: list[str], w
         raise ValueError(f"{where}.file is no name of a file")
 
 
-def _plain(value: object) -> object:
+def _as_json(value: object) -> object:
     """As JSON has it: a report that was just made has tuples where one that was read has lists."""
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {name: _as_json(each) for name, each in value.items()}
+    return [_as_json(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -144,7 +144,7 @@ class _BundleExporter(FormatExporter):
     examples: Mapping[str, Sequence[Any]]
 
     def make(self, run: ExportRun, request: Request) -> Contents:
-        given = _exporteds(request.model, request.inputs, request.methods)
+        given = _given_exports(request.model, request.inputs, request.methods)
         if given is None:
             return super().make(run, request)
         name = ", ".join(dict.fromkeys(each.fun_name for each in given.values()))
@@ -235,7 +235,7 @@ def _by_file(made: Sequence[functions.Function]) -> dict[str, functions.Function
     return dict(zip(legal_names(each.key for each in made), made))
 
 
-def _exporteds(model: Any, inputs: PyTree, methods: object) -> dict[str, Exported] | None:
+def _given_exports(model: Any, inputs: PyTree, methods: object) -> dict[str, Exported] | None:
     """The given functions of jax.export by signature; None if the model is another."""
     if isinstance(model, Exported):
         model = {"serving_default": model}

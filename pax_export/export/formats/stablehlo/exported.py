@@ -49,7 +49,7 @@ def make(
     platforms: Sequence[str],
     disabled_checks: Sequence[Any] = (),
 ) -> Exported:
-    checks = _unchecked(disabled_checks)
+    checks = _read_checks(disabled_checks)
     export = jax_export.export(
         jax.jit(function), platforms=tuple(platforms), disabled_checks=checks
     )
@@ -71,7 +71,7 @@ def make(
         raise
 
 
-def _unchecked(given: Any) -> tuple[jax_export.DisabledSafetyCheck, ...]:
+def _read_checks(given: Any) -> tuple[jax_export.DisabledSafetyCheck, ...]:
     checks = tuple(given) if isinstance(given, Iterable) else (given,)
     if all(isinstance(check, jax_export.DisabledSafetyCheck) for check in checks):
         return checks
@@ -93,13 +93,13 @@ def differentiated(
     found = [exported]
     if exported.nr_devices > 1:  # shardings of cotangents are jax's own affair
         for _ in range(order):
-            found.append(_gradient(found[-1], found[-1].vjp))
+            found.append(_make_gradient(found[-1], found[-1].vjp))
         return found
     flat = _flat(function, exported)
     for _ in range(order):
-        flat, structs = _vjp(flat, found[-1]), _structs_of_vjp(found[-1])
+        flat, structs = _vjp_function(flat, found[-1]), _structs_of_vjp(found[-1])
         made = partial(make, _lowerable(flat), structs, exported.platforms, disabled_checks)
-        found.append(_gradient(exported, made))
+        found.append(_make_gradient(exported, made))
     return found
 
 
@@ -117,7 +117,7 @@ def _structs_of_vjp(exported: Exported) -> list[jax.ShapeDtypeStruct]:
     return structs_of([*exported.in_avals, *cotangents])
 
 
-def _vjp(flat: Callable[..., Any], exported: Exported) -> Callable[..., Sequence[Any]]:
+def _vjp_function(flat: Callable[..., Any], exported: Exported) -> Callable[..., Sequence[Any]]:
     """The gradient, with the operands and the results that `Exported.vjp` gives it."""
     count = len(exported.in_avals)
 
@@ -141,7 +141,7 @@ def _lowerable(
     return function
 
 
-def _gradient(exported: Exported, make: Callable[[], Exported]) -> Exported:
+def _make_gradient(exported: Exported, make: Callable[[], Exported]) -> Exported:
     """The gradient of a function, which was asked for by `vjp_order`."""
     try:
         return make()
@@ -184,7 +184,7 @@ def modules(function: Callable, found: Sequence[Exported]) -> tuple[PortableModu
         structs = structs_of(exported.in_avals)
         neutral = neutral or _without_jax(exported.mlir_module_serialized) is None
         if neutral:
-            everywhere = _neutral(flat, structs) if exported.nr_devices == 1 else None
+            everywhere = _export_neutral(flat, structs) if exported.nr_devices == 1 else None
             if everywhere is None:
                 break
             exported = everywhere
@@ -192,7 +192,7 @@ def modules(function: Callable, found: Sequence[Exported]) -> tuple[PortableModu
         if module is None:
             break
         made.append(PortableModule(module, tuple(exported.module_kept_var_idx), neutral))
-        flat = _vjp(flat, found[order])
+        flat = _vjp_function(flat, found[order])
     return tuple(made)
 
 
@@ -209,7 +209,7 @@ def _without_jax(serialized: bytes, allowed: frozenset[str] = frozenset()) -> Po
         return None
 
 
-def _neutral(flat: Callable, structs: Sequence[Any]) -> Exported | None:
+def _export_neutral(flat: Callable, structs: Sequence[Any]) -> Exported | None:
     """The function lowered by rules that hold everywhere, without LAPACK."""
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
     function = _lowerable(flat, without_libraries)
@@ -241,12 +241,12 @@ def remade(
         platforms = (jax_export.default_export_platform(),)
     same_types.__name__ = name
     frame = make(same_types, (dict(weights), dict(inputs)), platforms)
-    return _filled(frame, found)
+    return _fill_frame(frame, found)
 
 
-def _filled(frame: Exported, found: Sequence[PortableModule]) -> Exported:
+def _fill_frame(frame: Exported, found: Sequence[PortableModule]) -> Exported:
     first, *rest = found
-    gradient = _filled(frame.vjp(), rest) if rest else None
+    gradient = _fill_frame(frame.vjp(), rest) if rest else None
     return dataclasses.replace(
         frame,
         mlir_module_serialized=first.portable.module,

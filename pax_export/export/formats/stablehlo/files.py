@@ -85,9 +85,9 @@ def write_function(
         ) from error
     (directory / f"{name}.jax_export").write_bytes(content)
     for place, module in enumerate(modules):
-        (directory / _module(name, place)).write_bytes(module.portable.module)
+        (directory / _module_file(name, place)).write_bytes(module.portable.module)
     if modules:
-        text = _text(modules[0].portable.module)
+        text = _module_text(modules[0].portable.module)
         (directory / f"{name}.mlir").write_text(text, encoding="utf-8")
 
 
@@ -96,7 +96,7 @@ def write_weights(directory: Path, weights: Mapping[str, Any]) -> None:
         save_weights(jax.tree.map(jax.numpy.asarray, dict(weights)), directory / WEIGHTS)
 
 
-def _text(module: bytes) -> str:
+def _module_text(module: bytes) -> str:
     with mlir.make_ir_context() as context:
         parsed = stablehlo.deserialize_portable_artifact(context, module)
         return f"{parsed.operation.get_asm(large_elements_limit=_LARGEST_CONSTANT)}\n"
@@ -128,7 +128,7 @@ _OF_PYTHON = re.compile(r"python_\w*callback")
 
 def _looked_over(exported: Exported, file: Path, may_call: bool) -> Exported:
     """A function and its gradients, without calls that end a process whoever wrote them."""
-    module = _look(exported.mlir_module_serialized, file).module
+    module = _look_over(exported.mlir_module_serialized, file).module
     changes: dict[str, Any] = {"mlir_module_serialized": module}
     if may_call and exported.has_vjp():  # what is derived is not read otherwise
         gradient = _looked_over(exported.vjp(), file, may_call)
@@ -136,7 +136,7 @@ def _looked_over(exported: Exported, file: Path, may_call: bool) -> Exported:
     return dataclasses.replace(exported, **changes)
 
 
-def _look(module: bytes, file: Path) -> Looked:
+def _look_over(module: bytes, file: Path) -> Looked:
     try:
         looked = look(module)
     except SizesError as error:
@@ -182,7 +182,7 @@ def read_weights(checked: Checked, structs: Mapping[str, Any]) -> dict[str, Any]
     return {name: loaded[name] for name in structs}
 
 
-def _module(name: str, order: int) -> str:
+def _module_file(name: str, order: int) -> str:
     return f"{name}.vjp{order}.mlirbc" if order else f"{name}.mlirbc"
 
 
@@ -203,18 +203,18 @@ def _from_modules(checked: Checked, report: Report, details: Details, key: str) 
         return None
     modules = []
     for order, (kept, neutral) in enumerate(zip(entry.kept, entry.neutral)):
-        name = _module(entry.file, order)
+        name = _module_file(entry.file, order)
         if name not in checked.names:
             return None
         content = checked.path(name).read_bytes()
-        looked = _look(content, checked.path(name))
+        looked = _look_over(content, checked.path(name))
         modules.append(PortableModule(Portable(looked.module, ()), kept, neutral))
     read = {name for kind, name in entry.operands if kind == WEIGHT}
-    weights, inputs, outputs = _types(report, key, read)
+    weights, inputs, outputs = _report_types(report, key, read)
     return remade(key, modules, weights, inputs, outputs, report.platforms)
 
 
-def _types(
+def _report_types(
     report: Report, key: str, read: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The types of the weights that a function reads, its inputs and results, by the report."""

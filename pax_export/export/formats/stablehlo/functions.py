@@ -93,16 +93,16 @@ class Function:
             if case.cotangents:
                 yield case
 
-        calls = self.key, structs, self._expected, budget, examples, gradients, outputs
+        calls = self.key, structs, self._expected_outputs, budget, examples, gradients, outputs
         yield from random_cases(*calls, is_small, self.program)
 
-    def _flat(self, inputs: Mapping[str, Any]) -> list[Any]:
+    def _flat_operands(self, inputs: Mapping[str, Any]) -> list[Any]:
         return [
             self.weights[name] if kind == WEIGHT else inputs[name] for kind, name in self.operands
         ]
 
-    def _expected(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = self.reference(*self._flat(inputs))
+    def _expected_outputs(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = self.reference(*self._flat_operands(inputs))
         return {
             name if kind == OUTPUT else f"variable:{name}": np.asarray(value)
             for (kind, name), value in zip(self.results, found)
@@ -111,7 +111,7 @@ class Function:
 
     def _add_gradients(self, case: Case) -> None:
         random = np.random.default_rng(1)
-        operands = self._flat(case.inputs)
+        operands = self._flat_operands(case.inputs)
         wrt = [i for i, value in enumerate(operands) if _is_floating(value.dtype)]
         of = [
             i
@@ -177,16 +177,16 @@ def lower(
         assigned = tuple(store.of_leaf[index] for index in program.changed) if update else ()
         names = [store.variables[place].name for place in places[program.key]]
         new = tuple(store.variables[place].name for place in assigned)
-        run = _function(program, names, new, values if constant else None)
-        weights = {} if constant else {name: _struct(values[name]) for name in names}
+        run = _weights_function(program, names, new, values if constant else None)
+        weights = {} if constant else {name: _struct_with_sharding(values[name]) for name in names}
         inputs = {
-            entry.name: _sharded(dtypes.stored(entry.struct), sharding)
+            entry.name: _add_sharding(dtypes.stored(entry.struct), sharding)
             for entry, sharding in zip(program.inputs.flat, shardings[program.key])
         }
         with named_refusals():
             try:
                 made = lowerable(program.traced.program)
-                lowered = _function(program, names, new, values if constant else None, made)
+                lowered = _weights_function(program, names, new, values if constant else None, made)
                 given = (weights, inputs)
                 exported = _exported.make(lowered, given, platforms, disabled_checks)
             except UnsupportedOperationError as error:
@@ -217,7 +217,7 @@ def lower(
                     *((WEIGHT, name) for name in sorted(new)),
                 ),
                 weights=values,
-                reference=_reference(program, names, new, sorted(weights), values),
+                reference=_reference_function(program, names, new, sorted(weights), values),
                 order=order,
                 program=program.traced.program,
             )
@@ -225,7 +225,7 @@ def lower(
     return functions, store
 
 
-def _function(
+def _weights_function(
     program: Program,
     names: Sequence[str],
     new: Sequence[str],
@@ -248,7 +248,7 @@ def _function(
     return run
 
 
-def _reference(
+def _reference_function(
     program: Program,
     names: Sequence[str],
     new: Sequence[str],
@@ -277,12 +277,12 @@ def _reference(
     return run
 
 
-def _struct(value: Any) -> jax.ShapeDtypeStruct:
+def _struct_with_sharding(value: Any) -> jax.ShapeDtypeStruct:
     struct = jax.ShapeDtypeStruct(np.shape(value), value.dtype)
-    return _sharded(struct, getattr(value, "sharding", None))
+    return _add_sharding(struct, getattr(value, "sharding", None))
 
 
-def _sharded(struct: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
+def _add_sharding(struct: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
     if not isinstance(sharding, jax.sharding.NamedSharding) or sharding.num_devices == 1:
         return struct
     return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
@@ -320,8 +320,8 @@ def of_exported(key: str, exported: Exported, order: int) -> Function:
     )
     portable = _exported.without_jax(exported)
     info = SignatureInfo(
-        inputs=tuple(map(_info, names, exported.in_avals)),
-        outputs=tuple(map(_info, out_names, exported.out_avals)),
+        inputs=tuple(map(_array_info, names, exported.in_avals)),
+        outputs=tuple(map(_array_info, out_names, exported.out_avals)),
         arguments={name: describe(tree, left) for name, tree in tops.items()},
         positional=tuple(f"arg{index}" for index in range(len(args))),
         result=describe(outputs, iter(out_names)),
@@ -350,6 +350,6 @@ def of_exported(key: str, exported: Exported, order: int) -> Function:
     )
 
 
-def _info(name: str, aval: Any) -> ArrayInfo:
+def _array_info(name: str, aval: Any) -> ArrayInfo:
     shape = tuple(size if isinstance(size, int) else str(size) for size in aval.shape)
     return ArrayInfo(name, name, shape, str(aval.dtype))

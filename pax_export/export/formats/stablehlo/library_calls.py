@@ -34,7 +34,7 @@ _GEES = {"sd": "nn -> nn, nn, n, n, , ", "cz": "nn -> nn, nn, n, , "}
 _TRSM = {(76,): "mm, mn -> mn", (82,): "nn, mn -> mn"}  # by its side, L or R
 
 
-def _rows() -> Iterator[tuple[str, Any]]:
+def _routine_rows() -> Iterator[tuple[str, Any]]:
     """For each target its shapes, or attributes and the shapes by their values."""
     of_all = {"potrf": _POTRF, "getrf": _GETRF, "geqrf": _GEQRF}
     for types in ("sd", "cz"):
@@ -75,7 +75,7 @@ def _rows() -> Iterator[tuple[str, Any]]:
     yield "LuDecomposition", "mn -> mn, k, m"
 
 
-ROUTINES = dict(_rows())
+ROUTINES = dict(_routine_rows())
 _DYNAMIC = ir.ShapedType.get_dynamic_size()
 #: An axis: its size, or the number of an operand and of its axis; or two candidates.
 _Axis = Any
@@ -105,7 +105,7 @@ def look(module: bytes) -> Looked:
         kind = operation.name.partition(".")[2].removesuffix("_v1")
         if kind == "custom_call":
             calls.append(operation)
-            names.add(_target(operation))
+            names.add(_call_target(operation))
         elif kind in WAITING:
             names.add(kind)
         return ir.WalkResult.ADVANCE
@@ -116,8 +116,8 @@ def look(module: bytes) -> Looked:
             parsed = stablehlo.deserialize_portable_artifact(context, module)
             if may_call(module):
                 parsed.operation.walk(visit)
-            routines = [each for each in calls if _target(each) in ROUTINES]
-            bound = [_bound(each) for each in routines]
+            routines = [each for each in calls if _call_target(each) in ROUTINES]
+            bound = [_check_sizes(each) for each in routines]
             if any(bound):
                 version = stablehlo_version(module) or stablehlo.get_current_version()
                 module = stablehlo.serialize_portable_artifact(parsed, version, True)
@@ -126,11 +126,11 @@ def look(module: bytes) -> Looked:
     return Looked(frozenset(names), module)
 
 
-def _target(call: Any) -> str:
+def _call_target(call: Any) -> str:
     return call.attributes["call_target_name"].value
 
 
-def _bound(call: Any) -> bool:
+def _check_sizes(call: Any) -> bool:
     """Checks the sizes of a call; whether symbolic ones were bound to those of its operands."""
     indices = "indices_of_shape_operands"
     given: list[int] = []
@@ -140,14 +140,14 @@ def _bound(call: Any) -> bool:
     count = len(call.operands) - len(given)
     operands, results = list(call.operands)[:count], list(call.results)
     types = [_shape(call, each) for each in operands], [_shape(call, each) for each in results]
-    row = _row(call)
-    wanted = _expected(row, types[0])
-    if wanted is None or any(map(_differs, types[0] + types[1], wanted[0] + wanted[1])):
-        raise _wrong(call, row)
+    row = _routine_row(call)
+    wanted = _expected_axes(row, types[0])
+    if wanted is None or any(map(_shape_differs, types[0] + types[1], wanted[0] + wanted[1])):
+        raise _sizes_error(call, row)
     if not any(_DYNAMIC in each for each in types[0] + types[1]):
         return False
     if given != list(range(count, count + len(results))):
-        raise _wrong(call, row)
+        raise _sizes_error(call, row)
     changed = False
     with ir.InsertionPoint(call), ir.Location.unknown(call.context):
         for place, axes in list(enumerate(wanted[0]))[1:]:
@@ -164,39 +164,39 @@ def _bound(call: Any) -> bool:
     return changed
 
 
-def _wrong(call: Any, row: str) -> SizesError:
+def _sizes_error(call: Any, row: str) -> SizesError:
     def texts(values: Any) -> str:
         return ", ".join(str(each.type).removeprefix("tensor") for each in values)
 
-    found = f"{_target(call)}: {texts(call.operands)} -> {texts(call.results)}"
+    found = f"{_call_target(call)}: {texts(call.operands)} -> {texts(call.results)}"
     return SizesError(f"{found}; the routine has {row or 'other attributes'}")
 
 
 def _shape(call: object, value: Any) -> list[int]:
     if not isinstance(value.type, ir.RankedTensorType):
-        raise _wrong(call, "arrays")
+        raise _sizes_error(call, "arrays")
     return list(ir.RankedTensorType(value.type).shape)
 
 
-def _row(call: Any) -> str:
-    row = ROUTINES[_target(call)]
+def _routine_row(call: Any) -> str:
+    row = ROUTINES[_call_target(call)]
     if isinstance(row, str):
         return row
     names, rows = row
     keys = [key for key in ("mhlo.backend_config", "backend_config") if key in call.attributes]
     configuration = call.attributes[keys[0]] if len(keys) == 1 else None
     if not isinstance(configuration, ir.DictAttr):
-        raise _wrong(call, "")
+        raise _sizes_error(call, "")
     found = tuple(
         getattr(configuration[name], "value", None) if name in configuration else None
         for name in names.split()
     )
     if found not in rows:
-        raise _wrong(call, "")
+        raise _sizes_error(call, "")
     return rows[found]
 
 
-def _expected(
+def _expected_axes(
     row: str, operands: Sequence[list[int]]
 ) -> tuple[list[list[_Axis]], list[list[_Axis]]] | None:
     """The axes of operands and results; `None` stands for one of any size."""
@@ -207,13 +207,13 @@ def _expected(
     rank = len(operands[0]) - len(words[0][0])
     if rank < 0 and words[0][0] != "*":
         return None
-    whole = [_axis(operands, 0, axis) for axis in range(len(operands[0]))]
+    whole = [_axis_of(operands, 0, axis) for axis in range(len(operands[0]))]
     batch = whole[:rank]
     for place, word in enumerate(words[0]):
         if word != "*" and len(operands[place]) != len(batch) + len(word):
             return None
         for axis, letter in enumerate(word if word != "*" else "", len(batch)):
-            axes.setdefault(letter, _axis(operands, place, axis))
+            axes.setdefault(letter, _axis_of(operands, place, axis))
     if "m" in axes and "n" in axes:
         axes["k"] = ("min", axes["m"], axes["n"])
     if "n" in axes:
@@ -227,7 +227,7 @@ def _expected(
     return list(map(each, words[0])), list(map(each, words[1]))
 
 
-def _axis(operands: Sequence[list[int]], place: int, axis: int) -> _Axis:
+def _axis_of(operands: Sequence[list[int]], place: int, axis: int) -> _Axis:
     size = operands[place][axis]
     return (place, axis) if size == _DYNAMIC else size
 
@@ -241,7 +241,7 @@ def _constant_size(axis: _Axis) -> _Axis:
     return axis
 
 
-def _differs(shape: list[int], axes: list[_Axis]) -> bool:
+def _shape_differs(shape: list[int], axes: list[_Axis]) -> bool:
     """Whether an array has other sizes; symbolic ones are bound, so they are as they should be."""
     return len(shape) != len(axes) or any(
         size != _DYNAMIC and axis is not None and size != axis for size, axis in zip(shape, axes)
@@ -250,11 +250,11 @@ def _differs(shape: list[int], axes: list[_Axis]) -> bool:
 
 def _shape_value(operands: Sequence[Any], axes: Sequence[_Axis]) -> Any:
     one = ir.RankedTensorType.get([1], ir.IntegerType.get_signless(32))
-    sizes = [stablehlo.reshape(one, _size(operands, axis)) for axis in axes]
+    sizes = [stablehlo.reshape(one, _size_value(operands, axis)) for axis in axes]
     return stablehlo.concatenate(sizes, 0)
 
 
-def _size(operands: Sequence[Any], axis: _Axis) -> Any:
+def _size_value(operands: Sequence[Any], axis: _Axis) -> Any:
     if isinstance(axis, int):
         number = ir.IntegerType.get_signless(32)
         scalar = ir.RankedTensorType.get([], number)
@@ -263,8 +263,8 @@ def _size(operands: Sequence[Any], axis: _Axis) -> Any:
         )
     kind, *rest = axis
     if kind == "min":
-        return stablehlo.minimum(*(_size(operands, each) for each in rest))
+        return stablehlo.minimum(*(_size_value(operands, each) for each in rest))
     if kind == "less":
-        less = stablehlo.subtract(_size(operands, rest[0]), _size(operands, 1))
-        return stablehlo.maximum(less, _size(operands, 0))
+        less = stablehlo.subtract(_size_value(operands, rest[0]), _size_value(operands, 1))
+        return stablehlo.maximum(less, _size_value(operands, 0))
     return stablehlo.get_dimension_size(operands[kind], rest[0])

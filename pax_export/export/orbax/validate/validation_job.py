@@ -39,10 +39,10 @@ class ValidationSingleJobResult(Jsonable):
 
     def maybe_convert_result_to_dict(self) -> None:
         """Names outputs that have no names as a SavedModel does: ``output_0``."""
-        self.outputs = [_named(output) for output in self.outputs]
+        self.outputs = [_name_outputs(output) for output in self.outputs]
 
 
-def _named(output: PyTree) -> Any:
+def _name_outputs(output: PyTree) -> Any:
     if isinstance(output, Mapping):
         return output
     parts = output if isinstance(output, (list, tuple)) else [output]
@@ -83,13 +83,13 @@ class ValidationJob:
 
     def calc_baseline_result(self) -> ValidationSingleJobResult:
         """Runs the baseline."""
-        return self._run(self._baseline_inference_fn)
+        return self._run_batches(self._baseline_inference_fn)
 
     def calc_candidate_result(self) -> ValidationSingleJobResult:
         """Runs the candidate."""
-        return self._run(self._candidate_inference_fn)
+        return self._run_batches(self._candidate_inference_fn)
 
-    def _run(self, function: Callable[[Any], Any]) -> ValidationSingleJobResult:
+    def _run_batches(self, function: Callable[[Any], Any]) -> ValidationSingleJobResult:
         function(self._batch_input[0])  # what is compiled is compiled now
         latencies, outputs = [], []
         for batch in self._batch_input:

@@ -65,12 +65,12 @@ class ValidationManager:
         """
         option = report_option or ValidationReportOption()
         return {
-            key: self._validate(config, key, loaded_model, with_xprof, option)
+            key: self._validate_signature(config, key, loaded_model, with_xprof, option)
             for config in self._serving_configs
             for key in config.get_signature_keys()
         }
 
-    def _validate(
+    def _validate_signature(
         self,
         config: ServingConfig,
         key: str,
@@ -83,11 +83,11 @@ class ValidationManager:
         specs = list(remove_signature_defaults(signature))
 
         def baseline(batch: PyTree) -> Any:
-            positional = _positional(batch, specs)
+            positional = _positional_arguments(batch, specs)
             return function(batch) if positional is None else function(*positional)
 
-        candidate = _candidate(loaded_model.signatures[key], specs)
-        job = ValidationJob(baseline, candidate, self._batches(key), with_xprof)
+        candidate = _candidate_function(loaded_model.signatures[key], specs)
+        job = ValidationJob(baseline, candidate, self._batches_of(key), with_xprof)
         expected, got = job.calc_baseline_result(), job.calc_candidate_result()
         expected.maybe_convert_result_to_dict()
         got.maybe_convert_result_to_dict()
@@ -95,7 +95,7 @@ class ValidationManager:
         self.check_output(expected, got)
         return ValidationReport(expected, got, option)
 
-    def _batches(self, key: str) -> Sequence[Any]:
+    def _batches_of(self, key: str) -> Sequence[Any]:
         if not isinstance(self._model_inputs, Mapping):
             return self._model_inputs
         if key not in self._model_inputs:
@@ -150,7 +150,7 @@ class ValidationManager:
             )
 
 
-def _positional(batch: PyTree, specs: list[Any]) -> list[Any] | None:
+def _positional_arguments(batch: PyTree, specs: list[Any]) -> list[Any] | None:
     """The batch as positional arguments of a signature of single tensors, if it is that."""
     if not specs or not all(isinstance(spec, tf.TensorSpec) for spec in specs):
         return None
@@ -162,11 +162,11 @@ def _positional(batch: PyTree, specs: list[Any]) -> list[Any] | None:
     return None
 
 
-def _candidate(signature: PyTree, specs: list[Any]) -> Callable[[Any], Any]:
+def _candidate_function(signature: PyTree, specs: list[Any]) -> Callable[[Any], Any]:
     def inference_fn(batch: Any) -> Any:
         batch = jax.tree_util.tree_map(tf.convert_to_tensor, batch)
         ValidationManager.check_input(batch, batch_mode=False)
-        positional = _positional(batch, specs)
+        positional = _positional_arguments(batch, specs)
         if isinstance(batch, Mapping):
             output = signature(**batch)
         elif positional is not None and all(spec.name for spec in specs):

@@ -149,12 +149,12 @@ class ValidationReport(Jsonable):
         self.latencies = {name: list(each.latencies) for name, each in results.items()}
         self.xprof_url = {name: each.xprof_url for name, each in results.items()}
         self.metadata = {name: each.metadata for name, each in results.items()}
-        pairs = _pairs(baseline.outputs, candidate.outputs)
-        compared = [_compared(*pair, self._option) for pair in pairs]
+        pairs = _pair_outputs(baseline.outputs, candidate.outputs)
+        compared = [_compare_outputs(*pair, self._option) for pair in pairs]
         self.differences = [each for each, _ in compared]
         passes = self._sum_up(compared)
         self.status = Status.Pass if passes else Status.Fail
-        self._tell(pairs)
+        self._log_report(pairs)
 
     def _sum_up(self, compared: list[tuple[OutputDiff, int | None]]) -> bool:
         """Makes the two reports of all outputs; gives whether they pass."""
@@ -183,7 +183,7 @@ class ValidationReport(Jsonable):
         other_kind = any(each.reason.startswith(_OTHER_KIND) for each in self.differences)
         return not (wrong or other_kind or ratio > option.max_non_floating_mismatch_ratio)
 
-    def _tell(self, pairs: list[tuple[str, Any, Any]]) -> None:
+    def _log_report(self, pairs: list[tuple[str, Any, Any]]) -> None:
         if self.status is Status.Fail:
             _logger.warning("%s", self)
             if self._option.print_debug_info:
@@ -238,7 +238,7 @@ class ValidationReport(Jsonable):
 _OTHER_KIND = "another shape or dtype"
 
 
-def _pairs(baseline: object, candidate: object) -> list[tuple[str, Any, Any]]:
+def _pair_outputs(baseline: object, candidate: object) -> list[tuple[str, Any, Any]]:
     """The name, the expected and the got value of each output of each batch."""
 
     def plain(outputs: PyTree) -> list[Any]:
@@ -265,7 +265,7 @@ def _pairs(baseline: object, candidate: object) -> list[tuple[str, Any, Any]]:
     return pairs
 
 
-def _compared(
+def _compare_outputs(
     name: str, expected: PyTree, got: PyTree, option: ValidationReportOption
 ) -> tuple[OutputDiff, int | None]:
     """One output compared, and its size if it is compared with a tolerance."""
@@ -285,7 +285,7 @@ def _compared(
         wrong = int(np.sum(one != other))
         reason = f"{wrong} of {one.size} elements differ" if wrong else ""
         return OutputDiff(name, kind, float(bool(wrong)), float(bool(wrong)), reason), size
-    return _floating(name, kind, one, other, option), size
+    return _compare_floating(name, kind, one, other, option), size
 
 
 def _match_width(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -301,7 +301,7 @@ def _match_width(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.nda
     return (one, other) if any(lost) else narrowed
 
 
-def _floating(
+def _compare_floating(
     name: str, kind: str, one: np.ndarray, other: np.ndarray, option: ValidationReportOption
 ) -> OutputDiff:
     wide = np.complex128 if np.issubdtype(one.dtype, np.complexfloating) else np.float64

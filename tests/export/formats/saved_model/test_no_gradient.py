@@ -255,13 +255,13 @@ def broken_gradients(monkeypatch):
     """TensorFlow fails to compute gradients, or computes others, and is right otherwise."""
 
     def install(change):
-        call = running._call
+        call = running._call_one
 
         def damaged(tf, model, case, function=None):
             results = call(tf, model, case, function)
             return change(results) if case.get("cotangents") else results
 
-        monkeypatch.setattr(running, "_call", damaged)
+        monkeypatch.setattr(running, "_call_one", damaged)
 
     return install
 

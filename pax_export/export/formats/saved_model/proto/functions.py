@@ -75,7 +75,7 @@ class _SignatureModule:
     needed: tuple[Operand, ...]  # by this one and by those after it
 
 
-def _modules(signature: Signature) -> list[_SignatureModule]:
+def _signature_modules(signature: Signature) -> list[_SignatureModule]:
     forward, gradients = signature.forward, signature.gradients
     variables = [Operand("variable", place) for place in forward.variables]
     inputs = [Operand("input", place) for place in range(len(signature.input_names))]
@@ -108,7 +108,7 @@ class SignatureWriter:
         self._gradients: list[Message] = library["registered_gradients"]
         self._signature = signature
         self._store = store
-        self._modules = _modules(signature)
+        self._modules = _signature_modules(signature)
         word, number = re.sub(r"\W", "_", signature.key), len(self._functions)
         self._names = [
             f"__inference_{word}{'_gradient' * order}_{number}"
@@ -117,7 +117,7 @@ class SignatureWriter:
 
     def write(self) -> list[GraphFunction]:
         """Gives the function of the signature, and then those of its gradients."""
-        before = self._forward()
+        before = self._write_forward()
         functions = [before]
         for order in range(1, len(self._modules)):
             plain = self._plain_gradient(order)
@@ -125,7 +125,7 @@ class SignatureWriter:
             before = plain
         return functions
 
-    def _forward(self) -> GraphFunction:
+    def _write_forward(self) -> GraphFunction:
         """Reads variables, calls the module, and assigns new state to variables."""
         signature, body = self._signature, Body(self._functions, self._names[0])
         # TensorFlow sorts what is given, and what is given back, by name.
@@ -133,35 +133,35 @@ class SignatureWriter:
         outputs = sorted((name, place) for place, name in enumerate(signature.output_names))
         tensors = {operand: operand.name for _, operand in inputs}
         for operand in tensors:
-            body.argument(operand.name, self._spec(operand))
+            body.argument(operand.name, self._spec_of(operand))
         read = {each for each in self._modules[0].needed if each.kind == "variable"}
         captured = sorted(read.union(Operand("variable", place) for place in signature.assigned))
         for operand in captured:
-            body.resource(_resource(operand), self._spec(operand))
+            body.resource(_resource_name(operand), self._spec_of(operand))
         tensors |= {operand: self._read(body, operand) for operand in captured if operand in read}
-        results = self._call(body, 0, tensors)
+        results = self._call_module(body, 0, tensors)
         for place, value in zip(signature.assigned, results[len(outputs) :]):
             self._assign(body, Operand("variable", place), value, read)
         for _, place in outputs:
-            body.result(f"output_{place}", results[place], self._result(0, place))
+            body.result(f"output_{place}", results[place], self._result_spec(0, place))
         return GraphFunction(
             self._names[0],
-            {name: self._spec(operand) for name, operand in inputs},
-            {name: self._result(0, place) for name, place in outputs},
+            {name: self._spec_of(operand) for name, operand in inputs},
+            {name: self._result_spec(0, place) for name, place in outputs},
             tuple(captured),
             by_keyword=True,
         )
 
     def _read(self, body: Body, operand: Operand) -> str:
-        dtype, shape = self._spec(operand)
-        given = [_resource(operand)]
+        dtype, shape = self._spec_of(operand)
+        given = [_resource_name(operand)]
         body.node(operand.name, "ReadVariableOp", given, dtype=dtype, _output_shapes=[shape])
         return f"{operand.name}:value:0"
 
     def _assign(self, body: Body, operand: Operand, value: str, read: set[Operand]) -> None:
         """Gives a variable a new value, after the old one was read."""
-        given = [_resource(operand), value, *([f"^{operand.name}"] if operand in read else [])]
-        name, dtype = f"assign_{operand.place}", self._spec(operand).dtype
+        given = [_resource_name(operand), value, *([f"^{operand.name}"] if operand in read else [])]
+        name, dtype = f"assign_{operand.place}", self._spec_of(operand).dtype
         body.effect(name, "AssignVariableOp", given, dtype=dtype)
 
     def _plain_gradient(self, order: int) -> GraphFunction:
@@ -169,13 +169,13 @@ class SignatureWriter:
         name, module = f"{self._names[order]}_module", self._modules[order]
         body, tensors = Body(self._functions, name), {each: each.name for each in module.needed}
         for operand in tensors:
-            body.argument(operand.name, self._spec(operand))
+            body.argument(operand.name, self._spec_of(operand))
         results: dict[str, Any] = {}
-        for place, tensor in enumerate(self._call(body, order, tensors)):
+        for place, tensor in enumerate(self._call_module(body, order, tensors)):
             result = f"gradient_{place}"
-            results[result] = self._result(order, place)
+            results[result] = self._result_spec(order, place)
             body.result(result, tensor, results[result])
-        arguments = {each.name: self._spec(each) for each in tensors}
+        arguments = {each.name: self._spec_of(each) for each in tensors}
         return GraphFunction(name, arguments, results, (), kept=bool(module.wrt))
 
     def _gradient(self, order: int, plain: GraphFunction, before: GraphFunction) -> GraphFunction:
@@ -185,30 +185,30 @@ class SignatureWriter:
         given += [Operand("passed", place, order) for place in range(len(module.wrt))]
         captured = [each for each in self._modules[order].needed if each not in given]
         for operand in (*given, *captured):
-            body.argument(operand.name, self._spec(operand))
+            body.argument(operand.name, self._spec_of(operand))
         body.call("gradient", plain.name, plain.arguments, plain.results.values())
         for place, (name, spec) in enumerate(plain.results.items()):
             body.result(name, f"gradient:output:{place}", spec)
         return GraphFunction(
             self._names[order],
-            {operand.name: self._spec(operand) for operand in given},
+            {operand.name: self._spec_of(operand) for operand in given},
             {**{f"none_{place}": None for place in module.of}, **plain.results},
             tuple(captured),
             captured_from=before.name,
         )
 
-    def _call(self, body: Body, order: int, tensors: dict[Operand, str]) -> list[str]:
+    def _call_module(self, body: Body, order: int, tensors: dict[Operand, str]) -> list[str]:
         """Runs a module.  Its results can be differentiated, or say why not."""
         module = self._modules[order]
         given = [tensors[operand] for operand in module.operands]
-        dtypes = [self._spec(operand).dtype for operand in module.operands]
+        dtypes = [self._spec_of(operand).dtype for operand in module.operands]
         attributes = module_attributes(module.lowered, list(map(Spec.of, module.lowered.results)))
         body.node("call", "XlaCallModule", given, Tin=dtypes, **attributes)
         results = [f"call:output:{place}" for place in range(len(module.lowered.results))]
         if order + 1 == len(self._modules):
             return [self._last(body, order, place, name) for place, name in enumerate(results)]
-        dtypes = [self._result(order, place).dtype for place in module.of]
-        dtypes += [self._spec(operand).dtype for operand in module.wrt]
+        dtypes = [self._result_spec(order, place).dtype for place in module.of]
+        dtypes += [self._spec_of(operand).dtype for operand in module.wrt]
         given = [*(results[place] for place in module.of), *(tensors[each] for each in module.wrt)]
         function = self._names[order + 1]
         kind = f"{function}_type"
@@ -227,19 +227,19 @@ class SignatureWriter:
         body.node(name, "PreventGradient", [tensor], T=Spec.of(struct).dtype, message=message)
         return f"{name}:output:0"
 
-    def _spec(self, operand: Operand) -> Spec:
+    def _spec_of(self, operand: Operand) -> Spec:
         if operand.kind == "variable":
             return Spec.of(self._store.variables[operand.place].value)
         if operand.kind == "input":
             return Spec.of(self._signature.input_structs[operand.place])
         if operand.kind == "cotangent":
-            return self._result(operand.order - 1, operand.place)
+            return self._result_spec(operand.order - 1, operand.place)
         # A zero, which TensorFlow makes once if it has no shape.
-        return Spec(self._spec(self._modules[operand.order - 1].wrt[operand.place]).dtype, ANY)
+        return Spec(self._spec_of(self._modules[operand.order - 1].wrt[operand.place]).dtype, ANY)
 
-    def _result(self, order: int, place: int) -> Spec:
+    def _result_spec(self, order: int, place: int) -> Spec:
         return Spec.of(self._modules[order].lowered.results[place])
 
 
-def _resource(operand: Operand) -> str:
+def _resource_name(operand: Operand) -> str:
     return f"resource_{operand.place}"

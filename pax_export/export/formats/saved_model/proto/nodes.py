@@ -58,12 +58,12 @@ def add_node(
     Its inputs are tensors, then nodes after which it runs (``"^node"``).  Its attributes are
     dtypes, shapes, numbers and bytes, or lists of them.
     """
-    filled = {key: _attribute(value) for key, value in attributes.items()}
+    filled = {key: _encode_attribute(value) for key, value in attributes.items()}
     nodes.append({"name": name, "op": operation, "input": list(inputs), "attr": filled})
     return nodes[-1]
 
 
-def _attribute(value: object) -> Message:
+def _encode_attribute(value: object) -> Message:
     if isinstance(value, list):
         return {"list": {_FIELDS[type(value[0])]: value} if value else {}}
     return {_FIELDS[type(value)]: value}
@@ -104,7 +104,7 @@ class Body:
     def argument(self, name: str, spec: Spec) -> None:
         place = len(self._signature["input_arg"])
         self._signature["input_arg"].append({"name": name, "type": spec.dtype})
-        attributes = {"_output_shapes": _attribute([spec.shape])}
+        attributes = {"_output_shapes": _encode_attribute([spec.shape])}
         self._function["arg_attr"][place] = {"attr": attributes}
 
     def resource(self, name: str, spec: Spec) -> None:

@@ -55,8 +55,8 @@ def saved_objects(
     after += len(keys)
     parts = {
         "leaves": (_DICT, by_name),
-        "variables": (_LIST, _numbered(numbers)),
-        "trainable_variables": (_LIST, _numbered(trainable)),
+        "variables": (_LIST, _number_children(numbers)),
+        "trainable_variables": (_LIST, _number_children(trainable)),
         "signatures": (_SIGNATURES, keys),
         "gradients": (_DICT, {key: after + place for place, key in enumerate(kept)}),
     }
@@ -94,7 +94,7 @@ def tracked_objects(variables: Sequence[Variable], objects: Message) -> bytes:
     return schemas.TRACKED_OBJECTS.encode({"nodes": nodes})
 
 
-def _numbered(numbers: Iterable[int]) -> dict[str, int]:
+def _number_children(numbers: Iterable[int]) -> dict[str, int]:
     return {str(place): number for place, number in enumerate(numbers)}
 
 
@@ -109,8 +109,8 @@ def _user_object(kind: str, children: Mapping[str, int]) -> Message:
 def _concrete_function(nodes: list[Message], function: GraphFunction, first: int) -> Message:
     """How a function is called, and the numbers of what it captures."""
     captured = [_captured(nodes, function, operand, first) for operand in function.captured]
-    given = {name: _value(name, spec) for name, spec in function.arguments.items()}
-    found = {name: _value(name, spec) for name, spec in function.results.items()}
+    given = {name: _structured_value(name, spec) for name, spec in function.arguments.items()}
+    found = {name: _structured_value(name, spec) for name, spec in function.results.items()}
     if function.by_keyword:
         positional, keyword = [], given
         results = {"dict_value": {"fields": found}}
@@ -133,7 +133,7 @@ def _captured(nodes: list[Message], function: GraphFunction, operand: Operand, f
     return len(nodes) - 1
 
 
-def _value(name: str, spec: Spec | None) -> Message:
+def _structured_value(name: str, spec: Spec | None) -> Message:
     if spec is None:
         return {"none_value": {}}
     return {"tensor_spec_value": {"name": name, **spec.as_dict()}}
@@ -158,12 +158,12 @@ def meta_graph(
     specs = [Spec.of(each.value) for each in variables]
     for place, (name, spec) in enumerate(zip(names, specs)):
         about = {**spec.as_dict(), "shared_name": name.encode()}
-        add_node(nodes, _handle(place), "VarHandleOp", **about)
+        add_node(nodes, _handle_name(place), "VarHandleOp", **about)
     calls = {}
     for number, (key, functions) in enumerate(signatures.items()):
         name = f"{_CALL}_{number}" if number else _CALL
-        calls[key] = _call(nodes, key, name, functions[0])
-    saver = _saver(nodes, list(map(checkpoint_key, names)), [spec.dtype for spec in specs])
+        calls[key] = _add_signature(nodes, key, name, functions[0])
+    saver = _add_saver(nodes, list(map(checkpoint_key, names)), [spec.dtype for spec in specs])
     versions = {"producer": schemas.GRAPH_VERSION}
     return {
         "meta_info_def": {
@@ -177,11 +177,11 @@ def meta_graph(
     }
 
 
-def _handle(place: int) -> str:
+def _handle_name(place: int) -> str:
     return f"variables/{place}"
 
 
-def _call(nodes: list[Message], key: str, name: str, function: GraphFunction) -> Message:
+def _add_signature(nodes: list[Message], key: str, name: str, function: GraphFunction) -> Message:
     """Adds a call; gives the message of the signature."""
     inputs, outputs, given = {}, {}, {}
     for argument, spec in function.arguments.items():
@@ -189,7 +189,7 @@ def _call(nodes: list[Message], key: str, name: str, function: GraphFunction) ->
         add_node(nodes, placeholder, "Placeholder", **spec.as_dict())
         inputs[argument] = _tensor_info(f"{placeholder}:0", spec)
         given[placeholder] = spec.dtype
-    given |= {_handle(operand.place): RESOURCE for operand in function.captured}
+    given |= {_handle_name(operand.place): RESOURCE for operand in function.captured}
     dtypes = [spec.dtype for spec in function.results.values()]
     add_call(nodes, name, function.name, given, dtypes)
     for place, (result, spec) in enumerate(function.results.items()):
@@ -201,17 +201,17 @@ def _tensor_info(name: str, spec: Spec) -> Message:
     return {"name": name, "dtype": spec.dtype, "tensor_shape": spec.shape}
 
 
-def _saver(nodes: list[Message], keys: list[str], dtypes: list[Dtype]) -> Message:
+def _add_saver(nodes: list[Message], keys: list[str], dtypes: list[Dtype]) -> Message:
     """What reads the variables of a checkpoint whose path is given, and writes them to one."""
     add_node(nodes, "saver/file", "Placeholder", dtype=STRING, shape=shape([]))
-    _texts(nodes, "saver/names", keys)
-    _texts(nodes, "saver/whole", [""] * len(keys))
+    _add_texts(nodes, "saver/names", keys)
+    _add_texts(nodes, "saver/whole", [""] * len(keys))
     given = ["saver/file", "saver/names", "saver/whole"]
     add_node(nodes, "saver/values", "RestoreV2", given, dtypes=dtypes)
     for place, dtype in enumerate(dtypes):
-        value = [_handle(place), f"saver/values:{place}"]
+        value = [_handle_name(place), f"saver/values:{place}"]
         add_node(nodes, f"saver/restore/{place}", "AssignVariableOp", value, dtype=dtype)
-        add_node(nodes, f"saver/read/{place}", "ReadVariableOp", [_handle(place)], dtype=dtype)
+        add_node(nodes, f"saver/read/{place}", "ReadVariableOp", [_handle_name(place)], dtype=dtype)
     places = range(len(keys))
     add_node(nodes, "saver/restore", "NoOp", [f"^saver/restore/{place}" for place in places])
     reads = [f"saver/read/{place}" for place in places]
@@ -225,7 +225,7 @@ def _saver(nodes: list[Message], keys: list[str], dtypes: list[Dtype]) -> Messag
     }
 
 
-def _texts(nodes: list[Message], name: str, texts: list[str]) -> None:
+def _add_texts(nodes: list[Message], name: str, texts: list[str]) -> None:
     node = add_node(nodes, name, "Const", dtype=STRING)
     value = {"dtype": STRING, "tensor_shape": shape([len(texts)]), "string_val": texts}
     node["attr"]["value"] = {"tensor": value}
