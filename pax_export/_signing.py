@@ -67,7 +67,7 @@ class Signer:
         self._sign_manifest(folder, name, place)
 
     def sign_file(self, file: Path) -> None:
-        """Signs one file; its signature lies beside it."""
+        """Signs one file; its signature is written beside it."""
         self._sign_manifest(file, file.name, signature_file.of_file(file))
 
     def _sign_manifest(self, path: Path, name: str, place: Path) -> None:
@@ -127,7 +127,7 @@ def _import_part(name: str, purpose: str) -> Any:
 
 
 def _key_file(key: Key, argument: str) -> Path:
-    """The file of a key; an error says nothing of what is in it, or was given instead of it."""
+    """Checks the file of a key and returns its path; errors never contain a key."""
     if not isinstance(key, (str, os.PathLike)) or "\n" in os.fspath(key):
         raise InvalidArgumentTypeError(
             "A key is given by the path of its file.",
@@ -175,7 +175,7 @@ class _Hashing:
 
 @dataclass(frozen=True)
 class _List:
-    """What a signature lists; nobody knows yet who wrote it."""
+    """The files that a signature lists; its author is not verified yet."""
 
     hashes: Mapping[str, str]  # by the names of files
     how: Mapping[str, Any]  # they were computed, in words of model-signing
@@ -194,7 +194,7 @@ class _Comparing:
         self.reached = False
 
     def add_ignored_paths(self, **_: object) -> None:
-        """Whatever a signature says: no file is left out."""
+        """Whatever a signature lists: no file is left out."""
 
     def hash(self, path: Path, **_: object) -> Any:
         self.reached = True
@@ -272,7 +272,7 @@ def _list_files(place: Path, shown: str) -> _List:
 
 
 def _decode_base64(text: str) -> bytes:
-    """The bytes that a text in base64 stands for, which it says in the one right way."""
+    """The bytes of a text in base64, which must be in canonical form."""
     found = base64.b64decode(text, validate=True)
     if base64.b64encode(found).decode() != text:
         raise ValueError("it is not written as its content is")

@@ -64,7 +64,7 @@ class Collective:
         group: the devices that exchange them, by their place in the mesh; all
             other groups are as large.
         times: how often it runs in one call.
-        times_known: False if it stands in a loop whose length the text does not
+        times_known: False if it is in a loop whose length the text does not
             give; `times` counts one round of that.
         source: the operation of the model that needs it, as jax names it.
 

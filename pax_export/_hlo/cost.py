@@ -82,12 +82,12 @@ class Cost:
 
 
 def cost(compiled: object) -> Cost:
-    """What a compiled program costs each device, as the compiler says.
+    """The cost of a compiled program for each device, by the compiler's estimate.
 
     Nothing is computed, and no array is needed: lower the function for abstract
     arguments (`jax.eval_shape`, `jax.ShapeDtypeStruct`) and compile it for a mesh
-    of virtual devices.  What a compiler for CPUs says differs from one for GPUs
-    or TPUs; the page on scale says in what.
+    of virtual devices.  The estimate of a compiler for CPUs differs from one for GPUs
+    or TPUs; the page on scale explains how.
 
     Args:
         compiled: what ``jax.jit(f).lower(...).compile()`` gives.

@@ -20,9 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code.
 
     Args:
-        arguments: what stands behind ``pax-export``; None takes `sys.argv`.
+        arguments: the words after ``pax-export``; None takes `sys.argv`.
     """
-    # What TensorFlow says of itself while it is imported is not what was asked for.
+    # TensorFlow's log while it is imported is no part of the result.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     parser = argparse.ArgumentParser(
         prog="pax-export",

@@ -40,7 +40,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     "json": {"action": "store_true", "help": "print the result as JSON"},
 }
 
-#: What errors tell a program to write, as it stands on a command line.
+#: Python arguments in the advice of errors, and the options of the command line for them.
 _OPTIONS = {
     "trusted=True": "--trusted",
     'sign="key.pem"': "--sign key.pem",

@@ -70,7 +70,7 @@ def _call_export(options: argparse.Namespace) -> int:
     return DONE
 
 
-#: TensorFlow runs them itself, with what nobody else gives them.
+#: TensorFlow runs them itself, with arguments of its own.
 _NOT_CALLED = ("__saved_model_init_op", "__saved_model_train_op")
 
 Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]

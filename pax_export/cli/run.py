@@ -19,7 +19,7 @@ _USAGE = (
 )
 
 _DESCRIPTION = """\
-Two things can be run, and what stands first tells which.
+Two things can be run; the first argument tells which.
 
 An export (a directory with saved_model.pb or pax_export.json, a file that ends
 with .tflite or .onnx): a signature of it is called with arrays out of files.

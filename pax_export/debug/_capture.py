@@ -159,7 +159,7 @@ def capture(net: PyTree, paths: object = ...) -> Capture:
 
     Args:
         net: a module.
-        paths: which modules: a path, in which ``*`` stands for one name, a class, a
+        paths: which modules: a path, in which ``*`` matches one name, a class, a
             function ``(path, module) -> bool``, or a list of these; all by default.
 
     Returns:

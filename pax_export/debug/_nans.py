@@ -41,7 +41,7 @@ def nans(function: Callable[..., Any] | None = None) -> Any:
 
     Without a function it is a context, ``with pax.debug.nans():``, for code that stays as
     it is: what jax computes in the block, in this thread, is looked at: each call of a
-    jitted function as a whole, and what is outside of one operation by operation.
+    jitted function as a whole, and code outside of one operation by operation.
     An infinity out of infinities, such as of a mask, passes there; NaN never does.
 
     Args:

@@ -20,7 +20,7 @@ _SHOWN = 8
 def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function so that each retrace prints its reason.
 
-    It is told from the arguments, as `jax.jit` tells: their structure, with the static
+    It is detected from the arguments, as in `jax.jit`: their structure, with the static
     data of modules, and the shapes, dtypes and weak types of arrays.  Each call that
     differs from all before it is a `RetracingWarning`, which compares it with the call
     that is most like it.

@@ -19,7 +19,7 @@ class Statistics:
     """Of one array: what its elements are like.
 
     Attributes:
-        mean: the mean; like all but `nan`, of what is no NaN.
+        mean: the mean; like all but `nan`, without NaN.
         std: the standard deviation.
         min: the least element.
         max: the largest.

@@ -197,7 +197,7 @@ def _is_less(one: Any, other: Any) -> Any:
 
 
 def _pad(array: ArrayLike, pad_width: Any, mode: Any = "constant", **options: Any) -> Any:
-    """Modes that repeat what is there, by the places where it stands."""
+    """Modes that repeat elements, by their indices."""
     find = _REPEATED.get(mode)
     if find is None or options.get("reflect_type", "even") != "even":
         return NotImplemented
@@ -249,7 +249,7 @@ def _make_convolution(turned: bool) -> Callable:
         size = v.shape[0]
         if not isinstance(size, int) or a.ndim != 1 or v.ndim != 1 or not size:
             return NotImplemented
-        if mode != "full" and not a.shape[0] >= size:  # or it is asked what is known of it
+        if mode != "full" and not a.shape[0] >= size:  # or the constraints of its size are used
             return NotImplemented
         if not turned and swapped:  # of what correlates with something longer
             return jnp.flip(_slide_kernel(jnp.conj(a), v, mode, precision, preferred_element_type))
@@ -338,7 +338,7 @@ def _make_derivative(transform: Callable) -> Callable:
 
 
 def for_any_size(fun: Callable) -> Callable:
-    """The function, traced and made anew where symbolic sizes stand in what it does."""
+    """The function, traced and made anew where its program contains symbolic sizes."""
 
     @functools.wraps(fun)
     def function(*args: Any, **kwargs: Any) -> Any:

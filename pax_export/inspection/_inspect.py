@@ -76,7 +76,7 @@ def inspect(
 
     Raises:
         InvalidArgumentTypeError: no model, and no path; inputs for an export; a
-            measurement of what is not a module.
+            measurement of anything but a module.
         ExportPathError: there is no export at the path.
         InvalidArgumentError: the inputs do not fit the call.
 
@@ -268,7 +268,7 @@ class NetArray:
 
     @property
     def bytes(self) -> int:
-        # Keys of jax, and dtypes that numpy does not know, say themselves how long they are.
+        # Keys of jax, and dtypes unknown to numpy, have an itemsize of their own.
         return self.size * _item_size(self.dtype)
 
 

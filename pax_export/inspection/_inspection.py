@@ -109,7 +109,7 @@ class Inspection:
         return fragment(self.rows, self.uncounted)
 
 
-Column = tuple[str, Callable[[Row], str], bool]  # its title, its text, whether numbers stand right
+Column = tuple[str, Callable[[Row], str], bool]  # its title, its text, whether it is aligned right
 
 
 def table(rows: Sequence[Row], uncounted: Sequence[str], depth: int | None, arrays: bool) -> str:
@@ -260,7 +260,7 @@ def _grid_track(column: Column, rows: Sequence[Row]) -> str:
 
 
 def _nest_rows(rows: Sequence[Row], cells: dict[str, str]) -> Iterator[str]:
-    """A `details` for each module, around what is below it."""
+    """A `details` for each module, around the rows below it."""
     depths: list[int] = []
     for row in rows:
         while depths and depths[-1] >= row.depth:

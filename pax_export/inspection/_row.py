@@ -18,7 +18,7 @@ class Row:
         path: from the root, with dots, as `net.replace` and errors use it; the root's is
             empty.
         kind: ``"module"`` or ``"array"``.
-        depth: how many modules it lies in.
+        depth: how many modules contain it.
         class_name: of a module, its class; of an array, empty.
         name: the name that a module was given, or None.
         mode: of a module ``"train"`` or ``"eval"``.

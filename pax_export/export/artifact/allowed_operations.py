@@ -194,7 +194,7 @@ RefIdentity RefMerge RefNextIteration RefSelect RefSwitch StatefulPartitionedCal
 StatelessIf StatelessWhile Switch SymbolicGradient Timestamp While XlaIf XlaWhile
 """
 
-#: Data that is in memory, and what is done to it, element by element.
+#: Data in memory, and elementwise operations on it.
 _DATASETS = """
 AnonymousIterator/V2/V3 AssertCardinalityDataset AssertNextDataset AssertPrevDataset
 AutoShardDataset BatchDataset/V2 BytesProducedStatsDataset ChooseFastestBranchDataset
@@ -289,7 +289,7 @@ CHECKPOINTS = {"SaveV2": (0,), "RestoreV2": (0,), "MergeV2Checkpoints": (0, 1)}
 
 
 def _names(text: str) -> list[str]:
-    """The names that a text stands for.
+    """The names that a text abbreviates.
 
     Example:
         >>> _names("Relu/Grad Add/V2")
@@ -302,7 +302,7 @@ def _names(text: str) -> list[str]:
     return found
 
 
-#: Whatever they are given, wherever they stand.
+#: With any operands, at any place.
 ALLOWED = frozenset(
     _names(" ".join((_MATHEMATICS, _TEXT, _XLA, _VARIABLES, _TABLES, _RANDOM, _CONTROL, _DATASETS)))
 )

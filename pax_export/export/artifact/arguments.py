@@ -80,8 +80,8 @@ class Arguments:
 
     def check_shapes(self, shapes: Mapping[str, tuple], cause: Exception | None = None) -> None:
         """Refuses shapes that the function was not exported for, naming the input."""
-        sizes: dict[str, tuple[int, str]] = {}  # what is known, and which input says it
-        for alone in (True, False):  # what is told by its name alone comes first
+        sizes: dict[str, tuple[int, str]] = {}  # known sizes, and the input of each
+        for alone in (True, False):  # sizes that are a bare name come first
             for entry in self._info.inputs:
                 given = shapes[entry.name]
                 fit = [
@@ -149,7 +149,7 @@ class Arguments:
         }
 
     def _symbolic_sizes(self, shapes: Mapping[str, tuple]) -> dict[str, int]:
-        """The symbolic sizes of a call, as far as the inputs say them by name alone."""
+        """The symbolic sizes of a call that are a bare name in some input."""
         return {
             dimension: size
             for entry in self._info.inputs

@@ -23,7 +23,7 @@ pre { font: 12px/1.5 ui-monospace, monospace; background: #f4f5f8; padding: .8em
   overflow-x: auto; user-select: all; } summary { cursor: pointer; }
 .drawing { overflow-x: auto; }
 """
-#: Between these stands the drawing, which no report has.
+#: These enclose the drawing, which no report has.
 _BEGIN, _END = "<!-- drawing -->\n", "<!-- end of the drawing -->\n"
 
 

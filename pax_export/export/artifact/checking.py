@@ -29,7 +29,7 @@ def saved_model(path: Path, report: Report, trusted: bool) -> None:
 
 
 def foreign(path: Path, trusted: bool) -> None:
-    """Looks at a SavedModel, whoever wrote it, before TensorFlow opens it."""
+    """Checks any SavedModel before TensorFlow opens it."""
     _check_regular(path)
     check_sums(path)
     if not trusted:
@@ -55,7 +55,7 @@ def _check_regular(path: Path) -> None:
 
 
 def check_sums(path: Path) -> None:
-    """Refuses a SavedModel that is not as it was written, if it says how it was."""
+    """Refuses a SavedModel that differs from the hashes that it contains, if any."""
     if os.path.lexists(path / checksums.FILE):
         checked = checksums.check(path)
         for name in _of_saved_model(path):
@@ -91,7 +91,7 @@ def file(path: Path, report: Report, trusted: bool) -> None:
 
 
 def _check_data(data: Path, report: Report) -> None:
-    """Compares the arrays that lie beside a file with their hash."""
+    """Compares the arrays beside a file with their hash."""
     try:
         kind = file_types.unusual(data)
         got = kind or "other bytes than were written"

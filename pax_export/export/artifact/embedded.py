@@ -57,11 +57,11 @@ _MOST_FIELDS = 1 << 20
 _LARGEST_LIST = 1 << 20
 #: The end of an archive, without the comment that may follow it.
 _END, _MARK, _LONGEST_COMMENT = struct.Struct("<4s4H2LH"), b"PK\5\6", 1 << 16
-#: What stands before that of a huge one, and how long it is.
+#: The marker before the directory of a huge one, and its length.
 _OF_HUGE, _LENGTH_OF_HUGE = b"PK\6\7", 20
 #: Others unpack into any amount of memory before the first byte is out.
 _PACKED_BY = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-#: What zipfile says of archives that are none, or of a kind that we do not write.
+#: The errors of zipfile for files that are no archives, or of a kind that we do not write.
 _OF_DAMAGED_FILES = (
     zipfile.BadZipFile,
     zlib.error,

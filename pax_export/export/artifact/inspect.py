@@ -159,7 +159,7 @@ def _read_modules(graph: Any) -> Iterator[XlaModule]:
 
 
 def stablehlo_version(module: bytes) -> str | None:
-    r"""The version for which a portable artifact was written; it stands in its head.
+    r"""The version for which a portable artifact was written, from its header.
 
     Example:
         >>> stablehlo_version(b"ML\xefR\x0dStableHLO_v1.13.7\x00...")

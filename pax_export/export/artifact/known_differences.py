@@ -36,7 +36,7 @@ def _parse_row(line: str) -> KnownDifference:
     return KnownDifference(runtime, operation, where, example, not more)
 
 
-# The sweep writes what stands in this text.
+# The sweep writes this text.
 _ROWS = """\
 LiteRT | cbrt | subnormal | cbrt(1e-39) = 1e-13, in jax -5.6e-16
 LiteRT | cos | beyond ±1.37e+07 | cos(-2.99e+23) = nan, in jax 0.998

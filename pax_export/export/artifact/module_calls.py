@@ -20,7 +20,7 @@ _OF_TENSORFLOW = frozenset(("tf.call_tf_function",))
 #: Operations that wait for another program.
 WAITING = ("infeed", "outfeed", "send", "recv")
 
-#: Names stand in a module as they are, or, in its text, with a backslash for some letters.
+#: A module contains names as they are, or, in its text, with a backslash for some letters.
 _MARKS = tuple(each.encode() for each in ("custom_call", *WAITING, "\\"))
 _OPERATION = re.compile(rf"\b(?:stablehlo|mhlo|vhlo)\.({'|'.join(WAITING)})(?:_v\d+)?\b")
 _CALL = re.compile(r"\b(?:stablehlo|mhlo|vhlo)\.custom_call(?:_v\d+)?\b(.)(.?)")

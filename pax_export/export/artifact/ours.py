@@ -13,7 +13,7 @@ from pax_export.export.artifact import embedded
 from pax_export.export.artifact.formats import SAVED_MODEL, Format, find
 
 _GRAPH, _ASSETS = "saved_model.pb", "assets/"
-#: What lies in a folder of any format, and no list of its files has: the report, its
+#: Files in a folder of any format that no list of its files has: the report, its
 #: card, the list itself, and a signature of all.
 _ALWAYS = (embedded.NAME, card_file.NAME, checksums.FILE, signature_file.NAME)
 
@@ -30,7 +30,7 @@ def export_of_ours(path: Path) -> Belongs | None:
 
 
 def saved_model(path: Path) -> Belongs | None:
-    """What belongs to a SavedModel, whoever wrote it."""
+    """The files of any SavedModel."""
     return _belongs_to(path, SAVED_MODEL) if (path / _GRAPH).is_file() else None
 
 

@@ -1,6 +1,6 @@
 """The report of an export: contents, sizes, requirements and validation.
 
-It is printed, and lies beside the model as ``pax_export.json``.
+It can be printed, and is stored beside the model as ``pax_export.json``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SignatureInfo:
     names of inputs and outputs in the places of arrays.  `preprocess` is what a
     preprocessor gives to the model, `postprocess` what a postprocessor is given.
     `constraints` is what may be assumed of the symbolic dimensions.  `no_gradient`
-    says why it holds fewer gradients than such an export can.  `flops` and
+    explains why it holds fewer gradients than such an export can.  `flops` and
     `transcendentals` are those of a call, numbers or formulas of symbolic sizes,
     most of them done in the dtype `computed_in`; `uncounted` names operations that
     are in neither.
@@ -171,7 +171,7 @@ class Report:
         return read_report(path)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain data, as it stands in ``pax_export.json``."""
+        """The report as plain data, as in ``pax_export.json``."""
         return {"format": _FORMAT, **dataclasses.asdict(self)}
 
     def _repr_html_(self) -> str:

@@ -87,7 +87,7 @@ def _disallowed_parts(node: Any) -> Iterator[str]:
         module = node.attr["module"]
         if module.WhichOneof("value") == "s":
             yield from (f"{each} of {node.op}" for each in unknown_calls(module.s))
-        else:  # a function may leave it to whoever calls it
+        else:  # a function may take it from its caller
             yield node.op
     elif node.op not in operations.BY_ATTRIBUTE or _names_a_file(node):
         yield node.op
@@ -104,12 +104,12 @@ def _names_a_file(node: Any) -> bool:
     if attribute.name not in node.attr:
         return False
     value = node.attr[attribute.name]
-    # A function may leave the text to whoever calls it.
+    # A function may take the text from its caller.
     return value.WhichOneof("value") != "s" or not attribute.names_no_file(value.s)
 
 
 def _assets_outside(graph: Any, path: Path) -> Iterator[str]:
-    """Files that the SavedModel says are its own, and that lie elsewhere."""
+    """Files that the SavedModel lists as its own, outside of its folder."""
     folder = path / "assets"
     for asset in _asset_files(graph):
         name = PurePosixPath(asset.filename)
@@ -147,8 +147,8 @@ def _tensors_of(arrays: Mapping[str, Any]) -> set[str]:
 class _Origin(NamedTuple):
     """Where the name of a file is to come from."""
 
-    saver: bool  # from whoever saves or restores; else it is that of an asset
-    fed: bool = False  # whoever runs this gives the names of the assets
+    saver: bool  # the caller of save or restore gives it; else it is that of an asset
+    fed: bool = False  # the caller gives the names of the assets
 
 
 class _GraphScope(NamedTuple):
@@ -215,7 +215,7 @@ class _FileNames:
         return callers, tangled
 
     def is_honest(self, scope: _GraphScope, node: Any) -> bool:
-        """Whether the files of an operation are assets, or what the saver is told."""
+        """Whether the files of an operation are assets, or paths given to the saver."""
         saver = node.op in operations.CHECKPOINTS
         places = (operations.CHECKPOINTS if saver else operations.TABLE_FILES)[node.op]
         inputs = _data_inputs(node)
@@ -248,7 +248,7 @@ class _FileNames:
 
     @cached_property
     def _run_later(self) -> set[str]:
-        """What of the graph is run when nobody gives the names of the assets."""
+        """The nodes that run although no names of assets are given."""
         saver = self._graph.saver_def
         found = {_node_of(saver.save_tensor_name), saver.restore_op_name}
         for key, signature in self._graph.signature_def.items():
@@ -276,7 +276,7 @@ class _FileNames:
             return self._is_assigned_from(_node_of(inputs[0]), seen)
         if not origin.saver or not inputs:
             return False
-        # The saver puts a path together: of what it is told, and of words that add to its end.
+        # The saver composes a path: of the given one, and of words that add to its end.
         if node.op == "ShardedFilename":
             return self._is_from(origin, scope, inputs[0], seen)
         if node.op == "StringJoin":
@@ -334,7 +334,7 @@ class _FileNames:
         return objects.nodes[bound[captured]].WhichOneof("kind") == "asset"
 
     def _is_fed(self, origin: _Origin, node: Any) -> bool:
-        """Whether the one who loads the model says the path; a default names no folder."""
+        """Whether the loader of the model gives the path; a default names no folder."""
         if node.op == "Placeholder":
             return True
         if node.op == "Const":
@@ -349,7 +349,7 @@ class _FileNames:
     def _is_word(
         self, scope: _GraphScope, tensor: str, alone: bool = False, depth: int = 0
     ) -> bool:
-        """Whether this is text that stands in the graph, and leads nowhere else."""
+        """Whether this is text in the graph that leads to no other folder."""
         node = self._find_node(scope, tensor)
         if node is None or depth > _DEEPEST:
             return False

@@ -51,7 +51,7 @@ def _sizes(info: SignatureInfo) -> dict[str, int]:
 
 
 def _shape_text(entry: ArrayInfo, sizes: Mapping[str, int]) -> str:
-    """The sizes as text; where nobody knows sizes that fit, the symbols themselves."""
+    """The sizes as text; the symbols themselves where no sizes are known to fit."""
     try:
         numbers = dimensions.shape(entry.shape, sizes)
     except ValueError:
@@ -176,7 +176,7 @@ def javascript_name(key: str, keys: Iterable[str]) -> str:
 
 
 def _javascript_text(key: str, info: SignatureInfo, report: Report) -> str:
-    """A call on zeros; empty where nobody knows sizes that fit."""
+    """A call on zeros; empty where no sizes are known to fit."""
     try:
         shapes = {each.name: dimensions.shape(each.shape, _sizes(info)) for each in info.inputs}
     except ValueError:

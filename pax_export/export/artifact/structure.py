@@ -25,7 +25,7 @@ _DEEPEST = 100
 
 
 def check(structure: object, names: Collection[str], where: str, depth: int = 0) -> None:
-    """Refuses what is no structure over arrays of these names."""
+    """Refuses anything but a structure over arrays of these names."""
     if not isinstance(structure, Mapping) or len(structure) != 1 or depth > _DEEPEST:
         raise ValueError(f"{where} is no structure")
     ((kind, content),) = structure.items()
@@ -128,7 +128,7 @@ class Fixed:
 
 def _check_fixed(known: object, value: object, path: str) -> None:
     """Refuses another Python value than the one that is part of the exported function."""
-    # Of what has no more than a name, nobody can tell whether it is the same.
+    # A bare name does not tell whether two objects are the same.
     if isinstance(known, Fixed) or (type(value) is type(known) and value == known):
         return
     raise InvalidArgumentError(
@@ -270,7 +270,7 @@ def _read_union(args: tuple, value: object, where: str) -> Any:
         try:
             return read(each, value, where)
         except ValueError as caught:
-            # Of `X | None` the reason why it is no X says more.
+            # Of `X | None`, the reason why it is no X is more specific.
             error = error or caught
     raise error or ValueError(where)
 

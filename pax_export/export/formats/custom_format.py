@@ -111,7 +111,7 @@ def _flat_program(
     return FormatProgram(key, made.program, weights, inputs, outputs)
 
 
-#: Writes the programs to a file or into a folder; returns what the report says of it.
+#: Writes the programs to a file or into a folder; returns facts for the report.
 Write = Callable[[Path, Sequence[FormatProgram]], Mapping[str, Any] | None]
 
 

@@ -41,7 +41,7 @@ def make_function(signature: Signature, variables: Sequence[Any], gradient: obje
     """A `tf.function` of the signature's inputs, by position; gives the outputs by name.
 
     Its `get_concrete_function()` needs no arguments.  Functions of TensorFlow
-    that stand around the signature are part of it.
+    around the signature are part of it.
     """
     if signature.processing is not None:
         return make_whole(signature, make_stages(signature, variables, gradient))
@@ -50,14 +50,14 @@ def make_function(signature: Signature, variables: Sequence[Any], gradient: obje
         return call_signature(signature, variables, inputs, gradient)
 
     tf = tensorflow("to_saved_model")
-    # A place for XLA to compile is chosen by whoever calls, so no jit_compile.
+    # The caller chooses where XLA compiles, so no jit_compile.
     return tf.function(function, input_signature=input_specs(signature), autograph=False)
 
 
 def make_stages(
     signature: Signature, variables: Sequence[Any], gradient: object = None
 ) -> dict[str, Any]:
-    """The model, and what stands before and after it, as `tf.function` of their own.
+    """The model and its processors, each as a `tf.function`.
 
     ``model`` takes its inputs by position and gives its outputs by name;
     ``preprocess`` gives these inputs, and ``postprocess`` takes these outputs by
@@ -177,7 +177,7 @@ def make_gradient(signature: Signature) -> Any:
     """The gradient of a signature as a `tf.function` that has a gradient itself, or None.
 
     A SavedModel keeps the gradients of functions that hang on its root, and not
-    those of gradients: so what is to be differentiated twice must hang there.
+    those of gradients: a function to be differentiated twice must be attached there.
     """
     first = signature.gradient
     if first is None or first.next is None:
@@ -228,8 +228,8 @@ def _call_module(tf: object, lowered: Lowered, operands: Sequence[Any]) -> list[
 
 
 def module_attributes(lowered: Lowered, results: Sequence[Any]) -> dict[str, Any]:
-    """What an XlaCallModule operation says of the module that it runs, and of its results."""
-    # Several platforms mean a module that is told on which of them it runs.
+    """The attributes of an XlaCallModule operation."""
+    # A module for several platforms takes the index of the one that it runs on.
     platforms = lowered.platforms[: 1 if lowered.neutral else None]
     unchecked = lowered.neutral and len(lowered.platforms) > 1
     return {

@@ -98,7 +98,7 @@ class TensorFlowMethod:
         self._with_gradient = with_gradient
 
     def over(self, model: Model, added: Callable[[list[Any]], None]) -> Callable[[Any], Any]:
-        """The method over these params; `added` is told of variables for closed-over arrays."""
+        """The method over these params; `added` receives variables for closed-over arrays."""
         kinds: dict[Any, Callable[..., Any]] = {}  # the lowered method, for each kind of input
 
         def call(x: Any) -> Any:

@@ -112,7 +112,7 @@ class Model:
             value = _to_array(given, name)
             own = (flags[place], specs[place])
             if taken.setdefault(id(value), (value, own))[1] != own:
-                value = value.copy()  # one array that stands for leaves of two kinds
+                value = value.copy()  # one array that is a leaf of two kinds
             # A Python number takes part in arithmetic as one.
             struct = leaf_struct(given if isinstance(given, _NUMBERS) else value, name)
             # Of integers there is no gradient; their variables are marked as was asked.

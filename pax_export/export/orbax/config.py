@@ -80,7 +80,7 @@ class Config:
             raise UnknownOptionError(
                 f"Unrecognized config option: {name}", write=f"one of {', '.join(_OPTIONS)}"
             )
-        # The environment is read each time, as long as nobody sets another value.
+        # The environment is read each time until another value is set.
         known = self._values.get(name)
         return bool_env(name.upper(), _OPTIONS[name]) if known is None else known
 

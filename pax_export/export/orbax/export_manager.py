@@ -147,7 +147,7 @@ class ExportManager(ExportManagerBase):
             signature_overrides: signatures instead of those of the configs, or
                 beside them.
             serving_signatures: the signatures instead of all those of the configs.
-            **kwargs: none; there to say so.
+            **kwargs: none; accepted to raise a clear error.
 
         Raises:
             ExportPathError: the directory holds something else.
@@ -190,7 +190,7 @@ class ExportManager(ExportManagerBase):
         overrides: Mapping[str, Callable[..., Any]] | None,
         instead: Mapping[str, Callable[..., Any]] | None,
     ) -> dict[str, Any]:
-        """The functions of all signatures; one that stands under several keys is one."""
+        """The functions of all signatures; one under several keys is one."""
         flat: dict[int, Any] = {}
         own = self.serving_signatures
         configs = {id(function): self._config_of[key] for key, function in own.items()}

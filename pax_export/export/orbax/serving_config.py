@@ -84,7 +84,7 @@ class ServingConfig:
         """What the signature takes, from here or from `tf_preprocessor`.
 
         Raises:
-            InvalidArgumentError: neither says so, and it is required.
+            InvalidArgumentError: neither has one, and it is required.
         """
         found = self.input_signature
         if found is None and self.tf_preprocessor is not None:
@@ -107,7 +107,7 @@ class ServingConfig:
             infer_step_fns: the methods by their keys, or the only one.
 
         Raises:
-            InvalidArgumentError: it is not said which of them, or there is no such.
+            InvalidArgumentError: none is chosen of several, or the chosen one is unknown.
         """
         if callable(infer_step_fns):
             return infer_step_fns

@@ -218,7 +218,7 @@ def load_jax_exported_map(dir_path: str | os.PathLike[str]) -> dict[str, jax_exp
     for file in files:
         try:
             exported = jax_export.deserialize(bytearray(file.read_bytes()))
-        except Exception as error:  # of damaged bytes jax says StopIteration, and no more
+        except Exception as error:  # jax raises a bare StopIteration for damaged bytes
             raise ExportPathError(
                 "This file cannot be read as an exported function.",
                 where=file.name,

@@ -89,7 +89,7 @@ def bisect(
 def _difference_after(
     search: _BisectSearch, format: Format, model: Exportable, test: Tester, last: int
 ) -> str | None:
-    """How far the part up to a step is apart: empty if it is not, None if nobody can say."""
+    """The difference of the part up to a step: empty if there is none, None if unknown."""
     try:
         with scratch_place(format) as place:
             test(model, search.part(last), place)
@@ -240,7 +240,7 @@ def _from_the_middle(good: int, bad: int) -> Iterator[int]:
 def add_divergence(error: ValidationError, find: Callable[[], Divergence | None]) -> None:
     """Adds to an error of a test where jax and the export begin to differ, if that is found."""
     found = None
-    # It only makes a message better: whatever fails here is no reason to say less.
+    # It only improves a message: a failure here must not hide the error.
     with contextlib.suppress(Exception):
         found = find()
     error.parting = found

@@ -76,7 +76,7 @@ class ExportRun(Progress):
             card_file.remove(self.path)
 
     def sign(self, place: Path) -> None:
-        """Signs what lies at a place, if the user wants it: nothing of it may change afterwards."""
+        """Signs the export at a place, if the user wants it: no file may change afterwards."""
         if self._signer and place.is_dir():
             self._signer.sign_folder(place, self.path.name)
         elif self._signer:
@@ -109,7 +109,7 @@ class ExportRun(Progress):
 
     @property
     def wall_time(self) -> dict[str, float]:
-        """Seconds by phase, as the report says them."""
+        """Seconds by phase, as in the report."""
         return {name: round(value, 4) for name, value in self.seconds.items()}
 
 

@@ -27,7 +27,7 @@ from pax_export.export.validation.validate import Case, validate
 
 @dataclass(frozen=True)
 class Request:
-    """What a user says of an export to any format; see `to_saved_model` for each."""
+    """The arguments shared by the exporters of all formats; see `to_saved_model` for each."""
 
     model: Any
     path: str | os.PathLike[str]
@@ -87,10 +87,10 @@ class FormatExporter(ABC):
 
     @abstractmethod
     def lower(self, model: Exportable, programs: Sequence[Program], request: Request) -> Contents:
-        """Makes what is written of the programs."""
+        """Lowers the programs to the contents of the export."""
 
     def make(self, run: ExportRun, request: Request) -> Contents:
-        """Makes what is written of the model that the user gave."""
+        """Lowers the user's model to the contents of the export."""
         with run.phase("trace"):
             model, programs = self.trace(request)
             refuse_changes(model, programs, request.state)
@@ -128,7 +128,7 @@ class Contents(ABC):
 
     @abstractmethod
     def write(self, place: Path) -> Any:
-        """Writes it, into a folder or to a file; gives what the report says of that."""
+        """Writes it, into a folder or to a file; returns facts for the report."""
 
     @abstractmethod
     def cases(self, budget: Budget) -> Iterable[Case]:
@@ -145,7 +145,7 @@ class Contents(ABC):
         return validate(exporter.format, place, cases, run.separate, exporter.factor, here)
 
     def drop_optional_gradients(self, error: ValidationError) -> Contents | None:
-        """The same without gradients that nobody asked for, if a test failed because of them."""
+        """The same without optional gradients, if a test failed because of them."""
         return None
 
     @abstractmethod

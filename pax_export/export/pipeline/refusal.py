@@ -27,7 +27,7 @@ def scratch_place(format: Format) -> Iterator[Path]:
 
 
 def with_paths(model: object) -> tuple[Any, dict[str, str]]:
-    """A model whose modules say their paths when it is traced anew, and their classes by path."""
+    """A model whose modules record their paths when it is traced, and their classes by path."""
     if not isinstance(model, Module):
         return model, {}
     kinds = {path: type(each).__name__ for path, each in named_modules(model)}
@@ -45,7 +45,7 @@ def name_modules(
     chains = operations(error)
     if not chains:
         return
-    # It only makes a message better: whatever fails here is no reason to say less.
+    # It only improves a message: a failure here must not hide the error.
     with contextlib.suppress(Exception):
         if kinds:
             chains = _of_refusal(lambda: again(net), error) or chains
@@ -67,7 +67,7 @@ def _of_refusal(attempt: Callable[[], object], error: PaxError) -> tuple[Chain, 
 
 
 def _module_text(chain: Chain, kinds: Mapping[str, str]) -> str:
-    """``encoder.pool: Pool``; what another library says of its modules is as good."""
+    """``encoder.pool: Pool``; or the names that another library gives its modules."""
     path = module_path(chain)
     return ": ".join(filter(None, (path, kinds.get(path, ""))))
 

@@ -115,7 +115,7 @@ def _write_export(exporter: FormatExporter, run: ExportRun, request: Request) ->
 
 
 def _name_modules(error: PaxError, exporter: FormatExporter, request: Request) -> None:
-    """Adds to a refusal in which modules the operations stand that it is about."""
+    """Adds to a refusal the modules of its operations."""
 
     def again(model: object) -> None:
         labelled = dataclasses.replace(request, model=model)
@@ -174,7 +174,7 @@ def _judge_differences(
     found: list[Cause | None] = [None] * len(far)
     part = exporter.partial()
     if part is not None and not not_finite(contents.stored()):
-        # It only says more: whatever fails here is no reason to say less.
+        # It only adds detail: a failure here must not hide the error.
         with run.phase("find the operation"), contextlib.suppress(Exception):
             found = _find_causes(part, run, request, far)
     listed: dict[tuple[str, str, str], list[str]] = {}

@@ -91,7 +91,7 @@ def _is_number(dtype: Any) -> bool:
 
 
 def grid(operation: SweptOperation) -> list[np.ndarray]:
-    """Values for each operand: of every size, and what is not a number."""
+    """Values for each operand: of every size, and NaN."""
     first, *others = operation.operands
     if not others:
         return [_fill_count(_values_of_dtype(first, 15 if is_inexact(first) else 1))]

@@ -43,7 +43,7 @@ class RetargetReport:
     Attributes:
         signatures: for each signature, how it was tested.
         modules: how many programs of jax were in it.
-        changes: what was said in another way, and how often.
+        changes: the rewritten operations, and how often.
         oldest_tensorflow: the oldest release that runs it now, e.g. ``"2.15"``.
         stablehlo: the newest version of StableHLO that it needed, and needs now.
         calling_convention: likewise.
@@ -80,7 +80,7 @@ class RetargetReport:
     seconds: dict[str, float]
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain data, as it stands in ``pax_export_retarget.json``."""
+        """The report as plain data, as in ``pax_export_retarget.json``."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -168,7 +168,7 @@ def retarget(
     # Before a place is asked for: there may be nothing to mend.
     model = inspect.read_saved_model(source, "retarget")
     foreign(source, trusted=True)  # it is screened below, if it is run
-    # In its own place, all files of the model are copied, whoever put them there.
+    # In its own place, all files of the model are copied, also foreign ones.
     ours = now_in(source) if _same_place(source, place) else _mended_or_ours
     making = ExportRun(
         ANY, place, validate=validate, overwrite=overwrite, phases=3, ours=ours, sign=sign
@@ -309,7 +309,7 @@ def _mend_operation(function: str, node: Any) -> RetargetedModule:
     node.attr["module"].s = new.module
     needed = convention
     if _SHARDING not in new.module and _TOKENS not in new.module:
-        # What is older than ours says what it says by other means; it is read as it is.
+        # An older format than ours has other means; it is read as it is.
         needed = min(convention, CALLING_CONVENTION)
     node.attr["version"].i = needed
     if needed < 10 and _SHARDY in node.attr:
@@ -327,7 +327,7 @@ def _mend_operation(function: str, node: Any) -> RetargetedModule:
 #: Sizes of all dimensions that a signature leaves open; the later ones are for
 #: signatures that do not take both of the first.
 _SIZES, _OTHER_SIZES = (2, 5), (1, 4, 8, 16, 32, 128)
-#: Calls that fail stop no others, and nobody told what the model holds.
+#: Calls that fail stop no others: the contents of the model are unknown.
 ANY = dataclasses.replace(
     SAVED_MODEL, run="pax_export.export.formats.saved_model.run:run_any", has_variables=False
 )

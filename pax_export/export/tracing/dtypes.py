@@ -69,7 +69,7 @@ def check(dtype: DTypeLike, where: str) -> None:
 
 
 def stored(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """How an array of this shape and dtype stands outside of jax."""
+    """The type outside of jax of an array of this shape and dtype."""
     if is_key(struct.dtype):
         return jax.eval_shape(jax.random.key_data, struct)
     wide = _WIDENED.get(np.dtype(struct.dtype).name)
@@ -77,7 +77,7 @@ def stored(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 
 def store(array: PyTree) -> Any:
-    """The array as it stands outside of jax."""
+    """The array in its type outside of jax."""
     dtype = jax.numpy.result_type(array)
     if is_key(dtype):
         return jax.random.key_data(array)

@@ -68,7 +68,7 @@ class Exportable:
     tree: PyTree
     methods: tuple[ModelMethod, ...]
     hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
-    is_module: bool = True  # of this package, which says what a call changes
+    is_module: bool = True  # of this package, so a call's changes are known
     form: ModelForm | None = None  # of a model that is not a module of this package
 
     def run(
@@ -272,7 +272,7 @@ def with_step(
 
 
 def _hide_static(tree: PyTree) -> Any:
-    """A tree with what is not an array hidden; a module keeps that in its static data itself."""
+    """A tree with leaves hidden that are no arrays; a module keeps them in its static data."""
     return tree if isinstance(tree, Module) else hold_params(tree)
 
 

@@ -41,7 +41,7 @@ _REDUCTIONS = frozenset(
 )
 #: One step of argmax: two comparisons of values and two of places, what joins them, NaN.
 _ARG_STEP = 9
-#: What stands beside the exponential in functions that are made of several operations.
+#: Operations beside the exponential in functions that are made of several.
 _BESIDE = {"erf": 62, "erfc": 62, "logistic": 3}
 _CUMULATIVE = frozenset("cumsum cumprod cummax cummin".split())
 _SCATTERS = frozenset(

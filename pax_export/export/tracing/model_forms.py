@@ -53,12 +53,12 @@ def entry_of(function: Callable) -> ModelMethod:
 
 
 def hold_params(tree: PyTree) -> Any:
-    """Hides what is neither an array nor a number."""
+    """Hides leaves that are neither arrays nor numbers."""
     return wrap_static(tree, is_no_array)
 
 
 def _hold_settings(tree: PyTree) -> Any:
-    """Hides what is not an array: the numbers in a model are its settings."""
+    """Hides leaves that are no arrays: the numbers in a model are its settings."""
     return wrap_static(tree, lambda leaf: not is_array(leaf))
 
 
@@ -73,7 +73,7 @@ class ModelForm:
         to_model: makes what functions of the model are given of such a tree.
         to_tree: the tree of what a function was given, after it was called.
         is_trainable: whether the leaf at a path is a parameter.
-        advice: what to say beside an error of a call.
+        advice: the note added to an error of a call.
         train_mode: the layers that are in train mode, by their paths, with their classes.
     """
 
@@ -157,7 +157,7 @@ def _no_model(model: PyTree) -> InvalidArgumentTypeError:
     return InvalidArgumentTypeError(what, got=got, write=write)
 
 
-# --- functions, and what is bound to them -----------------------------------------------
+# --- functions, and arguments bound to them -----------------------------------------------
 
 
 def unbind(model: PyTree) -> tuple[Any, Callable | None]:
@@ -259,7 +259,7 @@ _NAMELESS = "function"
 
 
 def function_name(function: Any) -> str:
-    """The name of a function, or of the class of what is called."""
+    """The name of a function, or of the class of a callable."""
     if _is_bound_method(function):
         return function_name(function.__self__)
     inner = function.func if _is_partial(function) else getattr(function, "__wrapped__", None)

@@ -19,7 +19,7 @@ from pax_export._jax import call_part, needed_part
 from pax_export._jaxpr import bound, inner_programs, is_literal, is_program
 from pax_export._types import Equation, Jaxpr, PyTree, TracedProgram
 
-#: Shorter copies are left where they are: a call says as much as they do.
+#: Shorter copies are left where they are: a call is as long.
 LEAST_LENGTH = 8
 #: The number of operations that outlining must save to be tried.
 LEAST_SAVED = 32
@@ -221,7 +221,7 @@ class Alike:
 
     def __init__(self, derivatives: int) -> None:
         self._numbers: dict[Hashable, int] = {}
-        # By id; what is numbered is kept alive, so that ids stay theirs.
+        # By id; numbered objects are kept alive, so that ids stay theirs.
         self._equations: dict[int, tuple[Any, int]] = {}
         self._programs: dict[int, tuple[Any, int]] = {}
         self._traced: list[Any] = []
@@ -281,7 +281,7 @@ class Alike:
         return arguments, tuple(equations), results, tuple(map(id, constants))
 
     def _describe_derivative(self, equation: Equation) -> Hashable:
-        """What a function with a derivative of its own says that this is, as a program."""
+        """The program of a function with a derivative of its own."""
         operands = [_struct_of_aval(atom.aval) for atom in equation.invars]
         results = [_struct_of_aval(variable.aval) for variable in equation.outvars]
 
@@ -301,7 +301,7 @@ def _struct_of_aval(aval: PyTree) -> jax.ShapeDtypeStruct:
 
 
 def _comparable_atom(atom: PyTree) -> Hashable:
-    """What an operand says of an equation: the value of a literal, the type of a variable."""
+    """What identifies an operand: the value of a literal, the type of a variable."""
     if not is_literal(atom):
         return atom.aval
     if np.ndim(atom.val):

@@ -54,7 +54,7 @@ class Program:
     output_names: tuple[str, ...]
     output_structure: dict[str, Any]
     changed: tuple[int, ...]
-    trains: bool = False  # a step of training: what it changes is assigned, whatever `state` says
+    trains: bool = False  # a step of training: its changes are assigned, for any `state`
 
     @property
     def outputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -239,7 +239,7 @@ _KEEP = 'state="keep", so that every call begins with the state that is exported
 def _refuse_dropped(
     model: Exportable, program: Program, assigned: Sequence[int], otherwise: str
 ) -> None:
-    """Refuses a function that draws from keys, or changes statistics, that nobody gets back."""
+    """Refuses a function that draws from keys, or changes statistics, and does not return them."""
     names = [leaf.name for leaf in model.leaves]
     dropped = dropped_state(program.traced.whole, names, assigned)
     layers = model.form.train_mode.items() if model.form is not None else ()
@@ -372,7 +372,7 @@ def _as_symbolic(error: Exception) -> str:
 
 
 def _changed_from_inside(error: Exception) -> StateChangeError:
-    """What to say where a net of flax.nnx changes that a function closes over."""
+    """The advice for a net of flax.nnx that changes and that a function closes over."""
     selves = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     return StateChangeError(
         "A call changes the state of a net that the function closes over, and the export "

@@ -21,7 +21,7 @@ Chain = Sequence[Any]
 
 #: The number of operations named in one error.
 _FEW = 5
-#: What errors are about.  It lies beside them: an error may be pickled, an operation not.
+#: The operations of errors, stored beside them: an error can be pickled, an operation not.
 _operations: WeakKeyDictionary[PaxError, tuple[Chain, ...]] = WeakKeyDictionary()
 
 

@@ -329,7 +329,7 @@ def _abstract(leaf: PyTree, path: str, scope: _SymbolicScope, text: bool) -> jax
 def bind(inputs: Inputs, given: PyTree, where: str) -> dict[str, Any]:
     """Arrays by the names of the inputs, from a tuple, the only argument, or a dict."""
     every, error = inputs.structure(), None
-    # Python values may be said again, or left out.
+    # Python values may be repeated, or left out.
     arguments = {name: tree for name, tree in every.items() if "static" not in tree}
     positional = [name for name in inputs.positional if name in arguments]
     readings = _possible_readings(given, arguments, positional)
@@ -355,7 +355,7 @@ def bind(inputs: Inputs, given: PyTree, where: str) -> dict[str, Any]:
 def _possible_readings(
     given: PyTree, arguments: Mapping[str, Any], positional: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """What a value can stand for: arguments by position or by name, or the only one."""
+    """The readings of a value: arguments by position or by name, or the only one."""
     readings = []
     if isinstance(given, tuple) and len(given) == len(arguments) == len(positional):
         readings.append(dict(zip(positional, given)))

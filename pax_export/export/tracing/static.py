@@ -74,7 +74,7 @@ def is_no_array(value: PyTree) -> bool:
     return not (number or (hasattr(value, "shape") and hasattr(value, "dtype")))
 
 
-#: What Python decides with, and no array stands for.
+#: Values that Python branches on, and that are no arrays.
 _SWITCHES = (bool, str, bytes, enum.Enum, type, np.dtype)
 
 

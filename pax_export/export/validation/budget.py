@@ -23,7 +23,7 @@ class Budget:
         self._end = None if seconds is None else time.perf_counter() + seconds
         #: What was left out, in words.
         self.left_out: list[str] = []
-        #: Which inputs far from the usual ones are tried, what differs there, and how that is said.
+        #: The extreme inputs that are tried, the differences there, and their sentences.
         self.probes = probes
         self.differences: list[Any] = []
         self.differs: list[str] = []

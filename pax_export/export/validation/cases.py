@@ -132,7 +132,7 @@ def output_cases(
 
 
 class ReferenceModel:
-    """The model that was exported, beside its export, for tests of exports that lie there."""
+    """The model that was exported, to test an existing export against."""
 
     def __init__(self, model: Any, report: Report, names: Mapping[str, str]):
         chosen = {key: names.get(key, self._method_name(model, key)) for key in report.signatures}
@@ -179,7 +179,7 @@ class ReferenceModel:
 
 
 def _outputs_of(report: Report) -> str:
-    """What the exporter was told of half-precision outputs."""
+    """The exporter's option for half-precision outputs."""
     outputs = (entry for each in report.signatures.values() for entry in each.outputs)
     return (
         "model" if any(entry.dtype in ("float16", "bfloat16") for entry in outputs) else "float32"

@@ -91,7 +91,7 @@ def certify(
         verify: as for `load`.
 
     Raises:
-        ValidationError: the runtime of the format does not give what the report says.
+        ValidationError: the runtime of the format gives other results than the report describes.
         SignatureError: the export is signed, and there is no key to sign it anew.
         PaxError: of a class for each mistake, as for `load`.
     """

@@ -139,7 +139,7 @@ class _Rounds:
 
 
 class _OfSignature:
-    """The calls of one signature, and what jax says of them."""
+    """The calls of one signature, with the results of jax."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class _OfSignature:
         self._leaves = [model.weights[name] for name in names]
 
     def steps(self) -> list[_CaseCall]:
-        """The calls without gradients: of the model, and of the whole with what is around it."""
+        """The calls without gradients: of the model, and of the model with its processors."""
         around, inputs = self._signature.processing, self._program.inputs
         examples = () if around else named_examples(inputs, self._examples, self.key)
         steps = [
@@ -266,7 +266,7 @@ class _OfSignature:
         return case
 
     def _general_of(self, case: Case) -> Callable[[], tuple[Arrays, dict[str, float]]] | None:
-        """What jax's CPU says of a call whose export has other rules for decompositions."""
+        """The results of jax's CPU for a call whose export has other rules for decompositions."""
         forward, gradient = self._signature.forward.lowered, self._signature.gradient
         if not (forward.neutral or (gradient and gradient.call.lowered.neutral)):
             return None

@@ -138,7 +138,7 @@ def _side_by_side(inputs: Arrays, program: TracedProgram) -> Arrays:
 
 
 def _read_as_places(program: TracedProgram) -> set[int]:
-    """Which operands of a program, by number, say places: those that loops read, too."""
+    """The numbers of the operands of a program that are indices, also inside loops."""
     jaxpr = getattr(program, "jaxpr", program)
     tape = Tape(program, range(len(jaxpr.outvars)))
     sources = {number: {at} for at, number in enumerate(tape.operands)}

@@ -162,7 +162,7 @@ def _no_array(key: str, arrays: Sequence[ArrayInfo], error: Exception) -> Invali
 
 
 def _shape(entry: ArrayInfo, sizes: Mapping[str, int]) -> Shape:
-    """The shape of an output; a size is None if it depends on what is no size of an input."""
+    """The shape of an output; a size is None if it depends on more than sizes of inputs."""
 
     def known(size: int | str) -> bool:
         return size != _UNKNOWN and set(dimensions.names(size)) <= set(sizes)

@@ -76,11 +76,13 @@ def validate(
             case.probe.differences.extend(differences(case, got, factor))
             continue
         assert not isinstance(got, str)
-        if case.expect is not None:  # what is right depends on what a preprocessor gave
+        if case.expect is not None:  # the right result depends on the preprocessor's
             case.expected = case.expect(got)
         for name, difference in compare_either(case, got, factor).items():
             key = f"{case.signature}: {name}"
-            if np.size(got[name] if name in got else case.unchanged[name]):  # or it says nothing
+            if np.size(
+                got[name] if name in got else case.unchanged[name]
+            ):  # an empty one proves nothing
                 errors[key] = max(difference, errors.get(key, 0.0))
     return errors
 
@@ -216,7 +218,7 @@ def in_process(
 def _run_limited(
     command: list[str], environment: dict[str, str], seconds: float | None
 ) -> tuple[int, str]:
-    """Runs a program; returns its exit code, and what it said of errors."""
+    """Runs a program; returns its exit code and its standard error."""
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -285,11 +287,11 @@ class Case:
     #: rules than jax on this machine; and what results may be apart then.
     general: Callable[[], tuple[dict[str, np.ndarray], dict[str, float]]] | None = None
     #: How far rounding alone moves what jax gives, under more and more of it: a number for each
-    #: result, or an array that says which elements of one without a fraction.
+    #: result, or a mask of the elements of one without a fraction.
     rounding: Callable[[], Iterable[dict[str, Any]]] | None = None
     tolerance: dict[str, Any] = field(default_factory=dict)  # beyond what the dtype explains
     unchanged: dict[str, Any] = field(default_factory=dict)  # what a result is if none is given
-    stage: str = ""  # "model": without what stands around it; "all": one after the other
+    stage: str = ""  # "model": without its processors; "all": one after the other
     expect: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
     advice: str = ""  # what to write where random inputs may be the reason of a failure
     probe: Probe | None = None  # of a call far from the usual ones
@@ -325,7 +327,7 @@ def compare_either(
 
 
 def _add_advice(error: ValidationError, case: Case) -> ValidationError:
-    """The error, which says more where random inputs may be the reason of it."""
+    """The error, with advice where random inputs may be the reason."""
     count = sum(_not_finite(value) for value in case.expected.values())
     if not case.advice and any(map(_not_finite, case.inputs.values())):
         error.write = f"{_FINITE}; or {error.write}" if error.write else _FINITE
@@ -336,7 +338,7 @@ def _add_advice(error: ValidationError, case: Case) -> ValidationError:
     return error
 
 
-#: What to write where an example of the user holds what is not a number.
+#: What to write where an example of the user contains NaN.
 _FINITE = (
     "an example without NaN and infinity: of these, decompositions of matrices, loops that wait "
     "until something is small, and random draws give one thing in jax and another elsewhere"
@@ -360,7 +362,7 @@ def compare(case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0) -> d
             where=where,
             got=f"{sorted(got)} instead of {sorted(all_expected)}",
         )
-    # Of gradients that cancel out, only rounding is left; the others say how much that is.
+    # Of gradients that cancel out, only rounding is left; the others bound it.
     gradients = [v for name, v in case.expected.items() if name.startswith("gradient:")]
     scale = 0.01 * max(map(_largest, gradients), default=0.0)
     return {

@@ -45,7 +45,7 @@ def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: by
 
         for each in variables:
             add(checkpoint_key(each.name), Spec.of(each.value), _raw_bytes(each.value).data)
-        # Of texts there are the lengths, their checksum, and what they say.
+        # Strings are stored as their lengths, a checksum of these, and their bytes.
         length = len(objects).to_bytes(4, "little")
         begin = masked_crc32c(length).to_bytes(4, "little")
         crc = masked_crc32c(length + begin + objects)
@@ -54,7 +54,7 @@ def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: by
 
 
 def _raw_bytes(value: object) -> np.ndarray:
-    """The bytes of an array: a view where it lies in one piece, as those of jax do."""
+    """The bytes of an array: a view if it is contiguous, as those of jax are."""
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 

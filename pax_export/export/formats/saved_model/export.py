@@ -132,12 +132,12 @@ def to_saved_model(
             The export is always made for the oldest that it can be.
         validate: load what was written, make calls at several sizes and compare
             with jax, as far as that takes no longer than the export itself and two
-            seconds; the report says what was left out.  ``"full"`` leaves nothing out;
+            seconds; the report lists what was left out.  ``"full"`` leaves nothing out;
             ``"process"`` does so in a fresh process without jax.
             ``"variables"`` makes no calls and compares the variables alone, one
             after the other, for a model on several devices or on disk that is
             larger than the memory of this machine.  Calls need TensorFlow; where it is
-            not installed, a `NotValidatedWarning` says so, and ``"full"`` and
+            not installed, a `NotValidatedWarning` is issued, and ``"full"`` and
             ``"process"`` are refused.
         examples: a list of arguments to make these calls with, where random ones
             mean nothing to the model or its preprocessor; each is a tuple of
@@ -149,10 +149,10 @@ def to_saved_model(
             ``load(path, verify=...)`` with the public key.
         card: write ``pax_export.html`` into the folder, the report as a page for people
             with calls to copy; ``False`` leaves it out, and a drawing of the model,
-            as ``pax.inspection.draw`` gives it, stands on it.
+            as ``pax.inspection.draw`` gives it, is on it.
 
     Returns:
-        The report, which can be printed, and lies beside the model as
+        The report, which can be printed, and is stored beside the model as
         ``pax_export.json``.
 
     Raises:
@@ -209,7 +209,7 @@ class _SavedModelExporter(FormatExporter):
 
     @property
     def processes(self) -> bool:
-        """Whether functions of TensorFlow stand around the model."""
+        """Whether the model has processors, functions of TensorFlow."""
         return bool(self.around.preprocess or self.around.postprocess)
 
     def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
@@ -255,7 +255,7 @@ class _SavedModelExporter(FormatExporter):
 class _SavedModelContents(Contents):
     exporter: _SavedModelExporter
     lowered: LoweredModel
-    #: What was lowered: the model, its programs, and what the user said of them.
+    #: The lowered model and programs, and the user's options for them.
     given: tuple[Exportable, Sequence[Program], Request]
 
     def estimate_bytes(self) -> int:
@@ -287,7 +287,7 @@ class _SavedModelContents(Contents):
         return validated(exporter.format, place, cases, run.separate, here=here)
 
     def drop_optional_gradients(self, error: ValidationError) -> Contents | None:
-        """Leaves gradients out that are not right in TensorFlow, if nobody asked for them."""
+        """Leaves out optional gradients that are wrong in TensorFlow."""
         asked = self.exporter.vjp_order is not None or self.exporter.trainable is not False
         if asked or not isinstance(error, GradientMismatchError):
             return None

@@ -76,7 +76,7 @@ class LoadedModel:
 
 
 class LoadedSignature:
-    """One function of a `LoadedModel`; calls of it stand in a context that they share."""
+    """One function of a `LoadedModel`; its calls share a context."""
 
     def __init__(
         self, key: str, function: Any, info: SignatureInfo, in_turn: AbstractContextManager[Any]
@@ -160,10 +160,10 @@ class DirectCall:
     argument is which, whether its shape fits, and who wants a gradient, and into
     handing the work over to another thread.  An operation that calls a function,
     `tf.raw_ops.StatefulPartitionedCall`, does none of this: it takes all tensors
-    in order, the variables among them, and runs the function where it stands.
+    in order, the variables among them, and runs the function in place.
 
     So this is for calls that are like one before, which TensorFlow has read and
-    found good, and only where nobody can tell the difference:
+    accepted, and only where the difference cannot be observed:
 
     - nothing records gradients: the operation has none;
     - nothing is traced: a function that is saved should hold a call that TensorFlow
@@ -229,7 +229,7 @@ def direct_call(tf: Any, function: Any, info: SignatureInfo) -> DirectCall | Non
 
 
 def _find_recording() -> Callable[[], bool]:
-    """What says whether a tape or an accumulator may record what is called now.
+    """The functions that tell whether a tape or an accumulator may record a call.
 
     TensorFlow has no public name for this.  Where it loses the one that all its
     releases from 2.15 to 2.21 have, all calls go its own way.

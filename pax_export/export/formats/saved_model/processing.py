@@ -102,7 +102,7 @@ class Processors:
 
 
 def _processor_inputs(processor: Any, given: Any, key: str, constraints: Sequence[str]) -> Inputs:
-    """What the preprocessor takes: as the user says, or as its input_signature does."""
+    """The inputs of the preprocessor: given by the user, or by its input_signature."""
     if given is None:
         given = input_signature(processor)
     if given is None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
-#: Under this name stands the error of a call that failed, where that is no end.
+#: The key of the error of a call that failed, where the others go on.
 FAILED = "!"
 _PIECE = 1 << 20
 
@@ -135,7 +135,7 @@ def _call_one(tf: Any, model: Any, case: Mapping[str, Any], function: Any = None
 def run_any(directory: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
     """Makes calls of any SavedModel, as `run` does, without variables.
 
-    What fails does not stop the others: its error stands as bytes of text under `FAILED`.
+    A failure does not stop the others: its error is the text, as bytes, under `FAILED`.
     """
     tf = importlib.import_module("tensorflow")
     try:

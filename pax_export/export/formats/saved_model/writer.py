@@ -75,7 +75,7 @@ def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Si
 
 
 def _make_signature(root: Any, signature: Signature, variables: Sequence[Any]) -> Any:
-    """The function to serve; what stands around it hangs on the root, so that it is kept."""
+    """The function to serve; its processors are attributes of the root, so that they are kept."""
     gradient = make_gradient(signature)
     if gradient is not None:
         root.gradients[signature.key] = gradient
@@ -142,7 +142,7 @@ def _forget_paths(graph: Any, digest: bytes) -> None:
     """Tables that are read from files are called by the paths of these files.
 
     Tables of one name are one table for all models of a process, so the
-    contents of the files stand in the name instead.
+    name contains the contents of the files instead.
     """
     names: dict[bytes, bytes] = {}
     graphs = [graph.graph_def.node, *(each.node_def for each in graph.graph_def.library.function)]
@@ -206,7 +206,7 @@ def _rename_nodes(
 
 
 def _number_captures(function: Any) -> None:
-    """Captured tensors are called by Python ids; their place says as much."""
+    """Captured tensors are named by Python ids; their place identifies them as well."""
     for place, attributes in function.arg_attr.items():
         name = attributes.attr.get("_user_specified_name")
         if name is not None and name.s.isdigit():

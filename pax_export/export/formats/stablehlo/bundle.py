@@ -341,7 +341,7 @@ def caller(exported: Exported, order: int, name: str) -> Flat:
 
     It works under `jit`, `vmap` (a batched call makes one call after the other, as `jax.lax.map`
     does) and, `order` times, `grad`.  Errors call it by its name.  jax itself calls a
-    deserialised function, and can neither batch it nor say in a sentence why something has no
+    deserialised function, and can neither batch it nor explain in a sentence why something has no
     derivative.
     """
     # Tracing a call of an Exported takes several times as long as the call.
@@ -367,7 +367,7 @@ def _make_differentiable(exported: Exported, left: int, order: int, name: str) -
         if not left:
             raise _no_gradient(order, name)
         gradient = exported.vjp()
-        # Where nothing has a gradient, numbers without bits stand for it; a
+        # Where nothing has a gradient, float0 arrays take its place; a
         # loop over a batch does not take these, but it takes booleans.
         given = [np.zeros(c.shape, bool) if c.dtype == _FLOAT0 else c for c in cotangents]
         results = iter(_make_differentiable(gradient, left - 1, order, name)(*operands, *given))

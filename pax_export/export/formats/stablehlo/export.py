@@ -90,7 +90,7 @@ def to_stablehlo(
         card: as for `to_saved_model`.
 
     Returns:
-        The report, which can be printed, and lies in the folder as
+        The report, which can be printed, and is stored in the folder as
         ``pax_export.json``.
 
     Raises:

@@ -40,7 +40,7 @@ class PortableModule:
 
     portable: Portable
     kept: tuple[int, ...]
-    neutral: bool = False  # lowered for no platform in particular, so not told on which it runs
+    neutral: bool = False  # lowered for no platform in particular: it gets no index of one
 
 
 def make(
@@ -159,7 +159,7 @@ def _make_gradient(exported: Exported, make: Callable[[], Exported]) -> Exported
 
 
 def widened(found: Sequence[Exported]) -> Exported:
-    """A function and its gradients in the oldest StableHLO that says them, for older readers."""
+    """A function and its gradients in the oldest StableHLO that can express them."""
     exported, *rest = found
     if exported.nr_devices > 1:
         return exported  # its shardings are written in a dialect of their own
@@ -167,7 +167,7 @@ def widened(found: Sequence[Exported]) -> Exported:
     try:
         # What jax's calls of it may hold is jax's own check.
         module = portable(exported.mlir_module_serialized, allowed=None).module
-    except UnsupportedOperationError:  # some calls of LAPACK stand in no old version
+    except UnsupportedOperationError:  # some calls of LAPACK are in no old version
         module = exported.mlir_module_serialized
     return dataclasses.replace(exported, mlir_module_serialized=module, _get_vjp=lambda _: gradient)
 
@@ -175,7 +175,7 @@ def widened(found: Sequence[Exported]) -> Exported:
 def modules(function: Callable, found: Sequence[Exported]) -> tuple[PortableModule, ...]:
     """A function, its gradient, and so on, as modules that need no jax.
 
-    They end where one cannot be said without what only jax has.
+    They end at the first that needs operations that only jax has.
     """
     made: list[PortableModule] = []
     flat = _flat(function, found[0])

@@ -60,7 +60,7 @@ WEIGHTS = "weights.safetensors"
 #: Constants of more elements are left out of the text; the bytes have them.
 _LARGEST_CONSTANT = 256
 
-#: What jax says of nodes that are neither dict, list, tuple nor None.
+#: The words of jax's error for nodes that are neither dict, list, tuple nor None.
 _UNREGISTERED = "unregistered type"
 _REGISTER = (
     "jax.export.register_namedtuple_serialization or register_pytree_node_serialization, before "
@@ -127,10 +127,10 @@ _OF_PYTHON = re.compile(r"python_\w*callback")
 
 
 def _looked_over(exported: Exported, file: Path, may_call: bool) -> Exported:
-    """A function and its gradients, without calls that end a process whoever wrote them."""
+    """A function and its gradients, without calls that could end the process."""
     module = _look_over(exported.mlir_module_serialized, file).module
     changes: dict[str, Any] = {"mlir_module_serialized": module}
-    if may_call and exported.has_vjp():  # what is derived is not read otherwise
+    if may_call and exported.has_vjp():  # gradients are not read otherwise
         gradient = _looked_over(exported.vjp(), file, may_call)
         changes["_get_vjp"] = lambda _: gradient
     return dataclasses.replace(exported, **changes)
@@ -157,7 +157,7 @@ def _look_over(module: bytes, file: Path) -> Looked:
 
 
 def check(path: Path, report: Report, trusted: bool) -> None:
-    """Refuses a bundle whose programs call what is not known to compute only."""
+    """Refuses a bundle whose programs call functions that may do more than compute."""
     if trusted:
         return
     checked, details = checksums.check(path), details_of(report)

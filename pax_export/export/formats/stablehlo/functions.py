@@ -30,7 +30,7 @@ from pax_export.export.validation.cases import constraints, random_cases
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
 
-#: What calls code that is nobody's but the user's.
+#: Calls of the user's own code.
 _OUTSIDE = ("ffi_call", "pallas_call")
 #: Programs of up to this size in bytes compile in no time, and so do their gradients.
 _SMALL = 9000
@@ -133,7 +133,7 @@ class Function:
             return [results[index] for index in of]
 
         made, pull_back = jax.vjp(outputs, *(operands[index] for index in wrt))
-        # On explicit axes of a mesh they lie as the outputs do.
+        # On explicit axes of a mesh they are sharded as the outputs.
         pairs = zip(case.cotangents.values(), made)
         found = pull_back([jax.device_put(value, like.sharding) for value, like in pairs])
         for index, value in zip(wrt, found):

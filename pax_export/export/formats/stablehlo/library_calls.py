@@ -2,8 +2,8 @@
 
 The library believes the program: it writes a factor as large as its operand, however small the
 result is that the program has room for.  So the sizes of each call are compared with those that
-its routine has.  Where they are symbolic, the program says at run time how large results are;
-what it says there is replaced by the sizes of the operands, which changes nothing in an honest
+its routine has.  Where they are symbolic, the program computes the sizes of results at run time;
+those are replaced by the sizes of the operands, which changes nothing in an honest
 program.
 """
 
@@ -199,7 +199,7 @@ def _routine_row(call: Any) -> str:
 def _expected_axes(
     row: str, operands: Sequence[list[int]]
 ) -> tuple[list[list[_Axis]], list[list[_Axis]]] | None:
-    """The axes of operands and results; `None` stands for one of any size."""
+    """The axes of operands and results; `None` is one of any size."""
     words = [[each.strip() for each in side.split(",")] for side in row.split("->")]
     if len(words[0]) != len(operands):
         return None

@@ -90,7 +90,7 @@ class ValidationJob:
         return self._run_batches(self._candidate_inference_fn)
 
     def _run_batches(self, function: Callable[[Any], Any]) -> ValidationSingleJobResult:
-        function(self._batch_input[0])  # what is compiled is compiled now
+        function(self._batch_input[0])  # compiles before the timing
         latencies, outputs = [], []
         for batch in self._batch_input:
             start = time.perf_counter()

@@ -136,7 +136,7 @@ class ValidationManager:
         first = baseline_result.outputs[0]
         if not (isinstance(first, Mapping) and is_flat(first)):
             raise InvalidArgumentError(
-                # With two spaces, as orbax says it and programs match it.
+                # With two spaces, as in orbax's message, which programs match.
                 "Currently ValidationReport only accept  flat dict outputs.  But we got "
                 f"{type(first)}",
                 write="a tf_postprocessor that returns a dict of tensors",

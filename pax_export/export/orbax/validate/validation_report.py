@@ -209,7 +209,7 @@ class ValidationReport(Jsonable):
         """Draws the latency of each batch and the error of each output.
 
         Args:
-            path: the file to write; its ending says in which format.
+            path: the file to write; its suffix chooses the format.
 
         Raises:
             MissingPackageError: matplotlib is not installed.

@@ -1,11 +1,11 @@
 """Writes the messages of a SavedModel.
 
-`tf.saved_model.save` finds out by tracing what is to be saved, and traces more
+`tf.saved_model.save` finds the objects to save by tracing, and traces more
 functions to save and restore it: some 6 ms for each variable.  An export knows
 what it holds, so the messages of a SavedModel are filled in
 directly, one file here for each of them:
 
-    functions.py        what is called: a function for each signature and gradient
+    functions.py        a function for each signature and gradient
     objects.py          what `tf.saved_model.load` gives: variables and signatures;
                         and the same for sessions and servers, which know no objects
     ../checkpoint.py    the values of the variables

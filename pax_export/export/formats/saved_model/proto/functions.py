@@ -1,7 +1,7 @@
 """Signatures and their gradients as graph functions.
 
 A signature is one operation, which runs a module, and so is its gradient.  What
-`tf.custom_gradient` writes stands behind the operation: an `IdentityN` over
+`tf.custom_gradient` writes follows the operation: an `IdentityN` over
 results and operands, with the name of the gradient as an attribute.  TensorFlow
 calls the gradient with a cotangent for each of them, those of the operands
 being zero, and takes a gradient for each.  All else that a gradient needs are
@@ -27,7 +27,7 @@ from pax_export.export.formats.tf_functions import module_attributes
 from pax_export.export.lowering.lower import Lowered, Signature
 from pax_export.export.lowering.variables import Store
 
-#: What TensorFlow says where a gradient is asked for that is not there, by the order of the last.
+#: The message of TensorFlow for a missing gradient, by the order of the last one.
 _NO_GRADIENT = (
     "this export holds no gradients; pax_export.export.to_saved_model(..., vjp_order=1) keeps them",
     "this export holds gradients, but no gradients of these; "
@@ -128,7 +128,7 @@ class SignatureWriter:
     def _write_forward(self) -> GraphFunction:
         """Reads variables, calls the module, and assigns new state to variables."""
         signature, body = self._signature, Body(self._functions, self._names[0])
-        # TensorFlow sorts what is given, and what is given back, by name.
+        # TensorFlow sorts arguments and results by name.
         inputs = sorted((name, Operand("input", i)) for i, name in enumerate(signature.input_names))
         outputs = sorted((name, place) for place, name in enumerate(signature.output_names))
         tensors = {operand: operand.name for _, operand in inputs}
@@ -179,7 +179,7 @@ class SignatureWriter:
         return GraphFunction(name, arguments, results, (), kept=bool(module.wrt))
 
     def _gradient(self, order: int, plain: GraphFunction, before: GraphFunction) -> GraphFunction:
-        """Takes cotangents, and gives gradients, for all that stands behind the module before."""
+        """Takes cotangents, and returns gradients, for all outputs of the module before."""
         module, body = self._modules[order - 1], Body(self._functions, self._names[order])
         given = [Operand("cotangent", place, order) for place in module.of]
         given += [Operand("passed", place, order) for place in range(len(module.wrt))]
@@ -198,7 +198,7 @@ class SignatureWriter:
         )
 
     def _call_module(self, body: Body, order: int, tensors: dict[Operand, str]) -> list[str]:
-        """Runs a module.  Its results can be differentiated, or say why not."""
+        """Runs a module.  Its results can be differentiated, or raise the reason why not."""
         module = self._modules[order]
         given = [tensors[operand] for operand in module.operands]
         dtypes = [self._spec_of(operand).dtype for operand in module.operands]
@@ -219,7 +219,7 @@ class SignatureWriter:
         return results
 
     def _last(self, body: Body, order: int, place: int, tensor: str) -> str:
-        """A result that no gradient goes beyond: whoever asks for one is told what to do."""
+        """A result without a gradient: asking for one raises an error with advice."""
         struct = self._modules[order].lowered.results[place]
         if not is_inexact(np.dtype(struct.dtype)):
             return tensor

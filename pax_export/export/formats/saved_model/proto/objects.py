@@ -8,8 +8,8 @@ Objects are numbered, and each knows its children by name.  The root has
     signatures              functions by the keys of the signatures
     gradients               those of their gradients that have gradients, likewise
 
-The graph that a checkpoint holds has the same numbers; it says under which key
-the value of each variable lies.
+The graph that a checkpoint holds has the same numbers, and the key of
+the value of each variable.
 """
 
 from __future__ import annotations
