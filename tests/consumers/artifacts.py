@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 VARIABLE = "PAX_EXPORT_ARTIFACTS"
 BATCHES = (1, 2, 7, 64)
 
@@ -48,6 +50,14 @@ def root() -> Path | None:
     """The directory that the environment names, if it names one."""
     given = os.environ.get(VARIABLE)
     return Path(given) if given else None
+
+
+def served_root() -> Path:
+    """The directory that the environment names; the module that asks is skipped without one."""
+    given = root()
+    if given is None:
+        pytest.skip(f"set {VARIABLE}, as the docstring says", allow_module_level=True)
+    return given
 
 
 def found(directory: Path) -> list[Path]:

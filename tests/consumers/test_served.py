@@ -9,32 +9,15 @@ DIR holds what `test_exported.py` wrote there.
 from __future__ import annotations
 
 import functools
-import importlib.util
-from pathlib import Path
+import importlib
 
 import numpy as np
 import pytest
 
 from tests.closeness import assert_close
+from tests.consumers import artifacts
 
-
-def _artifacts():
-    # By its path: `tests` is no package where only this file is collected.
-    file = Path(__file__).with_name("artifacts.py")
-    spec = importlib.util.spec_from_file_location("served_artifacts", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-artifacts = _artifacts()
-ROOT = artifacts.root()
-
-if ROOT is None:
-    pytest.skip(
-        f"set {artifacts.VARIABLE} to the directory that test_exported.py wrote to",
-        allow_module_level=True,
-    )
+ROOT = artifacts.served_root()
 
 tf = importlib.import_module("tensorflow")
 

@@ -11,18 +11,14 @@ Runs like `test_served.py`; `tests/test_examples.py` wrote what it serves:
 from __future__ import annotations
 
 import importlib
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.closeness import assert_close
+from tests.consumers import artifacts
 
-if "PAX_EXPORT_ARTIFACTS" not in os.environ:
-    pytest.skip("set PAX_EXPORT_ARTIFACTS, see test_served.py", allow_module_level=True)
-
-ROOT = Path(os.environ["PAX_EXPORT_ARTIFACTS"])
+ROOT = artifacts.served_root()
 FOUND = sorted(path.parent for path in ROOT.rglob("digits/images.npy"))
 TOLERANCE = 0.05  # of logits computed in float16
 

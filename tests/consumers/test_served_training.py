@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.closeness import assert_close
+from tests.consumers import artifacts
 
-if "PAX_EXPORT_ARTIFACTS" not in os.environ:
-    pytest.skip("set PAX_EXPORT_ARTIFACTS, see test_served.py", allow_module_level=True)
-
-ROOT = Path(os.environ["PAX_EXPORT_ARTIFACTS"])
+ROOT = artifacts.served_root()
 PROGRAM = Path(__file__).with_name("continue_training.py")
 
 tf = importlib.import_module("tensorflow")

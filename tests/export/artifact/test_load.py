@@ -19,6 +19,7 @@ from pax_export.export import Report, load, spec
 from pax_export.export.artifact.report import write_report
 from tests.closeness import assert_close
 from tests.export.models import Net, affine, affine_params, random
+from tests.refusals import refused
 
 
 def test_arrays_come_back_as_they_went_in(export):
@@ -46,10 +47,8 @@ def test_a_loaded_model_can_stand_in_a_tensorflow_function(export):
 def test_numbers_are_not_changed_on_the_way_in(export):
     loaded, _ = export(({}, lambda p, i: i + 1), spec("n", "int32"))
     assert loaded(np.array([3], np.int64)).tolist() == [4]
-    with pytest.raises(InvalidArgumentTypeError) as caught:
+    with refused(InvalidArgumentTypeError, got="int64", write="int32"):
         loaded(np.array([2**40 + 5]))
-    assert caught.value.what == "An argument has a different dtype than the exported one."
-    assert (caught.value.got, caught.value.write) == ("int64", "int32")
     with pytest.raises(InvalidArgumentTypeError):
         loaded(np.array([1.5], np.float32))
 
@@ -64,9 +63,8 @@ def test_positions_are_those_of_the_function(export):
 
 def test_other_arguments_are_refused(export):
     loaded, _ = export(({}, lambda p, x, y: x + y), (spec("n"), spec("n")))
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused(InvalidArgumentError, write="model(x, y)"):
         loaded(np.ones(2))
-    assert caught.value.write == "model(x, y)"
     with pytest.raises(InvalidArgumentError, match="takes other arguments"):
         loaded(np.ones(2), np.ones(2), np.ones(2))
 
@@ -76,9 +74,8 @@ def test_without_a_default_a_signature_must_be_named(export):
         Net(), {"one": spec("n, 3"), "two": spec("n, 3")},
         methods={"one": "__call__", "two": "__call__"},
     )  # fmt: skip
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused(InvalidArgumentError, write="model.signatures['one'](...)"):
         loaded(random(2, 3))
-    assert caught.value.write == "model.signatures['one'](...)"
 
 
 def test_the_only_signature_is_the_default(export):
@@ -158,9 +155,8 @@ def test_a_wrong_shape_names_the_input(export):
         "  write: [batch]"
     )
     for wrong in ((2, 4), (2,), (0, 3)):
-        with pytest.raises(InvalidArgumentError) as caught:
+        with refused(InvalidArgumentError, where="serving_default: x"):
             loaded(random(*wrong), random(2))
-        assert caught.value.where == "serving_default: x"
 
 
 def test_the_saved_model_itself_names_its_inputs(export, tmp_path):

@@ -18,6 +18,7 @@ from pax_export.errors import (
 from pax_export.export import load, renew, retarget, spec, to_saved_model, to_stablehlo, to_tflite
 from tests.closeness import assert_close
 from tests.export.models import affine, affine_params, random
+from tests.refusals import refused
 from tests.signing_keys import make_pair
 
 pytest.importorskip("model_signing", exc_type=ImportError)
@@ -88,9 +89,8 @@ def test_files_that_no_hash_of_ours_covers(exports, keys):
     (exports / "saved" / "debug").mkdir()
     (exports / "saved" / "debug" / "saved_model_debug_info.pb").write_bytes(b"")
     load(exports / "saved")
-    with pytest.raises(SignatureError) as caught:
+    with refused(SignatureError, got="debug/saved_model_debug_info.pb, fingerprint.pb"):
         load(exports / "saved", verify=keys.public)
-    assert caught.value.got == "debug/saved_model_debug_info.pb, fingerprint.pb"
 
 
 def test_who_changes_an_export_can_change_its_hashes_but_not_its_signature(exports, keys):
@@ -102,9 +102,8 @@ def test_who_changes_an_export_can_change_its_hashes_but_not_its_signature(expor
     names = checksums.names(exports / "bundle")
     checksums.write(exports / "bundle", files=names)
     assert load(exports / "bundle").report.model == "Other"
-    with pytest.raises(SignatureError) as caught:
+    with refused(SignatureError, got="SHA256SUMS, pax_export.json"):
         load(exports / "bundle", verify=keys.public)
-    assert caught.value.got == "SHA256SUMS, pax_export.json"
 
 
 def test_a_signature_says_who_and_not_that_it_does_no_harm(exports, keys):
@@ -160,9 +159,8 @@ def test_the_key_is_asked_for_before_the_work(tmp_path):
 def test_a_file_of_the_name_of_the_signature_is_not_replaced(tmp_path, keys):
     (tmp_path / "net.tflite.sig").write_text("of a user")
     for overwrite in (False, True):
-        with pytest.raises(ExportPathError) as caught:
+        with refused(ExportPathError, where=str(tmp_path / "net.tflite.sig")):
             save(to_tflite, tmp_path / "net.tflite", sign=keys.private, overwrite=overwrite)
-        assert caught.value.where == str(tmp_path / "net.tflite.sig")
     assert [each.name for each in tmp_path.iterdir()] == ["net.tflite.sig"]
     save(to_tflite, tmp_path / "net.tflite")
     assert (tmp_path / "net.tflite.sig").read_text() == "of a user"
