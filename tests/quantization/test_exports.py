@@ -120,6 +120,20 @@ def test_tflite_of_a_language_model(layers, tmp_path):
     assert_close(load(tmp_path / "m.tflite")(tokens), small(tokens), rtol=0.1, atol=0.1)
 
 
+@pytest.mark.parametrize(("bits", "group"), [(8, None), (8, 32), (4, 32)])
+@pytest.mark.parametrize("write", [to_onnx, to_tflite])
+def test_the_table_of_a_tied_head_is_in_a_file_once(write, bits, group, tmp_path):
+    config = DecoderConfig.llama(
+        vocab_size=4096, dim=128, num_layers=1, num_heads=2, hidden_dim=128, tied=True
+    )
+    small, found = quantize(Decoder(config, layers="listed"), bits=bits, group=group)
+    tokens = np.array([[3, 1, 4095, 1], [9, 0, 6, 5]], np.int32)
+    report = write(small, tmp_path / "m", spec("batch, 4", "int32"), examples=[tokens])
+    assert max(report.largest_error.values()) < 1e-4  # in float32
+    share = (1 / 32 if group else 4 / 128) / 2 + bits / 32  # scales are float16 or float32
+    assert report.graph_bytes < share * found.before + 80_000
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("write", [to_saved_model, to_stablehlo])
 def test_integers_on_disk(write, bits, tmp_path):
@@ -179,8 +193,10 @@ def test_other_integers_of_a_loop_are_refused(tmp_path, monkeypatch):
 
 
 def test_other_integers_in_a_tflite_file_are_refused(tmp_path, monkeypatch):
-    wrong = property(lambda self: np.roll(self.held.integers.reshape(-1)[self.places], 1))
-    monkeypatch.setattr(tflite_integers.Twin, "integers", wrong)
+    right = tflite_integers.StoredNumbers._whole
+    monkeypatch.setattr(
+        tflite_integers.StoredNumbers, "_whole", lambda self: np.roll(right(self), 1)
+    )
     small, _ = quantize(mlp(), bits=4)
     with pytest.raises(errors.ValidationError, match=r"(?s)not contain the integers.*modules\.0"):
         to_tflite(small, tmp_path / "m.tflite", spec("batch, 256"), validate=False)

@@ -211,14 +211,14 @@ class _TfliteContents(ProgramContents):
         with constants_shared():
             weights = Weights(self.store)
             made = [make_signature(each, weights, options.exact) for each in self.programs]
-        signatures = [signature for signature, _, _ in made]
-        operations = set().union(*(names for _, names, _ in made))
-        graphs = [each.graph for each in signatures]
-        notes = {note: None for *_, notes in made for note in notes}
-        folded = set().union(*(simplify(each, options.fold, notes) for each in graphs))
-        if options.accuracy_level == 4:
-            multiply_integers(graphs)
-        store_integers(graphs, options.accuracy_level)
+            signatures = [signature for signature, _, _ in made]
+            operations = set().union(*(names for _, names, _ in made))
+            graphs = [each.graph for each in signatures]
+            notes = {note: None for *_, notes in made for note in notes}
+            folded = set().union(*(simplify(each, options.fold, notes) for each in graphs))
+            if options.accuracy_level == 4:
+                multiply_integers(graphs)
+            store_integers(graphs, options.accuracy_level)
         if options.quantize is not None:
             store_small(graphs, options.quantize)
         place.write_bytes(encode(signatures))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -163,8 +163,10 @@ def _check_places(program: Program) -> None:
             )
 
 
-def _now(value: object) -> Any:
-    return value() if callable(value) else value
+def _now(value: object, stored: bool = False) -> Any:
+    if isinstance(value, LazyWeight):
+        return value.stored() if stored else value()
+    return value
 
 
 class Weights:
@@ -176,25 +178,43 @@ class Weights:
         self._stored: dict[int, Tensor] = {}
         self._read: dict[int, Any] = {}
 
-    def lazy(self, place: int) -> list[Callable[[], Any]]:
+    def lazy(self, place: int) -> list[LazyWeight]:
         """What gives an array, or the two parts of complex numbers."""
         count = len(in_parts(self.store.variables[place].value))
-        return [lambda part=part: self(place)[part] for part in range(count)]
+        return [LazyWeight(self, place, part) for part in range(count)]
 
     def __call__(self, place: int) -> list[Any]:
         if place in self._read:
             return self._read[place]
+        tensor = self.stored(place)
+        found = to_carrier(tensor, tensor.dtype.name)
+        if all(each.value is not None for each in found):  # no result of an operator of one graph
+            self._read[place] = found
+        return found
+
+    def stored(self, place: int) -> Tensor:
+        """An array in the dtype that the model has."""
         if place not in self._stored:
             variable = self.store.variables[place]
             array = np.asarray(variable.value)
             tensor = Tensor(array.shape, array.dtype, None, array)
             tensor.name, tensor.sources = variable.name, frozenset({variable.name})
             self._stored[place] = tensor
-        tensor = self._stored[place]
-        found = to_carrier(tensor, tensor.dtype.name)
-        if all(each.value is not None for each in found):  # no result of an operator of one graph
-            self._read[place] = found
-        return found
+        return self._stored[place]
+
+
+class LazyWeight(NamedTuple):
+    """A weight, or a part of one, that is read where an operation needs it."""
+
+    weights: Weights
+    place: int
+    part: int
+
+    def __call__(self) -> Any:
+        return self.weights(self.place)[self.part]
+
+    def stored(self) -> Tensor:
+        return self.weights.stored(self.place)
 
 
 class _GraphConverter:
@@ -264,7 +284,7 @@ class _GraphConverter:
         try:
             if (found := RULES.get(name)) is not None:
                 _check_dtypes(operation)
-                results = _applied(found, operation, [_now(value) for value in operands])
+                results = _applied(found, operation, [_now(each, found.stored) for each in operands])
             elif (inner := wrapped_program(equation)) is not None:
                 results = self.run(inner, operands)
             else:

@@ -18,6 +18,7 @@ class NotInTfliteError(Exception):
 class Rule:
     function: Callable[..., Any]
     thin: bool  # takes operands as they are; others have all dimensions written out
+    stored: bool  # takes weights as the model has them; others in the dtype that carries theirs
     when: Callable[[Any], bool] | None = None  # for which equations it is; for all, unless given
 
 
@@ -27,6 +28,7 @@ RULES: dict[str, Rule] = {}
 def rule(
     *names: str,
     thin: bool = False,
+    stored: bool = False,
     when: Callable[[Any], bool] | None = None,
 ) -> Callable[[Callable], Callable]:
     """Makes a function the rule of the operations with these names.
@@ -35,7 +37,7 @@ def rule(
     """
 
     def register(function: Callable) -> Callable:
-        RULES.update(dict.fromkeys(names, Rule(function, thin, when)))
+        RULES.update(dict.fromkeys(names, Rule(function, thin, stored, when)))
         return function
 
     return register

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from pax_export._quantized import Form, dequantized, plain_dot, unpacked
+from pax_export._quantized import Form, dequantized, few_rows, plain_dot, unpacked
 from pax_export._quantized import round_inputs as _round_inputs
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import has, rule
@@ -80,6 +80,37 @@ def quantized_dot(
     )
     made = builder.squeeze(made, [0] if x.rank > len(result.shape) else [])
     return builder.fit(made, result.dtype)
+
+
+@rule("quantized_rows")
+def quantized_rows(
+    builder: GraphBuilder,
+    results: Sequence[Any],
+    index: Value,
+    integers: Value,
+    scales: Value,
+    **told: Any,
+) -> Any:
+    """Reads columns of the matrix as a product has it, so that a tied head has no other one."""
+    (result,), form = results, Form(**told)
+    weight = QuantizedWeight.stored(builder, integers, scales, form, result.dtype)
+    groups = form.group is not None
+    if weight is None or form.axis != -1 or not (groups or weight.is_by_channel(0)):
+        return _in_other_operations(builder, partial(few_rows, **told), index, integers, scales)
+    stored = weight.stored_integers((1, 0))
+    if form.bits == 4:  # no operator takes columns of these; a session casts them when it loads
+        stored = builder.cast(stored, np.int8)
+    made = builder.cast(builder("Gather", stored, index.name, axis=1), np.float32)
+    scale = weight.stored_scales((1, 0) if groups else None, 0)
+    scale = builder("Gather", scale, index.name, axis=1 if groups else 0)
+    outer, size = list(index.shape), weight.shape[1]
+    if groups:
+        made = builder.reshape(made, [size // form.group, form.group, *outer])
+        made = builder("Mul", made, builder.unsqueeze(scale, [1]))
+        made = builder.reshape(made, [size, *outer])
+    else:
+        made = builder("Mul", made, scale)
+    return builder.fit(builder.transpose(made, [*range(1, len(outer) + 1), 0]), result.dtype)
 
 
 def _in_other_operations(builder: GraphBuilder, function: Any, *operands: Value) -> Any:
@@ -202,11 +233,11 @@ class QuantizedWeight:
         given = self.stored_integers(tuple(order))
         groups = form.group is not None
         if fused:
-            scales = self._stored_scales(order if groups else None, axis)
+            scales = self.stored_scales(order if groups else None, axis)
             told = {"axis": axis, **({"block_size": form.group} if groups else {})}
             return builder("DequantizeLinear", given, scales, **told)
         numbers = builder.cast(given, np.float32)
-        scales = self._stored_scales(order, axis)
+        scales = self.stored_scales(order, axis)
         if groups:
             sizes = [self.shape[old] for old in order]
             apart = [*sizes[:axis], -1, form.group, *sizes[axis + 1 :]]
@@ -236,7 +267,7 @@ class QuantizedWeight:
         """Sums of products of integers, as numbers; so many axes are behind that of channels."""
         builder = self._writer
         by_row = x.scale not in builder.initializers
-        scale = self._stored_scales(None, 1) if by_row else self.scale_with(x)
+        scale = self.stored_scales(None, 1) if by_row else self.scale_with(x)
         scale = builder.unsqueeze(scale, list(range(1, behind + 1)))
         made = builder("Mul", builder.cast(total, np.float32), scale)
         return builder("Mul", made, x.scale) if by_row else made
@@ -263,7 +294,7 @@ class QuantizedWeight:
                 self._writer.store(array, name)
         return name
 
-    def _stored_scales(self, order: Sequence[int] | None, axis: int) -> str:
+    def stored_scales(self, order: Sequence[int] | None, axis: int) -> str:
         """In float32; in an order of axes, or for None along the only one."""
         array = self._scales
         array = array.reshape(-1) if order is None else array.transpose(order)

@@ -95,7 +95,7 @@ class _Integers:
         ((scale, zero),) = given
         scales = np.asarray(stored.integers.scale, np.float64) * float(x.scale[0])
         numbers = np.zeros(stored.integers.shape[stored.integers.axis], np.float64)
-        numbers = numbers if bias is None else bias.value.reshape(-1).astype(np.float64)
+        numbers = numbers if bias is None else np.asarray(bias.value).reshape(-1).astype(np.float64)
         whole = np.clip(np.rint(numbers / scales), _INT32.min, _INT32.max).astype(np.int32)
         small = Tensor(whole.shape, np.int32, None, whole)
         small.scale, small.name = scales.astype(np.float32), bias.name if bias is not None else ""
@@ -150,7 +150,7 @@ class _Integers:
     def _weights(self, operator: Operator) -> Stored | None:
         """The constants of a weight of int8 with a scale for each channel."""
         weight = operator.inputs[1]
-        if weight.twin is None or weight.value is None or weight.twin.held.form.bits != 8:
+        if weight.twin is None or weight.value is None or weight.twin.form.bits != 8:
             return None
         stored = weight_constants(weight, True, f"8:{self._number}:{len(self._operators)}")
         if stored is None or stored.blocks is not None:

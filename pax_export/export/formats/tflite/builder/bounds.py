@@ -18,8 +18,9 @@ _DEPTH = 16
 def at_least(x: Tensor, depth: int = _DEPTH) -> float:
     """No number of a tensor is smaller than this, NaN aside."""
     if x.value is not None:
-        known = x.value.dtype.kind == "f" and x.value.size and not np.isnan(x.value).any()
-        return float(x.value.min()) if known else -math.inf
+        value = np.asarray(x.value)
+        known = value.dtype.kind == "f" and value.size and not np.isnan(value).any()
+        return float(value.min()) if known else -math.inf
     if x.operator is None or depth == 0 or x.dtype != np.float32:
         return -math.inf
     name, inputs = x.made_by, x.operator.inputs

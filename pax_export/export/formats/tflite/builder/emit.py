@@ -60,35 +60,32 @@ def emit(
             return computed_once(
                 (name, *options.items(), *((tuple(s), np.dtype(d)) for s, d in results)),
                 given,
-                lambda: _with_twin(name, fold, given, _folded(fold, given, results)),
+                lambda: _folded(name, fold, given, results),
             )
     return current().append(name, inputs, results, options)
 
 
-def _folded(fold: Callable[..., Any], given: Sequence[Tensor], results: Any) -> list[Tensor]:
+def _folded(
+    name: str, fold: Callable[..., Any], given: Sequence[Tensor], results: Any
+) -> list[Tensor]:
+    first, sources = given[0], frozenset().union(*(each.sources for each in given))
+    if name in _MOVES and first.twin is not None and first.twin is first.value:
+        others = [each.value for each in given[1:]]
+        value = first.twin.moved(lambda x: fold(x, *others), tuple(results[0][0]))
+        made = Tensor(value.shape, value.dtype, None, value)
+        made.twin, made.sources = value, sources
+        return [made]
     with np.errstate(all="ignore"):
-        found = fold(*(each.value for each in given))
+        found = fold(*(np.asarray(each.value) for each in given))
     found = found if isinstance(found, list) else [found]
     pairs = zip(found, results)
     made = [np.asarray(value).astype(dtype, copy=False) for value, (_, dtype) in pairs]
-    sources = frozenset().union(*(each.sources for each in given))
     if not sources:
         return [constant_tensor(each) for each in made]
     tensors = [Tensor(each.shape, each.dtype, None, each) for each in made]
     for each in tensors:
         each.sources = sources
     return tensors
-
-
-def _with_twin(
-    name: str, fold: Callable[..., Any], given: Sequence[Tensor], made: list[Tensor]
-) -> list[Tensor]:
-    """What was computed; where integers were moved, it is known whither."""
-    if name in _MOVES and given[0].twin is not None:
-        twin = given[0].twin
-        places = fold(twin.places, *(each.value for each in given[1:]))
-        made[0].twin = twin._replace(places=places)
-    return made
 
 
 def _bytes(shape: Sequence[Any], dtype: DTypeLike) -> float:

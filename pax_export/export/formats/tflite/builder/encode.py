@@ -235,9 +235,6 @@ class _Buffer:
 
     def _vector(self, builder: Any, array: np.ndarray) -> int:
         data = np.ascontiguousarray(array).reshape(-1)
-        if data.dtype.name == "int4":  # two in each byte
-            data = np.append(data.astype(np.int8), np.zeros(data.size % 2, np.int8))
-            data = (data[::2] & 15) | (data[1::2] << 4)
         data = data.view(np.uint8)
         builder.StartVector(1, data.size, _ALIGNMENT)
         builder.head = builder.Head() - data.size

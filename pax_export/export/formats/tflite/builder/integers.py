@@ -6,7 +6,9 @@ worked out as for any.  Its twin says where each number comes from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,63 +19,127 @@ from pax_export._optional import require
 from pax_export._quantized import GROUP, Form, unpacked
 from pax_export.export.formats.tflite.builder.emit import constant
 from pax_export.export.formats.tflite.builder.encode import graphs_of
-from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor
+from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor, computed_once
 from pax_export.export.validation.integers import Quantized
 
 #: Bits and groups for which LiteRT has products.
 _FUSED = ((8, None), (4, GROUP))
 
 
-class IntegerConstants(NamedTuple):
-    """A quantized weight: the name of its integers, these, and a scale for each."""
-
-    leaf: str
-    form: Form
-    integers: np.ndarray
-    scales: np.ndarray
-
-
-class Twin(NamedTuple):
-    """Where the numbers of a constant come from.
+@dataclass(frozen=True, eq=False)
+class StoredNumbers:
+    """The numbers of a quantized weight, as the value of a constant: computed when they are read.
 
     Attributes:
-        held: the weight.
-        places: for each number, where its integer lies.
-        factor: by what numbers are multiplied.
+        form: what integers and scales mean.
+        integers_of_leaf: as the model has them.
+        scales_of_leaf: likewise.
+        shape: of the numbers.
+        steps: what happened to the numbers, in order: functions that only move elements, and
+            factors.
     """
 
-    held: IntegerConstants
-    places: np.ndarray
-    factor: np.ndarray
+    form: Form
+    integers_of_leaf: Tensor
+    scales_of_leaf: Tensor
+    shape: tuple[int, ...]
+    steps: tuple[Any, ...] = ()
 
-    def times(self, factor: np.ndarray) -> Twin:
-        return self._replace(factor=self.factor * factor)
+    dtype = np.dtype(np.float32)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def leaf(self) -> str:
+        """The name of the integers in the model."""
+        (name,) = self.integers_of_leaf.sources or ("",)
+        return name
+
+    def moved(self, move: Callable[..., Any], shape: tuple[int, ...]) -> StoredNumbers:
+        return replace(self, shape=shape, steps=(*self.steps, move))
+
+    def times(self, factor: np.ndarray) -> StoredNumbers:
+        return replace(self, steps=(*self.steps, factor))
+
+    def _whole(self) -> np.ndarray:
+        whole = np.asarray(self.integers_of_leaf.value).astype(np.int8, copy=False)
+        return np.asarray(unpacked(whole, self.form.axis)) if self.form.bits == 4 else whole
+
+    def _after_steps(self, array: np.ndarray, scaled: bool = False) -> np.ndarray:
+        for step in self.steps:
+            if callable(step):
+                array = step(array)
+            elif scaled:
+                array = array * step
+        return array
 
     @property
     def integers(self) -> np.ndarray:
-        return self.held.integers.reshape(-1)[self.places]
+        return self._after_steps(self._whole())
 
     @property
     def scales(self) -> np.ndarray:
-        return self.held.scales.reshape(-1)[self.places] * self.factor
+        """One for each number."""
+        each, group = np.asarray(self.scales_of_leaf.value, np.float32), self.form.group
+        each = each if group is None else np.repeat(each, group, each.ndim + self.form.axis)
+        return self._after_steps(np.broadcast_to(each, self._whole_shape), True)
+
+    @property
+    def _whole_shape(self) -> tuple[int, ...]:
+        sizes = list(self.integers_of_leaf.shape)
+        sizes[self.form.axis] *= 2 if self.form.bits == 4 else 1
+        return tuple(sizes)
+
+    @property
+    def places(self) -> np.ndarray:
+        """For each number, where its integer is in the model."""
+        count = math.prod(self._whole_shape)
+        return self._after_steps(np.arange(count, dtype=np.int32).reshape(self._whole_shape))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        made = self.integers * self.scales
+        return made if dtype is None else made.astype(dtype, copy=False)
 
 
 def numbers(integers: Tensor, scales: Tensor, form: Form) -> list[Tensor]:
     """The constant that integers and scales stand for."""
-    assert integers.value is not None
-    assert scales.value is not None
-    whole = integers.value.astype(np.int8)
-    whole = np.asarray(unpacked(whole, form.axis)) if form.bits == 4 else whole
-    each = scales.value.astype(np.float32)
-    each = each if form.group is None else np.repeat(each, form.group, each.ndim + form.axis)
-    each = np.broadcast_to(each, whole.shape)
-    made = Tensor(whole.shape, np.float32, None, whole * each)
-    made.sources = integers.sources | scales.sources
-    places = np.arange(whole.size, dtype=np.int32).reshape(whole.shape)
-    (leaf,) = integers.sources or ("",)
-    made.twin = Twin(IntegerConstants(leaf, form, whole, each), places, np.ones((), np.float32))
-    made.name = leaf.removesuffix(".integers")
+    sizes = list(integers.shape)
+    sizes[form.axis] *= 2 if form.bits == 4 else 1
+    value = StoredNumbers(form, integers, scales, tuple(sizes))
+    made = Tensor(sizes, np.float32, None, value)
+    made.twin, made.sources = value, integers.sources | scales.sources
+    made.name = value.leaf.removesuffix(".integers")
     return [made]
+
+
+def pairs(integers: Tensor) -> Tensor:
+    """Packed integers of 4 bits in TFLite's order: neighbors along the last axis share a byte."""
+
+    def packed() -> list[Tensor]:
+        value = _in_pairs(np.asarray(unpacked(np.asarray(integers.value, np.int8), -1)))
+        made = Tensor(value.shape, np.int8, None, value)
+        made.name, made.sources = f"{integers.name}:pairs", integers.sources
+        return [made]
+
+    return computed_once(("pairs",), [integers], packed)[0]
+
+
+def _in_pairs(integers: np.ndarray) -> np.ndarray:
+    """Two integers in each byte, the first one in its low half."""
+    if integers.size % 2 or integers.shape[-1] % 2:
+        integers = np.append(integers.reshape(-1), np.zeros(integers.size % 2, np.int8))
+    low, high = integers[..., ::2], integers[..., 1::2]
+    return (low & 15) | (high << 4)
 
 
 def store_integers(graphs: Sequence[Graph], accuracy_level: int) -> None:
@@ -93,7 +159,7 @@ def store_integers(graphs: Sequence[Graph], accuracy_level: int) -> None:
                     continue
                 if tensor.dtype != np.float32:  # integers already
                     continue
-                form = tensor.twin.held.form
+                form = tensor.twin.form
                 direct = fused and place == 1 and (form.bits, form.group) in _FUSED
                 key = id(tensor.value), direct
                 if key not in made:
@@ -118,17 +184,17 @@ class Stored(NamedTuple):
 def weight_constants(tensor: Tensor, direct: bool, suffix: str) -> Stored | None:
     """The constants of a weight; None where scales do not lie as LiteRT has them."""
     twin = tensor.twin
-    scales, form = twin.scales, twin.held.form
+    scales, form = twin.scales, twin.form
     dtype = ml_dtypes.int4 if form.bits == 4 else np.int8
-    stored = Tensor(tensor.shape, dtype, None, twin.integers.astype(dtype))
-    stored.name, stored.sources, stored.twin = f"{twin.held.leaf}:int{suffix}", tensor.sources, twin
+    stored = Tensor(tensor.shape, dtype, None, _stored_integers(twin))
+    stored.name, stored.sources, stored.twin = f"{twin.leaf}:int{suffix}", tensor.sources, twin
     if form.group is None:
         axes = [a for a in range(scales.ndim) if (np.take(scales, [0], a) != scales).any()]
         if len(axes) > 1:
             return None
         stored.axis = axes[0] if axes else 0
         first = tuple(slice(None) if a == stored.axis else 0 for a in range(scales.ndim))
-        stored.scale = scales[first]
+        stored.scale = scales[first].copy()
         return Stored(stored, None)
     if not scales.ndim or scales.shape[-1] % form.group:
         return None
@@ -136,6 +202,7 @@ def weight_constants(tensor: Tensor, direct: bool, suffix: str) -> Stored | None
     if (grouped != grouped[..., :1]).any():
         return None
     halves = np.ascontiguousarray(grouped[..., 0].astype(np.float16))
+    halves = _once(halves, twin.scales_of_leaf)
     blocks = Tensor(halves.shape, np.float16, None, halves)
     blocks.name = f"{stored.name}.scales"
     if direct:
@@ -143,6 +210,24 @@ def weight_constants(tensor: Tensor, direct: bool, suffix: str) -> Stored | None
     else:  # LiteRT dequantizes blocks as if they had one scale
         stored.scale = np.ones(1, np.float32)
     return Stored(stored, blocks)
+
+
+def _stored_integers(twin: StoredNumbers) -> np.ndarray:
+    """As the file has them: the array of the leaf, or that of its rows, where these are the same."""
+    leaf = twin.integers_of_leaf
+    if twin.form.bits != 4:
+        made = np.ascontiguousarray(twin.integers)
+        return _once(made, leaf)
+    made = _in_pairs(twin.integers)
+    return _once(made, pairs(leaf)) if twin.form.axis == -1 else made
+
+
+def _once(array: np.ndarray, other: Tensor) -> np.ndarray:
+    """The array of the other constant if it is the same, so that the file has it once."""
+    value = other.value
+    assert value is not None
+    is_same = value.dtype == array.dtype and np.array_equal(value, array)
+    return value if is_same else array
 
 
 def _numbers(stored: Stored, graph: Graph, before: list[Operator]) -> Tensor:
@@ -170,15 +255,17 @@ def _numbers(stored: Stored, graph: Graph, before: list[Operator]) -> Tensor:
 def read_integers(graphs: Sequence[Graph], file: Path) -> Iterator[tuple[Quantized, np.ndarray]]:
     """The integers of weights in a file, with where they come from."""
     schema = require("ai_edge_litert.schema_py_generated", "tflite", "to_tflite")
-    model = schema.ModelT.InitFromPackedBuf(bytearray(file.read_bytes()), 0)
+    content = np.memmap(file, np.uint8, "r")
+    model = schema.ModelT.InitFromPackedBuf(content, 0)
     tensors = {t.name.decode(): t for each in model.subgraphs for t in each.tensors}
-    for graph in graphs_of(graphs):
-        for each in (t for o in graph.operators for t in o.inputs if t is not None):
-            if each.twin is None or each.dtype.name not in ("int4", "int8"):
-                continue
-            stored, twin = tensors[each.name], each.twin
-            data = np.asarray(model.buffers[stored.buffer].data).view(np.int8)
-            if stored.type == schema.TensorType.INT4:
-                low = np.left_shift(data, 4, dtype=np.int8) >> 4
-                data = np.stack([low, data >> 4], -1).reshape(-1)[: each.value.size]
-            yield Quantized(twin.held.leaf, twin.held.form, twin.places), data.reshape(stored.shape)
+    inputs = (t for each in graphs_of(graphs) for o in each.operators for t in o.inputs)
+    constants = {t.name: t for t in inputs if t is not None and t.twin is not None}
+    for each in constants.values():
+        if each.dtype.name not in ("int4", "int8"):
+            continue
+        stored, twin = tensors[each.name], each.twin
+        data = np.asarray(model.buffers[stored.buffer].data).view(np.int8)
+        if stored.type == schema.TensorType.INT4:
+            low = np.left_shift(data, 4, dtype=np.int8) >> 4
+            data = np.stack([low, data >> 4], -1).reshape(-1)[: each.shape.size]
+        yield Quantized(twin.leaf, twin.form, twin.places), data.reshape(stored.shape)

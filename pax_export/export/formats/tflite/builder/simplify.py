@@ -252,7 +252,7 @@ class _Fusion:
         ):
             return None
         same = np.ravel(factor.value)[0] == np.ravel(number.value)[0]
-        return source if same and 1 <= factor.value.max() <= _MOST else None
+        return source if same and 1 <= np.max(factor.value) <= _MOST else None
 
     def _scaled(self, operator: Operator) -> Tensor | None:
         x, other = operator.inputs
@@ -272,12 +272,12 @@ class _Fusion:
         weights, bias = (made.inputs[place] for place in places[:2])
         if weights.value is None or (bias is not None and bias.value is None):
             return None
-        is_bias = operator.name == "ADD" and (bias is None or not bias.value.any())
+        is_bias = operator.name == "ADD" and (bias is None or not np.any(bias.value))
         if not (self._fold or is_bias):
             return None
         axis = places[2]
         channels = weights.shape[axis]
-        number = other.value
+        number = np.asarray(other.value)
         if number.size not in (1, channels) or number.size != (number.shape or (1,))[-1]:
             return None
         if list(x.shape) != list(operator.outputs[0].shape) or x.shape[-1] != channels:
@@ -286,9 +286,10 @@ class _Fusion:
         scales = operator.name in ("MUL", "DIV") or (turned and operator.name == "SUB")
         if weights.twin is not None and scales:
             positive = operator.name != "SUB" and (number > 0).all()
-            if weights.twin.held.form.group is not None or not positive:
+            if weights.twin.form.group is not None or not positive:
                 return None  # it would need other integers
-        found = _folded_weights(operator.name, turned, weights.value, bias, number, axis)
+        numbers = np.asarray(weights.value)
+        found = _folded_weights(operator.name, turned, numbers, bias, number, axis)
         if found is None:
             named = ", ".join(sorted(weights.sources)[:1]) or "an array of the program"
             self._notes[f"{named} is not folded: its numbers would not be finite"] = None
@@ -296,13 +297,13 @@ class _Fusion:
         if weights.twin is not None:
             factor = 1 / number if operator.name == "DIV" else number
             factor = factor if scales else np.ones_like(number)
-            shape = [-1 if place == axis else 1 for place in range(weights.value.ndim)]
-            found[0].twin = weights.twin.times(factor.reshape(shape))
+            shape = [-1 if place == axis else 1 for place in range(len(weights.shape))]
+            found[0].value = found[0].twin = weights.twin.times(factor.reshape(shape))
         if operator.name in ("MUL", "DIV") or turned:
             self.folded |= weights.sources if weights.twin is None else frozenset()
             self.folded |= other.sources
         # A bias that stands alone is in the file as it is.
-        if bias is not None and bias.value.any():
+        if bias is not None and np.any(bias.value):
             self.folded |= other.sources | bias.sources
         made.inputs = list(made.inputs)
         for place, each in zip(places, found):
@@ -318,7 +319,7 @@ def _folded_weights(
     """Weights and a bias with which a result is multiplied and shifted already."""
     shape = [1] * weights.ndim
     shape[axis] = -1
-    shift = np.zeros(number.shape, np.float32) if bias is None else bias.value
+    shift = np.zeros(number.shape, np.float32) if bias is None else np.asarray(bias.value)
     with np.errstate(all="ignore"):
         if name in ("ADD", "SUB"):
             if turned and name == "SUB":

@@ -182,10 +182,10 @@ def _index(indices: Tensor) -> Any:
 
 
 def _bytes_of(table: Tensor) -> Tensor:
-    """A weight of bytes as it is stored: of a large one only what is looked up is cast."""
+    """A weight of few bits as it is stored: of a large one only what is looked up is cast."""
     if table.value is None and table.made_by == "CAST":
         stored = table.operator.inputs[0]
-        if stored.value is not None and stored.dtype.name in ("int8", "uint8"):
+        if stored.value is not None and stored.dtype.name in ("int8", "uint8", "float16"):
             return stored
     return table
 

@@ -12,18 +12,20 @@ import numpy as np
 from pax_export import _quantized
 from pax_export._quantized import Form, dequantized, plain_dot
 from pax_export.export.formats.tflite.builder.activations import rounded
+from pax_export.export.formats.tflite.builder.emit import emit
 from pax_export.export.formats.tflite.builder.graph import Tensor, computed_once
-from pax_export.export.formats.tflite.builder.integers import numbers
+from pax_export.export.formats.tflite.builder.integers import numbers, pairs
 from pax_export.export.formats.tflite.rule import Operation, rule
+from pax_export.export.formats.tflite.tensors import to_carrier
 
 
-@rule("dequantize", thin=True)
+@rule("dequantize", thin=True, stored=True)
 def dequantize(op: Operation, integers: Tensor, scales: Tensor) -> Any:
     form = Form(**op.params)
     stored = [_as_stored(each) for each in (integers, scales)]
     if any(each.value is None for each in stored) or form.dtype == "float64":
         function = partial(dequantized, form=form)
-        return op.call(function, op.operands, [integers, scales])
+        return op.call(function, op.operands, _carried(integers, scales))
     return computed_once(("dequantize", form), stored, partial(numbers, *stored, form))
 
 
@@ -33,7 +35,12 @@ def _as_stored(x: Tensor) -> Tensor:
     return x.operator.inputs[0] if casts else x
 
 
-@rule("quantized_dot", thin=True)
+def _carried(*given: Tensor) -> list[Tensor]:
+    """What is computed with, of weights that are as the model has them."""
+    return [part for each in given for part in to_carrier(each, each.dtype.name)]
+
+
+@rule("quantized_dot", thin=True, stored=True)
 def quantized_dot(op: Operation, x: Tensor, integers: Tensor, scales: Tensor) -> Any:
     told = dict(op.params)
     contracted, form = told.pop("contracted"), Form(**told)
@@ -41,15 +48,37 @@ def quantized_dot(op: Operation, x: Tensor, integers: Tensor, scales: Tensor) ->
     inner = Operation("dequantize", told, op.operands[1:], [of_weight], op.sizes, op.run, op.call)
     (weight,) = dequantize(inner, integers, scales)
     product = partial(plain_dot, contracted=contracted)
-    return op.call(product, [op.operands[0], of_weight], [op.full(x, op.operands[0].shape), weight])
+    return op.call(product, [op.operands[0], of_weight], [op.full(*_carried(x), op.operands[0].shape), weight])
 
 
-@rule("round_inputs", thin=True)
+@rule("quantized_rows", thin=True, stored=True)
+def quantized_rows(op: Operation, index: Tensor, integers: Tensor, scales: Tensor) -> Any:
+    form, operands = Form(**op.params), list(op.operands)
+    index, stored = op.full(*_carried(index), operands[0].shape), _as_stored(integers)
+    function, tables = _quantized.few_rows, _carried(integers, scales)
+    if stored.value is not None:
+        if form.bits == 4 and form.axis == -1:
+            stored, function = pairs(stored), _rows_of_pairs
+        # Rows are read from what a product has: the file has the table of a tied head once.
+        kept = (stored, tables[0]), (_as_stored(scales), tables[1])
+        tables = [emit("CAST", [x], [(x.shape, wide.dtype)])[0] for x, wide in kept]
+    return op.call(partial(function, **op.params), operands, [index, *tables])
+
+
+def _rows_of_pairs(index: Any, integers: Any, scales: Any, **form: Any) -> Any:
+    rows, four = integers[index], jnp.int8(4)
+    low = jax.lax.shift_right_arithmetic(jax.lax.shift_left(rows, four), four)
+    both = jnp.stack([low, jax.lax.shift_right_arithmetic(rows, four)], -1)
+    whole = both.reshape(*rows.shape[:-1], 2 * rows.shape[-1])
+    return dequantized(whole, scales[index], Form(**{**form, "bits": 8}))
+
+
+@rule("round_inputs", thin=True, stored=True)
 def round_inputs(op: Operation, x: Tensor, scale: Tensor, zero: Tensor) -> Any:
     stored = [_as_stored(each).value for each in (scale, zero)]
     is_known = all(each is not None and each.size == 1 for each in stored)
-    if not is_known or x.dtype != np.float32:
-        return op.call(_quantized.round_inputs, op.operands, [x, scale, zero])
+    if not is_known or op.dtype != "float32":
+        return op.call(_quantized.round_inputs, op.operands, _carried(x, scale, zero))
     return rounded(op.full(x, op.operands[0].shape), *(each.item() for each in stored))
 
 
