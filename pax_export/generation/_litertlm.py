@@ -188,5 +188,5 @@ def _metadata(job: Job) -> bytes:
 
 LITERTLM = Runtime(
     "litertlm", "LiteRT-LM", ("litert_lm",), "litertlm", _check, _write, True, _MARK.encode(),
-    ".litertlm",
+    ".litertlm", reads_texts=True,
 )  # fmt: skip

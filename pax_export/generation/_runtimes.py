@@ -134,6 +134,7 @@ class Runtime(NamedTuple):
         suffix: what its name must end with, if it opens no others.
         find: refuses a test whose programs are missing.
         run: continues the prompts of a test, in place of the function of `_runtime_calls`.
+        reads_texts: whether it is given texts, and tokenizes them itself.
     """
 
     name: str
@@ -147,6 +148,7 @@ class Runtime(NamedTuple):
     suffix: str = ""
     find: Callable[[], None] | None = None
     run: Callable[[Job, Path, Mapping[str, Any], float], list[Any]] | None = None
+    reads_texts: bool = False
 
 
 def exported(
@@ -181,6 +183,8 @@ def exported(
     job = _job(runtime, lm, tokenizer, max_length, where)
     runtime.check(job)
     asked = _test_prompts(job, prompts)
+    if runtime.reads_texts and validate:
+        asked = _as_texts(runtime, job, asked, prompts is not None)
     validate = _is_tested(runtime, validate, path, where)
     path = directory.place(path)
     writing: Any = single_file if runtime.is_file else directory
@@ -384,6 +388,31 @@ def _test_prompts(job: Job, given: PyTree) -> list[list[int]]:
     return asked
 
 
+def _as_texts(
+    runtime: Runtime, job: Job, prompts: Sequence[Sequence[int]], is_given: bool
+) -> list[list[int]]:
+    """Prompts whose texts have these ids; others are refused if a user gave them."""
+    assert job.tokenizer is not None
+    made = [job.tokenizer.encode(text) for text in _texts(job, prompts)]
+    for row, (ids, again) in enumerate(zip(prompts, made)):
+        if is_given and list(ids) != again:
+            raise InvalidArgumentError(
+                f"{runtime.title} is asked by texts, and this prompt is the ids of none.",
+                where=f"{job.where}: prompts, row {row}",
+                got=f"{a_few(list(map(str, ids)), 8)}; their text has the ids "
+                f"{a_few(list(map(str, again)), 8)}",
+                write="prompts=[...] of texts, or of ids as tokenizer.encode(text) gives them",
+            )
+    return made
+
+
+def _texts(job: Job, prompts: Sequence[Sequence[int]]) -> list[str]:
+    """The texts of prompts, without the token that a runtime puts before each."""
+    assert job.tokenizer is not None
+    own = [x[1:] if job.begins and x[0] == job.begin else x for x in prompts]
+    return [job.tokenizer.decode(each) for each in own]
+
+
 def proved(
     runtime: Runtime, job: Job, place: Path, prompts: Sequence[Sequence[int]]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -395,8 +424,7 @@ def proved(
     steps = min(_STEPS, job.room - max(map(len, prompts)))
     calls = {"prompts": prompts, "steps": steps, "room": job.room}
     if job.tokenizer is not None:
-        own = [x[1:] if job.begins and x[0] == job.begin else x for x in prompts]
-        calls["texts"] = [job.tokenizer.decode(each) for each in own]
+        calls["texts"] = _texts(job, prompts)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(job.lm))
     seconds = _SECONDS + _SECONDS_PER_GIB * size / 2**30
     if runtime.run:
@@ -517,7 +545,7 @@ def _ids_of(job: Job, own: list[int], text: str) -> list[int]:
     """The ids of a text that a runtime gave: jax's own, as far as they make the same text."""
     assert job.tokenizer is not None
     decode = job.tokenizer.decode
-    if text == decode(own).rstrip(_BROKEN):
+    if text.rstrip(_BROKEN) == decode(own).rstrip(_BROKEN):  # the last letter may be incomplete
         return own
     count = len(own)
     while not text.startswith(begin := decode(own[:count])):

@@ -15,7 +15,12 @@ ROOT = Path(__file__).parent.parent.parent
 FIXED = 24
 #: How much of the net is held beyond it: a TFLite file is one buffer, others are written array
 #: by array.
-PARTS = {"gguf": 0.1, "transformers": 0.1, "genai": 0.1, "litertlm": 1.1}
+PARTS = {
+    "gguf": 0.1, "transformers": 0.1, "genai": 0.1, "litertlm": 1.1,
+    "gguf:8": 0.3, "genai:4": 0.6, "litertlm:8": 1.0, "litertlm:4": 0.5,
+}  # fmt: skip
+#: The size of what is written: integers and their scales, and at most this much more.
+SIZES, MORE = {"8": 0.266, "4": 0.141}, 0.006
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells of peaks")
@@ -30,7 +35,9 @@ def test_an_export_for_a_runtime_holds_no_more_of_a_net_than_it_must(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     size = found.pop("weights")
-    peaks = {format: peak for format, (peak, _) in found.items()}
+    peaks = {format: peak for format, (peak, *_) in found.items()}
+    for format, (*_, share) in found.items():
+        assert share < SIZES.get(format.partition(":")[2], 1) + MORE, format
     allowed = {format: part * size + FIXED for format, part in PARTS.items()}
     assert {format: peak for format, peak in peaks.items() if peak > allowed[format]} == {}
     assert set(peaks) == set(PARTS) and size > 90

@@ -141,6 +141,23 @@ def test_what_does_not_fit_is_named_before_any_work(format, tmp_path, monkeypatc
     assert not (tmp_path / f"served.{format}").exists()
 
 
+def test_prompts_for_a_runtime_that_reads_texts_are_texts(tmp_path):
+    pytest.importorskip("ai_edge_litert")
+    options = {"format": "litertlm", "tokenizer": byte_level(), "max_length": 16}
+    prompts = ["Hello", [100] * 5]  # bytes of no letter
+    with pytest.raises(pax.errors.InvalidArgumentError, match="prompts, row 1"):
+        export(net("smollm2", tmp_path / "hf"), tmp_path / "a.litertlm", prompts=prompts, **options)
+    assert not (tmp_path / "a.litertlm").exists()
+
+
+def test_a_text_that_ends_inside_a_letter_is_compared(job):
+    ids = job.tokenizer.encode("naïve é")
+    decode, part = job.tokenizer.decode, ids[:-1]  # the last letter has two bytes
+    assert decode(part).endswith("\N{REPLACEMENT CHARACTER}")
+    for text in (decode(part), decode(part).rstrip("\N{REPLACEMENT CHARACTER}")):
+        assert pax.generation._runtimes._ids_of(job, part, text) == part
+
+
 def test_a_tokenizer_is_for_whole_models(tmp_path):
     lm = net("smollm2", tmp_path / "hf")
     with pytest.raises(pax.errors.InvalidArgumentTypeError, match=r"'genai'"):

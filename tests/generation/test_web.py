@@ -48,6 +48,8 @@ def test_the_folder(tmp_path, monkeypatch):
     assert about["specialTokens"]["eos_token"] == "<e>"
     with pytest.raises(pax.errors.ExportPathError):
         export(net("llama", tmp_path / "again"), tmp_path / "web", validate=False)
+    with pytest.raises(pax.errors.ExportPathError, match="language model for onnxruntime-web"):
+        pax.export.load(tmp_path / "web")
     lm = net("llama", tmp_path / "more")
     export(lm, tmp_path / "web", validate=False, overwrite=True)
 

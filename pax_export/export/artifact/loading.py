@@ -55,17 +55,17 @@ def load(
     """
     verified(path, verify, "load")
     report = read_report(path)
+    runtime = report.details.get("runs_in")
+    if runtime and "files" in report.details:  # which only language models list
+        raise ExportPathError(
+            f"The export is a language model for {runtime}, which runs it without `load`.",
+            where=str(path),
+            got=f"format={report.target!r}",
+            write=f"the path for {runtime}; or an export of functions, format='saved_model', "
+            "'stablehlo', 'onnx' or 'tflite'",
+        )
     format = formats.find(report.target)
     if format is None:
-        runtime = report.details.get("runs_in")
-        if runtime and "files" in report.details:  # which only language models list
-            raise ExportPathError(
-                f"The export is a language model for {runtime}, which runs it without `load`.",
-                where=str(path),
-                got=f"format={report.target!r}",
-                write=f"the path for {runtime}; or an export of functions, format='saved_model', "
-                "'stablehlo', 'onnx' or 'tflite'",
-            )
         raise ExportPathError(
             "This export was written by a newer pax_export or by another package, for a target "
             "that is not known here.",

@@ -284,7 +284,9 @@ class _GraphConverter:
         try:
             if (found := RULES.get(name)) is not None:
                 _check_dtypes(operation)
-                results = _applied(found, operation, [_now(each, found.stored) for each in operands])
+                results = _applied(
+                    found, operation, [_now(each, found.stored) for each in operands]
+                )
             elif (inner := wrapped_program(equation)) is not None:
                 results = self.run(inner, operands)
             else:

@@ -78,7 +78,7 @@ class StoredNumbers:
     def _after_steps(self, array: np.ndarray, scaled: bool = False) -> np.ndarray:
         for step in self.steps:
             if callable(step):
-                array = step(array)
+                array = np.asarray(step(array))
             elif scaled:
                 array = array * step
         return array
@@ -213,7 +213,7 @@ def weight_constants(tensor: Tensor, direct: bool, suffix: str) -> Stored | None
 
 
 def _stored_integers(twin: StoredNumbers) -> np.ndarray:
-    """As the file has them: the array of the leaf, or that of its rows, where these are the same."""
+    """As the file has them, where possible in an array that the file has anyway."""
     leaf = twin.integers_of_leaf
     if twin.form.bits != 4:
         made = np.ascontiguousarray(twin.integers)

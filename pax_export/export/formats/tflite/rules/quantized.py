@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pax_export import _quantized
 from pax_export._quantized import Form, dequantized, plain_dot
@@ -48,13 +47,17 @@ def quantized_dot(op: Operation, x: Tensor, integers: Tensor, scales: Tensor) ->
     inner = Operation("dequantize", told, op.operands[1:], [of_weight], op.sizes, op.run, op.call)
     (weight,) = dequantize(inner, integers, scales)
     product = partial(plain_dot, contracted=contracted)
-    return op.call(product, [op.operands[0], of_weight], [op.full(*_carried(x), op.operands[0].shape), weight])
+    return op.call(
+        product,
+        [op.operands[0], of_weight],
+        [op.full(_carried(x)[0], op.operands[0].shape), weight],
+    )
 
 
 @rule("quantized_rows", thin=True, stored=True)
 def quantized_rows(op: Operation, index: Tensor, integers: Tensor, scales: Tensor) -> Any:
     form, operands = Form(**op.params), list(op.operands)
-    index, stored = op.full(*_carried(index), operands[0].shape), _as_stored(integers)
+    index, stored = op.full(_carried(index)[0], operands[0].shape), _as_stored(integers)
     function, tables = _quantized.few_rows, _carried(integers, scales)
     if stored.value is not None:
         if form.bits == 4 and form.axis == -1:
