@@ -125,8 +125,9 @@ def export(
         pad: the id that stands behind it; negative for none of the vocabulary.
         prompts: token lists, to test the export with; random ones by default.  For a runtime also
             texts.
-        options: what the exporter of the format takes: ``validate``, ``overwrite`` (a runtime
-            takes no others), ``sign``, ``platforms``, ``consumer``, ``opset``, ``quantize``, ...
+        options: what the exporter of the format takes: ``validate``, ``overwrite``,
+            ``accuracy_level`` (a runtime takes no others, llama.cpp no level), ``sign``,
+            ``platforms``, ``consumer``, ``opset``, ``quantize``, ...
 
     Returns:
         The report of the export.  `pax_export.export.load` reads it back.

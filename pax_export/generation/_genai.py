@@ -77,6 +77,7 @@ def _write(job: Job, place: Path) -> Report:
         report = exporters.to_onnx(
             lm, place / _MODEL, {"serving_default": inputs},
             methods={"serving_default": _read_logits}, validate=False, card=False, outputs="model",
+            accuracy_level=job.accuracy_level,
         )  # fmt: skip
     embedded.take(place / _MODEL)
     files = {
@@ -162,4 +163,6 @@ def _config(job: Job) -> dict[str, Any]:
     return made | {"transformers.js_config": {"dtype": "fp32"}}
 
 
-GENAI = Runtime("genai", "onnxruntime-genai", ("onnxruntime_genai",), "genai", _check, _write)
+GENAI = Runtime(
+    "genai", "onnxruntime-genai", ("onnxruntime_genai",), "genai", _check, _write, has_levels=True
+)

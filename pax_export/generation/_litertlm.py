@@ -90,7 +90,7 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
         model = folder / "model.tflite"
         report = exporters.to_tflite(
             lm, model, inputs, kwargs=dict.fromkeys(sizes, caches), methods=methods,
-            validate=False, card=False, outputs="model",
+            validate=False, card=False, outputs="model", accuracy_level=job.accuracy_level,
         )  # fmt: skip
         embedded.take(model)
         _write_container(job, place, model)
@@ -188,5 +188,5 @@ def _metadata(job: Job) -> bytes:
 
 LITERTLM = Runtime(
     "litertlm", "LiteRT-LM", ("litert_lm",), "litertlm", _check, _write, True, _MARK.encode(),
-    ".litertlm", reads_texts=True,
+    ".litertlm", reads_texts=True, has_levels=True,
 )  # fmt: skip

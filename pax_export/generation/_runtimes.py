@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from pax_export._optional import PACKAGES, install, is_installed
 from pax_export._types import PyTree
 from pax_export.core import enable_eval_mode
 from pax_export.export.artifact.report import REPORT_FILE, package_versions, report_text
+from pax_export.export.pipeline.arguments import check_choice
 from pax_export.generation import _runtime_calls, samplers
 from pax_export.generation._generate import generate
 from pax_export.generation._pretrained import check_fits
@@ -80,12 +81,14 @@ class Job:
         tokenizer: with its chat template.
         room: how many tokens a text may have.
         where: for messages.
+        accuracy_level: of products of quantized weights, as for `to_tflite`.
     """
 
     lm: Decoder
     tokenizer: Tokenizer | None
     room: int
     where: str
+    accuracy_level: Literal[1, 4] = 4
 
     def listed(self) -> Decoder:
         """The net with a list of layers, whose arrays are views: the host holds no further copy."""
@@ -135,6 +138,7 @@ class Runtime(NamedTuple):
         find: refuses a test whose programs are missing.
         run: continues the prompts of a test, in place of the function of `_runtime_calls`.
         reads_texts: whether it is given texts, and tokenizes them itself.
+        has_levels: whether a file says how products of quantized weights are computed.
     """
 
     name: str
@@ -149,6 +153,7 @@ class Runtime(NamedTuple):
     find: Callable[[], None] | None = None
     run: Callable[[Job, Path, Mapping[str, Any], float], list[Any]] | None = None
     reads_texts: bool = False
+    has_levels: bool = False
 
 
 def exported(
@@ -159,6 +164,7 @@ def exported(
     tokenizer: Tokenizer | str | os.PathLike[str] | None,
     max_length: int | str | None,
     prompts: PyTree = None,
+    accuracy_level: Literal[1, 4] = 4,
     validate: bool = True,
     overwrite: bool = False,
     where: str = "export",
@@ -166,12 +172,15 @@ def exported(
 ) -> Report:
     """Writes a language model for a runtime, and has the runtime continue texts as jax does."""
     began = time.perf_counter()
+    if accuracy_level != 4 and not runtime.has_levels:
+        others["accuracy_level"] = accuracy_level
     if others:
         raise InvalidArgumentTypeError(
             f"An export for {runtime.title} has no such option.",
             where=where,
             got=a_few(sorted(others), 6),
-            write="tokenizer, max_length, prompts, validate and overwrite",
+            write="tokenizer, max_length, prompts, validate and overwrite"
+            + ", accuracy_level" * runtime.has_levels,
         )
     if not os.fspath(path).endswith(runtime.suffix):
         raise InvalidArgumentError(
@@ -180,7 +189,8 @@ def exported(
             got=os.fspath(path),
             write=f"a path that ends with {runtime.suffix}",
         )
-    job = _job(runtime, lm, tokenizer, max_length, where)
+    check_choice("accuracy_level", accuracy_level, (1, 4))
+    job = replace(_job(runtime, lm, tokenizer, max_length, where), accuracy_level=accuracy_level)
     runtime.check(job)
     asked = _test_prompts(job, prompts)
     if runtime.reads_texts and validate:

@@ -71,5 +71,6 @@ def _compare(job: Job, what: str, own: object, theirs: object) -> None:
 
 
 WEB = Runtime(
-    "web", "onnxruntime-web in Chromium", (), "onnx", GENAI.check, _write, find=_find, run=_run
-)
+    "web", "onnxruntime-web in Chromium", (), "onnx", GENAI.check, _write, find=_find, run=_run,
+    has_levels=True,
+)  # fmt: skip

@@ -400,6 +400,24 @@ def tokenizer_of_words() -> Tokenizer:
     return Tokenizer(inner, {"eos_token": "<e>"}, "{{ messages }}")
 
 
+def test_products_in_float32(tmp_path):
+    pytest.importorskip("onnx")
+    small, _ = pax.quantize(net("smollm2", tmp_path / "hf", **WIDE), bits=4)
+    options = {"tokenizer": ascii_tokenizer(), "max_length": 16, "validate": False}
+    for format in ("litertlm", "genai"):
+        found = []
+        for level in (1, 4):
+            path = tmp_path / f"{level}.{format}"
+            report = export(small, path, format=format, accuracy_level=level, **options)
+            assert report.details["quantized"]["accuracy_level"] == level
+            found.append(b"".join(contents(path).values()))
+        assert found[0] != found[1]
+        if format == "genai":
+            assert b"DequantizeLinear" in found[1] and b"DequantizeLinear" not in found[0]
+    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="got: accuracy_level"):
+        export(small, tmp_path / "a.gguf", format="gguf", accuracy_level=1, **options)
+
+
 def test_the_file_for_litert_lm(tmp_path):
     pytest.importorskip("ai_edge_litert")
     lm, tokens = net("gemma3", tmp_path / "hf"), np.arange(3, 12, dtype=np.int32)
