@@ -34,7 +34,9 @@ LARGE = 1 << 16
 #: What numpy computes as jax does, for numbers of these dtypes: compiling it would take longer.
 _BY_NUMPY = frozenset({"float32", "float64", "int32", "int64"})
 #: What only moves numbers, whatever their dtype is.
-_MOVES = frozenset({"transpose", "squeeze", "expand_dims", "rev", "broadcast_in_dim"})
+MOVES = frozenset(
+    "transpose squeeze expand_dims rev broadcast_in_dim reshape slice concatenate".split()
+)
 #: What has no operands, and is known only when the model runs.
 _WHEN_RUN = frozenset({"dim_as_value", "platform_index", "axis_index"})
 #: What stays in the program although it is known: files hold the integers.
@@ -48,6 +50,18 @@ def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Sequence[int], **_: 
     return np.broadcast_to(x.reshape(between), shape)
 
 
+_OF_PAIRS = {
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+}
 _NUMPY: dict[str, Callable[..., Any]] = {
     "add": lambda x, y, **_: x + y,
     "sub": lambda x, y, **_: x - y,
@@ -65,6 +79,13 @@ _NUMPY: dict[str, Callable[..., Any]] = {
     "rev": lambda x, dimensions, **_: np.flip(x, dimensions),
     "broadcast_in_dim": _broadcast,
     "concatenate": lambda *xs, dimension, **_: np.concatenate(xs, dimension),
+    "slice": lambda x, start_indices, limit_indices, strides: x[
+        tuple(map(slice, start_indices, limit_indices, strides or [1] * x.ndim))
+    ],
+    "select_n": lambda which, *cases: np.choose(which.astype(np.int32), cases),
+    "reduce_sum": lambda x, axes, **_: x.sum(tuple(axes), dtype=x.dtype),
+    "reduce_and": lambda x, axes, **_: np.bitwise_and.reduce(x, tuple(axes)),
+    **{name: lambda x, y, _f=function, **_: _f(x, y) for name, function in _OF_PAIRS.items()},
 }
 
 
@@ -132,7 +153,7 @@ class KnownValues:
             return np.asarray(atom.val)
         if atom not in self._arrays:
             equation = self.makers[atom]
-            results = _computed(equation, [self.array(each) for each in equation.invars])
+            results = computed_equation(equation, [self.array(each) for each in equation.invars])
             self._arrays.update(zip(equation.outvars, results))
         return self._arrays[atom]
 
@@ -151,12 +172,13 @@ def _bytes(variable: Any) -> int:
     return math.prod(shape) * dtype.itemsize if is_static(shape) else 1 << 62
 
 
-def _computed(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
-    dtypes = {variable.aval.dtype.name for variable in (*equation.invars, *equation.outvars)}
+def computed_equation(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    """The results of an equation for arrays: by numpy where that is the same, else by jax."""
+    dtypes = {atom.aval.dtype.name for atom in (*equation.invars, *equation.outvars)} - {"bool"}
     function = _NUMPY.get(equation.primitive.name)
     result = equation.outvars[0]
-    moves = equation.primitive.name in _MOVES and not is_key(result.aval.dtype)
-    if function is not None and (moves or (dtypes <= _BY_NUMPY and len(dtypes) == 1)):
+    moves = equation.primitive.name in MOVES and not is_key(result.aval.dtype)
+    if function is not None and (moves or (dtypes <= _BY_NUMPY and len(dtypes) < 2)):
         given = [np.asarray(each) for each in operands]
         with np.errstate(all="ignore"):
             return [np.asarray(function(*given, **equation.params), result.aval.dtype)]

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pax_export._jax import expanded
+from pax_export.export.portable import kept
 from pax_export.export.portable.decompositions import (
     DECOMPOSITIONS,
     NotDecomposedError,
@@ -73,8 +74,13 @@ class _Pass:
         self._inside: list[str] = []  # what is being decomposed
 
     def replace(self, equation: Any) -> Any:
-        """The decomposition of an operation that the target lacks; None for any other."""
+        """The decomposition of an operation that the target lacks; None for any other.
+
+        A normal form is left as it is, with the operations inside of it.
+        """
         name = equation.primitive.name
+        if name == "composite" and kept.name_of(equation.params) in kept.NORMAL_FORMS:
+            return equation
         if not _is_known(equation) or self._has(equation):
             return None
         if self._inside.count(name) == _DEEPEST:

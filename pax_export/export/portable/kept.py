@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pax_export._jaxpr import inner_programs
@@ -138,11 +139,37 @@ def fourier_matrix(rows: Any, columns: Any, length: Any, dtype: Any) -> tuple[An
     return jnp.cos(angle), jnp.sin(angle)
 
 
+def take(x: Any, places: Any, *, axis: int) -> Any:
+    """The elements of an axis at places, all of which are within it."""
+    return jnp.take(x, places, axis, mode="clip")
+
+
+def take_along(x: Any, places: Any, *, axis: int) -> Any:
+    """The same for each line along the axis, which has places of its own."""
+    return jnp.take_along_axis(x, places, axis, mode="clip")
+
+
+def put(x: Any, places: Any, rows: Any, *inside: Any, how: str) -> Any:
+    """The rows of `x` with others set, added, multiplied or compared at their places.
+
+    `how` is set, add, mul, max or min; rows that are not `inside` are left out.
+    """
+    places = jnp.where(inside[0], places, x.shape[0]) if inside else places
+    return getattr(x.at[places], how)(rows, mode="drop")
+
+
+def sizes(*, of: tuple[Any, ...]) -> Any:
+    """Sizes, some of which are symbolic, as an array."""
+    return jnp.stack([jnp.asarray(size).astype(np.int32) for size in of])
+
+
 #: By name.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
-} | {each.__name__: each for each in (lstm, gru, rnn, dft)}
+} | {each.__name__: each for each in (lstm, gru, rnn, dft, take, take_along, put, sizes)}
+#: What other operations are decomposed into; every target has a row for them.
+NORMAL_FORMS = frozenset({"take", "take_along", "put", "sizes"})
 #: Those that treat each element alike, wherever it lies.
 ELEMENTWISE = frozenset({"clip", "silu", "hard_sigmoid", "hard_swish", "gelu"})
 

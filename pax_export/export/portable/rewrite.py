@@ -9,7 +9,8 @@ from jax.extend.core import primitives
 
 from pax_export._jaxpr import inner_programs, is_program
 
-#: The program that takes the place of an equation; None leaves it.
+#: The program that takes the place of an equation; None goes on inside of it, and the equation
+#: itself leaves all of it.
 Replace = Callable[[Any], Any]
 
 
@@ -22,8 +23,7 @@ def rewritten(program: Any, replace: Replace) -> Any:
 
     Args:
         program: a traced program, as `jax.make_jaxpr` gives it.
-        replace: gives the program that computes the results of an equation, or None; it is
-            not asked about the operations of that program.
+        replace: a `Replace`; it is not asked about the operations of what it gives.
     """
     return _Rewriter(replace).program(program)
 
@@ -49,6 +49,8 @@ class _Rewriter:
 
     def _equation(self, equation: Any) -> Any:
         called = self._replace(equation)
+        if called is equation:
+            return equation
         if called is not None:
             return call_of(equation, called, equation.invars, equation.outvars)
         if not any(True for _ in inner_programs(equation)):

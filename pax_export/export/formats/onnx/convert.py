@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from pax_export._jaxpr import is_literal, wrapped_program
+from pax_export._jaxpr import inner_programs, is_literal, wrapped_program
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import (
     BY_ORDER,
@@ -21,6 +22,7 @@ from pax_export.export.formats.onnx.values import (
     is_number,
 )
 from pax_export.export.portable import NotDecomposedError, NotWrittenError, not_decomposed
+from pax_export.export.portable.arithmetic import MOVES, computed_equation
 
 
 class Converter:
@@ -101,9 +103,31 @@ def _by_rule(builder: GraphBuilder, equation: Any, operands: Sequence[Any]) -> l
         return _values(names, results)  # nothing is computed, and some kernels would fail
     if name not in RULES:
         raise Refused(not_decomposed(equation))
+    if _is_known(equation, operands, results):
+        found = computed_equation(equation, [x.known.astype(x.dtype) for x in operands])
+        return [builder.literal(np.asarray(each)) for each in found]
     if name in BY_ORDER and np.uint64 in [each.dtype for each in operands]:
         return _by_order(builder, equation, operands, results)
     return _values(RULES[name](builder, results, *operands, **parameters), results)
+
+
+#: Constants of more elements than this, and than what they are made of, are made by the file.
+_SMALL = 64
+
+
+def _is_known(equation: Any, operands: Sequence[Value], results: Sequence[ResultStruct]) -> bool:
+    """Whether results are whole numbers of such, or moved, that the program says."""
+    if not operands or any(each.known is None for each in operands):
+        return False
+    carriers = {each.carrier for each in operands} | {carrier(each.dtype) for each in results}
+    if equation.primitive.name not in MOVES and any(each.kind == "f" for each in carriers):
+        return False
+    if equation.effects or any(True for _ in inner_programs(equation)):
+        return False
+    most = max(_SMALL, *(np.size(each.known) for each in operands))
+    return all(
+        all(map(is_number, each.shape)) and math.prod(each.shape) <= most for each in results
+    )
 
 
 def _by_order(

@@ -102,6 +102,11 @@ class GraphBuilder:
         return self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
     def cast(self, operand: Any, dtype: Any) -> str:
+        if isinstance(operand, Value):
+            if operand.carrier == np.dtype(dtype):
+                return operand.name
+            if operand.known is not None and operand.known.dtype.kind in "bi":
+                return self.constant(operand.known.astype(dtype))
         return self("Cast", operand, **self.cast_to(dtype))
 
     def cast_to(self, dtype: Any) -> dict[str, int]:

@@ -89,6 +89,14 @@ class OnnxSizes:
             self._shapes[text] = self._node("Concat", *pieces, axis=0)
         return self._shapes[text]
 
+    def scalar(self, size: object, kind: dict[str, int]) -> str:
+        """A size as a number without axes, of the type that `Cast` is told."""
+        key = f"{size}: {kind}"
+        if key not in self._shapes:
+            number = self._node("Squeeze", self.one(size), np.array([0], np.int64))
+            self._shapes[key] = self._node("Cast", number, **kind)
+        return self._shapes[key]
+
     def _array(self, size: Size) -> Any:
         return np.array([size], np.int64) if isinstance(size, int) else size
 

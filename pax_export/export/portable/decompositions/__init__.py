@@ -9,6 +9,7 @@ from pax_export.export.portable.decompositions import (
     cumulative,
     eigenvalues,
     elementary,
+    indexing,
     linear_algebra,
     quantized,
     random_bits,

@@ -15,34 +15,10 @@ from pax_export.export.formats.onnx.values import Value
 
 Results = Sequence[Any]
 
-#: What numpy does with numbers that are known; so that indices stay known.
-_KNOWN: dict[str, Callable] = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply}
-_COMPARED: dict[str, Callable] = {
-    "Less": np.less,
-    "LessOrEqual": np.less_equal,
-    "Greater": np.greater,
-    "GreaterOrEqual": np.greater_equal,
-    "Equal": np.equal,
-}
-
-
-def known(builder: GraphBuilder, function: Callable, *operands: Value) -> Value | None:
-    """The result for whole numbers that the program says; None where it says not all."""
-    values = [each.known for each in operands if each.known is not None]
-    if len(values) < len(operands) or any(each.is_float for each in operands):
-        return None
-    with np.errstate(all="ignore"):
-        made = np.asarray(function(*values))
-    return Value(builder.constant(made), made.dtype, made.shape, made)
-
 
 def _binary(operator: str) -> Callable:
     def apply(builder: GraphBuilder, results: Results, x: Value, y: Value, **_: object) -> Any:
         (result,) = results
-        if x.carrier == np.int32 or x.carrier == np.int64:
-            found = known(builder, _KNOWN[operator], x, y)
-            if found is not None and str(x.dtype) == str(x.carrier):
-                return found
         x_name, y_name = builder.spread(result.shape, x, y)
         return builder.fit(builder(operator, x_name, y_name), result.dtype)
 
@@ -143,9 +119,6 @@ def _extreme(operator: str) -> Callable:
             return _bounded(builder, operator, names[0], y)
         if x.known is not None and x.known.ndim == 0 and x.is_float:
             return _bounded(builder, operator, names[1], x)
-        found = known(builder, {"Max": np.maximum, "Min": np.minimum}[operator], x, y)
-        if found is not None:
-            return found
         if x.carrier == np.int64:  # onnxruntime compares some of their bits only
             less = builder("Less", names[1], names[0])
             return builder("Where", less, *(names if operator == "Max" else names[::-1]))
@@ -182,9 +155,6 @@ def clamp(builder: GraphBuilder, results: Results, low: Value, x: Value, high: V
 
 def _comparison(operator: str) -> Callable:
     def apply(builder: GraphBuilder, results: Results, x: Value, y: Value) -> Any:
-        found = known(builder, _COMPARED[operator], x, y)
-        if found is not None:
-            return found
         names: list[str] = builder.spread(results[0].shape, x, y)
         if x.dtype == np.bool_ and operator != "Equal":
             names = [builder.cast(name, np.int32) for name in names]

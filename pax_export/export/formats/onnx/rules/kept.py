@@ -113,6 +113,30 @@ def dft(builder: GraphBuilder, x: Value) -> Any:
     return made if len(rows) == 1 else builder.reshape(made, x.shape)
 
 
+def take(builder: GraphBuilder, x: Value, places: Value, *, axis: int) -> str:
+    return builder("Gather", x, places, axis=axis)
+
+
+def take_along(builder: GraphBuilder, x: Value, places: Value, *, axis: int) -> str:
+    return builder("GatherElements", x, places, axis=axis)
+
+
+def put(
+    builder: GraphBuilder, x: Value, places: Value, rows: Value, *inside: Value, how: str
+) -> str:
+    index, given = builder.cast(places, np.int64), rows.name
+    if inside and (inside[0].known is None or not inside[0].known.all()):
+        found = builder.squeeze(builder("NonZero", *inside), [0])
+        index, given = (builder("Gather", each, found, axis=0) for each in (index, given))
+    reduction = "none" if how == "set" else how
+    made = builder("ScatterND", x, builder.unsqueeze(index, [1]), given, reduction=reduction)
+    return builder.fit(made, x.dtype)
+
+
+def sizes(builder: GraphBuilder, *, of: Sequence[Any]) -> str:
+    return builder.cast(builder.sizes.shape(of), np.int32)
+
+
 def _recurrent(
     builder: GraphBuilder,
     name: str,
@@ -136,4 +160,4 @@ def _recurrent(
 _ROWS: dict[str, Row] = {
     each.__name__: each
     for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
-} | {each.__name__: each for each in (lstm, gru, rnn, dft)}
+} | {each.__name__: each for each in (lstm, gru, rnn, dft, take, take_along, put, sizes)}

@@ -35,8 +35,7 @@ def reduce_sum(
         ones = Value(builder.expand(builder.like(1, x), sizes), x.dtype, tuple(sizes))
         numbers = ((tuple(axes), tuple(range(len(axes)))), ((), ()))
         return product(builder, x, ones, numbers, result.shape, x.carrier)
-    wide = x.name if x.carrier == np.int64 else builder.cast(x, np.int64)
-    total = reduced(builder, "ReduceSum", wide, axes)
+    total = reduced(builder, "ReduceSum", builder.cast(x, np.int64), axes)
     return builder.fit(builder.cast(total, x.carrier), result.dtype)
 
 

@@ -47,18 +47,12 @@ def reshape(
     builder: GraphBuilder, results: Results, x: Value, *, dimensions: Any, **_: object
 ) -> Any:
     (result,) = results
-    if x.known is not None and all(map(is_number, result.shape)) and dimensions is None:
-        made = x.known.reshape(result.shape)
-        return Value(builder.constant(made), x.dtype, made.shape, made)
     name = x.name if dimensions is None else builder.transpose(x, dimensions)
     return builder.reshape(name, result.shape)
 
 
 @rule("squeeze")
 def squeeze(builder: GraphBuilder, results: Results, x: Value, *, dimensions: Sequence[int]) -> Any:
-    if x.known is not None:
-        made = x.known.reshape(results[0].shape)
-        return Value(builder.constant(made), x.dtype, made.shape, made)
     return builder.squeeze(x, dimensions)
 
 
@@ -131,11 +125,6 @@ def tile(builder: GraphBuilder, results: Results, x: Value, *, reps: Sequence[An
 
 @rule("concatenate")
 def concatenate(builder: GraphBuilder, results: Results, *operands: Value, dimension: int) -> Any:
-    if all(each.known is not None for each in operands):
-        made = np.concatenate(
-            [each.known for each in operands if each.known is not None], dimension
-        )
-        return Value(builder.constant(made), operands[0].dtype, made.shape, made)
     if len(operands) == 1:
         return operands[0]
     return builder("Concat", *operands, axis=dimension)
@@ -197,9 +186,7 @@ def zeros_like(builder: GraphBuilder, results: Results, x: Value) -> str:
 
 @rule("dim_as_value")
 def dim_as_value(builder: GraphBuilder, results: Results, *, dim: object) -> str:
-    (result,) = results
-    size = builder.sizes.one(dim)
-    return builder.cast(builder.squeeze(size, [0]), carrier(result.dtype))
+    return builder.sizes.scalar(dim, builder.cast_to(carrier(results[0].dtype)))
 
 
 @rule("dimension_size")

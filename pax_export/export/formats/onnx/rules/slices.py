@@ -38,9 +38,6 @@ def slice_(
     ]
     if not axes:
         return x
-    if x.known is not None:
-        made = x.known[tuple(map(slice, start_indices, limit_indices, steps))]
-        return Value(builder.constant(made), x.dtype, made.shape, made)
     return builder(
         "Slice",
         x,
@@ -125,8 +122,13 @@ def start_of(builder: GraphBuilder, start: Value, size: object, taken: Any) -> A
     if start.known is not None and is_number(size) and is_number(taken):
         number = int(np.clip(int(start.known), 0, size - taken))
         return np.array([number], np.int64)
-    name = builder.cast(start, np.int64) if start.carrier != np.int64 else start.name
-    return builder.within(name, builder.sizes.one(size - taken))
+    return builder.within(builder.cast(start, np.int64), builder.sizes.one(size - taken))
+
+
+def _added(builder: GraphBuilder, one: Any, other: Any) -> Any:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one + other
+    return builder("Add", one, other)
 
 
 @rule("dynamic_slice")
@@ -137,8 +139,11 @@ def dynamic_slice(
     if not axes:
         return x
     places = [start_of(builder, starts[a], x.shape[a], slice_sizes[a]) for a in axes]
-    begin = places[0] if len(places) == 1 else builder("Concat", *places, axis=0)
-    end = builder("Add", begin, builder.sizes.shape([slice_sizes[axis] for axis in axes]))
+    if all(isinstance(each, np.ndarray) for each in places):
+        begin: Any = np.concatenate(places)
+    else:
+        begin = places[0] if len(places) == 1 else builder("Concat", *places, axis=0)
+    end = _added(builder, begin, builder.sizes.shape([slice_sizes[axis] for axis in axes]))
     return builder("Slice", x, begin, end, np.array(axes, np.int64))
 
 
@@ -159,7 +164,7 @@ def _updated(
         return update.name
     axis, begin = axes[0], places[axes[0]]
     at = np.array([axis], np.int64)
-    end = builder("Add", begin, builder.sizes.one(update.shape[axis]))
+    end = _added(builder, begin, builder.sizes.one(update.shape[axis]))
     within = builder("Slice", name, begin, end, at) if len(axes) > 1 else name
     within = _updated(builder, within, update, axes[1:], places)
     before = builder("Slice", name, np.zeros(1, np.int64), begin, at)

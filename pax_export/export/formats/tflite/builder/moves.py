@@ -274,16 +274,6 @@ def range(start: Any, limit: object = None) -> Tensor:
     return one("RANGE", ends, [([size], int32)], lambda a, b, c: np.arange(a, b, c, dtype=np.int32))
 
 
-def slice_(x: Tensor, begin: Any, size: object) -> Tensor:
-    begin, size = tensor(begin, int32), tensor(size, int32)
-    sizes = _known_sizes(size)
-    return one("SLICE", [x, begin, size], [(sizes, x.dtype)], _sliced)
-
-
-def _sliced(x: Any, begin: Any, size: Any) -> Any:
-    return x[tuple(slice(int(b), int(b) + int(s)) for b, s in zip(begin, size))]
-
-
 def getitem(x: Tensor, index: object) -> Tensor:
     """``x[index]``: numbers and slices, whose ends may be tensors, None and an ellipsis."""
     index = list(index) if isinstance(index, tuple) else [index]

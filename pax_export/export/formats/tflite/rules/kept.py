@@ -9,13 +9,18 @@ from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
+from pax_export.export.formats.tflite.rules import indexing
 from pax_export.export.portable import kept
 
 
 @rule("composite", thin=True)
 def composite(op: Operation, *operands: object) -> Any:
     """A function kept whole; what it is made of, where there is no operator for it."""
-    row = _ROWS.get(kept.name_of(op.params))
+    name = kept.name_of(op.params)
+    if name in kept.NORMAL_FORMS:
+        whole = (op.full(x, struct.shape) for x, struct in zip(operands, op.operands))
+        return getattr(indexing, name)(op, *whole, **kept.attributes(op.params))
+    row = _ROWS.get(name)
     if row is None or op.dtype != "float32":
         program = op.params.get("jaxpr", op.params.get("call_jaxpr"))
         return op.run(program, list(operands))

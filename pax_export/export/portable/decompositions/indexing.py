@@ -1,0 +1,270 @@
+"""Gather and scatter as lookups along one axis: `take` and `put` of `kept`.
+
+Axes that are indexed become one; an index is the place of an element in that one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pax_export.export.portable import kept
+from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
+from pax_export.export.portable.program import is_static
+
+#: Places are counted in int32.
+_MOST = 2**31 - 1
+
+
+@decomposes("gather", any_dtype=True)
+def gather(
+    x: Any,
+    indices: Any,
+    *,
+    dimension_numbers: Any,
+    slice_sizes: Sequence[Any],
+    mode: Any,
+    fill_value: Any,
+    **_: object,
+) -> Any:
+    numbers = dimension_numbers
+    placed, batches = numbers.start_index_map, numbers.operand_batching_dims
+    hidden = {*numbers.collapsed_slice_dims, *batches}
+    widths = {axis: size for axis, size in enumerate(slice_sizes) if axis not in hidden}
+    starts = _Starts(x.shape, indices, placed, widths)
+    pairs = dict(zip(batches, numbers.start_indices_batching_dims))
+    if not batches and any(not _is(widths.get(axis, 1), 1) for axis in starts.moving):
+        # One window, and no list of its elements; LiteRT gives no array of none of these.
+        if starts.is_single and is_static([widths.get(axis, 1) for axis in starts.moving]):
+            found = lax.dynamic_slice(x, starts.of_axes(), slice_sizes)
+            found = found.reshape(*starts.shape, *(widths[axis] for axis in widths))
+            return _filled(found, starts, numbers.offset_dims, mode, fill_value)
+    if len(batches) + 1 == x.ndim == len(starts.shape) and len(hidden) == x.ndim:
+        if len(placed) == 1 and all(pairs.get(axis, axis) == axis for axis in (*batches, *placed)):
+            places = starts.places(placed, (), {})
+            found = kept.call("take_along", x, places, axis=placed[0])
+            return _filled(found, starts, (), mode, fill_value)
+    indexed = sorted((*batches, *starts.moving))
+    cut = [size if axis in indexed else slice_sizes[axis] for axis, size in enumerate(x.shape)]
+    if not all(map(_is, cut, x.shape)):  # what is never indexed begins at 0
+        x = lax.slice(x, [0] * x.ndim, cut)
+    axes = [axis for axis in range(x.ndim) if axis in indexed or axis in widths]
+    x = lax.squeeze(x, [axis for axis in range(x.ndim) if axis not in axes])
+    at = axes.index(indexed[0]) if indexed else 0
+    if axes[at : at + len(indexed)] != indexed:
+        order = [*indexed, *(axis for axis in axes if axis not in indexed)]
+        x, axes, at = lax.transpose(x, [axes.index(axis) for axis in order]), order, 0
+    before, after = axes[:at], axes[at + len(indexed) :]
+    if len(indexed) != 1:
+        shape = (cut[axis] for axis in indexed)
+        x = x.reshape(*x.shape[:at], math.prod(shape), *x.shape[at + len(indexed) :])
+    windows = [axis for axis in indexed if axis in widths]
+    found = kept.call("take", x, starts.places(indexed, windows, pairs), axis=at)
+    outer = [-1 - axis for axis in range(len(starts.shape))]
+    made = [*before, *outer, *windows, *after]
+    offsets, outers = iter(sorted(axis for axis in made if axis >= 0)), iter(outer)
+    wanted = (next(offsets if axis in numbers.offset_dims else outers) for axis in range(len(made)))
+    found = lax.transpose(found, [made.index(each) for each in wanted])
+    return _filled(found, starts, numbers.offset_dims, mode, fill_value)
+
+
+def _filled(found: Any, starts: _Starts, offsets: Sequence[int], mode: Any, value: Any) -> Any:
+    """With a number where a window would have reached beyond the array."""
+    if "FILL" not in str(mode).upper() or not starts.components:
+        return found
+    dtype = found.dtype
+    if value is None:
+        value = True
+        if jnp.issubdtype(dtype, jnp.inexact):
+            value = np.nan
+        elif dtype != np.bool_:
+            limits = jnp.iinfo(dtype)
+            value = limits.min if limits.min < 0 else limits.max
+    return jnp.where(lax.expand_dims(starts.inside(), offsets), found, jnp.asarray(value, dtype))
+
+
+def _scatter(how: str, *names: str) -> None:
+    @decomposes(*names, any_dtype=True)
+    def scatter(
+        x: Any,
+        indices: Any,
+        updates: Any,
+        *,
+        dimension_numbers: Any,
+        mode: Any,
+        update_jaxpr: object = None,
+        **_: object,
+    ) -> Any:
+        if how == "set" and update_jaxpr is not None:
+            raise NotDecomposedError("with a function of the old numbers")
+        if how == "sub":
+            return scattered("add", x, indices, -updates, dimension_numbers, mode)
+        return scattered(how, x, indices, updates, dimension_numbers, mode)
+
+
+_scatter("set", "scatter")
+for _how in ("add", "sub", "mul", "max", "min"):
+    _scatter(_how, f"scatter-{_how}", f"scatter_{_how}")
+
+
+def scattered(how: str, x: Any, indices: Any, updates: Any, numbers: Any, mode: Any) -> Any:
+    """The array with updates set, or added, multiplied or compared with what is there."""
+    if x.dtype == np.bool_ and how != "set":
+        wide = (each.astype(np.int32) for each in (x, updates))
+        return scattered(how, next(wide), indices, next(wide), numbers, mode) != 0
+    if x.dtype in (np.uint32, np.uint64) and how in ("max", "min"):
+        x, updates = _ordered(x), _ordered(updates)
+        return _unordered(scattered(how, x, indices, updates, numbers, mode))
+    batches, placed = numbers.operand_batching_dims, numbers.scatter_dims_to_operand_dims
+    hidden = {*numbers.inserted_window_dims, *batches}
+    inner = [axis for axis in range(x.ndim) if axis not in hidden]
+    at = dict(zip(inner, numbers.update_window_dims))
+    widths = {axis: updates.shape[place] for axis, place in at.items()}
+    starts = _Starts(x.shape, indices, placed, widths)
+    drops = "FILL" in str(mode).upper() and bool(starts.components)
+    # What is first, and all of it, needs no other order of axes.
+    leads = all(axis in starts.moving for axis in range(x.ndim - len(inner)))
+    leads = leads and all(map(_is, x.shape[-len(inner) :], widths.values()))
+    if how == "set" and starts.is_single and not batches and not leads:
+        update = updates.reshape([widths.get(axis, 1) for axis in range(x.ndim)])
+        new = lax.dynamic_update_slice(x, update, starts.of_axes())
+        return lax.select(starts.inside().reshape(()), new, x) if drops else new
+    # A part of an axis that is not indexed is at its beginning.
+    indexed = [
+        axis
+        for axis, size in enumerate(x.shape)
+        if axis in (*batches, *starts.moving)
+        or (axis not in placed and not _is(widths.get(axis, 1), size))
+    ]
+    rest = [axis for axis in range(x.ndim) if axis not in indexed]
+    windows = [axis for axis in indexed if axis in widths]
+    outer = [axis for axis in range(updates.ndim) if axis not in numbers.update_window_dims]
+    rows = lax.transpose(updates, [*outer, *(at[axis] for axis in (*windows, *rest) if axis in at)])
+    order = [*indexed, *rest]
+    turned = lax.transpose(x, order)
+    count, tail = (math.prod(x.shape[axis] for axis in axes) for axes in (indexed, rest))
+    pairs = dict(zip(batches, numbers.scatter_indices_batching_dims))
+    places = starts.places(indexed, windows, pairs)
+    many = math.prod(places.shape)
+    flat, rows = turned.reshape(count, tail), rows.reshape(many, tail)
+    inside = []
+    if drops:
+        wide = lax.expand_dims(starts.inside(), range(len(outer), len(outer) + len(windows)))
+        inside = [jnp.broadcast_to(wide, places.shape).reshape(many)]
+    found = kept.call("put", flat, places.reshape(many), rows, *inside, how=how)
+    return lax.transpose(found.reshape(turned.shape), [int(axis) for axis in np.argsort(order)])
+
+
+def _ordered(x: Any) -> Any:
+    """Whole numbers without a sign as those with one that are in the same order."""
+    first = jnp.array(1 << (8 * x.dtype.itemsize - 1), x.dtype)
+    return lax.bitcast_convert_type(x ^ first, f"int{8 * x.dtype.itemsize}")
+
+
+def _unordered(x: Any) -> Any:
+    return lax.bitcast_convert_type(x ^ jnp.iinfo(x.dtype).min, f"u{x.dtype.name}")
+
+
+class _Starts:
+    """Where the windows of a gather or scatter begin.
+
+    Attributes:
+        shape: of the indices, without their components.
+        components: the axes that these are for.
+        moving: those along which windows begin at different places.
+    """
+
+    def __init__(
+        self, shape: Sequence[Any], indices: Any, axes: Sequence[int], widths: dict[int, Any]
+    ):
+        self.shape = indices.shape[:-1]  # jax keeps the components in the last axis
+        self.components = tuple(axes)
+        self.moving = [axis for axis in axes if not _is(widths.get(axis, 1), shape[axis])]
+        self._array, self._widths = shape, widths
+        indices = indices.astype(np.int32) if indices.dtype.itemsize < 4 else indices
+        self._given = indices.reshape(self.shape) if len(axes) == 1 else indices
+        lasts = [shape[axis] - widths.get(axis, 1) for axis in axes]
+        most = _numbers(lasts).astype(indices.dtype)
+        self._clamped = jnp.minimum(jnp.maximum(self._given, 0), most)
+
+    @property
+    def is_single(self) -> bool:
+        return all(_is(size, 1) for size in self.shape)
+
+    def inside(self) -> Any:
+        """Whether a window lies within the array."""
+        found = self._clamped == self._given
+        return found if len(self.components) == 1 else found.all(-1)
+
+    def of_axes(self) -> list[Any]:
+        """Where the only window begins, in each axis of the array."""
+        starts = self._clamped.reshape(-1).astype(np.int32)
+        numbers = {axis: starts[place] for place, axis in enumerate(self.components)}
+        return [numbers.get(axis, np.int32(0)) for axis in range(len(self._array))]
+
+    def places(
+        self, indexed: Sequence[int], windows: Sequence[int], batches: dict[int, int]
+    ) -> Any:
+        """The places of all elements of the windows, in the indexed axes as one.
+
+        Args:
+            indexed: axes of the array.
+            windows: those of them that have an axis in the result, behind those of the indices.
+            batches: the axis of the indices that numbers an axis of the array.
+        """
+        strides: dict[int, Any] = {}
+        stride: Any = 1
+        for axis in reversed(indexed):
+            strides[axis] = stride
+            stride = stride * self._array[axis]
+        if isinstance(stride, int) and stride > _MOST:
+            raise NotDecomposedError(f"of more than {_MOST} elements")
+        rank = len(self.shape)
+        total = self._counted([strides.get(axis, 0) for axis in self.components])
+        total = lax.expand_dims(total, range(rank, rank + len(windows)))
+        lines = {**batches, **{axis: rank + place for place, axis in enumerate(windows)}}
+        offset: Any = 0
+        for axis, place in lines.items():
+            size = self._widths[axis] if axis in windows else self.shape[place]
+            line = [size if each == place else 1 for each in range(rank + len(windows))]
+            numbers = _arange(size)
+            if not _is(strides[axis], 1):
+                numbers = numbers * _numbers([strides[axis]])
+            offset = offset + numbers.reshape(line)
+        return total + offset if lines else total
+
+    def _counted(self, strides: Sequence[Any]) -> Any:
+        """Where windows begin, in the indexed axes as one."""
+        if not self.moving:
+            return jnp.zeros(self.shape, np.int32)
+        starts = self._clamped.astype(np.int32)
+        if len(self.moving) > 1:
+            return (starts * _numbers(strides)).sum(-1, dtype=np.int32)
+        place = self.components.index(self.moving[0])
+        if len(self.components) > 1:
+            starts = kept.call("take", starts, np.int32(place), axis=starts.ndim - 1)
+        return starts if _is(strides[place], 1) else starts * _numbers([strides[place]])
+
+
+def _numbers(sizes: Sequence[Any]) -> Any:
+    """Sizes as an array; of one, a number."""
+    if all(isinstance(size, int) for size in sizes):
+        found = np.array(sizes, np.int32)
+        return found[0] if len(sizes) == 1 else found
+    if len(sizes) == 1:
+        return jnp.asarray(sizes[0]).astype(np.int32)
+    return kept.call("sizes", of=tuple(sizes))
+
+
+def _arange(size: Any) -> Any:
+    return (np if isinstance(size, int) else jnp).arange(size, dtype=np.int32)
+
+
+def _is(one: Any, other: Any) -> bool:
+    """Whether two sizes are one; jax writes equal symbolic ones alike."""
+    return str(one) == str(other)
