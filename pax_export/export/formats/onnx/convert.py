@@ -117,14 +117,15 @@ _SMALL = 64
 
 def _is_known(equation: Any, operands: Sequence[Value], results: Sequence[ResultStruct]) -> bool:
     """Whether results are whole numbers of such, or moved, that the program says."""
-    if not operands or any(each.known is None for each in operands):
+    given = [each.known for each in operands if each.known is not None]
+    if not operands or len(given) < len(operands):
         return False
     carriers = {each.carrier for each in operands} | {carrier(each.dtype) for each in results}
     if equation.primitive.name not in MOVES and any(each.kind == "f" for each in carriers):
         return False
     if equation.effects or any(True for _ in inner_programs(equation)):
         return False
-    most = max(_SMALL, *(np.size(each.known) for each in operands))
+    most = max(_SMALL, *map(np.size, given))
     return all(
         all(map(is_number, each.shape)) and math.prod(each.shape) <= most for each in results
     )
