@@ -149,6 +149,18 @@ def take_along(x: Any, places: Any, *, axis: int) -> Any:
     return jnp.take_along_axis(x, places, axis, mode="clip")
 
 
+def rank(x: Any, *, axis: int, count: Any, largest: bool) -> Any:
+    """The places of the first numbers in order, or of the largest; equal ones in their order.
+
+    NaN is larger than all others.
+    """
+    if largest:
+        places = lax.top_k(jnp.moveaxis(x, axis, -1), count)[1]
+        return jnp.moveaxis(places, -1, axis).astype(np.uint32)
+    places = jnp.argsort(x, axis, stable=True)
+    return lax.slice_in_dim(places, 0, count, axis=axis).astype(np.uint32)
+
+
 def put(x: Any, places: Any, rows: Any, *inside: Any, how: str) -> Any:
     """The rows of `x` with others set, added, multiplied or compared at their places.
 
@@ -167,9 +179,9 @@ def sizes(*, of: tuple[Any, ...]) -> Any:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
-} | {each.__name__: each for each in (lstm, gru, rnn, dft, take, take_along, put, sizes)}
+} | {each.__name__: each for each in (lstm, gru, rnn, dft, take, take_along, rank, put, sizes)}
 #: What other operations are decomposed into; every target has a row for them.
-NORMAL_FORMS = frozenset({"take", "take_along", "put", "sizes"})
+NORMAL_FORMS = frozenset({"take", "take_along", "rank", "put", "sizes"})
 #: Those that treat each element alike, wherever it lies.
 ELEMENTWISE = frozenset({"clip", "silu", "hard_sigmoid", "hard_swish", "gelu"})
 
@@ -181,7 +193,7 @@ def call(name: str, *operands: Any, **attributes: Any) -> Any:
 
 def name_of(parameters: Mapping[str, Any]) -> str:
     """The name of the function that a composite with these parameters is; empty for another's."""
-    name = parameters["name"]
+    name = str(parameters.get("name", ""))
     return name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else ""
 
 

@@ -503,3 +503,61 @@ def test_updates_by_functions_are_refused():
     program = jax.make_jaxpr(lambda x, i: x.at[i].apply(jnp.sin))(NUMBERS, AT[0])
     (equation,) = [each for each in program.eqns if each.primitive.name == "scatter"]
     assert "function" in not_decomposed(equation)
+
+
+ORDERED = {
+    "sort": lambda x: lax.sort(x, 1),
+    "sort of pairs": lambda x: lax.sort((x[:, ::-1], x, x[::-1]), 0, num_keys=2),
+    "top_k": lambda x: lax.top_k(x, 3),
+    "top_k of an axis": lambda x: lax.top_k(x, 2, axis=0),
+    "approx_top_k": lambda x: lax.approx_max_k(x, 3),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32, np.bool_])
+@pytest.mark.parametrize("kind", ORDERED)
+def test_orders(kind, dtype):
+    if kind != "approx_top_k" or dtype == np.float32:  # jax has it for these
+        values = np.resize([3, -1, np.inf, 3, -np.inf, 0, -0.0, 7], (4, 6)).astype(np.float32)
+        with np.errstate(invalid="ignore"):
+            values = values.astype(dtype)
+        if dtype == np.float32 and kind.startswith("sort"):
+            values[1, 2] = values[3, 1] = np.nan
+        check(kind.split(" ")[0], ORDERED[kind], jnp.asarray(values))
+
+
+HALVES = HOSTILE[:, None] + np.array([0, 0.5, -0.5], np.float32)
+WHOLE = RANDOM.integers(-(2**31), 2**31, (3, 7, 2), np.int32)
+CHOICES = {
+    "clamp": (lambda x: lax.clamp(jnp.float32(-1), x, jnp.float32(2)), HALVES),
+    "clamp ": (lambda x: lax.clamp(x[::-1], x, -x), HALVES),
+    "round": (lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO), HALVES),
+    "is_finite": (lax.is_finite, HALVES),
+    "reduce_xor": (lambda x: lax.reduce_xor(x, (1,)), WHOLE),
+    "reduce_and": (lambda x: lax.reduce_and(x | 1, (0, 2)), WHOLE),
+    "reduce_or": (lambda x: lax.reduce_or(x, (0, 1, 2)), WHOLE),
+    "reduce_xor ": (lambda x: lax.reduce_xor(x > 0, (1,)), WHOLE),
+    "optimization_barrier": (lax.optimization_barrier, HALVES),
+}
+
+
+@pytest.mark.parametrize("kind", CHOICES)
+def test_choices(kind):
+    function, operand = CHOICES[kind]
+    check(kind.strip(), function, jnp.asarray(operand))
+
+
+def test_choices_of_several():
+    def choose(which, x):
+        return lax.select_n(which, x, x + 1, x + 2)
+
+    which = jnp.asarray(WHOLE % 5 - 1)
+    (expected,), (found,) = both("select_n", choose, which, jnp.asarray(WHOLE), shallow=True)
+    assert_close(found, expected)
+
+
+def test_products_of_groups():
+    groups = jnp.array([3, 0, 4], jnp.int32)
+    x, y = ROWS[0, :9], RANDOM.normal(size=(3, 4, 5)).astype(np.float32)
+    x[8] = np.nan  # of no group
+    check("ragged_dot_general", lax.ragged_dot, jnp.asarray(x), jnp.asarray(y), groups)

@@ -13,28 +13,29 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.values import carrier, is_number
+from pax_export.export.formats.onnx.values import is_number
 
 Rule = Callable[..., Any]
 
 #: By the name of the primitive.
 RULES: dict[str, Rule] = {}
+#: Which equations the rule is for, where it is not for all.
+WHEN: dict[str, Callable[[Any], bool]] = {}
 #: Those that depend on which of two numbers is larger; uint64 is carried as int64.
-BY_ORDER = frozenset(
-    "lt le gt ge lt_to le_to max min clamp sort top_k approx_top_k argmax argmin reduce_max "
-    "reduce_min scatter-max scatter-min scatter_max scatter_min".split()
-)
+BY_ORDER = frozenset("lt le gt ge max min argmax argmin reduce_max reduce_min".split())
 
 
 class Refused(Exception):
     """A rule cannot write this in ONNX; the text says what."""
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Makes a function the rule of these primitives."""
+def rule(*names: str, when: Callable[[Any], bool] | None = None) -> Callable[[Rule], Rule]:
+    """Makes a function the rule of these primitives: for all equations, or for some."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
+        if when is not None:
+            WHEN.update(dict.fromkeys(names, when))
         return function
 
     return register
@@ -43,14 +44,10 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 def has(equation: Any) -> bool:
     """Whether ONNX has the operation of an equation, by a rule."""
     name = equation.primitive.name
-    if name == "reduce_prod":  # onnxruntime's is one of float64 for whole numbers
-        return carrier(equation.invars[0].aval.dtype) == np.float32
-    if name in ("reduce_window_max", "reduce_window_sum"):
-        return _is_pool(equation)
-    return name in RULES
+    return name in RULES and (name not in WHEN or WHEN[name](equation))
 
 
-def _is_pool(equation: Any) -> bool:
+def is_pool(equation: Any) -> bool:
     """Whether windows are those of a pool: over the last axes, padded by less than a window."""
     told, x = equation.params, equation.invars[0].aval
     widths, steps = told["window_dimensions"], told["window_strides"]

@@ -45,6 +45,7 @@ from pax_export.export.portable import (
     decompose,
     in_parts,
     in_real_numbers,
+    kept,
     not_decomposed,
     operation_names,
     optimized,
@@ -341,17 +342,16 @@ def _applied(found: Rule, operation: Operation, operands: list[Any]) -> list[Any
         operands = [full(*each, operation.sizes) for each in zip(operands, shapes)]
     results = found.function(operation, *operands)
     results = results if isinstance(results, list) else [results]
-    if operation.name in _EXACT:
+    if (kept.name_of(operation.params) or operation.name) in _EXACT:
         return results
     return [_rounded(value, struct) for value, struct in zip(results, operation.results)]
 
 
 #: What gives numbers that it was given, which need no rounding.
 _EXACT = frozenset(
-    "max min neg abs clamp select_n copy reshape transpose squeeze broadcast_in_dim concatenate "
-    "slice dynamic_slice dynamic_update_slice gather pad rev sort top_k reduce_max reduce_min "
-    "split while scan cond convert_element_type stack unstack "
-    "optimization_barrier scatter iota floor ceil round sign".split()
+    "max min neg abs select_n reshape transpose squeeze broadcast_in_dim concatenate slice "
+    "dynamic_slice dynamic_update_slice pad rev take take_along reduce_max reduce_min split while "
+    "scan cond convert_element_type iota floor ceil round sign".split()
 )
 
 

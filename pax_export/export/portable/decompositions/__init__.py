@@ -11,6 +11,7 @@ from pax_export.export.portable.decompositions import (
     elementary,
     indexing,
     linear_algebra,
+    ordering,
     quantized,
     random_bits,
     reductions,

@@ -1,4 +1,4 @@
-"""Control flow, and primitives with nested programs."""
+"""Control flow, choices, what changes nothing, and primitives with nested programs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from pax_export._jaxpr import bound, branch_for_cpu, interpret
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
+from pax_export.export.portable.kept import call
 
 
 @decomposes("custom_linear_solve", "linear_solve", any_dtype=True)
@@ -20,6 +23,45 @@ def custom_linear_solve(
     stop = start + const_lengths.solve
     given = operands[stop + const_lengths.transpose_solve :]
     return interpret(jaxprs.solve, (*operands[start:stop], *given), bound)
+
+
+@decomposes(
+    *"copy copy_p stop_gradient optimization_barrier device_put name pvary stage".split(),
+    *"reduced_vary_cast sharding_constraint reshard mesh_cast layout_constraint".split(),
+    any_dtype=True,
+)
+def unchanged(*operands: Any, **_: object) -> Sequence[Any]:
+    """What says something of an array, and changes nothing in it."""
+    return operands
+
+
+@decomposes("tie", any_dtype=True)
+def tie(_: Any, y: Any) -> Any:
+    return y
+
+
+@decomposes("stack", any_dtype=True)
+def stack(*operands: Any, axis: int = 0) -> Any:
+    return jnp.stack(operands, axis)
+
+
+@decomposes("unstack", any_dtype=True)
+def unstack(x: Any, *, axis: int = 0, **_: object) -> list[Any]:
+    return [call("take", x, np.int32(place), axis=axis) for place in range(x.shape[axis])]
+
+
+def is_choice(equation: Any) -> bool:
+    """Whether a `select_n` is one of two arrays by truth values, as targets have it."""
+    return len(equation.invars) == 3 and equation.invars[0].aval.dtype == np.bool_
+
+
+@decomposes("select_n", any_dtype=True)
+def select_n(which: Any, *cases: Any) -> Any:
+    """By truth values; a number beyond the last case is that of the last."""
+    chosen = cases[0]
+    for number, case in enumerate(cases[1:], 1):
+        chosen = lax.select(which >= number, case, chosen)
+    return chosen
 
 
 @decomposes("platform_index")

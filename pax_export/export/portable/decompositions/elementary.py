@@ -181,3 +181,50 @@ def atan2(y: Array, x: Array, **_: object) -> Any:
 def _is_negative(x: Array) -> Any:
     """Also of zeros: one divided by the negative one is below zero."""
     return (x < 0) | (1 / x < 0)
+
+
+@decomposes("clamp")
+def clamp(low: Array, x: Array, high: Array, **_: object) -> Any:
+    return lax.min(lax.max(x, low), high)
+
+
+def to_even(equation: Any) -> bool:
+    """Whether halves are rounded to the nearest even number, as targets round."""
+    return int(equation.params["rounding_method"]) == 1
+
+
+@decomposes("round")
+def round_away(x: Array, **_: object) -> Any:
+    """Halves away from zero."""
+    size = jnp.abs(x)
+    whole = jnp.floor(size)
+    return jnp.sign(x) * (whole + (size - whole >= 0.5).astype(x.dtype))
+
+
+@decomposes("is_finite")
+def is_finite(x: Array, **_: object) -> Any:
+    return jnp.abs(x) < jnp.inf
+
+
+@decomposes("lt_to")
+def less_in_order(x: Array, y: Array) -> Any:
+    """In the order of sorting, where NaN is larger than all other numbers."""
+    return (x < y) | (_is_nan(y) & ~_is_nan(x)) if _has_nan(x) else x < y
+
+
+@decomposes("le_to")
+def less_equal_in_order(x: Array, y: Array) -> Any:
+    return (x <= y) | _is_nan(y) if _has_nan(x) else x <= y
+
+
+@decomposes("eq_to")
+def equal_in_order(x: Array, y: Array) -> Any:
+    return (x == y) | (_is_nan(x) & _is_nan(y)) if _has_nan(x) else x == y
+
+
+def _has_nan(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _is_nan(x: Array) -> Any:
+    return x != x

@@ -118,7 +118,7 @@ def scattered(how: str, x: Any, indices: Any, updates: Any, numbers: Any, mode: 
         wide = (each.astype(np.int32) for each in (x, updates))
         return scattered(how, next(wide), indices, next(wide), numbers, mode) != 0
     if x.dtype in (np.uint32, np.uint64) and how in ("max", "min"):
-        x, updates = _ordered(x), _ordered(updates)
+        x, updates = ordered(x), ordered(updates)
         return _unordered(scattered(how, x, indices, updates, numbers, mode))
     batches, placed = numbers.operand_batching_dims, numbers.scatter_dims_to_operand_dims
     hidden = {*numbers.inserted_window_dims, *batches}
@@ -160,7 +160,7 @@ def scattered(how: str, x: Any, indices: Any, updates: Any, numbers: Any, mode: 
     return lax.transpose(found.reshape(turned.shape), [int(axis) for axis in np.argsort(order)])
 
 
-def _ordered(x: Any) -> Any:
+def ordered(x: Any) -> Any:
     """Whole numbers without a sign as those with one that are in the same order."""
     first = jnp.array(1 << (8 * x.dtype.itemsize - 1), x.dtype)
     return lax.bitcast_convert_type(x ^ first, f"int{8 * x.dtype.itemsize}")

@@ -209,6 +209,29 @@ def qr(
     return householder_product(wide, taus), jnp.triu(reflectors)[..., :steps, :]
 
 
+@decomposes("ragged_dot_general")
+def ragged_dot_general(
+    x: Array,
+    y: Array,
+    counts: Array,
+    *,
+    ragged_dot_dimension_numbers: Any,
+    preferred_element_type: Any = None,
+    **_: object,
+) -> Any:
+    """Rows in groups, each with its own matrix: of all products, each row takes one."""
+    numbers, plain = ragged_dot_dimension_numbers, (((1,), (1,)), ((), ()))
+    dims = tuple(tuple(map(tuple, pair)) for pair in numbers.dot_dimension_numbers)
+    rows = tuple(numbers.lhs_ragged_dimensions)
+    if dims != plain or rows != (0,) or counts.ndim != 1:
+        raise NotDecomposedError("in this arrangement")
+    every = lax.dot_general(x, y, plain, preferred_element_type=preferred_element_type)
+    ends = jnp.cumsum(counts)
+    places = jnp.arange(x.shape[0], dtype=counts.dtype)[:, None]
+    mine = (places >= ends - counts) & (places < ends)
+    return jnp.where(mine[..., None], every, 0).sum(1, dtype=every.dtype)
+
+
 @decomposes("tridiagonal_solve")
 def tridiagonal_solve(low: Array, middle: Array, high: Array, b: Array, **_: object) -> Any:
     """Thomas' algorithm: eliminates the lower diagonal forwards, the upper one backwards."""

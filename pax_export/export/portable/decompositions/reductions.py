@@ -25,19 +25,32 @@ _KNOWN = {
 _PAIRED = 4096
 
 
-@decomposes("reduce_prod")
-def reduce_prod(x: Any, *, axes: Sequence[int], **_: Any) -> Any:
-    """By halves, so that the gradient is as exact as the product; a loop for an unknown size."""
-    for axis in sorted(axes, reverse=True):
-        rows = jnp.moveaxis(x, axis, 0)
-        start = lax.full(rows.shape[1:], 1, x.dtype)
-        if not isinstance(rows.shape[0], int):
-            x = lax.scan(lambda product, row: (product * row, None), start, rows)[0]
-        elif not rows.shape[0]:
-            x = start
-        else:
-            (x,) = _paired((rows,), lambda one, other: (one[0] * other[0],))
-    return x
+def _by_halves(name: str, combine: Callable[[Any, Any], Any], neutral: int) -> Callable[..., Any]:
+    @decomposes(name)
+    def reduce(x: Any, *, axes: Sequence[int], **_: Any) -> Any:
+        """By halves, so that a gradient is as exact as a product; a loop for an unknown size."""
+        for axis in sorted(axes, reverse=True):
+            rows = jnp.moveaxis(x, axis, 0)
+            start = lax.full(rows.shape[1:], neutral, x.dtype)
+            if not isinstance(rows.shape[0], int):
+                x = lax.scan(lambda total, row: (combine(total, row), None), start, rows)[0]
+            elif not rows.shape[0]:
+                x = start
+            else:
+                (x,) = _paired((rows,), lambda one, other: (combine(one[0], other[0]),))
+        return x
+
+    return reduce
+
+
+def of_truth_values(equation: Any) -> bool:
+    return equation.invars[0].aval.dtype == jnp.bool_
+
+
+reduce_prod = _by_halves("reduce_prod", lax.mul, 1)
+_by_halves("reduce_and", lax.bitwise_and, -1)
+_by_halves("reduce_or", lax.bitwise_or, 0)
+_by_halves("reduce_xor", lax.bitwise_xor, 0)
 
 
 @decomposes("reduce")

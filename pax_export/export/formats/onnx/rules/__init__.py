@@ -7,7 +7,6 @@ from pax_export.export.formats.onnx.rules import conversions as conversions
 from pax_export.export.formats.onnx.rules import convolutions as convolutions
 from pax_export.export.formats.onnx.rules import functions as functions
 from pax_export.export.formats.onnx.rules import kept as kept
-from pax_export.export.formats.onnx.rules import ordering as ordering
 from pax_export.export.formats.onnx.rules import products as products
 from pax_export.export.formats.onnx.rules import quantized as quantized
 from pax_export.export.formats.onnx.rules import reductions as reductions

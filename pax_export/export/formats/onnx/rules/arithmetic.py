@@ -12,6 +12,8 @@ from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.bits import shifted
 from pax_export.export.formats.onnx.values import Value
+from pax_export.export.portable.decompositions.control import is_choice
+from pax_export.export.portable.decompositions.elementary import to_even
 
 Results = Sequence[Any]
 
@@ -142,17 +144,6 @@ rule("max")(_extreme("Max"))
 rule("min")(_extreme("Min"))
 
 
-@rule("clamp")
-def clamp(builder: GraphBuilder, results: Results, low: Value, x: Value, high: Value) -> str:
-    low_name, name, high_name = builder.spread(results[0].shape, low, x, high)
-    for operator, bound in (("Less", low_name), ("Greater", high_name)):
-        name = builder("Where", builder(operator, name, bound), bound, name)
-    for bound in (low, high) if x.is_float else ():
-        if bound.known is None or np.isnan(bound.known).any():
-            name = builder("Where", builder("IsNaN", bound), bound, name)
-    return name
-
-
 def _comparison(operator: str) -> Callable:
     def apply(builder: GraphBuilder, results: Results, x: Value, y: Value) -> Any:
         names: list[str] = builder.spread(results[0].shape, x, y)
@@ -172,49 +163,18 @@ rule("eq")(_comparison("Equal"))
 
 @rule("ne")
 def ne(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
+    if x is y and x.is_float:
+        return builder("IsNaN", x)
     return builder("Not", builder("Equal", *builder.spread(results[0].shape, x, y)))
 
 
-def _total(operator: str) -> Callable:
-    """Comparisons in the order of sorting, where NaN is larger than all other numbers."""
-
-    def apply(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
-        names = builder.spread(results[0].shape, x, y)
-        if x.dtype == np.bool_:
-            names = [builder.cast(name, np.int32) for name in names]
-        plain = builder(operator, *names)
-        if not x.is_float:
-            return plain
-        bad_x, bad_y = (builder("IsNaN", name) for name in names)
-        if operator == "Less":
-            return builder("Or", plain, builder("And", bad_y, builder("Not", bad_x)))
-        if operator == "LessOrEqual":
-            return builder("Or", plain, bad_y)
-        return builder("Or", plain, builder("And", bad_x, bad_y))
-
-    return apply
-
-
-rule("lt_to")(_total("Less"))
-rule("le_to")(_total("LessOrEqual"))
-rule("eq_to")(_total("Equal"))
-
-
-@rule("select_n")
+@rule("select_n", when=is_choice)
 def select_n(builder: GraphBuilder, results: Results, which: Value, *cases: Value) -> Any:
     (result,) = results
-    if len(cases) == 1:
-        return cases[0]
     if which.known is not None and which.known.ndim == 0 and which.rank == 0:
         return cases[int(which.known)]
-    which_name, *names = builder.spread(result.shape, which, *cases)
-    chosen = names[-1]
-    if which.dtype == np.bool_:
-        return choose(builder, which_name, chosen, names[0], result.dtype)
-    for index in range(len(cases) - 2, -1, -1):
-        here = builder("LessOrEqual", which_name, builder.like(index, which))
-        chosen = choose(builder, here, names[index], chosen, result.dtype)
-    return chosen
+    condition, no, yes = builder.spread(result.shape, which, *cases)
+    return choose(builder, condition, yes, no, result.dtype)
 
 
 def choose(builder: GraphBuilder, condition: Any, yes: object, no: object, dtype: DTypeLike) -> str:
@@ -250,11 +210,6 @@ def sign(builder: GraphBuilder, results: Results, x: Value) -> str:
     return builder("Where", builder("IsNaN", x), x, plain) if x.is_float else plain
 
 
-@rule("is_finite")
-def is_finite(builder: GraphBuilder, results: Results, x: Value) -> str:
-    return builder("Equal", builder("Sub", x, x), builder.like(0, x))
-
-
 @rule("floor")
 def floor(builder: GraphBuilder, results: Results, x: Value) -> str:
     return builder("Floor", x)
@@ -265,15 +220,9 @@ def ceil(builder: GraphBuilder, results: Results, x: Value) -> str:
     return builder("Ceil", x)
 
 
-@rule("round")
-def round_(builder: GraphBuilder, results: Results, x: Value, *, rounding_method: Any) -> str:
-    if int(rounding_method) == 1:  # to the nearest even
-        return builder("Round", x)
-    size = builder("Abs", x)
-    whole = builder("Floor", size)
-    up = builder("GreaterOrEqual", builder("Sub", size, whole), builder.like(0.5, x))
-    whole = builder("Add", whole, builder.cast(up, x.carrier))
-    return builder("Mul", builder("Sign", x), whole)
+@rule("round", when=to_even)
+def round_(builder: GraphBuilder, results: Results, x: Value, **_: object) -> str:
+    return builder("Round", x)
 
 
 def _chained(operator: str, logical: str) -> Callable:

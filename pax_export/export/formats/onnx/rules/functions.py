@@ -56,8 +56,3 @@ def logistic(builder: GraphBuilder, results: Results, x: Value, **_: object) -> 
         return builder.fit(builder("Sigmoid", x), results[0].dtype)
     total = builder("Add", builder("Exp", builder("Neg", x)), builder.like(1, x))
     return builder.fit(builder("Reciprocal", total), results[0].dtype)
-
-
-@rule("rsqrt")
-def rsqrt(builder: GraphBuilder, results: Results, x: Value, **_: object) -> str:
-    return builder.fit(builder("Reciprocal", builder("Sqrt", x)), results[0].dtype)

@@ -10,6 +10,7 @@ import numpy as np
 
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
+from pax_export.export.formats.onnx.rules.ordering import rank
 from pax_export.export.formats.onnx.rules.reductions import reduced
 from pax_export.export.formats.onnx.values import Value
 from pax_export.export.portable import kept
@@ -160,4 +161,4 @@ def _recurrent(
 _ROWS: dict[str, Row] = {
     each.__name__: each
     for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
-} | {each.__name__: each for each in (lstm, gru, rnn, dft, take, take_along, put, sizes)}
+} | {each.__name__: each for each in (lstm, gru, rnn, dft, take, take_along, rank, put, sizes)}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import Refused, rule
+from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value, carrier
 
 Results = Sequence[Any]
@@ -76,38 +76,3 @@ def _as(builder: GraphBuilder, x: Value, kind: object) -> Any:
 
 def _product(sizes: Sequence[Any]) -> Any:
     return math.prod(sizes)
-
-
-@rule("ragged_dot_general")
-def ragged_dot_general(
-    builder: GraphBuilder,
-    results: Results,
-    x: Value,
-    y: Value,
-    groups: Value,
-    *,
-    ragged_dot_dimension_numbers: Any,
-    **_: object,
-) -> Any:
-    """Rows of groups of different sizes, each group times a matrix of its own."""
-    numbers = ragged_dot_dimension_numbers
-    plain = (((1,), (1,)), ((), ()))
-    dims = tuple(tuple(map(tuple, pair)) for pair in numbers.dot_dimension_numbers)
-    if dims != plain or tuple(numbers.lhs_ragged_dimensions) != (0,) or groups.rank != 1:
-        raise Refused("in this arrangement")
-    (result,) = results
-    ends = builder("CumSum", groups, np.array(0, np.int64))
-    rows = builder.cast(builder.arange(x.shape[0]), groups.carrier)
-    behind = builder("LessOrEqual", builder.unsqueeze(ends, [0]), builder.unsqueeze(rows, [1]))
-    group = builder(
-        "ReduceSum", builder.cast(behind, np.int64), np.array([1], np.int64), keepdims=0
-    )
-    last = builder("Sub", builder.sizes.one(y.shape[0]), np.array([1], np.int64))
-    chosen = builder("Gather", y, builder.within(group, last), axis=0)
-    kind = carrier(result.dtype)
-    left = builder.unsqueeze(_as(builder, x, kind), [1])
-    made = builder.squeeze(builder("MatMul", left, builder.cast(chosen, kind)), [1])
-    within = builder("LessOrEqual", group, last)
-    zero = np.zeros((), kind)
-    made = builder("Where", builder.unsqueeze(within, [1]), made, zero)
-    return builder.fit(made, result.dtype)

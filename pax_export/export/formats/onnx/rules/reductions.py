@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import Refused, rule
+from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.products import product
-from pax_export.export.formats.onnx.values import Value
+from pax_export.export.formats.onnx.values import Value, carrier
+from pax_export.export.portable.decompositions.reductions import of_truth_values
 
 Results = Sequence[Any]
 Axes = Sequence[int]
@@ -39,7 +40,12 @@ def reduce_sum(
     return builder.fit(builder.cast(total, x.carrier), result.dtype)
 
 
-@rule("reduce_prod")
+def _in_float32(equation: Any) -> bool:
+    """Of whole numbers, onnxruntime has the product in float64."""
+    return carrier(equation.invars[0].aval.dtype) == np.float32
+
+
+@rule("reduce_prod", when=_in_float32)
 def reduce_prod(
     builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object
 ) -> Any:
@@ -67,12 +73,12 @@ rule("reduce_max")(_extreme("ReduceMax"))
 rule("reduce_min")(_extreme("ReduceMin"))
 
 
-@rule("reduce_or")
+@rule("reduce_or", when=of_truth_values)
 def reduce_or(builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object) -> str:
     return _logical(builder, "ReduceMax", x, axes)
 
 
-@rule("reduce_and")
+@rule("reduce_and", when=of_truth_values)
 def reduce_and(
     builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object
 ) -> str:
@@ -80,21 +86,8 @@ def reduce_and(
 
 
 def _logical(builder: GraphBuilder, operator: str, x: Value, axes: Axes) -> str:
-    if x.dtype != np.bool_:
-        raise Refused("of whole numbers")
     found = reduced(builder, operator, builder.cast(x, np.int32), axes)
     return builder.cast(found, np.bool_)
-
-
-@rule("reduce_xor")
-def reduce_xor(
-    builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object
-) -> str:
-    if x.dtype != np.bool_:
-        raise Refused("of whole numbers")
-    count = reduced(builder, "ReduceSum", builder.cast(x, np.int32), axes)
-    odd = builder("Mod", count, np.array(2, np.int32))
-    return builder.cast(odd, np.bool_)
 
 
 def _arg(operator: str) -> Callable:

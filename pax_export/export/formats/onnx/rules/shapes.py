@@ -14,34 +14,6 @@ from pax_export.export.formats.onnx.values import Value, carrier, is_number, sam
 Results = Sequence[Any]
 
 
-@rule(
-    "copy",
-    "copy_p",
-    "stop_gradient",
-    "sharding_constraint",
-    "reshard",
-    "mesh_cast",
-    "layout_constraint",
-    "name",
-    "pvary",
-    "stage",
-)
-def unchanged(builder: GraphBuilder, results: Results, x: Value, **_: object) -> Value:
-    return x
-
-
-@rule("optimization_barrier", "device_put")
-def all_unchanged(
-    builder: GraphBuilder, results: Results, *operands: Value, **_: object
-) -> list[Value]:
-    return list(operands)
-
-
-@rule("tie")
-def tie(builder: GraphBuilder, results: Results, x: Value, y: Value) -> Value:
-    return y
-
-
 @rule("reshape")
 def reshape(
     builder: GraphBuilder, results: Results, x: Value, *, dimensions: Any, **_: object
@@ -128,20 +100,6 @@ def concatenate(builder: GraphBuilder, results: Results, *operands: Value, dimen
     if len(operands) == 1:
         return operands[0]
     return builder("Concat", *operands, axis=dimension)
-
-
-@rule("stack")
-def stack(builder: GraphBuilder, results: Results, *operands: Value, axis: int) -> str:
-    return builder("Concat", *(builder.unsqueeze(each, [axis]) for each in operands), axis=axis)
-
-
-@rule("unstack")
-def unstack(
-    builder: GraphBuilder, results: Results, x: Value, *, axis: int, **_: object
-) -> list[str]:
-    return [
-        builder("Gather", x, np.array(index, np.int64), axis=axis) for index in range(len(results))
-    ]
 
 
 @rule("split")

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import rule
+from pax_export.export.formats.onnx.registry import is_pool, rule
 from pax_export.export.formats.onnx.values import Value
 
 Results = Sequence[Any]
 
 
-@rule("reduce_window_max")
+@rule("reduce_window_max", when=is_pool)
 def max_pool(builder: GraphBuilder, results: Results, x: Value, **window: Any) -> str:
     return builder("MaxPool", x, **_told(**window))
 
 
-@rule("reduce_window_sum")
+@rule("reduce_window_sum", when=is_pool)
 def sum_pool(builder: GraphBuilder, results: Results, x: Value, **window: Any) -> str:
     means = builder("AveragePool", x, count_include_pad=1, **_told(**window))
     return builder("Mul", means, builder.like(math.prod(window["window_dimensions"]), x))

@@ -18,6 +18,7 @@ from pax_export.export.formats.tflite.tensors import (
     single,
     wrapped,
 )
+from pax_export.export.portable.decompositions.elementary import to_even
 
 _FLOATS = ("float32", "float16", "bfloat16")
 
@@ -225,18 +226,9 @@ def signed(x: Tensor) -> Any:
     return x + like(x, -(1 << 31))
 
 
-@rule("clamp", thin=True)
-def clamp(op: Operation, low: object, x: Tensor, high: object) -> Any:
-    return smaller(op, larger(op, x, low), high)
-
-
-@rule("round", thin=True)
+@rule("round", thin=True, when=to_even)
 def rounded(op: Operation, x: Tensor) -> Any:
-    if int(op.params["rounding_method"]) == 1:
-        return lite.round(x)
-    whole = lite.floor(lite.abs(x))
-    away = whole + lite.cast(lite.greater_equal(lite.abs(x) - whole, like(x, 0.5)), x.dtype)
-    return lite.where(lite.less(x, like(x, 0)), negated(away), away)
+    return lite.round(x)
 
 
 @rule("floor", thin=True)
@@ -247,30 +239,6 @@ def floor(op: Operation, x: Any) -> Any:
 @rule("ceil", thin=True)
 def ceil(op: Operation, x: Tensor) -> Any:
     return lite.ceil(x)
-
-
-@rule("is_finite", thin=True)
-def is_finite(op: Operation, x: Tensor) -> Any:
-    return lite.less(lite.abs(x), like(x, np.inf))
-
-
-@rule(
-    "copy",
-    "copy_p",
-    "device_put",
-    "optimization_barrier",
-    "stop_gradient",
-    "name",
-    "sharding_constraint",
-    "pvary",
-    "reduced_vary_cast",
-    "layout_constraint",
-    "reshard",
-    "tie",
-    thin=True,
-)
-def same(op: Operation, *xs: Tensor) -> list[Any]:
-    return list(xs)
 
 
 @rule("shape_assertion", "create_token", thin=True)

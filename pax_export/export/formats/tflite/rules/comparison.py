@@ -20,6 +20,7 @@ from pax_export.export.formats.tflite.tensors import (
     single,
     wrapped,
 )
+from pax_export.export.portable.decompositions.control import is_choice
 
 
 def _compared(op: Operation, function: Callable[..., Any], x: Tensor, y: Tensor) -> Any:
@@ -60,21 +61,6 @@ def greater_equal(op: Operation, x: Tensor, y: Tensor) -> Any:
     return _compared(op, lite.greater_equal, x, y)
 
 
-@rule("lt_to", thin=True)
-def less_in_order(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return broadcast(lite.less, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
-
-
-@rule("le_to", thin=True)
-def less_equal_in_order(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return broadcast(lite.less_equal, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
-
-
-@rule("eq_to", thin=True)
-def equal_in_order(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return broadcast(lite.equal, ordered(x, op.dtype, False), ordered(y, op.dtype, False))
-
-
 def ordered(x: Tensor, dtype: str, equal_zeros: bool = True) -> Any:
     """Integers in the order of these values; NaN is the largest, and both zeros may be one."""
     if dtype == "bool":
@@ -90,17 +76,11 @@ def ordered(x: Tensor, dtype: str, equal_zeros: bool = True) -> Any:
     return lite.where(lite.less(bits, like(bits, 0)), like(bits, -(1 << 31)) - bits - 1, bits)
 
 
-@rule("select_n", thin=True)
-def select(op: Operation, which: Any, *cases: object) -> Any:
-    if which.dtype == lite.bool_:
-        return _where(which, cases[1], cases[0])
-    result = cases[0]
-    for number, case in enumerate(cases[1:], 1):
-        result = _where(lite.equal(which, like(which, number)), case, result)
-    return result
-
-
-def _where(which: object, yes: object, no: object) -> Any:
+@rule("select_n", thin=True, when=is_choice)
+def select(op: Operation, which: Tensor, no: Tensor, yes: Tensor) -> Any:
+    known = single(which)
+    if known is not None and which.shape.rank == 0:
+        return yes if known else no
     return broadcast(lite.where, which, yes, no)
 
 

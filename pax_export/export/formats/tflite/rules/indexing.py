@@ -13,6 +13,7 @@ from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import is_float, larger, smaller
+from pax_export.export.formats.tflite.rules.comparison import ordered
 from pax_export.export.formats.tflite.rules.layout import cut
 from pax_export.export.formats.tflite.tensors import (
     constant,
@@ -83,18 +84,32 @@ def take(op: Operation, x: Tensor, places: Tensor, *, axis: int) -> Any:
 
 
 def take_along(op: Operation, x: Tensor, places: Tensor, *, axis: int) -> Any:
-    rank = len(op.shape)
-    last = [*(each for each in range(rank) if each != axis), axis]
+    rows = (_lines(op, each, s.shape, axis) for each, s in zip((x, places), op.operands))
+    return _unlined(op, moves.gather(*rows, batch_dims=1, axis=1), axis)
 
-    def rows(tensor: Tensor, shape: Sequence[Any]) -> Tensor:
-        *lines, length = [shape[each] for each in last]
-        return op.reshape(moves.transpose(tensor, last), [math.prod(lines), length])
 
-    found = moves.gather(
-        rows(x, op.operands[0].shape), rows(places, op.shape), batch_dims=1, axis=1
-    )
-    found = op.reshape(found, [op.shape[each] for each in last])
-    return moves.transpose(found, [last.index(each) for each in range(rank)])
+def rank(op: Operation, x: Tensor, *, axis: int, count: Any, largest: bool) -> Any:
+    """By TFLite's `TOPK_V2`, which is stable."""
+    keys = ordered(_lines(op, x, op.operands[0].shape, axis), op.dtype, equal_zeros=not largest)
+    keys = keys if largest else lite.subtract(-1, keys)
+    return _unlined(op, lite.top_k(keys, op.sizes.of(count))[1], axis)
+
+
+def _lines(op: Operation, x: Tensor, shape: Sequence[Any], axis: int) -> Any:
+    """All lines along an axis, as rows."""
+    order = _last(len(shape), axis)
+    size = math.prod(shape[each] for each in order[:-1])
+    return op.reshape(moves.transpose(x, order), [size, shape[axis]])
+
+
+def _unlined(op: Operation, rows: Tensor, axis: int) -> Any:
+    order = _last(len(op.shape), axis)
+    found = op.reshape(rows, [op.shape[each] for each in order])
+    return moves.transpose(found, [order.index(each) for each in range(len(order))])
+
+
+def _last(rank: int, axis: int) -> list[int]:
+    return [*(each for each in range(rank) if each != axis), axis]
 
 
 def sizes(op: Operation, *, of: Sequence[Any]) -> Any:

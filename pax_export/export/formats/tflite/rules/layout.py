@@ -73,24 +73,6 @@ def concatenate(op: Operation, *xs: Tensor) -> Any:
     return xs[0] if len(xs) == 1 else moves.concat(list(xs), axis)
 
 
-@rule("stack")
-def stacked(op: Operation, *xs: Tensor) -> Any:
-    axis = op.params.get("axis", 0)
-    shape = list(op.operands[0].shape)
-    shape.insert(axis, 1)
-    return moves.concat([reshape(x, shape, op.sizes) for x in xs], axis)
-
-
-@rule("unstack")
-def unstacked(op: Operation, x: Tensor) -> list[Any]:
-    axis = op.params.get("axis", 0)
-    pieces = []
-    for number, struct in enumerate(op.results):
-        piece = cut(x, axis, number, number + 1, 1)
-        pieces.append(reshape(piece, struct.shape, op.sizes))
-    return pieces
-
-
 @rule("tile")
 def tiled(op: Operation, x: Tensor) -> Any:
     return moves.tile(x, op.sizes.vector(op.params["reps"]))

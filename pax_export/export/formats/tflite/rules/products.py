@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pax_export.export.formats.tflite.builder import layers, moves
+from pax_export.export.formats.tflite.builder import layers
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
-from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
+from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import converted
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
@@ -112,18 +112,3 @@ def _whole_numbers(x: _Side, y: _Side, small: bool) -> Any:
             total = part if total is None else total + part
         return total
     return lite.reduce_sum(left[..., :, None, :] * right[..., None, :, :], -1)
-
-
-@rule("ragged_dot_general")
-def ragged_dot(op: Operation, x: Tensor, y: Tensor, counts: Any) -> Any:
-    """Rows in groups, each with its own matrix: computes all products and selects one."""
-    if len(op.operands[0].shape) != 2 or len(op.operands[1].shape) != 3:
-        raise NotInTfliteError("groups of rows only, without a batch.")
-    rows = op.operands[0].shape[0]
-    ends = lite.cumsum(counts)
-    every = layers.matmul(moves.expand_dims(x, 0), y)  # group, row, column
-    numbers = moves.reshape(moves.range(op.sizes.of(rows)), [1, -1, 1])
-    first = moves.reshape(ends - counts, [-1, 1, 1])
-    last = moves.reshape(ends, [-1, 1, 1])
-    mine = lite.logical_and(lite.greater_equal(numbers, first), lite.less(numbers, last))
-    return lite.reduce_sum(lite.where(mine, every, moves.zeros_like(every)), 0)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
-from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
+from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import (
     is_float,
     like,
@@ -17,6 +17,7 @@ from pax_export.export.formats.tflite.rules.arithmetic import (
 )
 from pax_export.export.formats.tflite.rules.comparison import ordered
 from pax_export.export.formats.tflite.tensors import wrapped
+from pax_export.export.portable.decompositions.reductions import of_truth_values
 
 
 @rule("reduce_sum")
@@ -56,28 +57,17 @@ def _largest(op: Operation, x: Tensor, function: Callable, of_truth: Callable) -
     return lite.where(lite.reduce_any(lite.not_equal(x, x), axes), like(x, np.nan), found)
 
 
-@rule("reduce_or")
+@rule("reduce_or", when=of_truth_values)
 def reduce_or(op: Operation, x: Tensor) -> Any:
     return _of_truth(op, x, lite.reduce_any)
 
 
-@rule("reduce_and")
+@rule("reduce_and", when=of_truth_values)
 def reduce_and(op: Operation, x: Tensor) -> Any:
     return _of_truth(op, x, lite.reduce_all)
 
 
-@rule("reduce_xor")
-def reduce_xor(op: Operation, x: Tensor) -> Any:
-    def odd(x: Tensor, axes: object) -> Any:
-        count = lite.reduce_sum(lite.cast(x, lite.int32), axes)
-        return lite.equal(lite.floormod(count, 2), 1)
-
-    return _of_truth(op, x, odd)
-
-
 def _of_truth(op: Operation, x: Tensor, function: Callable) -> Any:
-    if op.dtype != "bool":
-        raise NotInTfliteError("it combines truth values only, and no bits of numbers.")
     axes = [int(axis) for axis in op.params["axes"]]
     return function(x, axes) if axes else x
 

@@ -1,0 +1,49 @@
+"""Sorting and the largest numbers, by `rank` and `take_along` of `kept`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from pax_export.export.portable.decompositions.indexing import ordered
+from pax_export.export.portable.decompositions.registry import decomposes
+from pax_export.export.portable.kept import call
+
+
+def _ranked(x: Any, axis: int, count: Any, largest: bool) -> Any:
+    if x.dtype == np.bool_:
+        x = x.astype(np.int32)
+    elif x.dtype in (np.uint32, np.uint64):
+        x = ordered(x)
+    return call("rank", x, axis=axis, count=count, largest=largest)
+
+
+@decomposes("sort")
+def sort(*operands: Any, dimension: int, num_keys: int, **_: object) -> list[Any]:
+    """By the last key first: equal ones stay in their order."""
+    order = None
+    for key in reversed(operands[:num_keys]):
+        if order is not None:
+            key = call("take_along", key, order, axis=dimension)
+        found = _ranked(key, dimension, key.shape[dimension], largest=False)
+        if order is not None:
+            found = call("take_along", order, found, axis=dimension)
+        order = found
+    return [call("take_along", x, order, axis=dimension) for x in operands]
+
+
+@decomposes("top_k")
+def top_k(x: Any, *, k: Any, axis: int = -1, largest: bool = True, **_: object) -> tuple[Any, Any]:
+    axis %= x.ndim
+    places = _ranked(x, axis, k, largest)
+    return call("take_along", x, places, axis=axis), places.astype(jnp.int32)
+
+
+@decomposes("approx_top_k")
+def approx_top_k(
+    x: Any, *, k: Any, reduction_dimension: int, is_max_k: bool, **_: object
+) -> tuple[Any, Any]:
+    """What jax gives on CPUs: the best of all, in order."""
+    return top_k(x, k=k, axis=reduction_dimension, largest=is_max_k)
