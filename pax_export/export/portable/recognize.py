@@ -6,7 +6,7 @@ arithmetic, of numbers of 32 bits and more.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from pax_export._jaxpr import bound, is_literal
@@ -17,8 +17,6 @@ from pax_export.export.portable.graph import PATTERNS, Producers
 from pax_export.export.portable.program import (
     CONTROL,
     PortableProgram,
-    source_of,
-    traced,
     with_bodies,
 )
 
@@ -44,22 +42,12 @@ def recognized(program: PortableProgram) -> PortableProgram:
         return program
     values: dict[Any, Any] = {}
 
-    def read(atom: Any) -> Any:
-        return atom.val if is_literal(atom) else values[atom]
+    def operate(equation: Any, operands: list[Any]) -> Sequence[Any]:
+        values.update((a, x) for a, x in zip(equation.invars, operands) if not is_literal(a))
+        match = found.get(equation.outvars[0]) if equation.outvars else None
+        if match is None:
+            return bound(with_bodies(equation, recognized), operands)
+        given = [each.val if is_literal(each) else values[each] for each in match.operands]
+        return [kept.call(match.name, *given, **match.attributes)]
 
-    def run(*operands: object) -> list[Any]:
-        values.update(zip(program.jaxpr.invars, operands))
-        values.update(zip(program.jaxpr.constvars, program.program.consts))
-        for equation in program.jaxpr.eqns:
-            match = found.get(equation.outvars[0]) if equation.outvars else None
-            with source_of(equation):
-                if match is None:
-                    equation = with_bodies(equation, recognized)
-                    results = bound(equation, [read(atom) for atom in equation.invars])
-                else:
-                    given = [read(atom) for atom in match.operands]
-                    results = [kept.call(match.name, *given, **match.attributes)]
-            values.update(zip(equation.outvars, results))
-        return [read(atom) for atom in program.jaxpr.outvars]
-
-    return replace(program, program=traced(run, program.jaxpr.invars))
+    return program.rebuilt(operate)

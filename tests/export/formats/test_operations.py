@@ -294,6 +294,7 @@ def test_reductions(check):
             "all": flags.all(0),
             "any": flags.any(-1),
             "parity": lax.reduce_xor(flags, (1,)),
+            "bits": [f((x * 99).astype(jnp.int32), (2,)) for f in of_bits],
             "cumsum": jnp.cumsum(x, 1),
             "backwards": lax.cumsum(x, 2, reverse=True),
             "cumprod": jnp.cumprod(x, 1),
@@ -303,6 +304,7 @@ def test_reductions(check):
             "count": flags.sum(-1),
         }
 
+    of_bits = lax.reduce_and, lax.reduce_or, lax.reduce_xor
     first = random(3, 4, 5)
     bad = first.copy()
     bad[0, 1, 2] = np.nan
