@@ -32,9 +32,9 @@ def rank(builder: GraphBuilder, x: Value, *, axis: int, count: Any, largest: boo
         scaled = builder("Mul", builder.cast(x, np.int64), size)
         unlike = builder("Sub" if largest else "Add", scaled, counted)
         return _top(builder, unlike, count, axis, largest)[1]
-    if x.is_float:  # NaN has no order in ONNX: it is one of the infinite numbers, at first
+    if x.is_float:  # NaN has no order in ONNX: it is infinite, at first
         bad = builder("IsNaN", key)
-        key = builder("Where", bad, builder.like(np.inf if largest else -np.inf, x), key)
+        key = builder("Where", bad, builder.like(np.inf, x), key)
     ranked, first = _top(builder, key, size, axis, largest)
     along = [np.array([axis], np.int64)]
     ends = [np.array([n], np.int64) for n in (0, 1, -1, np.iinfo(np.int64).max)]
