@@ -34,7 +34,7 @@ from pax_export.generation._prompt import (
     row_keys,
     vocabulary_of,
 )
-from pax_export.generation._runtimes import FUNCTION_FORMATS, exported
+from pax_export.generation._runtimes import FUNCTION_FORMATS, export_for_runtime
 from pax_export.generation._steps import Settings, begin, last_logits
 from pax_export.generation._stops import Stop, checked_stops
 from pax_export.generation._tokenizer import Tokenizer
@@ -161,7 +161,7 @@ def export(
             "stop": stop, "pad": pad,
         }  # fmt: skip
         said = {name: value for name, value in ours.items() if value != _DEFAULTS.get(name)}
-        return exported(
+        return export_for_runtime(
             RUNTIMES[format], lm, path, tokenizer=tokenizer, max_length=max_length,
             prompts=prompts, **said, **options,
         )  # fmt: skip

@@ -156,7 +156,7 @@ class Runtime(NamedTuple):
     has_levels: bool = False
 
 
-def exported(
+def export_for_runtime(
     runtime: Runtime,
     lm: PyTree,
     path: str | os.PathLike[str],
@@ -204,7 +204,7 @@ def exported(
     with writing.replaced(path, ours, weights) as place:
         made = runtime.write(job, place)
         wrote = time.perf_counter()
-        details, ties = proved(runtime, job, place, asked) if validate else ({}, ())
+        details, ties = prove_continuations(runtime, job, place, asked) if validate else ({}, ())
         ended = time.perf_counter()
         report = made if isinstance(made, Report) else _report(job, made)
         report = replace(
@@ -423,7 +423,7 @@ def _texts(job: Job, prompts: Sequence[Sequence[int]]) -> list[str]:
     return [job.tokenizer.decode(each) for each in own]
 
 
-def proved(
+def prove_continuations(
     runtime: Runtime, job: Job, place: Path, prompts: Sequence[Sequence[int]]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Has the runtime continue prompts; gives what the report says, and where ties fell otherwise.
@@ -440,14 +440,14 @@ def proved(
     if runtime.run:
         theirs = runtime.run(job, place, calls, seconds)
     else:
-        theirs = run(runtime, place, calls, seconds)
+        theirs = run_runtime(runtime, place, calls, seconds)
     return compare_tokens(runtime.title, job, prompts, theirs, steps)
 
 
 def compare_tokens(
     title: str, job: Job, prompts: Sequence[Sequence[int]], theirs: Sequence[Any], steps: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the report says of continuations, ids or texts, beside those of jax; see `proved`."""
+    """Compares continuations, ids or texts, with those of jax, for the report."""
     ours = _greedy(job, prompts, steps)
     ties: list[str] = []
     equal = total = 0
@@ -487,7 +487,9 @@ def _is_wide(job: Job) -> bool:
     return all(leaf.dtype.name in ("float32", "float64") for leaf in jax.tree.leaves(job.lm))
 
 
-def run(runtime: Runtime, place: Path, calls: Mapping[str, Any], seconds: float) -> list[Any]:
+def run_runtime(
+    runtime: Runtime, place: Path, calls: Mapping[str, Any], seconds: float
+) -> list[Any]:
     """What the runtime says, in a process of its own.
 
     Raises:
@@ -527,10 +529,10 @@ def _greedy(job: Job, prompts: Sequence[Sequence[int]], steps: int) -> list[list
     options = {"max_new_tokens": steps, "stop": stop or None, "pad": 0}
     rows = [list(each) for each in prompts]
     tokens = np.asarray(generate(job.lm, rows, sampler=samplers.greedy(), **options))
-    return [_cut(row.tolist(), stop) for row in tokens]
+    return [_up_to_stop(row.tolist(), stop) for row in tokens]
 
 
-def _cut(tokens: list[int], stop: Sequence[int]) -> list[int]:
+def _up_to_stop(tokens: list[int], stop: Sequence[int]) -> list[int]:
     ends = [at for at, each in enumerate(tokens) if each in stop]
     return tokens[: ends[0] + 1] if ends else tokens
 

@@ -18,7 +18,7 @@ from pax_export.generation._runtimes import (
     Report,
     Runtime,
     check_floats,
-    exported,
+    export_for_runtime,
     json_file,
     tokenizer_files,
 )
@@ -78,7 +78,7 @@ def save_pretrained(
         ...     pax.nets.Decoder.from_pretrained(folder + "/lm").config.dim
         8
     """
-    return exported(
+    return export_for_runtime(
         TRANSFORMERS, lm, folder, tokenizer=tokenizer, max_length=None, prompts=prompts,
         validate=validate, overwrite=overwrite, where="save_pretrained",
     )  # fmt: skip

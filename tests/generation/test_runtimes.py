@@ -177,8 +177,10 @@ def proved(job, monkeypatch, change, prompts=((5, 6, 7), (8, 9))):
     """What the proof says of a runtime whose tokens are those of jax, changed."""
     room = pax.generation._runtimes
     said = room._greedy(job, prompts, 24)
-    monkeypatch.setattr(room, "run", lambda *_: change(said))
-    return room.proved(pax.generation._export.RUNTIMES["genai"], job, Path("served"), prompts)
+    monkeypatch.setattr(room, "run_runtime", lambda *_: change(said))
+    return room.prove_continuations(
+        pax.generation._export.RUNTIMES["genai"], job, Path("served"), prompts
+    )
 
 
 def test_tokens_of_a_runtime_are_compared(job, monkeypatch):
@@ -219,7 +221,9 @@ def test_a_runtime_that_does_not_end_is_stopped(job, monkeypatch, tmp_path):
     monkeypatch.setattr(room._runtime_calls, "__file__", str(tmp_path / "sleeps.py"))
     monkeypatch.setattr(room, "_SECONDS", 0.5)
     with pytest.raises(pax.errors.ValidationError, match=r"does not end(.|\n)*1 prompts within"):
-        room.proved(pax.generation._export.RUNTIMES["genai"], job, tmp_path, ((5, 6, 7),))
+        room.prove_continuations(
+            pax.generation._export.RUNTIMES["genai"], job, tmp_path, ((5, 6, 7),)
+        )
 
 
 def test_without_its_runtime_an_export_says_so(tmp_path, monkeypatch):
