@@ -118,26 +118,29 @@ def test_what_does_not_fit_is_named_before_any_work(format, tmp_path, monkeypatc
     monkeypatch.setattr(pax.nets.Decoder, "listed", lambda self: pytest.fail("work was done"))
     tokenizer = byte_level()
 
-    def refused(lm=lm, **options) -> str:
+    def refused(kind, where, got="", lm=lm, **options):
         given = {"tokenizer": tokenizer, "max_length": 16, **options}
-        with pytest.raises((ValueError, TypeError)) as caught:
+        with pytest.raises(kind) as caught:
             export(lm, tmp_path / f"served.{format}", format=format, **given)
-        assert isinstance(caught.value, pax.errors.PaxError)
-        return str(caught.value)
+        assert caught.value.where == where and got in caught.value.got
 
+    errors = pax.errors
+    value, kind, words = (
+        errors.InvalidArgumentError, errors.InvalidArgumentTypeError, errors.TokenizerError
+    )  # fmt: skip
     small = dataclasses.replace(lm.config, vocab_size=200)
-    assert "belongs to another net" in refused(pax.nets.Decoder(small))
+    refused(words, "export: tokenizer", "200", lm=pax.nets.Decoder(small))
     bare = Tokenizer(tokenizer._inner, tokenizer.special_tokens)
-    assert "has no chat template" in refused(tokenizer=bare)
-    assert "with its tokenizer" in refused(tokenizer=None)
-    assert "lm.config.max_positions is 64" in refused(max_length=65)
-    assert "max_length" in refused(max_length="room")
-    assert "has no such option" in refused(sampler=pax.generation.samplers.greedy())
-    assert "got: signatures" in refused(signatures=["decode"])
-    assert "room behind them" in refused(prompts=[[1] * 16])
-    assert "of no vocabulary" in refused(prompts=[[270]])
-    assert "got: Linear" in refused(pax.Linear(2, 3))
-    assert "validate=True or" in refused(validate="process")
+    refused(words, "export: tokenizer", tokenizer=bare)
+    refused(words, "export: tokenizer", tokenizer=None)
+    refused(value, "export: max_length", "lm.config.max_positions is 64", max_length=65)
+    refused(value, "export: max_length", "'room'", max_length="room")
+    refused(kind, "export", "sampler", sampler=pax.generation.samplers.greedy())
+    refused(kind, "export", "signatures", signatures=["decode"])
+    refused(value, "export: prompts", "16", prompts=[[1] * 16])
+    refused(value, "export: prompts", "270", prompts=[[270]])
+    refused(kind, "export", "Linear", lm=pax.Linear(2, 3))
+    refused(value, "export: validate", "'process'", validate="process")
     assert not (tmp_path / f"served.{format}").exists()
 
 
