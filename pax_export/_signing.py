@@ -113,7 +113,7 @@ def _verify_signature(config: Any, path: Path, shown: str) -> None:
         if hashing.reached:
             raise _changed_error(path, listed, shown, error) from error
         raise SignatureError(
-            "This was not signed by the holder of this key, or its signature is damaged.",
+            "The signature was not made with this key, or is damaged.",
             where=str(place),
             got=f"{type(error).__name__}: {error}".removesuffix(": ")[:300],
             write=f"{_PUBLIC}; or {_AS_SIGNED}",
@@ -130,7 +130,7 @@ def _key_file(key: Key, argument: str) -> Path:
     """Checks the file of a key and returns its path; errors never contain a key."""
     if not isinstance(key, (str, os.PathLike)) or "\n" in os.fspath(key):
         raise InvalidArgumentTypeError(
-            "A key is given by the path of its file.",
+            "A key must be the path of its file.",
             where=argument,
             got="the text of a key" if isinstance(key, (str, bytes)) else type(key).__name__,
             write=f'{argument}="key.pem"' if argument == "sign" else f'{argument}="key.pub"',
@@ -143,7 +143,7 @@ def _key_file(key: Key, argument: str) -> Path:
         with suppress(OSError, ValueError):
             kind = file_types.unusual(file)
         raise InvalidArgumentError(
-            "The file of this key cannot be read.",
+            "The key file cannot be read.",
             where=str(file).replace("\0", "\\0"),
             got=kind or getattr(error, "strerror", None) or error,
             write="the path of a file that you may read",
@@ -203,7 +203,7 @@ class _Comparing:
         signed = {name if name in there else _PIECE.sub("", name) for name in listed}
         if added := there - signed:
             raise SignatureError(
-                "There are files beside those that were signed.",
+                "The export contains unsigned files.",
                 where=self._shown,
                 got=a_few(sorted(added), _FEW),
                 write="the folder without them, if you know what they are; or a copy of it, as it "
@@ -211,7 +211,7 @@ class _Comparing:
             )
         if missing := signed - there:
             raise SignatureError(
-                "Files that were signed are missing.",
+                "Signed files are missing.",
                 where=self._shown,
                 got=a_few(sorted(missing), _FEW),
                 write=_AS_SIGNED,
@@ -239,7 +239,7 @@ def _signable_files(path: Path, place: Path, shown: str) -> Iterable[str]:
         kind = "a link" if file.is_symlink() else file_types.unusual(file)
         if kind is not None:
             raise SignatureError(
-                "What was signed are files, and this is none.",
+                "Only regular files can be signed.",
                 where=f"{name} in {shown}",
                 got=kind,
                 write=_AS_SIGNED,
@@ -257,7 +257,7 @@ def _list_files(place: Path, shown: str) -> _List:
         return _List(hashes, dict(stated["serialization"]))
     except FileNotFoundError as error:
         raise SignatureError(
-            "This is not signed.",
+            "The export is not signed.",
             where=shown,
             got=f"no file {place.name}",
             write='the same, written with sign="key.pem"; or no verify=, if you trust it as it is',
@@ -287,7 +287,7 @@ def _changed_error(path: Path, listed: _List, shown: str, error: Exception) -> S
             if _file_digest(path if name == _ITSELF else path / name) != digest:
                 changed.append(path.name if name == _ITSELF else name)
     return SignatureError(
-        "This is not what was signed: it was damaged or changed since.",
+        "The signed content was damaged or changed.",
         where=shown,
         got=a_few(changed, _FEW) or f"{type(error).__name__}: {error}"[:300],
         write=_AS_SIGNED,

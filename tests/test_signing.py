@@ -86,7 +86,7 @@ def test_longer_keys(tmp_path, curve):
 def test_a_changed_file_is_named(signed, keys):
     (signed / "b" / "c.bin").write_bytes(bytes(50))
     error = refusal(signed, keys.public)
-    assert error.what == "This is not what was signed: it was damaged or changed since."
+    assert error.what == "The signed content was damaged or changed."
     assert (error.where, error.got) == (str(signed), "b/c.bin")
     assert error.write == "a copy of it, as it was signed"
 
@@ -95,7 +95,7 @@ def test_a_changed_file_is_named(signed, keys):
 def test_an_added_file_is_named(signed, keys, name):
     (signed / name).write_bytes(b"")
     error = refusal(signed, keys.public)
-    assert error.what == "There are files beside those that were signed."
+    assert error.what == "The export contains unsigned files."
     assert (error.where, error.got) == (str(signed), name)
     assert error.write.startswith("the folder without them, if you know what they are")
 
@@ -104,7 +104,7 @@ def test_an_added_file_is_named(signed, keys, name):
 def test_a_removed_file_is_named(signed, keys, name):
     (signed / name).unlink()
     error = refusal(signed, keys.public)
-    assert error.what == "Files that were signed are missing."
+    assert error.what == "Signed files are missing."
     assert (error.where, error.got) == (str(signed), name)
 
 
@@ -115,16 +115,14 @@ def test_a_renamed_file(signed, keys):
 
 def test_another_key(signed, tmp_path):
     error = refusal(signed, make_pair(tmp_path, "other").public)
-    assert error.what == (
-        "This was not signed by the holder of this key, or its signature is damaged."
-    )
+    assert error.what == ("The signature was not made with this key, or is damaged.")
     assert error.where == str(signed / "model.sig")
     assert error.write.startswith("the public half of the key that signed it, as `openssl ec ")
 
 
 def test_no_signature(tmp_path, keys):
     error = refusal(written(tmp_path / "model"), keys.public)
-    assert (error.what, error.got) == ("This is not signed.", "no file model.sig")
+    assert (error.what, error.got) == ("The export is not signed.", "no file model.sig")
     assert error.where == str(tmp_path / "model")
     assert error.write == (
         'the same, written with sign="key.pem"; or no verify=, if you trust it as it is'
@@ -162,7 +160,7 @@ def test_what_is_no_file(signed, keys, make):
     (signed / "a.txt").unlink()
     make(signed / "a.txt")
     error = refusal(signed, keys.public)
-    assert error.what == "What was signed are files, and this is none."
+    assert error.what == "Only regular files can be signed."
     assert error.where == f"a.txt in {signed}"
     assert error.got in ("a FIFO (a named pipe)", "a link")
 
@@ -240,7 +238,7 @@ def test_we_verify_what_the_tool_signs(tmp_path, keys, shards):
     config.set_hashing_config(hashing).sign(folder, folder / "model.sig")
     verify(folder, keys.public, "a test")
     (folder / "b" / "c.bin").write_bytes(bytes(50))
-    assert refusal(folder, keys.public).what.startswith("This is not what was signed")
+    assert refusal(folder, keys.public).what.startswith("The signed content was")
 
 
 def test_a_signature_has_the_name_that_the_folder_gets(signer, tmp_path):
@@ -298,7 +296,7 @@ def test_a_file_of_a_key_that_cannot_be_read(tmp_path, argument):
     for name, reason in reasons.items():
         with pytest.raises(InvalidArgumentError) as caught:
             use(argument, tmp_path / name, tmp_path)
-        assert caught.value.what == "The file of this key cannot be read."
+        assert caught.value.what == "The key file cannot be read."
         assert str(caught.value.got) == reason
 
 

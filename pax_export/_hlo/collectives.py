@@ -46,7 +46,7 @@ def sent_bytes(kind: str, size: int, devices: int) -> float:
     """
     if kind not in _SENT:
         raise InvalidArgumentTypeError(
-            "Devices exchange nothing in this way.", got=repr(kind), write=" or ".join(_SENT)
+            "The collective is unknown.", got=repr(kind), write=" or ".join(_SENT)
         )
     return _SENT[kind](devices) * size if devices > 1 else 0.0
 
@@ -123,7 +123,7 @@ def collectives(compiled: object) -> tuple[Collective, ...]:
     text = compiled if isinstance(compiled, str) else getattr(compiled, "as_text", lambda: None)()
     if not isinstance(text, str) or "HloModule" not in text:
         raise InvalidArgumentTypeError(
-            "Collectives are read from a compiled program.",
+            "Expected a compiled program.",
             got=f"{type(compiled).__name__}: {compiled!r}"[:120],
             write="jax.jit(step).lower(...).compile(); lower(...) alone knows no devices",
         )

@@ -110,7 +110,7 @@ def cost(compiled: object) -> Cost:
     memory = getattr(compiled, "memory_analysis", lambda: None)()
     if memory is None:
         raise InvalidArgumentTypeError(
-            "The compiler does not tell what memory this program needs.",
+            "The compiler reports no memory use of this program.",
             got=f"{type(compiled).__name__}",
             write="pax.sharding.collectives(compiled) for what devices exchange",
         )

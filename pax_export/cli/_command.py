@@ -108,7 +108,7 @@ def report_errors(command: Command) -> Command:
         except Exception as error:  # of a factory, of a model's code, or a mistake of ours
             traceback.print_exc()
             got = f"{type(error).__name__}: {error}"
-            fail(PaxError("This failed in a way that is not foreseen; see the traceback.", got=got))
+            fail(PaxError("The command failed unexpectedly; see the traceback.", got=got))
             return REFUSED
 
     return call

@@ -168,7 +168,7 @@ def _load_array(file: Path, dtype: str, name: str) -> np.ndarray:
             raise ValueError("an archive of several arrays")
     except (OSError, ValueError, EOFError) as error:
         raise InvalidArgumentError(
-            "This file holds no array.", where=name, got=f"{file}: {error}", write="a .npy file"
+            "The file contains no array.", where=name, got=f"{file}: {error}", write="a .npy file"
         ) from error
     wanted = numpy_dtype(dtype)
     # numpy has no name for the small floats, and writes them as bytes.

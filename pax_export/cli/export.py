@@ -148,7 +148,7 @@ def _draw_model(model: object, given: _factory.InputArguments) -> Any:
 
     if not isinstance(given.inputs, tuple):
         raise InvalidArgumentError(
-            "A drawing shows a call of the model itself.",
+            "Only a call of the model itself can be drawn.",
             got="--drawing with --method",
             write="--drawing without --method, or pax.inspection.draw in Python",
         )

@@ -115,12 +115,12 @@ def draw(
         )
     if not inputs and not kwargs:
         raise InvalidArgumentError(
-            "A drawing is made of a call, which needs inputs.",
+            "A drawing requires the inputs of a call.",
             where=type(net).__name__,
             write='pax.inspection.draw(net, pax.export.spec("batch, 3"))',
         )
     if depth < 1:
-        raise InvalidArgumentError("At least one level is drawn.", got=f"depth={depth}")
+        raise InvalidArgumentError("depth must be at least 1.", got=f"depth={depth}")
     trace = traced(net, inputs, kwargs)
     classes = {path: title_of(module) for path, module in named_modules(net)}
     flow = flow_of(trace, classes, depth)

@@ -332,7 +332,7 @@ def _is_array(leaf: object) -> bool:
 def _random_like(leaf: PyTree, random: np.random.Generator, path: str) -> Any:
     if not all(isinstance(size, int) for size in leaf.shape):
         raise InvalidArgumentError(
-            "The time of a call is measured with sizes that are numbers.",
+            "The time of a call can only be measured with sizes that are numbers.",
             where=path or "(root)",
             got=str(tuple(map(str, leaf.shape))),
             write="pax.inspect(net, x, measure=True) with an array x",

@@ -161,7 +161,7 @@ def test_a_factory_that_fails_is_a_traceback_and_one_line(here, capsys):
     error = capsys.readouterr().err
     assert "in broken\n" in error
     assert error.splitlines()[-1] == (
-        "pax-export: error: This failed in a way that is not foreseen; see the traceback. "
+        "pax-export: error: The command failed unexpectedly; see the traceback. "
         "got: RuntimeError: no weights here"
     )
 

@@ -29,7 +29,7 @@ def test_a_signed_export_is_run_and_validated(here, call, keys, quick, target):
         assert call(*command)[0] == 0
         code, out, error = call(*command, "--verify", "key.pub")
         assert (code, out) == (1, "")
-        assert error.startswith("pax-export: error: This is not signed. where: net")
+        assert error.startswith("pax-export: error: The export is not signed. where: net")
         assert error.endswith(
             "write: the same, written with --sign key.pem; or no --verify, if you trust it as it is"
         )
@@ -40,7 +40,8 @@ def test_a_model_of_others_that_they_signed(here, call, keys, foreign):
 
     np.save("x.npy", np.ones((2, 3), np.float32))
     assert (
-        "This is not signed" in call("run", "foreign", "--input", "x.npy", "--verify", "key.pub")[2]
+        "The export is not signed"
+        in call("run", "foreign", "--input", "x.npy", "--verify", "key.pub")[2]
     )
     Signer("key.pem", "a test").sign_folder(here / "foreign", "foreign")
     how = "--out", "mended", "--validate", "no", "--verify", "key.pub", "--sign", "key.pem"
@@ -48,13 +49,13 @@ def test_a_model_of_others_that_they_signed(here, call, keys, foreign):
     assert (here / "mended" / "model.sig").is_file()
     (here / "foreign" / "new").write_text("")
     code, _, error = call("retarget", "foreign", *how, "--overwrite")
-    assert (code, "There are files beside those that were signed" in error) == (1, True)
+    assert (code, "The export contains unsigned files" in error) == (1, True)
 
 
 def test_a_wrong_key_is_one_line(here, call):
     (here / "key.pem").write_text("none")
     how = "--input", "2, 3", "--validate", "no", "--sign"
-    for key, what in (("key.pem", "This is no private key"), ("no.pem", "The file of this key")):
+    for key, what in (("key.pem", "This is no private key"), ("no.pem", "The key file")):
         code, _, error = call("export", "cli_models:affine", "net", *how, key)
         assert (code, error.startswith(f"pax-export: error: {what}")) == (1, True)
     assert not (here / "net").exists()

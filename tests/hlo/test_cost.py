@@ -115,6 +115,6 @@ def test_what_has_no_memory_analysis_is_refused():
         def memory_analysis(self):
             return None
 
-    with pytest.raises(TypeError, match="does not tell what memory") as caught:
+    with pytest.raises(TypeError, match="reports no memory use") as caught:
         pax.sharding.cost(Program())
     assert "pax.sharding.collectives(compiled)" in caught.value.write

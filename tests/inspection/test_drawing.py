@@ -114,9 +114,9 @@ def test_a_net_of_one_module_and_no_edges():
 
 
 def test_wrong_input():
-    with pytest.raises(ValueError, match="needs inputs"):
+    with pytest.raises(ValueError, match="requires the inputs"):
         draw(pax.Linear(2, 3))
-    with pytest.raises(ValueError, match="At least one level"):
+    with pytest.raises(ValueError, match="depth must be"):
         draw(pax.Linear(2, 3), spec("b, 2"), depth=0)
     with pytest.raises(TypeError, match="needs a module"):
         draw(3, spec("b, 2"))

@@ -200,7 +200,7 @@ def test_what_is_no_module_is_refused():
 @pytest.mark.parametrize("look", [pax.inspect, pax.inspection.draw])
 @pytest.mark.parametrize("value", [5, [1], {1: 2}])
 def test_what_is_taken_by_name_stands_in_a_dict(look, value):
-    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="stand in a dict") as caught:
+    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="must be a dict") as caught:
         look(Net(), np.zeros((5, 7), np.int32), kwargs=value)
     assert (caught.value.where, caught.value.got) == ("kwargs", repr(value))
 

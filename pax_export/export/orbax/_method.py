@@ -193,7 +193,7 @@ def _to_tensor(leaf: PyTree, name: str) -> Any:
         check(dtype, name)
     if leaf.shape.rank is None:
         raise InvalidArgumentError(
-            "The number of dimensions of an input is not known.",
+            "The rank of an input is unknown.",
             where=name,
             write="a tf.TensorSpec with a shape, or tf.ensure_shape in `tf_preprocessor`",
         )

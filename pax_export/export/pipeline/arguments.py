@@ -28,7 +28,7 @@ def signature_keys(methods: object) -> list[str]:
     """The names of the signatures: those that a user gave, or that of the only one."""
     if methods is None:
         return [DEFAULT]
-    what = "The methods of a model stand in a dict, by the names under which they are called."
+    what = "methods must be a dict by signature."
     write = 'methods={"encode": "encode", "score": "__call__"}'
     return list(as_named("methods", methods, what, write))
 
@@ -38,7 +38,7 @@ def check_choice(name: str, value: object, choices: tuple) -> None:
     comparable = isinstance(value, (str, int)) and value != 1
     if not any(value is choice or (comparable and value == choice) for choice in choices):
         raise InvalidArgumentError(
-            f"{name} has a value that means nothing.",
+            f"{name} has an unknown value.",
             got=f"{name}={value!r}",
             write=" or ".join(f"{name}={choice!r}" for choice in choices),
         )

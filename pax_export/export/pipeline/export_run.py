@@ -120,7 +120,7 @@ def _read_card(card: Any) -> tuple[bool, str]:
     if hasattr(card, "to_svg"):
         return True, card.to_svg()
     raise InvalidArgumentTypeError(
-        "card says whether a page for people is written, or brings the drawing on it.",
+        "card must be True, False, or the drawing on the card.",
         got=f"card={card!r:.80}",
         write="card=False, or card=pax.inspection.draw(net, inputs)",
     )

@@ -344,8 +344,8 @@ class TrainStep:
             return None
         if not callable(function):
             raise InvalidArgumentError(
-                "A step of training is a function (model, optimizer, *batch) -> (model, "
-                "optimizer, metrics).",
+                "train_step must be a function (model, optimizer, *batch) -> (model, optimizer, "
+                "metrics).",
                 got=f"train_step={function!r}",
                 write=_WRITE,
             )
@@ -357,7 +357,7 @@ class TrainStep:
             )
         if cls.key in keys:
             raise InvalidArgumentError(
-                f"The step of training is called {cls.key!r} itself.",
+                f"The key {cls.key!r} is reserved for the training step.",
                 where=f"methods[{cls.key!r}]",
                 write="another key",
             )

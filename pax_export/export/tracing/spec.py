@@ -191,7 +191,7 @@ def resolve(
 def _by_name(kwargs: PyTree) -> dict[str, Any]:
     if kwargs is None:
         return {}
-    what = "The inputs that a model takes by name stand in a dict, by their names."
+    what = "kwargs must be a dict by name."
     return as_named("kwargs", kwargs, what, 'kwargs={"mask": spec("batch, length", "bool")}')
 
 

@@ -246,7 +246,7 @@ def test_what_card_may_be(tmp_path):
     with pytest.raises(InvalidArgumentTypeError) as caught:
         bundle(tmp_path / "net", card="no")
     assert str(caught.value) == (
-        "card says whether a page for people is written, or brings the drawing on it.\n"
+        "card must be True, False, or the drawing on the card.\n"
         "  got: card='no'\n"
         "  write: card=False, or card=pax.inspection.draw(net, inputs)"
     )
@@ -279,7 +279,7 @@ def test_the_command_line_leaves_the_card_out_or_draws_on_it(tmp_path, monkeypat
     methods = ["--method", "a=__call__", "--drawing", "--json"]
     capsys.readouterr()
     assert main([*line, *methods]) != 0
-    assert "A drawing shows a call of the model itself." in capsys.readouterr().err
+    assert "Only a call of the model itself can be drawn." in capsys.readouterr().err
 
 
 def test_json_and_page_say_the_same_largest_error(exports):

@@ -103,7 +103,7 @@ def test_a_tree_of_shapes_for_another_input():
 
 
 def test_the_number_of_dimensions_must_be_known():
-    with pytest.raises(InvalidArgumentError, match="number of dimensions"):
+    with pytest.raises(InvalidArgumentError, match="rank of an input"):
         traced(lambda params, x: x, "b, ...", tf.TensorSpec(None, tf.float32))
 
 

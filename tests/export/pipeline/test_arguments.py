@@ -18,12 +18,12 @@ EXPORTERS = {
 }
 #: What is wrong of an argument that every exporter takes, and how the refusal begins.
 WRONG = [
-    ("methods", 5, "The methods of a model stand in a dict"),
-    ("methods", ["predict"], "The methods of a model stand in a dict"),
-    ("methods", {1: "__call__"}, "The methods of a model stand in a dict"),
-    ("kwargs", 5, "The inputs that a model takes by name stand in a dict"),
-    ("kwargs", [1], "The inputs that a model takes by name stand in a dict"),
-    ("kwargs", {1: 2}, "The inputs that a model takes by name stand in a dict"),
+    ("methods", 5, "methods must be a dict"),
+    ("methods", ["predict"], "methods must be a dict"),
+    ("methods", {1: "__call__"}, "methods must be a dict"),
+    ("kwargs", 5, "kwargs must be a dict"),
+    ("kwargs", [1], "kwargs must be a dict"),
+    ("kwargs", {1: 2}, "kwargs must be a dict"),
     ("constraints", None, "`constraints` must be a string, or several."),
     ("constraints", 5, "`constraints` must be a string, or several."),
     ("constraints", [1], "`constraints` must be a string, or several."),
@@ -85,7 +85,7 @@ def test_a_constraint_alone_is_one(tmp_path):
 
 
 def test_an_array_is_none_of_a_few_words(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="validate has a value that means"):
+    with pytest.raises(InvalidArgumentError, match="validate has an unknown value"):
         to_stablehlo(MODEL, tmp_path / "model", spec("batch, 3"), validate=np.zeros(2))
 
 

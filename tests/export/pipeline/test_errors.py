@@ -172,8 +172,8 @@ def test_a_consumer_that_is_too_old(tmp_path):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"state": "thaw"}, "state has a value that means nothing."),
-        ({"validate": "slowly"}, "validate has a value that means nothing."),
+        ({"state": "thaw"}, "state has an unknown value."),
+        ({"validate": "slowly"}, "validate has an unknown value."),
         ({"platforms": ("cpu", "abacus")}, "platforms: expected some of"),
         ({"platforms": ()}, "platforms: expected some of"),
         ({"consumer": "onnx"}, "The consumer is unknown."),

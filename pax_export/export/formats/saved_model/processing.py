@@ -59,14 +59,14 @@ class Processors:
             for key, function in read[name].items():
                 if function is not None and not callable(function):
                     raise InvalidArgumentTypeError(
-                        "A processor is a function of TensorFlow.",
+                        "A processor must be a TensorFlow function.",
                         where=f"{name} of {key}",
                         got=repr(function),
                         write=f"{name}=lambda x: tf.cast(x, tf.float32)",
                     )
         for key in set(read["preprocess_inputs"]) - set(read["preprocess"]):
             raise InvalidArgumentError(
-                "There are inputs for a preprocessor, and no preprocessor.",
+                "preprocess_inputs requires preprocess.",
                 where=key,
                 write="preprocess=",
             )
@@ -107,7 +107,7 @@ def _processor_inputs(processor: Any, given: Any, key: str, constraints: Sequenc
         given = input_signature(processor)
     if given is None:
         raise InvalidArgumentError(
-            "What the preprocessor takes is not known.",
+            "The inputs of the preprocessor are unknown.",
             where=key,
             write='preprocess_inputs=spec("batch", "string"), or a tf.function with an '
             "input_signature",
@@ -149,7 +149,7 @@ def _fitting_tensor(tf: Any, value: Any, wanted: Any, name: str, program: Progra
     if not (same and tensor.shape.is_compatible_with(wanted.shape)):
         entry = next(entry for entry in program.inputs.flat if entry.name == name)
         raise InvalidArgumentError(
-            "The preprocessor gives something else than the model takes.",
+            "The outputs of the preprocessor do not match the inputs of the model.",
             where=f"{program.key}: {name}",
             got=f"{tensor.dtype.name}{tensor.shape}" if is_tensor else type(tensor).__name__,
             write=str(array_info(name, name, dtypes.stored(entry.struct))),
@@ -176,7 +176,7 @@ def _trace_postprocess(
     function = _trace_now(tf, postprocess, output_specs(signature))
     if not made["outputs"]:
         raise InvalidArgumentError(
-            "The postprocessor gives no tensor, so there is nothing to serve.",
+            "The postprocessor returns no tensor.",
             where=program.key,
             write="a function that returns at least one tensor",
         )
@@ -188,7 +188,7 @@ def _to_tensor(tf: Any, value: Any) -> Any:
         return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            "The postprocessor gives something that is no tensor.",
+            "The postprocessor returns a value that is not a tensor.",
             got=type(value).__name__,
             write="tensors; of a ragged one, .to_tensor() or .flat_values and .row_splits",
         ) from error

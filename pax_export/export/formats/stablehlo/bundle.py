@@ -166,7 +166,7 @@ class Functions:
         said = len(self.operands[key]), len(self.results[key])
         if found != said:
             raise ExportPathError(
-                "A function of this bundle is another than its report says.",
+                "A function of this bundle does not match its report.",
                 where=key,
                 got=f"{found[0]} operands and {found[1]} results",
                 write=f"{said[0]} and {said[1]}, as to_stablehlo wrote it",
@@ -180,7 +180,7 @@ class Functions:
             entry = said[operand]
             if not _is_of(aval, entry.shape, entry.dtype):
                 raise ExportPathError(
-                    "A function of this bundle is another than its report says.",
+                    "A function of this bundle does not match its report.",
                     where=f"{key}: {operand[1]}",
                     got=aval.str_short(),
                     write=f"{entry.dtype}[{', '.join(map(str, entry.shape))}], as to_stablehlo "

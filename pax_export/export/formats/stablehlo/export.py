@@ -110,7 +110,7 @@ def to_stablehlo(
     check_choice("weights", weights, ("arguments", "constants"))
     if isinstance(vjp_order, bool) or not isinstance(vjp_order, int) or vjp_order < 0:
         raise InvalidArgumentError(
-            "vjp_order counts how many times a function can be differentiated.",
+            "vjp_order must be an integer of at least 0.",
             got=f"vjp_order={vjp_order!r}",
             write="vjp_order=1",
         )

@@ -76,7 +76,7 @@ def _read_checks(given: Any) -> tuple[jax_export.DisabledSafetyCheck, ...]:
     if all(isinstance(check, jax_export.DisabledSafetyCheck) for check in checks):
         return checks
     raise InvalidArgumentTypeError(
-        "What jax is not to check is told by checks of jax.export.",
+        "disabled_checks must contain checks of jax.export.",
         where="disabled_checks",
         got=repr(given),
         write=_CUSTOM_CALL,

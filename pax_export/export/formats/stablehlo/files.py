@@ -78,7 +78,7 @@ def write_function(
         if _UNREGISTERED not in str(error):
             raise
         raise InvalidArgumentError(
-            "jax has not been told how to write a node of the arguments or results.",
+            "jax cannot serialize a node of the arguments or results.",
             where=name,
             got=str(error).split(". ")[0],
             write=_REGISTER,
@@ -274,7 +274,7 @@ def renew(
     report = read_report(path)
     if report.target != "stablehlo":
         raise ExportPathError(
-            "This is no StableHLO bundle.", where=str(path), got=f"target {report.target}"
+            "The export is not a StableHLO bundle.", where=str(path), got=f"target {report.target}"
         )
     checked, details = checksums.check(path), details_of(report)
     checked.path(REPORT_FILE)

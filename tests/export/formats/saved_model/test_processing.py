@@ -240,8 +240,8 @@ text = spec("n", "string")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"preprocess": lambda x: x}, "What the preprocessor takes is not known"),
-        ({"preprocess_inputs": text}, "no preprocessor"),
+        ({"preprocess": lambda x: x}, "The inputs of the preprocessor are unknown"),
+        ({"preprocess_inputs": text}, "requires preprocess"),
         (
             {"preprocess": lambda t: tf.strings.length(t), "preprocess_inputs": text},
             r"got: int32\(None,\)\n  write: x: float32\[n, 3\]",
@@ -260,10 +260,10 @@ text = spec("n", "string")
         ),
         (
             {"preprocess": lambda t: {"y": t}, "preprocess_inputs": text},
-            "(?s)something else than the model takes.*got: dict",
+            "(?s)do not match the inputs of the model.*got: dict",
         ),
         ({"postprocess": lambda y: tf.RaggedTensor.from_tensor(y)}, "ragged"),
-        ({"postprocess": lambda y: None}, "nothing to serve"),
+        ({"postprocess": lambda y: None}, "returns no tensor"),
     ],
 )
 def test_processors_that_do_not_fit_are_refused_before_writing(tmp_path, options, message):

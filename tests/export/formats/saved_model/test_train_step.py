@@ -239,7 +239,7 @@ def ok(params, optimizer, x):
     [
         (InvalidArgumentError, {"optimizer": 1}, "require train_step="),
         (InvalidArgumentError, {"train_step": ok}, "requires train_inputs"),
-        (InvalidArgumentError, {"train_step": 3, "train_inputs": spec("n")}, "is a function"),
+        (InvalidArgumentError, {"train_step": 3, "train_inputs": spec("n")}, "must be a function"),
         (
             InvalidArgumentError,
             {"train_step": lambda p, o, x: (p, o), "train_inputs": spec("n")},
@@ -270,7 +270,7 @@ def test_steps_that_cannot_be_exported(tmp_path, error, options, message):
 
 
 def test_the_name_of_the_step_is_taken(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="is called 'train_step' itself"):
+    with pytest.raises(InvalidArgumentError, match="is reserved for"):
         to_saved_model(
             (affine_params(), affine), tmp_path / "model", {"train_step": spec("n, 3")},
             methods={"train_step": affine}, train_step=ok, train_inputs=spec("n"),

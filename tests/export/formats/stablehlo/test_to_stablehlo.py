@@ -351,9 +351,9 @@ def test_validation_in_a_fresh_process(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vjp_order": -1}, "vjp_order counts"),
-        ({"vjp_order": True}, "vjp_order counts"),
-        ({"weights": "inside"}, "weights has a value that means nothing"),
+        ({"vjp_order": -1}, "vjp_order must be"),
+        ({"vjp_order": True}, "vjp_order must be"),
+        ({"weights": "inside"}, "weights has an unknown value"),
         ({"weights": "constants", "state": "update"}, "cannot take new state"),
         ({"platforms": "abacus"}, "platforms: expected"),
         ({"inputs": None}, "inputs of this model must be described"),
