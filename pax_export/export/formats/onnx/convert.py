@@ -24,6 +24,9 @@ from pax_export.export.formats.onnx.values import (
 from pax_export.export.portable import NotDecomposedError, NotWrittenError, not_decomposed
 from pax_export.export.portable.arithmetic import MOVES, computed_equation
 
+#: What carries numbers without a sign: those of the same bits with one.
+_SIGNED = {np.dtype(f"uint{bits}"): np.dtype(f"int{bits}") for bits in (32, 64)}
+
 
 class Converter:
     """Writes programs of jax with a `GraphBuilder`; `constants` has the stored arrays by `id`."""
@@ -106,7 +109,7 @@ def _by_rule(builder: GraphBuilder, equation: Any, operands: Sequence[Any]) -> l
     if _is_known(equation, operands, results):
         found = computed_equation(equation, [x.known.astype(x.dtype) for x in operands])
         return [builder.literal(np.asarray(each)) for each in found]
-    if name in BY_ORDER and np.uint64 in [each.dtype for each in operands]:
+    if name in BY_ORDER and any(each.dtype in _SIGNED for each in operands):
         return _by_order(builder, equation, operands, results)
     return _values(RULES[name](builder, results, *operands, **parameters), results)
 
@@ -134,18 +137,18 @@ def _is_known(equation: Any, operands: Sequence[Value], results: Sequence[Result
 def _by_order(
     builder: GraphBuilder, equation: Any, operands: Sequence[Value], results: Sequence[ResultStruct]
 ) -> list[Any]:
-    """Numbers of uint64 as those of int64 that are in the same order: without the first bit."""
-    first = np.array(np.iinfo(np.int64).min)
+    """Numbers without a sign as those with one in the same order: with another first bit."""
 
     def moved(value: Value, dtype: Any) -> Value:
+        first = np.array(np.iinfo(value.carrier).min, value.carrier)
         known = None if value.known is None else value.known ^ first
         return Value(builder("BitwiseXor", value, first), np.dtype(dtype), value.shape, known)
 
-    given = [moved(x, np.int64) if x.dtype == np.uint64 else x for x in operands]
-    wide = [ResultStruct(x.shape, np.int64) if x.dtype == np.uint64 else x for x in results]
+    given = [moved(x, _SIGNED[x.dtype]) if x.dtype in _SIGNED else x for x in operands]
+    wide = [ResultStruct(x.shape, _SIGNED.get(np.dtype(x.dtype), x.dtype)) for x in results]
     made = _values(RULES[equation.primitive.name](builder, wide, *given, **equation.params), wide)
     return [
-        moved(one, np.uint64) if each.dtype == np.uint64 else one
+        moved(one, each.dtype) if np.dtype(each.dtype) in _SIGNED else one
         for one, each in zip(made, results)
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,6 @@ from pax_export.export.formats.onnx.values import (
     same_shape,
 )
 from pax_export.export.validation.integers import Quantized
-
-_MASK = np.int64(0xFFFFFFFF)
 
 #: Converts a program of jax: (program, arguments) to results.
 Inline = Callable[[Any, Sequence[Value]], list[Value]]
@@ -71,6 +69,8 @@ class GraphBuilder:
         self, nodes: list, operator: str, operands: Sequence, results: int, attributes: dict
     ) -> Any:
         names = [self.name(operand) for operand in operands]
+        if operator in ("Greater", "GreaterOrEqual"):  # in OpenVINO, NaN is greater than all
+            operator, names = operator.replace("Greater", "Less"), names[::-1]
         made = [self.new_name() for _ in range(results)]
         nodes.append(self.onnx.helper.make_node(operator, names, made, name=made[0], **attributes))
         return made[0] if results == 1 else made
@@ -129,9 +129,7 @@ class GraphBuilder:
         dtype = np.dtype(dtype)
         if not is_rounded(dtype):
             return name
-        if dtype == np.uint32:
-            return self("BitwiseAnd", name, np.array(_MASK))
-        if dtype == np.uint64:
+        if dtype in (np.uint32, np.uint64):
             return name
         if dtype.name in ("int4", "int2", "uint4", "uint2"):
             bits = int(dtype.name[-1])
@@ -269,12 +267,18 @@ def bodies(node: Any) -> Iterator[Any]:
         yield from attribute.graphs
 
 
+def all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Operators, and those of the bodies of loops and branches."""
+    for node in nodes:
+        yield node
+        for body in bodies(node):
+            yield from all_nodes(body.node)
+
+
 def read_in(node: Any) -> Iterator[str]:
     """The names that an operator reads, in its bodies as well."""
-    yield from node.input
-    for body in bodies(node):
-        for inner in body.node:
-            yield from read_in(inner)
+    for each in all_nodes([node]):
+        yield from each.input
 
 
 def needed(nodes: Sequence[Any], wanted: Collection[str]) -> list[Any]:

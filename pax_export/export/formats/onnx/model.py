@@ -14,7 +14,7 @@ from pax_export.export.artifact.known_differences import known_differences
 from pax_export.export.formats.onnx import rules as rules
 from pax_export.export.formats.onnx.biases import with_biases
 from pax_export.export.formats.onnx.convert import Converter
-from pax_export.export.formats.onnx.graph import GraphBuilder, bodies, needed, read_in
+from pax_export.export.formats.onnx.graph import GraphBuilder, all_nodes, needed, read_in
 from pax_export.export.formats.onnx.integers import with_integer_convolutions
 from pax_export.export.formats.onnx.registry import Refused, has
 from pax_export.export.formats.onnx.values import (
@@ -284,7 +284,7 @@ def _refuse_complex(struct: Any, where: str) -> None:
 def _check_operators(onnx: Any, model: Any, opset: int) -> None:
     """Refuses operators that the opset does not have yet."""
     newer: dict[str, int] = {}
-    for node in _nodes(model.graph):
+    for node in all_nodes(model.graph.node):
         if not onnx.defs.has(node.op_type, max_inclusive_version=opset):
             newer[node.op_type] = onnx.defs.get_schema(node.op_type).since_version
     if newer:
@@ -295,14 +295,6 @@ def _check_operators(onnx: Any, model: Any, opset: int) -> None:
             got=f"opset={opset}",
             write=f"opset={max(newer.values())}, if what will run the model has it",
         )
-
-
-def _nodes(graph: Any) -> Any:
-    """All operators, those of the bodies of loops and branches too."""
-    for node in graph.node:
-        yield node
-        for body in bodies(node):
-            yield from _nodes(body)
 
 
 def _refused(error: NotWrittenError, program: Program) -> UnsupportedOperationError:

@@ -21,7 +21,8 @@ Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 #: Which equations the rule is for, where it is not for all.
 WHEN: dict[str, Callable[[Any], bool]] = {}
-#: Those that depend on which of two numbers is larger; uint64 is carried as int64.
+#: Those that depend on which of two numbers is larger; uint32 and uint64 are
+#: carried as numbers of the same bits with a sign.
 BY_ORDER = frozenset("lt le gt ge max min argmax argmin reduce_max reduce_min".split())
 
 

@@ -54,11 +54,7 @@ const [file, calls] = process.argv.slice(1);
 
 
 def openvino(file: str, cases: Cases) -> list[Arrays]:
-    if _UNSIGNED & set(_types(_graph(file))):
-        raise NotImplementedError(
-            "the model computes with uint32 or uint64, as random numbers do, and OpenVINO computes "
-            "these on CPUs as int32 that does not wrap"
-        )
+    _refuse_for_openvino(_graph(file))
     library = importlib.import_module("openvino")
     # By itself it computes in bfloat16 where the processor has that.
     hints = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -78,22 +74,37 @@ def openvino(file: str, cases: Cases) -> list[Arrays]:
     return found
 
 
-#: What ONNX calls uint32 and uint64.
-_UNSIGNED = {12, 13}
+def _refuse_for_openvino(graph: Any) -> None:
+    """Refuses what OpenVINO computes otherwise on CPUs: it has int32 for all integers."""
+    read = importlib.import_module("onnx").numpy_helper.to_array
+    small = [each for each in graph.initializer if each.dims in ([], [1])]
+    numbers = {each.name: read(each).item() for each in small if each.data_type in _INTEGERS}
+    signs = {name for name, each in numbers.items() if each == -(2**31)}
+    masks = {name for name, each in numbers.items() if each >= 2**31}
+    for node in _nodes(graph):
+        unlike = {"BitwiseXor": signs | masks, "BitwiseAnd": masks}.get(node.op_type, set())
+        if node.op_type == "BitShift" or not unlike.isdisjoint(node.input):
+            raise NotImplementedError(
+                f"the model compares, divides, converts or shifts uint32 or uint64 ({node.name}), "
+                "and OpenVINO computes these on CPUs as int32, and compares them as float32"
+            )
+        if node.op_type == "Cast" and _BFLOAT16 in [each.i for each in node.attribute]:
+            raise NotImplementedError(
+                f"the model rounds to bfloat16 ({node.name}), and OpenVINO cuts the bits off"
+            )
 
 
-def _types(graph: Any) -> Iterator[int]:
-    """The dtypes of a graph, of its loops and branches: of its ends, arrays and casts."""
-    yield from (each.type.tensor_type.elem_type for each in (*graph.input, *graph.output))
-    yield from (each.data_type for each in graph.initializer)
+#: What ONNX calls int32 and int64, and bfloat16.
+_INTEGERS, _BFLOAT16 = (6, 7), 16
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """The operators of a graph, of its loops and branches."""
     for node in graph.node:
+        yield node
         for each in node.attribute:
-            if each.name == "to":
-                yield each.i
-            elif each.name == "value":
-                yield each.t.data_type
             if each.HasField("g"):
-                yield from _types(each.g)
+                yield from _nodes(each.g)
 
 
 def _graph(file: str) -> Any:
@@ -101,9 +112,10 @@ def _graph(file: str) -> Any:
 
 
 def iree(file: str, cases: Cases) -> list[Arrays]:
+    graph = _graph(file)
+    _refuse_for_iree(graph)
     compiler = importlib.import_module("iree.compiler")
     runtime = importlib.import_module("iree.runtime")
-    graph = _graph(file)
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "model.mlir")
         tool = [sys.executable, "-m", "iree.compiler.tools.import_onnx", file, "-o", str(program)]
@@ -123,6 +135,26 @@ def iree(file: str, cases: Cases) -> list[Arrays]:
         arrays = [each.to_host().copy() for each in results]
         found.append(dict(zip((each.name for each in graph.output), arrays)))
     return found
+
+
+def _refuse_for_iree(graph: Any) -> None:
+    """Refuses what IREE compiles and computes otherwise."""
+    is_open = any(
+        size.dim_param for each in graph.input for size in each.type.tensor_type.shape.dim
+    )
+    for node in _nodes(graph):
+        if node.op_type == "TopK":
+            raise NotImplementedError(
+                f"the model sorts or looks for the largest ({node.name}), where IREE has given "
+                "other places than the right ones"
+            )
+        told = {each.name: each.i for each in node.attribute}
+        stacks = len(node.output) > len(node.input) - told.get("num_scan_inputs", 0)
+        if node.op_type == "Scan" and stacks and is_open:
+            raise NotImplementedError(
+                f"the model stacks the results of a scan ({node.name}), of which IREE gives one "
+                "where sizes are symbolic"
+            )
 
 
 def web(file: str, cases: Cases) -> list[Arrays]:

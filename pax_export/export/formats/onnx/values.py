@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-_INTEGERS = {"int32": np.int32, "int64": np.int64, "uint32": np.int64, "uint64": np.int64}
+_INTEGERS = {"int32": np.int32, "int64": np.int64, "uint32": np.int32, "uint64": np.int64}
 
 
 @dataclass(frozen=True, eq=False)

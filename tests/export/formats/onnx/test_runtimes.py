@@ -112,12 +112,43 @@ def test_one_that_hangs_is_stopped_with_all_that_it_started(tmp_path, planted):
     assert not state.exists() or ") Z " in state.read_text()
 
 
-def test_openvino_is_not_asked_to_wrap_integers(tmp_path):
-    """It computes uint32 as int32 that saturates, so random numbers would be wrong."""
-    seeded = lambda seed: jax.random.bits(jax.random.key(seed), (2,))  # noqa: E731
-    to_onnx(seeded, tmp_path / "bits.onnx", spec("", "uint32"))
-    with pytest.raises(NotImplementedError, match="uint32"):
-        run_others.openvino(str(tmp_path / "bits.onnx"), [])
+@pytest.mark.parametrize(
+    "function, dtype, why",
+    [
+        (lambda x: x // 10, "uint32", "uint32"),
+        (lambda x: x < 3, "uint32", "uint32"),
+        (lambda x: (x.astype(jnp.bfloat16) * 3).astype("float32"), "float32", "bfloat16"),
+    ],
+)
+def test_openvino_is_not_asked_for_what_it_computes_otherwise(tmp_path, function, dtype, why):
+    """It has int32 for all integers, compares these as float32, and cuts bits off for bfloat16."""
+    to_onnx(function, tmp_path / "m.onnx", spec("3", dtype))
+    with pytest.raises(NotImplementedError, match=why):
+        run_others.openvino(str(tmp_path / "m.onnx"), [])
+
+
+def test_openvino_draws_the_same_random_numbers(tmp_path):
+    pytest.importorskip("openvino")
+    drawn = lambda seed: jax.random.normal(jax.random.key(seed), (50,))  # noqa: E731
+    to_onnx(drawn, tmp_path / "m.onnx", spec("", "uint32"), runtimes=["openvino"])
+
+
+@pytest.mark.parametrize(
+    "function, why",
+    [
+        (lambda x: jax.lax.scan(_add, jnp.zeros(3), x), "scan"),
+        (lambda x: jax.lax.top_k(x, 2), "largest"),
+    ],
+)
+def test_iree_is_not_asked_for_what_it_computes_otherwise(tmp_path, function, why):
+    """It gives one of the rows of a scan, and other places than those of the largest."""
+    to_onnx(function, tmp_path / "m.onnx", spec("n, 3"))
+    with pytest.raises(NotImplementedError, match=why):
+        run_others.iree(str(tmp_path / "m.onnx"), [])
+
+
+def _add(state, row):
+    return state + row, state * row
 
 
 def test_refusals(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from pax_export._types import DTypeLike
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
-from pax_export.export.formats.onnx.rules.bits import shifted
+from pax_export.export.formats.onnx.rules.bits import shift_right_logical, shifted, widened
 from pax_export.export.formats.onnx.values import Value
 from pax_export.export.portable.decompositions.control import is_choice
 from pax_export.export.portable.decompositions.elementary import to_even
@@ -50,7 +51,26 @@ def div(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
     x_name, y_name = builder.spread(result.shape, x, y)
     if x.is_float:
         return builder.fit(builder("Div", x_name, y_name), result.dtype)
+    if x.dtype == np.uint32:
+        if (below := _lower_bits(y)) is None:
+            return _in_int64(builder, div, result, x, y)
+        by = builder.literal(np.log2(below + 1.0).astype(np.int32))
+        return shift_right_logical(builder, results, x, by)
     return builder.fit(_whole_quotient(builder, x, x_name, y, y_name), result.dtype)
+
+
+def _lower_bits(y: Value) -> np.ndarray | None:
+    """The bits below a power of two, if all known numbers are one."""
+    if y.known is None or np.any(y.known <= 0) or np.any(y.known & (y.known - 1)):
+        return None
+    return np.asarray(y.known - 1, y.carrier)
+
+
+def _in_int64(builder: GraphBuilder, function: Callable, result: Any, x: Value, y: Value) -> str:
+    """What a rule makes of uint32, computed as int64."""
+    wide = dataclasses.replace(result, dtype=np.dtype(np.int64))
+    made = function(builder, [wide], *(widened(builder, each) for each in (x, y)))
+    return builder.cast(made, np.int32)
 
 
 def _whole_quotient(builder: GraphBuilder, x: Value, x_name: str, y: Value, y_name: str) -> str:
@@ -91,6 +111,10 @@ def rem(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
     x_name, y_name = builder.spread(result.shape, x, y)
     if x.is_float:
         return builder.fit(builder("Mod", x_name, y_name, fmod=1), result.dtype)
+    if x.dtype.kind == "u" and (mask := _lower_bits(y)) is not None:
+        return builder("BitwiseAnd", x_name, mask)
+    if x.dtype == np.uint32:
+        return _in_int64(builder, rem, result, x, y)
     quotient = _whole_quotient(builder, x, x_name, y, y_name)
     rest = builder("Sub", x_name, builder("Mul", quotient, y_name))
     if y.known is None or np.any(y.known == 0):
@@ -134,8 +158,8 @@ def _bounded(builder: GraphBuilder, operator: str, name: str, bound: Value) -> s
     assert bound.known is not None
     if np.isnan(bound.known):
         return builder("Add", name, bound)
-    if not builder.exact:
-        return builder(operator, name, bound)
+    if not builder.exact:  # this way round, OpenVINO keeps NaN
+        return builder(operator, bound, name)
     beyond = builder("Less" if operator == "Max" else "Greater", name, bound)
     return builder("Where", beyond, bound, name)
 
@@ -198,8 +222,8 @@ def power(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
 
 
 @rule("abs")
-def absolute(builder: GraphBuilder, results: Results, x: Value) -> str:
-    return builder.fit(builder("Abs", x), results[0].dtype)
+def absolute(builder: GraphBuilder, results: Results, x: Value) -> Any:
+    return x if x.dtype.kind == "u" else builder.fit(builder("Abs", x), results[0].dtype)
 
 
 @rule("sign")

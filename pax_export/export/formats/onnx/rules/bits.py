@@ -24,9 +24,20 @@ def _unsigned(builder: GraphBuilder, name: str, x: Value) -> str:
     """Whole numbers as those of int64 that have the same lowest bits, and no others."""
     bits = _bits(x.dtype)
     wide = name if x.carrier == np.int64 else builder.cast(name, np.int64)
-    if bits == 64 or str(x.dtype).startswith("uint"):
+    if bits == 64 or (str(x.dtype).startswith("uint") and bits < 32):
         return wide
     return builder("BitwiseAnd", wide, np.array((1 << bits) - 1, np.int64))
+
+
+def widened(builder: GraphBuilder, x: Value) -> Value:
+    """Whole numbers as those of int64."""
+    if x.carrier == np.int64:
+        return x
+    name, known = builder.cast(x, np.int64), x.known
+    if x.dtype == np.uint32:  # the first bit is no sign
+        name = builder("BitwiseAnd", name, np.array(0xFFFFFFFF))
+        known = None if known is None else known.astype(np.int64) & 0xFFFFFFFF
+    return Value(name, np.dtype(np.int64), x.shape, known)
 
 
 def _narrow(builder: GraphBuilder, wide: str, dtype: DTypeLike) -> str:
@@ -50,11 +61,47 @@ def _inside(builder: GraphBuilder, amount: str, y: Value, bits: int) -> str | No
     return builder("Equal", amount, builder("Clip", amount, *limits))
 
 
+def _known_shift(x: Value, y: Value) -> int | None:
+    """By how many bits numbers that int32 carries are shifted, where that is one known number."""
+    if x.carrier != np.int32 or y.known is None or not y.known.size:
+        return None
+    by = int(y.known.flat[0])
+    return by if 0 <= by < _bits(x.dtype) and np.all(y.known == by) else None
+
+
+def _power(exponent: int) -> np.ndarray:
+    """A power of two, or the bits of one, as int32."""
+    return np.array(1 << exponent).astype(np.int32)
+
+
+def _right(builder: GraphBuilder, name: str, by: int) -> str:
+    """Numbers of int32 with their bits moved down; those from above are like the sign.
+
+    Quotients have 24 bits at most, because OpenVINO divides int32 as float32.
+    """
+    if by == 0:
+        return name
+    if by < 8:
+        halves = [builder("BitwiseAnd", name, np.int32(each)) for each in (-1 << 16, 0xFFFF)]
+        return builder("Add", *(builder("Div", each, _power(by)) for each in halves))
+    made = builder("Div", builder("BitwiseAnd", name, np.int32(-1 << by)), _power(by))
+    return builder("Neg", made) if by == 31 else made  # the power is negative
+
+
 def _shift(direction: str) -> Callable:
     def apply(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
         (result,) = results
         name, count = builder.spread(result.shape, x, y)
         bits = _bits(x.dtype)
+        by = _known_shift(x, y)
+        if by is not None:
+            if direction == "LEFT":
+                made = builder("Mul", name, _power(by))
+            else:
+                made = builder(
+                    "BitwiseAnd", _right(builder, name, by), np.int32(_power(bits - by) - 1)
+                )
+            return builder.fit(made, result.dtype)
         amount = count if y.carrier == np.int64 else builder.cast(count, np.int64)
         made = shifted(builder, _unsigned(builder, name, x), amount, direction)
         inside = _inside(builder, amount, y, bits)
@@ -66,7 +113,7 @@ def _shift(direction: str) -> Callable:
 
 
 rule("shift_left")(_shift("LEFT"))
-rule("shift_right_logical")(_shift("RIGHT"))
+shift_right_logical = rule("shift_right_logical")(_shift("RIGHT"))
 
 
 @rule("shift_right_arithmetic")
@@ -74,10 +121,13 @@ def shift_right_arithmetic(builder: GraphBuilder, results: Results, x: Value, y:
     """What is negative is shifted as its complement, which is not; the first bit is the sign."""
     (result,) = results
     name, count = builder.spread(result.shape, x, y)
+    by = _known_shift(x, y)
+    if by is not None and x.dtype.itemsize == 4:
+        return _right(builder, name, by)
     wide = name if x.carrier == np.int64 else builder.cast(name, np.int64)
     amount = count if y.carrier == np.int64 else builder.cast(count, np.int64)
     bits = _bits(x.dtype)
-    if str(x.dtype).startswith("uint") and bits < 64:
+    if str(x.dtype).startswith("uint") and bits < 32:
         top = np.array(1 << (bits - 1), np.int64)
         wide = builder("Sub", builder("BitwiseXor", wide, top), top)
     last = np.array(bits - 1, np.int64)
@@ -105,32 +155,30 @@ def bitcast_convert_type(
     if before.itemsize != after.itemsize or np.bool_ in (before, after):
         raise Refused(f"from {before.name} to {after.name}")
     if after.name in _LAYOUTS and before.kind in "iu":
-        wide = _unsigned(builder, x.name, x)
-        return _from_bits(builder, wide, *_LAYOUTS[after.name])
+        return _from_bits(builder, x.name, *_LAYOUTS[after.name])
     if before.name in _LAYOUTS and after.kind in "iu":
         return _narrow(builder, _to_bits(builder, x, *_LAYOUTS[before.name]), after)
     if before.kind in "iu" and after.kind in "iu":
+        if before.itemsize == 4:
+            return x
         return _narrow(builder, _unsigned(builder, x.name, x), after)
     raise Refused(f"from {before.name} to {after.name}")
 
 
-def _from_bits(builder: GraphBuilder, wide: str, exponent_bits: int, bits: int, bias: int) -> str:
+def _from_bits(builder: GraphBuilder, name: str, exponent_bits: int, bits: int, bias: int) -> str:
     """Sign, exponent and fraction are taken apart, and multiplied; no step rounds."""
-    fraction = builder("BitwiseAnd", wide, np.array((1 << bits) - 1, np.int64))
-    top = (1 << exponent_bits) - 1
-    moved = shifted(builder, wide, np.array(bits, np.int64), "RIGHT")
-    exponent = builder("BitwiseAnd", moved, np.array(top, np.int64))
-    sign = shifted(builder, wide, np.array(bits + exponent_bits, np.int64), "RIGHT")
-    small = builder("Equal", exponent, np.array(0, np.int64))
-    hidden = builder("Where", small, np.array(0, np.int64), np.array(1 << bits, np.int64))
+    top, none = (1 << exponent_bits) - 1, np.int32(0)
+    fraction = builder("BitwiseAnd", name, np.int32((1 << bits) - 1))
+    exponent = builder("BitwiseAnd", _right(builder, name, bits), np.int32(top))
+    sign = builder("BitwiseAnd", _right(builder, name, bits + exponent_bits), np.int32(1))
+    small = builder("Equal", exponent, none)
+    hidden = builder("Where", small, none, np.int32(1 << bits))
     number = builder.cast(builder("Add", fraction, hidden), np.float32)
     powers = [2.0 ** (max(each, 1) - bias - bits) for each in range(top)]
     scale = builder("Gather", np.array([*powers, np.inf], np.float32), exponent, axis=0)
     size = builder("Mul", number, scale)
     is_nan = builder(
-        "And",
-        builder("Equal", exponent, np.array(top, np.int64)),
-        builder("Greater", fraction, np.array(0, np.int64)),
+        "And", builder("Equal", exponent, np.int32(top)), builder("Greater", fraction, none)
     )
     size = builder("Where", is_nan, np.array(np.nan, np.float32), size)
     # A product, for onnxruntime's `Where` makes 0 of -0.
@@ -162,7 +210,8 @@ def _to_bits(builder: GraphBuilder, x: Value, exponent_bits: int, bits: int, bia
         fraction,
     )
     sign = builder.cast(_is_negative(builder, x), np.int64)
-    high = builder("Mul", sign, np.array(1 << (bits + exponent_bits), np.int64))
+    first = -1 << 31 if bits + exponent_bits == 31 else 1 << 15  # a number of int32
+    high = builder("Mul", sign, np.array(first, np.int64))
     middle = builder("Mul", exponent, np.array(1 << bits, np.int64))
     return builder("Add", high, builder("Add", middle, quiet))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._types import Jaxpr
-from pax_export.export.formats.onnx.graph import GraphBuilder, values_of
+from pax_export.export.formats.onnx.graph import GraphBuilder, all_nodes, bodies, values_of
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.arithmetic import choose
 from pax_export.export.formats.onnx.values import Value
@@ -84,15 +84,30 @@ def while_(
         (more,) = builder.inline(cond_jaxpr, [*of_cond, *after])
         more = _any(builder, more)
     start = _any(builder, start)
-    turn, again = builder.new_name("turn"), builder.new_name("again")
+    turn = builder.new_name("turn")
+    names = _loop(builder, turn, None, start, state, inside, nodes, [more, *after])
+    return values_of(results, names)
+
+
+def _loop(
+    builder: GraphBuilder,
+    turn: str,
+    count: Any,
+    start: Value,
+    state: Sequence[Value],
+    inside: Sequence[Value],
+    nodes: Sequence[Any],
+    made: Sequence[Value],
+) -> list[str]:
+    """A loop whose body makes whether it goes on, and the next state."""
     given = [
         builder.entry(turn, np.int64, ()),
-        builder.entry(again, np.bool_, ()),
+        builder.entry(builder.new_name("again"), np.bool_, ()),
         *(builder.entry(each.name, each.carrier, each.shape) for each in inside),
     ]
-    body = builder.graph(nodes, given, [more, *after])
-    names = builder("Loop", None, start, *state, results=len(inside), body=body)
-    return values_of(results, [names] if isinstance(names, str) else names)
+    body = builder.graph(nodes, given, made)
+    names = builder("Loop", count, start, *state, results=len(made) - 1, body=body)
+    return [names] if isinstance(names, str) else names
 
 
 def _any(builder: GraphBuilder, flags: Value) -> Value:
@@ -119,7 +134,7 @@ def scan(
     reverse: bool,
     **_: object,
 ) -> list[Value]:
-    """A scan of ONNX; without arrays to go through, over numbers that nobody reads."""
+    """A scan of ONNX, or a loop."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     # How many are constants, state and rows, versions of jax say in different ways.
     num_carry = sum(map(_same_rank, inner.outvars, results))
@@ -132,34 +147,18 @@ def scan(
     pieces = [builder.fresh(each.dtype, each.shape[1:]) for each in rows]
     with builder.body() as nodes:
         made = builder.inline(jaxpr, [*consts, *carried, *pieces])
-    scanned, taken = rows, pieces
-    if not scanned:
-        steps = builder.name(builder.arange(length))
-        scanned = [Value(steps, np.dtype(np.int64), (length,))]
-        taken = [Value(builder.new_name("turn"), np.dtype(np.int64), ())]
-    given = [*carried, *taken]
-    entries = [builder.entry(each.name, each.carrier, each.shape) for each in given]
-    body = builder.graph(nodes, entries, made)
-    counts = len(made), len(carried)
-    ways = {"scan_input_directions": [int(reverse)] * len(scanned)}
-    if counts[0] > counts[1]:
-        ways["scan_output_directions"] = [int(reverse)] * (counts[0] - counts[1])
 
     def scanning() -> list[Value]:
-        names = builder(
-            "Scan",
-            *state,
-            *scanned,
-            results=counts[0],
-            body=body,
-            num_scan_inputs=len(scanned),
-            **ways,
-        )
-        return values_of(results, [names] if isinstance(names, str) else names)
+        if _is_plain(nodes, made[:num_carry], pieces):
+            ends = [*state, *rows], [*carried, *pieces]
+            names = _scan(builder, consts, *ends, nodes, made, num_carry, reverse)
+        else:
+            names = _counted(builder, length, state, carried, rows, pieces, nodes, made, reverse)
+        return values_of(results, names)
 
     def nothing() -> list[Value]:
         """What is left where there are no rows, which onnxruntime does not go through."""
-        stacked = values_of(results[num_carry:], [""] * (counts[0] - counts[1]))
+        stacked = values_of(results[num_carry:], [""] * (len(made) - num_carry))
         zeros = [
             dataclasses.replace(each, name=builder.expand(np.zeros((), each.carrier), each.shape))
             for each in stacked
@@ -170,6 +169,107 @@ def scan(
     if some is None:
         return scanning()
     return values_of(results, builder.branched(some, scanning, nothing))
+
+
+#: Operators that may only move numbers.
+_MOVES = (
+    "Cast", "Concat", "Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze",
+    "Transpose", "Unsqueeze",
+)  # fmt: skip
+
+
+def _is_plain(nodes: Sequence[Any], states: Sequence[Value], pieces: Sequence[Value]) -> bool:
+    """Whether OpenVINO runs a body right as that of a scan.
+
+    It has no scan in a scan, goes once through rows that nobody reads, and has the wrong numbers
+    where a row becomes the state of the next turn.
+    """
+    every = list(all_nodes(nodes))
+    if not pieces or any(node.op_type == "Scan" for node in every):
+        return False
+    moved = {each.name for each in states}
+    for node in reversed(nodes):
+        if node.op_type in _MOVES and not moved.isdisjoint(node.output):
+            moved.update(node.input)
+    read = {name for node in every for name in node.input}
+    names = {each.name for each in pieces}
+    return moved.isdisjoint(names) and not read.isdisjoint(names)
+
+
+def _counted(
+    builder: GraphBuilder,
+    length: Any,
+    state: Sequence[Value],
+    carried: Sequence[Value],
+    rows: Sequence[Value],
+    pieces: Sequence[Value],
+    nodes: Sequence[Any],
+    made: Sequence[Value],
+    reverse: bool,
+) -> list[str]:
+    """A scan as a loop, which takes onnxruntime a little longer."""
+    turn, one = builder.new_name("turn"), np.array(1, np.int64)
+    count = builder.squeeze(builder.sizes.one(length), [0])
+    goes_on = builder.literal(np.array(True))
+    with builder.body() as begun:
+        place = builder("Sub", builder("Sub", count, one), turn) if reverse and rows else turn
+        for row, piece in zip(rows, pieces):
+            builder("Gather", row, place, axis=0)
+            begun[-1].output[:] = [piece.name]
+    names = _loop(builder, turn, count, goes_on, state, carried, [*begun, *nodes], [goes_on, *made])
+    if reverse:
+        ends = [np.array([n], np.int64) for n in (-1, np.iinfo(np.int64).min, 0, -1)]
+        names[len(state) :] = [builder("Slice", name, *ends) for name in names[len(state) :]]
+    return names
+
+
+def _scan(
+    builder: GraphBuilder,
+    consts: Sequence[Value],
+    operands: Sequence[Value],
+    given: Sequence[Value],
+    nodes: Sequence[Any],
+    made: Sequence[Value],
+    num_carry: int,
+    reverse: bool,
+) -> list[str]:
+    num_rows, num_stacked = len(given) - num_carry, len(made) - num_carry
+    entries = [builder.entry(each.name, each.carrier, each.shape) for each in given]
+    body = builder.graph(nodes, entries, made)
+    outside = _take_outside(builder, body, consts)
+    ways = {"scan_input_directions": [int(reverse)] * num_rows}
+    if num_stacked:
+        ways["scan_output_directions"] = [int(reverse)] * num_stacked
+    results = len(outside) + len(made)
+    names = builder(
+        "Scan", *outside, *operands, results=results, body=body, num_scan_inputs=num_rows, **ways
+    )
+    return [names] if isinstance(names, str) else names[len(outside) :]
+
+
+def _take_outside(builder: GraphBuilder, body: Any, consts: Sequence[Value]) -> list[str]:
+    """Makes what a body reads of the graphs around it a state that stays; returns its names.
+
+    OpenVINO gives the body of a scan nothing but its inputs and what is stored.
+    """
+    known, nodes = {each.name: each for each in consts}, list(all_nodes(body.node))
+    graphs = [body, *(inner for node in nodes for inner in bodies(node))]
+    inside = {each.name for graph in graphs for each in graph.input}
+    inside.update(name for node in nodes for name in node.output)
+    read = dict.fromkeys(name for node in nodes for name in node.input if name)
+    outside = [name for name in read if name not in inside and name not in builder.initializers]
+    renamed = {name: builder.new_name("outside") for name in outside}
+    for node in nodes:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+    for place, (name, given) in enumerate(renamed.items()):
+        kept, value = builder.new_name("outside"), known.get(name)
+        entries = [builder.onnx.ValueInfoProto(name=each) for each in (given, kept)]
+        if value is not None:
+            entries = [builder.entry(each, value.carrier, value.shape) for each in (given, kept)]
+        body.node.append(builder.onnx.helper.make_node("Identity", [given], [kept], name=kept))
+        body.input.insert(place, entries[0])
+        body.output.insert(place, entries[1])
+    return outside
 
 
 def _same_rank(inside: Any, outside: Any) -> bool:

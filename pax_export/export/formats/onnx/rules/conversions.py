@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import Refused, rule
+from pax_export.export.formats.onnx.rules.bits import widened
 from pax_export.export.formats.onnx.values import Value, carrier
 
 Results = Sequence[Any]
@@ -36,6 +38,9 @@ def _converted(builder: GraphBuilder, name: str, x: Value, dtype: np.dtype) -> s
     target = carrier(dtype)
     if np.dtype("uint64") in (x.dtype, dtype) and (x.is_float or target.kind == "f"):
         raise Refused("between uint64 and floating point")
+    if x.dtype == np.uint32 and (target.kind == "f" or target == np.int64):
+        x = widened(builder, dataclasses.replace(x, name=name))
+        name = x.name
     if dtype == np.bool_:
         return builder("Not", builder("Equal", name, builder.like(0, x)))
     if x.is_float and target.kind == "i":
@@ -65,10 +70,13 @@ def _whole(builder: GraphBuilder, name: str, x: Value, dtype: np.dtype) -> str:
         high = float(np.nextafter(2.0**63, 0))
     top = builder("Greater", name, builder.like(high, x))
     clipped = builder("Clip", name, builder.like(low, x), builder.like(high, x))
+    if dtype == np.uint32:
+        clipped = builder.cast(clipped, np.int64)
+        clipped = builder("BitwiseAnd", clipped, np.array(0xFFFFFFFF))  # two casts would be one
     whole = builder.cast(clipped, carrier(dtype))
     if int(high) == int(limits.max):
         return whole
-    return builder("Where", top, np.asarray(limits.max, carrier(dtype)), whole)
+    return builder("Where", top, np.asarray(limits.max).astype(carrier(dtype)), whole)
 
 
 @rule("reduce_precision")

@@ -9,6 +9,7 @@ import numpy as np
 
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
+from pax_export.export.formats.onnx.rules.bits import widened
 from pax_export.export.formats.onnx.values import Value, is_number, same_size
 
 Results = Sequence[Any]
@@ -122,7 +123,7 @@ def start_of(builder: GraphBuilder, start: Value, size: object, taken: Any) -> A
     if start.known is not None and is_number(size) and is_number(taken):
         number = int(np.clip(int(start.known), 0, size - taken))
         return np.array([number], np.int64)
-    return builder.within(builder.cast(start, np.int64), builder.sizes.one(size - taken))
+    return builder.within(widened(builder, start), builder.sizes.one(size - taken))
 
 
 def _added(builder: GraphBuilder, one: Any, other: Any) -> Any:

@@ -1,0 +1,135 @@
+"""Loops in the form that onnxruntime and OpenVINO run right."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import pytest
+from jax import lax
+
+from pax_export._optional import is_installed
+from pax_export.export import load, spec, to_onnx
+from pax_export.export.formats.onnx.graph import all_nodes, bodies, read_in
+
+
+def _sum(x):
+    return lax.scan(lambda c, row: (c + row, c * row), jnp.zeros(3), x)
+
+
+def _back(x):
+    outside = jnp.exp(x.mean(0))
+    return lax.scan(lambda c, row: (c + row * outside, c), jnp.zeros(3), x, reverse=True)
+
+
+def _counted(x):
+    return lax.fori_loop(0, 5, lambda i, c: c + i * x[0], jnp.zeros(3))
+
+
+def _drawn_back(x):
+    step = lambda c, _: (c * 0.5 + x[0], c)  # noqa: E731
+    return lax.scan(step, jnp.ones(3), None, length=4, reverse=True)
+
+
+def _nested(x):
+    row = lambda c, each: (c + each, c)  # noqa: E731
+    return lax.scan(lambda c, each: (c + each, lax.scan(row, 0.0, each * c)), jnp.zeros(3), x)
+
+
+def _row_is_state(x):
+    return lax.scan(
+        lambda c, row: (jnp.concatenate([c[1:], row[None]]), c.sum(0)), jnp.ones((4, 3)), x
+    )
+
+
+def _row_is_unread(x):
+    return lax.scan(lambda c, row: (c * 2, c), jnp.ones(3), x)
+
+
+def _of_all_but_one(x):
+    return lax.scan(lambda c, row: (row, c * row), jnp.ones(3), x[:-1], reverse=True)
+
+
+FORMS = [
+    (_sum, ["Scan"]),
+    (_back, ["Scan"]),
+    (_counted, ["Loop"]),
+    (_drawn_back, ["Loop"]),
+    (_nested, ["Loop", "Scan"]),
+    (_row_is_state, ["Loop"]),
+    (_row_is_unread, ["Loop"]),
+    (_of_all_but_one, ["Loop"]),
+]
+
+
+@pytest.mark.parametrize("function, form", FORMS)
+def test_each_body_has_its_form(tmp_path, function, form):
+    others = ["openvino"] if is_installed("openvino") else []
+    to_onnx(function, tmp_path / "m.onnx", spec("n, 3"), runtimes=others)
+    graph = onnx.load(tmp_path / "m.onnx").graph
+    loops = [node for node in all_nodes(graph.node) if node.op_type in ("Scan", "Loop")]
+    assert [node.op_type for node in loops] == form
+    stored = {each.name for each in graph.initializer}
+    for (body,) in (bodies(node) for node in loops if node.op_type == "Scan"):
+        made = {name for node in all_nodes(body.node) for name in node.output}
+        read = {name for node in body.node for name in read_in(node)}
+        assert read <= made | stored | {each.name for each in body.input}
+    loaded = load(tmp_path / "m.onnx")
+    for rows in (1, 4):
+        x = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
+        for found, wanted in zip(jax.tree.leaves(loaded(x)), jax.tree.leaves(function(x))):
+            np.testing.assert_allclose(found, wanted, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("by", [0, 1, 7, 8, 23, 31])
+def test_uint32_is_shifted_as_it_is(tmp_path, by):
+    """Its bits are those of an int32, also the first one."""
+
+    def shifted(x):
+        ways = (lax.shift_left, lax.shift_right_logical, lax.shift_right_arithmetic)
+        made = [way(x, jnp.uint32(by)) for way in ways]
+        return [*made, lax.shift_right_arithmetic(x.view(jnp.int32), by)]
+
+    to_onnx(shifted, tmp_path / "m.onnx", spec("n", "uint32"))
+    assert "BitShift" not in {node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node}
+    x = np.array([0, 1, 2**31 - 1, 2**31, 2**32 - 1, 0xDEADBEEF, 12345678], np.uint32)
+    for found, wanted in zip(load(tmp_path / "m.onnx")(x), shifted(jnp.asarray(x))):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.astype(jnp.float32),
+        lambda x: x.astype(jnp.float32).astype(jnp.uint32),
+        lambda x: (x // 7, x // 8, x % 7, x % 8, 7 // (x | 1)),
+        lambda x: (
+            x < jnp.uint32(2**31 + 5),
+            jnp.maximum(x, jnp.uint32(9)),
+            jnp.sort(x),
+            x.max(),
+            x.argmin(),
+        ),
+        lambda x: jnp.take(jnp.arange(9), x, mode="clip"),
+        lambda x: lax.dynamic_slice(jnp.arange(9), (x[4],), (3,)),
+        lambda x: (jnp.sign(x), jnp.abs(x), x.sum(), lax.population_count(x), lax.clz(x)),
+    ],
+)
+def test_uint32_has_no_sign(tmp_path, function):
+    to_onnx(function, tmp_path / "m.onnx", spec("7", "uint32"))
+    x = np.array([0, 1, 2**31 - 1, 2**31, 2**32 - 1, 0xDEADBEEF, 12345678], np.uint32)
+    found, wanted = load(tmp_path / "m.onnx")(x), function(jnp.asarray(x))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted)):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_nothing_is_greater_than_another(tmp_path):
+    """In OpenVINO NaN would be."""
+    function = lambda x: (x > 1, x >= 2, jnp.where(x > 0.5, x, 0), jnp.argmax(x))  # noqa: E731
+    to_onnx(function, tmp_path / "m.onnx", spec("n"))
+    kinds = {node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node}
+    assert {"Less", "LessOrEqual"} <= kinds and not kinds & {"Greater", "GreaterOrEqual"}
+    x = np.array([np.nan, 1, 2, 3, 0.5], np.float32)
+    for found, wanted in zip(load(tmp_path / "m.onnx")(x), function(x)):
+        np.testing.assert_array_equal(found, wanted)
