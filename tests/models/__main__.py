@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _keep_compiled(options.kept / "compiled")
         runs = [(form, model, pool.submit(_in_fork, model, form, options)) for form, model in pairs]
         for form, model, run in runs:
-            outcome = run.result()
+            outcome = run.result() | {"day": f"{date.today()}"}
             _say(form, model, outcome, options.verbose)
             stored["outcomes"].setdefault(form, {})[model.name] = outcome
             if options.output:

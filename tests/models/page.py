@@ -173,8 +173,10 @@ def _matrix(results: Results) -> Iterable[str]:
         "The same models by runtime: the largest difference from jax in any call, as a part of "
         "the largest number of its output (or of 0.01). OpenVINO, IREE and onnxruntime-web (in "
         "Node.js) read the ONNX file, each in a process of its own that is stopped after 110 "
-        "seconds. *fixed*: with numbers in the place of symbolic sizes. `tox -e matrix` tries "
-        "them, and writes this table; a dash is a model that was not tried since the last change."
+        "seconds. Models that are called with NaN are written with `exact=True` for OpenVINO and "
+        "IREE, whose `Relu`, `Clip` and maxima lose it. *fixed*: with numbers in the place of "
+        "symbolic sizes. `tox -e matrix` tries them, and writes this table; a dash is a model that "
+        "was not tried; *last* is how many were tried on the last day, with the files of that day."
     )
     yield "\n".join(_shares(known))
     lines = [f"| model | {' | '.join(RUNTIMES.values())} |", "|---|" + "---|" * len(RUNTIMES)]
@@ -195,8 +197,8 @@ def _matrix(results: Results) -> Iterable[str]:
 
 def _shares(known: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterable[str]:
     """A line for each runtime: how many models it ran, and ran right."""
-    yield "| | tried | right | refused | crashed or stopped | wrong |"
-    yield "|---|---|---|---|---|---|"
+    yield "| | tried | right | refused | crashed or stopped | wrong | last |"
+    yield "|---|---|---|---|---|---|---|"
     for form, title in RUNTIMES.items():
         found = [each["outcome"] for each in known[form].values()]
         right = sum(each in (RIGHT, STATIC) for each in found)
@@ -204,7 +206,9 @@ def _shares(known: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterable[st
         wrong = found.count(WRONG)
         refused = found.count(REFUSED)
         rest = len(found) - right - wrong - refused
-        yield f"| {title} | {len(found)} | {right}{share} | {refused} | {rest} | {wrong} |"
+        days = [each["day"] for each in known[form].values() if "day" in each]
+        last = f"{days.count(max(days))} on {max(days)}" if days else ""
+        yield f"| {title} | {len(found)} | {right}{share} | {refused} | {rest} | {wrong} | {last} |"
 
 
 def _cell(each: Mapping[str, Any] | None) -> str:
