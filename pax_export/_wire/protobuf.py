@@ -13,6 +13,8 @@ _VARINT, _BYTES = 0, 2
 #: The sizes of fields of other kinds.
 _FIXED = {1: 8, 5: 4}
 _LONGEST_TEXT = 1 << 20
+#: The most fields of a message that are kept together.
+_MOST_FIELDS = 1 << 22
 #: Bytes read at a time, at most, of skipped content too.
 _PIECE = 1 << 12
 #: What stands before the content of a field: its number and kind, and its size.
@@ -127,3 +129,49 @@ def message(value: int | Message) -> Message:
     if not isinstance(value, Message):
         raise ValueError("a whole number where a message belongs")
     return value
+
+
+class Fields:
+    """The fields of a small message by their numbers; an error for one of another kind.
+
+    Example:
+        >>> from pax_export._wire import Memory
+        >>> found = Fields(Message(Memory(bytes([8, 3, 18, 1, 97, 18, 1, 98]))))
+        >>> found.whole(1), found.texts(2), found.text(3), found.whole(4)
+        (3, ['a', 'b'], '', 0)
+    """
+
+    def __init__(self, message: Message):
+        self._values: dict[int, list[int | Message]] = {}
+        for count, (number, value) in enumerate(message.fields()):
+            if count == _MOST_FIELDS:
+                raise ValueError(f"a message of more than {_MOST_FIELDS} fields")
+            self._values.setdefault(number, []).append(value)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._values
+
+    def all(self, number: int) -> list[int | Message]:
+        """The values of a field."""
+        return self._values.get(number, [])
+
+    def whole(self, number: int) -> int:
+        """The last value of a field of whole numbers, or 0."""
+        return whole(self.all(number)[-1]) if number in self else 0
+
+    def messages(self, *numbers: int) -> list[Message]:
+        """The messages of some fields."""
+        return [message(value) for number in numbers for value in self.all(number)]
+
+    def texts(self, number: int) -> list[str]:
+        """The texts of a field."""
+        return [each.text() for each in self.messages(number)]
+
+    def text(self, number: int) -> str:
+        """The last text of a field, or ""."""
+        return ["", *self.texts(number)][-1]
+
+    def mapping(self, number: int) -> dict[str, str]:
+        """A field that is a list of pairs of texts."""
+        pairs = map(Fields, self.messages(number))
+        return {pair.text(1): pair.text(2) for pair in pairs}

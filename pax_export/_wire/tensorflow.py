@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pax_export._wire.protobuf import Message, message, signed, whole
+from pax_export._wire.protobuf import Fields, Message, signed
 
 #: The dtypes of arrays by their numbers, as numpy and jax call them.
 DTYPES = {
@@ -19,33 +19,23 @@ class SavedTensor:
     """What the index of a checkpoint says of an array: a `BundleEntryProto`."""
 
     def __init__(self, value: Message):
-        self.dtype = self.shard = self.offset = self.size = 0
+        fields = Fields(value)
+        if 7 in fields:
+            raise ValueError("a variable that is kept in slices, which is not read")
+        self.dtype, self.shard, self.offset, self.size = map(fields.whole, (1, 3, 4, 5))
+        sums = [int.from_bytes(each.content(), "little") for each in fields.messages(6)]
+        self.crc: int | None = sums[-1] if sums else None
         self.shape: list[int] = []
-        self.crc: int | None = None
-        for number, field in value.fields():
-            if number == 1:
-                self.dtype = whole(field)
-            elif number == 2:
-                self.shape = _shape(message(field))
-            elif number in (3, 4, 5):
-                setattr(self, ("shard", "offset", "size")[number - 3], whole(field))
-            elif number == 6:
-                self.crc = int.from_bytes(message(field).content(), "little")
-            elif number == 7:
-                raise ValueError("a variable that is kept in slices, which is not read")
+        for shape in fields.messages(2)[-1:]:
+            dimensions = Fields(shape).messages(2)
+            if len(dimensions) > _MOST_DIMENSIONS:
+                raise ValueError(f"a shape of {len(dimensions)} dimensions")
+            sizes = [Fields(each).all(1) for each in dimensions]
+            self.shape = [signed(each[-1]) if each else 0 for each in sizes]
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"the shape {self.shape!r:.100}")
 
     @property
     def same(self) -> tuple[Any, ...]:
         """Equal for two that hold the same array."""
         return self.dtype, tuple(self.shape), self.size, self.crc
-
-
-def _shape(value: Message) -> list[int]:
-    shape = []
-    for number, dimension in value.fields():
-        if number == 2:
-            sizes = [signed(size) for at, size in message(dimension).fields() if at == 1]
-            shape.append(sizes[-1] if sizes else 0)
-        if len(shape) > _MOST_DIMENSIONS or any(size < 0 for size in shape):
-            raise ValueError(f"the shape {shape!r:.100}")
-    return shape

@@ -113,6 +113,18 @@ class Fields:
             raise self.wrong(name, "true or false")
         return bool(value)
 
+    def sizes(self, names: Mapping[str, str], optional: Set[str]) -> dict[str, Any]:
+        """Fields of a DecoderConfig by the keys that hold them; the optional ones have defaults."""
+        readers = {"num_layers": self.layers, "tied": self.flag,
+                   "norm_eps": lambda key: self.number(key, zero=True)}  # fmt: skip
+        found: dict[str, Any] = {}
+        for name, key in names.items():
+            read = self.optional_size if key in optional else readers.get(name, self.size)
+            found[name] = read(key)
+        dim, heads = found["dim"], found["num_heads"]
+        defaults = {"num_kv_heads": heads, "head_size": dim // heads, "hidden_dim": 4 * dim}
+        return found | {n: default for n, default in defaults.items() if found.get(n) is None}
+
     def part(self, name: str) -> Mapping[str, Any]:
         """What is a mapping itself; an empty one if there is none."""
         value = self.get(name, {})

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sized
 from typing import Any
 
 from pax_export.nets._decoder_fields import Fields, mapping, unknown_family, unsupported
-from pax_export.nets._decoder_keys import GGUF, GGUF_PERIODS
+from pax_export.nets._decoder_keys import GGUF, GGUF_NAMES, GGUF_PERIODS, GPT2_GGUF_NAMES, OPTIONAL
 from pax_export.nets._layer_kind import LayerKind, repeating
 from pax_export.nn import RotaryScaling
 
@@ -30,14 +30,12 @@ def fields_of_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(family, str) or family not in GGUF:
         raise unknown_family(family, "GGUF metadata: general.architecture", GGUF)
     keys = _keys_of(metadata, family)
-    found = _sizes(keys, family)
+    found = _read_sizes(keys, family)
     if family != "gpt2":
-        found["norm_eps"] = keys.number("attention.layer_norm_rms_epsilon", zero=True)
         found |= _rope(keys, found["head_size"])
-    if family == "gpt2":
+    else:
         found |= {
             "norm": "layer",
-            "norm_eps": keys.number("attention.layer_norm_epsilon", zero=True),
             "activation": "gelu_tanh",
             "gated": False,
             "positions": "learned",
@@ -52,13 +50,12 @@ def fields_of_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _sizes(keys: Fields, family: str) -> dict[str, Any]:
+def _read_sizes(keys: Fields, family: str) -> dict[str, Any]:
     for name in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
         if isinstance(keys.get(name), (list, tuple)):
             raise unsupported(keys, name)  # another number in each layer
-    dim, heads = keys.size("embedding_length"), keys.size("attention.head_count")
-    head_size = keys.optional_size("attention.key_length") or dim // heads
-    if keys.get("attention.value_length", head_size) != head_size:
+    found = keys.sizes(GPT2_GGUF_NAMES if family == "gpt2" else GGUF_NAMES, OPTIONAL)
+    if keys.get("attention.value_length", found["head_size"]) != found["head_size"]:
         raise unsupported(keys, "attention.value_length")
     if keys.get("vocab_size"):
         tokens = keys.size("vocab_size")
@@ -67,18 +64,8 @@ def _sizes(keys: Fields, family: str) -> dict[str, Any]:
         if not isinstance(words, Sized):
             raise keys.wrong("tokenizer.ggml.tokens", "a list of words")
         tokens = len(words)
-    return {
-        "family": family,
-        "vocab_size": tokens,
-        "dim": dim,
-        "num_layers": keys.layers("block_count"),
-        "num_heads": heads,
-        "num_kv_heads": keys.optional_size("attention.head_count_kv") or heads,
-        "head_size": head_size,
-        "hidden_dim": keys.size("feed_forward_length"),
-        "max_positions": keys.size("context_length"),
-        "tied": True,  # unless there is a tensor ``output.weight``
-    }
+    # Tied, unless there is a tensor ``output.weight``.
+    return {**found, "family": family, "vocab_size": tokens, "tied": True}
 
 
 def _rope(keys: Fields, head_size: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.nets._decoder_fields import Fields, mapping, shown, unknown_family, unsupported
-from pax_export.nets._decoder_keys import GEMMA3, HF, ROPES
+from pax_export.nets._decoder_keys import GEMMA3, GPT2_NAMES, HF, HF_NAMES, OPTIONAL, ROPES
 from pax_export.nets._layer_kind import LayerKind, repeating
 from pax_export.nn import RotaryScaling
 
@@ -136,26 +136,14 @@ def _of_gemma(fields: Fields) -> Found:
 
 
 def _gpt2(fields: Fields) -> Found:
-    dim, heads = fields.size("n_embd"), fields.size("n_head")
     return {
+        **fields.sizes(GPT2_NAMES, OPTIONAL),
         "family": "gpt2",
-        "vocab_size": fields.size("vocab_size"),
-        "dim": dim,
-        "num_layers": fields.layers("n_layer"),
-        "num_heads": heads,
-        "num_kv_heads": heads,
-        "head_size": dim // heads,
-        "hidden_dim": fields.optional_size("n_inner") or 4 * dim,
-        "max_positions": fields.size("n_positions"),
         "norm": "layer",
-        "norm_eps": fields.number("layer_norm_epsilon", zero=True),
         "activation": _activation(fields, "activation_function"),
         "gated": False,
-        "projection_bias": True,
-        "output_bias": True,
-        "dense_bias": True,
+        **dict.fromkeys(("projection_bias", "output_bias", "dense_bias"), True),
         "positions": "learned",
-        "tied": fields.flag("tie_word_embeddings"),
     }
 
 
@@ -173,23 +161,14 @@ _FAMILIES: dict[str, Callable[[Fields], Found]] = {
 
 def _common(fields: Fields, family: str, activation: str | None = None) -> Found:
     """What the families of Llama, Qwen and Gemma have in common."""
-    dim, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    sizes = fields.sizes(HF_NAMES, OPTIONAL)
     base, scaling = (None, None) if family == "gemma3" else _rope(fields)
     return {
+        **sizes,
         "family": family,
-        "vocab_size": fields.size("vocab_size"),
-        "dim": dim,
-        "num_layers": fields.layers("num_hidden_layers"),
-        "num_heads": heads,
-        "num_kv_heads": fields.optional_size("num_key_value_heads") or heads,
-        "head_size": fields.optional_size("head_dim") or dim // heads,
-        "hidden_dim": fields.size("intermediate_size"),
-        "max_positions": fields.size("max_position_embeddings"),
-        "norm_eps": fields.number("rms_norm_eps", zero=True),
         "activation": activation or _activation(fields, "hidden_act"),
         "rotary_base": base,
         "rotary_scaling": scaling,
-        "tied": fields.flag("tie_word_embeddings"),
     }
 
 

@@ -10,6 +10,32 @@ from typing import Any
 
 from pax_export.nets._decoder_fields import Keys
 
+# --- names of the fields of a DecoderConfig ----------------------------------------------------
+
+HF_NAMES = {
+    "dim": "hidden_size", "num_heads": "num_attention_heads", "vocab_size": "vocab_size",
+    "num_layers": "num_hidden_layers", "num_kv_heads": "num_key_value_heads",
+    "head_size": "head_dim", "hidden_dim": "intermediate_size",
+    "max_positions": "max_position_embeddings", "norm_eps": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+}  # fmt: skip
+GPT2_NAMES = {
+    "dim": "n_embd", "num_heads": "n_head", "vocab_size": "vocab_size", "num_layers": "n_layer",
+    "hidden_dim": "n_inner", "max_positions": "n_positions", "norm_eps": "layer_norm_epsilon",
+    "tied": "tie_word_embeddings",
+}  # fmt: skip
+GGUF_NAMES = {
+    "dim": "embedding_length", "num_heads": "attention.head_count",
+    "head_size": "attention.key_length", "num_layers": "block_count",
+    "num_kv_heads": "attention.head_count_kv", "hidden_dim": "feed_forward_length",
+    "max_positions": "context_length", "norm_eps": "attention.layer_norm_rms_epsilon",
+}  # fmt: skip
+GPT2_GGUF_NAMES = GGUF_NAMES | {"norm_eps": "attention.layer_norm_epsilon"}
+#: Keys that may be null or missing; the sizes of the others determine them.
+OPTIONAL = frozenset(
+    "num_key_value_heads head_dim n_inner attention.head_count_kv attention.key_length".split()
+)
+
 # --- config.json ----------------------------------------------------------------------------
 
 # Where a file comes from, training, tokens, generation and what a call returns.

@@ -7,6 +7,7 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets._decoder_keys import GGUF_NAMES, GPT2_GGUF_NAMES, OPTIONAL
 from pax_export.nets._decoder_to_hf import check_same, has_no_such
 from pax_export.nn import RotaryScaling, rotary_frequencies
 
@@ -59,20 +60,18 @@ def gguf_metadata(config: DecoderConfig, where: str) -> dict[str, Any]:
 
 
 def _described(config: DecoderConfig) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "vocab_size": config.vocab_size, "context_length": config.max_positions,
-        "embedding_length": config.dim, "block_count": config.num_layers,
-        "feed_forward_length": config.hidden_dim, "attention.head_count": config.num_heads,
-    }  # fmt: skip
-    if config.family == "gpt2":
-        return made | {"attention.layer_norm_epsilon": float(config.norm_eps)}
-    size = config.rotary_size or config.head_size
+    gpt2 = config.family == "gpt2"
+    names = GPT2_GGUF_NAMES if gpt2 else GGUF_NAMES
+    made: dict[str, Any] = {"vocab_size": config.vocab_size}
+    made |= {key: getattr(config, n) for n, key in names.items() if not (gpt2 and key in OPTIONAL)}
+    made[names["norm_eps"]] = float(config.norm_eps)
+    if gpt2:
+        return made
     made |= {
-        "attention.head_count_kv": config.num_kv_heads, "attention.key_length": config.head_size,
-        "attention.value_length": config.head_size, "rope.dimension_count": size,
-        "attention.layer_norm_rms_epsilon": float(config.norm_eps),
+        "attention.value_length": config.head_size,
+        "rope.dimension_count": config.rotary_size or config.head_size,
         "rope.freq_base": float(config.rotary_base),
-    }  # fmt: skip
+    }
     scaling = config.rotary_scaling
     if scaling is not None and scaling.kind in ("linear", "yarn"):
         made |= {"rope.scaling.type": scaling.kind, "rope.scaling.factor": float(scaling.factor)}

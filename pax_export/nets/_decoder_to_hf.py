@@ -16,6 +16,7 @@ from pax_export._quantized import ArrayLike, Form, QuantizedArray
 from pax_export._types import PyTree
 from pax_export.core import path_name
 from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets._decoder_keys import GPT2_NAMES, HF_NAMES
 from pax_export.nets._decoder_names import Pieces, SourceArray, pieces_of_hf
 from pax_export.nets._generation_defaults import GenerationDefaults
 from pax_export.nn import RotaryScaling
@@ -109,81 +110,47 @@ def _described(config: DecoderConfig) -> dict[str, Any]:
     family = config.family
     kind = "gemma3_text" if family == "gemma3" else family
     head = _HEADS.get(family, "ForCausalLM")
-    made = {"model_type": kind, "architectures": [_CLASSES[family] + head]}
+    made: dict[str, Any] = {"model_type": kind, "architectures": [_CLASSES[family] + head]}
+    names = GPT2_NAMES if family == "gpt2" else HF_NAMES
+    made |= {key: getattr(config, name) for name, key in names.items()}
     if family == "gpt2":
-        return made | {
-            "vocab_size": config.vocab_size, "n_embd": config.dim, "n_layer": config.num_layers,
-            "n_head": config.num_heads, "n_inner": config.hidden_dim,
-            "n_positions": config.max_positions, "layer_norm_epsilon": config.norm_eps,
-            "activation_function": _GPT2_WORDS.get(config.activation, config.activation),
-            "tie_word_embeddings": config.tied,
-        }  # fmt: skip
-    made |= {
-        "vocab_size": config.vocab_size, "hidden_size": config.dim,
-        "intermediate_size": config.hidden_dim, "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_size, "max_position_embeddings": config.max_positions,
-        "rms_norm_eps": config.norm_eps, "tie_word_embeddings": config.tied,
-        "rope_theta": config.rotary_base,
-    }  # fmt: skip
+        activation = _GPT2_WORDS.get(config.activation, config.activation)
+        return made | {"activation_function": activation}
+    made["rope_theta"] = config.rotary_base
     if config.rotary_scaling is not None:
         made["rope_scaling"] = _scaling(config.rotary_scaling)
     activation = "hidden_activation" if family.startswith("gemma") else "hidden_act"
     made[activation] = _WORDS[config.activation]
-    return made | _OWN[family](config)
+    return made | _own_keys(config)
 
 
-def _llama(config: DecoderConfig) -> dict[str, Any]:
-    return {"attention_bias": config.projection_bias, "mlp_bias": config.dense_bias}
-
-
-def _mistral(config: DecoderConfig) -> dict[str, Any]:
-    return {"sliding_window": config.kind_of(0).window}
-
-
-def _qwen2(config: DecoderConfig) -> dict[str, Any]:
-    windows = _windows(config)
-    if not windows:
-        return {"use_sliding_window": False}
-    return {
-        "use_sliding_window": True,
-        "max_window_layers": 0,
-        "sliding_window": windows[0],
-        "layer_types": _layer_types(config),
-    }
-
-
-def _qwen3(config: DecoderConfig) -> dict[str, Any]:
-    return _qwen2(config) | {"attention_bias": config.projection_bias}
-
-
-def _gemma(config: DecoderConfig) -> dict[str, Any]:
-    return {"attention_bias": config.projection_bias}
-
-
-def _gemma2(config: DecoderConfig) -> dict[str, Any]:
-    scale = config.attention_scale or config.head_size**-0.5
-    power = scale**-2
-    found = {
-        "attention_bias": config.projection_bias,
+def _own_keys(config: DecoderConfig) -> dict[str, Any]:
+    """The keys that not all families have."""
+    family, biases = config.family, {"attention_bias": config.projection_bias}
+    if family == "llama":
+        return {**biases, "mlp_bias": config.dense_bias}
+    if family == "mistral":
+        return {"sliding_window": config.kind_of(0).window}
+    if family == "gemma":
+        return biases
+    windows, types = _windows(config), {"layer_types": _layer_types(config)}
+    if family.startswith("qwen"):
+        own = {"use_sliding_window": bool(windows)}
+        if windows:
+            own |= {"max_window_layers": 0, "sliding_window": windows[0], **types}
+        return own | (biases if family == "qwen3" else {})
+    power = (config.attention_scale or config.head_size**-0.5) ** -2
+    own = {
+        **biases,
+        **types,
         "query_pre_attn_scalar": round(power) if abs(power - round(power)) < 1e-6 else power,
-        "attn_logit_softcapping": config.attention_softcap,
         "final_logit_softcapping": config.logit_softcap,
-        "sliding_window": (_windows(config) or [config.max_positions])[0],
-        "layer_types": _layer_types(config),
+        "sliding_window": (windows or [config.max_positions])[0],
     }
-    if config.family == "gemma2":
-        return found
-    del found["attn_logit_softcapping"]
-    locals_ = [config.kind_of(i) for i in range(config.num_layers) if config.kind_of(i).window]
-    base = locals_[0].rotary_base if locals_ else None
-    return found | {"rope_local_base_freq": base or config.rotary_base}
-
-
-_OWN = {
-    "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "gemma": _gemma,
-    "gemma2": _gemma2, "gemma3": _gemma2,
-}  # fmt: skip
+    if family == "gemma2":
+        return own | {"attn_logit_softcapping": config.attention_softcap}
+    bases = [kind.rotary_base for kind in config.kinds if kind.window]
+    return own | {"rope_local_base_freq": (bases or [None])[0] or config.rotary_base}
 
 
 def _windows(config: DecoderConfig) -> list[int]:

@@ -9,7 +9,7 @@ from pax_export import nn
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export.core import Spec
 from pax_export.nn import Convolution, DenseBlock, PlainDense
-from pax_export.sharding._leaf_paths import LeafPath, Owner
+from pax_export.sharding._leaf_paths import LeafPath
 from pax_export.sharding._mesh import names_in, parts_of
 from pax_export.sharding._rules import Match, Rules, Sizes, merged, on_own_axes
 from pax_export.sharding._spec_errors import require_axis
@@ -183,15 +183,11 @@ class TensorParallel(AlongAxis):
 
 
 # --- how tensor parallel training splits each layer of this library ----------------------
-#
-# One function for each kind of layer: it looks at a leaf and says along which of its axes
-# it is split, or nothing if the leaf is of another kind.  Axes are counted from the last
-# one, so that they hold for stacked layers, too.
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Along which axis a leaf is split."""
+    """Along which axis a leaf is split; axes are counted from the last, for stacked layers too."""
 
     axes: tuple[int, ...] = ()  # negative; the first that can be split; none: replicated
     units: int | None = None  # what must not be cut: the number of heads
@@ -201,134 +197,75 @@ class Layout:
 _BY_OUTPUT = {"weight": -1, "bias": -1}
 _BY_INPUT = {"weight": -2}
 
-
-def _dense(axes: dict[str, int], name: str, units: int | None = None) -> Layout:
-    return Layout((axes[name],) if name in axes else (), units)
-
-
-def _within(leaf: LeafPath, cls: type) -> Owner | None:
-    """The innermost module of a class around a leaf."""
-    return next((each for each in reversed(leaf.owners) if isinstance(each.module, cls)), None)
-
-
-_PROJECTIONS = {
-    "query_projection": _BY_OUTPUT,
-    "key_projection": _BY_OUTPUT,
-    "value_projection": _BY_OUTPUT,
-    "output_projection": _BY_INPUT,
-}
-
-
-def attention(leaf: LeafPath) -> Layout | None:
-    """Query, key and value by heads, output by its input."""
-    owner = _within(leaf, nn.MultiHeadAttention)
-    if owner is None:
-        return None
-    projection, _, name = leaf.name_in(owner).partition(".")
-    if projection not in _PROJECTIONS:
-        return None
-    return _dense(_PROJECTIONS[projection], name, owner.module.num_heads)
-
-
-_GROUPED = {"query": _BY_OUTPUT, "key": _BY_OUTPUT, "value": _BY_OUTPUT, "output": _BY_INPUT}
-
-
-def grouped_attention(leaf: LeafPath) -> Layout | None:
-    """As `attention`; keys and values have heads of their own."""
-    owner = _within(leaf, nn.GroupedQueryAttention)
-    if owner is None:
-        return None
-    projection, _, name = leaf.name_in(owner).partition(".")
-    if projection not in _GROUPED:
-        return None
-    layer: Any = owner.module
-    heads = layer.num_kv_heads if projection in ("key", "value") else layer.num_heads
-    return _dense(_GROUPED[projection], name, heads)
-
-
-def gated_dense(leaf: LeafPath) -> Layout | None:
-    """``gate`` and ``up`` by their output, ``down`` by its input."""
-    owner = _within(leaf, nn.GatedDense) or _within(leaf, PlainDense)
-    if owner is None:
-        return None
-    layer, _, name = leaf.name_in(owner).partition(".")
-    return _dense(_BY_INPUT if layer == "down" else _BY_OUTPUT, name)
-
-
-def dense_block(leaf: LeafPath) -> Layout | None:
-    """``fc1`` by its output, ``fc2`` by its input."""
-    owner = _within(leaf, DenseBlock)
-    if owner is None:
-        return None
-    layer, _, name = leaf.name_in(owner).partition(".")
-    return _dense(_BY_OUTPUT if layer == "fc1" else _BY_INPUT, name)
-
-
-def linear(leaf: LeafPath) -> Layout | None:
-    """In a Sequential every second one by its input, all others by their output."""
-    name, layer = leaf.steps[-1], leaf.module
-    if not isinstance(layer, nn.Linear):
-        return None
-    around = leaf.owners[-2].module if len(leaf.owners) > 1 else None
-    if isinstance(around, nn.Sequential):
-        dense = [module for module in around.modules if isinstance(module, nn.Linear)]
-        number = next((i for i, module in enumerate(dense) if module is layer), 0)
-        if number % 2:
-            return _dense(_BY_INPUT, name)
-    return _dense(_BY_OUTPUT, name)
-
-
-def convolution(leaf: LeafPath) -> Layout | None:
-    """By output channels."""
-    if not isinstance(leaf.module, Convolution):
-        return None
-    transposed = isinstance(leaf.module, (nn.Conv1DTranspose, nn.Conv2DTranspose))
-    # The weight of a transposed one is [..., out, in].
-    return _dense({"weight": -2 if transposed else -1, "bias": -1}, leaf.steps[-1])
-
-
-def embed(leaf: LeafPath) -> Layout | None:
-    """By words; where the mesh does not divide them, by the size of a vector."""
-    return Layout((-2, -1)) if isinstance(leaf.module, nn.Embed) else None
-
-
+#: Modules of several dense layers, by name: devices share each product of two.
+_BLOCKS: tuple[tuple[type, dict[str, dict[str, int]]], ...] = (
+    (nn.MultiHeadAttention, {
+        "query_projection": _BY_OUTPUT, "key_projection": _BY_OUTPUT,
+        "value_projection": _BY_OUTPUT, "output_projection": _BY_INPUT}),
+    (nn.GroupedQueryAttention, {
+        "query": _BY_OUTPUT, "key": _BY_OUTPUT, "value": _BY_OUTPUT, "output": _BY_INPUT}),
+    (DenseBlock, {"fc1": _BY_OUTPUT, "fc2": _BY_INPUT}),
+    (nn.GatedDense, {"gate": _BY_OUTPUT, "up": _BY_OUTPUT, "down": _BY_INPUT}),
+    (PlainDense, {"up": _BY_OUTPUT, "down": _BY_INPUT}),
+)  # fmt: skip
 _WHOLE = (
     nn.BatchNorm1D, nn.BatchNorm2D, nn.Dropout, nn.EMA, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm,
     nn.RngSeq,
 )  # fmt: skip
 
 
-def adapter(leaf: LeafPath) -> Layout | None:
+def layout_of(leaf: LeafPath) -> Layout | None:
+    """The layout of the first kind of layer that a leaf belongs to; None if it has none."""
+    layouts = (find(leaf) for find in (_layout_of_adapter, _layout_in_block, _layout_in_layer))
+    return next((layout for layout in layouts if layout is not None), None)
+
+
+def _dense_layout(axes: dict[str, int], name: str, units: int | None = None) -> Layout:
+    return Layout((axes[name],) if name in axes else (), units)
+
+
+def _layout_in_block(leaf: LeafPath) -> Layout | None:
+    """Attention by heads, which keys and values may have of their own, and blocks of layers."""
+    for cls, layers in _BLOCKS:
+        owner = next((each for each in reversed(leaf.owners) if isinstance(each.module, cls)), None)
+        if owner is not None:
+            layer, _, name = leaf.name_in(owner).partition(".")
+            heads = "num_kv_heads" if layer in ("key", "value") else "num_heads"
+            if layer in layers:
+                return _dense_layout(layers[layer], name, getattr(owner.module, heads, None))
+    return None
+
+
+def _layout_in_layer(leaf: LeafPath) -> Layout | None:
+    name, layer = leaf.steps[-1], leaf.module
+    if isinstance(layer, _WHOLE):
+        return Layout()
+    if isinstance(layer, nn.Embed):
+        return Layout((-2, -1))
+    if isinstance(layer, Convolution):
+        return _dense_layout({"weight": -2 if _is_transposed(layer) else -1, "bias": -1}, name)
+    if not isinstance(layer, nn.Linear):
+        return None
+    around = leaf.owners[-2].module if len(leaf.owners) > 1 else None
+    modules = around.modules if isinstance(around, nn.Sequential) else ()
+    dense = [module for module in modules if isinstance(module, nn.Linear)]
+    number = next((i for i, module in enumerate(dense) if module is layer), 0)
+    return _dense_layout(_BY_INPUT if number % 2 else _BY_OUTPUT, name)  # of a Sequential, in turns
+
+
+def _layout_of_adapter(leaf: LeafPath) -> Layout | None:
     """As the weight that it is for: its inputs in ``lora_a``, its outputs in ``lora_b``."""
     if leaf.steps[-3:-2] != ("adapters",) or not hasattr(leaf.module, "lora_a"):
         return None
-    layer = leaf.owners[-2].module
     weight = layout_of(replace(leaf, steps=(*leaf.steps[:-3], "weight"), owners=leaf.owners[:-1]))
     if weight is None or leaf.is_key:
         return weight and Layout()
-    transposed = isinstance(layer, (nn.Conv1DTranspose, nn.Conv2DTranspose))
-    inputs, outputs = (-1, -2) if transposed else (-2, -1)
+    inputs, outputs = (-1, -2) if _is_transposed(leaf.owners[-2].module) else (-2, -1)
     if leaf.steps[-1] == "lora_a":
         return Layout((-2,) if weight.axes[:1] == (inputs,) else ())
     return Layout((-1,), weight.units) if weight.axes[:1] == (outputs,) else Layout()
 
 
-def whole(leaf: LeafPath) -> Layout | None:
-    """Describes leaves that are too small to be split."""
-    return Layout() if isinstance(leaf.module, _WHOLE) else None
-
-
-def layout_of(leaf: LeafPath) -> Layout | None:
-    """The layout of the first layer class that matches a leaf."""
-    kinds = (
-        adapter,
-        attention,
-        grouped_attention,
-        dense_block,
-        gated_dense,
-        linear,
-        convolution,
-        embed,
-        whole,
-    )
-    return next((layout for kind in kinds if (layout := kind(leaf)) is not None), None)
+def _is_transposed(layer: Any) -> bool:
+    """Whether the weight is ``[..., out, in]``."""
+    return isinstance(layer, (nn.Conv1DTranspose, nn.Conv2DTranspose))

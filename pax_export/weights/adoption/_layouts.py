@@ -28,7 +28,7 @@ from pax_export.weights.adoption._array_transforms import (
 from pax_export.weights.adoption._groups import Group, is_conv1d_of_transformers
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._name_parsing import BIAS, MEAN, VAR, WEIGHT
-from pax_export.weights.adoption._recurrent import recurrent
+from pax_export.weights.adoption._recurrent import read_recurrent
 
 #: For each leaf, by its path, what fills it.
 Recipe = dict[str, tuple[Piece, ...]]
@@ -79,7 +79,7 @@ def _of_layer(
     layer: Layer, group: Group, origin: str, axes: Mapping[str, tuple[int, ...]]
 ) -> list[Recipe]:
     if layer.kind in ("lstm", "gru", "rnn"):
-        found = recurrent(layer, group, origin)
+        found = read_recurrent(layer, group, origin)
         return [found] if found else []
     parts = _by_role(layer, group)
     if parts is None:
@@ -88,7 +88,8 @@ def _of_layer(
     for role, leaf in layer.leaves.items():
         piece, told = parts[role], axes.get(leaf.path)
         if told is None:
-            options = _unique(_options(layer, role, leaf.shape, piece, group, origin))
+            found = _options(layer, role, leaf.shape, piece, group, origin)
+            options = list({option.key(): option for option in found}.values())
         elif sorted(told) == list(range(len(piece.part_shape))):
             options = _fitting(piece, leaf.shape, f"axes {told}", ("transpose", told))
         else:
@@ -114,10 +115,6 @@ def joined(recipes: Iterable[Recipe]) -> Recipe:
     return found
 
 
-def _unique(pieces: Iterable[Piece]) -> list[Piece]:
-    return list({piece.key(): piece for piece in pieces}.values())
-
-
 def _by_role(layer: Layer, group: Group) -> dict[str, Piece] | None:
     """The parts by the roles of the layer; None if there are others or less."""
     if set(group.parts) == set(layer.leaves):
@@ -127,28 +124,23 @@ def _by_role(layer: Layer, group: Group) -> dict[str, Piece] | None:
         order = [role for role in _GENERAL if role in layer.leaves]
         # Of a norm with a scale or an offset alone, a number does not say which of the two it is.
         sure = layer.kind not in ("norm", "batch_norm") or {WEIGHT, BIAS} <= set(order)
-        if len(order) == len(layer.leaves) and sure and _counted(group):
+        counted = {str(place) for place in range(len(order))} == set(group.parts)
+        if len(order) == len(layer.leaves) and sure and counted:
             return {role: group.parts[str(place)] for place, role in enumerate(order)}
     if len(layer.leaves) == len(group.parts) == 1 and not group.sure:
         return {next(iter(layer.leaves)): group.parts[WEIGHT]}  # no role in the name of the array
     return None
 
 
-def _counted(group: Group) -> bool:
-    return {str(place) for place in range(len(group.parts))} == set(group.parts)
-
-
 def _options(
     layer: Layer, role: str, shape: Shape, piece: Piece, group: Group, origin: str
 ) -> Iterable[Piece]:
-    kind = layer.kind
-    if role == WEIGHT and kind in ("linear", "conv", "conv_transpose"):
-        way = {"linear": _linear, "conv": _conv, "conv_transpose": _transposed}[kind]
-        return way(shape, piece, group, origin, layer)
-    if kind == "free" and role == WEIGHT:
-        return _free(shape, piece, group, origin, layer)
-    if kind == "linear" and role == BIAS:
-        return _same_order(shape, piece)
+    if role == WEIGHT and layer.kind in _WEIGHTS:
+        return _WEIGHTS[layer.kind](shape, piece, group, origin, layer)
+    after = piece.after
+    heads = layer.kind == "linear" and role == BIAS and len(after) == 2 and 1 not in after
+    if heads and len(shape) == 1 and after[0] * after[1] == shape[0]:
+        return [piece.then(("reshape", shape), says="heads joined")]
     return _squeezing(shape, piece)
 
 
@@ -163,151 +155,129 @@ def _fitting(piece: Piece, shape: Shape, says: str, *steps: Step) -> list[Piece]
 
 
 def _squeezing(shape: Shape, piece: Piece) -> list[Piece]:
-    after = shape_after(piece.part_shape, piece.steps)
-    if len(after) == len(shape) and after != shape:
+    if len(piece.after) == len(shape) and piece.after != shape:
         return []  # (1, 8) is no way to write (8, 1)
     return _fitting(piece, shape, "")
 
 
-def _same_order(shape: Shape, piece: Piece) -> list[Piece]:
-    """A bias, whose heads may be apart."""
-    after = shape_after(piece.part_shape, piece.steps)
-    joined = len(after) == 2 and len(shape) == 1 and 1 not in after
-    if joined and after[0] * after[1] == shape[0]:
-        return [piece.then(("reshape", shape), says="heads joined")]
-    return _squeezing(shape, piece)
-
-
-def _out_in(origin: str, group: Group) -> list[bool]:
-    """Whether a dense weight is out x in."""
-    if origin in ("torch", *_OHWI):
-        return [True]
+def _is_transposed(origin: str, group: Group) -> list[bool]:
+    """Whether a dense weight is out x in; of a graph with unclear names both."""
+    if origin == "onnx":  # Gemm of torch has out x in, MatMul in x out
+        known = [word == "gemm" for word in ("gemm", "matmul") if word in group.raw]
+        return known[-1:] or [True, False]
     if origin == "torch, Conv1D":
         return [not is_conv1d_of_transformers(group)]
-    if origin == "onnx":  # Gemm of torch has out x in, MatMul in x out
-        if "matmul" in group.raw:
-            return [False]
-        return [True] if "gemm" in group.raw else [True, False]
-    return [False]
+    return [origin in ("torch", *_OHWI)]
 
 
-def _linear(shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer) -> Iterable[Piece]:
-    now = shape_after(piece.part_shape, piece.steps)
+def _read_linear(
+    shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer
+) -> Iterable[Piece]:
+    now = piece.after
     if len(now) == 2:
-        for turned in _out_in(origin, group):
-            if turned:
-                yield from _exactly(piece, shape, "transposed", ("transpose", (1, 0)))
-            else:
-                yield from _exactly(piece, shape, "")
+        for transposed in _is_transposed(origin, group):
+            yield from _without_reshape(piece, shape, transposed)
     elif len(now) == 3 and origin in ("keras", "flax", "flax, transposed"):
-        yield from _joined_heads(shape, piece, now)
+        first = now[0] == shape[0] and now[1] * now[2] == shape[1]
+        last = now[0] * now[1] == shape[0] and now[2] == shape[1]
+        if first or last:  # if both, there is one head, and they are the same
+            yield piece.then(("reshape", shape), says="heads joined")
     if len(now) in (3, 4, 5):  # a convolution over one place
-        yield from _one_place(shape, piece, now, origin)
+        order, _ = _order_of_axes(_KERNELS.get(origin, "*IO"), "*IO", len(now))
+        after = tuple(now[axis] for axis in order)
+        if all(size == 1 for size in after[:-2]) and after[-2:] == shape:
+            yield piece.then(("transpose", order), ("reshape", shape), says="a 1x1 convolution")
 
 
-def _exactly(piece: Piece, shape: Shape, says: str, *steps: Step) -> list[Piece]:
-    found = _fitting(piece, shape, says, *steps)
+def _without_reshape(piece: Piece, shape: Shape, transposed: bool) -> list[Piece]:
+    """The piece as it is or transposed, if that gives the shape without axes of one."""
+    steps: list[Step] = [("transpose", (1, 0))] if transposed else []
+    found = _fitting(piece, shape, "transposed" if transposed else "", *steps)
     return [one for one in found if not one.steps or one.steps[-1][0] != "reshape" or piece.split]
 
 
-def _joined_heads(shape: Shape, piece: Piece, now: Shape) -> Iterable[Piece]:
-    first = now[0] == shape[0] and now[1] * now[2] == shape[1]
-    last = now[0] * now[1] == shape[0] and now[2] == shape[1]
-    if first or last:  # if both, there is one head, and they are the same
-        yield piece.then(("reshape", shape), says="heads joined")
+#: The axes of kernels: ``*`` stands for the spatial ones. Other origins have our own.
+_KERNELS = {"torch": "OI*", "torch, Conv1D": "OI*", "onnx": "OI*", "mlx": "O*I", "tflite": "O*I"}
+#: The same of transposed convolutions, and whether their kernels are flipped.
+_TRANSPOSED = {
+    **dict.fromkeys(("torch", "torch, Conv1D", "onnx"), ("IO*", True)),
+    **dict.fromkeys(_OHWI, ("O*I", True)), "flax": ("*IO", False),
+    **dict.fromkeys(("keras", "flax, transposed"), ("*OI", True)),
+}  # fmt: skip
+_SPATIAL = {3: "W", 4: "HW", 5: "DHW"}
 
 
-def _one_place(shape: Shape, piece: Piece, now: Shape, origin: str) -> Iterable[Piece]:
-    order = _axes_of_conv(len(now), origin)
-    after = tuple(now[axis] for axis in order)
-    if all(size == 1 for size in after[:-2]) and after[-2:] == shape:
-        yield piece.then(("transpose", order), ("reshape", shape), says="a 1x1 convolution")
+def _order_of_axes(theirs: str, ours: str, rank: int) -> tuple[tuple[int, ...], str]:
+    """The permutation from one layout to another, and what a report says of it.
+
+    Example:
+        >>> _order_of_axes("OI*", "*IO", 4)
+        ((2, 3, 1, 0), 'OIHW to HWIO')
+    """
+    theirs, ours = (text.replace("*", _SPATIAL.get(rank, "")) for text in (theirs, ours))
+    order = tuple(map(theirs.index, ours))
+    return order, "" if theirs == ours else f"{theirs} to {ours}"
 
 
-def _axes_of_conv(rank: int, origin: str) -> tuple[int, ...]:
-    """The axes of a kernel of a framework, in our order: spatial, in, out."""
-    if origin in ("torch", "torch, Conv1D", "onnx"):
-        return (*range(2, rank), 1, 0)
-    if origin in _OHWI:
-        return (*range(1, rank), 0)
-    return tuple(range(rank))
-
-
-def _letters(rank: int) -> str:
-    return {3: "W", 4: "HW", 5: "DHW"}.get(rank, "")
-
-
-def _conv(shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer) -> Iterable[Piece]:
-    now = shape_after(piece.part_shape, piece.steps)
-    rank = len(shape)
+def _read_conv(
+    shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer
+) -> Iterable[Piece]:
+    now, rank, theirs = piece.after, len(shape), _KERNELS.get(origin, "*IO")
     if len(now) == rank:
-        order = _axes_of_conv(rank, origin)
-        k = _letters(rank)
-        says = "" if order == tuple(range(rank)) else (
-            f"O{k}I to {k}IO" if origin in _OHWI else f"OI{k} to {k}IO")  # fmt: skip
+        order, says = _order_of_axes(theirs, "*IO", rank)
         if tuple(now[axis] for axis in order) == shape:
-            steps = [("transpose", order)] if says else []
-            yield piece.then(*steps, says=says)
+            yield piece.then(*[("transpose", order)] if says else [], says=says)
         groups = layer.options[0] if layer.options else 1
-        depthwise = origin == "keras" and groups > 1 and groups == now[-2]
-        if depthwise and (*now[:-2], 1, now[-2] * now[-1]) == shape:
-            yield piece.then(("reshape", shape), says="depthwise")
-        if origin == "tflite" and groups > 1 and now[0] == 1 and (*now[1:-1], 1, now[-1]) == shape:
+        kernels = {"keras": (groups == now[-2], (*now[:-2], 1, now[-2] * now[-1])),
+                   "tflite": (now[0] == 1, (*now[1:-1], 1, now[-1]))}  # fmt: skip
+        if groups > 1 and kernels.get(origin) == (True, shape):
             yield piece.then(("reshape", shape), says="depthwise")
     elif len(now) == rank + 1 and rank > 2:
-        yield from _with_one_axis_less(shape, piece, now, origin)
+        # A convolution of more axes, whose kernel has the width 1 along one of them.
+        order, _ = _order_of_axes(theirs, "*IO", rank + 1)
+        after = tuple(now[axis] for axis in order)
+        for axis in range(rank - 1):
+            if after[axis] == 1 and (*after[:axis], *after[axis + 1 :]) == shape:
+                steps = [] if order == tuple(range(rank + 1)) else [("transpose", order)]
+                letters = theirs.replace("*", _SPATIAL.get(rank + 1, ""))
+                says = f"{letters} to {_SPATIAL.get(rank, '')}IO"
+                yield piece.then(*steps, ("reshape", shape), says=says)
     elif len(now) == 2 and rank > 2 and all(size == 1 for size in shape[:-2]):
-        for turned in _out_in(origin, group):
-            steps = [("transpose", (1, 0))] if turned else []
-            if shape_after(now, steps) == shape[-2:]:
-                says = "transposed" if turned else ""
+        for transposed in _is_transposed(origin, group):
+            if (now[::-1] if transposed else now) == shape[-2:]:
+                steps = [("transpose", (1, 0))] if transposed else []
+                says = "transposed" if transposed else ""
                 yield piece.then(*steps, ("reshape", shape), says=says)
 
 
-def _with_one_axis_less(shape: Shape, piece: Piece, now: Shape, origin: str) -> Iterable[Piece]:
-    """A convolution of more axes, whose kernel has the width 1 along one of them."""
-    order = _axes_of_conv(len(now), origin)
-    after = tuple(now[axis] for axis in order)
-    for axis in range(len(after) - 2):
-        if after[axis] == 1 and (*after[:axis], *after[axis + 1 :]) == shape:
-            k, less = _letters(len(now)), _letters(len(shape))
-            turned = order != tuple(range(len(now)))
-            steps = [("transpose", order)] if turned else []
-            theirs = f"O{k}I" if origin in _OHWI else f"OI{k}" if turned else f"{k}IO"
-            says = f"{theirs} to {less}IO"
-            yield piece.then(*steps, ("reshape", shape), says=says)
-
-
-def _transposed(
+def _read_transposed(
     shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer
 ) -> Iterable[Piece]:
-    now, rank = shape_after(piece.part_shape, piece.steps), len(shape)
-    if len(now) != rank:
-        return
-    spatial, k = tuple(range(rank - 2)), _letters(rank)
-    order = tuple(range(rank))
-    if origin in ("torch", "torch, Conv1D", "onnx"):
-        order, flips, says = (*range(2, rank), 1, 0), True, f"IO{k} to {k}OI, flipped"
-    elif origin in _OHWI:
-        order, flips, says = (*range(1, rank - 1), 0, rank - 1), True, f"O{k}I to {k}OI, flipped"
-    elif origin == "flax":
-        order, flips, says = (*spatial, rank - 1, rank - 2), False, f"{k}IO to {k}OI"
-    else:
-        flips = origin in ("keras", "flax, transposed")
-        says = "flipped" if flips else ""
-    if tuple(now[axis] for axis in order) == shape:
-        steps: list[Step] = [] if order == tuple(range(rank)) else [("transpose", order)]
-        yield piece.then(*steps, *([("flip", spatial)] if flips else []), says=says)
+    now, rank = piece.after, len(shape)
+    theirs, flipped = _TRANSPOSED.get(origin, ("*OI", False))
+    order, says = _order_of_axes(theirs, "*OI", rank)
+    if len(now) == rank and tuple(now[axis] for axis in order) == shape:
+        steps: list[Step] = [("transpose", order)] if says else []
+        steps += [("flip", tuple(range(rank - 2)))] if flipped else []
+        yield piece.then(*steps, says=", ".join(filter(None, (says, "flipped" * flipped))))
 
 
-def _free(shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer) -> Iterable[Piece]:
+def _read_free(
+    shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer
+) -> Iterable[Piece]:
     """An array of a class that is not ours: as it is; a weight also as a layer of ours has it."""
     yield from _squeezing(shape, piece)
     if layer.options == ("alone",):
         return
-    if len(shape) == 2 and len(shape_after(piece.part_shape, piece.steps)) == 2:
-        for turned in _out_in(origin, group):
-            if turned:
-                yield from _exactly(piece, shape, "transposed", ("transpose", (1, 0)))
+    if len(shape) == len(piece.after) == 2:
+        if True in _is_transposed(origin, group):
+            yield from _without_reshape(piece, shape, transposed=True)
     elif len(shape) in (3, 4, 5):
-        yield from _conv(shape, piece, group, origin, layer)
+        yield from _read_conv(shape, piece, group, origin, layer)
+
+
+#: How the weight of a kind of layer is read.
+_WEIGHTS = {
+    "linear": _read_linear, "conv": _read_conv, "conv_transpose": _read_transposed,
+    "free": _read_free,
+}  # fmt: skip

@@ -1,4 +1,4 @@
-"""The order of gates of recurrent layers in each framework.
+"""Layouts of recurrent layers: the arrays of each framework, and the order of the gates in them.
 
 Ours are ``i g f o`` of an LSTM and ``z r`` and ``h`` of a GRU. The GRUs of torch and flax apply the
 reset gate after the projection, which is another function; ours is before, like Keras' with
@@ -8,35 +8,122 @@ reset gate after the projection, which is another function; ours is before, like
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
-from pax_export.weights.adoption._array_transforms import Piece, Step
+from pax_export.weights.adoption._array_transforms import Piece, Shape, Step
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._name_parsing import BIAS, RECURRENT, WEIGHT
 
-_ORDERS = {
-    "lstm": {"here": "igfo", "torch": "ifgo", "keras": "ifgo", "onnx": "iofg"},
-    "rnn": {"here": "h", "torch": "h", "keras": "h", "onnx": "h"},
+#: For each gate: the prefix of the roles of our leaves, and the gate's place in these.
+_OURS = {
+    "lstm": {gate: ("", place) for place, gate in enumerate("igfo")},
+    "rnn": {"h": ("", 0)},
+    "gru": {"z": ("zr_", 0), "r": ("zr_", 1), "h": ("h_", 0)},
 }
 
 
-def recurrent(layer: Layer, group: Group, origin: str) -> dict[str, tuple[Piece, ...]] | None:
+class _Array(NamedTuple):
+    """One array of a layout; ``*`` in its role stands for a gate."""
+
+    role: str
+    axes: str  # i inputs, h hidden, g all gates, G the gates of both biases, 1 an axis of one
+    fills: str  # WEIGHT, the rows of the inputs; RECURRENT, those of the state; or BIAS
+    adds: bool = False  # to what fills the same part
+
+
+_KERAS_ARRAYS = (
+    _Array(WEIGHT, "ig", WEIGHT), _Array(RECURRENT, "hg", RECURRENT), _Array(BIAS, "g", BIAS),
+)  # fmt: skip
+#: The order of the gates for each kind of layer, and the arrays.
+_LAYOUTS: tuple[tuple[dict[str, str], tuple[_Array, ...]], ...] = (
+    ({"lstm": "ifgo", "rnn": "h"}, (  # torch
+        _Array("weight_ih", "gi", WEIGHT), _Array("weight_hh", "gh", RECURRENT),
+        _Array("bias_ih", "g", BIAS), _Array("bias_hh", "g", BIAS, adds=True))),
+    ({"lstm": "ifgo", "rnn": "h", "gru": "zrh"}, _KERAS_ARRAYS),
+    ({"lstm": "iofg", "rnn": "h", "gru": "zrh"}, (  # ONNX
+        _Array(WEIGHT, "1gi", WEIGHT), _Array(RECURRENT, "1gh", RECURRENT),
+        _Array(BIAS, "1G", BIAS))),
+    ({"lstm": "ifgo"}, (  # flax
+        _Array("i*.kernel", "ih", WEIGHT), _Array("h*.kernel", "hh", RECURRENT),
+        _Array("h*.bias", "h", BIAS))),
+)  # fmt: skip
+
+
+def read_recurrent(layer: Layer, group: Group, origin: str) -> dict[str, tuple[Piece, ...]] | None:
     """What fills the leaves of a recurrent layer, or None if the group cannot."""
-    if another_function(group):
+    if explain_other_function(group):
         return None
-    if layer.kind == "gru":
-        return _gru(layer, group)
-    if WEIGHT not in layer.leaves:
+    if origin == "pax":
+        ours = {role: leaf.shape for role, leaf in layer.leaves.items()}
+        if group.raw[-1:] != ("fc",) or _shapes(group.parts) != ours:
+            return None
+        return {leaf.path: (group.parts[role],) for role, leaf in layer.leaves.items()}
+    leaves = set(layer.leaves)
+    prefixes = {prefix for prefix, _ in _OURS[layer.kind].values()}
+    with_bias = leaves != {prefix + WEIGHT for prefix in prefixes}
+    if with_bias and leaves != {prefix + role for prefix in prefixes for role in (WEIGHT, BIAS)}:
         return None
-    weight, bias = layer.leaves[WEIGHT].path, layer.leaves.get(BIAS)
-    if bias is None:
-        pieces = None if _less(layer, "f") else _torch(layer, group)
-        return pieces and {weight: tuple(pieces[0])}
-    for way in (_ours,) if origin == "pax" else (_torch, _keras, _onnx, _flax):
-        pieces = way(layer, group)
-        if pieces is not None:
-            return {weight: tuple(pieces[0]), bias.path: tuple(pieces[1])}
+    if not with_bias and layer.options[2]:
+        return None  # the constant of the forget gate cannot be taken from a bias
+    for orders, arrays in _LAYOUTS:
+        if layer.kind in orders:
+            arrays = [each for each in arrays if with_bias or each.fills != BIAS]
+            found = _fill_gates(layer, group, orders[layer.kind], arrays)
+            if found is not None:
+                return {layer.leaves[role].path: tuple(each) for role, each in found.items()}
     return None
+
+
+def _fill_gates(
+    layer: Layer, group: Group, gates: str, arrays: list[_Array]
+) -> dict[str, list[Piece]] | None:
+    """A piece for each gate of each array; None if the group has other arrays."""
+    inputs, h, extra = layer.options
+    sizes = {"1": 1, "i": inputs, "h": h, "g": len(gates) * h, "G": 2 * len(gates) * h}
+    parts, rows = group.parts, {WEIGHT: slice(0, inputs), RECURRENT: slice(inputs, inputs + h)}
+    if set(parts) == {"0", "1", "2"}:  # Keras numbers the variables of a layer
+        parts = dict(zip((WEIGHT, RECURRENT, BIAS), (parts[number] for number in "012")))
+    wanted = {
+        each.role.replace("*", gate): tuple(sizes[axis] for axis in each.axes)
+        for each in arrays for gate in gates
+    }  # fmt: skip
+    if _shapes(parts) != wanted:
+        return None
+    found: dict[str, list[Piece]] = {role: [] for role in layer.leaves}
+    for role, axes, fills, adds in arrays:
+        for half in range(1 + axes.count("G")):
+            adds = adds or half == 1  # ours has the sum of both biases
+            for number, gate in enumerate(gates):
+                prefix, place = _OURS[layer.kind][gate]
+                piece = parts[role.replace("*", gate)]
+                if "*" not in role:
+                    begin = (half * len(gates) + number) * h
+                    part = slice(begin, begin + h)
+                    piece = replace(piece, take=tuple(part if axis in "gG" else slice(None)
+                                                      for axis in axes))  # fmt: skip
+                columns = slice(place * h, (place + 1) * h)
+                steps: list[Step] = []
+                if fills == BIAS:
+                    put: tuple[slice, ...] = (columns,)
+                    steps.append(("reshape", (h,)))
+                    if gate == "f" and extra and not adds:
+                        steps.append(("add", -extra))  # what our layer adds to it
+                else:
+                    put = (rows[fills], columns)
+                    if axes[-1] != "g" and "*" not in role:
+                        size = rows[fills].stop - rows[fills].start
+                        steps += [("reshape", (h, size)), ("transpose", (1, 0))]
+                if gate == "z":  # theirs keeps the old state: 1 - sigmoid(x) is sigmoid(-x)
+                    steps.append(("negate",))
+                says = "gates joined" if "*" in role else "gates reordered"
+                target = prefix + (BIAS if fills == BIAS else WEIGHT)
+                found[target].append(replace(piece, put=put, adds=adds).then(*steps, says=says))
+    return found
+
+
+def _shapes(parts: dict[str, Piece]) -> dict[str, Shape]:
+    return {role: piece.shape for role, piece in parts.items()}
 
 
 #: What ONNX's operators do unless they are told otherwise, and what ours do.
@@ -45,221 +132,26 @@ _DEFAULTS = {
     "GRU": {"activations": ("sigmoid", "tanh"), "linear_before_reset": ("0",)},
     "RNN": {"activations": ("tanh",)},
 }
-_OURS = {"LSTM": "LSTM", "GRU": "GRU", "RNN": "VanillaRNN"}
+_OUR_CLASSES = {"LSTM": "LSTM", "GRU": "GRU", "RNN": "VanillaRNN"}
 #: What does not touch the function, or is seen by the shapes.
 _HARMLESS = ("operator", "direction", "hidden_size", "layout", "activation_alpha",
              "activation_beta")  # fmt: skip
 
 
-def another_function(group: Group) -> str:
+def explain_other_function(group: Group) -> str:
     """Why a recurrent layer of a graph computes another function than ours; "" if it does not."""
     if group.settings is None:
-        return (
-            "; whether it is a GRU with linear_before_reset=0, as pax.GRU, only the .onnx says"
-            if _is_gru_of_onnx(group) else ""
-        )  # fmt: skip
+        shapes = _shapes(group.parts)
+        hidden = shapes.get(RECURRENT, (0,))[-1]
+        gru = {BIAS: (1, 6 * hidden), RECURRENT: (1, 3 * hidden, hidden)}
+        if set(shapes) != {WEIGHT, *gru} or any(shapes[role] != gru[role] for role in gru):
+            return ""
+        return "; whether it is a GRU with linear_before_reset=0, as pax.GRU, only the .onnx says"
     settings = dict(group.settings)
     operator = settings["operator"]
     for name, value in settings.items():
-        if name in _HARMLESS:
-            continue
-        wanted = _DEFAULTS[operator].get(name)
-        if wanted is None or tuple(one.lower() for one in value) != wanted:
-            ours = f"pax.{_OURS[operator]}"
+        default = _DEFAULTS[operator].get(name)
+        if name not in _HARMLESS and tuple(one.lower() for one in value) != default:
+            ours = f"pax.{_OUR_CLASSES[operator]}"
             return f"; with {name}={', '.join(value)} it is another function than {ours}"
     return ""
-
-
-def _is_gru_of_onnx(group: Group) -> bool:
-    shapes = {role: piece.shape for role, piece in group.parts.items()}
-    if set(shapes) != {WEIGHT, RECURRENT, BIAS} or len(shapes[RECURRENT]) != 3:
-        return False
-    _, rows, h = shapes[RECURRENT]
-    return rows == 3 * h and shapes[BIAS] == (1, 6 * h)
-
-
-def _parts(layer: Layer, group: Group, **shapes: tuple[int, ...]) -> bool:
-    return {role: piece.shape for role, piece in group.parts.items()} == shapes
-
-
-def _sizes(layer: Layer) -> tuple[int, int, int]:
-    return len(_ORDERS[layer.kind]["here"]), layer.options[0], layer.options[1]
-
-
-def _less(layer: Layer, gate: str) -> list[Step]:
-    """What our layer adds to the bias of the forget gate is taken from it."""
-    extra = layer.options[2]
-    return [("add", -extra)] if gate == "f" and layer.kind == "lstm" and extra else []
-
-
-def _by_gates(
-    layer: Layer, theirs: str, piece: Piece, axis: int, rows: slice | None, adds: bool = False
-) -> list[Piece]:
-    """A piece for each gate of an array that has all of them along an axis."""
-    ours, h = _ORDERS[layer.kind]["here"], layer.options[1]
-    shape = piece.split or piece.shape
-    found = []
-    for gate in ours:
-        begin = theirs.index(gate) * h
-        base = piece.take or tuple(slice(None) for _ in shape)
-        offset = (base[axis].start or 0) if piece.take else 0
-        place = slice(offset + begin, offset + begin + h)
-        take = tuple(place if at == axis else one for at, one in enumerate(base))
-        part = Piece(piece.source, piece.shape, piece.split, take, says="gates reordered")
-        columns = slice(ours.index(gate) * h, (ours.index(gate) + 1) * h)
-        if rows is None:
-            steps: list[Step] = [("reshape", (h,))]
-            steps += [] if adds else _less(layer, gate)
-            found.append(Piece(part.source, part.shape, part.split, take, tuple(steps),
-                               (columns,), adds, part.says))  # fmt: skip
-        else:
-            size = rows.stop - rows.start
-            flat = (h, size) if axis < len(shape) - 1 else (size, h)
-            steps = [("reshape", flat)]
-            if axis < len(shape) - 1:
-                steps.append(("transpose", (1, 0)))
-            found.append(Piece(part.source, part.shape, part.split, take, tuple(steps),
-                               (rows, columns), adds, part.says))  # fmt: skip
-    return found
-
-
-def _torch(layer: Layer, group: Group) -> tuple[list[Piece], list[Piece]] | None:
-    gates, inputs, h = _sizes(layer)
-    wanted = {"weight_ih": (gates * h, inputs), "weight_hh": (gates * h, h),
-              "bias_ih": (gates * h,), "bias_hh": (gates * h,)}  # fmt: skip
-    if BIAS not in layer.leaves:
-        wanted = {role: shape for role, shape in wanted.items() if role.startswith("weight")}
-    if not _parts(layer, group, **wanted):
-        return None
-    order, parts = _ORDERS[layer.kind]["torch"], group.parts
-    weight = _by_gates(layer, order, parts["weight_ih"], 0, slice(0, inputs))
-    weight += _by_gates(layer, order, parts["weight_hh"], 0, slice(inputs, inputs + h))
-    if BIAS not in layer.leaves:
-        return weight, []
-    bias = _by_gates(layer, order, parts["bias_ih"], 0, None)
-    return weight, bias + _by_gates(layer, order, parts["bias_hh"], 0, None, adds=True)
-
-
-def _keras(layer: Layer, group: Group) -> tuple[list[Piece], list[Piece]] | None:
-    gates, inputs, h = _sizes(layer)
-    parts = group.parts
-    if set(parts) == {"0", "1", "2"}:
-        parts = {WEIGHT: parts["0"], RECURRENT: parts["1"], BIAS: parts["2"]}
-    shapes = {role: piece.shape for role, piece in parts.items()}
-    if shapes != {WEIGHT: (inputs, gates * h), RECURRENT: (h, gates * h), BIAS: (gates * h,)}:
-        return None
-    order = _ORDERS[layer.kind]["keras"]
-    return (
-        _by_gates(layer, order, parts[WEIGHT], 1, slice(0, inputs))
-        + _by_gates(layer, order, parts[RECURRENT], 1, slice(inputs, inputs + h)),
-        _by_gates(layer, order, parts[BIAS], 0, None),
-    )
-
-
-def _onnx(layer: Layer, group: Group) -> tuple[list[Piece], list[Piece]] | None:
-    gates, inputs, h = _sizes(layer)
-    parts = group.parts
-    shapes = {role: piece.shape for role, piece in parts.items()}
-    if shapes != {
-        WEIGHT: (1, gates * h, inputs), RECURRENT: (1, gates * h, h), BIAS: (1, 2 * gates * h),
-    }:  # fmt: skip
-        return None
-    order, n = _ORDERS[layer.kind]["onnx"], gates * h
-    whole = parts[BIAS]
-    first = Piece(whole.source, whole.shape, (1, 2 * n), (slice(None), slice(0, n)))
-    second = Piece(whole.source, whole.shape, (1, 2 * n), (slice(None), slice(n, 2 * n)))
-    return (
-        _by_gates(layer, order, parts[WEIGHT], 1, slice(0, inputs))
-        + _by_gates(layer, order, parts[RECURRENT], 1, slice(inputs, inputs + h)),
-        _by_gates(layer, order, first, 1, None)
-        + _by_gates(layer, order, second, 1, None, adds=True),
-    )
-
-
-def _flax(layer: Layer, group: Group) -> tuple[list[Piece], list[Piece]] | None:
-    if layer.kind != "lstm":
-        return None
-    _, inputs, h = _sizes(layer)
-    wanted = {f"i{gate}.kernel": (inputs, h) for gate in "ifgo"}
-    wanted |= {f"h{gate}.kernel": (h, h) for gate in "ifgo"}
-    wanted |= {f"h{gate}.bias": (h,) for gate in "ifgo"}
-    if not _parts(layer, group, **wanted):
-        return None
-    weight, bias = [], []
-    for place, gate in enumerate(_ORDERS["lstm"]["here"]):
-        columns = slice(place * h, (place + 1) * h)
-        for letter, rows in (("i", slice(0, inputs)), ("h", slice(inputs, inputs + h))):
-            name = group.parts[f"{letter}{gate}.kernel"]
-            weight.append(Piece(name.source, name.shape, put=(rows, columns), says="gates joined"))
-        name = group.parts[f"h{gate}.bias"]
-        bias.append(Piece(name.source, name.shape, steps=tuple(_less(layer, gate)),
-                          put=(columns,), says="gates joined"))  # fmt: skip
-    return weight, bias
-
-
-def _ours(layer: Layer, group: Group) -> tuple[list[Piece], list[Piece]] | None:
-    weight, bias = layer.leaves[WEIGHT].shape, layer.leaves[BIAS].shape
-    if group.raw[-1:] != ("fc",) or not _parts(layer, group, weight=weight, bias=bias):
-        return None
-    return [group.parts[WEIGHT]], [group.parts[BIAS]]
-
-
-def _gru(layer: Layer, group: Group) -> dict[str, tuple[Piece, ...]] | None:
-    leaves = layer.leaves
-    if set(leaves) != {"zr_weight", "zr_bias", "h_weight", "h_bias"}:
-        return None
-    pieces = _gru_of_keras(layer, group) or _gru_of_onnx(layer, group)
-    if pieces is None:
-        return None
-    return {leaves[role].path: tuple(several) for role, several in pieces.items()}
-
-
-def _gru_of_keras(layer: Layer, group: Group) -> dict[str, list[Piece]] | None:
-    inputs, h, _ = layer.options
-    parts = group.parts
-    if set(parts) == {"0", "1", "2"}:
-        parts = {WEIGHT: parts["0"], RECURRENT: parts["1"], BIAS: parts["2"]}
-    shapes = {role: piece.shape for role, piece in parts.items()}
-    if shapes != {WEIGHT: (inputs, 3 * h), RECURRENT: (h, 3 * h), BIAS: (3 * h,)}:
-        return None
-    found: dict[str, list[Piece]] = {role: [] for role in layer.leaves}
-    for place, gate in enumerate("zrh"):  # the order of Keras, and of ONNX
-        target, columns, turned = _gate_of_gru(gate, place, h)
-        take = slice(place * h, (place + 1) * h)
-        for role, rows in ((WEIGHT, slice(0, inputs)), (RECURRENT, slice(inputs, inputs + h))):
-            piece = replace(parts[role], take=(slice(None), take), put=(rows, columns))
-            found[f"{target}_weight"].append(piece.then(*turned, says="gates reordered"))
-        bias = replace(parts[BIAS], take=(take,), put=(columns,))
-        found[f"{target}_bias"].append(bias.then(*turned, says="gates reordered"))
-    return found
-
-
-def _gate_of_gru(gate: str, place: int, h: int) -> tuple[str, slice, tuple[Step, ...]]:
-    """In which of our two layers a gate is, in which columns, and what is done with it."""
-    target, at = ("h", 0) if gate == "h" else ("zr", place)
-    # 1 - sigmoid(x) is sigmoid(-x): their z keeps the old state, and ours takes the new.
-    turned: tuple[Step, ...] = (("negate",),) if gate == "z" else ()
-    return target, slice(at * h, (at + 1) * h), turned
-
-
-def _gru_of_onnx(layer: Layer, group: Group) -> dict[str, list[Piece]] | None:
-    inputs, h, _ = layer.options
-    if not _parts(layer, group, weight=(1, 3 * h, inputs), recurrent=(1, 3 * h, h),
-                  bias=(1, 6 * h)):  # fmt: skip
-        return None
-    found: dict[str, list[Piece]] = {role: [] for role in layer.leaves}
-    for place, gate in enumerate("zrh"):
-        target, columns, turned = _gate_of_gru(gate, place, h)
-        take = slice(place * h, (place + 1) * h)
-        for role, rows in ((WEIGHT, slice(0, inputs)), (RECURRENT, slice(inputs, inputs + h))):
-            piece = replace(group.parts[role], take=(slice(None), take), put=(rows, columns))
-            size = rows.stop - rows.start
-            steps: tuple[Step, ...] = (("reshape", (h, size)), ("transpose", (1, 0)), *turned)
-            found[f"{target}_weight"].append(piece.then(*steps, says="gates reordered"))
-        for half in (0, 3 * h):  # of the input and of the state: ours has their sum
-            take = slice(half + place * h, half + (place + 1) * h)
-            piece = replace(group.parts[BIAS], take=(slice(None), take), put=(columns,),
-                            adds=half > 0)  # fmt: skip
-            steps = (("reshape", (h,)), *turned)
-            found[f"{target}_bias"].append(piece.then(*steps, says="gates reordered"))
-    return found

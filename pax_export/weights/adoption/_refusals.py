@@ -15,7 +15,7 @@ from pax_export.weights.adoption._missing import is_stranger
 from pax_export.weights.adoption._name_parsing import OF_CELL, RECURRENT, WEIGHT
 from pax_export.weights.adoption._name_parsing import pieces as words_of
 from pax_export.weights.adoption._plan import Hypothesis, Study
-from pax_export.weights.adoption._recurrent import another_function
+from pax_export.weights.adoption._recurrent import explain_other_function
 from pax_export.weights.sources import Source
 
 _MOST = 40
@@ -145,7 +145,7 @@ def _about(group: Group) -> str:
         return '; a cell without biases: zeros="**.bias", and no forget_gate_bias in the module'
     if {"weight_ih", "weight_hh"} <= set(group.parts):
         return "; a GRU of torch is another function than pax.GRU" if _thirds(group) else ""
-    if {WEIGHT, RECURRENT} <= set(group.parts) and (why := another_function(group)):
+    if {WEIGHT, RECURRENT} <= set(group.parts) and (why := explain_other_function(group)):
         return why
     if is_fused(group):
         return '; queries, keys and values in one: fused="blocks" or "by head" says in which order'

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from pax_export._wire import Message, message, signed, whole
-from pax_export.weights.sources._onnx_tensor import ExternalFiles, OnnxTensor, entry
+from pax_export._wire import Fields, Message, message, signed, whole
+from pax_export.weights.sources._onnx_tensor import ExternalFiles, OnnxTensor, make_entry
 from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, refusing
 
@@ -43,38 +42,32 @@ def matches(file: InputFile) -> bool:
 
 def read(file: InputFile) -> Source:
     """The arrays of a model, those in files beside it too."""
-    found = _ModelArrays(file, ExternalFiles(file))
-    for number, value in Message(file).fields():
-        if number == _GRAPH:
-            found.graph(message(value), "", 0)
-        elif number == _FUNCTION:
-            found.function(message(value))
-        elif number == _IR_VERSION:
-            found.metadata["ir_version"] = whole(value)
-        elif number == _PRODUCER:
-            found.metadata["producer_name"] = message(value).text()
-        elif number == _METADATA:
-            texts = {at: message(text).text() for at, text in message(value).fields()}
-            found.metadata[texts.get(1, "")] = texts.get(2, "")
-    found.metadata["used_by"] = found.used_by
-    found.metadata["settings"] = found.settings
-    return Source("onnx", file.where, found.entries, metadata=found.metadata)
+    fields, found = Fields(Message(file)), _ModelArrays(file)
+    for graph in fields.messages(_GRAPH):
+        found.add_graph(graph, "", 0)
+    for function in map(Fields, fields.messages(_FUNCTION)):
+        for node in function.messages(_FUNCTION_NODE):
+            found.add_node(Fields(node), f"{''.join(function.texts(_NAME))}/", 0)
+    metadata: dict[str, Any] = {"ir_version": fields.whole(_IR_VERSION)}
+    metadata |= {"producer_name": fields.text(_PRODUCER)} if _PRODUCER in fields else {}
+    metadata |= fields.mapping(_METADATA)
+    metadata |= {"used_by": found.used_by, "settings": found.settings}
+    return Source("onnx", file.where, found.entries, metadata=metadata)
 
 
 class _ModelArrays:
-    """What a model holds, as it is gone through."""
+    """The arrays of the graphs of a model."""
 
-    def __init__(self, file: InputFile, external: ExternalFiles):
-        self._file, self._external = file, external
-        self.entries: dict[str, Entry] = {}
-        self.metadata: dict[str, Any] = {}
+    def __init__(self, file: InputFile):
+        self._file, self._external = file, ExternalFiles(file)
         self._left = _MOST_OF_NAMES
+        self.entries: dict[str, Entry] = {}
         #: By name of an array: the operators that take it, as which input, in which node.
         self.used_by: dict[str, list[tuple[str, int, str]]] = {}
         #: By name of an array: what is set of the recurrent operators that take it.
         self.settings: dict[str, list[tuple[tuple[str, Any], ...]]] = {}
 
-    def graph(self, graph: Message, path: str, depth: int) -> None:
+    def add_graph(self, graph: Message, path: str, depth: int) -> None:
         """The arrays of a graph; the path names the node and its branch."""
         if depth > _DEEPEST:
             raise ValueError("graphs in graphs without end")
@@ -82,48 +75,28 @@ class _ModelArrays:
             if number == _INITIALIZER:
                 self._add(OnnxTensor(message(value)), path, "")
             elif number == _NODE:
-                self._node(message(value), path, depth)
+                self.add_node(Fields(message(value)), path, depth)
             elif number == _SPARSE:
                 raise ValueError("a sparse initialiser, which is not read")
 
-    def function(self, function: Message) -> None:
-        """The constants of a function of the model."""
-        name = "".join(message(value).text() for at, value in function.fields() if at == _NAME)
-        for number, value in function.fields():
-            if number == _FUNCTION_NODE:
-                self._node(message(value), f"{name}/", 0)
-
-    def _node(self, node: Message, path: str, depth: int) -> None:
-        texts: dict[int, list[str]] = {_INPUT: [], _OUTPUT: [], _NODE_NAME: [""], _OPERATOR: [""]}
-        attributes = []
-        for number, value in node.fields():
-            if number in texts:
-                texts[number].append(message(value).text())
-            elif number == _ATTRIBUTE:
-                attributes.append(message(value))
-        name, operator = texts[_NODE_NAME][-1], texts[_OPERATOR][-1]
-        for place, used in enumerate(texts[_INPUT]):
+    def add_node(self, node: Fields, path: str, depth: int) -> None:
+        """The arrays of a node, and how it uses others."""
+        name, operator, inputs = node.text(_NODE_NAME), node.text(_OPERATOR), node.texts(_INPUT)
+        attributes = [Fields(each) for each in node.messages(_ATTRIBUTE)]
+        for place, used in enumerate(inputs):
             self.used_by.setdefault(used, []).append((operator, place, name))
         if operator in _RECURRENT:
-            settings = tuple(sorted(_setting(attribute) for attribute in attributes))
-            for used in texts[_INPUT][1:]:
+            settings = tuple(sorted(map(_read_setting, attributes)))
+            for used in inputs[1:]:
                 self.settings.setdefault(used, []).append((("operator", operator), *settings))
         for attribute in attributes:
             if operator == "Constant":
-                for tensor in _constants(attribute):
-                    self._add(tensor, path, (texts[_OUTPUT] or [name])[0])
-            else:
-                self._branches(attribute, f"{path}{name or operator}/", depth)
-
-    def _branches(self, attribute: Message, path: str, depth: int) -> None:
-        graphs, name = [], ""
-        for number, value in attribute.fields():
-            if number == _NAME:
-                name = message(value).text()
-            elif number in (_SUBGRAPH, _SUBGRAPHS):
-                graphs.append(message(value))
-        for graph in graphs:
-            self.graph(graph, f"{path}{name}/", depth + 1)
+                for tensor in _read_constants(attribute):
+                    self._add(tensor, path, [*node.texts(_OUTPUT), name][0])
+                continue
+            for graph in attribute.messages(_SUBGRAPH, _SUBGRAPHS):
+                below = f"{path}{name or operator}/{attribute.text(_NAME)}/"
+                self.add_graph(graph, below, depth + 1)
 
     def _add(self, tensor: OnnxTensor, path: str, constant: str) -> None:
         if tensor.is_text:
@@ -135,34 +108,25 @@ class _ModelArrays:
             raise ValueError("names without end")
         if name in self.entries:
             raise ValueError(f"two arrays with the name {name!r:.200}")
-        where = f"{name} in {self._file.where}"
+        where, note = f"{name} in {self._file.where}", "Constant" if constant else ""
         with refusing(where, KIND):
-            self.entries[name] = entry(
-                where, KIND, tensor, self._external, "Constant" if constant else ""
-            )
+            self.entries[name] = make_entry(where, KIND, tensor, self._external, note)
 
 
-def _setting(attribute: Message) -> tuple[str, Any]:
+def _read_setting(attribute: Fields) -> tuple[str, Any]:
     """The name of an attribute, and its value as text: numbers and names, no arrays."""
-    name, values = "", []
-    for number, value in attribute.fields():
-        if number == _NAME:
-            name = message(value).text()
-        elif number in (_TEXT, _TEXTS):
-            values.append(message(value).text())
-        elif number == _WHOLE:
-            values.append(str(signed(whole(value))))
-        elif number in (_FLOAT, _FLOATS):
-            values.append("a number")
-    return name, tuple(values)
+    values = [*attribute.texts(_TEXT), *attribute.texts(_TEXTS)]
+    values += [str(signed(whole(value))) for value in attribute.all(_WHOLE)]
+    values += ["a number"] * len([*attribute.all(_FLOAT), *attribute.all(_FLOATS)])
+    return attribute.text(_NAME), tuple(values)
 
 
-def _constants(attribute: Message) -> Iterator[OnnxTensor]:
+def _read_constants(attribute: Fields) -> list[OnnxTensor]:
     """The array of a node Constant: a tensor, or numbers."""
-    fields = list(attribute.fields())
-    name = "".join(message(value).text() for number, value in fields if number == _NAME)
+    name = attribute.text(_NAME)
     if name == "value":
-        yield from (OnnxTensor(message(value)) for number, value in fields if number == _TENSOR)
-    elif name in _VALUES:
-        values = [value for number, value in fields if number == _VALUES[name]]
-        yield OnnxTensor.of_numbers(values, many=name.endswith("s"), floats="float" in name)
+        return [OnnxTensor(each) for each in attribute.messages(_TENSOR)]
+    if name not in _VALUES:
+        return []
+    values = attribute.all(_VALUES[name])
+    return [OnnxTensor.of_numbers(values, many=name.endswith("s"), floats="float" in name)]

@@ -12,23 +12,16 @@ import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError, WeightsFileError
 from pax_export._types import PyTree
-from pax_export._wire import ONNX_DTYPES, Message, RandomAccessBytes, message, signed, whole
+from pax_export._wire import ONNX_DTYPES, Fields, Memory, Message, RandomAccessBytes, signed
 from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry
 
 _TEXT = 8
 _HALF_BYTES = (21, 22, 23)
-_DIMS, _DTYPE, _FLOATS, _WHOLE, _LONG, _NAME, _RAW, _DOUBLES, _UNSIGNED = (
-    1,
-    2,
-    4,
-    5,
-    7,
-    8,
-    9,
-    10,
-    11,
-)
+_DIMS, _DTYPE, _NAME, _RAW = 1, 2, 8, 9
+_FLOATS, _LONG, _DOUBLES = 4, 7, 10
+#: Fields of typed numbers, those of other integers among them.
+_NUMBERS = (_FLOATS, 5, _LONG, _DOUBLES, 11)
 _EXTERNAL, _LOCATION = 13, 14
 _MOST_DIMENSIONS = 64
 
@@ -36,46 +29,28 @@ _MOST_DIMENSIONS = 64
 class OnnxTensor:
     """What a model says of an array, and where its numbers are."""
 
-    def __init__(self, tensor: Message | None = None):
-        self.name, self.dtype, self.shape = "", 0, []
-        self.raw: Message | None = None
-        self.numbers: list[tuple[int, int | Message]] = []
-        self.external: dict[str, str] = {}
-        self._outside = False
-        for number, value in tensor.fields() if tensor else ():
-            self._take(number, value)
+    def __init__(self, tensor: Message):
+        fields = Fields(tensor)
+        self.name, self.dtype = fields.text(_NAME), fields.whole(_DTYPE)
+        self.shape: list[int] = []
+        for value in fields.all(_DIMS):
+            packed = isinstance(value, Message)
+            self.shape += value.varints().tolist() if packed else [signed(value)]
+        self.raw = (fields.messages(_RAW) or [None])[-1]
+        self.numbers = [(number, value) for number in _NUMBERS for value in fields.all(number)]
+        self.external = fields.mapping(_EXTERNAL)
         if any(size < 0 for size in self.shape) or len(self.shape) > _MOST_DIMENSIONS:
             raise ValueError(f"the shape {self.shape!r:.100}")
-        if self._outside != bool(self.external):
+        if (fields.whole(_LOCATION) == 1) != bool(self.external):
             raise ValueError(f"{self.name!r:.200} is beside the file and in it")
-
-    def _take(self, number: int, value: int | Message) -> None:
-        if number == _DIMS:
-            if len(self.shape) > _MOST_DIMENSIONS:
-                raise ValueError("a shape without end")
-            packed = isinstance(value, Message)
-            self.shape.extend(value.varints().tolist() if packed else [signed(value)])
-        elif number == _DTYPE:
-            self.dtype = whole(value)
-        elif number == _NAME:
-            self.name = message(value).text()
-        elif number == _RAW:
-            self.raw = message(value)
-        elif number in (_FLOATS, _WHOLE, _LONG, _DOUBLES, _UNSIGNED):
-            self.numbers.append((number, value))
-        elif number == _EXTERNAL:
-            texts = {at: message(text).text() for at, text in message(value).fields()}
-            self.external[texts.get(1, "")] = texts.get(2, "")
-        elif number == _LOCATION:
-            self._outside = whole(value) == 1
 
     @classmethod
     def of_numbers(cls, values: list[int | Message], many: bool, floats: bool) -> Self:
         """The array of a node that gives its numbers as attributes."""
-        made = cls()
+        made = cls(Message(Memory(b"")))
         made.dtype = 1 if floats else 7
         made.numbers = [(_FLOATS if floats else _LONG, value) for value in values]
-        made.shape = [len(_numbers(made))] if many else []
+        made.shape = [len(_join_numbers(made))] if many else []
         return made
 
     @property
@@ -112,7 +87,9 @@ class ExternalFiles:
         return Path(path)
 
 
-def entry(where: str, kind: str, tensor: OnnxTensor, external: ExternalFiles, note: str) -> Entry:
+def make_entry(
+    where: str, kind: str, tensor: OnnxTensor, external: ExternalFiles, note: str
+) -> Entry:
     """The array of a tensor, read when it is asked for."""
     if tensor.dtype not in ONNX_DTYPES:
         raise UnsupportedDtypeError(
@@ -175,7 +152,7 @@ def _unpacked(
 
 def _listed(tensor: OnnxTensor, dtype: np.dtype) -> np.ndarray:
     """The array of numbers that a model gives one by one."""
-    numbers = _numbers(tensor)
+    numbers = _join_numbers(tensor)
     if dtype.kind == "c":
         return numbers.view(dtype).reshape(tensor.shape)
     if numbers.dtype.kind in "iu" and (dtype.kind not in "iub" or dtype.name in ("int4", "uint4")):
@@ -186,7 +163,7 @@ def _listed(tensor: OnnxTensor, dtype: np.dtype) -> np.ndarray:
     return numbers.astype(dtype).reshape(tensor.shape)
 
 
-def _numbers(tensor: OnnxTensor) -> np.ndarray:
+def _join_numbers(tensor: OnnxTensor) -> np.ndarray:
     pieces = []
     for number, value in tensor.numbers:
         if isinstance(value, int):

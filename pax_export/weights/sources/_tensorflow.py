@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from pax_export._errors import UnsupportedDtypeError
 from pax_export._wire import (
     LEVELDB_MAGIC,
     TENSORFLOW_DTYPES,
+    Fields,
     Memory,
     Message,
     SavedTensor,
@@ -20,7 +20,6 @@ from pax_export._wire import (
     message,
     table_entries,
     varint,
-    whole,
 )
 from pax_export.weights._binary_file import BinaryFile
 from pax_export.weights.sources._reader import InputFile
@@ -72,9 +71,9 @@ def read(file: InputFile) -> Source:
     for key, content in table_entries(file):
         value = Message(Memory(content))
         if key == b"":
-            shards = _shards(value)
+            shards = _count_shards(value)
         elif key == _GRAPH:
-            names = _given_names(SavedTensor(value), file, shards)
+            names = _read_names(SavedTensor(value), _Shards(file, shards))
         else:
             saved[key.decode()] = SavedTensor(value)
     files = _Shards(file, shards)
@@ -88,13 +87,13 @@ def read(file: InputFile) -> Source:
     return Source("tensorflow", file.where, entries, metadata=metadata, tied=tied)
 
 
-def _shards(header: Message) -> int:
-    fields = {number: whole(value) for number, value in header.fields() if number in (1, 2)}
-    if fields.get(2, 0):
+def _count_shards(header: Message) -> int:
+    fields = Fields(header)
+    if fields.whole(2):
         raise ValueError("numbers in the order of a big-endian machine")
-    if not 0 < fields.get(1, 0) <= _MOST_SHARDS:
-        raise ValueError(f"{fields.get(1, 0)} files of numbers")
-    return fields[1]
+    if not 0 < fields.whole(1) <= _MOST_SHARDS:
+        raise ValueError(f"{fields.whole(1)} files of numbers")
+    return fields.whole(1)
 
 
 class _Shards:
@@ -140,32 +139,21 @@ def _entry(where: str, saved: SavedTensor, files: _Shards, note: str) -> Entry:
     )  # fmt: skip
 
 
-def _given_names(graph: SavedTensor, index: InputFile, shards: int) -> list[tuple[str, str]]:
-    """Pairs of a variable's key and the name it was given, in the order of the graph."""
-    file = _Shards(index, shards).file(graph.shard)
-    file.require(graph.offset, graph.size)
-    return list(_names(_string(file, graph)))
+def _read_names(saved: SavedTensor, shards: _Shards) -> list[tuple[str, str]]:
+    """Pairs of a variable's key and the name it was given, in the order of the graph.
 
-
-def _string(file: BinaryFile, saved: SavedTensor) -> Message:
-    """The one text of an array of texts: its length, a checksum of that, and the text."""
+    The graph is the one text of an array of texts: its length, a checksum of that, and the text.
+    """
+    file = shards.file(saved.shard)
+    file.require(saved.offset, saved.size)
     head = file.read(saved.offset, min(saved.size, _LONGEST_VARINT))
     length, begin = varint(head, 0, len(head))
-    begin += 4
-    if begin + length > saved.size:
+    if begin + 4 + length > saved.size:
         raise ValueError("a text that is longer than its place")
-    return Message(file, saved.offset + begin, length)
-
-
-def _names(graph: Message) -> Iterator[tuple[str, str]]:
-    for number, node in graph.fields():
-        if number != 1:
-            continue
-        for at, attribute in message(node).fields():
-            if at == 2:
-                texts = {each: message(text).text() for each, text in message(attribute).fields()
-                         if each in (2, 3)}  # fmt: skip
-                yield texts.get(3, ""), texts.get(2, "")
+    graph = Message(file, saved.offset + begin + 4, length)
+    nodes = (Fields(message(node)) for number, node in graph.fields() if number == 1)
+    attributes = (Fields(each) for node in nodes for each in node.messages(2))
+    return [(each.text(3), each.text(2)) for each in attributes]
 
 
 def _keys_by_name(saved: dict[str, SavedTensor], names: list[tuple[str, str]]) -> dict[str, str]:
