@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -85,7 +85,7 @@ def replaced(
     with begun(path, needed) as temporary:
         yield temporary
         disk.sync(temporary)
-        _move(temporary, path, ours)
+        move(temporary, path, ours, overwrite_guard.check_folder, _replace_directory)
         disk.sync_one(path.parent)
 
 
@@ -169,19 +169,24 @@ def _make_parents(path: Path, made: list[Path]) -> None:
             made.append(parent)
 
 
-def _move(temporary: Path, path: Path, ours: overwrite_guard.Recognize | None) -> None:
-    """Gives the directory its name; of several processes that do so, the last one wins."""
+def move(
+    temporary: Path,
+    path: Path,
+    ours: overwrite_guard.Recognize | None,
+    check_place: Callable[[Path, overwrite_guard.Recognize], None],
+    replace: Callable[[Path, Path], object],
+) -> None:
+    """Gives a file or directory its name; of several processes that do so, the last one wins."""
     error: OSError | None = None
     for _ in range(_TRIES):  # what is at the place may change between two looks at it
         try:
-            if not path.exists():
+            if not os.path.lexists(path):
                 return rename_to_nothing(temporary, path)
             if ours is None:
                 raise taken(path)
-            overwrite_guard.check_folder(path, ours)  # a file may have been put there meanwhile
-            if _rename2(temporary, path, _RENAME_EXCHANGE):
-                return None
-            return _replace_in_two_steps(temporary, path)
+            check_place(path, ours)  # something else may have been put there meanwhile
+            replace(temporary, path)
+            return None
         except ExportPathError:
             raise
         except OSError as caught:
@@ -189,6 +194,13 @@ def _move(temporary: Path, path: Path, ours: overwrite_guard.Recognize | None) -
                 raise unwritable(path, caught) from caught
             error = caught
     raise unwritable(path, error) from error
+
+
+def _replace_directory(temporary: Path, path: Path) -> None:
+    if not path.exists():  # a link that leads nowhere
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    if not _rename2(temporary, path, _RENAME_EXCHANGE):
+        _replace_in_two_steps(temporary, path)
 
 
 def rename_to_nothing(temporary: Path, path: Path) -> None:

@@ -18,8 +18,6 @@ from pax_export._files import (
     stale_temporaries,
 )
 
-_TRIES = 100
-
 
 def check(path: Path, ours: overwrite_guard.Recognize | None) -> None:
     """Refuses, by an ExportPathError, a place that cannot take a file, before any work is done."""
@@ -70,8 +68,11 @@ def replaced(path: Path, ours: overwrite_guard.Recognize | None, needed: int = 0
             _remove(new - old)
             raise
         # One after the other: whoever is killed in between leaves a file that fits no signature.
-        _move_signature(temporary, path, ours)
-        _move_card(temporary, path)
+        signature, card = signature_file.of_file(temporary), card_file.of_file(temporary)
+        if signature.exists():
+            _move(signature, signature_file.of_file(path), ours and signature_file.recognized)
+        if card.exists():
+            _move(card, card_file.of_file(path), card_file.recognized)
         _remove(old - new)
         disk.sync_one(path.parent)
 
@@ -81,34 +82,5 @@ def _remove(files: Iterable[Path]) -> None:
         each.unlink(missing_ok=True)
 
 
-def _move_signature(temporary: Path, path: Path, ours: overwrite_guard.Recognize | None) -> None:
-    new, place = signature_file.of_file(temporary), signature_file.of_file(path)
-    if new.exists():
-        _move(new, place, ours and signature_file.recognized)
-
-
-def _move_card(temporary: Path, path: Path) -> None:
-    new = card_file.of_file(temporary)
-    if new.exists():
-        _move(new, card_file.of_file(path), card_file.recognized)
-
-
 def _move(temporary: Path, path: Path, ours: overwrite_guard.Recognize | None) -> None:
-    """Gives the file its name; of several processes that do so, the last one wins."""
-    error: OSError | None = None
-    for _ in range(_TRIES):  # what is at the place may change between two looks at it
-        try:
-            if not os.path.lexists(path):
-                return directory.rename_to_nothing(temporary, path)
-            if ours is None:
-                raise directory.taken(path)
-            overwrite_guard.check_file(path, ours)  # another file may have been put there meanwhile
-            temporary.replace(path)
-            return None
-        except ExportPathError:
-            raise
-        except (FileExistsError, FileNotFoundError) as caught:
-            error = caught
-        except OSError as caught:
-            raise directory.unwritable(path, caught) from caught
-    raise directory.unwritable(path, error) from error
+    directory.move(temporary, path, ours, overwrite_guard.check_file, Path.replace)

@@ -168,15 +168,16 @@ def by_channel(layer: Any, vector: Any) -> Any:
 def norms(layer: PyTree, weight: Array) -> Any:
     """Returns the norm of the weights of each output channel: ``[..., outputs]``."""
     weight = jnp.swapaxes(weight, -1, -2) if is_transposed(layer) else weight
-    over = tuple(range(-2 - _kernel_axes(layer), -1))
+    over = tuple(range(-2 - kernel_rank(layer), -1))
     return under_auto_axes(lambda w: jnp.sqrt(jnp.sum(w * w, over)), (weight,), lambda: joined())
 
 
 def in_weight(layer: PyTree, vector: Array) -> Any:
     """Reshapes a value per output channel so that it broadcasts with the layer's weight."""
-    kernel = range(-2 - _kernel_axes(layer), -2)
+    kernel = range(-2 - kernel_rank(layer), -2)
     return jnp.expand_dims(vector, (*kernel, -1 if is_transposed(layer) else -2))
 
 
-def _kernel_axes(layer: PyTree) -> int:
+def kernel_rank(layer: PyTree) -> int:
+    """Returns the number of axes of a convolution's kernel; 0 for other layers."""
     return len(layer.kernel_shape) if isinstance(layer, Convolution) else 0

@@ -164,7 +164,7 @@ def put(layer: PyTree, name: str, adapter: LoRA) -> Any:
         policy = jmp.Policy(wide, policy.compute_dtype, policy.output_dtype)
         adapter = apply_mp_policy(adapter, policy)
     adapter = set_training(adapter, layer.training)
-    return _with_adapters(marked(layer), {**now, name: adapter})
+    return set_adapters(marked(layer), {**now, name: adapter})
 
 
 def adapters_of(module: PyTree) -> dict[str, LoRA]:
@@ -176,24 +176,18 @@ def adapters_of(module: PyTree) -> dict[str, LoRA]:
 
 def with_adapters(layer: PyTree, adapters: dict[str, LoRA]) -> Any:
     """Replaces the adapters of a layer; without any, restores the original class."""
-    return _with_adapters(layer, adapters) if adapters else unmarked(bare(layer))
+    return set_adapters(layer, adapters) if adapters else unmarked(set_adapters(layer, {}))
 
 
-def _with_adapters(layer: PyTree, adapters: dict[str, LoRA]) -> Any:
+def set_adapters(layer: PyTree, adapters: dict[str, LoRA]) -> Any:
+    """Replaces the adapters of a layer, which stays frozen; without any, it has its own class."""
     new = rebuilt(layer)
     known = {name: kind for name, kind in current_kinds(new).items() if name != _ATTRIBUTE}
     attributes_of(new)[_ATTRIBUTE] = adapters
+    if not adapters:
+        del attributes_of(new)[_ATTRIBUTE]
     update_moduledef(new, known)
-    return with_class(new, derived(type(new), "adapted", True))
-
-
-def bare(layer: PyTree) -> Any:
-    """Removes the adapters of a layer, which stays frozen."""
-    new = rebuilt(layer)
-    known = {name: kind for name, kind in current_kinds(new).items() if name != _ATTRIBUTE}
-    attributes_of(new).pop(_ATTRIBUTE, None)
-    update_moduledef(new, known)
-    return with_class(new, derived(type(new), "adapted", None))
+    return with_class(new, derived(type(new), "adapted", True if adapters else None))
 
 
 def marked(module: PyTree) -> Any:
@@ -259,7 +253,7 @@ def _with_changes(layer: PyTree) -> Any:
 def merged(layer: PyTree) -> Any:
     """Adds the active adapters of a layer to its weight, and removes them."""
     weight, total = layer.weight, _with_changes(layer)
-    layer = bare(layer)
+    layer = set_adapters(layer, {})
     if total is weight:
         return layer
     if isinstance(weight, np.ndarray) and not is_tracer(total):

@@ -60,13 +60,13 @@ def shapes(layer: PyTree, where: str, rank: int) -> tuple[tuple, tuple, tuple]:
 
 def rank_of(layer: PyTree, b: Any) -> int:
     """Returns the rank from the shape of PEFT's ``b``; 0 for other arrays."""
-    kernel = len(layer.kernel_shape) if isinstance(layer, Convolution) else 0
+    kernel = kinds.kernel_rank(layer)
     return b[-1 - kernel] if len(b) > kernel + 1 else 0
 
 
 def to_peft(layer: PyTree, adapter: LoRA) -> dict[str, np.ndarray]:
     """Returns the arrays of an adapter by name suffix, in PEFT's layout."""
-    kernel = len(layer.kernel_shape) if isinstance(layer, Convolution) else 0
+    kernel = kinds.kernel_rank(layer)
     a, b = np.asarray(adapter.lora_a), np.swapaxes(np.asarray(adapter.lora_b), -1, -2)
     a = _features_first(a, kernel)
     a_name, b_name = suffixes(layer)
@@ -81,7 +81,7 @@ def to_peft(layer: PyTree, adapter: LoRA) -> dict[str, np.ndarray]:
 
 def from_peft(layer: PyTree, a: Array, b: Any, magnitude: PyTree) -> tuple[Any, Any, Any]:
     """Converts arrays in PEFT's layout, with checked shapes, to those of `LoRA`."""
-    kernel = len(layer.kernel_shape) if isinstance(layer, Convolution) else 0
+    kernel = kinds.kernel_rank(layer)
     b = b.reshape(b.shape[: b.ndim - kernel])
     if magnitude is not None and kernel:
         stacked = b.ndim - 2

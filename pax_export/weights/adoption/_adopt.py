@@ -32,7 +32,7 @@ from pax_export.weights.sources import Source, open_source
 TOLERANCE = 1e-4
 
 
-class Reference:
+class _Reference:
     """``(inputs, outputs)`` of the original net, with ``call(net, *inputs)`` as a third item."""
 
     def __init__(self, given: object, tolerance: float):
@@ -44,25 +44,22 @@ class Reference:
                 write="reference=(inputs, outputs), or (inputs, outputs, call) with "
                 "call(net, *inputs)",
             )
-        inputs, self.outputs, *call = given
-        self.inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-        self._call: Callable = call[0] if call else _called
-        self._tolerance = tolerance
-        self._run: Callable = jax.jit(self._ran)
+        inputs, self._outputs, *call = given
+        self._inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+        self._tolerance, self.tried = tolerance, 0
+        function = pure(call[0] if call else lambda net, *inputs: net(*inputs))
+        self._run_eagerly = lambda net, inputs: function(net, *inputs)
+        self._run: Callable = jax.jit(self._run_eagerly)
 
-    def _ran(self, net: Module, inputs: tuple) -> Any:
-        return pure(self._call)(net, *inputs)
-
-    def distance(self, net: Module) -> float:
+    def measure_distance(self, net: Module) -> float:
         """How far the outputs of a module are from the reference, in parts of the largest."""
         module = net.eval() if isinstance(net, Module) else net
         try:
-            found = self._run(module, self.inputs)
+            found = self._run(module, self._inputs)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-            self._run = self._ran  # a call that looks at values is run as it is written
-            found = self._run(module, self.inputs)
-        outputs = jax.tree_util.tree_leaves(found)
-        expected = jax.tree_util.tree_leaves(self.outputs)
+            self._run = self._run_eagerly  # a call that looks at values is run as it is written
+            found = self._run(module, self._inputs)
+        outputs, expected = map(jax.tree_util.tree_leaves, (found, self._outputs))
         shapes = [np.shape(each) for each in outputs], [np.shape(each) for each in expected]
         if shapes[0] != shapes[1]:
             raise InvalidArgumentError(
@@ -71,18 +68,42 @@ class Reference:
                 got=f"{shapes[0]} instead of {shapes[1]}",
                 write="the outputs of one call, or (inputs, outputs, call)",
             )
-        return max((_apart(*pair) for pair in zip(outputs, expected)), default=np.inf)
+        return max(map(_relative_difference, outputs, expected), default=np.inf)
 
-    def agrees(self, distance: float) -> bool:
-        """Whether outputs so far apart are the same."""
-        return distance <= self._tolerance
+    def choose(self, filler: _Filler) -> tuple[Any, Choice]:
+        """The one way that agrees, or an error if none does, or two that differ."""
+        study, source = filler.study, filler.source
+        found: dict[tuple, tuple[Any, Choice]] = {}
+        seen: set[tuple] = set()
+        kept: dict[Any, Any] = {}
+        nearest = np.inf
+        for choice in _likely_choices(study, found):
+            if choice.key() in seen:
+                continue
+            if self.tried == MOST:
+                break
+            seen.add(choice.key())
+            self.tried += 1
+            net = filler.fill(choice, kept)
+            distance = self.measure_distance(net)
+            nearest = min(nearest, distance)
+            if distance <= self._tolerance:
+                found[choice.key()] = net, choice
+                if len(found) > 1:
+                    raise _refusals.ambiguous(study, source, len(found))
+        if not found:
+            raise _refusals.nothing_agrees(source, self.tried, nearest, MOST)
+        return next(iter(found.values()))
 
 
-def _called(net: Module, *inputs: PyTree) -> Any:
-    return net(*inputs)
+def _likely_choices(study: Study, found: Mapping) -> Iterator[Choice]:
+    """What names leave; if none of that is found to agree, also norms in another order."""
+    yield from choices(study.possible)
+    if not found and any(each.outcome.by_order for each in study.possible):
+        yield from choices(study.possible, reopened=True)
 
 
-def _apart(one: object, other: object) -> float:
+def _relative_difference(one: object, other: object) -> float:
     one, other = (np.asarray(each).astype(np.float64) for each in (one, other))
     scale = np.abs(other).max(initial=0.0)
     apart = np.abs(one - other).max(initial=0.0)
@@ -185,9 +206,9 @@ def adopt(
             raise _refused(net, source, file, options, "adopt", study, opened)
         if reference is None:
             choice = decided(study, opened)
-            return filler.filled(choice), report_of(study, opened, choice, leaves)
-        compared = _Comparison(filler, Reference(reference, tolerance))
-        new, choice = compared.agreeing()
+            return filler.fill(choice), report_of(study, opened, choice, leaves)
+        compared = _Reference(reference, tolerance)
+        new, choice = compared.choose(filler)
         return new, report_of(study, opened, choice, leaves, compared.tried)
 
 
@@ -252,7 +273,7 @@ class _Filler:
         self._lying, self._dtype = lying, dtype
         self._own: dict[str, Any] = {}
 
-    def filled(self, choice: Choice, kept: dict[Any, Any] | None = None) -> Any:
+    def fill(self, choice: Choice, kept: dict[Any, Any] | None = None) -> Any:
         """The module with the leaves of a choice, in the order of the module."""
         dtypes = {path: self._dtype_of(self.leaves[path]) for path in choice.recipe}
         require_kinds({path: (dtypes[path], choice.recipe[path]) for path in dtypes}, self.source)
@@ -283,65 +304,20 @@ class _Filler:
         return np.dtype(self._dtype) if self._dtype is not None and floating else own.dtype
 
 
-class _Comparison:
-    """Runs choices until it is known which one agrees with the reference."""
-
-    def __init__(self, filler: _Filler, reference: Reference):
-        self._filler, self._reference = filler, reference
-        self.tried = 0
-
-    def agreeing(self) -> tuple[Any, Choice]:
-        """The one that agrees, or an error if none does, or two that differ."""
-        study, source = self._filler.study, self._filler.source
-        found: dict[tuple, tuple[Any, Choice]] = {}
-        seen: set[tuple] = set()
-        kept: dict[Any, Any] = {}
-        nearest = np.inf
-        for choice in _ways(study, found):
-            if choice.key() in seen:
-                continue
-            if self.tried == MOST:
-                break
-            seen.add(choice.key())
-            self.tried += 1
-            net = self._filler.filled(choice, kept)
-            distance = self._reference.distance(net)
-            nearest = min(nearest, distance)
-            if self._reference.agrees(distance):
-                found[choice.key()] = net, choice
-                if len(found) > 1:
-                    raise _refusals.ambiguous(study, source, len(found))
-        if not found:
-            raise _refusals.nothing_agrees(source, self.tried, nearest, MOST)
-        return next(iter(found.values()))
-
-
-def _ways(study: Study, found: Mapping) -> Iterator[Choice]:
-    """What names leave; if none of that is found to agree, also norms in another order."""
-    yield from choices(study.possible)
-    if not found and any(each.outcome.by_order for each in study.possible):
-        yield from choices(study.possible, reopened=True)
-
-
 def report_of(
     study: Study, source: Source, choice: Choice, leaves: Mapping[str, Any], tried: int = 0
 ) -> AdoptionReport:
     """What was done, in rows in the order of the module."""
     why = {
-        leaf.path: _why(layer, choice, group.within is not None, tried)
+        leaf.path: "rename=" if group.within is not None else choice.why.get(layer, "the reference")
         for layer, group in choice.pairs
         for leaf in layer.leaves.values()
     }
     rows = tuple(
         Row(
             path,
-            tuple(
-                dict.fromkeys(
-                    name
-                    for piece in choice.recipe[path]
-                    for name in file_names(source, piece.source)
-                )
-            ),
+            tuple(dict.fromkeys(name for piece in choice.recipe[path]
+                                for name in file_names(source, piece.source))),
             ", ".join(dict.fromkeys(piece.says for piece in choice.recipe[path] if piece.says)),
             why[path],
             tuple(own.shape),
@@ -349,7 +325,7 @@ def report_of(
         )
         for path, own in leaves.items()
         if path in choice.recipe
-    )
+    )  # fmt: skip
     made = study.wanted.counters | study.wanted.zeros
     kept = tuple(path for path in leaves if path not in choice.recipe and path not in made)
     return AdoptionReport(
@@ -357,12 +333,6 @@ def report_of(
         (*study.ignored, *study.counters), tuple(study.constants), study.tied, tried,
         tuple(study.wanted.zeros), choice,
     )  # fmt: skip
-
-
-def _why(layer: PyTree, choice: Choice, told: bool, tried: int) -> str:
-    if told:
-        return "rename="
-    return choice.why.get(layer, "the reference")
 
 
 def _refused(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from pax_export._types import PyTree
 
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
-#: ("reshape", shape), ("transpose", axes), ("flip", axes), ("negate",), ("add", number)
-Step = tuple
+#: ("reshape", shape), ("transpose", axes), ("flip", axes), ("negate", None), ("add", number)
+Step = tuple[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Piece:
             shape=(*sizes, *self.shape),
             split=None if self.split is None else (*sizes, *self.split),
             take=None if self.take is None else (*every, *self.take),
-            steps=tuple([_stacked(step, sizes) for step in self.steps]),
+            steps=tuple([(step[0], _KINDS[step[0]].stack(step[1], sizes)) for step in self.steps]),
             put=None if self.put is None else (*every, *self.put),
             room=None if self.room is None else (*sizes, *self.room),
         ) if count else self  # fmt: skip
@@ -105,15 +105,36 @@ def shape_of(shape: Shape, index: Index) -> Shape:
     return (*taken, *shape[len(taken) :])
 
 
-def _stacked(step: Step, sizes: Shape) -> Step:
-    count = len(sizes)
-    if step[0] == "reshape":
-        return ("reshape", (*sizes, *step[1]))
-    if step[0] == "transpose":
-        return ("transpose", (*range(count), *[axis + count for axis in step[1]]))
-    if step[0] == "flip":
-        return ("flip", tuple([axis + count for axis in step[1]]))
-    return step
+class _Kind(NamedTuple):
+    """What a kind of step does with an array, and how it is undone."""
+
+    apply: Callable[[np.ndarray, Any], np.ndarray]
+    undo: Callable[[np.ndarray, Any, Shape], np.ndarray]  # the shape is that before the step
+    stack: Callable[[Any, Shape], Any] = lambda argument, sizes: argument  # for several layers
+
+
+_KINDS = {
+    "reshape": _Kind(
+        lambda array, shape: array.reshape(shape),
+        lambda array, _, before: array.reshape(before),
+        lambda shape, sizes: (*sizes, *shape),
+    ),
+    "transpose": _Kind(
+        lambda array, axes: array.transpose(axes),
+        lambda array, axes, _: array.transpose(np.argsort(axes)),
+        lambda axes, sizes: (*range(len(sizes)), *[axis + len(sizes) for axis in axes]),
+    ),
+    "flip": _Kind(
+        np.flip,
+        lambda array, axes, _: np.flip(array, axes),
+        lambda axes, sizes: tuple([axis + len(sizes) for axis in axes]),
+    ),
+    "negate": _Kind(lambda array, _: -array, lambda array, *_: -array),
+    "add": _Kind(
+        lambda array, number: array + np.asarray(number, array.dtype),
+        lambda array, number, _: array - np.asarray(number, array.dtype),
+    ),
+}
 
 
 def _canonical(shape: Shape, steps: Sequence[Step]) -> tuple:
@@ -165,21 +186,8 @@ def forward(array: np.ndarray, piece: Piece) -> np.ndarray:
     if piece.take is not None:
         array = array[piece.take]
     for step in piece.steps:
-        array = _applied(array, step)
+        array = _KINDS[step[0]].apply(array, *step[1:])
     return array
-
-
-def _applied(array: np.ndarray, step: Step) -> np.ndarray:
-    kind = step[0]
-    if kind == "reshape":
-        return array.reshape(step[1])
-    if kind == "transpose":
-        return array.transpose(step[1])
-    if kind == "flip":
-        return np.flip(array, step[1])
-    if kind == "negate":
-        return -array
-    return array + np.asarray(step[1], array.dtype)
 
 
 def backward(value: np.ndarray, piece: Piece, into: np.ndarray) -> None:
@@ -190,22 +198,9 @@ def backward(value: np.ndarray, piece: Piece, into: np.ndarray) -> None:
     for step in piece.steps:
         shapes.append(shape_after(shapes[-1], (step,)))
     for step, shape in zip(reversed(piece.steps), reversed(shapes[:-1])):
-        value = _undone(value, step, shape)
+        value = _KINDS[step[0]].undo(value, *step[1:], shape)
     part = into if piece.split is None else into.reshape(piece.split)
     part[piece.take or ...] = value
-
-
-def _undone(value: np.ndarray, step: Step, shape: Shape) -> np.ndarray:
-    kind = step[0]
-    if kind == "reshape":
-        return value.reshape(shape)
-    if kind == "transpose":
-        return value.transpose(np.argsort(step[1]))
-    if kind == "flip":
-        return np.flip(value, step[1])
-    if kind == "negate":
-        return -value
-    return value - np.asarray(step[1], value.dtype)
 
 
 def assembled(shape: Shape, dtype: Any, pieces: Sequence[Piece], read: PyTree) -> np.ndarray:

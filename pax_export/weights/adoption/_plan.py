@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -39,6 +39,8 @@ from pax_export.weights.adoption._split_fused import (
     unfolded,
 )
 from pax_export.weights.sources import Entry, Source
+
+T = TypeVar("T")
 
 #: Arrays that are not parameters, in files of torch.
 BOOKKEEPING = ("position_ids",)
@@ -118,8 +120,11 @@ def studied(net: PyTree, given: object, source: Source, options: Options, where:
     told = renamed(options, source, _places(study.wanted, options), where)
     study.constants = [name for name in _constants(study.wanted, source, names) if name not in told]
     names = [name for name in names if name not in set(study.constants)]
-    axes = _axes(options, study.wanted, where)
-    flatten = _flatten(options, study.wanted, where)
+    axes = _by_path(dict(options.axes), _leaf_paths(study.wanted), f"{where}(axes=)")
+    flatten = options.flatten
+    if isinstance(flatten, Mapping):
+        paths = [layer.path for layer in study.wanted.layers]
+        flatten = _by_path(flatten, paths, f"{where}(flatten=)")
     found = origins(source, options.origin, isinstance(given, Node))
     tied = {name: first for name, first in source.tied.items() if name in names and first in names}
     # Who names the place of a weight has said nothing of the bias beside it.
@@ -229,23 +234,12 @@ def _places(found: Wanted, options: Options) -> list[str]:
     return list(places)
 
 
-def _axes(options: Options, found: Wanted, where: str) -> dict[str, tuple[int, ...]]:
-    paths = _leaf_paths(found)
+def _by_path(options: Mapping[str, T], paths: list[str], where: str) -> dict[str, T]:
+    """What an option says for patterns of paths, by path."""
     return {
-        path: order
-        for pattern, order in dict(options.axes).items()
-        for path in matching([pattern], paths, "in the module", f"{where}(axes=)")
-    }
-
-
-def _flatten(options: Options, found: Wanted, where: str) -> Told:
-    if not isinstance(options.flatten, Mapping):
-        return options.flatten
-    paths = [layer.path for layer in found.layers]
-    return {
-        path: count
-        for pattern, count in options.flatten.items()
-        for path in matching([pattern], paths, "in the module", f"{where}(flatten=)")
+        path: value
+        for pattern, value in options.items()
+        for path in matching([pattern], paths, "in the module", where)
     }
 
 

@@ -115,7 +115,7 @@ def _fill_gates(
                         size = rows[fills].stop - rows[fills].start
                         steps += [("reshape", (h, size)), ("transpose", (1, 0))]
                 if gate == "z":  # theirs keeps the old state: 1 - sigmoid(x) is sigmoid(-x)
-                    steps.append(("negate",))
+                    steps.append(("negate", None))
                 says = "gates joined" if "*" in role else "gates reordered"
                 target = prefix + (BIAS if fills == BIAS else WEIGHT)
                 found[target].append(replace(piece, put=put, adds=adds).then(*steps, says=says))

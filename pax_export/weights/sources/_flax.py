@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import UnsupportedDtypeError
 from pax_export.weights._binary_file import FileStream
 from pax_export.weights._dtypes import NUMPY_NAMES
 from pax_export.weights.sources._nested import flattened
 from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source
+from pax_export.weights.sources._source import Entry, Source, unsupported_dtype
 
 KIND = "msgpack file of flax"
 _ARRAY, _COMPLEX, _NUMBER = 1, 2, 3
@@ -155,12 +154,7 @@ class _MsgpackReader:
 def _piece(where: str, shape: Any, dtype: Any, place: Any) -> _ArrayChunk:
     shape = _shape(shape)
     if dtype not in _DTYPES:
-        raise UnsupportedDtypeError(
-            "The dtype of an array is unsupported by numpy and jax.",
-            where=where,
-            got=f"{dtype!r:.100}",
-            write=f"a file of {', '.join(sorted(_DTYPES))}",
-        )
+        raise unsupported_dtype(where, f"{dtype!r:.100}", sorted(_DTYPES))
     if not isinstance(place, range) or len(place) != math.prod(shape) * np.dtype(dtype).itemsize:
         raise ValueError(f"other bytes than those of {dtype}{list(shape)}")
     return _ArrayChunk(dtype, shape, place.start)

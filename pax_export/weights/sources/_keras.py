@@ -92,12 +92,10 @@ def _read_hdf5(file: InputFile, begin: int, size: int, metadata: dict[str, Any])
 
 
 def _take_attributes(attributes: PyTree, metadata: dict[str, Any]) -> None:
-    for name in ("keras_version", "backend", "model_config"):
-        text = attributes.get(name)
-        if isinstance(text, str):
-            metadata["config" if name == "model_config" else name] = (
-                json.loads(text) if name == "model_config" else text
-            )
+    texts = {name: text for name, text in attributes.items() if isinstance(text, str)}
+    metadata |= {name: texts[name] for name in ("keras_version", "backend") if name in texts}
+    if "model_config" in texts:
+        metadata["config"] = json.loads(texts["model_config"])
 
 
 def _older_names(hdf5: Hdf5, found: dict[str, Object]) -> dict[str, str] | None:

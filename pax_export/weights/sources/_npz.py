@@ -36,16 +36,11 @@ def read(file: InputFile) -> Source:
 
 def _entry(archive: ZipArchive, member: str, where: str) -> Entry:
     shape, fortran, dtype, begin = _header(archive, member)
-    if dtype.hasobject:
-        raise UnsupportedDtypeError(
-            "An array contains Python objects, which are never unpickled.",
-            where=where,
-            got=dtype,
-            write="numpy.savez of arrays of numbers",
-        )
     if dtype.kind not in "biufcV" or dtype.names is not None or dtype.subdtype is not None:
         raise UnsupportedDtypeError(
-            "An array is not numeric.",
+            "An array contains Python objects, which are never unpickled."
+            if dtype.hasobject
+            else "An array is not numeric.",
             where=where,
             got=dtype,
             write="numpy.savez of arrays of numbers or booleans",
@@ -55,20 +50,16 @@ def _entry(archive: ZipArchive, member: str, where: str) -> Entry:
         got = f"{archive.size(member) - begin} bytes of {dtype}{list(shape)}"
         raise damaged(where, KIND, got)
 
-    def read() -> np.ndarray:
-        content = archive.array(member)[begin:]
-        array = np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
-        return array.astype(dtype.newbyteorder("="), copy=False)
+    native = dtype.newbyteorder("=")
 
-    def part(index: Any) -> np.ndarray:
-        content = archive.array(member, check=False)[begin:]
+    def read(index: Any = ..., check: bool = True) -> np.ndarray:
+        content = archive.array(member, check)[begin:]
         array = np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
-        return array[index].astype(dtype.newbyteorder("="), copy=False)
+        return array[index].astype(native, copy=False)
 
     note = "" if dtype.kind != "V" else "bytes of a dtype that numpy's files do not name"
-    packed = archive.place(member) is None
-    native = dtype.newbyteorder("=")
-    return Entry(where, KIND, shape, native, read, None if packed else part, note)
+    part = None if archive.place(member) is None else lambda index: read(index, check=False)
+    return Entry(where, KIND, shape, native, read, part, note)
 
 
 def _header(archive: ZipArchive, member: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:

@@ -10,11 +10,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from pax_export._errors import UnsupportedDtypeError, WeightsFileError
+from pax_export._errors import WeightsFileError
 from pax_export._types import PyTree
 from pax_export._wire import ONNX_DTYPES, Fields, Memory, Message, RandomAccessBytes, signed
 from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry
+from pax_export.weights.sources._source import Entry, unsupported_dtype
 
 _TEXT = 8
 _HALF_BYTES = (21, 22, 23)
@@ -92,12 +92,8 @@ def make_entry(
 ) -> Entry:
     """The array of a tensor, read when it is asked for."""
     if tensor.dtype not in ONNX_DTYPES:
-        raise UnsupportedDtypeError(
-            "The dtype of an array is unsupported by numpy and jax.",
-            where=where,
-            got=f"the dtype {tensor.dtype} of ONNX",
-            write=f"a model of {', '.join(ONNX_DTYPES.values())}",
-        )
+        got = f"the dtype {tensor.dtype} of ONNX"
+        raise unsupported_dtype(where, got, ONNX_DTYPES.values())
     dtype, shape = np.dtype(ONNX_DTYPES[tensor.dtype]), tuple(tensor.shape)
     count = math.prod(shape)
     if tensor.raw is None and not tensor.external:

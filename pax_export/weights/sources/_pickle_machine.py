@@ -24,13 +24,6 @@ _VALUES = frozenset(
     "SHORT_BINUNICODE BINUNICODE8".split()
 )
 _NOTHING = frozenset(("PROTO", "FRAME"))
-_EMPTY: dict[str, Callable[[], Any]] = {
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-    "EMPTY_SET": set,
-    "EMPTY_TUPLE": tuple,
-}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _PUT = frozenset(("PUT", "BINPUT", "LONG_BINPUT"))
 _GET = frozenset(("GET", "BINGET", "LONG_BINGET"))
 _MARK = object()
@@ -90,15 +83,50 @@ class PickleMachine:
             stack.append(self._memo[argument])
         elif name in _CONSTANTS:
             stack.append(_CONSTANTS[name])
-        elif name in _EMPTY:
-            stack.append(self._counted(_EMPTY[name]()))
-        elif name in _TUPLES:
-            stack.append(self._counted(tuple(self._popped(_TUPLES[name]))))
+        elif name in _MADE:
+            count, make = _MADE[name]
+            stack.append(self._counted(make(self._popped(count))))
+        elif name in _ADDED:
+            count, kind, add = _ADDED[name]
+            values = self._popped(count)
+            add(_require(self._top(), kind), values)
         elif name not in _NOTHING:
-            step = getattr(self, f"_{name.lower()}", None)
-            if step is None:
+            self._step_by_name(name, argument)
+
+    def _step_by_name(self, name: str, argument: Any) -> None:
+        stack = self._stack
+        match name:
+            case "MARK":
+                stack.append(_MARK)
+            case "POP":
+                stack.pop()
+            case "POP_MARK":
+                self._popped(None)
+            case "DUP":
+                stack.append(self._top())
+            case "MEMOIZE":
+                self._memo[len(self._memo)] = self._top()
+            case "GLOBAL":
+                module, _, own = argument.partition(" ")
+                stack.append(self._look_up(module, own))
+            case "STACK_GLOBAL":
+                stack.append(self._look_up(*[_require(each, str) for each in self._popped(2)]))
+            case "REDUCE" | "NEWOBJ":
+                stack.append(self._call(*self._popped(2)))
+            case "NEWOBJ_EX":
+                made, arguments, names = self._popped(3)
+                if names:
+                    raise ValueError("an object of a pickle that is made with names")
+                stack.append(self._call(made, arguments))
+            case "BUILD":
+                (state,) = self._popped(1)
+                self._build(self._top(), state)
+            case "PERSID":
+                stack.append(self._persistent(argument))
+            case "BINPERSID":
+                stack.append(self._persistent(*self._popped(1)))
+            case _:
                 raise ValueError(f"the step {name} in a pickle")
-            step(*() if argument is None else (argument,))
 
     def _counted(self, container: Any) -> Any:
         self._containers += 1
@@ -111,80 +139,26 @@ class PickleMachine:
             raise ValueError("a mark where a pickle needs a value")
         return self._stack[-1]
 
-    def _popped(self, count: int) -> list[Any]:
-        values = self._stack[-count:]
-        if len(values) != count or any(value is _MARK for value in values):
-            raise ValueError("a pickle that takes more than it has put")
-        del self._stack[-count:]
-        return values
-
-    def _above_mark(self) -> list[Any]:
+    def _popped(self, count: int | None) -> list[Any]:
+        """The last values; with None all above the last mark, which goes too."""
         stack = self._stack
-        at = len(stack) - 1
-        while stack[at] is not _MARK:  # an IndexError where there is none
-            at -= 1
-            if at < 0:
-                raise ValueError("a pickle without a mark")
-        values = stack[at + 1 :]
-        del stack[at:]
+        if count is None:
+            at = len(stack) - 1
+            while stack[at] is not _MARK:  # an IndexError where there is none
+                at -= 1
+                if at < 0:
+                    raise ValueError("a pickle without a mark")
+            values = stack[at + 1 :]
+            del stack[at:]
+            return values
+        begin = len(stack) - count
+        values = stack[max(begin, 0) :]
+        if begin < 0 or any(value is _MARK for value in values):
+            raise ValueError("a pickle that takes more than it has put")
+        del stack[begin:]
         return values
 
-    def _mark(self) -> None:
-        self._stack.append(_MARK)
-
-    def _pop(self) -> None:
-        self._stack.pop()
-
-    def _pop_mark(self) -> None:
-        self._above_mark()
-
-    def _dup(self) -> None:
-        self._stack.append(self._top())
-
-    def _memoize(self) -> None:
-        self._memo[len(self._memo)] = self._top()
-
-    def _tuple(self) -> None:
-        self._stack.append(self._counted(tuple(self._above_mark())))
-
-    def _list(self) -> None:
-        self._stack.append(self._counted(self._above_mark()))
-
-    def _append(self) -> None:
-        (value,) = self._popped(1)
-        _require(self._top(), list).append(value)
-
-    def _appends(self) -> None:
-        values = self._above_mark()
-        _require(self._top(), list).extend(values)
-
-    def _dict(self) -> None:
-        self._stack.append(self._counted(filled({}, _pairs(self._above_mark()))))
-
-    def _setitem(self) -> None:
-        pair = self._popped(2)
-        filled(_require(self._top(), dict), [pair])
-
-    def _setitems(self) -> None:
-        pairs = _pairs(self._above_mark())
-        filled(_require(self._top(), dict), pairs)
-
-    def _additems(self) -> None:
-        values = self._above_mark()
-        _require(self._top(), set).update(_keys(values))
-
-    def _frozenset(self) -> None:
-        self._stack.append(self._counted(frozenset(_keys(self._above_mark()))))
-
-    def _global(self, argument: str) -> None:
-        module, _, name = argument.partition(" ")
-        self._stack.append(self._looked_up(module, name))
-
-    def _stack_global(self) -> None:
-        module, name = self._popped(2)
-        self._stack.append(self._looked_up(_require(module, str), _require(name, str)))
-
-    def _looked_up(self, module: str, name: str) -> Global:
+    def _look_up(self, module: str, name: str) -> Global:
         known = self._known(module, name)
         if known is None:
             raise WeightsFileError(
@@ -196,40 +170,20 @@ class PickleMachine:
             )
         return known
 
-    def _reduce(self) -> None:
-        function, arguments = self._popped(2)
-        self._stack.append(self._called(function, arguments))
-
-    _newobj = _reduce
-
-    def _newobj_ex(self) -> None:
-        made, arguments, names = self._popped(3)
-        if names:
-            raise ValueError("an object of a pickle that is made with names")
-        self._stack.append(self._called(made, arguments))
-
-    def _called(self, function: Any, arguments: Any) -> Any:
+    def _call(self, function: Any, arguments: Any) -> Any:
         if not isinstance(function, Global) or function.build is None:
             got = function.name if isinstance(function, Global) else type(function).__name__
             raise ValueError(f"a call of {got} in a pickle")
         return self._counted(function.build(*_require(arguments, tuple)))
 
-    def _build(self) -> None:
-        (state,) = self._popped(1)
-        made = self._top()
+    @staticmethod
+    def _build(made: Any, state: Any) -> None:
         if isinstance(made, Instance):
             filled(made, state.items() if isinstance(state, dict) else [("state", state)])
         elif isinstance(made, Buildable):
             made.build(state)
         elif not isinstance(made, dict):  # the attributes of a dict are not weights
             raise ValueError(f"a state for {type(made).__name__} in a pickle")
-
-    def _persid(self, argument: Any) -> None:
-        self._stack.append(self._persistent(argument))
-
-    def _binpersid(self) -> None:
-        (value,) = self._popped(1)
-        self._stack.append(self._persistent(value))
 
 
 def filled(target: dict[Any, Any], pairs: Any) -> dict[Any, Any]:
@@ -257,3 +211,20 @@ def _require(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"a {type(value).__name__} where a pickle needs a {kind.__name__}")
     return value
+
+
+#: Containers of the last values, or of those above a mark: how many values, and what is made.
+_MADE: dict[str, tuple[int | None, Callable[[list[Any]], Any]]] = {
+    "EMPTY_LIST": (0, list), "EMPTY_DICT": (0, dict), "EMPTY_SET": (0, set),
+    "EMPTY_TUPLE": (0, tuple), "TUPLE1": (1, tuple), "TUPLE2": (2, tuple), "TUPLE3": (3, tuple),
+    "TUPLE": (None, tuple), "LIST": (None, list),
+    "DICT": (None, lambda values: filled({}, _pairs(values))),
+    "FROZENSET": (None, lambda values: frozenset(_keys(values))),
+}  # fmt: skip
+#: Values that go into the container below them: how many, its class, and how.
+_ADDED: dict[str, tuple[int | None, type, Callable[[Any, list[Any]], Any]]] = {
+    "APPEND": (1, list, list.extend), "APPENDS": (None, list, list.extend),
+    "SETITEM": (2, dict, lambda target, values: filled(target, _pairs(values))),
+    "SETITEMS": (None, dict, lambda target, values: filled(target, _pairs(values))),
+    "ADDITEMS": (None, set, lambda target, values: target.update(_keys(values))),
+}  # fmt: skip

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pax_export._errors import UnsupportedDtypeError, a_few
+from pax_export._errors import a_few
 from pax_export._optional import require
 from pax_export.weights import _checksums
 from pax_export.weights._dtypes import NUMPY_NAMES, restored
 from pax_export.weights._header import HeaderEntry, is_safetensors, read_header
 from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, damaged
+from pax_export.weights.sources._source import Entry, Source, damaged, unsupported_dtype
 
 KIND = "safetensors file"
 
@@ -43,16 +43,11 @@ def _require_dtypes(arrays: Mapping[str, HeaderEntry], where: str) -> None:
                if each.code not in NUMPY_NAMES}  # fmt: skip
     if not unknown:
         return
-    first, alone = next(iter(unknown)), len(unknown) == 1
+    if len(unknown) == 1:
+        ((name, code),) = unknown.items()
+        raise unsupported_dtype(f"{name} in {where}", code, NUMPY_NAMES)
     listed = a_few([f"{name:.200}: {code:.50}" for name, code in unknown.items()], 20)
-    raise UnsupportedDtypeError(
-        "The dtype of an array is unsupported by numpy and jax."
-        if alone
-        else "The dtypes of these arrays are unsupported by numpy and jax.",
-        where=f"{first} in {where}" if alone else where,
-        got=unknown[first] if alone else listed,
-        write=f"a file of {', '.join(NUMPY_NAMES)}",
-    )
+    raise unsupported_dtype(where, listed, NUMPY_NAMES)
 
 
 def _entry(file: InputFile, name: str, stored: HeaderEntry, checksum: str | None) -> Entry:

@@ -44,10 +44,9 @@ def read(path: Path, read_file: Callable[[Path], Source]) -> Source:
     with refusing(str(path), KIND):
         index = json.loads(bounded.read_bytes(path, _LARGEST))
         files = index["weight_map"]
-        shards = {
-            name: read_file(_inside(path, name))
-            for name in sorted({_text(name, path) for name in files.values()})
-        }
+        if not all(isinstance(name, str) for name in files.values()):
+            raise ValueError("the name of a file that is no text")
+        shards = {name: read_file(_inside(path, name)) for name in sorted(set(files.values()))}
         kinds = {shard.kind for shard in shards.values()}
         if len(kinds) != 1:
             raise ValueError(f"files of the kinds {sorted(kinds)}")
@@ -57,18 +56,9 @@ def read(path: Path, read_file: Callable[[Path], Source]) -> Source:
         ]
         if others:
             raise ValueError(f"arrays that the index does not name: {a_few(others, 8)}")
-        metadata: dict[str, Any] = {}
-        tied: dict[str, str] = {}
-        for shard in shards.values():
-            metadata |= shard.metadata
-            tied |= shard.tied
+    metadata = {key: value for each in shards.values() for key, value in each.metadata.items()}
+    tied = {name: first for each in shards.values() for name, first in each.tied.items()}
     return Source(kinds.pop(), str(path), entries, metadata=metadata, tied=tied)
-
-
-def _text(name: object, path: Path) -> str:
-    if not isinstance(name, str):
-        raise damaged(str(path), KIND, f"{name!r} as the name of a file")
-    return name
 
 
 def _inside(path: Path, name: str) -> Path:

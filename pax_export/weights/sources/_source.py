@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from pax_export._errors import PaxError, WeightsFileError, a_few
+from pax_export._errors import PaxError, UnsupportedDtypeError, WeightsFileError, a_few
 from pax_export._types import DTypeLike
 from pax_export._wire import RandomAccessBytes
 from pax_export.weights._dtypes import NUMPY_NAMES  # which makes jax's dtypes known to numpy
@@ -39,6 +39,16 @@ def damaged(where: str, kind: str, got: object) -> WeightsFileError:
         where=where,
         got=got,
         write="a whole copy of the file, as the program that made it wrote it",
+    )
+
+
+def unsupported_dtype(where: str, got: object, known: Iterable[str]) -> UnsupportedDtypeError:
+    """The error about an array of a dtype that neither numpy nor jax has."""
+    return UnsupportedDtypeError(
+        "The dtype of an array is unsupported by numpy and jax.",
+        where=where,
+        got=got,
+        write=f"a file of {', '.join(known)}",
     )
 
 

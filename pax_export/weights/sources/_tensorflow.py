@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pax_export._errors import UnsupportedDtypeError
 from pax_export._wire import (
     LEVELDB_MAGIC,
     TENSORFLOW_DTYPES,
@@ -23,7 +22,14 @@ from pax_export._wire import (
 )
 from pax_export.weights._binary_file import BinaryFile
 from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, damaged, refusing, several
+from pax_export.weights.sources._source import (
+    Entry,
+    Source,
+    damaged,
+    refusing,
+    several,
+    unsupported_dtype,
+)
 
 KIND = "checkpoint of TensorFlow"
 _INDEX, _GRAPH = ".index", b"_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -115,12 +121,8 @@ class _Shards:
 
 def _entry(where: str, saved: SavedTensor, files: _Shards, note: str) -> Entry:
     if saved.dtype not in _DTYPES:
-        raise UnsupportedDtypeError(
-            "The dtype of a variable is unsupported.",
-            where=where,
-            got=f"the dtype {saved.dtype} of TensorFlow",
-            write=f"a checkpoint of {', '.join(_DTYPES.values())}",
-        )
+        got = f"the dtype {saved.dtype} of TensorFlow"
+        raise unsupported_dtype(where, got, _DTYPES.values())
     dtype, file = np.dtype(_DTYPES[saved.dtype]), files.file(saved.shard)
     if saved.size != math.prod(saved.shape) * dtype.itemsize:
         raise damaged(where, KIND, f"{saved.size} bytes of {dtype}{saved.shape}")

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import UnsupportedDtypeError
 from pax_export._wire import TFLITE_DTYPES, TFLITE_MARK, FlatTable, root
 from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, refusing
+from pax_export.weights.sources._source import Entry, Source, refusing, unsupported_dtype
 
 KIND = "TFLite file"
 _STRING = 5
@@ -68,12 +67,8 @@ class _TfliteTensor:
 
 def _entries(where: str, name: str, tensor: _TfliteTensor, file: InputFile) -> dict[str, Entry]:
     if tensor.dtype not in TFLITE_DTYPES or tensor.sparse:
-        raise UnsupportedDtypeError(
-            "The dtype or layout of an array is unsupported.",
-            where=where,
-            got="a sparse array" if tensor.sparse else f"the dtype {tensor.dtype} of TFLite",
-            write=f"a model of {', '.join(TFLITE_DTYPES.values())}",
-        )
+        got = "a sparse array" if tensor.sparse else f"the dtype {tensor.dtype} of TFLite"
+        raise unsupported_dtype(where, got, TFLITE_DTYPES.values())
     dtype, shape = np.dtype(TFLITE_DTYPES[tensor.dtype]), tensor.shape
     if math.prod(shape) * dtype.itemsize != tensor.size:
         raise ValueError(f"{tensor.size} bytes of {dtype}{list(shape)}")

@@ -49,20 +49,28 @@ def _read_archive(file: InputFile, archive: ZipArchive) -> Source:
     root = _root(archive) or ""
     if f"{root}byteorder" in archive:
         _require_little(file.where, archive.read(f"{root}byteorder", 100) == b"little")
-    content = ZipStorages(archive, f"{root}data/")
-    tree = _loaded(file.where, archive, f"{root}{_PICKLE}")
-    leaves, others = flattened(tree, _is_leaf)
-    entries = {name: _entry(file.where, name, leaf, content) for name, leaf in leaves.items()}
+    tree = _load_pickle(file.where, archive, f"{root}{_PICKLE}")
+    found = _make_source(file, tree, ZipStorages(archive, f"{root}data/"))
     if f"{root}constants.pkl" in archive:  # what TorchScript's code names CONSTANTS.c0
+        tree = _load_pickle(file.where, archive, f"{root}constants.pkl")
         constants = ZipStorages(archive, f"{root}constants/")
-        tree = _loaded(file.where, archive, f"{root}constants.pkl")
-        for name, leaf in flattened(tree, _is_leaf)[0].items():
-            name = f"CONSTANTS.c{name}"
-            entries[name] = _entry(file.where, name, leaf, constants)
+        found.entries |= _make_source(file, tree, constants, "CONSTANTS.c").entries
+    return found
+
+
+def _make_source(
+    file: InputFile, tree: Any, content: ZipStorages | LegacyStorages, prefix: str = ""
+) -> Source:
+    """The tensors of a tree, by dotted names behind a prefix."""
+    leaves, others = flattened(tree, lambda each: isinstance(each, (TorchTensor, PickledArray)))
+    entries = {
+        prefix + name: _entry(f"{prefix}{name} in {file.where}", leaf, content)
+        for name, leaf in leaves.items()
+    }
     return Source("torch", file.where, entries, metadata=others, tied=_tied(leaves))
 
 
-def _loaded(where: str, archive: ZipArchive, member: str) -> Any:
+def _load_pickle(where: str, archive: ZipArchive, member: str) -> Any:
     machine = PickleMachine(where, _torch_names.known, _torch_names.storage)
     if archive.size(member) > _LARGEST_PICKLE:
         raise ValueError(f"{member!r} has {archive.size(member)} bytes")
@@ -116,9 +124,7 @@ def _read_legacy(file: InputFile) -> Source:
         raise ValueError(f"version {protocol!r:.50} of this format")
     _require_little(file.where, system.get("little_endian") is True)
     content = LegacyStorages(file, machine.load(stream), storages, stream.tell())
-    leaves, others = flattened(tree, _is_leaf)
-    entries = {name: _entry(file.where, name, leaf, content) for name, leaf in leaves.items()}
-    return Source("torch", file.where, entries, metadata=others, tied=_tied(leaves))
+    return _make_source(file, tree, content)
 
 
 class LegacyStorages:
@@ -146,14 +152,9 @@ class LegacyStorages:
         return self._file.array(f"V{item}", (count // item,), begin).view(np.uint8)
 
 
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, (TorchTensor, PickledArray))
-
-
 def _entry(
-    where: str, name: str, leaf: TorchTensor | PickledArray, content: ZipStorages | LegacyStorages
+    where: str, leaf: TorchTensor | PickledArray, content: ZipStorages | LegacyStorages
 ) -> Entry:
-    where = f"{name} in {where}"
     with refusing(where, KIND):
         if isinstance(leaf, PickledArray):
             array = leaf.array
