@@ -73,14 +73,14 @@ def sizes_of(layer: PyTree, where: str) -> WeightSizes:
     weight = layer.weight
     if isinstance(weight, EmptyNode) or not (is_array(weight) or hasattr(weight, "shape")):
         raise InvalidArgumentTypeError(
-            "An adapter needs a layer with its weight.",
+            "An adapter requires a layer with its weight.",
             where=where,
             got=f"{type(weight).__name__} for the weight",
             write="the whole net, not what parameters() gives",
         )
     if not jnp.issubdtype(weight.dtype, jnp.floating):
         raise InvalidArgumentTypeError(
-            "An adapter is added to a weight of floating-point numbers.",
+            "An adapter requires a weight with a floating-point dtype.",
             where=where,
             got=describe_array(weight),
             write="a layer whose weight is float32, bfloat16 or the like",
@@ -90,7 +90,7 @@ def sizes_of(layer: PyTree, where: str) -> WeightSizes:
     own = (*kernel, *last)
     if weight.shape[-len(own) :] != own:
         raise InvalidArgumentError(
-            "The weight is not laid out as its layer says; axes of stacked layers come first.",
+            "The shape of the weight does not match its layer; axes of stacked layers come first.",
             where=where,
             got=f"shape {weight.shape}",
             write=f"a weight [..., {', '.join(map(str, own))}]",

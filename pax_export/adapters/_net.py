@@ -258,7 +258,7 @@ def _strength(value: PyTree, name: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise InvalidArgumentError(
-            "The strength of an adapter is a number that is known before the net is called.",
+            "The strength of an adapter must be a Python number.",
             where=f"activate: {name}",
             got=repr(value)[:120],
             write="a Python float",
@@ -352,7 +352,7 @@ def unmerge(merged: M, origin: PyTree) -> M:
     for path, layer in found:
         if path not in there or not _same_arrays(layers.merged(layer), there[path]):
             raise InvalidArgumentError(
-                "What was merged can only be taken out of the layers that merge gave.",
+                "Only unchanged results of merge can be unmerged.",
                 where=path or repr(layer)[:200],
                 got="another layer, or one that was changed since" if path in there else "no layer",
                 write="pax.adapters.unmerge(pax.adapters.merge(net), net)",
@@ -392,7 +392,7 @@ def chosen(net: PyTree, targets: object, where: str) -> list[tuple[str, Any]]:
                 found[join(name, below) if below else name] = item
     if not found:
         raise InvalidArgumentError(
-            "There are no modules among the parts that are chosen.",
+            "The selection contains no modules.",
             where=where,
             got=", ".join(selection.names())[:200],
             write="the paths or classes of modules, as net.at(...) takes them",

@@ -194,7 +194,7 @@ def check_config(config: object, where: str) -> None:
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else type(config).__name__
         raise WeightsFileError(
-            "This is no LoRA adapter.",
+            "The adapter is not a LoRA adapter.",
             where=where,
             got=f"peft_type {kind!r}",
             write='an adapter whose adapter_config.json says "peft_type": "LORA"',
@@ -226,7 +226,7 @@ def alpha_and_rate(config: Mapping[str, Any], path: str, where: str) -> tuple[fl
             raise ValueError(f"lora_alpha {alpha}, lora_dropout {rate}")
     except (KeyError, TypeError, ValueError, OverflowError, re.error) as error:
         raise WeightsFileError(
-            "This adapter_config.json does not say what its adapters are multiplied by.",
+            "The file adapter_config.json has no valid scale.",
             where=where,
             got=f"{type(error).__name__}: {error}"[:200],
             write='numbers for "lora_alpha" and "lora_dropout", and an object "alpha_pattern"',

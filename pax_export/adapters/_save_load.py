@@ -110,7 +110,7 @@ def _names(rename: Any, where: str) -> Mapping[str, str]:
     pairs = [*given, *given.values()] if isinstance(given, Mapping) else [None]
     if not all(isinstance(each, str) for each in pairs):
         raise InvalidArgumentTypeError(
-            "rename= says by paths of the net which paths they are in the file.",
+            "rename= must map paths of the net to paths in the file.",
             where=f"{where}(rename=)",
             got=repr(rename)[:200],
             write='rename={"layers.*.query": "model.layers.*.q_proj"}',
@@ -123,7 +123,7 @@ def _require_values(path: str, tree: PyTree) -> None:
         problem = absence(leaf) if is_array(leaf) else f"{type(leaf).__name__}, which is no array"
         if problem:
             raise InvalidArgumentTypeError(
-                "adapters.save needs arrays whose values are here.",
+                "adapters.save requires arrays with values.",
                 where=join(path, name),
                 got=problem,
                 write="adapters.save(net, folder) outside of jit",
@@ -155,7 +155,7 @@ def _require_replaceable(path: Path) -> None:
         strange = sorted({each.name for each in path.iterdir()} - {peft.CONFIG, peft.WEIGHTS})
         if strange or not (path / peft.CONFIG).is_file():
             raise WeightsFileError(
-                "This folder holds something else than adapters, so it is not replaced.",
+                "The folder is not replaced: it contains other files than adapters.",
                 where=str(path),
                 got=f"a directory with {some_names(path)}",
                 write="another folder, or an empty one",
@@ -227,7 +227,7 @@ def _config(folder: Path) -> dict[str, Any]:
     file = folder / peft.CONFIG
     if not folder.is_dir() or not file.is_file():
         raise MissingWeightsFileError(
-            "There are no adapters at this path.",
+            "The path contains no adapters.",
             where=str(folder),
             got=f"a directory with {some_names(folder)}" if folder.is_dir() else "no directory",
             write=f"the folder that adapters.save was given, with {peft.CONFIG} in it",
@@ -236,7 +236,7 @@ def _config(folder: Path) -> dict[str, Any]:
         config = json.loads(bounded.read_bytes(file, _LARGEST_CONFIG))
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsFileError(
-            "What says how adapters are used cannot be read.",
+            "The configuration of the adapters cannot be read.",
             where=str(file),
             got=f"{type(error).__name__}: {error}"[:200],
             write="the file as adapters.save or PEFT wrote it",
@@ -249,7 +249,7 @@ def _arrays(folder: Path) -> dict[str, np.ndarray]:
     file = folder / peft.WEIGHTS
     if not file.exists():
         raise MissingWeightsFileError(
-            "The folder has no arrays of adapters that are read here.",
+            "The folder has no adapter arrays in a supported format.",
             where=str(folder),
             got=f"a directory with {some_names(folder)}",
             write=f"a folder with {peft.WEIGHTS}; PEFT writes it with safe_serialization=True",

@@ -486,7 +486,7 @@ class Retention:
                 numbers[str(name)] = float(value)
             except (TypeError, ValueError) as error:
                 raise InvalidArgumentTypeError(
-                    "A metric must be one number.",
+                    "A metric must be a single number.",
                     where=f"metrics[{name!r}]",
                     got=f"{type(value).__name__}: {value!r}"[:200],
                     write=f"metrics={{{name!r}: float(loss)}}",

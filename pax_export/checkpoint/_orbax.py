@@ -88,7 +88,7 @@ def plain(directory: Path) -> Iterator[Path]:
         other = Path(OPEN.format(handle))
         if not other.is_dir():
             raise CheckpointError(
-                "orbax takes the path of this checkpoint for a pattern.",
+                "orbax interprets the path of this checkpoint as a pattern.",
                 where=str(directory),
                 got=f"a path with {' '.join(sorted(PATTERN & set(str(directory))))}",
                 write="a path without these characters, in any of its directories",

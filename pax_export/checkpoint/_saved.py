@@ -172,7 +172,7 @@ def _shared(array: object) -> Any:
 def _require_value(where: str, leaf: object) -> None:
     if not isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
         raise InvalidArgumentTypeError(
-            "A checkpoint can hold arrays, numbers and text only.",
+            "A checkpoint stores only arrays, numbers and strings.",
             where=where,
             got=f"{type(leaf).__name__}: {leaf!r}"[:200],
             write="jnp.asarray(...); an initialised module instead of shapes; anything else "
@@ -180,7 +180,7 @@ def _require_value(where: str, leaf: object) -> None:
         )
     if not is_key(leaf.dtype) and np.dtype(leaf.dtype).kind in "OSUMm":
         raise UnsupportedDtypeError(
-            "A checkpoint cannot hold an array of this dtype.",
+            "The dtype of an array is unsupported in checkpoints.",
             where=where,
             got=np.dtype(leaf.dtype).name,
             write="an array of numbers or booleans, or text as a Python str",
@@ -188,7 +188,7 @@ def _require_value(where: str, leaf: object) -> None:
     problem = absence(leaf)
     if problem:
         raise InvalidArgumentTypeError(
-            "A checkpoint needs arrays whose values are addressable.",
+            "A checkpoint requires arrays with values.",
             where=where,
             got=problem,
             write="checkpoints.save(...) outside of jit, with what the last step returned",

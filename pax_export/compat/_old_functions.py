@@ -90,20 +90,6 @@ def xla_computation(function: Callable, static_argnums: PyTree = ()) -> Callable
     return make
 
 
-def host_ids() -> list[int]:
-    """The numbers of all processes."""
-    return list(range(jax.process_count()))
-
-
-def curry(function: Callable) -> Callable[..., Any]:
-    """Makes a function that takes some arguments now and the others later."""
-    return functools.partial(functools.partial, function)
-
-
-def nothing(*args: object, **kwargs: object) -> None:
-    """Does nothing: jax does it by itself."""
-
-
 # --- jax.numpy, jax.lax, jax.scipy ------------------------------------------------------
 
 
@@ -113,29 +99,9 @@ def where(*args: PyTree, **kwargs: PyTree) -> Any:
     return jnp.where(*args, *named, **kwargs)
 
 
-def msort(a: object) -> jax.Array:
-    """Sorts along the first axis."""
-    return jnp.sort(jnp.asarray(a), axis=0)
-
-
 def in1d(ar1: PyTree, ar2: PyTree, assume_unique: bool = False, invert: bool = False) -> jax.Array:
     """Of each element of a flat array, whether it is in another one."""
     return jnp.isin(jnp.ravel(ar1), jnp.asarray(ar2), assume_unique=assume_unique, invert=invert)
-
-
-def issubsctype(x: PyTree, kind: PyTree) -> bool:
-    """Whether an array or a dtype is of a kind."""
-    return bool(jnp.issubdtype(getattr(x, "dtype", x), kind))
-
-
-def tie_in(x: object, y: object) -> Any:
-    """The second argument: it has done nothing since jax 0.2."""
-    return y
-
-
-def polar_unitary(a: object) -> jax.Array:
-    """The unitary factor of the polar decomposition."""
-    return found("jax.scipy.linalg.polar")(a)[0]
 
 
 def solve(*args: object, sym_pos: bool = False, **kwargs: object) -> jax.Array:
@@ -184,16 +150,6 @@ def with_implementation(kind: str) -> Callable[[int], jax.Array]:
 # --- jax.util -------------------------------------------------------------------------
 
 
-def safe_map(function: Callable, *args: Iterable[Any]) -> list[Any]:
-    """A list of results, of arguments of one length."""
-    return [function(*each) for each in zip(*args, strict=True)]
-
-
-def safe_zip(*args: Iterable[Any]) -> list[tuple]:
-    """A list of tuples, of arguments of one length."""
-    return list(zip(*args, strict=True))
-
-
 def unzip2(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple, tuple]:
     """The first and the second of each pair."""
     first, second = [], []
@@ -204,16 +160,6 @@ def unzip2(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple, tuple]:
 
 
 # --- jax.experimental -----------------------------------------------------------------
-
-
-def enable_x64(new_val: bool = True) -> Any:
-    """A block in which jax has 64-bit numbers, or has none."""
-    return jax.enable_x64(new_val)
-
-
-def disable_x64() -> Any:
-    """A block in which jax has no 64-bit numbers."""
-    return jax.enable_x64(False)
 
 
 def id_print(

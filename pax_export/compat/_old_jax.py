@@ -7,7 +7,12 @@ migration guide.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.scipy
 
 from pax_export.compat import _old_functions as old
 
@@ -47,10 +52,11 @@ OLD_NAMES: dict[str, dict[str, Old]] = {
         "xla_computation": Old(lambda: old.xla_computation, "jax.jit(f).lower(x).as_text()"),
         "host_id": Old("jax.process_index", "jax.process_index"),
         "host_count": Old("jax.process_count", "jax.process_count"),
-        "host_ids": Old(lambda: old.host_ids, "range(jax.process_count())"),
+        "host_ids": Old(
+            lambda: lambda: list(range(jax.process_count())), "range(jax.process_count())"),
         "clear_backends": Old("jax.clear_caches", "jax.clear_caches"),
         "partial": Old("functools.partial", "functools.partial"),
-        "curry": Old(lambda: old.curry, "functools.partial(functools.partial, f)"),
+        "curry": Old(lambda: partial(partial, partial), "functools.partial(functools.partial, f)"),
         "ShapedArray": Old("jax.core.ShapedArray", "jax.ShapeDtypeStruct"),
         "checkpoint": Old(lambda: old.without("jax.checkpoint", "concrete"), "no concrete="),
         "remat": Old(lambda: old.without("jax.checkpoint", "concrete"), "no concrete="),
@@ -73,7 +79,7 @@ OLD_NAMES: dict[str, dict[str, Old]] = {
         "sort": Old(lambda: old.without("jax.numpy.sort", "kind"), "no kind="),
         "argsort": Old(lambda: old.without("jax.numpy.argsort", "kind"), "no kind="),
         "where": Old(lambda: old.where, "jnp.where(condition, x, y)"),
-        "msort": Old(lambda: old.msort, "jnp.sort(x, axis=0)"),
+        "msort": Old(lambda: lambda a: jnp.sort(jnp.asarray(a), axis=0), "jnp.sort(x, axis=0)"),
         "row_stack": Old("jax.numpy.vstack", "jnp.vstack"),
         "in1d": Old(lambda: old.in1d, "jnp.isin"),
         "trapz": Old("jax.numpy.trapezoid", "jnp.trapezoid"),
@@ -83,7 +89,9 @@ OLD_NAMES: dict[str, dict[str, Old]] = {
         "alltrue": Old("jax.numpy.all", "jnp.all"),
         "round_": Old("jax.numpy.round", "jnp.round"),
         "fix": Old("jax.numpy.trunc", "jnp.trunc"),
-        "issubsctype": Old(lambda: old.issubsctype, "jnp.issubdtype(x.dtype, t)"),
+        "issubsctype": Old(
+            lambda: lambda x, kind: bool(jnp.issubdtype(getattr(x, "dtype", x), kind)),
+            "jnp.issubdtype(x.dtype, t)"),
         "NINF": Old(lambda: -float("inf"), "-jnp.inf"),
         "PZERO": Old(lambda: 0.0, "0.0"),
         "NZERO": Old(lambda: -0.0, "-0.0"),
@@ -123,20 +131,24 @@ OLD_NAMES: dict[str, dict[str, Old]] = {
     },
     "jax.nn": {"normalize": Old("jax.nn.standardize", "jax.nn.standardize")},
     "jax.lax": {
-        "tie_in": Old(lambda: old.tie_in, "y"),
+        "tie_in": Old(lambda: lambda x, y: y, "y"),
         "prod": Old("math.prod", "math.prod"),
     },
     "jax.scipy.linalg": {
         **_same("tril triu", "jax.numpy", "jnp"),
-        "polar_unitary": Old(lambda: old.polar_unitary, "jax.scipy.linalg.polar(x)[0]"),
+        "polar_unitary": Old(
+            lambda: lambda a: jax.scipy.linalg.polar(a)[0], "jax.scipy.linalg.polar(x)[0]"),
         "solve": Old(lambda: old.solve, 'assume_a="pos"'),
     },
     "jax.config": {"config": Old("jax.config", "jax.config")},
     "jax.core": {"get_aval": Old("jax.typeof", "jax.typeof")},
     "jax.abstract_arrays": {"ShapedArray": Old("jax.core.ShapedArray", "jax.ShapeDtypeStruct")},
     "jax.util": {
-        "safe_map": Old(lambda: old.safe_map, "map, with lengths compared"),
-        "safe_zip": Old(lambda: old.safe_zip, "zip(..., strict=True)"),
+        "safe_map": Old(
+            lambda: lambda f, *args: [f(*each) for each in zip(*args, strict=True)],
+            "map, with lengths compared"),
+        "safe_zip": Old(
+            lambda: lambda *args: list(zip(*args, strict=True)), "zip(..., strict=True)"),
         "unzip2": Old(lambda: old.unzip2, "zip(*pairs)"),
         "partial": Old("functools.partial", "functools.partial"),
         "prod": Old("math.prod", "math.prod"),
@@ -156,11 +168,13 @@ OLD_NAMES: dict[str, dict[str, Old]] = {
     "jax.lib.xla_bridge": _same(
         "get_backend", "jax.extend.backend"
     ) | _same("device_count local_device_count devices local_devices process_index", "jax"),
-    "jax.tools.colab_tpu": {"setup_tpu": Old(lambda: old.nothing, "nothing: jax finds a TPU")},
+    "jax.tools.colab_tpu": {"setup_tpu": Old(
+        lambda: lambda *args, **kwargs: None, "nothing: jax finds a TPU")},
     "jax.experimental": {
         "PartitionSpec": _MESHES["PartitionSpec"],
-        "enable_x64": Old(lambda: old.enable_x64, "jax.enable_x64(True)"),
-        "disable_x64": Old(lambda: old.disable_x64, "jax.enable_x64(False)"),
+        "enable_x64": Old(
+            lambda: lambda new_val=True: jax.enable_x64(new_val), "jax.enable_x64(True)"),
+        "disable_x64": Old(lambda: lambda: jax.enable_x64(False), "jax.enable_x64(False)"),
     },
     "jax.experimental.maps": {"Mesh": _MESHES["Mesh"]},
     "jax.experimental.pjit": {

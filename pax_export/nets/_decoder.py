@@ -413,7 +413,7 @@ class Decoder(Module):
             low, high = int(lengths.min(initial=0)), int(lengths.max(initial=0))
             if low < 0 or high > length:
                 raise InvalidArgumentError(
-                    "A length says how many tokens of a row count.",
+                    "Lengths must be between 0 and the length of a row.",
                     where="Decoder(lengths=...)",
                     got=f"lengths from {low} to {high} for {length} tokens",
                     write=f"lengths from 0 to {length}",
@@ -441,7 +441,7 @@ class Decoder(Module):
         config, where = self.config, "Decoder(cache=...)"
         if not isinstance(cache, DecoderCache):
             raise InvalidArgumentTypeError(
-                "This is no cache of a Decoder.",
+                "Expected a cache of a Decoder.",
                 where=where,
                 got=f"{type(cache).__name__}: {cache!r:.80}",
                 write="lm.init_cache(batch, max_length), or what a call before gave",
@@ -451,7 +451,7 @@ class Decoder(Module):
         own = (config.num_layers - rolled, rolled, config.num_kv_heads, config.head_size)
         if sizes_of_net(cache) != own:
             raise InvalidArgumentError(
-                "This cache is that of another net.",
+                "The cache belongs to another net.",
                 where=where,
                 got=f"{sizes_of_net(cache)} layers, windowed layers, key heads and their size; "
                 f"this net has {own}",
@@ -474,7 +474,7 @@ class Decoder(Module):
         if needed.size and int(needed.max()) > room:
             row = int(needed.argmax())
             raise InvalidArgumentError(
-                "The cache has no place for these tokens.",
+                "The cache is full: these tokens do not fit.",
                 where=f"Decoder(cache=...), row {row}",
                 got=f"{int(held[row])} tokens held and {int(counts[row])} more, for {room} places",
                 write=f"lm.init_cache(batch, max_length={int(needed[row])}) or more",

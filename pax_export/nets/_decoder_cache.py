@@ -133,7 +133,7 @@ class DecoderCache:
             )
         if not is_tracer(lengths) and lengths.min(initial=0) < 0:
             raise InvalidArgumentError(
-                "A length says how many tokens stay.", where=where, got=f"{int(lengths.min())}",
+                "Lengths must not be negative.", where=where, got=f"{int(lengths.min())}",
                 write="0 or more",
             )  # fmt: skip
         return replace(self, lengths=lengths.astype(jnp.int32))

@@ -116,7 +116,7 @@ class DecoderConfig:
         turned = self.head_size if self.rotary_size is None else self.rotary_size
         if self.positions == "rotary" and (turned % 2 or turned > self.head_size):
             raise InvalidArgumentError(
-                "Channels of a head turn in pairs.",
+                "A rotary embedding rotates an even number of channels.",
                 where="DecoderConfig.rotary_size",
                 got=f"{turned} of a head of {self.head_size}",
                 write=f"an even number up to {self.head_size}, or positions= of another kind",

@@ -66,7 +66,7 @@ class Fields:
             keys = sorted(str(key)[:80] for key in self.values)
             null = f"null for {name!r}" if name in self.values else ""
             raise InvalidArgumentError(
-                "A configuration lacks a value that the net needs.",
+                "The configuration lacks a required value.",
                 where=self.where,
                 got=null or f"no {name!r} among {a_few(keys, 8)}",
                 write=f"the whole configuration, with {name!r}",
@@ -143,7 +143,7 @@ class Fields:
     def wrong(self, name: str, needed: str) -> InvalidArgumentError:
         """The error about a value of another kind."""
         return InvalidArgumentError(
-            "A configuration has a value of another kind than the net needs.",
+            "A value of the configuration has the wrong type.",
             where=f"{self.where}: {name}",
             got=shown(self._value(name)),
             write=needed,
@@ -185,7 +185,7 @@ def mapping(values: object, where: str) -> Mapping[str, Any]:
     if isinstance(values, Mapping):
         return values
     raise InvalidArgumentTypeError(
-        "A configuration is keys and values.",
+        "A configuration must be a mapping.",
         where=where,
         got=f"{type(values).__name__}: {shown(values)}",
         write='json.load(file), or for a whole folder Decoder.from_pretrained("folder")',
@@ -198,7 +198,7 @@ def unknown_family(
     """The error about a model of another architecture, with its keys that no family has."""
     strange = [str(key)[:80] for key in strange]
     return InvalidArgumentError(
-        "A Decoder is no net of this architecture.",
+        "The architecture is unsupported by Decoder.",
         where=where,
         got=shown(family) + (f", with unknown keys {a_few(strange, 8)}" if strange else ""),
         write=f"a model of {', '.join(sorted(known))}; or {_BY_HAND}",
@@ -209,7 +209,7 @@ def unsupported(fields: Fields, name: str, value: object = None) -> InvalidArgum
     """The error about a choice that a Decoder does not have."""
     is_quantized = name in ("quantization_config", "quantization")
     return InvalidArgumentError(
-        "This configuration chooses what a Decoder cannot do.",
+        "The configuration has a value that Decoder does not support.",
         where=f"{fields.where}: {name}",
         got=shown(fields.get(name) if value is None else value),
         write="a folder with the weights as floating-point numbers, or a GGUF file"

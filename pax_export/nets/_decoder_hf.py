@@ -277,7 +277,7 @@ def _activation(fields: Fields, name: str) -> str:
     word = fields.get(name)
     if not isinstance(word, str) or word not in _ACTIVATIONS:
         raise InvalidArgumentError(
-            "A Decoder has no such activation.",
+            "The activation is unsupported by Decoder.",
             where=f"{fields.where}: {name}",
             got=shown(word),
             write=" or ".join(map(repr, sorted(_ACTIVATIONS))),

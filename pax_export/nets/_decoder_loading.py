@@ -114,7 +114,7 @@ def _described(path: Path) -> dict[str, Any]:
             raise ValueError(f"a {type(described).__name__}")
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsFileError(
-            "The file config.json is no JSON object.",
+            "The file config.json is not a JSON object.",
             where=str(path),
             got=f"{type(error).__name__}: {error}"[:200],
             write="the folder with config.json and *.safetensors, as transformers saves it",

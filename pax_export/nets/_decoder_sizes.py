@@ -23,7 +23,7 @@ def weight_dtype(value: object, where: str) -> np.dtype | None:
     if dtype is None or jnp.issubdtype(dtype, jnp.floating):
         return dtype
     raise InvalidArgumentTypeError(
-        "The weights of a language model are floating-point numbers.",
+        "The weights of a language model must have a floating-point dtype.",
         where=f"{where}: dtype",
         got=f"{value!r:.80}",
         write='dtype="bfloat16", or another of these; without it, that of the file',
@@ -36,7 +36,7 @@ def cache_dtype(value: object, where: str, name: str = "dtype") -> np.dtype:
     if dtype == jnp.int8 or jnp.issubdtype(dtype, jnp.floating):
         return dtype
     raise InvalidArgumentTypeError(
-        "A cache holds floating-point numbers, or int8 with scales.",
+        "A cache must have a floating-point dtype, or int8 with scales.",
         where=f"{where}: {name}",
         got=f"{value!r:.80}",
         write=f'{name}="bfloat16", or "int8"',
@@ -112,7 +112,7 @@ def cache_size(value: object, name: str) -> Any:
     size = integer(value, where, least=0)
     if size > _MOST:
         raise InvalidArgumentError(
-            "A cache counts its tokens in int32.",
+            "The size of a cache must fit in int32.",
             where=where,
             got=f"{name}={size:.3g}" if size < 1e300 else "a number of many digits",
             write=f"at most {_MOST}",

@@ -238,7 +238,7 @@ def file_tensors(
         is_known = isinstance(leaf, QuantizedArray) or not isinstance(leaf, ArrayLike)
         if plain not in pieces or not is_known:
             raise InvalidArgumentError(
-                "The files of this format have no such leaf of a net.",
+                "A leaf of the net is unsupported by this file format.",
                 where=f"{where}.{name}",
                 got=repr(leaf) if not is_known else "a leaf beside those of the net",
                 write="pax_export.adapters.merge(lm) of adapters, pax.quantize(lm) of weights "
@@ -269,7 +269,7 @@ def _tensor(name: str, parts: list[_Part], where: str) -> WrittenTensor:
     forms = {leaf.form if isinstance(leaf, QuantizedArray) else None for _, leaf, *_ in parts}
     if len(forms) > 1:
         raise InvalidArgumentError(
-            "The parts of one tensor of a file have the same bits.",
+            "The parts of one tensor must have the same number of bits.",
             where=f"{where}: {name} of the file",
             got=", ".join(repr(leaf) for _, leaf, *_ in parts)[:300],
             write="pax.quantize(lm), or at= with all of them",

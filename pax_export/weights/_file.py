@@ -53,46 +53,43 @@ def write(
     metadata = {**(extra or {}), _checksums.ENTRY: _checksums.text(arrays)}
     if notes:
         metadata[NOTES] = json.dumps(notes)
-    target = _target(path)
-    try:
+    failed = require("safetensors", "safetensors", "save_weights").SafetensorError
+    what = "Cannot replace a file that is not a file of weights."
+    with whole_file(path, _recognized, what) as temporary:
         if signer:
-            single_file.check(signature_file.of_file(target), signature_file.recognized)
-        with single_file.replaced(target, _recognized) as temporary:
+            place = signature_file.of_file(Path(os.path.realpath(path)))
+            single_file.check(place, signature_file.recognized)
+        try:
             library.save_file(arrays, temporary, metadata=metadata)
-            _checksums.seal(temporary)
-            temporary.chmod(_mode(target, temporary.parent))
-            if signer:
-                signer.sign_file(temporary)
-    except OSError as error:
-        cause = error.__cause__ or error
-        raise _unwritten(
-            path, getattr(cause, "strerror", None) or getattr(error, "got", None) or cause
-        ) from error
-    except require("safetensors", "safetensors", "save_weights").SafetensorError as error:
-        raise WeightsFileError(
-            "safetensors failed to write the weights.",
-            where=str(path),
-            got=error,
-            write="python -m pip install --upgrade safetensors, if it does not know a dtype",
-        ) from error
+        except failed as error:
+            raise WeightsFileError(
+                "safetensors failed to write the weights.",
+                where=str(path),
+                got=error,
+                write="python -m pip install --upgrade safetensors, if it does not know a dtype",
+            ) from error
+        _checksums.seal(temporary)
+        if signer:
+            signer.sign_file(temporary)
 
 
 @contextmanager
-def whole_file(path: Path, recognized: Recognize) -> Iterator[Path]:
-    """Gives the path of a file of another format that becomes ``path`` if the block succeeds."""
-    target = _target(path, recognized)
+def whole_file(path: Path, recognized: Recognize, what: str) -> Iterator[Path]:
+    """Yields the path of a file that becomes ``path``, or replaces one of ours, after the block."""
+    target = _target(path, recognized, what)
     try:
         with single_file.replaced(target, recognized) as temporary:
             yield temporary
             temporary.chmod(_mode(target, temporary.parent))
+    except WeightsFileError:
+        raise
     except OSError as error:
-        if isinstance(error, WeightsFileError):
-            raise
-        reason = getattr(error, "strerror", None) or getattr(error, "got", None) or error
+        cause = error.__cause__ or error
+        reason = getattr(cause, "strerror", None) or getattr(error, "got", None) or cause
         raise _unwritten(path, reason) from error
 
 
-def _target(path: Path, recognized: Recognize | None = None) -> Path:
+def _target(path: Path, recognized: Recognize, what: str) -> Path:
     """The file to write, or a WeightsFileError: a link stays; what it leads to is replaced."""
     if "\0" in str(path):
         raise _unwritten(path, "a path with a null character")
@@ -101,8 +98,7 @@ def _target(path: Path, recognized: Recognize | None = None) -> Path:
     target = Path(os.path.realpath(path))
     try:
         kind = file_types.unusual(target)
-        ours = recognized or _recognized
-        known = kind is not None or not target.exists() or ours(target) is not None
+        known = kind is not None or not target.exists() or recognized(target) is not None
     except OSError as error:
         raise _unwritten(path, error.strerror) from error
     if target.is_dir():
@@ -113,11 +109,7 @@ def _target(path: Path, recognized: Recognize | None = None) -> Path:
         )
     if kind is not None or not known:
         raise WeightsFileError(
-            "Cannot replace a file that is not regular."
-            if kind
-            else "Cannot replace a file that is not a file of weights."
-            if recognized is None
-            else "Cannot replace a file that save_as did not write.",
+            "Cannot replace a file that is not regular." if kind else what,
             where=str(path),
             got=kind or _kind_at(target),
             write="another path, or remove what lies there yourself",

@@ -227,7 +227,7 @@ def test_integers_and_wrong_axes_are_no_adapter(tmp_path):
 def test_folders_without_adapters(tmp_path):
     layer = pax.Linear(8, 4)
     text = refused(lambda: adapters.load(layer, tmp_path), pax.errors.MissingWeightsFileError)
-    assert text.startswith("There are no adapters at this path.")
+    assert text.startswith("The path contains no adapters.")
     folder = written(tmp_path / "a")
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     text = refused(lambda: adapters.load(layer, folder), pax.errors.MissingWeightsFileError)
@@ -244,9 +244,9 @@ def test_folders_without_adapters(tmp_path):
         ({"use_qalora": True, "layer_replication": [[0, 1]]}, "got: layer_replication="),
         ({"lora_alpha": "much"}, "got: ValueError"),
         ({"alpha_pattern": {"(": 3}}, "got: PatternError" ),
-        ({"alpha_pattern": [3]}, "does not say what its adapters are multiplied by"),
-        ({"lora_alpha": float("inf")}, "does not say what its adapters are multiplied by"),
-        ({"lora_dropout": 1.5}, "does not say what its adapters are multiplied by"),
+        ({"alpha_pattern": [3]}, "has no valid scale"),
+        ({"lora_alpha": float("inf")}, "has no valid scale"),
+        ({"lora_dropout": 1.5}, "has no valid scale"),
     ],
 )  # fmt: skip
 def test_configurations_that_are_refused(config, words, tmp_path):
@@ -259,7 +259,7 @@ def test_nothing_else_is_replaced(tmp_path):
     net = adapters.lora(pax.Linear(8, 4), 2)
     (tmp_path / "notes.txt").write_text("mine")
     assert refused(lambda: adapters.save(net, tmp_path)) == (
-        "This folder holds something else than adapters, so it is not replaced.\n"
+        "The folder is not replaced: it contains other files than adapters.\n"
         f"  where: {tmp_path}\n"
         "  got: a directory with notes.txt\n"
         "  write: another folder, or an empty one"
@@ -277,7 +277,7 @@ def test_what_has_no_values_is_not_saved(tmp_path):
         lambda: jax.jit(lambda net: adapters.save(net, tmp_path / "a"))(net),
         pax.errors.InvalidArgumentTypeError,
     )
-    assert text.startswith("adapters.save needs arrays whose values are here.")
+    assert text.startswith("adapters.save requires arrays with values.")
     assert not (tmp_path / "a").exists()
     text = refused(
         lambda: adapters.save(pax.Linear(8, 4), tmp_path / "a"), pax.errors.InvalidArgumentError

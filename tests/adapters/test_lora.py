@@ -183,7 +183,7 @@ def test_what_cannot_be_adapted():
     )
     whole_numbers = pax.Linear(2, 3).map(lambda x: x.astype(jnp.int8))
     assert message_of(lambda: adapters.lora(whole_numbers, 1), kind) == (
-        "An adapter is added to a weight of floating-point numbers.\n"
+        "An adapter requires a weight with a floating-point dtype.\n"
         "  where: Linear(in_dim=2, out_dim=3, with_bias=True)\n"
         "  got: int8[2,3]\n"
         "  write: a layer whose weight is float32, bfloat16 or the like"

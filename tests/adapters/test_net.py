@@ -165,7 +165,7 @@ def test_targets_that_mean_nothing():
         "  got: 'norm'\n"
         "  write: the class or path of a layer"
     )
-    assert "There are no modules among the parts that are chosen.\n  where: add.train" in (
+    assert "The selection contains no modules.\n  where: add.train" in (
         message_of(lambda: adapters.add(Net(), "layers", 2, train="head.bias"))
     )
     assert "all of it is trained as a whole.\n  where: add.targets\n  got: head" in (
@@ -214,7 +214,7 @@ def test_what_was_trained_after_merging_is_not_unmerged():
     merged = adapters.merge(net)
     changed = merged.at("layers.1.weight").apply(lambda w: w + 1)
     assert message_of(lambda: adapters.unmerge(changed, net)) == (
-        "What was merged can only be taken out of the layers that merge gave.\n"
+        "Only unchanged results of merge can be unmerged.\n"
         "  where: layers.1\n"
         "  got: another layer, or one that was changed since\n"
         "  write: pax.adapters.unmerge(pax.adapters.merge(net), net)"

@@ -38,7 +38,7 @@ def test_a_path_that_is_a_pattern(tmp_path, name):
 
 def test_a_path_that_is_a_pattern_where_no_other_leads_there(tmp_path, monkeypatch):
     monkeypatch.setattr(_orbax, "OPEN", "/nowhere/{}")
-    with pytest.raises(OSError, match=r"orbax takes the path of this checkpoint") as caught:
+    with pytest.raises(OSError, match=r"orbax interprets the path of this") as caught:
         save(Checkpoints(tmp_path / "lr=[0.1]"), 1)
     assert caught.value.got == "a path with [ ]"
     assert caught.value.write == "a path without these characters, in any of its directories"

@@ -30,7 +30,7 @@ def require_alike(printed, program):
 RUN_BY_ITSELF = ("graph", "mixed_precision", "mlp", "networks", "pure_state", "weights")
 
 # Half of the time of all, for layers and steps that the others take as well: for long runs.
-LONG = ("diffusion", "gpt", "speech", "transformer", "vocoder")
+LONG = ("gpt", "speech", "vocoder")
 
 RUN_TOGETHER = [
     program

@@ -252,7 +252,7 @@ def refused(*args, **options):
         (([[1]],), {"sampler": top_k(2)}, ["needs a key", "key=jax.random.key(0)"]),
         (([[1]],), {"sampler": top_k(2), "key": "a"}, ["Expected a random key"]),
         (([[1]],), {"sampler": top_k(2), "key": 3}, ["Expected a random key"]),
-        (([[1]],), {"cache_dtype": "nope"}, ["floating-point numbers, or int8", "'nope'"]),
+        (([[1]],), {"cache_dtype": "nope"}, ["floating-point dtype, or int8", "'nope'"]),
         (([[1]],), {"cache_dtype": int}, ["generate: cache_dtype", "<class 'int'>"]),
         (([[1, 2, 3]],), {"max_length": 6}, ["no room", "max_length=7", "row 0"]),
     ],

@@ -268,7 +268,7 @@ def test_a_prompt_longer_than_the_cache_is_named_and_the_cache_stays():
     _, cache = lm(TOKENS[:, :5], cache=lm.init_cache(2, 8))
     text = message(lambda: lm(TOKENS[:, :4], np.array([1, 4]), cache=cache))
     assert text == (
-        "The cache has no place for these tokens.\n"
+        "The cache is full: these tokens do not fit.\n"
         "  where: Decoder(cache=...), row 1\n"
         "  got: 5 tokens held and 4 more, for 8 places\n"
         "  write: lm.init_cache(batch, max_length=9) or more"
@@ -279,7 +279,7 @@ def test_a_prompt_longer_than_the_cache_is_named_and_the_cache_stays():
 def test_lengths_that_lie_are_named():
     lm = decoder()
     assert message(lambda: lm(TOKENS, np.array([3, 12]))) == (
-        "A length says how many tokens of a row count.\n"
+        "Lengths must be between 0 and the length of a row.\n"
         "  where: Decoder(lengths=...)\n"
         "  got: lengths from 0 to 12 for 11 tokens\n"
         "  write: lengths from 0 to 11"

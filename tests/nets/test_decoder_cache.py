@@ -151,7 +151,7 @@ def test_the_cache_of_another_net_is_named(change, words, listed):
     other = Decoder(dataclasses.replace(SMALL, **change)).init_cache(1, 4, listed=listed)
     with pytest.raises(pax.errors.InvalidArgumentError) as raised:
         Decoder(SMALL)(np.ones((1, 2), np.int32), cache=other)
-    assert str(raised.value).startswith("This cache is that of another net.\n")
+    assert str(raised.value).startswith("The cache belongs to another net.\n")
     assert words in str(raised.value)
 
 
@@ -159,7 +159,7 @@ def test_what_is_no_cache_and_no_integers_is_named():
     lm, token = Decoder(SMALL), np.ones((1, 1), np.int32)
     cache = lm.init_cache(1, 4)
     cases = {
-        "This is no cache of a Decoder.\n  where: Decoder(cache=...)\n  got: dict": (
+        "Expected a cache of a Decoder.\n  where: Decoder(cache=...)\n  got: dict": (
             lambda: lm(token, cache={"keys": cache.keys})
         ),
         "Tokens are integers.\n  where: Decoder(tokens)\n  got: 'text'": lambda: lm("text"),
@@ -175,7 +175,7 @@ def test_what_is_no_cache_and_no_integers_is_named():
         "There must be a length for each row.\n  where: DecoderCache.with_lengths\n": (
             lambda: cache.with_lengths(1)
         ),
-        "A length says how many tokens stay.\n  where: DecoderCache.with_lengths\n  got: -1": (
+        "Lengths must not be negative.\n  where: DecoderCache.with_lengths\n  got: -1": (
             lambda: cache.with_lengths([-1])
         ),
         "A cache must hold arrays.\n  where: generate: cache\n  got: str: 'x'": (

@@ -97,7 +97,7 @@ def test_another_architecture_is_named(tmp_path):
     config = {**reference.LLAMA, "model_type": "mamba"}
     path = reference.write_folder(tmp_path / "net", config, {"a": np.zeros(2, np.float32)})
     text = refused(lambda: pax.nets.Decoder.from_pretrained(path), pax.errors.InvalidArgumentError)
-    assert text.startswith("A Decoder is no net of this architecture.\n"
+    assert text.startswith("The architecture is unsupported by Decoder.\n"
                            "  where: config.json: model_type\n  got: 'mamba'\n")  # fmt: skip
     assert "gemma2" in text and "llama" in text
     text = refused(
@@ -191,7 +191,7 @@ def test_hostile_configurations_are_refused_in_our_words(tmp_path):
     text = refused(
         lambda: pax.nets.DecoderConfig.from_hf({**reference.LLAMA, "hidden_size": "x"}), kinds
     )
-    assert text.startswith("A configuration has a value of another kind than the net needs.\n"
+    assert text.startswith("A value of the configuration has the wrong type.\n"
                            "  where: config.json: hidden_size\n  got: 'x'\n")  # fmt: skip
     many = {**reference.LLAMA, "num_hidden_layers": 9000}
     text = refused(

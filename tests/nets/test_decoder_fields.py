@@ -98,7 +98,7 @@ def test_arrays_of_a_gguf_file_are_judged_as_lists():
     many = np.array([2, 4], np.int32)
     for name in ("attention__head_count", "expert_count"):
         text = refused(lambda: of_gguf(**{name: many}))  # noqa: B023
-        assert text.startswith("This configuration chooses what a Decoder cannot do.")
+        assert text.startswith("The configuration has a value that Decoder does not support.")
         assert text.endswith("got: [2, 4]\n  write: a model without it")
     assert "got: [2, 4]" in refused(lambda: of_gguf(rope__scaling__type=many))
     assert "got: [2, 4]" in refused(lambda: of_gguf(embedding_length=many))

@@ -83,7 +83,8 @@ def _fill_gates(
     sizes = {"1": 1, "i": inputs, "h": h, "g": len(gates) * h, "G": 2 * len(gates) * h}
     parts, rows = group.parts, {WEIGHT: slice(0, inputs), RECURRENT: slice(inputs, inputs + h)}
     if set(parts) == {"0", "1", "2"}:  # Keras numbers the variables of a layer
-        parts = dict(zip((WEIGHT, RECURRENT, BIAS), (parts[number] for number in "012")))
+        roles: tuple[str, ...] = (WEIGHT, RECURRENT, BIAS)
+        parts = {role: parts[str(number)] for number, role in enumerate(roles)}
     wanted = {
         each.role.replace("*", gate): tuple(sizes[axis] for axis in each.axes)
         for each in arrays for gate in gates

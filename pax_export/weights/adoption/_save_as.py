@@ -55,6 +55,7 @@ _STORAGES = {
     "complex64": "ComplexFloatStorage", "complex128": "ComplexDoubleStorage",
 }  # fmt: skip
 
+_NOT_OURS = "Cannot replace a file that save_as did not write."
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same bytes whenever it is written
 _ALIGNED = 64  # torch maps storages into memory where they begin there
 
@@ -72,7 +73,7 @@ def write_torch(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str
         "torch has no storage for an array of this dtype.",
     )
     with (
-        whole_file(path, _recognized) as temporary,
+        whole_file(path, _recognized, _NOT_OURS) as temporary,
         zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
     ):
         _put(archive, _PICKLE, _pickled(arrays))
@@ -158,7 +159,7 @@ def write_npz(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str, 
         lambda dtype: dtype.kind in "biufc",
         "numpy's files have no place for an array of this dtype.",
     )
-    with whole_file(path, npz.recognized) as temporary:
+    with whole_file(path, npz.recognized, _NOT_OURS) as temporary:
         npz.write(temporary, arrays)
 
 

@@ -128,8 +128,8 @@ def _entries(
     def raw() -> np.ndarray:
         return file.array(np.uint8, raw_shape, begin)
 
-    if file.keep_quantised and kind.name in _gguf_blocks.KEPT:
-        return _gguf_blocks.entries(where, KIND, name, shape, kind.name, raw)
+    if file.keep_quantised and kind.name in _gguf_blocks.CODES:
+        return _gguf_blocks.make_entries(where, KIND, name, shape, kind.name, raw)
     return {
         name: Entry(
             where, KIND, shape, np.float32,

@@ -6,6 +6,8 @@ Scales are for blocks of 32 neighbors along the last axis, 16 in Q6_K.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,27 +16,35 @@ from pax_export.weights.sources._source import Entry
 Unpacked = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
-def entries(
+class _Code(NamedTuple):
+    """A kind of blocks."""
+
+    unpack: Callable[[np.ndarray], Unpacked]
+    size: int  # bytes of one block
+    block: int = 32  # neighbors to a scale
+    has_minima: bool = False
+    dtype: type = np.float16  # of the scales
+
+
+def make_entries(
     where: str, kind: str, name: str, shape: tuple[int, ...], code: str,
     raw: Callable[[], np.ndarray],
 ) -> dict[str, Entry]:  # fmt: skip
     """The integers under the name of the array, the scales and the least values below it."""
-    unpack, block, has_minima, dtype = KEPT[code]
-    size = _SIZES[code]
-    few = (*shape[:-1], shape[-1] // block)
+    known = CODES[code]
+    few = (*shape[:-1], shape[-1] // known.block)
+    note = f"{code}, in blocks of {known.block}"
+    found = {}
+    endings = ["", ".scales", ".minima"][: 3 if known.has_minima else 2]
+    for which, ending in enumerate(endings):
+        wanted, dtype = (few, known.dtype) if ending else (shape, np.int8)
 
-    def read(which: int, wanted: tuple[int, ...]) -> np.ndarray:
-        array = unpack(raw().reshape(-1, size))[which]
-        assert array is not None
-        return array.reshape(wanted)
+        def read(which: int = which, wanted: tuple[int, ...] = wanted) -> np.ndarray:
+            array = known.unpack(raw().reshape(-1, known.size))[which]
+            assert array is not None
+            return array.reshape(wanted)
 
-    note = f"{code}, in blocks of {block}"
-    found = {
-        name: Entry(where, kind, shape, np.int8, lambda: read(0, shape), note=note),
-        f"{name}.scales": Entry(where, kind, few, dtype, lambda: read(1, few), note=note),
-    }
-    if has_minima:
-        found[f"{name}.minima"] = Entry(where, kind, few, dtype, lambda: read(2, few), note=note)
+        found[name + ending] = Entry(where, kind, wanted, dtype, read, note=note)
     return found
 
 
@@ -51,22 +61,15 @@ def _bits(raw: np.ndarray) -> np.ndarray:
     return np.unpackbits(raw, axis=-1, bitorder="little")
 
 
-def _q4_0(raw: np.ndarray) -> Unpacked:
-    return _nibbles(raw[:, 2:]).astype(np.int8) - np.int8(8), _half(raw, 0), None
-
-
-def _q4_1(raw: np.ndarray) -> Unpacked:
-    return _nibbles(raw[:, 4:]).astype(np.int8), _half(raw, 0), _half(raw, 2)
-
-
-def _q5_0(raw: np.ndarray) -> Unpacked:
-    whole = _nibbles(raw[:, 6:]) | (_bits(raw[:, 2:6]) << 4)
-    return whole.astype(np.int8) - np.int8(16), _half(raw, 0), None
-
-
-def _q5_1(raw: np.ndarray) -> Unpacked:
-    whole = _nibbles(raw[:, 8:]) | (_bits(raw[:, 4:8]) << 4)
-    return whole.astype(np.int8), _half(raw, 0), _half(raw, 2)
+def _unpack_low_bits(raw: np.ndarray, bits: int, has_minima: bool) -> Unpacked:
+    """Integers of four or five bits; without least values, half of them are negative."""
+    begin = 4 if has_minima else 2
+    whole = _nibbles(raw[:, begin + 4 * (bits - 4) :])
+    if bits == 5:
+        whole |= _bits(raw[:, begin : begin + 4]) << 4
+    if has_minima:
+        return whole.astype(np.int8), _half(raw, 0), _half(raw, 2)
+    return whole.astype(np.int8) - np.int8(1 << (bits - 1)), _half(raw, 0), None
 
 
 def _q8_0(raw: np.ndarray) -> Unpacked:
@@ -103,17 +106,15 @@ def _q6_k(raw: np.ndarray) -> Unpacked:
     return (low | (high << 4)).astype(np.int8) - np.int8(32), scale * scales, None
 
 
-#: How it is unpacked, neighbors to a scale, whether there are least values, the scales' dtype.
-KEPT = {
-    "Q4_0": (_q4_0, 32, False, np.float16),
-    "Q4_1": (_q4_1, 32, True, np.float16),
-    "Q5_0": (_q5_0, 32, False, np.float16),
-    "Q5_1": (_q5_1, 32, True, np.float16),
-    "Q8_0": (_q8_0, 32, False, np.float16),
-    "Q4_K": (_q4_k, 32, True, np.float32),
-    "Q5_K": (_q5_k, 32, True, np.float32),
-    "Q6_K": (_q6_k, 16, False, np.float32),
-}
-#: Bytes of one block as it is packed.
-_SIZES = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34,
-          "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}  # fmt: skip
+def _low_bits(bits: int, size: int, has_minima: bool) -> _Code:
+    unpack = partial(_unpack_low_bits, bits=bits, has_minima=has_minima)
+    return _Code(unpack, size, has_minima=has_minima)
+
+
+CODES = {
+    "Q4_0": _low_bits(4, 18, False), "Q4_1": _low_bits(4, 20, True),
+    "Q5_0": _low_bits(5, 22, False), "Q5_1": _low_bits(5, 24, True), "Q8_0": _Code(_q8_0, 34),
+    "Q4_K": _Code(_q4_k, 144, has_minima=True, dtype=np.float32),
+    "Q5_K": _Code(_q5_k, 176, has_minima=True, dtype=np.float32),
+    "Q6_K": _Code(_q6_k, 210, block=16, dtype=np.float32),
+}  # fmt: skip
