@@ -21,7 +21,7 @@ from pax_export.export.artifact import formats
 from pax_export.export.portable.decompositions import DECOMPOSITIONS
 from pax_export.export.tracing import flops
 from pax_export.precision import policy_of
-from pax_export.weights.adoption._layers import wanted
+from pax_export.weights.adoption._layers import find_layers
 from pax_export.weights.sources import _open
 
 ROOT = Path(__file__).parent.parent
@@ -144,11 +144,11 @@ def can_begin_anew(layer: Any) -> bool:
 
 #: As LAYER_STEPS, for a layer instead of its name.
 WEIGHT_STEPS: dict[str, Callable[[Any], Any]] = {
-    "pax_export/weights/adoption/_layers.py: _KINDS, _ROLES and _axes": lambda layer: (
-        not any(each.kind == "free" for each in wanted(layer).layers)
+    "pax_export/weights/adoption/_layers.py: _KINDS, _ROLES and _rank_of_weight": lambda layer: (
+        not any(each.kind == "free" for each in find_layers(layer).layers)
     ),
     "pax_export/nn/_initial_values.py: register_initial": can_begin_anew,
-    "pax_export/sharding/_presets.py: a kind of layout_of, or _WHOLE": is_split,
+    "pax_export/sharding/_presets.py: _layout_in_layer, or _WHOLE": is_split,
     "pax_export/adapters/_kinds.py: is_adaptable, for a matrix": lambda layer: (
         is_adaptable(layer) or not any(map(is_matrix, own_weights(layer).values()))
     ),

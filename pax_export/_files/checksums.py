@@ -57,20 +57,20 @@ def write(
 def names(directory: Path) -> set[str] | None:
     """The names of the files whose hashes a folder holds; None if it holds none."""
     try:
-        return set(_listed(_text(directory)))
+        return set(_parse_list(_read_list(directory)))
     except (OSError, ValueError):
         return None
 
 
-def _text(directory: Path) -> str:
+def _read_list(directory: Path) -> str:
     return bounded.read_bytes(directory / FILE, _LARGEST).decode()
 
 
 def check(directory: Path) -> Checked:
     """Compares all listed files with their hashes; the card, which nobody reads, may be missing."""
     try:
-        text = _text(directory)
-        expected = _listed(text)
+        text = _read_list(directory)
+        expected = _parse_list(text)
     except (OSError, ValueError) as error:
         raise ExportPathError(
             "The hashes of this bundle cannot be read.",
@@ -85,7 +85,7 @@ def check(directory: Path) -> Checked:
     return Checked(directory, hashlib.sha256(text.encode()).hexdigest(), frozenset(expected))
 
 
-def _listed(text: str) -> dict[str, str]:
+def _parse_list(text: str) -> dict[str, str]:
     """The hashes in the text, by names of files that lie in the folder."""
     lines = text.split("\n")
     if lines.pop():

@@ -20,7 +20,7 @@ def check_room(path: Path, needed: int) -> None:
     room = os.statvfs(path.parent)
     # A file system that does not count says that it has no blocks at all.
     if room.f_blocks and room.f_bavail * room.f_frsize < needed:
-        raise _full(path, needed, f"{bytes_text(room.f_bavail * room.f_frsize)} free")
+        raise _full_disk_error(path, needed, f"{bytes_text(room.f_bavail * room.f_frsize)} free")
 
 
 @contextmanager
@@ -32,7 +32,9 @@ def full_disk_explained(path: Path, needed: int) -> Iterator[None]:
         raise
     except Exception as error:
         if _is_full(error):
-            raise _full(path, needed, f"{type(error).__name__}: {error}"[:300]) from error
+            raise _full_disk_error(
+                path, needed, f"{type(error).__name__}: {error}"[:300]
+            ) from error
         raise
 
 
@@ -43,7 +45,7 @@ def _is_full(error: Exception) -> bool:
     return any(os.strerror(number) in str(error) for number in _FULL)
 
 
-def _full(path: Path, needed: int, got: str) -> ExportPathError:
+def _full_disk_error(path: Path, needed: int, got: str) -> ExportPathError:
     return ExportPathError(
         "There is not enough room on the disk for the export.",
         where=str(path),

@@ -30,18 +30,18 @@ def check_folder(path: Path, ours: Recognize) -> None:
     """Refuses, by an ExportPathError, a folder in which anything would be lost."""
     problem = None
     for _ in range(_LOOKS):  # another save may exchange it while we look
-        before = _identity(path)
+        before = _identity_of(path)
         try:
-            problem = _problem(path, ours)
+            problem = _find_problem(path, ours)
         except FileNotFoundError:
             problem = None
-        if _identity(path) == before:
+        if _identity_of(path) == before:
             break
     if problem is not None:
         raise problem
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity_of(path: Path) -> tuple[int, int] | None:
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _problem(path: Path, ours: Recognize) -> ExportPathError | None:
+def _find_problem(path: Path, ours: Recognize) -> ExportPathError | None:
     entries = sorted(os.listdir(path))
     if not entries:
         return None

@@ -23,14 +23,14 @@ def check(path: Path, ours: overwrite_guard.Recognize | None) -> None:
     """Refuses, by an ExportPathError, a place that cannot take a file, before any work is done."""
     directory.local(path)
     try:
-        _check(path, ours)
+        _check_place(path, ours)
     except ExportPathError:
         raise
     except OSError as error:
         raise directory.unwritable(path, error) from error
 
 
-def _check(path: Path, ours: overwrite_guard.Recognize | None) -> None:
+def _check_place(path: Path, ours: overwrite_guard.Recognize | None) -> None:
     if path.is_dir() or path.name in ("", ".."):
         raise ExportPathError(
             "This export is one file, and there is a directory.",
@@ -63,24 +63,24 @@ def replaced(path: Path, ours: overwrite_guard.Recognize | None, needed: int = 0
         # Under names of their own: until the file is there, nobody reads them.
         new = {each.rename(path.with_name(each.name)) for each in data_file.all_of_file(temporary)}
         try:
-            _move(temporary, path, ours)
+            _move_file(temporary, path, ours)
         except BaseException:
-            _remove(new - old)
+            _remove_files(new - old)
             raise
         # One after the other: whoever is killed in between leaves a file that fits no signature.
         signature, card = signature_file.of_file(temporary), card_file.of_file(temporary)
         if signature.exists():
-            _move(signature, signature_file.of_file(path), ours and signature_file.recognized)
+            _move_file(signature, signature_file.of_file(path), ours and signature_file.recognized)
         if card.exists():
-            _move(card, card_file.of_file(path), card_file.recognized)
-        _remove(old - new)
+            _move_file(card, card_file.of_file(path), card_file.recognized)
+        _remove_files(old - new)
         disk.sync_one(path.parent)
 
 
-def _remove(files: Iterable[Path]) -> None:
+def _remove_files(files: Iterable[Path]) -> None:
     for each in files:
         each.unlink(missing_ok=True)
 
 
-def _move(temporary: Path, path: Path, ours: overwrite_guard.Recognize | None) -> None:
+def _move_file(temporary: Path, path: Path, ours: overwrite_guard.Recognize | None) -> None:
     directory.move(temporary, path, ours, overwrite_guard.check_file, Path.replace)

@@ -38,12 +38,12 @@ _SCRATCH = "pax_export"
 @contextmanager
 def claimed(path: Path, mode: int = 0o777) -> Iterator[Path]:
     """Yields a new hidden directory beside a path, which is removed when the block ends."""
-    temporary, lock = _claim(path, mode)
+    temporary, lock = _claim_directory(path, mode)
     try:
         yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        _release(lock)
+        _release_lock(lock)
 
 
 @contextmanager
@@ -55,19 +55,19 @@ def scratch() -> Iterator[Path]:
         yield temporary
 
 
-def _claim(path: Path, mode: int) -> tuple[Path, int | None]:
+def _claim_directory(path: Path, mode: int) -> tuple[Path, int | None]:
     for _ in range(_TRIES):
         temporary = path.parent / f".{path.name}.{secrets.token_hex(_RANDOM)}{PART}"
         temporary.mkdir(mode)
         try:
-            lock = _lock(temporary)
+            lock = _lock_directory(temporary)
         except (FileNotFoundError, BlockingIOError):
             continue  # another save takes it for a leftover: it had no lock yet
         except OSError:
             return temporary, None  # no locks here
         if temporary.exists():
             return temporary, lock
-        _release(lock)
+        _release_lock(lock)
     raise OSError(f"no directory can be kept beside {path}")
 
 
@@ -76,14 +76,14 @@ def held(directory: Path) -> Iterator[None]:
     """Keeps other saves from taking a directory for a leftover."""
     lock = None
     with suppress(OSError):
-        lock = _lock(directory)
+        lock = _lock_directory(directory)
     try:
         yield
     finally:
-        _release(lock)
+        _release_lock(lock)
 
 
-def _lock(directory: Path) -> int:
+def _lock_directory(directory: Path) -> int:
     """An open lock on a directory; a BlockingIOError if another process has it."""
     if fcntl is None:
         raise OSError("this system has no locks")
@@ -96,7 +96,7 @@ def _lock(directory: Path) -> int:
     return handle
 
 
-def _release(lock: int | None) -> None:
+def _release_lock(lock: int | None) -> None:
     if lock is not None:
         os.close(lock)
 
@@ -107,17 +107,17 @@ def sweep(folder: Path) -> None:
         found = [match for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
         for match in sorted(found, key=lambda each: each["suffix"]):  # the old ones come first
             with suppress(OSError):
-                _remove(folder / match[0], folder / match["of"])
+                _remove_leftover(folder / match[0], folder / match["of"])
 
 
-def _remove(leftover: Path, path: Path) -> None:
+def _remove_leftover(leftover: Path, path: Path) -> None:
     if leftover.lstat().st_uid != os.geteuid():
         return  # anyone may have put it into a world-writable folder
-    lock = _lock(leftover)
+    lock = _lock_directory(leftover)
     try:
         if leftover.suffix == OLD and not os.path.lexists(path):
             leftover.rename(path)
         else:
             shutil.rmtree(leftover, ignore_errors=True)
     finally:
-        _release(lock)
+        _release_lock(lock)

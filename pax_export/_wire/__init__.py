@@ -3,7 +3,7 @@
 from pax_export._wire.checksums import crc32, fast, masked_crc32c
 from pax_export._wire.flatbuffer import FlatTable, root
 from pax_export._wire.leveldb import MAGIC as LEVELDB_MAGIC
-from pax_export._wire.leveldb import table, table_entries
+from pax_export._wire.leveldb import table_entries, write_table
 from pax_export._wire.onnx import DTYPES as ONNX_DTYPES
 from pax_export._wire.places import Memory, RandomAccessBytes
 from pax_export._wire.protobuf import Fields, Message, message, signed, whole

@@ -22,22 +22,22 @@ _RESTART = 16
 def table_entries(file: RandomAccessBytes) -> Iterator[tuple[bytes, bytes]]:
     """The keys and the values."""
     footer = file.read(file.size - _FOOTER, _FOOTER)
-    _, _, behind = _handle(footer, 0)  # the place of a block that says nothing of the names
-    offset, size, _ = _handle(footer, behind)
+    _, _, behind = _read_handle(footer, 0)  # the place of a block that says nothing of the names
+    offset, size, _ = _read_handle(footer, behind)
     left, unread = _MOST_OF_KEYS, file.size
-    for _, place in _block(file, offset, size):
-        offset, size, _ = _handle(place, 0)
+    for _, place in _read_block(file, offset, size):
+        offset, size, _ = _read_handle(place, 0)
         unread -= size
         if unread < 0:
             raise ValueError("a block of the index that is named again and again")
-        for key, value in _block(file, offset, size):
+        for key, value in _read_block(file, offset, size):
             left -= len(key)
             if left < 0:
                 raise ValueError("names without end in the index")
             yield key, value
 
 
-def _block(file: RandomAccessBytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+def _read_block(file: RandomAccessBytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     raw = file.read(offset, size + _TRAILER)
     kind, crc = struct.unpack_from("<BI", raw, size)
     if kind:
@@ -58,32 +58,32 @@ def _block(file: RandomAccessBytes, offset: int, size: int) -> Iterator[tuple[by
         at += own + length
 
 
-def _handle(raw: bytes, at: int) -> tuple[int, int, int]:
+def _read_handle(raw: bytes, at: int) -> tuple[int, int, int]:
     """Where a block begins, its size, and where this ends."""
     offset, at = varint(raw, at, len(raw))
     size, at = varint(raw, at, len(raw))
     return offset, size, at
 
 
-def table(values: Mapping[bytes, bytes]) -> bytes:
+def write_table(values: Mapping[bytes, bytes]) -> bytes:
     """A table of one block, with the bytes that TensorFlow writes."""
     keys, file = sorted(values), bytearray()
-    entries = _append(file, [(key, values[key]) for key in keys])
-    about = _append(file, [])
+    entries = _append_block(file, [(key, values[key]) for key in keys])
+    about = _append_block(file, [])
     above = bytes([keys[-1][0] + 1])  # a key that is larger than all
-    index = _append(file, [(above, entries)])
+    index = _append_block(file, [(above, entries)])
     return bytes(file) + (about + index).ljust(_FOOTER - len(MAGIC), b"\0") + MAGIC
 
 
-def _append(file: bytearray, pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
+def _append_block(file: bytearray, pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Adds a block; gives its place and size."""
-    block = _written_block(pairs)
+    block = _write_block(pairs)
     handle = encode_varint(len(file)) + encode_varint(len(block))
     file += block + b"\0" + struct.pack("<I", masked_crc32c(block + b"\0"))
     return handle
 
 
-def _written_block(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
+def _write_block(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
     block, restarts, before = bytearray(), [], b""
     for place, (key, value) in enumerate(pairs):
         if place % _RESTART == 0:

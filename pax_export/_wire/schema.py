@@ -53,10 +53,10 @@ class Schema:
             if isinstance(kind, Map):
                 value, kind = kind.entries(value), kind.entry
             if isinstance(value, list):
-                for each in _packed(value):
-                    pieces += _field(number, each, kind)
+                for each in _pack_numbers(value):
+                    pieces += _encode_field(number, each, kind)
             elif value or self.alternatives or isinstance(value, Mapping):
-                pieces += _field(number, value, kind)
+                pieces += _encode_field(number, value, kind)
         return pieces
 
 
@@ -71,14 +71,14 @@ class Map:
         return [{"key": key, "value": values[key]} for key in sorted(values)]
 
 
-def _packed(values: list[Any]) -> list[Any]:
+def _pack_numbers(values: list[Any]) -> list[Any]:
     """Numbers stand together in one field."""
     if values and all(isinstance(each, int) for each in values):
         return [b"".join(map(encode_varint, values))]
     return values
 
 
-def _field(number: int, value: Any, kind: Any) -> Iterator[bytes]:
+def _encode_field(number: int, value: Any, kind: Any) -> Iterator[bytes]:
     if isinstance(kind, str):
         yield encode_varint(number << 3 | _FIXED[kind]) + struct.pack(kind, value)
     elif isinstance(value, int):

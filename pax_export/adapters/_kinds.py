@@ -107,7 +107,7 @@ def _of_class(layer: PyTree) -> tuple[tuple[int, ...], int, int]:
     return layer.kernel_shape, layer.in_features // groups, layer.out_features
 
 
-def product(layer: Any, a: Any, b: Any) -> Any:
+def weight_of_product(layer: Any, a: Any, b: Any) -> Any:
     """Returns ``a · b`` in the layout of the layer's weight, at the highest precision."""
 
     def multiplied(a: Array, b: Array) -> Any:
@@ -119,7 +119,7 @@ def product(layer: Any, a: Any, b: Any) -> Any:
     return under_auto_axes(multiplied, (a, b), lambda: joined(*spec_of(layer.weight)))
 
 
-def output(layer: PyTree, x: Array, a: Any, b: Any, like: PyTree) -> Any:
+def adapter_output(layer: PyTree, x: Array, a: Any, b: Any, like: PyTree) -> Any:
     """Returns the layer's output with ``a · b`` as weight, without bias; sharded as `like`."""
     lies = lambda: joined(*spec_of(like))  # noqa: E731
     if isinstance(layer, Linear):
@@ -132,8 +132,10 @@ def output(layer: PyTree, x: Array, a: Any, b: Any, like: PyTree) -> Any:
     x, a, b = x.astype(dtype), a.astype(dtype), b.astype(dtype)
     if getattr(layer, "feature_group_count", 1) > 1:
         # Each group has few channels, and only its own outputs of `b`.
-        function = lambda x, a, b: layer._convolved(layer, x, product(layer, a, b), numbers)  # noqa: E731
-        return shard_map_over_batch(function, x, (a, b))
+        def convolved_by_groups(x: Array, a: Array, b: Array) -> Any:
+            return layer._convolved(layer, x, weight_of_product(layer, a, b), numbers)
+
+        return shard_map_over_batch(convolved_by_groups, x, (a, b))
 
     def convolved(x: Array, a: Array, b: Array) -> Any:
         kernel = jnp.swapaxes(a, -1, -2) if is_transposed(layer) else a
@@ -165,7 +167,7 @@ def by_channel(layer: Any, vector: Any) -> Any:
     return vector
 
 
-def norms(layer: PyTree, weight: Array) -> Any:
+def column_norms(layer: PyTree, weight: Array) -> Any:
     """Returns the norm of the weights of each output channel: ``[..., outputs]``."""
     weight = jnp.swapaxes(weight, -1, -2) if is_transposed(layer) else weight
     over = tuple(range(-2 - kernel_rank(layer), -1))

@@ -114,16 +114,16 @@ def lora(
     adapter = LoRA(
         a,
         b,
-        alpha=_positive(rank if alpha is None else alpha, "lora.alpha"),
+        alpha=_positive_number(rank if alpha is None else alpha, "lora.alpha"),
         dropout=fraction(dropout, "lora.dropout", one_allowed=False),
         rslora=rslora,
-        magnitude=kinds.norms(module, weight) if dora else None,
+        magnitude=kinds.column_norms(module, weight) if dora else None,
         key=dropout_key,
     )
-    return put(module, name, adapter)
+    return put_adapter(module, name, adapter)
 
 
-def _positive(value: PyTree, where: str) -> float:
+def _positive_number(value: PyTree, where: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -135,7 +135,7 @@ def _positive(value: PyTree, where: str) -> float:
     return number
 
 
-def put(layer: PyTree, name: str, adapter: LoRA) -> Any:
+def put_adapter(layer: PyTree, name: str, adapter: LoRA) -> Any:
     """Adds an adapter to a layer, with the layer's mode and policy."""
     now = adapters_of(layer)
     if not isinstance(name, str) or not name or "." in name:
@@ -164,7 +164,7 @@ def put(layer: PyTree, name: str, adapter: LoRA) -> Any:
         policy = jmp.Policy(wide, policy.compute_dtype, policy.output_dtype)
         adapter = apply_mp_policy(adapter, policy)
     adapter = set_training(adapter, layer.training)
-    return set_adapters(marked(layer), {**now, name: adapter})
+    return set_adapters(freeze_for_adapters(layer), {**now, name: adapter})
 
 
 def adapters_of(module: PyTree) -> dict[str, LoRA]:
@@ -176,7 +176,7 @@ def adapters_of(module: PyTree) -> dict[str, LoRA]:
 
 def with_adapters(layer: PyTree, adapters: dict[str, LoRA]) -> Any:
     """Replaces the adapters of a layer; without any, restores the original class."""
-    return set_adapters(layer, adapters) if adapters else unmarked(set_adapters(layer, {}))
+    return set_adapters(layer, adapters) if adapters else undo_freezing(set_adapters(layer, {}))
 
 
 def set_adapters(layer: PyTree, adapters: dict[str, LoRA]) -> Any:
@@ -190,24 +190,24 @@ def set_adapters(layer: PyTree, adapters: dict[str, LoRA]) -> Any:
     return with_class(new, derived(type(new), "adapted", True if adapters else None))
 
 
-def marked(module: PyTree) -> Any:
+def freeze_for_adapters(module: PyTree) -> Any:
     """Freezes a module's own arrays because adapters train instead of them."""
     if aspect_of(type(module), "frozen") is not None:
         return module
     return with_class(module, derived(type(module), "frozen", FOR_ADAPTERS))
 
 
-def unmarked(module: PyTree) -> Any:
-    """Undoes `marked`; modules frozen by the user stay frozen."""
-    return unfrozen(module) if is_marked(module) else module
+def undo_freezing(module: PyTree) -> Any:
+    """Undoes `freeze_for_adapters`; modules frozen by the user stay frozen."""
+    return unfreeze_own(module) if is_marked(module) else module
 
 
 def is_marked(module: PyTree) -> bool:
-    """Returns True for modules frozen by `marked`."""
+    """Returns True for modules frozen by `freeze_for_adapters`."""
     return aspect_of(type(module), "frozen") == FOR_ADAPTERS
 
 
-def unfrozen(module: PyTree) -> Any:
+def unfreeze_own(module: PyTree) -> Any:
     """Unfreezes a module's own arrays."""
     return with_class(module, derived(type(module), "frozen", None))
 
@@ -215,7 +215,7 @@ def unfrozen(module: PyTree) -> Any:
 def with_strength(adapter: LoRA, strength: float) -> LoRA:
     """Sets the strength of an adapter; strength 0 also freezes it."""
     adapter = with_static(adapter, strength=strength)
-    return unmarked(adapter) if strength else marked(adapter)
+    return undo_freezing(adapter) if strength else freeze_for_adapters(adapter)
 
 
 def weight_of(layer: PyTree) -> Any:
@@ -250,7 +250,7 @@ def _with_changes(layer: PyTree) -> Any:
     return total.astype(weight.dtype)
 
 
-def merged(layer: PyTree) -> Any:
+def merge_layer(layer: PyTree) -> Any:
     """Adds the active adapters of a layer to its weight, and removes them."""
     weight, total = layer.weight, _with_changes(layer)
     layer = set_adapters(layer, {})
@@ -266,7 +266,7 @@ def merged(layer: PyTree) -> Any:
 # --- the derived class --------------------------------------------------------------
 
 
-def _adapted(base: type, namespace: dict[str, Any], value: bool) -> dict[str, Any]:
+def _adapted_namespace(base: type, namespace: dict[str, Any], value: bool) -> dict[str, Any]:
     """Calls the layer under its policy, and adds the outputs of the adapters."""
     inner: Any = namespace.get("__call__") or base.__call__
 
@@ -280,4 +280,4 @@ def _adapted(base: type, namespace: dict[str, Any], value: bool) -> dict[str, An
     return {"__call__": functools.update_wrapper(__call__, inner), "_weight_in_use": _with_changes}
 
 
-register_aspect("adapted", _adapted)
+register_aspect("adapted", _adapted_namespace)

@@ -89,7 +89,7 @@ class LoRA(ParameterModule):
         """
         if self.dropout is not None and not isinstance(layer, Embed):
             x = self.dropout(x)
-        added = kinds.output(layer, x, self.lora_a, self.lora_b, y)
+        added = kinds.adapter_output(layer, x, self.lora_a, self.lora_b, y)
         if self.scale * self.strength != 1:
             added = added * (self.scale * self.strength)
         if self.magnitude is None:
@@ -114,7 +114,7 @@ class LoRA(ParameterModule):
             An array of the shape of the weight, in at least float32.
         """
         wide = jnp.promote_types(layer.weight.dtype, jnp.float32)
-        found = kinds.product(layer, self.lora_a.astype(wide), self.lora_b.astype(wide))
+        found = kinds.weight_of_product(layer, self.lora_a.astype(wide), self.lora_b.astype(wide))
         if self.magnitude is None:
             return found * (self.scale * self.strength)
         weight = layer.weight.astype(wide)
@@ -123,8 +123,8 @@ class LoRA(ParameterModule):
 
     def _factor(self, layer: PyTree) -> jax.Array:
         """The factor for columns of weight plus adapter, without gradient (paper, section 4.3)."""
-        product = kinds.product(layer, self.lora_a, self.lora_b)
-        length = kinds.norms(layer, layer.weight + product * self.scale)
+        product = kinds.weight_of_product(layer, self.lora_a, self.lora_b)
+        length = kinds.column_norms(layer, layer.weight + product * self.scale)
         lengths = (self.magnitude, jax.lax.stop_gradient(length))
         return under_auto_axes(jnp.divide, lengths, lambda: joined())
 

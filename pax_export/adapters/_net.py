@@ -89,8 +89,10 @@ def add(
         └── modules.1: Linear(in_dim=8, out_dim=3, with_bias=True)
     """
     require_module(net, "adapters.add")
-    whole = {id(m) for _, each in chosen(net, train, "add.train") for _, m in named_modules(each)}
-    found = _adaptable(net, targets, rank, whole)
+    whole = {
+        id(m) for _, each in chosen_modules(net, train, "add.train") for _, m in named_modules(each)
+    }
+    found = _find_adaptable(net, targets, rank, whole)
     keys = split_rng_key(key, len(found), "add: key")
 
     def adapted(layer: PyTree, path: str, own_key: object) -> Any:
@@ -100,27 +102,29 @@ def add(
                 rslora=rslora, dora=dora,
             )  # fmt: skip
 
-    changes: Changes = marks(net)
-    changes |= dict.fromkeys(whole, layers.unfrozen)
+    changes: Changes = freezing_changes(net)
+    changes |= dict.fromkeys(whole, layers.unfreeze_own)
     for (path, layer), own_key in zip(found, keys):
         changes[id(layer)] = partial(adapted, path=path, own_key=own_key)
-    return changed(net, changes)
+    return apply_changes(net, changes)
 
 
-def marks(net: PyTree) -> Changes:
+def freezing_changes(net: PyTree) -> Changes:
     """Returns edits that freeze a net for its first adapters; empty if it has adapters."""
     modules = [module for _, module in named_modules(net)]
     if any(map(layers.adapters_of, modules)):
         return {}
-    return {id(module): layers.marked for module in modules}
+    return {id(module): layers.freeze_for_adapters for module in modules}
 
 
-def _adaptable(net: PyTree, targets: object, rank: int, whole: set[int]) -> list[tuple[str, Any]]:
+def _find_adaptable(
+    net: PyTree, targets: object, rank: int, whole: set[int]
+) -> list[tuple[str, Any]]:
     """Returns the layers selected by the targets, except trainable ones."""
     has_adapters = bool(adapted_layers(net))
     found: dict[str, Any] = {}
     trained = []
-    for path, module in chosen(net, targets, "add.targets"):
+    for path, module in chosen_modules(net, targets, "add.targets"):
         for below, layer in named_modules(module):
             if kinds.is_adaptable(layer):
                 own = join(path, below) if below else path
@@ -164,7 +168,7 @@ def adapted_layers(net: PyTree) -> list[tuple[str, Any]]:
     return [(path, module) for path, module in named_modules(net) if layers.adapters_of(module)]
 
 
-def changed(net: PyTree, changes: Changes) -> Any:
+def apply_changes(net: PyTree, changes: Changes) -> Any:
     """Applies functions to modules given by id, innermost first."""
 
     def build(module: PyTree, parts: Iterator[Any]) -> Any:
@@ -187,7 +191,7 @@ def names(net: PyTree) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def required(net: PyTree, what: str, wanted: Iterable[str] = ()) -> list[tuple[str, Any]]:
+def require_adapters(net: PyTree, what: str, wanted: Iterable[str] = ()) -> list[tuple[str, Any]]:
     """Returns the adapted layers of a net; raises if there are none with these names."""
     require_module(net, what)
     found = adapted_layers(net)
@@ -240,18 +244,18 @@ def activate(net: M, which: str | Iterable[str] | Mapping[str, float]) -> M:
     if isinstance(which, str):
         which = [which]
     strengths = dict(which) if isinstance(which, Mapping) else dict.fromkeys(which, 1.0)
-    found = required(net, "adapters.activate", strengths)
-    numbers = {name: _strength(value, name) for name, value in strengths.items()}
+    found = require_adapters(net, "adapters.activate", strengths)
+    numbers = {name: _check_strength(value, name) for name, value in strengths.items()}
 
     def switched(layer: PyTree) -> Any:
         now = layers.adapters_of(layer)
         new = {n: layers.with_strength(each, numbers.get(n, 0.0)) for n, each in now.items()}
         return layers.with_adapters(layer, new)
 
-    return changed(net, {id(layer): switched for _, layer in found})
+    return apply_changes(net, {id(layer): switched for _, layer in found})
 
 
-def _strength(value: PyTree, name: str) -> float:
+def _check_strength(value: PyTree, name: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -285,17 +289,17 @@ def remove(net: M, name: str) -> M:
         >>> pax.adapters.remove(pax.adapters.lora(layer, 2), "default") == layer
         True
     """
-    found = required(net, "adapters.remove", [name])
+    found = require_adapters(net, "adapters.remove", [name])
 
     def without(layer: PyTree) -> Any:
         kept = {n: each for n, each in layers.adapters_of(layer).items() if n != name}
         return layers.with_adapters(layer, kept)
 
-    return _unmarked_if_bare(changed(net, {id(layer): without for _, layer in found}))
+    return _unmarked_if_bare(apply_changes(net, {id(layer): without for _, layer in found}))
 
 
 def _unmarked_if_bare(net: PyTree) -> Any:
-    return net if adapted_layers(net) else apply_bottom_up(net, layers.unmarked)
+    return net if adapted_layers(net) else apply_bottom_up(net, layers.undo_freezing)
 
 
 def merge(net: M) -> M:
@@ -321,8 +325,10 @@ def merge(net: M) -> M:
         >>> jax.tree_util.tree_structure(merged) == jax.tree_util.tree_structure(layer)
         True
     """
-    found = required(net, "adapters.merge")
-    return _unmarked_if_bare(changed(net, {id(layer): layers.merged for _, layer in found}))
+    found = require_adapters(net, "adapters.merge")
+    return _unmarked_if_bare(
+        apply_changes(net, {id(layer): layers.merge_layer for _, layer in found})
+    )
 
 
 def unmerge(merged: M, origin: PyTree) -> M:
@@ -345,12 +351,14 @@ def unmerge(merged: M, origin: PyTree) -> M:
         >>> pax.adapters.unmerge(pax.adapters.merge(net), net) == net
         True
     """
-    found = required(origin, "adapters.unmerge")
+    found = require_adapters(origin, "adapters.unmerge")
     there = dict(named_modules(merged))
     is_marked = {p for p, m in named_modules(origin) if layers.is_marked(m)}
-    changes: Changes = {id(there[path]): layers.marked for path in is_marked & there.keys()}
+    changes: Changes = {
+        id(there[path]): layers.freeze_for_adapters for path in is_marked & there.keys()
+    }
     for path, layer in found:
-        if path not in there or not _same_arrays(layers.merged(layer), there[path]):
+        if path not in there or not _same_arrays(layers.merge_layer(layer), there[path]):
             raise InvalidArgumentError(
                 "Only unchanged results of merge can be unmerged.",
                 where=path or repr(layer)[:200],
@@ -358,7 +366,7 @@ def unmerge(merged: M, origin: PyTree) -> M:
                 write="pax.adapters.unmerge(pax.adapters.merge(net), net)",
             )
         changes[id(there[path])] = lambda _, layer=layer: layer
-    return changed(merged, changes)
+    return apply_changes(merged, changes)
 
 
 def _same_arrays(one: object, other: object) -> bool:
@@ -371,7 +379,7 @@ def _same_arrays(one: object, other: object) -> bool:
 Target = type[Module] | str | Callable[..., Any] | Selection
 
 
-def chosen(net: PyTree, targets: object, where: str) -> list[tuple[str, Any]]:
+def chosen_modules(net: PyTree, targets: object, where: str) -> list[tuple[str, Any]]:
     """Returns the selected modules, also those in selected containers, with their paths.
 
     Raises:

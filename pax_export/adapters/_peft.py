@@ -38,7 +38,7 @@ _OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # --- arrays -------------------------------------------------------------------------
 
 
-def suffixes(layer: PyTree) -> tuple[str, str]:
+def array_suffixes(layer: PyTree) -> tuple[str, str]:
     """Returns the suffixes of the names of ``a`` and ``b`` after the path of a layer."""
     if isinstance(layer, Embed):
         return "lora_embedding_A", "lora_embedding_B"
@@ -49,7 +49,7 @@ def suffixes(layer: PyTree) -> tuple[str, str]:
 SUFFIXES = ("lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embedding_B", MAGNITUDE)
 
 
-def shapes(layer: PyTree, where: str, rank: int) -> tuple[tuple, tuple, tuple]:
+def peft_shapes(layer: PyTree, where: str, rank: int) -> tuple[tuple, tuple, tuple]:
     """Returns the shapes of ``a``, ``b`` and the magnitude in PEFT's layout."""
     sizes = kinds.sizes_of(layer, where)
     ones = (1,) * len(sizes.kernel)
@@ -69,7 +69,7 @@ def to_peft(layer: PyTree, adapter: LoRA) -> dict[str, np.ndarray]:
     kernel = kinds.kernel_rank(layer)
     a, b = np.asarray(adapter.lora_a), np.swapaxes(np.asarray(adapter.lora_b), -1, -2)
     a = _features_first(a, kernel)
-    a_name, b_name = suffixes(layer)
+    a_name, b_name = array_suffixes(layer)
     found = {a_name: a, b_name: b.reshape(*b.shape, *[1] * kernel)}
     if adapter.magnitude is not None:
         m = np.asarray(adapter.magnitude)
@@ -121,11 +121,11 @@ def _is_turned(module: PyTree) -> bool:
 # --- names --------------------------------------------------------------------------
 
 
-def renamed(path: str, rename: Mapping[str, str]) -> str:
+def rename_path(path: str, rename: Mapping[str, str]) -> str:
     """Maps the path of a module by patterns of paths or of their prefixes.
 
     Example:
-        >>> renamed("layers.3.attention.query", {"layers.*.attention": "model.h.*.attn"})
+        >>> rename_path("layers.3.attention.query", {"layers.*.attention": "model.h.*.attn"})
         'model.h.3.attn.query'
     """
     parts = path.split(".")
@@ -145,9 +145,9 @@ def renamed(path: str, rename: Mapping[str, str]) -> str:
 def config_of(adapters: Mapping[str, LoRA], whole: list[str]) -> dict[str, Any]:
     """Returns PEFT's configuration for adapters by layer path, and for fully saved modules."""
     rslora = all(each.rslora for each in adapters.values())
-    alphas = {p: _alpha(each, rslora) for p, each in adapters.items()}
+    alphas = {p: _alpha_in_file(each, rslora) for p, each in adapters.items()}
     ranks = {p: each.rank for p, each in adapters.items()}
-    rank, alpha = _most(ranks), _most(alphas)
+    rank, alpha = _most_common(ranks), _most_common(alphas)
     rates = {p: each.dropout.dropout_rate if each.dropout else 0.0 for p, each in adapters.items()}
     return {
         "peft_type": "LORA",
@@ -157,10 +157,12 @@ def config_of(adapters: Mapping[str, LoRA], whole: list[str]) -> dict[str, Any]:
         "inference_mode": True,
         "r": rank,
         "lora_alpha": alpha,
-        "lora_dropout": _most(rates),
+        "lora_dropout": _most_common(rates),
         "target_modules": list(adapters),
-        "rank_pattern": {_pattern(p, adapters): n for p, n in ranks.items() if n != rank},
-        "alpha_pattern": {_pattern(p, adapters): n for p, n in alphas.items() if n != alpha},
+        "rank_pattern": {_pattern_of_path(p, adapters): n for p, n in ranks.items() if n != rank},
+        "alpha_pattern": {
+            _pattern_of_path(p, adapters): n for p, n in alphas.items() if n != alpha
+        },
         "use_rslora": rslora,
         "use_dora": any(each.magnitude is not None for each in adapters.values()),
         "modules_to_save": whole or None,
@@ -172,18 +174,18 @@ def config_of(adapters: Mapping[str, LoRA], whole: list[str]) -> dict[str, Any]:
     }
 
 
-def _alpha(adapter: LoRA, rslora: bool) -> float | int:
+def _alpha_in_file(adapter: LoRA, rslora: bool) -> float | int:
     alpha = adapter.alpha
     if adapter.rslora and not rslora:  # a file says it once for all layers
         alpha = adapter.scale * adapter.rank
     return int(alpha) if alpha == int(alpha) else alpha
 
 
-def _most(values: Mapping[str, Any]) -> Any:
+def _most_common(values: Mapping[str, Any]) -> Any:
     return Counter(values.values()).most_common(1)[0][0]
 
 
-def _pattern(path: str, paths: Mapping[str, Any]) -> str:
+def _pattern_of_path(path: str, paths: Mapping[str, Any]) -> str:
     """Returns a PEFT pattern, which matches the ends of paths, for exactly one path."""
     ends_others = any(other.endswith(f".{path}") for other in paths)
     return f"^{re.escape(path)}" if ends_others else re.escape(path)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pax_export.adapters import _layer as layers
 from pax_export.adapters._lora import LoRA
-from pax_export.adapters._net import changed, required
+from pax_export.adapters._net import apply_changes, require_adapters
 from pax_export.core import with_static
 
 M = TypeVar("M")
@@ -40,29 +40,29 @@ def pad_ranks(net: M) -> M:
         >>> [layer.adapters["default"].rank for layer in pax.adapters.pad_ranks(net).modules]
         [3, 3]
     """
-    found = required(net, "adapters.pad_ranks")
+    found = require_adapters(net, "adapters.pad_ranks")
     largest: dict[tuple[str, str], LoRA] = {}
     for path, layer in found:
         for name, adapter in layers.adapters_of(layer).items():
-            old = largest.setdefault((_pattern(path), name), adapter)
+            old = largest.setdefault((_pattern_of_path(path), name), adapter)
             if adapter.rank > old.rank:
-                largest[_pattern(path), name] = adapter
+                largest[_pattern_of_path(path), name] = adapter
 
     def with_padded(path: str) -> Any:
         def padded(layer: Any) -> Any:
             now = layers.adapters_of(layer)
             new = {
-                name: _pad_adapter(each, largest[_pattern(path), name])
+                name: _pad_adapter(each, largest[_pattern_of_path(path), name])
                 for name, each in now.items()
             }
             return layers.with_adapters(layer, new)
 
         return padded
 
-    return changed(net, {id(layer): with_padded(path) for path, layer in found})
+    return apply_changes(net, {id(layer): with_padded(path) for path, layer in found})
 
 
-def _pattern(path: str) -> str:
+def _pattern_of_path(path: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
 
 

@@ -15,7 +15,7 @@ from pax_export.adapters import _kinds as kinds
 from pax_export.adapters import _peft as peft
 from pax_export.adapters._lora import LoRA
 from pax_export.core import join, named_leaves, named_modules, near_names
-from pax_export.weights import LoadReport, describe, mismatch
+from pax_export.weights import LoadReport, describe_array, mismatch_error
 
 #: The name that PEFT gives to a wrapped layer.
 _AROUND = ".base_layer"
@@ -39,7 +39,7 @@ class FoundAdapter:
         self, layer: PyTree, alpha: float, rate: float, rslora: object, key: PRNGKey | None
     ) -> LoRA:
         """Returns the adapter, in at least float32."""
-        a_name, b_name = peft.suffixes(layer)
+        a_name, b_name = peft.array_suffixes(layer)
         wide = jnp.promote_types(self.arrays[a_name].dtype, jnp.float32)
         given = (self.arrays[a_name], self.arrays[b_name], self.arrays.get(peft.MAGNITUDE))
         a, b, magnitude = [
@@ -56,7 +56,7 @@ class Reading:
 
     def __init__(self, net: PyTree, rename: Mapping[str, str], arrays: Mapping[str, np.ndarray]):
         self._modules = dict(named_modules(net))
-        self._paths = {peft.renamed(path, rename): path for path in self._modules}
+        self._paths = {peft.rename_path(path, rename): path for path in self._modules}
         self.adapters: dict[str, FoundAdapter] = {}
         self.trained: list[str] = []
         self._whole: dict[str, np.ndarray] = {}
@@ -76,7 +76,7 @@ class Reading:
         path = self._paths.get(own)
         if path is None or not kinds.is_adaptable(self._modules[path]):
             return False
-        if suffix not in (*peft.suffixes(self._modules[path]), peft.MAGNITUDE):
+        if suffix not in (*peft.array_suffixes(self._modules[path]), peft.MAGNITUDE):
             return False
         self.adapters.setdefault(path, FoundAdapter(own)).arrays[suffix] = array
         return True
@@ -92,8 +92,8 @@ class Reading:
             if turned.shape == own.shape:
                 self._loaded.append(name)
             else:
-                there = f"{describe(array)} in the file"
-                self._mismatched[name] = f"{there}, {describe(own)} in the net"
+                there = f"{describe_array(array)} in the file"
+                self._mismatched[name] = f"{there}, {describe_array(own)} in the net"
             self._whole[join(path, leaf)] = turned
             if _AROUND not in stem and path not in self.trained:
                 self.trained.append(path)
@@ -103,22 +103,23 @@ class Reading:
     def _check(self, path: str, found: FoundAdapter) -> None:
         """Records missing arrays and wrong shapes of an adapter."""
         layer = self._modules[path]
-        a_name, b_name = peft.suffixes(layer)
+        a_name, b_name = peft.array_suffixes(layer)
         names = {s: peft.full_name(found.own_path, s) for s in (a_name, b_name, peft.MAGNITUDE)}
         missing = [names[each] for each in (a_name, b_name) if each not in found.arrays]
         self._missing += missing
         if b_name not in found.arrays:
             return  # it tells the rank
         rank = peft.rank_of(layer, found.arrays[b_name].shape)
-        wanted = dict(zip(names, peft.shapes(layer, path, rank)))
+        wanted = dict(zip(names, peft.peft_shapes(layer, path, rank)))
         for suffix, array in found.arrays.items():
             fits = rank > 0 and array.shape == wanted[suffix]
             if fits and jnp.issubdtype(array.dtype, jnp.floating):
                 self._loaded.append(names[suffix])
             else:
                 form = ",".join(map(str, wanted[suffix]))
+                there, layer_name = describe_array(array), path or "itself"
                 self._mismatched[names[suffix]] = (
-                    f"{describe(array)} in the file, [{form}] for the layer {path or 'itself'}"
+                    f"{there} in the file, [{form}] for the layer {layer_name}"
                 )
 
     def require_complete(self, where: str) -> None:
@@ -131,7 +132,7 @@ class Reading:
         what = "The adapters of the file are not for this net"
         if report.complete:
             what = "The file has no adapters"
-        raise mismatch(what, report, where=where, write=self._suggestion())
+        raise mismatch_error(what, report, where=where, write=self._suggestion())
 
     def _suggestion(self) -> str:
         for name in self._unexpected:

@@ -19,7 +19,13 @@ from pax_export._types import PyTree
 from pax_export.adapters import _layer as layers
 from pax_export.adapters import _peft as peft
 from pax_export.adapters._lora import LoRA
-from pax_export.adapters._net import Changes, changed, marks, required, told_where
+from pax_export.adapters._net import (
+    Changes,
+    apply_changes,
+    freezing_changes,
+    require_adapters,
+    told_where,
+)
 from pax_export.adapters._reading import Reading, own_leaves
 from pax_export.core import (
     is_array,
@@ -29,7 +35,7 @@ from pax_export.core import (
     next_rng_key,
     require_module,
 )
-from pax_export.weights import absence, open_weights, save_weights
+from pax_export.weights import explain_absence, open_weights, save_weights
 
 M = TypeVar("M")
 _LARGEST_CONFIG = 1 << 24  # bytes
@@ -76,35 +82,35 @@ def save(
         >>> sorted(os.listdir(folder))
         ['adapter_config.json', 'adapter_model.safetensors']
     """
-    rename = _names(rename, "adapters.save")
-    found = required(net, "adapters.save", [name])
+    rename = _check_rename(rename, "adapters.save")
+    found = require_adapters(net, "adapters.save", [name])
     arrays: dict[str, np.ndarray] = {}
     saved: dict[str, LoRA] = {}
     for path, layer in found:
         adapter = layers.adapters_of(layer).get(name)
         if adapter is not None:
             _require_values(path, adapter)
-            own = peft.renamed(path, rename)
+            own = peft.rename_path(path, rename)
             saved[own] = adapter
             for suffix, array in peft.to_peft(layer, adapter).items():
                 arrays[peft.full_name(own, suffix)] = array
     whole = []
     for path, module, attribute, leaf in _trained_beside(net):
         _require_values(path, leaf)
-        own = peft.renamed(path, rename)
+        own = peft.rename_path(path, rename)
         whole.append(own)
         arrays[peft.full_name(own, attribute)] = peft.whole_to_torch(module, attribute, leaf)
     config = peft.config_of(saved, list(dict.fromkeys(whole)))
     target = directory.place(folder)
     directory.check(target, lambda _: lambda name: True)  # what lies there is looked at now
     _require_replaceable(target)
-    with directory.replaced(target, _recognized) as temporary:
+    with directory.replaced(target, _recognize_adapters) as temporary:
         save_weights(arrays, temporary / peft.WEIGHTS)
         text = json.dumps(config, indent=2) + "\n"
         (temporary / peft.CONFIG).write_text(text, encoding="utf-8")
 
 
-def _names(rename: Any, where: str) -> Mapping[str, str]:
+def _check_rename(rename: Any, where: str) -> Mapping[str, str]:
     """Returns the renaming; empty for None."""
     given = {} if rename is None else rename
     pairs = [*given, *given.values()] if isinstance(given, Mapping) else [None]
@@ -120,7 +126,9 @@ def _names(rename: Any, where: str) -> Mapping[str, str]:
 
 def _require_values(path: str, tree: PyTree) -> None:
     for name, leaf in named_leaves(tree):
-        problem = absence(leaf) if is_array(leaf) else f"{type(leaf).__name__}, which is no array"
+        problem = (
+            explain_absence(leaf) if is_array(leaf) else f"{type(leaf).__name__}, which is no array"
+        )
         if problem:
             raise InvalidArgumentTypeError(
                 "adapters.save requires arrays with values.",
@@ -143,7 +151,7 @@ def _trained_beside(net: PyTree) -> list[tuple[str, Any, str, Any]]:
     return found
 
 
-def _recognized(path: Path) -> Belongs | None:
+def _recognize_adapters(path: Path) -> Belongs | None:
     """Returns True for a folder of adapters."""
     if not (path / peft.CONFIG).is_file():
         return None
@@ -201,29 +209,29 @@ def load(
     """
     require_module(net, "adapters.load")
     place = Path(folder)
-    config = _config(place)
-    reading = Reading(net, _names(rename, "adapters.load"), _arrays(place))
+    config = _read_config(place)
+    reading = Reading(net, _check_rename(rename, "adapters.load"), _read_arrays(place))
     reading.require_complete(str(place))
     net = reading.with_whole(net)
-    changes: Changes = marks(net)
+    changes: Changes = freezing_changes(net)
     there = dict(named_modules(net))
     for path in reading.trained:
-        changes[id(there[path])] = layers.unfrozen
+        changes[id(there[path])] = layers.unfreeze_own
     for path, found in reading.adapters.items():
         alpha, rate = peft.alpha_and_rate(config, found.own_path, str(place / peft.CONFIG))
         key = next_rng_key() if rate and key is None else key
         own_key, key = jax.random.split(key) if rate else (None, key)
         adapter = found.adapter(there[path], alpha, rate, config.get("use_rslora"), own_key)
-        changes[id(there[path])] = partial(_put, path=path, name=name, adapter=adapter)
-    return changed(net, changes)
+        changes[id(there[path])] = partial(_put_adapter, path=path, name=name, adapter=adapter)
+    return apply_changes(net, changes)
 
 
-def _put(layer: PyTree, *, path: str, name: str, adapter: LoRA) -> Any:
+def _put_adapter(layer: PyTree, *, path: str, name: str, adapter: LoRA) -> Any:
     with told_where(path):
-        return layers.put(layer, name, adapter)
+        return layers.put_adapter(layer, name, adapter)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     file = folder / peft.CONFIG
     if not folder.is_dir() or not file.is_file():
         raise MissingWeightsFileError(
@@ -245,7 +253,7 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _arrays(folder: Path) -> dict[str, np.ndarray]:
+def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
     file = folder / peft.WEIGHTS
     if not file.exists():
         raise MissingWeightsFileError(

@@ -12,17 +12,17 @@ from pax_export._errors import CheckpointError, WeightsMismatchError
 from pax_export._files import file_types
 from pax_export._types import PyTree
 from pax_export.checkpoint import _orbax
-from pax_export.checkpoint._placed import Restored, placed, sharding_to_read
+from pax_export.checkpoint._placed import Restored, place_array, sharding_to_read
 from pax_export.checkpoint._saved import (
     LeafEntry,
     StoredArray,
-    checksum,
+    array_checksum,
     full_name,
     is_plain,
-    named,
+    name_leaves,
 )
 from pax_export.core import near_names
-from pax_export.weights import LoadReport, compare, mismatch, require_shape
+from pax_export.weights import LoadReport, compare_leaves, mismatch_error, require_shape
 
 
 class Checkpoint:
@@ -54,7 +54,7 @@ class Checkpoint:
         try:
             if (unusual := file_types.first_unusual(directory)) is not None:
                 raise ValueError(f"{unusual} is {file_types.unusual(unusual)}")
-            about = _orbax.about(directory)
+            about = _orbax.read_about(directory)
             self.metrics: dict[str, float] = dict(about["metrics"])
             self._entries: dict[str, dict[str, LeafEntry]] = {
                 tree: {name: LeafEntry.from_json(fields) for name, fields in leaves.items()}
@@ -64,7 +64,7 @@ class Checkpoint:
             raise CheckpointError(
                 "The directory is not a complete checkpoint of pax_export.",
                 where=str(directory),
-                got=_brief(error),
+                got=_shorten_error(error),
                 write="a directory that Checkpoints(...).save wrote, or an earlier step of it",
             ) from error
 
@@ -106,7 +106,7 @@ class Checkpoint:
             >>> checkpoints.open().on_disk("model", shapes).weight
             StoredArray(model.weight: float32[2, 3])
         """
-        leaves = named(tree, target)
+        leaves = name_leaves(tree, target)
         self.compared({tree: leaves}, strict=True)
         values = [self._stored(tree, name, leaf) for name, leaf in leaves.items()]
         return jax.tree_util.tree_structure(target).unflatten(values)
@@ -132,7 +132,7 @@ class Checkpoint:
                 trees get the shardings of the target.
             strict: whether each tree must have exactly the leaves on disk.
         """
-        leaves = {tree: named(tree, target) for tree, target in targets.items()}
+        leaves = {tree: name_leaves(tree, target) for tree, target in targets.items()}
         report = self.compared(leaves, strict)
         fitting = set(report.loaded)
         trees = {}
@@ -155,12 +155,12 @@ class Checkpoint:
                 wanted[full_name(tree, name)] = LeafEntry.of(leaf).description
             for name, entry in self._entries.get(tree, {}).items():
                 there[full_name(tree, name)] = entry.description
-        report = compare(wanted, there)
+        report = compare_leaves(wanted, there)
         unknown = [tree for tree, own in leaves.items() if own and tree not in self._entries]
         if strict and unknown:
             raise self._no_such_trees(unknown, report)
         if strict and not report.complete:
-            raise mismatch(
+            raise mismatch_error(
                 "What the checkpoint holds is not what was asked for",
                 report,
                 where=f"{self.directory}, which has {', '.join(self.trees) or 'nothing'}",
@@ -207,7 +207,7 @@ class Checkpoint:
         for name, own in leaves.items():
             entry = entries[name]
             value = entry.restored(arrays[name]) if name in arrays else entry.without_array()
-            values[name] = placed(value, own, places[name])
+            values[name] = place_array(value, own, places[name])
         return values
 
     def _arrays(self, tree: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,11 +215,11 @@ class Checkpoint:
         if not wanted:
             return {}
         try:
-            arrays = _orbax.read(self.directory / tree, wanted)
+            arrays = _orbax.read_arrays(self.directory / tree, wanted)
         except Exception as error:
             raise self._damaged(tree, *self._culprit(tree, wanted, error)) from error
         for name, array in arrays.items():
-            saved, found = self._entries[tree][name].checksum, checksum(array)
+            saved, found = self._entries[tree][name].checksum, array_checksum(array)
             if found is not None and saved not in (None, found):
                 differs = ValueError(f"the checksum is {found}, that of what was saved is {saved}")
                 raise self._damaged(tree, name, differs)
@@ -234,7 +234,7 @@ class Checkpoint:
         if jax.process_count() == 1:  # several must read in step, so they look no further
             for name, sharding in wanted.items():
                 try:
-                    _orbax.read(self.directory / tree, {name: sharding})
+                    _orbax.read_arrays(self.directory / tree, {name: sharding})
                 except Exception as found:
                     return name, found
         return None, error
@@ -248,12 +248,12 @@ class Checkpoint:
             if name
             else "The checkpoint is damaged: a tree cannot be read.",
             where=f"{what}, in {self.directory / tree}",
-            got=_brief(error),
+            got=_shorten_error(error),
             write="another step; Checkpoints(...).steps lists them",
         )
 
 
-def _brief(error: BaseException) -> str:
+def _shorten_error(error: BaseException) -> str:
     """Returns the first part of an orbax error message."""
     text = str(error).split(" [tensorstore_spec=")[0]
     lines = [line for line in text.splitlines() if line.strip()]

@@ -172,7 +172,7 @@ class Checkpoints:
         self._metrics[step] = numbers
         self._writing = step
         try:
-            _orbax.save(manager, step, arrays, {"metrics": numbers, "trees": about})
+            _orbax.start_save(manager, step, arrays, {"metrics": numbers, "trees": about})
         except Exception as error:
             raise self._unwritten(error) from error
 
@@ -185,7 +185,7 @@ class Checkpoints:
         if self._manager is None:
             return
         try:
-            _orbax.wait(self._manager)
+            _orbax.wait_for_save(self._manager)
         except Exception as error:
             raise self._unwritten(error) from error
         step, self._writing = self._writing, None
@@ -298,12 +298,12 @@ class Checkpoints:
     def _opened(self) -> Any:
         """Returns the orbax manager, created on first write."""
         if self._manager is None:
-            _orbax.orbax()
+            _orbax.require_orbax()
             try:
                 self.directory.mkdir(parents=True, exist_ok=True)
                 self._remove_deleted()
-                path = self._open_path.enter_context(_orbax.plain(self.directory))
-                self._manager = _orbax.manager(path, self._kept, self._asynchronous)
+                path = self._open_path.enter_context(_orbax.plain_path(self.directory))
+                self._manager = _orbax.make_manager(path, self._kept, self._asynchronous)
             except CheckpointError:
                 raise
             except OSError as error:

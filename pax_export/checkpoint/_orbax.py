@@ -47,7 +47,7 @@ MERGED = "manifest.ocdbt"
 Keep = Callable[[Sequence[int]], Iterable[int]]
 
 
-def orbax() -> Any:
+def require_orbax() -> Any:
     """Imports orbax.checkpoint, or raises an error that names the extra."""
     return require("orbax.checkpoint", "checkpoint", "Checkpoints")
 
@@ -63,9 +63,9 @@ class _Preservation:
         return [each.step in kept for each in checkpoints]
 
 
-def manager(directory: Path, keep: Keep, asynchronous: bool) -> Any:
+def make_manager(directory: Path, keep: Keep, asynchronous: bool) -> Any:
     """Returns an orbax manager, and removes incomplete checkpoints of killed processes."""
-    ocp = orbax()
+    ocp = require_orbax()
     return ocp.CheckpointManager(
         directory,
         options=ocp.CheckpointManagerOptions(
@@ -78,7 +78,7 @@ def manager(directory: Path, keep: Keep, asynchronous: bool) -> Any:
 
 
 @contextmanager
-def plain(directory: Path) -> Iterator[Path]:
+def plain_path(directory: Path) -> Iterator[Path]:
     """Context manager for a path to a directory without glob characters, which orbax interprets."""
     if not PATTERN & set(str(directory)):
         yield directory
@@ -126,30 +126,32 @@ class _SaveLock:
 _turns = _SaveLock()
 
 
-def save(manager: PyTree, step: int, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+def start_save(
+    manager: PyTree, step: int, trees: Mapping[str, Any], about: Mapping[str, Any]
+) -> None:
     """Starts writing a checkpoint of nonempty trees (tree -> name -> array) and JSON."""
-    args = orbax().args
+    args = require_orbax().args
     items = {tree: args.PyTreeSave(arrays) for tree, arrays in trees.items()}
     items[ABOUT] = args.JsonSave(about)
     with _turns.of(manager):
         manager.save(step, args=args.Composite(**items), force=True)
 
 
-def wait(manager: object) -> None:
+def wait_for_save(manager: object) -> None:
     """Waits until the checkpoint is written."""
     _turns.finish(manager)
 
 
-def about(directory: Path) -> dict[str, Any]:
+def read_about(directory: Path) -> dict[str, Any]:
     """Reads the JSON of a checkpoint."""
-    ocp = orbax()
-    with plain(directory) as path, ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+    ocp = require_orbax()
+    with plain_path(directory) as path, ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
         return reader.restore(path / ABOUT)
 
 
-def read(directory: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def read_arrays(directory: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Reads arrays of one tree: local shards as jax arrays, or numpy where the sharding is None."""
-    ocp = orbax()
+    ocp = require_orbax()
 
     def how(sharding: object) -> Any:
         if sharding is None:
@@ -161,5 +163,5 @@ def read(directory: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
         restore_args={name: how(sharding) for name, sharding in wanted.items()},
         partial_restore=True,
     )
-    with plain(directory) as path, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+    with plain_path(directory) as path, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         return reader.restore(path, args=args)

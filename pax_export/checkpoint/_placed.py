@@ -48,7 +48,7 @@ def sharding_to_read(name: str, own: object, entry: LeafEntry, sharding: object)
     return None if entry.stored_as_another else sharding or chosen_sharding(own)
 
 
-def placed(array: PyTree, own: PyTree, sharding: object) -> Any:
+def place_array(array: PyTree, own: PyTree, sharding: object) -> Any:
     """Converts a restored array to the type and sharding of the target's leaf."""
     if is_plain(own):
         return array

@@ -23,7 +23,7 @@ import numpy as np
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, UnsupportedDtypeError
 from pax_export._types import DTypeLike, PyTree
 from pax_export.checkpoint._orbax import ABOUT, PATTERN
-from pax_export.weights import Description, absence, describe, is_key, leaves_by_name
+from pax_export.weights import Description, describe_array, explain_absence, is_key, leaves_by_name
 
 #: Kinds of Python values that JSON gives back as they were.
 PLAIN = (bool, int, float, str)
@@ -31,7 +31,7 @@ PLAIN = (bool, int, float, str)
 _WIDER = {"uint4": np.uint8, "uint2": np.uint8, "int2": np.int8}
 
 
-def named(tree_name: str, tree: PyTree) -> dict[str, Any]:
+def name_leaves(tree_name: str, tree: PyTree) -> dict[str, Any]:
     """Returns the leaves of a tree by dotted name; a single leaf has the name of the tree."""
     return {tree_name: tree} if jax.tree_util.all_leaves([tree]) else leaves_by_name(tree)
 
@@ -47,14 +47,14 @@ class LeafEntry:
 
     description: Description | str  # its shape and dtype, or in words what it is
     value: PyTree = None  # the leaf itself, if it lies in the entry
-    checksum: int | None = None  # of the array on disk, if it is known
+    array_checksum: int | None = None  # of the array on disk, if it is known
 
     @classmethod
     def of(cls, leaf: object) -> LeafEntry:
         """Creates the entry of a leaf, or of a shape and dtype."""
         if is_plain(leaf):
             return cls(f"a Python {type(leaf).__name__}", leaf)
-        return cls(describe(leaf))
+        return cls(describe_array(leaf))
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> LeafEntry:
@@ -143,26 +143,26 @@ def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     about: dict[str, dict[str, Any]] = {}
     for tree_name, tree in trees.items():
         about[tree_name] = {}
-        for name, leaf in named(tree_name, tree).items():
+        for name, leaf in name_leaves(tree_name, tree).items():
             if not is_plain(leaf):
                 _require_value(full_name(tree_name, name), leaf)
             entry = LeafEntry.of(leaf)
             if entry.on_disk:
-                array = _shared(entry.stored(_native(leaf)))
+                array = _global_or_local(entry.stored(_native_order(leaf)))
                 arrays.setdefault(tree_name, {})[name] = array
-                entry = replace(entry, checksum=checksum(array))
+                entry = replace(entry, checksum=array_checksum(array))
             about[tree_name][name] = entry.to_json()
     return arrays, about
 
 
-def _native(leaf: PyTree) -> Any:
+def _native_order(leaf: PyTree) -> Any:
     """Returns a contiguous array in native byte order."""
     if isinstance(leaf, jax.Array):
         return leaf
     return np.asarray(leaf, dtype=leaf.dtype.newbyteorder("="), order="C")
 
 
-def _shared(array: object) -> Any:
+def _global_or_local(array: object) -> Any:
     """Returns a global jax array; process-local arrays become numpy arrays."""
     if jax.process_count() > 1 and isinstance(array, jax.Array) and array.is_fully_addressable:
         return np.asarray(array)  # the first process writes it
@@ -185,7 +185,7 @@ def _require_value(where: str, leaf: object) -> None:
             got=np.dtype(leaf.dtype).name,
             write="an array of numbers or booleans, or text as a Python str",
         )
-    problem = absence(leaf)
+    problem = explain_absence(leaf)
     if problem:
         raise InvalidArgumentTypeError(
             "A checkpoint requires arrays with values.",
@@ -246,7 +246,7 @@ def on_host(array: object) -> np.ndarray:
     shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
     if len(shards) == 1:
         return _on_one_device(shards[0].data)
-    whole = _empty(array.shape, array.dtype)
+    whole = _aligned_empty(array.shape, array.dtype)
     for shard in shards:
         whole[shard.index] = _on_one_device(shard.data)
     return whole
@@ -262,7 +262,7 @@ def _on_one_device(array: jax.Array) -> np.ndarray:
     return np.asarray(jax.device_put(array, cpu))
 
 
-def _empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+def _aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """An array without values."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
@@ -270,7 +270,7 @@ def _empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def checksum(array: object) -> int | None:
+def array_checksum(array: object) -> int | None:
     """Returns the CRC-32 of an array; None if other processes hold parts of it."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return None

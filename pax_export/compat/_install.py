@@ -129,7 +129,7 @@ class _PaxFinder(MetaPathFinder, Loader):
 def _module_for(name: str) -> ModuleType:
     """Our module for a name that programs for PAX import."""
     if name.startswith("pax._src"):
-        return internals(name)
+        return internal_module(name)
     if name in _OFFERED:
         rest = name.split(".")[1:]
         return functools.reduce(getattr, rest, importlib.import_module(_PACKAGE))
@@ -172,7 +172,7 @@ class _Internals(ModuleType):
         )
 
 
-def internals(name: str) -> ModuleType:
+def internal_module(name: str) -> ModuleType:
     """A stand-in for one file or folder of PAX's sources."""
     module = _Internals(name)
     module.__path__ = []  # so that names below it can be imported

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from pax_export._types import PyTree
-from pax_export.compat._old_functions import found
+from pax_export.compat._old_functions import find_object
 from pax_export.compat._old_jax import OLD_MODULES, OLD_NAMES
 
 _import = builtins.__import__
@@ -45,14 +45,14 @@ class _View(ModuleType):
     def __getattr__(self, name: str) -> Any:
         old, path = OLD_NAMES.get(self.__name__, {}).get(name), f"{self.__name__}.{name}"
         if old is not None:
-            value = found(old.now) if isinstance(old.now, str) else old.now()
+            value = find_object(old.now) if isinstance(old.now, str) else old.now()
             vars(self)[name] = value
             return value
         if hasattr(self._pax_real, name):
             value = getattr(self._pax_real, name)
-            return view(path) if isinstance(value, ModuleType) else value
+            return view_module(path) if isinstance(value, ModuleType) else value
         if path in _SEEN_OTHERWISE:
-            return view(path)
+            return view_module(path)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -65,19 +65,19 @@ class _View(ModuleType):
         return sorted({*dir(self._pax_real), *OLD_NAMES.get(self.__name__, ())})
 
 
-def view(name: str) -> ModuleType:
+def view_module(name: str) -> ModuleType:
     """A module of jax as a program sees it; the module itself where there is nothing old."""
     if name not in _SEEN_OTHERWISE:
         return importlib.import_module(name)
     if name not in _views:
         if name in OLD_MODULES:
-            _views[name] = view(OLD_MODULES[name])
+            _views[name] = view_module(OLD_MODULES[name])
         else:
-            _views[name] = _View(name, _real(name))
+            _views[name] = _View(name, _real_module(name))
     return _views[name]
 
 
-def _real(name: str) -> ModuleType | None:
+def _real_module(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -98,14 +98,14 @@ def _import_as_seen(
         return _import(name, globals, locals, fromlist or (), level)
     if name not in _SEEN_OTHERWISE:
         _import(name, globals, locals, fromlist or (), level)
-        return view(name) if fromlist else view("jax")
+        return view_module(name) if fromlist else view_module("jax")
     for above in _and_above(name):
-        view(above)
+        view_module(above)
     if not fromlist:
-        return view("jax")
-    if _real(name) is not None:  # modules that are asked for by name are imported
+        return view_module("jax")
+    if _real_module(name) is not None:  # modules that are asked for by name are imported
         _import(name, globals, locals, [each for each in fromlist if each != "*"], level)
-    return _with_all_names(view(name)) if "*" in fromlist else view(name)
+    return _with_all_names(view_module(name)) if "*" in fromlist else view_module(name)
 
 
 def _with_all_names(seen: ModuleType) -> ModuleType:

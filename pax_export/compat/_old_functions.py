@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pax_export._types import PyTree
 
 
-def found(name: str) -> Any:
+def find_object(name: str) -> Any:
     """The object with a dotted name; imports modules on the way."""
     parts = name.split(".")
     value, at = importlib.import_module(parts[0]), 1
@@ -28,9 +28,9 @@ def found(name: str) -> Any:
     return value
 
 
-def renamed(function: str, /, **names: str) -> Callable[..., Any]:
+def rename_arguments(function: str, /, **names: str) -> Callable[..., Any]:
     """A current function that also takes old argument names; "" is its first argument."""
-    now = found(function)
+    now = find_object(function)
 
     @functools.wraps(now)
     def call(*args: object, **kwargs: object) -> Any:
@@ -42,9 +42,9 @@ def renamed(function: str, /, **names: str) -> Callable[..., Any]:
     return call
 
 
-def without(function: str, *names: str) -> Callable[..., Any]:
+def without_arguments(function: str, *names: str) -> Callable[..., Any]:
     """A current function that ignores arguments it once had."""
-    now = found(function)
+    now = find_object(function)
 
     @functools.wraps(now)
     def call(*args: object, **kwargs: object) -> Any:
@@ -108,7 +108,7 @@ def solve(*args: object, sym_pos: bool = False, **kwargs: object) -> jax.Array:
     """`jax.scipy.linalg.solve`, with the old option for positive definite matrices."""
     if sym_pos:
         kwargs["assume_a"] = "pos"
-    return found("jax.scipy.linalg.solve")(*args, **kwargs)
+    return find_object("jax.scipy.linalg.solve")(*args, **kwargs)
 
 
 # --- jax.ops --------------------------------------------------------------------------
@@ -181,4 +181,4 @@ def host_call(
     function: Callable, arg: object, *, result_shape: object = None, **options: object
 ) -> Any:
     """Calls a Python function on a value of a compiled function."""
-    return found("jax.experimental.io_callback")(function, result_shape, arg)
+    return find_object("jax.experimental.io_callback")(function, result_shape, arg)

@@ -24,29 +24,29 @@ class Old(NamedTuple):
     write: str  # what programs should use
 
 
-def _same(names: str, home: str, write: str | None = None) -> dict[str, Old]:
+def _same_names(names: str, home: str, write: str | None = None) -> dict[str, Old]:
     """Names that a module of today has as they are."""
     return {name: Old(f"{home}.{name}", f"{write or home}.{name}") for name in names.split()}
 
 
-def _tree(name: str) -> str:
+def _tree_name(name: str) -> str:
     return f"jax.tree.{name.removeprefix('tree_')}"
 
 
 _ARRAY = Old("jax.Array", "jax.Array")
-_MESHES = _same("Mesh PartitionSpec NamedSharding", "jax.sharding")
+_MESHES = _same_names("Mesh PartitionSpec NamedSharding", "jax.sharding")
 _MAP = Old("jax.tree_util.tree_map", "jax.tree.map")
 
 #: Module -> name -> what stands there instead.
 OLD_NAMES: dict[str, dict[str, Old]] = {
     "jax": {
         **{
-            name: Old(f"jax.tree_util.{name}", _tree(name))
+            name: Old(f"jax.tree_util.{name}", _tree_name(name))
             for name in "tree_map tree_flatten tree_unflatten tree_leaves tree_structure "
             "tree_transpose".split()
         },
         "tree_multimap": _MAP,
-        **_same("treedef_is_leaf", "jax.tree_util"),
+        **_same_names("treedef_is_leaf", "jax.tree_util"),
         "device_put_replicated": Old(lambda: old.device_put_replicated, "jax.device_put"),
         "device_put_sharded": Old(lambda: old.device_put_sharded, "jax.device_put"),
         "xla_computation": Old(lambda: old.xla_computation, "jax.jit(f).lower(x).as_text()"),
@@ -58,26 +58,28 @@ OLD_NAMES: dict[str, dict[str, Old]] = {
         "partial": Old("functools.partial", "functools.partial"),
         "curry": Old(lambda: partial(partial, partial), "functools.partial(functools.partial, f)"),
         "ShapedArray": Old("jax.core.ShapedArray", "jax.ShapeDtypeStruct"),
-        "checkpoint": Old(lambda: old.without("jax.checkpoint", "concrete"), "no concrete="),
-        "remat": Old(lambda: old.without("jax.checkpoint", "concrete"), "no concrete="),
+        "checkpoint": Old(
+            lambda: old.without_arguments("jax.checkpoint", "concrete"), "no concrete="),
+        "remat": Old(lambda: old.without_arguments("jax.checkpoint", "concrete"), "no concrete="),
     },
     "jax.tree_util": {"tree_multimap": _MAP},
     "jax.numpy": {
         "DeviceArray": _ARRAY,
         "clip": Old(
-            lambda: old.renamed("jax.numpy.clip", a="", a_min="min", a_max="max"),
+            lambda: old.rename_arguments("jax.numpy.clip", a="", a_min="min", a_max="max"),
             "jnp.clip(x, min=, max=)",
         ),
-        "reshape": Old(lambda: old.renamed("jax.numpy.reshape", newshape="shape"), "shape="),
+        "reshape": Old(
+            lambda: old.rename_arguments("jax.numpy.reshape", newshape="shape"), "shape="),
         **{
             name: Old(
-                lambda name=name: old.renamed(f"jax.numpy.{name}", interpolation="method"),
+                lambda name=name: old.rename_arguments(f"jax.numpy.{name}", interpolation="method"),
                 "method=",
             )
             for name in ("quantile", "percentile", "nanquantile", "nanpercentile")
         },
-        "sort": Old(lambda: old.without("jax.numpy.sort", "kind"), "no kind="),
-        "argsort": Old(lambda: old.without("jax.numpy.argsort", "kind"), "no kind="),
+        "sort": Old(lambda: old.without_arguments("jax.numpy.sort", "kind"), "no kind="),
+        "argsort": Old(lambda: old.without_arguments("jax.numpy.argsort", "kind"), "no kind="),
         "where": Old(lambda: old.where, "jnp.where(condition, x, y)"),
         "msort": Old(lambda: lambda a: jnp.sort(jnp.asarray(a), axis=0), "jnp.sort(x, axis=0)"),
         "row_stack": Old("jax.numpy.vstack", "jnp.vstack"),
@@ -97,9 +99,9 @@ OLD_NAMES: dict[str, dict[str, Old]] = {
         "NZERO": Old(lambda: -0.0, "-0.0"),
     },
     "jax.numpy.linalg": {
-        "pinv": Old(lambda: old.renamed("jax.numpy.linalg.pinv", rcond="rtol"), "rtol="),
+        "pinv": Old(lambda: old.rename_arguments("jax.numpy.linalg.pinv", rcond="rtol"), "rtol="),
         "matrix_rank": Old(
-            lambda: old.renamed("jax.numpy.linalg.matrix_rank", tol="rtol"), "rtol="
+            lambda: old.rename_arguments("jax.numpy.linalg.matrix_rank", tol="rtol"), "rtol="
         ),
     },
     "jax.random": {
@@ -135,7 +137,7 @@ OLD_NAMES: dict[str, dict[str, Old]] = {
         "prod": Old("math.prod", "math.prod"),
     },
     "jax.scipy.linalg": {
-        **_same("tril triu", "jax.numpy", "jnp"),
+        **_same_names("tril triu", "jax.numpy", "jnp"),
         "polar_unitary": Old(
             lambda: lambda a: jax.scipy.linalg.polar(a)[0], "jax.scipy.linalg.polar(x)[0]"),
         "solve": Old(lambda: old.solve, 'assume_a="pos"'),
@@ -165,9 +167,9 @@ OLD_NAMES: dict[str, dict[str, Old]] = {
         "Mesh": _MESHES["Mesh"],
         "PartitionSpec": _MESHES["PartitionSpec"],
     },
-    "jax.lib.xla_bridge": _same(
+    "jax.lib.xla_bridge": _same_names(
         "get_backend", "jax.extend.backend"
-    ) | _same("device_count local_device_count devices local_devices process_index", "jax"),
+    ) | _same_names("device_count local_device_count devices local_devices process_index", "jax"),
     "jax.tools.colab_tpu": {"setup_tpu": Old(
         lambda: lambda *args, **kwargs: None, "nothing: jax finds a TPU")},
     "jax.experimental": {
@@ -179,13 +181,14 @@ OLD_NAMES: dict[str, dict[str, Old]] = {
     "jax.experimental.maps": {"Mesh": _MESHES["Mesh"]},
     "jax.experimental.pjit": {
         "pjit": Old(
-            lambda: old.renamed(
+            lambda: old.rename_arguments(
                 "jax.jit", in_axis_resources="in_shardings", out_axis_resources="out_shardings"
             ),
             "jax.jit(f, in_shardings=, out_shardings=)",
         ),
         "with_sharding_constraint": Old(
-            lambda: old.renamed("jax.lax.with_sharding_constraint", axis_resources="shardings"),
+            lambda: old.rename_arguments(
+                "jax.lax.with_sharding_constraint", axis_resources="shardings"),
             "jax.lax.with_sharding_constraint",
         ),
         "PartitionSpec": _MESHES["PartitionSpec"],

@@ -42,7 +42,7 @@ def run(arguments: Sequence[str], *, compat_jax: bool = False) -> int:
     except SystemExit:
         raise
     except BaseException as error:
-        _print(error)
+        _print_error(error)
         if isinstance(error, KeyboardInterrupt):
             # Python itself must end the process, as one that was interrupted.
             sys.excepthook = lambda *_: None
@@ -54,22 +54,22 @@ def run(arguments: Sequence[str], *, compat_jax: bool = False) -> int:
 def _run_path(argv: list[str], compat_jax: bool) -> None:
     path = argv[0]
     if not os.path.exists(path):
-        _stop(f"can't open file {path!r}: no such file", 2)
+        _exit_with(f"can't open file {path!r}: no such file", 2)
     sys.argv[:] = argv
     if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
         _set_path([path])
-        runpy.run_path(path, _builtins(path, compat_jax), run_name="__main__")
+        runpy.run_path(path, _program_builtins(path, compat_jax), run_name="__main__")
         return
     folder = os.path.dirname(os.path.realpath(path))
     _set_path([folder])
-    own = _builtins(folder, compat_jax)
+    own = _program_builtins(folder, compat_jax)
     file = os.path.abspath(path)
     with io.open_code(file) as source:
         code = compile(source.read(), file, "exec", dont_inherit=True)
     exec(code, vars(_new_main(file, own)))
 
 
-def _builtins(folder: str, compat_jax: bool) -> dict[str, Any]:
+def _program_builtins(folder: str, compat_jax: bool) -> dict[str, Any]:
     """The built-in names that a program has to itself, if any, as globals of its main module."""
     if not compat_jax:
         return {}
@@ -91,10 +91,10 @@ def _new_main(file: str, own: dict[str, Any]) -> ModuleType:
 
 def _run_module(argv: list[str], compat_jax: bool) -> None:
     if not argv:
-        _stop("a module is expected after -m", 2)
+        _exit_with("a module is expected after -m", 2)
     sys.argv[:] = argv
     _set_path([os.getcwd()])
-    own = _builtins(os.getcwd(), compat_jax)
+    own = _program_builtins(os.getcwd(), compat_jax)
     _require_module(argv[0])
     runpy.run_module(argv[0], own, run_name="__main__", alter_sys=True)
 
@@ -103,15 +103,15 @@ def _require_module(name: str) -> None:
     try:
         found = importlib.util.find_spec(name)
     except (ImportError, ValueError) as error:
-        _stop(f"error while finding the module {name!r} ({type(error).__name__}: {error})", 1)
+        _exit_with(f"error while finding the module {name!r} ({type(error).__name__}: {error})", 1)
     if found is None:
-        _stop(f"no module named {name!r}", 1)
+        _exit_with(f"no module named {name!r}", 1)
     elif found.submodule_search_locations is not None:
         if importlib.util.find_spec(f"{name}.__main__") is None:
-            _stop(f"{name!r} is a package without __main__.py, and cannot be run", 1)
+            _exit_with(f"{name!r} is a package without __main__.py, and cannot be run", 1)
 
 
-def _stop(problem: str, code: int) -> NoReturn:
+def _exit_with(problem: str, code: int) -> NoReturn:
     print(f"pax-export run: {problem}", file=sys.stderr)
     sys.exit(code)
 
@@ -124,7 +124,7 @@ def _set_path(first: list[str]) -> None:
     sys.path.insert(1, spawned.FOLDER)
 
 
-def _print(error: BaseException) -> None:
+def _print_error(error: BaseException) -> None:
     """Prints an exception of the program as Python would: from its own first line."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace):

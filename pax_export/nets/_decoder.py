@@ -22,7 +22,7 @@ from pax_export.nets._decoder_sizes import (
     cache_dtype,
     cache_size,
     check_ids,
-    integers,
+    require_integers,
     weight_dtype,
 )
 from pax_export.nets._foreign_keywords import KEYWORDS
@@ -303,8 +303,12 @@ class Decoder(Module):
             InvalidArgumentTypeError: (a TypeError) tokens or lengths are not integers, or the
                 cache has the wrong type.
         """
-        tokens = integers(tokens, "Tokens", "Decoder(tokens)")
-        lengths = None if lengths is None else integers(lengths, "Lengths", "Decoder(lengths=...)")
+        tokens = require_integers(tokens, "Tokens", "Decoder(tokens)")
+        lengths = (
+            None
+            if lengths is None
+            else require_integers(lengths, "Lengths", "Decoder(lengths=...)")
+        )
         self._check_tokens(tokens, lengths)
         if cache is not None:
             self._check_cache(cache, tokens.shape[0])
@@ -314,7 +318,7 @@ class Decoder(Module):
             self._check_positions(length, "tokens")
         else:
             self._check_room(cache, counts)
-        return _compiled(self, tokens, counts, cache, last_only=bool(last_only))
+        return _compiled_call(self, tokens, counts, cache, last_only=bool(last_only))
 
     def _read(self, tokens: Any, counts: Any, cache: DecoderCache | None, last_only: bool) -> Any:
         if cache is not None and cache.is_listed and self.is_scanned:
@@ -392,10 +396,10 @@ class Decoder(Module):
 
         def step(carry: tuple, x: tuple) -> tuple:
             (layers, group), (h, stores) = x, carry
-            return of_list(_taken_apart(layers, len(kinds)), h, stores, group), None
+            return of_list(_unstack_group(layers, len(kinds)), h, stores, group), None
 
         body = jax.checkpoint(step) if self.remat and not stores else step  # pyright: ignore
-        whole = tree_map(lambda x: _grouped(x, groups, len(kinds)), self.layers)
+        whole = tree_map(lambda x: _group_layers(x, groups, len(kinds)), self.layers)
         (h, stores), _ = jax.lax.scan(
             body, (h, stores), (whole, jnp.arange(groups, dtype=jnp.int32))
         )
@@ -507,7 +511,7 @@ class Decoder(Module):
 
 
 @partial(jax.jit, static_argnames="last_only", inline=True)
-def _compiled(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_only: bool) -> Any:
+def _compiled_call(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_only: bool) -> Any:
     # By itself a call would compile its loop anew each time; within a program this is not there.
     if not on_explicit_mesh((lm, tokens, cache)):
         return lm._read(tokens, counts, cache, last_only)
@@ -525,14 +529,14 @@ def _compiled(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_only: b
     return logits if cache is None else (logits, structure.unflatten(stores))
 
 
-def _grouped(x: Any, groups: int, size: int) -> Any:
+def _group_layers(x: Any, groups: int, size: int) -> Any:
     """Reshapes ``[layers, ...]`` to ``[groups, size, ...]``, without the remainder."""
     if size == 1:
         return x
     return x[: groups * size].reshape((groups, size, *x.shape[1:]))
 
 
-def _taken_apart(layers: Any, size: int) -> list[Any]:
+def _unstack_group(layers: Any, size: int) -> list[Any]:
     if size == 1:
         return [layers]
     return [tree_map(lambda x: x[i], layers) for i in range(size)]  # noqa: B023

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._types import Array, PyTree
-from pax_export.nets._decoder_cache import DecoderCache, places_of, read, write
+from pax_export.nets._decoder_cache import DecoderCache, places_of, read_store, write_store
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import alibi_bias, seen_in_order
 from pax_export.nets._layer_kind import LayerKind
@@ -137,8 +137,8 @@ class CachedReading(UncachedCall):
         places, mask, bias = self._seen(kind)
         # In a circle, what several tokens write may be what the first of them still sees.
         several = self.rolls(kind) and not _is_one(self.length)
-        seen = [read(store, index, query.dtype) for store in pair] if several else []
-        pair = tuple([write(s, index, places, new) for s, new in zip(pair, (key, value))])
+        seen = [read_store(store, index, query.dtype) for store in pair] if several else []
+        pair = tuple([write_store(s, index, places, new) for s, new in zip(pair, (key, value))])
         if several:
             seen = [jnp.concatenate(both, 1) for both in zip(seen, (key, value))]
             heads = attention.attend(query, *seen, mask=mask, bias=bias)
@@ -152,7 +152,7 @@ class CachedReading(UncachedCall):
         count: int | None,
     ) -> jax.Array:  # fmt: skip
         """The heads of a layer that sees the first ``count`` places of its stores; None is all."""
-        seen = [read(store, index, query.dtype, count) for store in pair]
+        seen = [read_store(store, index, query.dtype, count) for store in pair]
         bias = bias if bias is None else bias[..., :count]
         return attention.attend(query, *seen, mask=mask[..., :count], bias=bias)
 

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_tracer
 from pax_export._types import AnyMesh, Array, DTypeLike, PyTree
-from pax_export.nets._decoder_sizes import integers
+from pax_export.nets._decoder_sizes import require_integers
 
 Axis = str | tuple[str, ...] | None  # of a mesh
 
@@ -100,7 +100,7 @@ class DecoderCache:
     @property
     def batch(self) -> int:
         """The number of rows."""
-        return _array(self.keys).shape[-4]
+        return _array_of_store(self.keys).shape[-4]
 
     @property
     def overflowed(self) -> jax.Array:
@@ -123,7 +123,7 @@ class DecoderCache:
             InvalidArgumentTypeError: (a TypeError) lengths are not integers.
         """
         where = "DecoderCache.with_lengths"
-        lengths = integers(lengths, "Lengths", where)
+        lengths = require_integers(lengths, "Lengths", where)
         if lengths.shape != (self.batch,):
             raise InvalidArgumentError(
                 "There must be a length for each row.",
@@ -160,8 +160,8 @@ class DecoderCache:
             >>> pax.sharding.table(cache, mesh, cache.sharding_rules(mesh))["keys"].shard_shape
             (2, 2, 8, 1, 2)
         """
-        heads = _array(self.keys).shape[-2]
-        rows, heads = _dividing(mesh, data, self.batch), _dividing(mesh, model, heads)
+        heads = _array_of_store(self.keys).shape[-2]
+        rows, heads = _dividing_axis(mesh, data, self.batch), _dividing_axis(mesh, model, heads)
         rules = {"lengths": PartitionSpec(rows)}
         for name in _STORES:
             if (store := getattr(self, name)) is not None:
@@ -187,11 +187,11 @@ class DecoderCache:
             >>> cache.keys.shape, [x.shape for x in cache.listed().keys]
             ((2, 1, 3, 2, 2), [(1, 3, 2, 2), (1, 3, 2, 2)])
         """
-        return self._with_stores(_listed)
+        return self._with_stores(_list_store)
 
     def stacked(self) -> DecoderCache:
         """Returns the cache with one array for all layers."""
-        return self._with_stores(_stacked)
+        return self._with_stores(_stack_store)
 
     def _with_stores(self, change: Callable[[Store], Store]) -> DecoderCache:
         stores = {name: change(getattr(self, name)) for name in _STORES}
@@ -201,22 +201,22 @@ class DecoderCache:
 _STORES = ("keys", "values", "window_keys", "window_values")
 
 
-def _dividing(mesh: AnyMesh, axis: Axis, size: int) -> Axis:
+def _dividing_axis(mesh: AnyMesh, axis: Axis, size: int) -> Axis:
     """The axis of a mesh, if it divides a size; one that the mesh has not, `shard` names."""
     names = axis if isinstance(axis, tuple) else (axis,)
     return axis if size % math.prod([mesh.shape.get(name, 1) for name in names]) == 0 else None
 
 
-def _listed(store: Store) -> Store:
+def _list_store(store: Store) -> Store:
     if store is None or isinstance(store, tuple):
         return store
-    count = _array(store).shape[0]
+    count = _array_of_store(store).shape[0]
     # Of no layers an array stays, which says for how many tokens there would be room.
     each = tuple(jax.tree.map(lambda x: x[i], store) for i in range(count))  # noqa: B023
     return each or store
 
 
-def _stacked(store: Store) -> Store:
+def _stack_store(store: Store) -> Store:
     if not isinstance(store, tuple):
         return store
     return jax.tree.map(lambda *layers: jnp.stack(layers), *store)
@@ -231,7 +231,7 @@ def new_store(shape: tuple, dtype: DTypeLike, listed: bool = False) -> Store:
     return jnp.zeros(shape, dtype)
 
 
-def _array(store: Store) -> Any:
+def _array_of_store(store: Store) -> Any:
     """The array of a store, or that of its first layer; its last four axes are the same."""
     store = store[0] if isinstance(store, tuple) else store
     return store.codes if isinstance(store, Int8Store) else store
@@ -240,21 +240,23 @@ def _array(store: Store) -> Any:
 def sizes_of_net(cache: DecoderCache) -> tuple:
     """Of the net that a cache is for: layers that see all, windowed ones, key heads, their size."""
     layers = _layers_of(cache.keys), _layers_of(cache.window_keys)
-    return (*layers, *_array(cache.keys).shape[-2:])
+    return (*layers, *_array_of_store(cache.keys).shape[-2:])
 
 
 def _layers_of(store: Store | None) -> int:
     if isinstance(store, tuple):
         return len(store)
-    return 0 if store is None else _array(store).shape[0]
+    return 0 if store is None else _array_of_store(store).shape[0]
 
 
 def places_of(store: Store) -> int:
     """How many places each row of a store has."""
-    return _array(store).shape[-3]
+    return _array_of_store(store).shape[-3]
 
 
-def read(store: Store, layer: PyTree, dtype: DTypeLike, count: int | None = None) -> jax.Array:
+def read_store(
+    store: Store, layer: PyTree, dtype: DTypeLike, count: int | None = None
+) -> jax.Array:
     """The first `count` or all places of a layer, ``[batch, places, kv_heads, head_size]``."""
     if isinstance(store, tuple):
         one = store[layer]
@@ -266,25 +268,25 @@ def read(store: Store, layer: PyTree, dtype: DTypeLike, count: int | None = None
     return one.astype(dtype)
 
 
-def write(store: Store, layer: PyTree, places: PyTree, vectors: Array) -> Store:
+def write_store(store: Store, layer: PyTree, places: PyTree, vectors: Array) -> Store:
     """Writes ``[batch, length, kv_heads, head_size]`` at `places`, dropping those past the end."""
     at = jax.lax.broadcasted_iota(jnp.int32, places.shape, 0), places
     if isinstance(store, tuple):
-        return (*store[:layer], _written(store[layer], at, vectors), *store[layer + 1 :])
-    return _written(store, (layer, *at), vectors)
+        return (*store[:layer], _write_layer(store[layer], at, vectors), *store[layer + 1 :])
+    return _write_layer(store, (layer, *at), vectors)
 
 
-def _written(store: Store, at: tuple, vectors: Array) -> Store:
+def _write_layer(store: Store, at: tuple, vectors: Array) -> Store:
     def put(array: Any, values: Any) -> Any:
         return array.at[at].set(values.astype(array.dtype), mode="drop", unique_indices=True)
 
     if not isinstance(store, Int8Store):
         return put(store, vectors)
-    codes, scales = quantised(vectors)
+    codes, scales = quantize_vectors(vectors)
     return Int8Store(put(store.codes, codes), put(store.scales, scales))
 
 
-def quantised(vectors: Array) -> tuple[jax.Array, jax.Array]:
+def quantize_vectors(vectors: Array) -> tuple[jax.Array, jax.Array]:
     """Vectors as int8 and, for each, a scale: its largest value becomes 127."""
     vectors = vectors.astype(jnp.float32)
     scales = jnp.max(jnp.abs(vectors), -1) / 127.0

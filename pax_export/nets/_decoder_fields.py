@@ -50,7 +50,7 @@ class Fields:
         for name, allowed in keys.fixed.items():
             value = self._value(name)
             if value is not None and not any(value == each for each in allowed):
-                raise unsupported(self, name)
+                raise unsupported_error(self, name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """A value; the default if there is none, or null."""
@@ -145,7 +145,7 @@ class Fields:
         return InvalidArgumentError(
             "A value of the configuration has the wrong type.",
             where=f"{self.where}: {name}",
-            got=shown(self._value(name)),
+            got=short_repr(self._value(name)),
             write=needed,
         )
 
@@ -159,7 +159,7 @@ class Fields:
             "A configuration has keys that a Decoder does not know, so they may change what the "
             "model computes.",
             where=self.where,
-            got=a_few([f"{str(key)[:80]}: {shown(self._value(key))}" for key in strange], 6),
+            got=a_few([f"{str(key)[:80]}: {short_repr(self._value(key))}" for key in strange], 6),
             write=_BY_HAND + ": DecoderConfig.from_hf of the other keys, if these say nothing",
         )
 
@@ -172,7 +172,7 @@ class Fields:
         )
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """A value in a few words, however long and deep it is."""
     try:
         return _SHORT.repr(value)
@@ -180,19 +180,19 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__}"
 
 
-def mapping(values: object, where: str) -> Mapping[str, Any]:
+def require_mapping(values: object, where: str) -> Mapping[str, Any]:
     """Keys and values, and nothing else."""
     if isinstance(values, Mapping):
         return values
     raise InvalidArgumentTypeError(
         "A configuration must be a mapping.",
         where=where,
-        got=f"{type(values).__name__}: {shown(values)}",
+        got=f"{type(values).__name__}: {short_repr(values)}",
         write='json.load(file), or for a whole folder Decoder.from_pretrained("folder")',
     )
 
 
-def unknown_family(
+def unknown_family_error(
     family: object, where: str, known: Iterable[str], strange: Iterable[str] = ()
 ) -> InvalidArgumentError:
     """The error about a model of another architecture, with its keys that no family has."""
@@ -200,18 +200,18 @@ def unknown_family(
     return InvalidArgumentError(
         "The architecture is unsupported by Decoder.",
         where=where,
-        got=shown(family) + (f", with unknown keys {a_few(strange, 8)}" if strange else ""),
+        got=short_repr(family) + (f", with unknown keys {a_few(strange, 8)}" if strange else ""),
         write=f"a model of {', '.join(sorted(known))}; or {_BY_HAND}",
     )
 
 
-def unsupported(fields: Fields, name: str, value: object = None) -> InvalidArgumentError:
+def unsupported_error(fields: Fields, name: str, value: object = None) -> InvalidArgumentError:
     """The error about a choice that a Decoder does not have."""
     is_quantized = name in ("quantization_config", "quantization")
     return InvalidArgumentError(
         "The configuration has a value that Decoder does not support.",
         where=f"{fields.where}: {name}",
-        got=shown(fields.get(name) if value is None else value),
+        got=short_repr(fields.get(name) if value is None else value),
         write="a folder with the weights as floating-point numbers, or a GGUF file"
         if is_quantized
         else "a model without it",

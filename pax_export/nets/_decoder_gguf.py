@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sized
 from typing import Any
 
-from pax_export.nets._decoder_fields import Fields, mapping, unknown_family, unsupported
+from pax_export.nets._decoder_fields import (
+    Fields,
+    require_mapping,
+    unknown_family_error,
+    unsupported_error,
+)
 from pax_export.nets._decoder_keys import GGUF, GGUF_NAMES, GGUF_PERIODS, GPT2_GGUF_NAMES, OPTIONAL
-from pax_export.nets._layer_kind import LayerKind, repeating
+from pax_export.nets._layer_kind import LayerKind, shortest_pattern
 from pax_export.nn import RotaryScaling
 
 # Those that scale their logits by the width of the net, by their numbers of layers (27B).
@@ -26,13 +31,13 @@ def _keys_of(metadata: Mapping[str, Any], family: str) -> Fields:
 
 def fields_of_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """See `DecoderConfig.from_gguf`."""
-    family = mapping(metadata, "GGUF metadata").get("general.architecture", "none")
+    family = require_mapping(metadata, "GGUF metadata").get("general.architecture", "none")
     if not isinstance(family, str) or family not in GGUF:
-        raise unknown_family(family, "GGUF metadata: general.architecture", GGUF)
+        raise unknown_family_error(family, "GGUF metadata: general.architecture", GGUF)
     keys = _keys_of(metadata, family)
     found = _read_sizes(keys, family)
     if family != "gpt2":
-        found |= _rope(keys, found["head_size"])
+        found |= _read_rope(keys, found["head_size"])
     else:
         found |= {
             "norm": "layer",
@@ -53,10 +58,10 @@ def fields_of_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _read_sizes(keys: Fields, family: str) -> dict[str, Any]:
     for name in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
         if isinstance(keys.get(name), (list, tuple)):
-            raise unsupported(keys, name)  # another number in each layer
+            raise unsupported_error(keys, name)  # another number in each layer
     found = keys.sizes(GPT2_GGUF_NAMES if family == "gpt2" else GGUF_NAMES, OPTIONAL)
     if keys.get("attention.value_length", found["head_size"]) != found["head_size"]:
-        raise unsupported(keys, "attention.value_length")
+        raise unsupported_error(keys, "attention.value_length")
     if keys.get("vocab_size"):
         tokens = keys.size("vocab_size")
     else:
@@ -68,7 +73,7 @@ def _read_sizes(keys: Fields, family: str) -> dict[str, Any]:
     return {**found, "family": family, "vocab_size": tokens, "tied": True}
 
 
-def _rope(keys: Fields, head_size: int) -> dict[str, Any]:
+def _read_rope(keys: Fields, head_size: int) -> dict[str, Any]:
     # Files of Llama keep neighbors beside each other; their weights are put in halves when read.
     found: dict[str, Any] = {"rotary_base": keys.number("rope.freq_base")}
     size = keys.optional_size("rope.dimension_count")
@@ -76,7 +81,7 @@ def _rope(keys: Fields, head_size: int) -> dict[str, Any]:
         found["rotary_size"] = size
     kind = keys.get("rope.scaling.type")
     if kind not in ("none", "linear", "yarn"):
-        raise unsupported(keys, "rope.scaling.type")
+        raise unsupported_error(keys, "rope.scaling.type")
     # 0 says that there is none, and so does "none" whatever the factor is.
     named = [
         keys.optional(f"rope.{name}", zero=True) for name in ("scaling.factor", "scale_linear")
@@ -111,4 +116,4 @@ def _of_gemma(keys: Fields, family: str, found: dict[str, Any]) -> dict[str, Any
         own["attention_softcap"] = keys.number("attn_logit_softcapping")
     own["logit_softcap"] = keys.optional("final_logit_softcapping")
     # The one that is added to the scales of norms is in the weights of these files.
-    return own | {"kinds": repeating(kinds), "post_norms": True, "norm_offset": 0.0}
+    return own | {"kinds": shortest_pattern(kinds), "post_norms": True, "norm_offset": 0.0}

@@ -7,9 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
-from pax_export.nets._decoder_fields import Fields, mapping, shown, unknown_family, unsupported
+from pax_export.nets._decoder_fields import (
+    Fields,
+    require_mapping,
+    short_repr,
+    unknown_family_error,
+    unsupported_error,
+)
 from pax_export.nets._decoder_keys import GEMMA3, GPT2_NAMES, HF, HF_NAMES, OPTIONAL, ROPES
-from pax_export.nets._layer_kind import LayerKind, repeating
+from pax_export.nets._layer_kind import LayerKind, shortest_pattern
 from pax_export.nn import RotaryScaling
 
 _ACTIVATIONS = {
@@ -27,7 +33,7 @@ Found = dict[str, Any]  # fields of a DecoderConfig
 
 def fields_of_hf(config: Mapping[str, Any]) -> Found:
     """See `DecoderConfig.from_hf`."""
-    config, where = mapping(config, "config.json"), "config.json"
+    config, where = require_mapping(config, "config.json"), "config.json"
     family = config.get("model_type")
     if family == "gemma3":  # of text and images: the language model is a part of it
         whole = Fields(config, where, GEMMA3)
@@ -37,31 +43,39 @@ def fields_of_hf(config: Mapping[str, Any]) -> Found:
         family, where = text.get("model_type", "gemma3_text"), f"{where}: text_config"
         cap = config.pop("final_logit_softcapping", None)
         if cap is not None:
-            raise unsupported(whole, "text_config: final_logit_softcapping", cap)
+            raise unsupported_error(whole, "text_config: final_logit_softcapping", cap)
     if not isinstance(family, str) or family not in _FAMILIES:
         strange = [key for key in config if not any(key in keys for keys in HF.values())]
         name = "none" if family is None else family
-        raise unknown_family(name, f"{where}: model_type", _FAMILIES, strange)
+        raise unknown_family_error(name, f"{where}: model_type", _FAMILIES, strange)
     return _FAMILIES[family](Fields(config, where, HF[family]))
 
 
 def _llama(fields: Fields) -> Found:
-    return _common(fields, "llama") | _biases(fields) | {"dense_bias": fields.flag("mlp_bias")}
+    return (
+        _common_fields(fields, "llama")
+        | _read_biases(fields)
+        | {"dense_bias": fields.flag("mlp_bias")}
+    )
 
 
 def _mistral(fields: Fields) -> Found:
     window = fields.optional_size("sliding_window")
-    return _common(fields, "mistral") | {"kinds": (LayerKind(window=window),)}
+    return _common_fields(fields, "mistral") | {"kinds": (LayerKind(window=window),)}
 
 
 def _qwen2(fields: Fields) -> Found:
     kinds = _kinds_of_qwen(fields)
-    return _common(fields, "qwen2") | {"kinds": kinds, "projection_bias": True}
+    return _common_fields(fields, "qwen2") | {"kinds": kinds, "projection_bias": True}
 
 
 def _qwen3(fields: Fields) -> Found:
     kinds = _kinds_of_qwen(fields)
-    return _common(fields, "qwen3") | _biases(fields) | {"kinds": kinds, "query_key_norm": True}
+    return (
+        _common_fields(fields, "qwen3")
+        | _read_biases(fields)
+        | {"kinds": kinds, "query_key_norm": True}
+    )
 
 
 def _kinds_of_qwen(fields: Fields) -> tuple[LayerKind, ...]:
@@ -75,15 +89,15 @@ def _kinds_of_qwen(fields: Fields) -> tuple[LayerKind, ...]:
         "sliding_attention" if window is not None and i >= first else "full_attention"
         for i in range(layers)
     ]
-    return _kinds(fields, default, window)
+    return _read_kinds(fields, default, window)
 
 
 def _gemma(fields: Fields) -> Found:
     word = fields.get("hidden_act")
     # The first files of Gemma say "gelu", and mean its approximation by tanh.
-    activation = "gelu_tanh" if word == "gelu" else _activation(fields, "hidden_act")
-    _agrees(fields, "hidden_activation", activation)
-    return _common(fields, "gemma", activation) | _biases(fields) | _of_gemma(fields)
+    activation = "gelu_tanh" if word == "gelu" else _read_activation(fields, "hidden_act")
+    _require_same_activation(fields, "hidden_activation", activation)
+    return _common_fields(fields, "gemma", activation) | _read_biases(fields) | _of_gemma(fields)
 
 
 def _gemma2(fields: Fields) -> Found:
@@ -91,9 +105,9 @@ def _gemma2(fields: Fields) -> Found:
     default = ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]
     window = fields.size("sliding_window")
     if fields.get("sliding_window_size", window) != window:  # the name in the first files
-        raise unsupported(fields, "sliding_window_size")
+        raise unsupported_error(fields, "sliding_window_size")
     return _with_post_norms(fields, "gemma2") | {
-        "kinds": _kinds(fields, default, window),
+        "kinds": _read_kinds(fields, default, window),
         "attention_softcap": fields.optional("attn_logit_softcapping"),
     }
 
@@ -103,14 +117,14 @@ def _gemma3(fields: Fields) -> Found:
     period = fields.size("sliding_window_pattern")
     if fields.get("layer_types") is None:
         if fields.get("_sliding_window_pattern", period) != period:
-            raise unsupported(fields, "_sliding_window_pattern")
+            raise unsupported_error(fields, "_sliding_window_pattern")
     default = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
     (base, scaling), (local_base, local_scaling) = _ropes_of_gemma3(fields)
     local = (local_base, local_scaling is not None)
     if local_scaling is not None and local_scaling != scaling:
-        raise unsupported(fields, "rope_parameters: sliding_attention", local_scaling.kind)
+        raise unsupported_error(fields, "rope_parameters: sliding_attention", local_scaling.kind)
     return _with_post_norms(fields, "gemma3") | {
-        "kinds": _kinds(fields, default, fields.size("sliding_window"), *local),
+        "kinds": _read_kinds(fields, default, fields.size("sliding_window"), *local),
         "rotary_base": base,
         "rotary_scaling": scaling,
     }
@@ -118,11 +132,11 @@ def _gemma3(fields: Fields) -> Found:
 
 def _with_post_norms(fields: Fields, family: str) -> Found:
     """What Gemma 2 and 3 have in common."""
-    activation = _activation(fields, "hidden_activation")
-    _agrees(fields, "hidden_act", activation)
+    activation = _read_activation(fields, "hidden_activation")
+    _require_same_activation(fields, "hidden_act", activation)
     return {
-        **_common(fields, family, activation),
-        **_biases(fields),
+        **_common_fields(fields, family, activation),
+        **_read_biases(fields),
         **_of_gemma(fields),
         "post_norms": True,
         "query_key_norm": family == "gemma3",
@@ -140,7 +154,7 @@ def _gpt2(fields: Fields) -> Found:
         **fields.sizes(GPT2_NAMES, OPTIONAL),
         "family": "gpt2",
         "norm": "layer",
-        "activation": _activation(fields, "activation_function"),
+        "activation": _read_activation(fields, "activation_function"),
         "gated": False,
         **dict.fromkeys(("projection_bias", "output_bias", "dense_bias"), True),
         "positions": "learned",
@@ -159,20 +173,20 @@ _FAMILIES: dict[str, Callable[[Fields], Found]] = {
 }
 
 
-def _common(fields: Fields, family: str, activation: str | None = None) -> Found:
+def _common_fields(fields: Fields, family: str, activation: str | None = None) -> Found:
     """What the families of Llama, Qwen and Gemma have in common."""
     sizes = fields.sizes(HF_NAMES, OPTIONAL)
-    base, scaling = (None, None) if family == "gemma3" else _rope(fields)
+    base, scaling = (None, None) if family == "gemma3" else _read_rope(fields)
     return {
         **sizes,
         "family": family,
-        "activation": activation or _activation(fields, "hidden_act"),
+        "activation": activation or _read_activation(fields, "hidden_act"),
         "rotary_base": base,
         "rotary_scaling": scaling,
     }
 
 
-def _biases(fields: Fields) -> Found:
+def _read_biases(fields: Fields) -> Found:
     return dict.fromkeys(("projection_bias", "output_bias"), fields.flag("attention_bias"))
 
 
@@ -181,11 +195,11 @@ def _biases(fields: Fields) -> Found:
 Rope = tuple[float, RotaryScaling | None]  # the base, and how it is scaled
 
 
-def _rope(fields: Fields) -> Rope:
+def _read_rope(fields: Fields) -> Rope:
     """The rotary embedding of all layers; the old form of its keys counts before the new one."""
     name = "rope_scaling" if fields.part("rope_scaling") else "rope_parameters"
     own = fields.optional_size("original_max_position_embeddings")
-    return _scaled(fields, fields.part(name), name, fields.number("rope_theta"), own)
+    return _read_scaling(fields, fields.part(name), name, fields.number("rope_theta"), own)
 
 
 def _ropes_of_gemma3(fields: Fields) -> tuple[Rope, Rope]:
@@ -194,38 +208,38 @@ def _ropes_of_gemma3(fields: Fields) -> tuple[Rope, Rope]:
     found = {}
     for word in ("full_attention", "sliding_attention"):
         part = parts.pop(word, None)
-        found[word] = mapping({} if part is None else part, f"{fields.where}: {word}")
+        found[word] = require_mapping({} if part is None else part, f"{fields.where}: {word}")
     if any(value is not None for value in parts.values()):
-        raise unsupported(fields, "rope_parameters", parts)
+        raise unsupported_error(fields, "rope_parameters", parts)
     old = fields.part("rope_scaling")
     if "type" in old and "rope_type" not in old:  # which transformers 5 does not read here
-        raise unsupported(fields, "rope_scaling: type", old["type"])
+        raise unsupported_error(fields, "rope_scaling: type", old["type"])
     whole = {**found["full_attention"], **old}
     for each in (whole, found["sliding_attention"]):
         if each.get("truncate", True) is not True:
-            raise unsupported(fields, "rope_parameters: truncate", each["truncate"])
+            raise unsupported_error(fields, "rope_parameters: truncate", each["truncate"])
     return (
-        _scaled(fields, whole, "rope_scaling", fields.number("rope_theta")),
-        _scaled(
+        _read_scaling(fields, whole, "rope_scaling", fields.number("rope_theta")),
+        _read_scaling(
             fields, found["sliding_attention"], "rope_parameters: sliding_attention",
             fields.number("rope_local_base_freq"),
         ),
     )  # fmt: skip
 
 
-def _scaled(
+def _read_scaling(
     fields: Fields, values: Mapping[str, Any], name: str, base: float, length: int | None = None
 ) -> Rope:
     kind = values.get("rope_type", values.get("type", "default"))
     if not isinstance(kind, str) or kind not in ROPES:
-        raise unsupported(fields, name, kind)
+        raise unsupported_error(fields, name, kind)
     part = Fields(values, f"{fields.where}: {name}", ROPES[kind])
     base = part.optional("rope_theta") or base
     if kind == "default":
         return base, None
     most = fields.size("max_position_embeddings")
     if kind == "yarn":
-        return base, _yarn(part, most, length)
+        return base, _read_yarn(part, most, length)
     if kind == "llama3":
         length = length or part.optional_size("original_max_position_embeddings") or most
         ends = part.number("low_freq_factor"), part.number("high_freq_factor")
@@ -233,7 +247,7 @@ def _scaled(
     return base, RotaryScaling(kind, part.number("factor"))
 
 
-def _yarn(part: Fields, most: int, length: int | None) -> RotaryScaling:
+def _read_yarn(part: Fields, most: int, length: int | None) -> RotaryScaling:
     length = length or part.optional_size("original_max_position_embeddings") or most
     is_ratio = "factor" in part.values and part.get("factor") is None
     factor = most / length if is_ratio else part.number("factor")
@@ -256,7 +270,7 @@ def _yarn(part: Fields, most: int, length: int | None) -> RotaryScaling:
 # --- layers and activations -------------------------------------------------------------------
 
 
-def _kinds(
+def _read_kinds(
     fields: Fields, default: list[str], window: int | None, base: float | None = None,
     scaled: bool = True,
 ) -> tuple[LayerKind, ...]:  # fmt: skip
@@ -269,23 +283,23 @@ def _kinds(
     words = words[: len(default)]  # those of a net that was cut to fewer layers
     for word in words:
         if word not in of_word:
-            raise unsupported(fields, "layer_types", word)
-    return repeating([of_word[word] for word in words])
+            raise unsupported_error(fields, "layer_types", word)
+    return shortest_pattern([of_word[word] for word in words])
 
 
-def _activation(fields: Fields, name: str) -> str:
+def _read_activation(fields: Fields, name: str) -> str:
     word = fields.get(name)
     if not isinstance(word, str) or word not in _ACTIVATIONS:
         raise InvalidArgumentError(
             "The activation is unsupported by Decoder.",
             where=f"{fields.where}: {name}",
-            got=shown(word),
+            got=short_repr(word),
             write=" or ".join(map(repr, sorted(_ACTIVATIONS))),
         )
     return _ACTIVATIONS[word]
 
 
-def _agrees(fields: Fields, name: str, activation: str) -> None:
+def _require_same_activation(fields: Fields, name: str, activation: str) -> None:
     """Refuses a second key about the activation that says another one."""
-    if fields.get(name) is not None and _activation(fields, name) != activation:
-        raise unsupported(fields, name)
+    if fields.get(name) is not None and _read_activation(fields, name) != activation:
+        raise unsupported_error(fields, name)

@@ -80,7 +80,7 @@ _ROPE = {"rope_theta": 10000.0, "rope_scaling": None, "rope_parameters": None}
 _BIASES = ("attention_bias", "mlp_bias", "qkv_bias")
 
 
-def _family(
+def _family_keys(
     sizes: str, eps: float, tied: bool, *, fixed: dict[str, tuple] | None = None, **others: object
 ) -> Keys:
     """The keys of a family of Llama's kind; `sizes` are the first defaults."""
@@ -118,26 +118,26 @@ _GEMMA2: dict[str, Any] = {
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 HF = {
-    "llama": _family(
+    "llama": _family_keys(
         "32000 4096 11008 32 32 - - 2048", 1e-6, False,
         hidden_act="silu", attention_bias=False, mlp_bias=False,
     ),
-    "mistral": _family(
+    "mistral": _family_keys(
         "32000 4096 14336 32 32 8 - 131072", 1e-6, False, hidden_act="silu", sliding_window=4096
     ),
-    "qwen2": _family("151936 4096 22016 32 32 32 - 32768", 1e-6, False, **_QWEN),
-    "qwen3": _family(
+    "qwen2": _family_keys("151936 4096 22016 32 32 32 - 32768", 1e-6, False, **_QWEN),
+    "qwen3": _family_keys(
         "151936 4096 22016 32 32 32 128 32768", 1e-6, False, attention_bias=False, **_QWEN
     ),
-    "gemma": _family(
+    "gemma": _family_keys(
         "256000 3072 24576 28 16 16 256 8192", 1e-6, True,
         **_GEMMA,
     ),
-    "gemma2": _family(
+    "gemma2": _family_keys(
         "256000 2304 9216 26 8 4 256 8192", 1e-6, True,
         **_GEMMA2, **dict(zip(_SOFTCAPS, (50.0, 30.0))), sliding_window_size=None,
     ),
-    "gemma3_text": _family(
+    "gemma3_text": _family_keys(
         "262208 2304 9216 26 8 4 256 131072", 1e-6, True,
         fixed={"original_max_position_embeddings": (), "attn_logit_softcapping": ()},
         **(_GEMMA2 | {
@@ -225,7 +225,7 @@ _GGUF_FIXED: dict[str, tuple] = {
 _GGUF_IGNORED = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "pooling_type"})
 
 
-def _gguf(window: int | None = None, period: int | None = None, **others: object) -> Keys:
+def _gguf_keys(window: int | None = None, period: int | None = None, **others: object) -> Keys:
     """The keys of an architecture; with a period of layers, those with a window."""
     if period is None:
         return Keys(_GGUF | others, _GGUF_FIXED, _GGUF_IGNORED)
@@ -239,11 +239,11 @@ def _gguf(window: int | None = None, period: int | None = None, **others: object
 
 GGUF_PERIODS = {"gemma2": 2, "gemma3": 6}  # the last layer of each period sees all positions
 GGUF = {
-    **{name: _gguf() for name in ("llama", "qwen2", "qwen3", "gemma")},
-    "gemma2": _gguf(4096, GGUF_PERIODS["gemma2"], **dict(zip(_SOFTCAPS, (50.0, 30.0)))),
-    "gemma3": _gguf(
+    **{name: _gguf_keys() for name in ("llama", "qwen2", "qwen3", "gemma")},
+    "gemma2": _gguf_keys(4096, GGUF_PERIODS["gemma2"], **dict(zip(_SOFTCAPS, (50.0, 30.0)))),
+    "gemma3": _gguf_keys(
         None, GGUF_PERIODS["gemma3"],
         final_logit_softcapping=None, **{"rope.freq_base": None, "rope.freq_base_swa": 10000.0},
     ),
-    "gpt2": _gguf(**{"attention.layer_norm_epsilon": None}),
+    "gpt2": _gguf_keys(**{"attention.layer_norm_epsilon": None}),
 }  # fmt: skip

@@ -56,14 +56,14 @@ def decoder_of_gguf(cls: object, path: str, layers: str, dtype: DTypeLike) -> An
         config = replace(
             config,
             tied="output.weight" not in names,
-            vocab_size=_rows(source, "token_embd.weight", config.vocab_size),
+            vocab_size=_count_rows(source, "token_embd.weight", config.vocab_size),
             projection_bias=config.projection_bias or "blk.0.attn_q.bias" in names,
             output_bias=config.output_bias or "blk.0.attn_output.bias" in names,
         )
         if "rope_freqs.weight" in names:
             table = names["rope_freqs.weight"].read().astype(np.float64).tolist()
             config = replace(config, rotary_scaling=RotaryScaling("table", table=tuple(table)))
-        return filled(cls, source, config, pieces_of_gguf(config), layers, dtype)
+        return fill_decoder(cls, source, config, pieces_of_gguf(config), layers, dtype)
 
 
 def decoder_of_folder(
@@ -73,14 +73,14 @@ def decoder_of_folder(
     folder = Path(os.fspath(path))
     described = None
     if config is None:
-        described = _described(folder / "config.json")
+        described = _read_json(folder / "config.json")
         config = DecoderConfig.from_hf(described)
     config = _with_generation(config, folder / "generation_config.json", described)
     with open_source(folder) as source:
         pieces = pieces_of_hf(config, source.entries)
         if config.tied and _has_own_head(source, pieces):
             config = replace(config, tied=False)
-        return filled(cls, source, config, pieces, layers, dtype)
+        return fill_decoder(cls, source, config, pieces, layers, dtype)
 
 
 def _with_generation(
@@ -90,14 +90,14 @@ def _with_generation(
     if config.generation != GenerationDefaults():
         return config
     if path.exists():
-        values = _described(path)
+        values = _read_json(path)
     else:  # where transformers finds the ids, too
         path, values = path.with_name("config.json"), described or {}
         values = {name: values.get(name) for name in ("eos_token_id", "pad_token_id")}
     return replace(config, generation=read_defaults(values, str(path), config.vocab_size))
 
 
-def _described(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         folder = path.parent
         is_folder = folder.is_dir()
@@ -140,12 +140,12 @@ def _has_own_head(source: Source, pieces: Pieces) -> bool:
     return True
 
 
-def _rows(source: Source, name: str, default: int) -> int:
+def _count_rows(source: Source, name: str, default: int) -> int:
     entry = source.entries.get(name)
     return default if entry is None or not entry.shape else entry.shape[0]
 
 
-def filled(
+def fill_decoder(
     cls: PyTree,
     source: Source,
     config: DecoderConfig,
@@ -155,7 +155,7 @@ def filled(
 ) -> Any:
     """A `Decoder` with the arrays of a source, read one leaf at a time."""
     if config.num_layers > len(source.entries):  # before the layers are made
-        raise _mismatch(
+        raise _mismatch_error(
             source, "the layers of the net", f"{len(source.entries)} tensors",
             f"those of {config.num_layers} layers",
         )  # fmt: skip
@@ -164,7 +164,7 @@ def filled(
     used = {name for place in places for name in place.names(config.num_layers)}
     if config.tied:  # some files have a tied embedding twice
         used.add(pieces["head.weight"].name)
-    _check(source, places, config, used)
+    _check_names(source, places, config, used)
     leaves = [place.read(source, config.num_layers, dtype) for place in places]
     return tree_structure(shapes).unflatten(leaves)
 
@@ -210,9 +210,9 @@ class _LeafSource:
     def _one(self, source: Source, name: str) -> np.ndarray:
         array = self.piece(source.entries[name].read())
         if array.shape != self.part_shape:
-            raise _mismatch(source, self.name, f"{name} {array.shape}", f"{self.part_shape}")
+            raise _mismatch_error(source, self.name, f"{name} {array.shape}", f"{self.part_shape}")
         if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise _mismatch(
+            raise _mismatch_error(
                 source, self.name, f"{name} of {array.dtype}, as quantized weights are",
                 "floating-point numbers, or a GGUF file with Decoder.from_gguf",
             )  # fmt: skip
@@ -225,7 +225,9 @@ def _as_leaf(array: np.ndarray, dtype: DTypeLike) -> jax.Array:
     return jnp.array(array) if array.base is not None else jnp.asarray(array)
 
 
-def _check(source: Source, places: list[_LeafSource], config: DecoderConfig, used: set) -> None:
+def _check_names(
+    source: Source, places: list[_LeafSource], config: DecoderConfig, used: set
+) -> None:
     """Nothing is missing, and nothing is left that would change what the net computes."""
     for place in places:
         for name in place.names(config.num_layers):
@@ -234,23 +236,23 @@ def _check(source: Source, places: list[_LeafSource], config: DecoderConfig, use
                     "A tensor of the net is missing from the file.",
                     where=f"{place.name}, in {source.where}",
                     got=f"no {name!r} among {a_few(sorted(source.entries), 6)}",
-                    write=_advice(place.name),
+                    write=_advice_for(place.name),
                 )
     left = [name for name in source.entries if name not in used and not _IGNORED.search(name)]
     if left:
-        raise _mismatch(
+        raise _mismatch_error(
             source, "the tensors of the file", f"besides those of the net {a_few(left, 6)}",
             f"those of a {config.family} of {config.num_layers} layers",
         )  # fmt: skip
 
 
-def _advice(name: str) -> str:
+def _advice_for(name: str) -> str:
     if name == "head.weight":
         return 'the whole file; or "tie_word_embeddings": true in config.json, if so it is'
     return "the whole file, of the net that its configuration describes"
 
 
-def _mismatch(source: Source, name: str, got: str, needed: str) -> WeightsMismatchError:
+def _mismatch_error(source: Source, name: str, got: str, needed: str) -> WeightsMismatchError:
     return WeightsMismatchError(
         "The tensors of this file are not those of the net that its configuration describes.",
         where=f"{name}, in {source.where}",

@@ -73,7 +73,7 @@ def _make_pieces(
     found: Pieces = {"head.weight": SourceArray(head, transposed=True)}
     heads = {"query": config.num_heads, "key": config.num_kv_heads} if paired else {}
     layers = {f"layers.{own}": name for own, name in names.layers.items()}
-    for own, name in _prefixed(start, names.top | layers).items():
+    for own, name in _prefix_names(start, names.top | layers).items():
         if own.endswith("norm"):
             found[f"{own}.scale"] = SourceArray(f"{name}.weight")
             found[f"{own}.offset"] = SourceArray(f"{name}.bias")
@@ -95,13 +95,13 @@ def _make_pieces(
     return found
 
 
-def _prefixed(prefix: str, names: dict[str, str]) -> dict[str, str]:
+def _prefix_names(prefix: str, names: dict[str, str]) -> dict[str, str]:
     return {own: prefix + name for own, name in names.items()}
 
 
 _LLAMA_HF = _Names(
     {"embed": "embed_tokens", "norm": "norm"},
-    _prefixed("layers.{}.", {
+    _prefix_names("layers.{}.", {
         "attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj",
         "attention.value": "self_attn.v_proj", "attention.output": "self_attn.o_proj",
         "dense.gate": "mlp.gate_proj", "dense.up": "mlp.up_proj", "dense.down": "mlp.down_proj",
@@ -110,13 +110,13 @@ _LLAMA_HF = _Names(
     }),
 )  # fmt: skip
 #: With norms after the blocks, the one before the dense block has another name.
-_POST_NORMS_HF = _prefixed("layers.{}.", {
+_POST_NORMS_HF = _prefix_names("layers.{}.", {
     "attention_post_norm": "post_attention_layernorm", "dense_norm": "pre_feedforward_layernorm",
     "dense_post_norm": "post_feedforward_layernorm",
 })  # fmt: skip
 _LLAMA_GGUF = _Names(
     {"embed": "token_embd", "norm": "output_norm"},
-    _prefixed("blk.{}.", {
+    _prefix_names("blk.{}.", {
         "attention.query": "attn_q", "attention.key": "attn_k", "attention.value": "attn_v",
         "attention.output": "attn_output", "dense.gate": "ffn_gate", "dense.up": "ffn_up",
         "dense.down": "ffn_down", "attention_norm": "attn_norm", "dense_norm": "ffn_norm",
@@ -126,7 +126,7 @@ _LLAMA_GGUF = _Names(
 )  # fmt: skip
 _GPT2_HF = _Names(
     {"embed": "wte", "place_embed": "wpe", "norm": "ln_f"},
-    _prefixed("h.{}.", {
+    _prefix_names("h.{}.", {
         "attention_norm": "ln_1", "dense_norm": "ln_2", "attention.output": "attn.c_proj",
         "dense.up": "mlp.c_fc", "dense.down": "mlp.c_proj",
     }),
@@ -134,7 +134,7 @@ _GPT2_HF = _Names(
 )  # fmt: skip
 _GPT2_GGUF = _Names(
     {"embed": "token_embd", "place_embed": "position_embd", "norm": "output_norm"},
-    _prefixed("blk.{}.", {
+    _prefix_names("blk.{}.", {
         "attention_norm": "attn_norm", "dense_norm": "ffn_norm",
         "attention.output": "attn_output", "dense.up": "ffn_up", "dense.down": "ffn_down",
     }),

@@ -19,7 +19,7 @@ _MOST = np.iinfo(np.int32).max
 
 def weight_dtype(value: object, where: str) -> np.dtype | None:
     """The dtype of weights; None for what they have."""
-    dtype = None if value is None else _dtype(value)
+    dtype = None if value is None else _to_dtype(value)
     if dtype is None or jnp.issubdtype(dtype, jnp.floating):
         return dtype
     raise InvalidArgumentTypeError(
@@ -32,7 +32,7 @@ def weight_dtype(value: object, where: str) -> np.dtype | None:
 
 def cache_dtype(value: object, where: str, name: str = "dtype") -> np.dtype:
     """Converts a dtype of jax, numpy or torch, or its name, to the dtype of a cache."""
-    dtype = _dtype(value)
+    dtype = _to_dtype(value)
     if dtype == jnp.int8 or jnp.issubdtype(dtype, jnp.floating):
         return dtype
     raise InvalidArgumentTypeError(
@@ -43,7 +43,7 @@ def cache_dtype(value: object, where: str, name: str = "dtype") -> np.dtype:
     )
 
 
-def _dtype(value: PyTree) -> np.dtype:
+def _to_dtype(value: PyTree) -> np.dtype:
     if type(value).__module__ == "torch":  # whose dtypes have the names of numpy's
         value = str(value).removeprefix("torch.")
     try:
@@ -52,7 +52,7 @@ def _dtype(value: PyTree) -> np.dtype:
         return np.dtype(object)
 
 
-def integers(value: object, what: str, where: str) -> Any:
+def require_integers(value: object, what: str, where: str) -> Any:
     """An array of integers, of whatever jax makes one."""
     try:
         array = jnp.asarray(value)

@@ -8,7 +8,7 @@ from typing import Any
 from pax_export._errors import InvalidArgumentError
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_keys import GGUF_NAMES, GPT2_GGUF_NAMES, OPTIONAL
-from pax_export.nets._decoder_to_hf import check_same, has_no_such
+from pax_export.nets._decoder_to_hf import check_same, no_such_net_error
 from pax_export.nn import RotaryScaling, rotary_frequencies
 
 #: The architectures of llama.cpp, by our families where another one has the same net.
@@ -38,13 +38,13 @@ def gguf_metadata(config: DecoderConfig, where: str) -> dict[str, Any]:
         InvalidArgumentError: llama.cpp has no such architecture.
     """
     if config.family not in _KNOWN:
-        raise has_no_such(config, TITLE, where, "")
+        raise no_such_net_error(config, TITLE, where, "")
     made = {"general.architecture": config.family}
-    own = {f"{config.family}.{name}": value for name, value in _described(config).items()}
+    own = {f"{config.family}.{name}": value for name, value in _gguf_keys(config).items()}
     try:
         back = DecoderConfig.from_gguf({**made, **own})
     except InvalidArgumentError as error:
-        raise has_no_such(config, TITLE, where, str(error.got)) from error
+        raise no_such_net_error(config, TITLE, where, str(error.got)) from error
     # What the tensors of a file say.
     said = ("tied", "vocab_size", "projection_bias", "output_bias")
     back = dataclasses.replace(back, **{name: getattr(config, name) for name in said})
@@ -52,14 +52,14 @@ def gguf_metadata(config: DecoderConfig, where: str) -> dict[str, Any]:
     if table is not None and table.kind == "table":
         back = dataclasses.replace(back, rotary_scaling=table)
     if config.output_bias and config.family not in ("llama", "gpt2"):
-        raise has_no_such(config, TITLE, where, "output_bias=True")
+        raise no_such_net_error(config, TITLE, where, "output_bias=True")
     if config.family in _SQUARE and config.num_heads * config.head_size != config.dim:
-        raise has_no_such(config, TITLE, where, "num_heads * head_size is not dim")
+        raise no_such_net_error(config, TITLE, where, "num_heads * head_size is not dim")
     check_same(config, back, TITLE, where)
     return {**made, **own}
 
 
-def _described(config: DecoderConfig) -> dict[str, Any]:
+def _gguf_keys(config: DecoderConfig) -> dict[str, Any]:
     gpt2 = config.family == "gpt2"
     names = GPT2_GGUF_NAMES if gpt2 else GGUF_NAMES
     made: dict[str, Any] = {"vocab_size": config.vocab_size}

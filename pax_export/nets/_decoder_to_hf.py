@@ -45,11 +45,11 @@ def hf_config(config: DecoderConfig, where: str) -> dict[str, Any]:
         InvalidArgumentError: transformers has no such architecture.
     """
     target = config_of_hf(config)
-    made = _described(target) if target.family in _CLASSES else {}
+    made = _hf_keys(target) if target.family in _CLASSES else {}
     try:
         back = DecoderConfig.from_hf(made)
     except InvalidArgumentError as error:
-        raise has_no_such(config, "transformers", where, str(error.got)) from error
+        raise no_such_net_error(config, "transformers", where, str(error.got)) from error
     check_same(target, back, "transformers", where)
     return made
 
@@ -64,16 +64,20 @@ def hf_pieces(config: DecoderConfig) -> Pieces:
 def check_same(meant: DecoderConfig, back: DecoderConfig, title: str, where: str) -> None:
     """Refuses a configuration that a file of others does not hold: it comes back another one."""
     names = [each.name for each in dataclasses.fields(meant) if each.name not in _UNSEEN]
-    lost = [name for name in names if not _equal(_value(meant, name), _value(back, name))]
+    lost = [
+        name
+        for name in names
+        if not _nearly_equal(_field_as_computed(meant, name), _field_as_computed(back, name))
+    ]
     for number in range(meant.num_layers):
-        if _kind(meant, number) != _kind(back, number):
+        if _kind_as_computed(meant, number) != _kind_as_computed(back, number):
             lost.append(f"the kind of layer {number}")
     if lost:
         shown = [f"{each}={getattr(meant, each, '')!r:.60}".removesuffix("=''") for each in lost]
-        raise has_no_such(meant, title, where, a_few(shown, 4))
+        raise no_such_net_error(meant, title, where, a_few(shown, 4))
 
 
-def _kind(config: DecoderConfig, number: int) -> tuple:
+def _kind_as_computed(config: DecoderConfig, number: int) -> tuple:
     kind = config.kind_of(number)
     base = config.rotary_base if kind.rotary_base is None else kind.rotary_base
     if config.positions != "rotary":
@@ -81,7 +85,7 @@ def _kind(config: DecoderConfig, number: int) -> tuple:
     return kind.window, base, config.rotary_scaling if kind.scaled else None
 
 
-def _value(config: DecoderConfig, name: str) -> object:
+def _field_as_computed(config: DecoderConfig, name: str) -> object:
     """A field, as it works where it says nothing."""
     if config.positions != "rotary" and name.startswith("rotary"):
         return None
@@ -90,13 +94,15 @@ def _value(config: DecoderConfig, name: str) -> object:
     return own.get(name) if value is None else value
 
 
-def _equal(one: object, other: object) -> bool:
+def _nearly_equal(one: object, other: object) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-6)
     return one == other
 
 
-def has_no_such(config: DecoderConfig, title: str, where: str, got: str) -> InvalidArgumentError:
+def no_such_net_error(
+    config: DecoderConfig, title: str, where: str, got: str
+) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{title} has no net that computes as this one.",
         where=f"{where}: lm.config",
@@ -106,7 +112,7 @@ def has_no_such(config: DecoderConfig, title: str, where: str, got: str) -> Inva
     )
 
 
-def _described(config: DecoderConfig) -> dict[str, Any]:
+def _hf_keys(config: DecoderConfig) -> dict[str, Any]:
     family = config.family
     kind = "gemma3_text" if family == "gemma3" else family
     head = _HEADS.get(family, "ForCausalLM")
@@ -118,7 +124,7 @@ def _described(config: DecoderConfig) -> dict[str, Any]:
         return made | {"activation_function": activation}
     made["rope_theta"] = config.rotary_base
     if config.rotary_scaling is not None:
-        made["rope_scaling"] = _scaling(config.rotary_scaling)
+        made["rope_scaling"] = _rope_scaling(config.rotary_scaling)
     activation = "hidden_activation" if family.startswith("gemma") else "hidden_act"
     made[activation] = _WORDS[config.activation]
     return made | _own_keys(config)
@@ -133,7 +139,7 @@ def _own_keys(config: DecoderConfig) -> dict[str, Any]:
         return {"sliding_window": config.kind_of(0).window}
     if family == "gemma":
         return biases
-    windows, types = _windows(config), {"layer_types": _layer_types(config)}
+    windows, types = _window_sizes(config), {"layer_types": _layer_types(config)}
     if family.startswith("qwen"):
         own = {"use_sliding_window": bool(windows)}
         if windows:
@@ -153,7 +159,7 @@ def _own_keys(config: DecoderConfig) -> dict[str, Any]:
     return own | {"rope_local_base_freq": (bases or [None])[0] or config.rotary_base}
 
 
-def _windows(config: DecoderConfig) -> list[int]:
+def _window_sizes(config: DecoderConfig) -> list[int]:
     kinds = [config.kind_of(number) for number in range(config.num_layers)]
     return [kind.window for kind in kinds if kind.window is not None]
 
@@ -163,7 +169,7 @@ def _layer_types(config: DecoderConfig) -> list[str]:
     return ["full_attention" if kind.window is None else "sliding_attention" for kind in kinds]
 
 
-def _scaling(scaling: RotaryScaling) -> dict[str, Any]:
+def _rope_scaling(scaling: RotaryScaling) -> dict[str, Any]:
     made: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind in ("llama3", "yarn"):
         made["original_max_position_embeddings"] = scaling.original_length
@@ -244,12 +250,14 @@ def file_tensors(
                 write="pax_export.adapters.merge(lm) of adapters, pax.quantize(lm) of weights "
                 "that are trained as integers",
             )
-        for file_name, piece, layer in _places(name, leaf, pieces[plain]):
+        for file_name, piece, layer in _find_places(name, leaf, pieces[plain]):
             found.setdefault(file_name, []).append((piece, leaf, layer, shift))
-    return [_tensor(name, parts, where) for name, parts in sorted(found.items())]
+    return [_make_tensor(name, parts, where) for name, parts in sorted(found.items())]
 
 
-def _places(name: str, leaf: Any, piece: SourceArray) -> Iterator[tuple[str, SourceArray, Any]]:
+def _find_places(
+    name: str, leaf: Any, piece: SourceArray
+) -> Iterator[tuple[str, SourceArray, Any]]:
     listed = re.match(r"layers\.(\d+)\.", name)
     if listed:
         yield piece.name.format(listed[1]), piece, None
@@ -259,7 +267,7 @@ def _places(name: str, leaf: Any, piece: SourceArray) -> Iterator[tuple[str, Sou
         yield piece.name, piece, None
 
 
-def _tensor(name: str, parts: list[_Part], where: str) -> WrittenTensor:
+def _make_tensor(name: str, parts: list[_Part], where: str) -> WrittenTensor:
     parts = sorted(parts, key=lambda each: (each[0].part or (0, 0))[0])
     shapes = [leaf.shape if layer is None else leaf.shape[1:] for _, leaf, layer, _ in parts]
     shape = (*shapes[0][:-1], sum(each[-1] for each in shapes))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pax_export._errors import PaxWarning, a_few
-from pax_export.nets._decoder_fields import Fields, Keys, shown
+from pax_export.nets._decoder_fields import Fields, Keys, short_repr
 
 #: The keys of generation_config.json that are taken, with what transformers has for a missing one.
 _TAKEN = {
@@ -74,7 +74,7 @@ def read_defaults(values: Mapping[str, Any], where: str, size: int) -> Generatio
     """Parses a ``generation_config.json``; end tokens outside the vocabulary are dropped."""
     fields = Fields({k: v for k, v in values.items() if k in _TAKEN}, where, Keys(_TAKEN))
     strange = {k: v for k, v in values.items() if k not in _TAKEN and k not in _SAID_ELSEWHERE}
-    changing = [f"{k}: {shown(v)}" for k, v in strange.items() if not _is_neutral(v)]
+    changing = [f"{k}: {short_repr(v)}" for k, v in strange.items() if not _is_neutral(v)]
     if changing:
         warning = PaxWarning(
             "Keys that change the tokens of transformers have no effect here.",
@@ -85,8 +85,8 @@ def read_defaults(values: Mapping[str, Any], where: str, size: int) -> Generatio
         warnings.warn(warning, stacklevel=6)
     top_k = fields.get("top_k")
     return GenerationDefaults(
-        stop=tuple(sorted({i for i in _ids(fields, "eos_token_id") if 0 <= i < size})),
-        pad=next((i for i in _ids(fields, "pad_token_id") if 0 <= i < size), None),
+        stop=tuple(sorted({i for i in _read_ids(fields, "eos_token_id") if 0 <= i < size})),
+        pad=next((i for i in _read_ids(fields, "pad_token_id") if 0 <= i < size), None),
         do_sample=fields.flag("do_sample"),
         temperature=fields.number("temperature", zero=True),
         top_k=fields.size("top_k") if top_k else 0,
@@ -96,7 +96,7 @@ def read_defaults(values: Mapping[str, Any], where: str, size: int) -> Generatio
     )
 
 
-def _ids(fields: Fields, name: str) -> list[int]:
+def _read_ids(fields: Fields, name: str) -> list[int]:
     value = fields.get(name, [])
     ids = value if isinstance(value, list) else [value]
     if all(isinstance(each, int) and not isinstance(each, bool) for each in ids):

@@ -26,7 +26,7 @@ class LayerKind:
     scaled: bool = True
 
 
-def repeating(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
+def shortest_pattern(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
     """The shortest pattern that repeats to these kinds, in a time that grows as their number."""
     # Of what stands before each place: how much of the beginning it ends in (Morris and Pratt).
     ends = [0] * len(kinds)

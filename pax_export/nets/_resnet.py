@@ -25,16 +25,16 @@ class ConvStep(NamedTuple):
     stride: int
 
 
-def _basic(channels: int, stride: int) -> list[ConvStep]:
+def _basic_steps(channels: int, stride: int) -> list[ConvStep]:
     return [ConvStep(3, channels, stride), ConvStep(3, channels, 1)]
 
 
-def _bottleneck(channels: int, stride: int) -> list[ConvStep]:
+def _bottleneck_steps(channels: int, stride: int) -> list[ConvStep]:
     inner = channels // 4
     return [ConvStep(1, inner, 1), ConvStep(3, inner, stride), ConvStep(1, channels, 1)]
 
 
-def _conv(in_channels: int, step: ConvStep, name: str) -> Conv2D:
+def _make_conv(in_channels: int, step: ConvStep, name: str) -> Conv2D:
     pad = step.kernel // 2
     return Conv2D(
         in_channels, step.channels, step.kernel, step.stride,
@@ -42,7 +42,7 @@ def _conv(in_channels: int, step: ConvStep, name: str) -> Conv2D:
     )  # fmt: skip
 
 
-def _norm(channels: int, name: str) -> BatchNorm2D:
+def _make_norm(channels: int, name: str) -> BatchNorm2D:
     return BatchNorm2D(channels, True, True, 0.9, data_format=_FORMAT, name=name)
 
 
@@ -58,12 +58,12 @@ class ResnetBlock(Module):
         if use_projection:
             channels = steps[-1].channels
             stride = math.prod([step.stride for step in steps])
-            self.proj_conv = _conv(in_channels, ConvStep(1, channels, stride), "proj_conv")
-            self.proj_batchnorm = _norm(channels, "proj_bn")
+            self.proj_conv = _make_conv(in_channels, ConvStep(1, channels, stride), "proj_conv")
+            self.proj_batchnorm = _make_norm(channels, "proj_bn")
         layers = []
         for number, step in enumerate(steps, start=1):
-            conv = _conv(in_channels, step, f"conv{number}")
-            layers.append((conv, _norm(step.channels, f"bn{number}")))
+            conv = _make_conv(in_channels, step, f"conv{number}")
+            layers.append((conv, _make_norm(step.channels, f"bn{number}")))
             in_channels = step.channels
         self.layers = tuple(layers)
 
@@ -112,20 +112,20 @@ class ResNet(Module):
             "with_bias": False,
             "padding": [(3, 3), (3, 3)],
             "data_format": _FORMAT,
-        } | _config(initial_conv_config, f"{where}.initial_conv_config")
+        } | _check_config(initial_conv_config, f"{where}.initial_conv_config")
         logits = {
             "out_dim": integer(num_classes, f"{where}.num_classes", least=1),
             "w_init": zeros,
-        } | _config(logits_config, f"{where}.logits_config")
+        } | _check_config(logits_config, f"{where}.logits_config")
         self.initial_conv = Conv2D(**initial, name="conv1")
         channels = self.initial_conv.out_features
-        self.initial_batchnorm = _norm(channels, "bn1")
+        self.initial_batchnorm = _make_norm(channels, "bn1")
         self.block_groups, channels = self._groups(channels)
         self.logits = Linear(**{"in_dim": channels, **logits}, name="fc")
 
     def _groups(self, in_channels: int) -> tuple[list[BlockGroup], int]:
         """The groups, and how many channels the last one gives."""
-        steps_of, width = (_bottleneck, 256) if self.bottleneck else (_basic, 64)
+        steps_of, width = (_bottleneck_steps, 256) if self.bottleneck else (_basic_steps, 64)
         groups = []
         for index, count in enumerate(self.blocks_per_group):
             channels, stride = width * 2**index, 1 if index == 0 else 2
@@ -158,7 +158,7 @@ class ResNet(Module):
         return self.logits(jnp.mean(x, axis=(2, 3)))
 
 
-def _config(config: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
+def _check_config(config: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
     """The given keywords of a layer; its name is the network's to give."""
     config = dict(config or {})
     if "name" in config:

@@ -105,15 +105,15 @@ class Transformer(Module):
             )
         self.rng_seq = RngSeq()
         self.layers = [self._layer() for _ in range(self.num_layers)]
-        self.layer_norm_output = _norm(self.dim)
+        self.layer_norm_output = _make_norm(self.dim)
 
     def _layer(self) -> dict[str, Module]:
         # The order is that of the ambient keys.
         key_size, w_init_scale = self.dim // self.num_heads, 2 / self.num_layers
         return {
             "attention": CausalSelfAttention(self.num_heads, key_size, w_init_scale),
-            "attn_layer_norm": _norm(self.dim),
-            "dense_layer_norm": _norm(self.dim),
+            "attn_layer_norm": _make_norm(self.dim),
+            "dense_layer_norm": _make_norm(self.dim),
             "dense_block": DenseBlock(self.dim, w_init_scale),
         }
 
@@ -176,5 +176,5 @@ class Transformer(Module):
         return x if key is None else dropout(key, self.dropout_rate, x)
 
 
-def _norm(dim: int) -> LayerNorm:
+def _make_norm(dim: int) -> LayerNorm:
     return LayerNorm(dim, -1, True, True)

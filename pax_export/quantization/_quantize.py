@@ -14,7 +14,7 @@ from jax.tree_util import tree_leaves
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, QuantizationError
 from pax_export._quantized import GROUP, ArrayLike, DynamicInputs, Form, QuantizedArray
-from pax_export.adapters import changed, chosen
+from pax_export.adapters import apply_changes, chosen_modules
 from pax_export.core import Module, Selection, is_array
 from pax_export.quantization import _compare as compare
 from pax_export.quantization._budget import ChosenBits, choose
@@ -334,7 +334,7 @@ def _check_rounding(rounding: object, batches: object, net: object, train: bool)
 
 
 def _module(net: Module, at: object, wish: Wish, train: bool) -> tuple[Any, Found]:
-    modules = [("", net)] if at is None else chosen(net, at, "quantize")
+    modules = [("", net)] if at is None else chosen_modules(net, at, "quantize")
     leaves: list[QuantizedLeaf] = []
     kept: dict[str, str] = {}
     fallbacks: dict[str, str] = {}
@@ -347,7 +347,7 @@ def _module(net: Module, at: object, wish: Wish, train: bool) -> tuple[Any, Foun
     known = {place.name for place, _ in places_of_layers([("", net)])}
     for name, why in other_arrays(net, {*done, *kept}):
         kept[name] = "not chosen" if name in known else why
-    return changed(net, changes), (leaves, kept, fallbacks)
+    return apply_changes(net, changes), (leaves, kept, fallbacks)
 
 
 def _with_weight(layer: Module, *, weight: object) -> Any:

@@ -66,7 +66,7 @@ class Heartbeat:
         """Waits until all are done, and ends."""
         name = f"process {self._index} of {self._count}"
         text = f"pax_export: {name} is done, and waits for the others to be.\n"
-        notice = threading.Timer(self._lost_after, _say, [text])
+        notice = threading.Timer(self._lost_after, _print_now, [text])
         notice.daemon = True
         notice.start()
         try:
@@ -194,7 +194,7 @@ class Heartbeat:
             "program saves some (pax.checkpoint)",
         )
         sys.stdout.flush()
-        _say(f"\npax_export: {error}\n")
+        _print_now(f"\npax_export: {error}\n")
         self._ended.set()
         if leave:
             self._leave()
@@ -208,7 +208,7 @@ class Heartbeat:
         return f"process {index} of {self._count} ({self._names[index]})"
 
 
-def _say(text: str) -> None:
+def _print_now(text: str) -> None:
     print(text, end="", file=sys.stderr, flush=True)
 
 

@@ -82,7 +82,7 @@ def leaf_paths(
         else:
             found.append(_leaf_path(item, below, owners))
     if isinstance(tree, (Vmap, Scan)):
-        return _stacked(tree, found)
+        return _with_layer_axes(tree, found)
     stacks = getattr(type(tree), "_pax_stacked", ())
     return [_in_a_stack(leaf, tree, len(steps)) for leaf in found] if stacks else found
 
@@ -107,7 +107,7 @@ def _leaf_path(leaf: PyTree, steps: tuple[str, ...], owners: tuple[Owner, ...]) 
     return LeafPath(steps, tuple(np.shape(leaf)), dtype, owners, declared, (), is_key)
 
 
-def _stacked(lifted: PyTree, found: list[LeafPath]) -> list[LeafPath]:
+def _with_layer_axes(lifted: PyTree, found: list[LeafPath]) -> list[LeafPath]:
     """The leaves in a `Vmap` or `Scan`, with the axis of layers."""
     axes = (dict(lifted.options)["state_axes"] or StateAxes({...: 0})).of(lifted._inner)
     return [replace(leaf, stacked=(axis, *leaf.stacked)) for leaf, axis in zip(found, axes)]

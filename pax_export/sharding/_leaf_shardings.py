@@ -48,14 +48,14 @@ class LeafSharding:
 def leaf_shardings(leaves: Sequence[LeafPath], sizes: Sizes, rules: Rules) -> list[LeafSharding]:
     """Specs of leaves: declared by modules, by rules, or replicated; or a ShardingError."""
     bound = rules.bound(sizes)
-    found = [LeafSharding(leaf, _match(leaf, sizes, bound)) for leaf in leaves]
+    found = [LeafSharding(leaf, _match_leaf(leaf, sizes, bound)) for leaf in leaves]
     for each in found:
         require_fit(each.leaf, each.spec, each.source, sizes)
     require_used(bound, sizes, [(each.leaf, each.match) for each in found])
     return found
 
 
-def _match(leaf: LeafPath, sizes: Sizes, rules: Rules) -> Match | None:
+def _match_leaf(leaf: LeafPath, sizes: Sizes, rules: Rules) -> Match | None:
     if leaf.declared is not None and not rules.overrides:
         return Match(leaf.declared, ())
     return rules.match(leaf, sizes, ())

@@ -35,8 +35,8 @@ def make_mesh(devices: Sequence[Any] | None = None, **axes: int) -> Mesh:
         >>> pax.sharding.make_mesh(data=-1, model=1).axis_names
         ('data', 'model')
     """
-    devices = jax.devices() if devices is None else _listed(devices)
-    sizes = _completed(axes, len(devices))
+    devices = jax.devices() if devices is None else _list_devices(devices)
+    sizes = _complete_sizes(axes, len(devices))
     types = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
 
@@ -56,12 +56,12 @@ def abstract_mesh(**axes: int) -> AbstractMesh:
         >>> pax.sharding.abstract_mesh(data=64, model=8).size
         512
     """
-    sizes = _completed(axes, None)
+    sizes = _complete_sizes(axes, None)
     types = (AxisType.Auto,) * len(sizes)
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
 
 
-def _listed(devices: object) -> list[Any]:
+def _list_devices(devices: object) -> list[Any]:
     """The devices, unless axes were given in their place."""
     axes = devices if isinstance(devices, Mapping) else {}
     if isinstance(devices, Iterable) and not isinstance(devices, (Mapping, str)):
@@ -77,7 +77,7 @@ def _listed(devices: object) -> list[Any]:
     )
 
 
-def _completed(axes: Mapping[str, int], devices: int | None) -> dict[str, int]:
+def _complete_sizes(axes: Mapping[str, int], devices: int | None) -> dict[str, int]:
     """The sizes, with -1 resolved."""
     for name, size in axes.items():
         if not isinstance(size, int) or isinstance(size, bool):

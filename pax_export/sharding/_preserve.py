@@ -43,7 +43,7 @@ def keep(function: F, *trees: PyTree) -> F:
         >>> grow(net).weight.sharding == net.weight.sharding
         True
     """
-    known = [(tree_structure(tree), _shardings(tree)) for tree in trees]
+    known = [(tree_structure(tree), _shardings_of_leaves(tree)) for tree in trees]
 
     def shardings_of(value: object) -> list[Any] | None:
         structure = tree_structure(value)
@@ -60,7 +60,7 @@ def keep(function: F, *trees: PyTree) -> F:
                 return value
             any_known = True
             leaves, treedef = tree_flatten(value)
-            return treedef.unflatten([_constrained(*pair) for pair in zip(leaves, shardings)])
+            return treedef.unflatten([_constrain_leaf(*pair) for pair in zip(leaves, shardings)])
 
         results = function(*args, **kwargs)
         results = tree_map(constrained, results, is_leaf=lambda x: shardings_of(x) is not None)
@@ -76,11 +76,11 @@ def keep(function: F, *trees: PyTree) -> F:
     return kept
 
 
-def _shardings(tree: PyTree) -> list[Any]:
+def _shardings_of_leaves(tree: PyTree) -> list[Any]:
     return [getattr(leaf, "sharding", None) for leaf in jax.tree_util.tree_leaves(tree)]
 
 
-def _constrained(leaf: object, sharding: object) -> Any:
+def _constrain_leaf(leaf: object, sharding: object) -> Any:
     if not isinstance(sharding, NamedSharding):
         return leaf
     return jax.lax.with_sharding_constraint(leaf, sharding)

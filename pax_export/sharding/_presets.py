@@ -11,7 +11,7 @@ from pax_export.core import Spec
 from pax_export.nn import Convolution, DenseBlock, PlainDense
 from pax_export.sharding._leaf_paths import LeafPath
 from pax_export.sharding._mesh import names_in, parts_of
-from pax_export.sharding._rules import Match, Rules, Sizes, merged, on_own_axes
+from pax_export.sharding._rules import Match, Rules, Sizes, merge_specs, on_own_axes
 from pax_export.sharding._spec_errors import require_axis
 
 Axis = str | tuple[str, ...]
@@ -58,7 +58,7 @@ def fully_sharded(axis: Axis = "data", min_size: int = 1024) -> Rules:
             got=f"{type(min_size).__name__}: {min_size!r}",
             write="fully_sharded(min_size=1024)",
         )
-    return FullySharded(_axis(axis, "fully_sharded"), min_size)
+    return FullySharded(_check_axis(axis, "fully_sharded"), min_size)
 
 
 def tensor_parallel(axis: Axis = "model") -> Rules:
@@ -95,10 +95,10 @@ def tensor_parallel(axis: Axis = "model") -> Rules:
         >>> table["modules.0.weight"].shard_shape, table["modules.1.weight"].shard_shape
         ((8, 8), (8, 8))
     """
-    return TensorParallel(_axis(axis, "tensor_parallel"))
+    return TensorParallel(_check_axis(axis, "tensor_parallel"))
 
 
-def _axis(axis: object, function: str) -> Axis:
+def _check_axis(axis: object, function: str) -> Axis:
     names = axis if isinstance(axis, tuple) else (axis,)
     if not names or not all(isinstance(name, str) for name in names):
         raise InvalidArgumentTypeError(
@@ -175,7 +175,7 @@ class TensorParallel(AlongAxis):
             if -len(shape) <= axis < len(shape) and shape[axis] % parts == 0:
                 entries = [None] * len(shape)
                 entries[axis] = self.axis  # type: ignore[call-overload]
-                return Match(merged(taken, on_own_axes(leaf, tuple(entries))), (self,))
+                return Match(merge_specs(taken, on_own_axes(leaf, tuple(entries))), (self,))
         return Match(taken, (self,), f"{parts} does not divide it" if layout.axes else "")
 
     def __str__(self) -> str:

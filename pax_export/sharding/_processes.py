@@ -14,7 +14,7 @@ import jax
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, ProcessesError
 from pax_export._jax import devices_are_known, join_processes
 from pax_export.sharding._heartbeat import Heartbeat
-from pax_export.sharding._rendezvous import rendezvous
+from pax_export.sharding._rendezvous import await_processes
 
 _WRITE = 'processes("host:1234", count=2, index=0), and index=1 in the other process'
 _OF_COLLECTIVES = ("Gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
@@ -66,7 +66,7 @@ def processes(
     if count == 1:
         yield
         return
-    heartbeat = _join(coordinator, count, index, start_within, lost_after)
+    heartbeat = _join_others(coordinator, count, index, start_within, lost_after)
     if heartbeat is None:
         with _left_to_jax():
             yield
@@ -114,7 +114,7 @@ def _require_fitting(coordinator: object, count: Any, index: Any, seconds: dict[
         raise InvalidArgumentError(problem, where="processes", got=text, write=_WRITE)
 
 
-def _join(
+def _join_others(
     coordinator: str | None,
     count: int | None,
     index: int | None,
@@ -123,16 +123,16 @@ def _join(
 ) -> Heartbeat | None:
     """Starts the heartbeat with the other processes; None if jax does not support it."""
     if devices_are_known() or jax.distributed.is_initialized():
-        raise _late()
+        raise _late_error()
     if coordinator is not None and count is not None and index is not None:
-        rendezvous(coordinator, count, index, start_within)
+        await_processes(coordinator, count, index, start_within)
     try:
         joined = join_processes(
             coordinator, count, index, within=start_within, lost_after=lost_after
         )
     except (RuntimeError, ValueError) as error:
         if "before any JAX" in str(error):
-            raise _late() from error
+            raise _late_error() from error
         raise ProcessesError(
             "This process could not join the others.",
             where=f"process {index} of {count}" if coordinator else None,
@@ -147,7 +147,7 @@ def _join(
     return heartbeat
 
 
-def _late() -> ProcessesError:
+def _late_error() -> ProcessesError:
     return ProcessesError(
         "Processes must join before jax is used.",
         got="jax has its devices already: an array, a model or jax.devices() came first",

@@ -21,23 +21,23 @@ def address_of(coordinator: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def rendezvous(coordinator: str, count: int, index: int, within: float) -> None:
+def await_processes(coordinator: str, count: int, index: int, within: float) -> None:
     """Waits some seconds until all processes are there, this one among them."""
     if index == 0:
         _await_the_others(coordinator, count, within)
     else:
-        _attend(coordinator, count, index, within)
+        _attend_process_0(coordinator, count, index, within)
 
 
 def _await_the_others(coordinator: str, count: int, within: float) -> None:
     end, guests, problem = time.monotonic() + within, dict[int, socket.socket](), None
-    with _opened(coordinator, count) as door:  # jax's service needs the port afterwards
+    with _open_port(coordinator, count) as door:  # jax's service needs the port afterwards
         while problem is None and len(guests) < count - 1:
             guest, words = _next_guest(door, end)
             if guest is None:
-                problem = _absence(guests, count, within)
+                problem = _explain_absence(guests, count, within)
             else:
-                problem = _problem(words, count, guests)
+                problem = _problem_of_guest(words, count, guests)
                 guests[int(words[1]) if problem is None else -1] = guest
     for guest in guests.values():
         try:
@@ -46,10 +46,10 @@ def _await_the_others(coordinator: str, count: int, within: float) -> None:
         except OSError:
             pass  # it is gone; jax's runtime will miss it
     if problem is not None:
-        raise _refused(problem, count, 0)
+        raise _refusal_error(problem, count, 0)
 
 
-def _opened(coordinator: str, count: int) -> socket.socket:
+def _open_port(coordinator: str, count: int) -> socket.socket:
     port = address_of(coordinator)[1]
     try:
         if socket.has_dualstack_ipv6():
@@ -74,14 +74,14 @@ def _next_guest(door: socket.socket, end: float) -> tuple[socket.socket | None, 
         except TimeoutError:
             break
         guest.settimeout(_PATIENCE)
-        words = _line(guest).split()
+        words = _read_line(guest).split()
         if len(words) == 3 and words[0] == _HELLO and words[1].isdigit():
             return guest, words
         guest.close()  # whoever it was
     return None, []
 
 
-def _problem(words: list[str], count: int, guests: dict[int, socket.socket]) -> str | None:
+def _problem_of_guest(words: list[str], count: int, guests: dict[int, socket.socket]) -> str | None:
     """Why this one cannot stay."""
     index = int(words[1])
     if words[2] != str(count):
@@ -91,14 +91,14 @@ def _problem(words: list[str], count: int, guests: dict[int, socket.socket]) -> 
     return None
 
 
-def _absence(guests: dict[int, socket.socket], count: int, within: float) -> str:
+def _explain_absence(guests: dict[int, socket.socket], count: int, within: float) -> str:
     absent = [str(index) for index in range(1, count) if index not in guests]
     shown = ", ".join(absent[:20]) + (", ..." if len(absent) > 20 else "")
     number = f"{len(guests) + 1} of {count} processes came within {within:g} s"
     return f"Only {number}; not process {shown}."
 
 
-def _attend(coordinator: str, count: int, index: int, within: float) -> None:
+def _attend_process_0(coordinator: str, count: int, index: int, within: float) -> None:
     address, end = address_of(coordinator), time.monotonic() + within
     while True:
         try:
@@ -120,13 +120,13 @@ def _attend(coordinator: str, count: int, index: int, within: float) -> None:
             seat.sendall(f"{_HELLO} {index} {count}\n".encode())
         except OSError:
             pass  # it does not listen, and will not answer
-        answer, _, problem = _line(seat).partition(" ")
+        answer, _, problem = _read_line(seat).partition(" ")
     if answer != _GO:
         known = answer == _NO and problem
-        raise _refused(problem if known else f"{coordinator} is not process 0.", count, index)
+        raise _refusal_error(problem if known else f"{coordinator} is not process 0.", count, index)
 
 
-def _refused(problem: str, count: int, index: int) -> ProcessesError:
+def _refusal_error(problem: str, count: int, index: int) -> ProcessesError:
     return ProcessesError(
         problem,
         where=f"process {index} of {count}",
@@ -135,7 +135,7 @@ def _refused(problem: str, count: int, index: int) -> ProcessesError:
     )
 
 
-def _line(connection: socket.socket) -> str:
+def _read_line(connection: socket.socket) -> str:
     """What the other side says, up to a line's end; nothing where it does not."""
     said = b""
     try:

@@ -93,7 +93,7 @@ class Rules:
     overrides = False
 
     def __or__(self, other: object) -> Rules:
-        return Either((*_alternatives(self), *_alternatives(Rules.of(other))))
+        return Either((*_alternatives_of(self), *_alternatives_of(Rules.of(other))))
 
     def __ror__(self, other: object) -> Rules:
         return Rules.of(other) | self
@@ -105,7 +105,7 @@ class Rules:
         return Both(Rules.of(other), self)
 
 
-def _alternatives(rules: Rules) -> tuple[Rules, ...]:
+def _alternatives_of(rules: Rules) -> tuple[Rules, ...]:
     return rules.alternatives if isinstance(rules, Either) else (rules,)
 
 
@@ -169,7 +169,7 @@ class PathRule(Rules):
     def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
         if not path_pattern(self.pattern).covers(".".join(leaf.steps)):
             return None
-        return Match(merged(taken, self.spec), (self,))
+        return Match(merge_specs(taken, self.spec), (self,))
 
     def __str__(self) -> str:
         return repr(self.pattern)
@@ -186,7 +186,7 @@ class ChosenRule(Rules):
         chosen = _as_text(self.places.paths)
         if not any(leaf.steps[:n] in chosen for n in range(len(leaf.steps) + 1)):
             return None
-        return Match(merged(taken, self.spec), (self,))
+        return Match(merge_specs(taken, self.spec), (self,))
 
     def __str__(self) -> str:
         names = [".".join(map(str, steps)) for steps in self.places.paths]
@@ -205,7 +205,7 @@ class ClassRule(Rules):
         for owner in reversed(leaf.owners):
             if isinstance(owner.module, self.cls):
                 if path_pattern(self.pattern).covers(leaf.name_in(owner)):
-                    return Match(merged(taken, on_own_axes(leaf, self.spec)), (self,))
+                    return Match(merge_specs(taken, on_own_axes(leaf, self.spec)), (self,))
         return None
 
     def __str__(self) -> str:
@@ -256,7 +256,7 @@ def _is_entry(entry: object) -> bool:
     return entry is None or isinstance(entry, str)
 
 
-def merged(taken: Sequence[Any], spec: Sequence[Any]) -> Spec:
+def merge_specs(taken: Sequence[Any], spec: Sequence[Any]) -> Spec:
     """A spec whose free entries are those of another one."""
     if not any(entry is not None for entry in taken):
         return tuple(spec)

@@ -61,7 +61,7 @@ def shard(tree: T, mesh: AnyMesh, rules: object = None) -> T:
     if not all(map(_needs_no_device, leaves)):
         require_devices(mesh)
     require_same_values([leaf for leaf in leaves if _is_held_here(leaf)], mesh)
-    return treedef.unflatten([_placed(leaf, each) for leaf, each in zip(leaves, found)])
+    return treedef.unflatten([_place_leaf(leaf, each) for leaf, each in zip(leaves, found)])
 
 
 def _needs_no_device(leaf: object) -> bool:
@@ -75,7 +75,7 @@ def _is_held_here(leaf: object) -> bool:
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
 
-def _placed(leaf: object, sharding: NamedSharding) -> Any:
+def _place_leaf(leaf: object, sharding: NamedSharding) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     if is_tracer(leaf):
@@ -96,7 +96,7 @@ def _own_part(leaf: PyTree, sharding: NamedSharding) -> jax.Array:
     if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
         data = _own_part(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-    value = _canonical(leaf)
+    value = _to_canonical(leaf)
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
@@ -126,10 +126,10 @@ def gather(tree: T, *, host: bool = False) -> T:
         <class 'numpy.ndarray'>
     """
     leaves, treedef = tree_flatten(tree)
-    return treedef.unflatten([_on_host(x) if host else _replicated(x) for x in leaves])
+    return treedef.unflatten([_on_host(x) if host else _replicate_leaf(x) for x in leaves])
 
 
-def _replicated(leaf: object) -> Any:
+def _replicate_leaf(leaf: object) -> Any:
     if not isinstance(leaf, jax.Array) or not isinstance(leaf.sharding, NamedSharding):
         return leaf
     whole = NamedSharding(leaf.sharding.mesh, PartitionSpec())
@@ -142,8 +142,8 @@ def _on_host(leaf: object) -> Any:
     if not isinstance(leaf, jax.Array):
         return leaf
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return _replicated(leaf)
-    whole = leaf if leaf.is_fully_addressable else _replicated(leaf)
+        return _replicate_leaf(leaf)
+    whole = leaf if leaf.is_fully_addressable else _replicate_leaf(leaf)
     return np.array(whole)  # a copy: a view would keep the device's buffer
 
 
@@ -190,7 +190,7 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...] = "data") -> T
                 f"{mesh_text(sizes)}",
                 write=f"a multiple of {parts} examples" if shape else "arrays [batch, ...]",
             )
-    return treedef.unflatten([_split(leaf, sharding) for _, leaf in items])
+    return treedef.unflatten([_split_leaf(leaf, sharding) for _, leaf in items])
 
 
 def _parts_here(sharding: NamedSharding, parts: int) -> int:
@@ -199,13 +199,13 @@ def _parts_here(sharding: NamedSharding, parts: int) -> int:
     return len({index[0].indices(parts) for index in slices if index is not None})
 
 
-def _split(leaf: object, sharding: NamedSharding) -> jax.Array:
+def _split_leaf(leaf: object, sharding: NamedSharding) -> jax.Array:
     if isinstance(leaf, jax.Array) and sharding.is_fully_addressable:
         return jax.device_put(leaf, sharding)
-    return jax.make_array_from_process_local_data(sharding, _canonical(leaf))
+    return jax.make_array_from_process_local_data(sharding, _to_canonical(leaf))
 
 
-def _canonical(leaf: object) -> np.ndarray:
+def _to_canonical(leaf: object) -> np.ndarray:
     """Converts a value to numpy with jax's dtype."""
     value = np.asarray(leaf)
     return value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)

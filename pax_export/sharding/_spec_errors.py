@@ -125,11 +125,11 @@ def _for_no_leaf(rule: Rules, leaves: list[LeafPath]) -> ShardingError:
         write = "a pattern of the whole path ('*.weight'), or of paths in the model and then "
         write += "pax.sharding.following(model, rules) for what belongs to it"
     if isinstance(rule, ClassRule):
-        got, write = _below(rule, leaves)
+        got, write = _explain_class(rule, leaves)
     return ShardingError("A rule matches no leaf.", where=str(rule), got=got, write=write)
 
 
-def _below(rule: ClassRule, leaves: list[LeafPath]) -> tuple[str, str]:
+def _explain_class(rule: ClassRule, leaves: list[LeafPath]) -> tuple[str, str]:
     """What there is instead of a leaf of a class."""
     pairs = [(leaf, owner) for leaf in leaves for owner in leaf.owners]
     own = {leaf.name_in(each): None for leaf, each in pairs if isinstance(each.module, rule.cls)}

@@ -106,11 +106,13 @@ class Table:
         return len(self.rows)
 
     def __str__(self) -> str:
-        return "\n".join([*_lines(self), *_summary(self)])
+        return "\n".join([*_table_lines(self), *_summary_lines(self)])
 
     def _repr_html_(self) -> str:
-        rows = [_cells(path, row) for path, row in _merge_equal_rows(self.rows)]
-        return html_text.block("", html_text.grid(_HEAD, rows), html_text.lines(_summary(self)))
+        rows = [_row_cells(path, row) for path, row in _merge_equal_rows(self.rows)]
+        return html_text.block(
+            "", html_text.grid(_HEAD, rows), html_text.lines(_summary_lines(self))
+        )
 
 
 def table(tree: PyTree, mesh: AnyMesh, rules: object = None) -> Table:
@@ -147,10 +149,10 @@ def table(tree: PyTree, mesh: AnyMesh, rules: object = None) -> Table:
     """
     sizes = sizes_of(mesh)
     found = leaf_shardings(leaf_paths(tree), sizes, Rules.of(rules))
-    return Table(sizes, tuple([_row(each, sizes) for each in found]))
+    return Table(sizes, tuple([_make_row(each, sizes) for each in found]))
 
 
-def _row(found: LeafSharding, sizes: Sizes) -> Row:
+def _make_row(found: LeafSharding, sizes: Sizes) -> Row:
     leaf, shard = found.leaf, found.shard_shape(sizes)
     return Row(
         path=leaf.name,
@@ -168,8 +170,8 @@ _HEAD = ("leaf", "shape", "dtype", "spec", "shard", "per device", "rule")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-def _lines(table: Table) -> list[str]:
-    cells = [_HEAD, *[_cells(path, row) for path, row in _merge_equal_rows(table.rows)]]
+def _table_lines(table: Table) -> list[str]:
+    cells = [_HEAD, *[_row_cells(path, row) for path, row in _merge_equal_rows(table.rows)]]
     widths = [max(map(len, column)) for column in zip(*cells)]
     return [
         "  ".join([cell.ljust(width) for cell, width in zip(line, widths)]).rstrip()
@@ -189,14 +191,14 @@ def _merge_equal_rows(rows: Sequence[Row]) -> list[tuple[str, Row]]:
     ]
 
 
-def _cells(path: str, row: Row) -> tuple[str, ...]:
+def _row_cells(path: str, row: Row) -> tuple[str, ...]:
     return (
         path, str(row.shape), row.dtype, spec_text(row.spec), str(row.shard_shape),
         bytes_text(row.bytes_per_device), row.rule or "none: replicated",
     )  # fmt: skip
 
 
-def _summary(table: Table) -> list[str]:
+def _summary_lines(table: Table) -> list[str]:
     lines = [
         "",
         f"mesh: {mesh_text(table.mesh)}, {math.prod(table.mesh.values())} devices",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pax_export.weights._dtypes import Description, describe, is_key
+from pax_export.weights._dtypes import Description, describe_array, is_key
 from pax_export.weights._file import open_weights
-from pax_export.weights._leaves import LoadReport, compare, leaves_by_name, mismatch
+from pax_export.weights._leaves import LoadReport, compare_leaves, leaves_by_name, mismatch_error
 from pax_export.weights._save_load import (
-    absence,
     chosen_sharding,
+    explain_absence,
     load_weights,
     refuse_narrowing,
     require_shape,

@@ -31,7 +31,7 @@ _BEGIN = '{"": "'
 _RAW_BEGIN = re.compile(rb'\{\\"\\": \\"')
 
 
-def of(content: object) -> str:
+def checksum_of(content: object) -> str:
     """The checksum of bytes."""
     return text_of(crc32(content, 0))
 
@@ -58,7 +58,9 @@ class Computed:
         """Begins with an array, which must not change until `sums` is asked for."""
         content = array.reshape(-1).view(np.uint8)
         large = content.nbytes >= _LARGE
-        self._sums[name] = self._threads.submit(of, content) if large else of(content)
+        self._sums[name] = (
+            self._threads.submit(checksum_of, content) if large else checksum_of(content)
+        )
 
     def put(self, name: str, number: int) -> None:
         """Takes over the checksum of an array that was computed elsewhere."""
@@ -72,7 +74,7 @@ class Computed:
         }
 
 
-def text(arrays: Mapping[str, np.ndarray]) -> str:
+def checksums_text(arrays: Mapping[str, np.ndarray]) -> str:
     """The entry for some arrays, with zeros for the header."""
     with Computed() as computed:
         for name, array in arrays.items():
@@ -80,7 +82,7 @@ def text(arrays: Mapping[str, np.ndarray]) -> str:
         return json.dumps({_HEADER: _ZEROS, **computed.sums()})
 
 
-def seal(path: Path) -> None:
+def seal_header(path: Path) -> None:
     """Sorts the metadata, for reproducible files, and stores the header's checksum in the file."""
     with path.open("r+b") as file:
         begin = file.read(8)
@@ -91,27 +93,27 @@ def seal(path: Path) -> None:
         if len(raw) > size:  # it would be written over the arrays
             raise OSError("safetensors wrote a header that is shorter than its JSON")
         raw = begin + raw.ljust(size)
-        place = _digits(raw)
+        place = _find_digits(raw)
         file.seek(0)
-        file.write(raw[:place] + of(raw).encode() + raw[place + len(_ZEROS) :])
+        file.write(raw[:place] + checksum_of(raw).encode() + raw[place + len(_ZEROS) :])
 
 
-def _digits(raw: bytes) -> int:
+def _find_digits(raw: bytes) -> int:
     """Where the digits of the header are; -1 if it has none."""
     found = _RAW_BEGIN.search(raw)
     return found.end() if found else -1
 
 
-def read(raw: bytes, metadata: Mapping[str, str]) -> dict[str, str] | None:
+def read_checksums(raw: bytes, metadata: Mapping[str, str]) -> dict[str, str] | None:
     """The checksums of the arrays by name, or None; no single damaged byte hides the entry."""
     texts = [text for name, text in metadata.items() if name == ENTRY or text.startswith(_BEGIN)]
     if not texts:
         return {}
-    place = _digits(raw)
+    place = _find_digits(raw)
     zeros = raw[:place] + _ZEROS.encode() + raw[place + len(_ZEROS) :]
     try:
         sums = json.loads(metadata[ENTRY])
-        if place >= 0 and len(texts) == 1 and sums.pop(_HEADER) == of(zeros):
+        if place >= 0 and len(texts) == 1 and sums.pop(_HEADER) == checksum_of(zeros):
             return sums
     except (KeyError, ValueError, AttributeError, RecursionError):
         pass

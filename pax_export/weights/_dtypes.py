@@ -40,10 +40,10 @@ def is_key(dtype: DTypeLike) -> bool:
     return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def stored(value: PyTree) -> tuple[np.ndarray, Note | None]:
+def to_stored(value: PyTree) -> tuple[np.ndarray, Note | None]:
     """An array or typed keys as stored, without a copy if possible, and what it was or None."""
     if is_key(value.dtype):
-        return np.asarray(jax.random.key_data(value)), {"key": algorithm(value.dtype)}
+        return np.asarray(jax.random.key_data(value)), {"key": key_algorithm(value.dtype)}
     array = np.asarray(value, dtype=value.dtype.newbyteorder("="), order="C")
     name = array.dtype.name
     if name in _NATIVE:
@@ -69,14 +69,14 @@ class Description:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-def describe(value: PyTree) -> Description:
+def describe_array(value: PyTree) -> Description:
     """What an array, or a ShapeDtypeStruct, would be in a file."""
     if is_key(value.dtype):
-        return Description(value.shape, f"key<{algorithm(value.dtype)}>")
+        return Description(value.shape, f"key<{key_algorithm(value.dtype)}>")
     return Description(value.shape, np.dtype(value.dtype).name)
 
 
-def algorithm(key_dtype: object) -> str:
+def key_algorithm(key_dtype: object) -> str:
     """The algorithm of a key dtype, e.g. ``"threefry2x32"``; jax tells it of arrays only."""
     found: list[Any] = []
     one_key = jax.ShapeDtypeStruct((), key_dtype)
@@ -86,7 +86,7 @@ def algorithm(key_dtype: object) -> str:
     return found[0]
 
 
-def described(code: str, shape: tuple[int, ...], note: Note | None) -> Description:
+def describe_stored(code: str, shape: tuple[int, ...], note: Note | None) -> Description:
     """What an array in a file is, from its header and its note."""
     name = NUMPY_NAMES.get(code, code)
     if note is None:
@@ -96,7 +96,7 @@ def described(code: str, shape: tuple[int, ...], note: Note | None) -> Descripti
     return Description(shape[:-1] if note["dtype"] == "complex128" else shape, note["dtype"])
 
 
-def restored(array: np.ndarray, note: Note | None) -> Any:
+def from_stored(array: np.ndarray, note: Note | None) -> Any:
     """The array that was saved, from the one that was stored: numpy's, or typed keys."""
     if note is None:
         return array

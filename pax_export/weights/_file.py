@@ -20,8 +20,8 @@ from pax_export._signing import Key
 from pax_export._signing import signer as signer_with
 from pax_export.weights import _checksums
 from pax_export.weights._binary_file import BinaryFile
-from pax_export.weights._dtypes import Note, restored
-from pax_export.weights._header import NOTES, changed, is_safetensors, read_header
+from pax_export.weights._dtypes import Note, from_stored
+from pax_export.weights._header import NOTES, corruption_error, is_safetensors, read_header
 
 #: The checksum of an array is computed while the next one is read; that of a larger array than
 #: this, after which there may be none, chunk by chunk while it is still near the processor.
@@ -40,7 +40,7 @@ _SIGNATURES = {
 }
 
 
-def write(
+def write_weights(
     path: Path,
     arrays: dict[str, np.ndarray],
     notes: Mapping[str, Note],
@@ -50,12 +50,12 @@ def write(
     """Writes arrays to a file, instead of one that may be there, or a WeightsFileError."""
     signer = signer_with(sign, "save_weights")
     library = require("safetensors.numpy", "safetensors", "save_weights")
-    metadata = {**(extra or {}), _checksums.ENTRY: _checksums.text(arrays)}
+    metadata = {**(extra or {}), _checksums.ENTRY: _checksums.checksums_text(arrays)}
     if notes:
         metadata[NOTES] = json.dumps(notes)
     failed = require("safetensors", "safetensors", "save_weights").SafetensorError
     what = "Cannot replace a file that is not a file of weights."
-    with whole_file(path, _recognized, what) as temporary:
+    with whole_file(path, _recognize_weights, what) as temporary:
         if signer:
             place = signature_file.of_file(Path(os.path.realpath(path)))
             single_file.check(place, signature_file.recognized)
@@ -68,7 +68,7 @@ def write(
                 got=error,
                 write="python -m pip install --upgrade safetensors, if it does not know a dtype",
             ) from error
-        _checksums.seal(temporary)
+        _checksums.seal_header(temporary)
         if signer:
             signer.sign_file(temporary)
 
@@ -76,31 +76,31 @@ def write(
 @contextmanager
 def whole_file(path: Path, recognized: Recognize, what: str) -> Iterator[Path]:
     """Yields the path of a file that becomes ``path``, or replaces one of ours, after the block."""
-    target = _target(path, recognized, what)
+    target = _target_file(path, recognized, what)
     try:
         with single_file.replaced(target, recognized) as temporary:
             yield temporary
-            temporary.chmod(_mode(target, temporary.parent))
+            temporary.chmod(_file_mode(target, temporary.parent))
     except WeightsFileError:
         raise
     except OSError as error:
         cause = error.__cause__ or error
         reason = getattr(cause, "strerror", None) or getattr(error, "got", None) or cause
-        raise _unwritten(path, reason) from error
+        raise _write_error(path, reason) from error
 
 
-def _target(path: Path, recognized: Recognize, what: str) -> Path:
+def _target_file(path: Path, recognized: Recognize, what: str) -> Path:
     """The file to write, or a WeightsFileError: a link stays; what it leads to is replaced."""
     if "\0" in str(path):
-        raise _unwritten(path, "a path with a null character")
+        raise _write_error(path, "a path with a null character")
     if directory.is_remote(path):
-        raise _unwritten(path, "a path of another machine")
+        raise _write_error(path, "a path of another machine")
     target = Path(os.path.realpath(path))
     try:
         kind = file_types.unusual(target)
         known = kind is not None or not target.exists() or recognized(target) is not None
     except OSError as error:
-        raise _unwritten(path, error.strerror) from error
+        raise _write_error(path, error.strerror) from error
     if target.is_dir():
         raise WeightsFileError(
             "A file of weights cannot replace a directory.",
@@ -117,14 +117,14 @@ def _target(path: Path, recognized: Recognize, what: str) -> Path:
     return target
 
 
-def _recognized(path: Path) -> Belongs | None:
+def _recognize_weights(path: Path) -> Belongs | None:
     """Of what lies at a path: a file of weights, whoever wrote it, or an empty file."""
     with path.open("rb") as file:
         begin = file.read(9)
     return (lambda name: False) if is_safetensors(begin) or not begin else None
 
 
-def _unwritten(path: Path, reason: object) -> WeightsFileError:
+def _write_error(path: Path, reason: object) -> WeightsFileError:
     return WeightsFileError(
         "The weights cannot be written to this path.",
         where=str(path).replace("\0", "\\0"),
@@ -133,7 +133,7 @@ def _unwritten(path: Path, reason: object) -> WeightsFileError:
     )
 
 
-def _mode(target: Path, new: Path) -> int:
+def _file_mode(target: Path, new: Path) -> int:
     """The permissions of the replaced file, or those of a new file under the process's umask."""
     if target.exists():
         return stat.S_IMODE(target.stat().st_mode)
@@ -152,7 +152,7 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
             raise WeightsFileError(
                 "The file is not a safetensors file, or is incomplete.",
                 where=str(path),
-                got=f"{_kind(file)} ({error})",
+                got=f"{_file_kind(file)} ({error})",
                 write="a file that pax_export.save_weights or another program wrote to its end",
             ) from error
         weights = WeightsFile(file, computed)
@@ -182,9 +182,9 @@ class WeightsFile:
                 write="a file that no other program changes; save_weights replaces files whole",
             ) from error
         try:
-            return restored(array, entry.note)
+            return from_stored(array, entry.note)
         except (TypeError, ValueError) as error:
-            raise changed(f"{name} in {self._file.where}", str(error)) from error
+            raise corruption_error(f"{name} in {self._file.where}", str(error)) from error
 
     def _fill(self, name: str, content: np.ndarray, offset: int) -> None:
         """Reads the bytes of an array, and begins with its checksum."""
@@ -210,7 +210,7 @@ class WeightsFile:
         for name, found in self._computed.sums().items():
             if self._sums[name] != found:
                 where = f"{name} in {self._file.where}"
-                raise changed(where, "its numbers differ from their checksum")
+                raise corruption_error(where, "its numbers differ from their checksum")
 
     def read_part(self, name: str, index: Any) -> np.ndarray:
         """Makes a part of an array that has no note, and reads no more than that."""
@@ -223,10 +223,10 @@ class WeightsFile:
 
 def _kind_at(path: Path) -> str:
     with BinaryFile(path) as file:
-        return _kind(file)
+        return _file_kind(file)
 
 
-def _kind(file: BinaryFile) -> str:
+def _file_kind(file: BinaryFile) -> str:
     """What a file seems to be, by its first bytes."""
     begin = file.begin(16)
     for signature, kind in _SIGNATURES.items():

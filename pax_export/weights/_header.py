@@ -10,7 +10,7 @@ import numpy as np
 
 from pax_export._errors import WeightsFileError
 from pax_export.weights import _checksums
-from pax_export.weights._dtypes import NUMPY_NAMES, Description, Note, described
+from pax_export.weights._dtypes import NUMPY_NAMES, Description, Note, describe_stored
 from pax_export.weights._leaves import RESERVED
 
 #: The entry of the metadata that holds the notes, as JSON: name -> note.
@@ -31,7 +31,7 @@ class HeaderEntry:
     @property
     def description(self) -> Description:
         """The array that was saved; the note has its dtype and kind."""
-        return described(self.code, self.shape, self.note)
+        return describe_stored(self.code, self.shape, self.note)
 
     @property
     def dtype(self) -> np.dtype:
@@ -52,10 +52,10 @@ def read_header(begin: bytes, raw: bytes, where: str) -> Header:
     """Parses a header and compares its checksum; `safetensors.safe_open` checks the rest."""
     fields = json.loads(raw)
     metadata = fields.pop(RESERVED, {})
-    sums = _checksums.read(begin + raw, metadata)
+    sums = _checksums.read_checksums(begin + raw, metadata)
     if sums is None:
-        raise changed(where, "a header that differs from its checksum")
-    notes = _notes(metadata, where)
+        raise corruption_error(where, "a header that differs from its checksum")
+    notes = _read_notes(metadata, where)
     arrays = {
         name: HeaderEntry(each["dtype"], tuple(each["shape"]),
                           len(begin) + len(raw) + each["data_offsets"][0], notes.get(name))
@@ -64,7 +64,7 @@ def read_header(begin: bytes, raw: bytes, where: str) -> Header:
     return Header(arrays, metadata, sums)
 
 
-def _notes(metadata: dict[str, str], where: str) -> dict[str, Note]:
+def _read_notes(metadata: dict[str, str], where: str) -> dict[str, Note]:
     try:
         notes = json.loads(metadata.get(NOTES, "{}"))
         if all(note.keys() in ({"key"}, {"dtype"}) for note in notes.values()):
@@ -79,7 +79,7 @@ def _notes(metadata: dict[str, str], where: str) -> dict[str, Note]:
     )
 
 
-def changed(where: str, got: str) -> WeightsFileError:
+def corruption_error(where: str, got: str) -> WeightsFileError:
     """The error about a file that differs from its checksums or notes."""
     return WeightsFileError(
         "The file of weights is corrupted: a checksum does not match.",

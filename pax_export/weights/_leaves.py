@@ -82,7 +82,7 @@ class LoadReport:
         return html_text.report(str(self))
 
 
-def compare(wanted: Mapping[str, object], there: Mapping[str, object]) -> LoadReport:
+def compare_leaves(wanted: Mapping[str, object], there: Mapping[str, object]) -> LoadReport:
     """Compares what a module has with what is on disk: name -> shape and dtype."""
     loaded, missing, mismatched = [], [], {}
     for name, own in wanted.items():
@@ -96,7 +96,7 @@ def compare(wanted: Mapping[str, object], there: Mapping[str, object]) -> LoadRe
     return LoadReport(tuple(loaded), tuple(missing), tuple(unexpected), mismatched)
 
 
-def mismatch(what: str, report: LoadReport, where: str, write: str) -> WeightsMismatchError:
+def mismatch_error(what: str, report: LoadReport, where: str, write: str) -> WeightsMismatchError:
     """The error that lists all differences of a report, and holds it."""
     _, *lines = str(report).splitlines()
     listed = "\n".join(f"  - {line}" for line in lines)

@@ -15,9 +15,9 @@ from pax_export._jax import is_tracer
 from pax_export._signing import Key
 from pax_export._signing import verify as verified
 from pax_export._types import PyTree
-from pax_export.weights._dtypes import Note, describe, is_key, stored
-from pax_export.weights._file import WeightsFile, open_weights, write
-from pax_export.weights._leaves import LoadReport, compare, leaves_by_name, mismatch
+from pax_export.weights._dtypes import Note, describe_array, is_key, to_stored
+from pax_export.weights._file import WeightsFile, open_weights, write_weights
+from pax_export.weights._leaves import LoadReport, compare_leaves, leaves_by_name, mismatch_error
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | No
     for name, leaf in leaves_by_name(module).items():
         _require_value(name, leaf)
         try:
-            arrays[name], note = stored(leaf)
+            arrays[name], note = to_stored(leaf)
         except TypeError as error:
             raise UnsupportedDtypeError(
                 "safetensors does not support the dtype of an array.",
@@ -70,7 +70,7 @@ def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | No
             ) from error
         if note is not None:
             notes[name] = note
-    write(Path(path), arrays, notes, sign)
+    write_weights(Path(path), arrays, notes, sign)
 
 
 def _require_value(name: str, leaf: object) -> None:
@@ -81,7 +81,7 @@ def _require_value(name: str, leaf: object) -> None:
             got=f"{type(leaf).__name__}: {leaf!r}"[:200],
             write="jnp.asarray(...) of a number; an initialised module instead of shapes",
         )
-    problem = absence(leaf)
+    problem = explain_absence(leaf)
     if (
         problem is None
         and isinstance(leaf, jax.Array)
@@ -97,7 +97,7 @@ def _require_value(name: str, leaf: object) -> None:
         )
 
 
-def absence(leaf: object) -> str | None:
+def explain_absence(leaf: object) -> str | None:
     """Why an array has no value here, if it has none."""
     if is_tracer(leaf):
         return "an array inside a function that jax traces"
@@ -168,9 +168,11 @@ def load_weights(
         require_shape(name, leaf, "load_weights needs a module of arrays")
     with open_weights(Path(path)) as file:
         there = {name: entry.description for name, entry in file.entries.items()}
-        report = compare({name: describe(leaf) for name, leaf in leaves.items()}, there)
+        report = compare_leaves(
+            {name: describe_array(leaf) for name, leaf in leaves.items()}, there
+        )
         if strict and not report.complete:
-            raise mismatch(
+            raise mismatch_error(
                 "The weights of the file are not those of the module",
                 report,
                 where=os.fspath(path),

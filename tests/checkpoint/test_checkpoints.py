@@ -287,7 +287,7 @@ def test_a_save_that_fails_is_told_and_the_next_one_works(tmp_path, monkeypatch)
         checkpoints.save(1, x=jnp.zeros(3), metrics={"loss": 1})
         checkpoints.wait()
         with monkeypatch.context() as patch:
-            patch.setattr("pax_export.checkpoint._orbax.save", _full)
+            patch.setattr("pax_export.checkpoint._orbax.start_save", _full)
             message = refusal(OSError, checkpoints.save, 2, x=jnp.zeros(3), metrics={"loss": 0})
         assert "The checkpoint of step 2 was not written." in message
         assert "got: OSError: No space left on device" in message
@@ -303,7 +303,7 @@ def test_a_save_that_fails_among_processes_may_mean_a_lost_one(tmp_path, monkeyp
         raise RuntimeError("Gloo: connection closed by peer")
 
     checkpoints = Checkpoints(tmp_path / "run")
-    monkeypatch.setattr("pax_export.checkpoint._orbax.save", lost)
+    monkeypatch.setattr("pax_export.checkpoint._orbax.start_save", lost)
     message = refusal(OSError, checkpoints.save, 2, x=jnp.zeros(3))
     assert "write: all processes started again, if one was lost; else a directory" in message
 

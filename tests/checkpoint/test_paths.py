@@ -58,7 +58,7 @@ def test_what_cannot_be_read_back_is_told(tmp_path, monkeypatch):
         raise ValueError("no such array")
 
     checkpoints = Checkpoints(tmp_path)
-    monkeypatch.setattr(_checkpoint._orbax, "read", broken)
+    monkeypatch.setattr(_checkpoint._orbax, "read_arrays", broken)
     checkpoints.save(1, model=MODEL)
     with pytest.raises(OSError, match=r"step 1 was written, and cannot be read back") as caught:
         checkpoints.wait()

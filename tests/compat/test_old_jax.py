@@ -115,7 +115,7 @@ def test_an_export_is_no_program(tmp_path):
 
 @pytest.mark.parametrize(("module", "name"), EACH, ids=[".".join(each) for each in EACH])
 def test_every_old_name_is_there(module, name):
-    value = getattr(_legacy_jax.view(module), name)
+    value = getattr(_legacy_jax.view_module(module), name)
     assert value is not None
     if callable(value) and not inspect.isclass(value):
         assert getattr(value, "__doc__", "") is not None or module
@@ -123,7 +123,7 @@ def test_every_old_name_is_there(module, name):
 
 @pytest.mark.parametrize("module", OLD_MODULES)
 def test_every_old_module_is_there(module):
-    assert _legacy_jax.view(module) is not None
+    assert _legacy_jax.view_module(module) is not None
     importlib.import_module(OLD_MODULES[module])
 
 
@@ -140,7 +140,7 @@ def test_the_guide_lists_them_all():
 
 def test_what_functions_of_today_are_called_with():
     x = jnp.array([3.0, 1.0, 2.0])
-    seen = _legacy_jax.view("jax.numpy")
+    seen = _legacy_jax.view_module("jax.numpy")
     assert seen.clip(x, 1.5, 2.5).tolist() == seen.clip(x, a_max=2.5, a_min=1.5).tolist()
     assert seen.clip(x, min=2).tolist() == [3, 2, 2]
     assert seen.sort(x, kind="quicksort").tolist() == [1, 2, 3]
@@ -151,7 +151,7 @@ def test_what_functions_of_today_are_called_with():
     assert_close(seen.trapz(x), 3.5)
     matrix = jnp.array([[2.0, 1.0], [1.0, 3.0]])
     assert_close(seen.linalg.pinv(matrix, rcond=1e-6), jnp.linalg.inv(matrix), rtol=1e-4)
-    linalg = _legacy_jax.view("jax.scipy.linalg")
+    linalg = _legacy_jax.view_module("jax.scipy.linalg")
     assert_close(linalg.solve(matrix, x[:2], sym_pos=True), jnp.linalg.solve(matrix, x[:2]))
     assert_close(
         linalg.polar_unitary(matrix) @ linalg.polar_unitary(matrix).T, jnp.eye(2), atol=1e-5
@@ -160,14 +160,14 @@ def test_what_functions_of_today_are_called_with():
 
 def test_what_acts_on_indices():
     x, at = jnp.arange(4.0), old.INDEX
-    ops = _legacy_jax.view("jax.ops")
+    ops = _legacy_jax.view_module("jax.ops")
     assert ops.index_mul(x, at[1:], 2).tolist() == [0, 2, 4, 6]
     assert ops.index_min(x, at[::2], 1, False, unique_indices=True).tolist() == [0, 1, 1, 3]
     assert ops.index_max([0, 1], 0, 5).tolist() == [5, 1]
 
 
 def test_what_calls_python():
-    host, seen = _legacy_jax.view("jax.experimental.host_callback"), []
+    host, seen = _legacy_jax.view_module("jax.experimental.host_callback"), []
 
     @jax.jit
     def call(x):
@@ -181,13 +181,13 @@ def test_what_calls_python():
 
 
 def test_small_ones():
-    util, random = _legacy_jax.view("jax.util"), _legacy_jax.view("jax.random")
+    util, random = _legacy_jax.view_module("jax.util"), _legacy_jax.view_module("jax.random")
     assert util.unzip2([(1, 2), (3, 4)]) == ((1, 3), (2, 4))
     assert util.safe_map(max, [1, 5], [2, 3]) == [2, 5]
     with pytest.raises(ValueError):
         util.safe_zip([1], [1, 2])
     assert random.threefry2x32_key(0).shape == random.PRNGKey(0).shape
-    assert _legacy_jax.view("jax").curry(max)(1)(5) == 5
-    assert _legacy_jax.view("jax").host_ids() == [0]
-    with _legacy_jax.view("jax.experimental").enable_x64():
+    assert _legacy_jax.view_module("jax").curry(max)(1)(5) == 5
+    assert _legacy_jax.view_module("jax").host_ids() == [0]
+    with _legacy_jax.view_module("jax.experimental").enable_x64():
         assert jnp.ones(1).dtype == "float64"

@@ -342,7 +342,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     def no_locks(directory):
         raise OSError(95, "not supported")
 
-    monkeypatch.setattr(stale_temporaries, "_lock", no_locks)
+    monkeypatch.setattr(stale_temporaries, "_lock_directory", no_locks)
     (tmp_path / ".a.0123456789ab.part").mkdir()
     write(tmp_path / "a", "new")
     assert names(tmp_path) == [".a.0123456789ab.part", "a"]
@@ -353,8 +353,8 @@ def test_everything_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
     monkeypatch.setattr(disk.os, "fsync", lambda handle: events.append(
         os.readlink(f"/proc/self/fd/{handle}").replace(str(tmp_path), "").rpartition(".part")[2]
     ))  # fmt: skip
-    move = _directory._move
-    monkeypatch.setattr(_directory, "_move", lambda *args: (events.append("move"), move(*args)))
+    move = _directory.move
+    monkeypatch.setattr(_directory, "move", lambda *args: (events.append("move"), move(*args)))
     with replaced(tmp_path / "a", None) as directory:
         (directory / "deep").mkdir()
         (directory / "deep" / "file").write_text("x")

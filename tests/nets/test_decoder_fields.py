@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export.nets._layer_kind import LayerKind, repeating
+from pax_export.nets._layer_kind import LayerKind, shortest_pattern
 from tests.nets import decoder_reference as reference
 from tests.nets.decoder_gguf import write_gguf
 
@@ -48,7 +48,7 @@ class Counted(LayerKind):
 @pytest.mark.parametrize("windows", [[3] * 999 + [4], [3, 3, 4] * 333 + [3], [3, 4] * 500])
 def test_a_pattern_is_found_by_few_comparisons(windows):
     Counted.compared = 0
-    pattern = repeating([Counted(window) for window in windows])
+    pattern = shortest_pattern([Counted(window) for window in windows])
     assert Counted.compared <= 4 * len(windows)
     assert [pattern[i % len(pattern)].window for i in range(len(windows))] == windows
     shorter = [windows[i % n] for n in range(1, len(pattern)) for i in range(len(windows))]

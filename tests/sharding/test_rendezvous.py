@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pax_export.errors import ProcessesError
-from pax_export.sharding._rendezvous import rendezvous
+from pax_export.sharding._rendezvous import await_processes
 from tests.sharding.many import free_port
 
 
 def outcome(coordinator, count, index, within):
     try:
-        return rendezvous(coordinator, count, index, within)
+        return await_processes(coordinator, count, index, within)
     except ProcessesError as error:
         return error
 

@@ -259,14 +259,14 @@ def test_every_truncation_is_refused(path):
 def test_a_file_that_shrinks_while_it_is_read(path, monkeypatch):
     tree = {"a": jnp.zeros(1), "b": jnp.zeros(2_000_000)}  # more than is read ahead
     pax.save_weights(tree, path)
-    compare = _save_load.compare
+    compare = _save_load.compare_leaves
 
     def truncate(wanted, there):
         report = compare(wanted, there)
         os.truncate(path, path.stat().st_size - 1)
         return report
 
-    monkeypatch.setattr(_save_load, "compare", truncate)
+    monkeypatch.setattr(_save_load, "compare_leaves", truncate)
     with pytest.raises(OSError, match=r"truncated while it was read.\n  where: b in .*w.saf"):
         pax.load_weights(tree, path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pax_export._wire import Map, Memory, Message, Schema, signed, table, table_entries
+from pax_export._wire import Map, Memory, Message, Schema, signed, table_entries, write_table
 
 POINT = Schema(x=1, y=2)
 ANY = Schema(alternatives=True, flag=1, text=2, point=(3, POINT))
@@ -52,4 +52,4 @@ def test_a_table_is_read_again(count):
     values = {b"": b"header"} | {
         f"a/{place:04d}".encode(): bytes([place % 256]) for place in range(count)
     }
-    assert dict(table_entries(Memory(table(values)))) == values
+    assert dict(table_entries(Memory(write_table(values)))) == values

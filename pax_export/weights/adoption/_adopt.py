@@ -18,13 +18,13 @@ from pax_export.sharding import shardings
 from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights._save_load import require_shape
 from pax_export.weights.adoption import _refusals
-from pax_export.weights.adoption._array_transforms import Piece, forward
+from pax_export.weights.adoption._array_transforms import Piece, apply_piece
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._options import Options, options_of
 from pax_export.weights.adoption._parametrized import file_names
-from pax_export.weights.adoption._place import constant, own_value, placed, require_kinds
-from pax_export.weights.adoption._plan import Choice, Study, best_study, choices
+from pax_export.weights.adoption._place import constant_leaf, keep_leaf, place_leaf, require_kinds
+from pax_export.weights.adoption._plan import Choice, Study, best_study, find_choices
 from pax_export.weights.adoption._report import AdoptionReport, Row
 from pax_export.weights.sources import Source, open_source
 
@@ -90,17 +90,17 @@ class _Reference:
             if distance <= self._tolerance:
                 found[choice.key()] = net, choice
                 if len(found) > 1:
-                    raise _refusals.ambiguous(study, source, len(found))
+                    raise _refusals.ambiguity_error(study, source, len(found))
         if not found:
-            raise _refusals.nothing_agrees(source, self.tried, nearest, MOST)
+            raise _refusals.no_agreement_error(source, self.tried, nearest, MOST)
         return next(iter(found.values()))
 
 
 def _likely_choices(study: Study, found: Mapping) -> Iterator[Choice]:
     """What names leave; if none of that is found to agree, also norms in another order."""
-    yield from choices(study.possible)
+    yield from find_choices(study.possible)
     if not found and any(each.outcome.by_order for each in study.possible):
-        yield from choices(study.possible, reopened=True)
+        yield from find_choices(study.possible, reopened=True)
 
 
 def _relative_difference(one: object, other: object) -> float:
@@ -203,22 +203,22 @@ def adopt(
         study, opened = best_study(net, source, file, options, "adopt")
         filler = _Filler(net, leaves, opened, study, dict(zip(leaves, lying or [])), dtype)
         if not study.possible:
-            raise _refused(net, source, file, options, "adopt", study, opened)
+            raise _refusal_of(net, source, file, options, "adopt", study, opened)
         if reference is None:
-            choice = decided(study, opened)
+            choice = choose_only_way(study, opened)
             return filler.fill(choice), report_of(study, opened, choice, leaves)
         compared = _Reference(reference, tolerance)
         new, choice = compared.choose(filler)
         return new, report_of(study, opened, choice, leaves, compared.tried)
 
 
-def decided(study: Study, source: Source) -> Choice:
+def choose_only_way(study: Study, source: Source) -> Choice:
     """The one way that is left, or the error that lists what is not decided."""
     if not all(hypothesis.decided for hypothesis in study.possible):
-        raise _refusals.ambiguous(study, source)
-    found = {choice.key(): choice for choice in reversed(list(choices(study.possible)))}
+        raise _refusals.ambiguity_error(study, source)
+    found = {choice.key(): choice for choice in reversed(list(find_choices(study.possible)))}
     if len(found) > 1:
-        raise _refusals.ambiguous(study, source)
+        raise _refusals.ambiguity_error(study, source)
     choice = next(iter(found.values()))
     _refuse_doubled(choice, source)
     return choice
@@ -233,31 +233,31 @@ def _refuse_doubled(choice: Choice, source: Source) -> None:
     for several in seen.values():
         by_beginning: dict[bytes, list[tuple[Layer, Group]]] = {}
         for layer, group in several if len(several) > 1 else ():
-            rows = [_row(source, piece) for piece in group.parts.values()]
+            rows = [_first_row(source, piece) for piece in group.parts.values()]
             if any((row != row.reshape(-1)[:1]).any() for row in rows):  # zeros are like zeros
                 beginning = b"|".join(np.ascontiguousarray(row).tobytes() for row in rows)
                 by_beginning.setdefault(beginning, []).append((layer, group))
         for alike in by_beginning.values():
             for (one, group), (other, second) in itertools.combinations(alike, 2):
-                if _equal(group, second, source):
-                    raise _refusals.doubled(
+                if _equal_arrays(group, second, source):
+                    raise _refusals.equal_arrays_error(
                         source, (group.path, second.path), (one.path, other.path)
                     )
 
 
-def _row(source: Source, piece: Piece) -> np.ndarray:
+def _first_row(source: Source, piece: Piece) -> np.ndarray:
     """The beginning of an array, or of the part of it that is meant."""
     if piece.take is not None:
-        part = forward(source.entries[piece.source].read(), piece)
+        part = apply_piece(source.entries[piece.source].read(), piece)
         return part[(slice(0, 1),) * (part.ndim - 1)]
     return source.entries[piece.source].read_part((slice(0, 1),) * (len(piece.shape) - 1))
 
 
-def _equal(one: Group, other: Group, source: Source) -> bool:
+def _equal_arrays(one: Group, other: Group, source: Source) -> bool:
     """Whether the arrays of two groups are the same."""
     return set(one.parts) == set(other.parts) and all(
-        forward(source.entries[piece.source].read(), piece).tobytes()
-        == forward(source.entries[theirs.source].read(), theirs).tobytes()
+        apply_piece(source.entries[piece.source].read(), piece).tobytes()
+        == apply_piece(source.entries[theirs.source].read(), theirs).tobytes()
         for piece, theirs in ((one.parts[role], other.parts[role]) for role in one.parts)
     )
 
@@ -283,18 +283,18 @@ class _Filler:
     def _leaf(self, path: str, own: object, choice: Choice, kept: dict[Any, Any] | None) -> Any:
         sharding = self._lying.get(path)
         if path in self.study.wanted.counters:
-            return constant(own, sharding, 1)
+            return constant_leaf(own, sharding, 1)
         if path in self.study.wanted.zeros:
-            return constant(own, sharding, 0)
+            return constant_leaf(own, sharding, 0)
         pieces = choice.recipe.get(path)
         if pieces is None:
             if path not in self._own:
-                self._own[path] = own_value(own, path, sharding, next_rng_key)
+                self._own[path] = keep_leaf(own, path, sharding, next_rng_key)
             return self._own[path]
         key = (path, tuple(piece.key() for piece in pieces))
         if kept is not None and key in kept:
             return kept[key]
-        value = placed(own, pieces, self.source, path, self._dtype_of(own), sharding)
+        value = place_leaf(own, pieces, self.source, path, self._dtype_of(own), sharding)
         if kept is not None:
             kept[key] = value
         return value
@@ -335,7 +335,7 @@ def report_of(
     )  # fmt: skip
 
 
-def _refused(
+def _refusal_of(
     net: PyTree,
     given: object,
     file: Source,
@@ -351,7 +351,7 @@ def _refused(
         return bool(best_study(net, given, file, less, where)[0].possible)
 
     unknown = [name for name in version.entries if name not in study.ignored]
-    return _refusals.impossible(study, version, ways_out(unknown, possible))
+    return _refusals.impossible_error(study, version, ways_out(unknown, possible))
 
 
 def plan_of(
@@ -360,8 +360,8 @@ def plan_of(
     """The one way from a source to a module, to be gone back, and the version of the source."""
     study, version = best_study(net, like, source, options, where)
     if not study.possible:
-        raise _refused(net, like, source, options, where, study, version)
-    return report_of(study, version, decided(study, version), leaves_by_name(net)), version
+        raise _refusal_of(net, like, source, options, where, study, version)
+    return report_of(study, version, choose_only_way(study, version), leaves_by_name(net)), version
 
 
 #: The largest number of starting points that are tried.
@@ -372,18 +372,18 @@ def ways_out(
     names: Sequence[str], possible: Callable[[tuple[str, ...]], bool]
 ) -> list[tuple[str, ...]]:
     """Patterns of names to ignore, one list for each net that fits without the others."""
-    parts = _parts(names)
+    parts = _split_beginnings(names)
     nets = [at for at in parts if _is_net(at, parts)]
     nets = sorted(nets, key=lambda at: -len(parts[at]))[:_MOST]
-    one = [(_pattern(at),) for at in nets]
+    one = [(_pattern_below(at),) for at in nets]
     found = [patterns for patterns in one if possible(patterns)]
     if found or len(nets) != len(parts) or len(nets) < 3:
         return found
-    most = [tuple([_pattern(at) for at in nets if at != kept]) for kept in nets]
+    most = [tuple([_pattern_below(at) for at in nets if at != kept]) for kept in nets]
     return [patterns for patterns in most if possible(patterns)]
 
 
-def _parts(names: Sequence[str]) -> dict[str, list[str]]:
+def _split_beginnings(names: Sequence[str]) -> dict[str, list[str]]:
     """By the beginnings at which the names part: what follows."""
     steps = [re.findall(r"[^./:]+", name) for name in names]
     for depth in range(1, max(map(len, steps), default=0)):
@@ -404,5 +404,5 @@ def _is_net(at: str, parts: dict[str, list[str]]) -> bool:
     )
 
 
-def _pattern(beginning: str) -> str:
+def _pattern_below(beginning: str) -> str:
     return ".".join(escaped(step) for step in beginning.split(".")) + ".**"

@@ -43,8 +43,8 @@ class Piece:
 
     def key(self) -> tuple:
         """Equal for pieces that do the same, whatever they are called."""
-        return (self.source, self.split, str(self.take), _canonical(self.part_shape, self.steps),
-                str(self.put), self.room, self.adds)  # fmt: skip
+        steps = _canonical_steps(self.part_shape, self.steps)
+        return (self.source, self.split, str(self.take), steps, str(self.put), self.room, self.adds)
 
     def stacked(self, sizes: Shape) -> Piece:
         """What it does with one layer, done with an array of several that are stacked."""
@@ -137,7 +137,7 @@ _KINDS = {
 }
 
 
-def _canonical(shape: Shape, steps: Sequence[Step]) -> tuple:
+def _canonical_steps(shape: Shape, steps: Sequence[Step]) -> tuple:
     """Steps without those that change no number's place: axes of one, empty flips."""
     found: list[tuple] = []
     for step in steps:
@@ -145,28 +145,30 @@ def _canonical(shape: Shape, steps: Sequence[Step]) -> tuple:
         if step[0] == "transpose":
             moved = [axis for axis in step[1] if shape[axis] != 1]
             if moved != sorted(moved):
-                found.append(("transpose", _squeezed(shape), tuple(np.argsort(np.argsort(moved)))))
+                found.append(
+                    ("transpose", _squeeze_shape(shape), tuple(np.argsort(np.argsort(moved))))
+                )
         elif step[0] == "flip":
             axes = [axis for axis in step[1] if shape[axis] != 1]
             if axes:
                 kept = [axis for axis in range(len(shape)) if shape[axis] != 1]
                 found.append(("flip", tuple(kept.index(axis) for axis in axes)))
         elif step[0] == "reshape":
-            if _squeezed(shape) != _squeezed(after):
-                found.append(("reshape", _squeezed(shape), _squeezed(after)))
+            if _squeeze_shape(shape) != _squeeze_shape(after):
+                found.append(("reshape", _squeeze_shape(shape), _squeeze_shape(after)))
         else:
             found.append(step)
         shape = after
     return tuple(found)
 
 
-def _squeezed(shape: Shape) -> Shape:
+def _squeeze_shape(shape: Shape) -> Shape:
     return tuple(size for size in shape if size != 1)
 
 
 def squeezed_equal(one: Shape, other: Shape) -> bool:
     """Whether two shapes differ in axes of one at most."""
-    return _squeezed(one) == _squeezed(other)
+    return _squeeze_shape(one) == _squeeze_shape(other)
 
 
 def shape_after(shape: Shape, steps: Sequence[Step]) -> Shape:
@@ -179,7 +181,7 @@ def shape_after(shape: Shape, steps: Sequence[Step]) -> Shape:
     return shape
 
 
-def forward(array: np.ndarray, piece: Piece) -> np.ndarray:
+def apply_piece(array: np.ndarray, piece: Piece) -> np.ndarray:
     """The part of a leaf that an array becomes."""
     if piece.split is not None:
         array = array.reshape(piece.split)
@@ -190,10 +192,10 @@ def forward(array: np.ndarray, piece: Piece) -> np.ndarray:
     return array
 
 
-def backward(value: np.ndarray, piece: Piece, into: np.ndarray) -> None:
+def undo_piece(value: np.ndarray, piece: Piece, into: np.ndarray) -> None:
     """Puts what a leaf has at the piece's place back into the array of the source."""
     if piece.put is not None:
-        value = region(value, piece)
+        value = leaf_region(value, piece)
     shapes = [piece.part_shape]
     for step in piece.steps:
         shapes.append(shape_after(shapes[-1], (step,)))
@@ -203,23 +205,23 @@ def backward(value: np.ndarray, piece: Piece, into: np.ndarray) -> None:
     part[piece.take or ...] = value
 
 
-def assembled(shape: Shape, dtype: Any, pieces: Sequence[Piece], read: PyTree) -> np.ndarray:
+def assemble_leaf(shape: Shape, dtype: Any, pieces: Sequence[Piece], read: PyTree) -> np.ndarray:
     """A leaf from its pieces; `read` gives the array of a name."""
     if len(pieces) == 1 and pieces[0].put is None:
-        return forward(read(pieces[0].source), pieces[0]).astype(dtype)
+        return apply_piece(read(pieces[0].source), pieces[0]).astype(dtype)
     # The sum of two biases is rounded once, in the dtype of the file or the leaf's if wider.
     wide = np.result_type(dtype, *[read(piece.source).dtype for piece in pieces])
     leaf = np.zeros(shape, wide)
     for piece in pieces:
-        part = forward(read(piece.source), piece)
+        part = apply_piece(read(piece.source), piece)
         if piece.adds:
-            region(leaf, piece)[...] += part.astype(wide)
+            leaf_region(leaf, piece)[...] += part.astype(wide)
         else:
-            region(leaf, piece)[...] = part.astype(wide)
+            leaf_region(leaf, piece)[...] = part.astype(wide)
     return leaf.astype(dtype, copy=False)
 
 
-def region(leaf: np.ndarray, piece: Piece) -> np.ndarray:
+def leaf_region(leaf: np.ndarray, piece: Piece) -> np.ndarray:
     """The part of a leaf that a piece fills, as a view."""
     room = leaf if piece.room is None else leaf.reshape(piece.room)
     return room[piece.put or ...]

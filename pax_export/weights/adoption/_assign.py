@@ -23,7 +23,7 @@ from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._missing import without_counterpart
 from pax_export.weights.adoption._name_parsing import KINDS
-from pax_export.weights.adoption._order import contradicts, in_order, is_norm, norm_place
+from pax_export.weights.adoption._order import contradicts_order, is_norm, norm_place, sort_norms
 
 #: The number of steps spent on looking for a second assignment.
 _STEPS = 20_000
@@ -67,7 +67,7 @@ class Outcome:
         return not (self.missing or self.left)
 
 
-def assigned(
+def assign_groups(
     layers: Sequence[Layer], groups: Sequence[Group], fits: Callable[[Layer, Group], bool]
 ) -> Outcome:
     """Gives each group to a layer, as far as that is decided."""
@@ -78,9 +78,9 @@ def assigned(
     done = {one for pair in told for one in pair}
     rest = [layer for layer in layers if layer not in done]
     others = [group for group in groups if group not in done]
-    for component in _components(rest, others, fits):
+    for component in _find_components(rest, others, fits):
         if not component.balanced:
-            _unbalanced(component, outcome)
+            _record_unbalanced(component, outcome)
         elif len(component.layers) == 1:
             layer, group = component.layers[0], component.groups[0]
             outcome.pairs.append((layer, group))
@@ -88,8 +88,8 @@ def assigned(
         else:
             waiting.append(component)
     while True:
-        links = _links(outcome.pairs, layers, groups) if outcome.pairs else {}
-        undecided = [each for each in waiting if not _decided(each, links, outcome)]
+        links = _find_links(outcome.pairs, layers, groups) if outcome.pairs else {}
+        undecided = [each for each in waiting if not _decide_component(each, links, outcome)]
         if len(undecided) == len(waiting):
             break
         waiting = undecided
@@ -108,7 +108,7 @@ def _user_choice(layers: Sequence[Layer], groups: Sequence[Group], fits: Callabl
     return [(layer, group[0]) for layer, group in found.items() if len(group) == 1]
 
 
-def _components(
+def _find_components(
     layers: Sequence[Layer], groups: Sequence[Group], fits: Callable[[Layer, Group], bool]
 ) -> Iterator[Component]:
     left = list(groups)
@@ -135,11 +135,11 @@ def _components(
         yield Component([], [group], fits)
 
 
-def _unbalanced(component: Component, outcome: Outcome) -> None:
+def _record_unbalanced(component: Component, outcome: Outcome) -> None:
     """Says which are too many, by their names if these tell; nothing of it is used."""
     missing, left = component.layers, component.groups
     if missing and left:
-        found = [_extra(component, *apart) for apart in _APART]
+        found = [_find_extra(component, *apart) for apart in _APART]
         if len(missing) > len(left):
             left = []
             missing = min([some for some, _ in found if some], key=len, default=missing)
@@ -152,13 +152,13 @@ def _unbalanced(component: Component, outcome: Outcome) -> None:
     outcome.left += left
 
 
-def _extra(component: Component, apart: bool, others: bool) -> tuple[list[Layer], list[Group]]:
+def _find_extra(component: Component, apart: bool, others: bool) -> tuple[list[Layer], list[Group]]:
     ours, theirs = _by_words(component.layers, apart), _by_words(component.groups, others)
     counted = {own.count("#") for own in ours} & {other.count("#") for other in theirs}
     chosen: dict[Any, list[Any]] = {}
     for own, layers in ours.items():
-        chosen[own] = _best({
-            other: _shared(layers[:1], groups[:1], {}) for other, groups in theirs.items()
+        chosen[own] = _best_options({
+            other: _common_words(layers[:1], groups[:1], {}) for other, groups in theirs.items()
             if component.fits(layers[0], groups[0])
             and (not counted or other.count("#") == own.count("#"))
         })  # fmt: skip
@@ -183,11 +183,11 @@ def _by_words(items: Sequence[Any], apart: bool = False) -> dict[tuple[str, ...]
     return found
 
 
-def branches(numbers: Sequence[tuple[int, ...]]) -> Any:
+def number_tree(numbers: Sequence[tuple[int, ...]]) -> Any:
     """The shape of the tree that sorted tuples of numbers form; None if two tuples are equal.
 
     Example:
-        >>> branches([(1, 0, 7), (1, 1, 7), (2, 0, 7)]) == branches([(0, 0), (0, 5), (3, 1)])
+        >>> number_tree([(1, 0, 7), (1, 1, 7), (2, 0, 7)]) == number_tree([(0, 0), (0, 5), (3, 1)])
         True
     """
     if len(numbers) == 1:
@@ -195,7 +195,7 @@ def branches(numbers: Sequence[tuple[int, ...]]) -> Any:
     if len(set(numbers)) != len(numbers):
         return None
     below = [
-        branches([each[1:] for each in group])
+        number_tree([each[1:] for each in group])
         for _, group in itertools.groupby(numbers, key=lambda each: each[0])
     ]
     if None in below:
@@ -208,13 +208,15 @@ def branches(numbers: Sequence[tuple[int, ...]]) -> Any:
 # Words
 
 
-def _decided(component: Component, links: Mapping[Any, frozenset], outcome: Outcome) -> bool:
+def _decide_component(
+    component: Component, links: Mapping[Any, frozenset], outcome: Outcome
+) -> bool:
     norms = all(map(is_norm, component.layers))
     several = _APART if norms else _APART[:1]
-    return any(_decided_by(component, links, outcome, *apart) for apart in several)
+    return any(_decide_by_words(component, links, outcome, *apart) for apart in several)
 
 
-def _decided_by(
+def _decide_by_words(
     component: Component, links: Mapping[Any, frozenset], outcome: Outcome, apart: bool,
     others: bool,
 ) -> bool:  # fmt: skip
@@ -222,27 +224,27 @@ def _decided_by(
     fitting: dict[Any, dict[Any, frozenset]] = {}
     for own, layers in ours.items():
         fitting[own] = {
-            other: _shared(layers, groups, links)
+            other: _common_words(layers, groups, links)
             for other, groups in theirs.items()
-            if _fits(component, layers, groups, links)
+            if _fit_by_numbers(component, layers, groups, links)
         }
-    chosen = {own: _best(options) for own, options in fitting.items()}
+    chosen = {own: _best_options(options) for own, options in fitting.items()}
     backwards: dict[Any, dict[Any, frozenset]] = {other: {} for other in theirs}
     for own, options in fitting.items():
         for other, words in options.items():
             backwards[other][own] = words
-    wished = {other: _best(options) for other, options in backwards.items()}
+    wished = {other: _best_options(options) for other, options in backwards.items()}
     ordered: set[Any] = set()
-    found = list(itertools.islice(matchings(chosen), 2))
+    found = list(itertools.islice(find_matchings(chosen), 2))
     norms = {own: layers for own, layers in ours.items() if is_norm(layers[0])}
     if len(found) > 1:
         told = _told_by_order({own: chosen[own] for own in norms})
-        ordered, found = set(told), list(itertools.islice(matchings(chosen | told), 2))
+        ordered, found = set(told), list(itertools.islice(find_matchings(chosen | told), 2))
     if len(found) != 1 or len(found[0]) != len(ours):
         return False
     if any(own not in wished[other] for own, other in found[0].items()):
         return False  # a group that is called as another layer
-    if contradicts({own: other for own, other in found[0].items() if own in norms}):
+    if contradicts_order({own: other for own, other in found[0].items() if own in norms}):
         return False
     one = len(ours) == 1
     for own, other in found[0].items():
@@ -264,41 +266,44 @@ def _told_by_order(chosen: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:
     for options in chosen.values():
         same = [own for own, those in chosen.items() if those and set(those) <= set(options)]
         if len(same) == len(options) > 1 and not told.keys() & set(same):
-            pairs = zip(in_order(same) or (), in_order(options) or ())
+            pairs = zip(sort_norms(same) or (), sort_norms(options) or ())
             told |= {own: [other] for own, other in pairs}
     return told
 
 
-def _fits(
+def _fit_by_numbers(
     component: Component, layers: list[Layer], groups: list[Group], links: Mapping[Any, frozenset]
 ) -> bool:
     """Whether groups are counted as layers are, and each fits the one of its number."""
-    if not _fits_loosely(component, layers, groups):
+    if not _fit_loosely(component, layers, groups):
         return False
     return len(layers) == 1 or all(
-        _counts(layer, group) or (layer, group) in links for layer, group in zip(layers, groups)
+        _numbers_count_layers(layer, group) or (layer, group) in links
+        for layer, group in zip(layers, groups)
     )
 
 
-def _fits_loosely(component: Component, layers: list[Layer], groups: list[Group]) -> bool:
-    """As `_fits`, of numbers that need not count layers: what is right is seen when it is run."""
-    alike = branches([layer.name.numbers for layer in layers])
+def _fit_loosely(component: Component, layers: list[Layer], groups: list[Group]) -> bool:
+    """As `_fit_by_numbers`, of numbers that need not count layers: a reference decides."""
+    alike = number_tree([layer.name.numbers for layer in layers])
     return (
         len(layers) == len(groups)
         and alike is not None
-        and alike == branches([group.name.numbers for group in groups])
+        and alike == number_tree([group.name.numbers for group in groups])
         and all(component.fits(layer, group) for layer, group in zip(layers, groups))
     )
 
 
-def _counts(layer: Layer, group: Group) -> bool:
+def _numbers_count_layers(layer: Layer, group: Group) -> bool:
     """Whether the numbers of a name count layers; those of ``arr_0`` and ``var_17`` do not."""
     if layer.said & group.said:
         return True
     return group.sure and (group.own_words <= KINDS or group.is_in_list)
 
 
-def _shared(layers: list[Layer], groups: list[Group], links: Mapping[Any, frozenset]) -> frozenset:
+def _common_words(
+    layers: list[Layer], groups: list[Group], links: Mapping[Any, frozenset]
+) -> frozenset:
     norms = is_norm(layers[0])
     words = _shared_words(layers[0], groups[0], norms)
     for layer, group in zip(layers, groups):
@@ -314,14 +319,14 @@ def _shared_words(layer: Layer, group: Group, norms: bool) -> frozenset:
     return (norm_place(layer.name.words).said | layer.also) & norm_place(group.name.words).said
 
 
-def _best(options: Mapping[Any, frozenset]) -> list[Any]:
+def _best_options(options: Mapping[Any, frozenset]) -> list[Any]:
     """Those that share all that any other shares; all of them, if none does."""
     every = frozenset().union(*options.values()) if options else frozenset()
     best = [other for other, words in options.items() if words == every]
     return best or list(options)
 
 
-def matchings(options: Mapping[Any, Sequence[Any]]) -> Iterator[dict[Any, Any]]:
+def find_matchings(options: Mapping[Any, Sequence[Any]]) -> Iterator[dict[Any, Any]]:
     """All ways to give each key one of its options, and no option twice."""
     steps = itertools.count()
 
@@ -348,21 +353,21 @@ def matchings(options: Mapping[Any, Sequence[Any]]) -> Iterator[dict[Any, Any]]:
 # Where a layer stands
 
 
-def _above(path: str) -> list[str]:
+def _paths_above(path: str) -> list[str]:
     parts = path.replace("/", ".").split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
-def _links(
+def _find_links(
     pairs: Pairs, layers: Sequence[Layer], groups: Sequence[Group]
 ) -> dict[tuple[Layer, Group], frozenset]:
     """For each possible pair, the enclosing modules whose other layers all went to each other."""
     ours: dict[str, set[int]] = {}
     theirs: dict[str, set[int]] = {}
     for number, (layer, group) in enumerate(pairs):
-        for above in _above(layer.path):
+        for above in _paths_above(layer.path):
             ours.setdefault(above, set()).add(number)
-        for above in _above(group.path):
+        for above in _paths_above(group.path):
             theirs.setdefault(above, set()).add(number)
     by_pairs: dict[frozenset, list[str]] = {}
     for above, numbers in theirs.items():
@@ -375,10 +380,10 @@ def _links(
                 linked.setdefault(above, set()).add(other)
     if not linked:
         return {}
-    around = {id(group): set(_above(group.path)) for group in groups}
+    around = {id(group): set(_paths_above(group.path)) for group in groups}
     found: dict[tuple[Layer, Group], frozenset] = {}
     for layer in layers:
-        mine = [(above, linked[above]) for above in _above(layer.path) if above in linked]
+        mine = [(above, linked[above]) for above in _paths_above(layer.path) if above in linked]
         for group in groups if mine else ():
             both = {
                 (above, other) for above, others in mine for other in others & around[id(group)]
@@ -391,16 +396,16 @@ def _links(
 # What a reference run may choose among
 
 
-def ways(component: Component) -> Iterator[Pairs]:
+def find_ways(component: Component) -> Iterator[Pairs]:
     """All ways of an open component, those first that do alike in every layer of a stack."""
     for apart, others_apart in itertools.product((False, True), repeat=2):
         ours = _by_words(component.layers, apart)
         theirs = _by_words(component.groups, others_apart)
         fitting = {
-            own: [o for o, groups in theirs.items() if _fits_loosely(component, layers, groups)]
+            own: [o for o, groups in theirs.items() if _fit_loosely(component, layers, groups)]
             for own, layers in ours.items()
         }
-        for way in filter(None, matchings(fitting)) if all(fitting.values()) else ():
+        for way in filter(None, find_matchings(fitting)) if all(fitting.values()) else ():
             yield [p for own, other in way.items() for p in zip(ours[own], theirs[other])]
     in_order = sorted(component.groups, key=lambda group: group.name.numbers)
     if all(map(component.fits, component.layers, in_order)):
@@ -409,5 +414,5 @@ def ways(component: Component) -> Iterator[Pairs]:
         place: [n for n, group in enumerate(component.groups) if component.fits(layer, group)]
         for place, layer in enumerate(component.layers)
     }
-    for way in filter(None, matchings(options)):
+    for way in filter(None, find_matchings(options)):
         yield [(component.layers[a], component.groups[b]) for a, b in way.items()]

@@ -53,18 +53,20 @@ def with_flattened(
         return found
     order = {layer: place for place, layer in enumerate(layers)}
     pairs = sorted(options, key=lambda pair: order[pair[0]])
-    sizes = [each for pair in pairs for each in _sizes(*pair, order[pair[0]])]
+    sizes = [each for pair in pairs for each in _find_sizes(*pair, order[pair[0]])]
     counts = {} if isinstance(told, str) or told is None else told
     for pair in options:
         layer, said = pair[0], counts.get(pair[0].path)
-        channels = {side: _channels(layer, sizes, order[layer], side) for side in (False, True)}
+        channels = {
+            side: _possible_channels(layer, sizes, order[layer], side) for side in (False, True)
+        }
         if said is not None:
             sides = [side for side in channels if channels[side]] or [False]
             channels = {side: [said] for side in sides}
             _require_divisor(layer, sizes, sides, said)
         for outputs, numbers in channels.items():
             others = [
-                _reordered(recipe, layer, outputs, count)
+                _reorder_recipe(recipe, layer, outputs, count)
                 for recipe in found[pair] for count in numbers
             ]  # fmt: skip
             only = said is not None or told == FIRST
@@ -72,7 +74,7 @@ def with_flattened(
     return found
 
 
-def flattened(recipe: Recipe) -> int | None:
+def flattened_channels(recipe: Recipe) -> int | None:
     """How many channels a recipe says were flattened first; None if it says nothing of it."""
     found = [re.search(rf"(\d+) {SAYS}", p.says) for pieces in recipe.values() for p in pieces]
     return next((int(each[1]) for each in found if each), None)
@@ -92,7 +94,7 @@ def _require_divisor(layer: Layer, sizes: Sequence[_Sizes], sides: list[bool], s
             )
 
 
-def _sizes(layer: Layer, group: Group, place: int) -> Iterator[_Sizes]:
+def _find_sizes(layer: Layer, group: Group, place: int) -> Iterator[_Sizes]:
     kind, there = layer.kind, group.place
     if kind in _CELLS:
         inputs, hidden, _ = layer.options
@@ -120,7 +122,9 @@ def _sizes(layer: Layer, group: Group, place: int) -> Iterator[_Sizes]:
         yield _Sizes(layer, kind, shape[-2], shape[-1], place, there)
 
 
-def _channels(layer: Layer, sizes: Sequence[_Sizes], place: int, outputs: bool) -> list[int]:
+def _possible_channels(
+    layer: Layer, sizes: Sequence[_Sizes], place: int, outputs: bool
+) -> list[int]:
     """How many channels what a layer takes, or gives, may have had before the flatten."""
     mine = next((each for each in sizes if each.layer is layer), None)
     if mine is None or mine.kind not in ("linear", "norm", *_CELLS):
@@ -143,7 +147,7 @@ def _channels(layer: Layer, sizes: Sequence[_Sizes], place: int, outputs: bool) 
         found = [each.inputs for each in near]
     else:
         near = [each for each in reversed(convs) if each.place < place or each.there < mine.there]
-        if any(each.place < place and _gives(each, size) for each in dense):
+        if any(each.place < place and _may_return(each, size) for each in dense):
             return []
         found = [each.outputs for each in near]
     return list(dict.fromkeys(count for count in found if count > 1 and size % count == 0))
@@ -153,22 +157,22 @@ def _is_split(size: int, part: int) -> bool:
     return size % part == 0 and size // part <= _SPLITS
 
 
-def _gives(each: _Sizes, size: int) -> bool:
+def _may_return(each: _Sizes, size: int) -> bool:
     """Whether a layer may return an array of this size, or a larger one that contains it."""
     return _is_split(each.outputs, size) or (each.kind in _CELLS and size == 2 * each.outputs)
 
 
-def _reordered(recipe: Recipe, layer: Layer, outputs: bool, channels: int) -> Recipe:
+def _reorder_recipe(recipe: Recipe, layer: Layer, outputs: bool, channels: int) -> Recipe:
     return {
-        path: tuple([_of_piece(piece, layer, outputs, channels) for piece in pieces])
+        path: tuple([_reorder_piece(piece, layer, outputs, channels) for piece in pieces])
         for path, pieces in recipe.items()
     }
 
 
-def _of_piece(piece: Piece, layer: Layer, outputs: bool, channels: int) -> Piece:
+def _reorder_piece(piece: Piece, layer: Layer, outputs: bool, channels: int) -> Piece:
     """The piece with the places of an image before its channels, along one axis."""
     shape = piece.part_shape
-    axis = _axis(piece, shape, layer, outputs)
+    axis = _flattened_axis(piece, shape, layer, outputs)
     if axis is None or shape[axis] % channels:
         return piece
     size = (channels, shape[axis] // channels)
@@ -183,7 +187,7 @@ def _of_piece(piece: Piece, layer: Layer, outputs: bool, channels: int) -> Piece
     return replace(piece, steps=(*steps, *piece.steps), says=says)
 
 
-def _axis(piece: Piece, shape: Shape, layer: Layer, outputs: bool) -> int | None:
+def _flattened_axis(piece: Piece, shape: Shape, layer: Layer, outputs: bool) -> int | None:
     """The axis of a piece along which the flattened numbers lie."""
     if layer.kind in _CELLS:  # of the product with the input
         first = piece.put is not None and len(piece.put) == 2 and piece.put[0].start == 0

@@ -11,7 +11,14 @@ from typing import Any
 from pax_export._types import PyTree
 from pax_export.weights.adoption._array_transforms import Piece
 from pax_export.weights.adoption._layers import Layer
-from pax_export.weights.adoption._name_parsing import COUNT, WEIGHT, Name, named, parsed, with_first
+from pax_export.weights.adoption._name_parsing import (
+    COUNT,
+    WEIGHT,
+    Name,
+    name_of_words,
+    number_first,
+    parse_array_name,
+)
 from pax_export.weights.adoption._parametrized import NOTES, no_weights
 from pax_export.weights.sources import Source
 
@@ -34,7 +41,7 @@ class Group:
     @cached_property
     def own_words(self) -> frozenset[str]:
         """The words but for those before the names of all groups, such as ``model``."""
-        return named(self.raw[self.around :]).said
+        return name_of_words(self.raw[self.around :]).said
 
     @cached_property
     def is_in_list(self) -> bool:
@@ -76,7 +83,7 @@ def is_conv1d_of_transformers(group: Group) -> bool:
     return group.raw[-2:] in (("c", "attn"), ("c", "fc"), ("c", "proj"))
 
 
-def grouped(
+def group_arrays(
     source: Source, names: Iterable[str], told: Mapping[str, tuple[str, str]], alone: bool = False
 ) -> tuple[list[Group], list[str]]:
     """The groups of the arrays, and the names of counters.
@@ -91,12 +98,12 @@ def grouped(
     about: dict[Any, tuple] = {}
     counters: list[str] = []
     order = {name: place for place, name in enumerate(source.entries)}
-    first = with_first(names := list(names)) | _of_operators(source, names)
+    first = number_first(names := list(names)) | _of_operators(source, names)
     for name in names:
         known_as, within = told.get(name, (first[name], None))
-        found = parsed(known_as)
+        found = parse_array_name(known_as)
         if known_as != name and found.role is None:  # a whole name for the path of a layer
-            found = replace(parsed(known_as), role=parsed(name).role)
+            found = replace(parse_array_name(known_as), role=parse_array_name(name).role)
         if found.role == COUNT:
             counters.append(name)
             continue
@@ -113,12 +120,12 @@ def grouped(
         about.setdefault(key, (found.layer, words, order[name], found.role is not None, within))
     lone = no_weights(names)
     made = [
-        Group(path, groups[key], named(words), words, place, sure, within,
-              settings=_settings(source, groups[key].values()),
+        Group(path, groups[key], name_of_words(words), words, place, sure, within,
+              settings=_operator_settings(source, groups[key].values()),
               lacks=next((lone[p.source] for p in groups[key].values() if p.source in lone), ""))
         for key, (path, words, place, sure, within) in about.items()
     ]  # fmt: skip
-    around = _beginning([group.raw for group in made])
+    around = _count_shared_words([group.raw for group in made])
     made = [replace(group, around=around) for group in made]
     return sorted(made, key=lambda group: group.place), counters
 
@@ -138,14 +145,16 @@ def _of_operators(source: Source, names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _settings(source: Source, pieces: Iterable[Piece]) -> tuple[tuple[str, Any], ...] | None:
+def _operator_settings(
+    source: Source, pieces: Iterable[Piece]
+) -> tuple[tuple[str, Any], ...] | None:
     """What a graph says of the one operator that takes these arrays."""
     known = source.metadata.get("settings", {}) if source.kind == "onnx" else {}
     found = {setting for piece in pieces for setting in known.get(piece.source, ())}
     return next(iter(found)) if len(found) == 1 else None
 
 
-def _beginning(several: list[tuple[str, ...]]) -> int:
+def _count_shared_words(several: list[tuple[str, ...]]) -> int:
     """With how many words all names begin; the last word of a name is never among them."""
     count = 0
     for words in zip(*[raw[:-1] for raw in several if raw]):
@@ -176,7 +185,7 @@ def parts_of_fused(
             axis = _fused_axis(piece, origin, group)
             if axis is None:
                 return []
-            three = sizes.get(piece.shape[axis]) or _thirds(piece.shape[axis])
+            three = sizes.get(piece.shape[axis]) or _equal_thirds(piece.shape[axis])
             part = three and one_of_three(three, number, order, heads)
             if three is None or part is None:
                 return []
@@ -189,14 +198,14 @@ def parts_of_fused(
                 piece, split=whole, take=tuple(take), steps=(("reshape", shape),),
                 says=f"its {word} part",
             )  # fmt: skip
-        name = named([*without_fused(group.raw), word])
+        name = name_of_words([*without_fused(group.raw), word])
         found.append(
             replace(group, path=f"{group.path} ({word})", parts=parts, name=name, sure=True)
         )
     return found
 
 
-def _thirds(total: int) -> Three | None:
+def _equal_thirds(total: int) -> Three | None:
     third = total // 3
     return (third, third, third) if total == 3 * third else None
 
@@ -268,7 +277,7 @@ def _conv1d(group: Group) -> bool:
     return is_conv1d_of_transformers(group)
 
 
-def origins(source: Source, given: PyTree, module: bool) -> list[str]:
+def possible_origins(source: Source, given: PyTree, module: bool) -> list[str]:
     """The frameworks whose conventions the arrays may follow, by format and distinctive names."""
     if given is not None:
         return _OF_WORD[given]

@@ -120,7 +120,7 @@ _ROLES = {
 }  # fmt: skip
 
 
-def _axes(kind: str, module: Module) -> int:
+def _rank_of_weight(kind: str, module: Module) -> int:
     """How many axes the weight of such a layer has, where nothing is stacked."""
     if kind in ("conv", "conv_transpose"):
         return len(module.kernel_shape) + 2
@@ -129,7 +129,7 @@ def _axes(kind: str, module: Module) -> int:
     return 1 if kind == "norm" else 2
 
 
-def wanted(net: Module) -> Wanted:
+def find_layers(net: Module) -> Wanted:
     """Takes a module apart into layers; of another pytree every leaf stands alone."""
     leaves = {
         path: Leaf(path, tuple(leaf.shape), leaf.dtype)
@@ -138,7 +138,7 @@ def wanted(net: Module) -> Wanted:
     found, done = Wanted(), set()
     modules = [(path_name(path), module) for path, module in modules_with_paths(net)]
     for path, module in modules:
-        for layer in _layers_at(path, module, leaves, done, _around(path, modules)):
+        for layer in _layers_at(path, module, leaves, done, _modules_around(path, modules)):
             if layer.kind == "batch_norm":
                 _move_counters(layer, leaves, found, done)
             found.layers.append(layer)
@@ -150,7 +150,7 @@ def wanted(net: Module) -> Wanted:
     return found
 
 
-def _around(path: str, modules: list[tuple[str, Any]]) -> Around:
+def _modules_around(path: str, modules: list[tuple[str, Any]]) -> Around:
     """The modules around a path and at it with their paths, the outermost first."""
     return [(other, module) for other, module in modules if _is_below(path, other)]
 
@@ -171,7 +171,7 @@ def _layers_at(
         if leaf is not None and leaf.path not in done and role != COUNT:
             roles[role] = leaf
     weights = [leaf for role, leaf in roles.items() if role.endswith(WEIGHT)]
-    more = {len(leaf.shape) - _axes(kind, module) for leaf in weights} or {0}
+    more = {len(leaf.shape) - _rank_of_weight(kind, module) for leaf in weights} or {0}
     stack = None
     if more != {0}:
         count = max(more) if len(more) == 1 else 0
@@ -180,8 +180,9 @@ def _layers_at(
         if stack is None:
             return  # a weight that was changed: leaves that stand alone
     if roles:
-        yield Layer(path, kind, roles, name_of(path), _also(around), _options(kind, module),
-                    _heads(around), stack)  # fmt: skip
+        options = _layer_options(kind, module)
+        yield Layer(path, kind, roles, name_of(path), _given_words(around), options,
+                    _count_heads(around), stack)  # fmt: skip
 
 
 def as_pax_keeps_them(layers: Iterable[Layer]) -> list[Layer]:
@@ -204,13 +205,13 @@ def as_pax_keeps_them(layers: Iterable[Layer]) -> list[Layer]:
     return found
 
 
-def _also(around: Around) -> frozenset[str]:
+def _given_words(around: Around) -> frozenset[str]:
     """The words of the names that the module itself was given."""
     given = getattr(around[-1][1], "name", None) if around else None
     return name_of(given).said if isinstance(given, str) else frozenset()
 
 
-def _options(kind: str, module: Module) -> tuple:
+def _layer_options(kind: str, module: Module) -> tuple:
     if kind in ("lstm", "gru", "rnn"):
         return (module.input_dim, module.hidden_dim, getattr(module, "forget_gate_bias", 0.0))
     if kind == "conv":
@@ -218,7 +219,7 @@ def _options(kind: str, module: Module) -> tuple:
     return ()
 
 
-def _heads(around: Around) -> int | None:
+def _count_heads(around: Around) -> int | None:
     """How many heads the attention around a layer has, if it says so."""
     for _, module in reversed(around):
         for attribute in ("num_heads", "heads", "n_heads", "n_head"):
@@ -269,21 +270,21 @@ def _free_leaves(
         parent, _, attribute = path.rpartition(".")
         role = role_of(attribute)
         if role is None or role in together.get(parent, {}):
-            around = _around(parent, modules)
+            around = _modules_around(parent, modules)
             stack = stack_at(path, around, [leaf.shape], None, leaves)
             found.layers.append(
-                Layer(path, "free", {WEIGHT: leaf}, name_of(path), heads=_heads(around),
+                Layer(path, "free", {WEIGHT: leaf}, name_of(path), heads=_count_heads(around),
                       options=("alone",), stack=stack)
             )  # fmt: skip
         else:
             together.setdefault(parent, {})[role] = leaf
     for parent, roles in together.items():
-        around = _around(parent, modules)
-        also = _also(around) if around and isinstance(around[-1][1], Module) else frozenset()
+        around = _modules_around(parent, modules)
+        also = _given_words(around) if around and isinstance(around[-1][1], Module) else frozenset()
         first = next(iter(roles.values())).path
         shapes = [leaf.shape for leaf in roles.values()]
         stack = stack_at(parent, around, shapes, None, leaves)
         found.layers.append(
-            Layer(parent or first, "free", roles, name_of(parent), also, heads=_heads(around),
+            Layer(parent or first, "free", roles, name_of(parent), also, heads=_count_heads(around),
                   stack=stack)
         )  # fmt: skip

@@ -38,14 +38,14 @@ _OHWI = ("mlx", "tflite")
 _GENERAL = (WEIGHT, BIAS, MEAN, VAR)
 
 
-def readings(
+def find_recipes(
     layer: Layer, group: Group, origin: str, axes: Mapping[str, tuple[int, ...]]
 ) -> list[Recipe]:
     """All recipes by which a group can fill a layer; `axes` are permutations that the user gave."""
     if layer.stack is not None and layer.kind != "free":
-        return _of_stack(layer, layer.stack.sizes, group, origin, axes)
+        return _recipes_of_stack(layer, layer.stack.sizes, group, origin, axes)
     places = {leaf.path: leaf.place for leaf in layer.leaves.values() if leaf.place is not None}
-    ways = _of_layer(layer, group, origin, axes)
+    ways = _recipes_of_layer(layer, group, origin, axes)
     if not places:
         return ways
     return [
@@ -54,7 +54,7 @@ def readings(
     ]
 
 
-def _of_stack(
+def _recipes_of_stack(
     layer: Layer, sizes: Shape, group: Group, origin: str, axes: Mapping[str, tuple[int, ...]]
 ) -> list[Recipe]:
     """The ways of one layer, for arrays that hold all of them as the leaves do."""
@@ -71,11 +71,11 @@ def _of_stack(
     one = replace(layer, leaves=leaves, stack=None)
     return [
         {path: tuple([piece.stacked(sizes) for piece in pieces]) for path, pieces in way.items()}
-        for way in readings(one, replace(group, parts=parts), origin, told)
+        for way in find_recipes(one, replace(group, parts=parts), origin, told)
     ]
 
 
-def _of_layer(
+def _recipes_of_layer(
     layer: Layer, group: Group, origin: str, axes: Mapping[str, tuple[int, ...]]
 ) -> list[Recipe]:
     if layer.kind in ("lstm", "gru", "rnn"):
@@ -88,10 +88,10 @@ def _of_layer(
     for role, leaf in layer.leaves.items():
         piece, told = parts[role], axes.get(leaf.path)
         if told is None:
-            found = _options(layer, role, leaf.shape, piece, group, origin)
+            found = _pieces_for_leaf(layer, role, leaf.shape, piece, group, origin)
             options = list({option.key(): option for option in found}.values())
         elif sorted(told) == list(range(len(piece.part_shape))):
-            options = _fitting(piece, leaf.shape, f"axes {told}", ("transpose", told))
+            options = _fit_piece(piece, leaf.shape, f"axes {told}", ("transpose", told))
         else:
             options = []
         ways = [{**way, leaf.path: (option,)} for way in ways for option in options]
@@ -106,7 +106,7 @@ def recipe_key(recipe: Recipe) -> tuple:
     )
 
 
-def joined(recipes: Iterable[Recipe]) -> Recipe:
+def join_recipes(recipes: Iterable[Recipe]) -> Recipe:
     """One recipe of several; what fills parts of one leaf comes together."""
     found: Recipe = {}
     for recipe in recipes:
@@ -132,7 +132,7 @@ def _by_role(layer: Layer, group: Group) -> dict[str, Piece] | None:
     return None
 
 
-def _options(
+def _pieces_for_leaf(
     layer: Layer, role: str, shape: Shape, piece: Piece, group: Group, origin: str
 ) -> Iterable[Piece]:
     if role == WEIGHT and layer.kind in _WEIGHTS:
@@ -141,10 +141,10 @@ def _options(
     heads = layer.kind == "linear" and role == BIAS and len(after) == 2 and 1 not in after
     if heads and len(shape) == 1 and after[0] * after[1] == shape[0]:
         return [piece.then(("reshape", shape), says="heads joined")]
-    return _squeezing(shape, piece)
+    return _squeeze_piece(shape, piece)
 
 
-def _fitting(piece: Piece, shape: Shape, says: str, *steps: Step) -> list[Piece]:
+def _fit_piece(piece: Piece, shape: Shape, says: str, *steps: Step) -> list[Piece]:
     """The piece with these steps, and axes of one put in or left out, if that gives the shape."""
     after = shape_after(piece.part_shape, piece.steps + steps)
     if after == shape:
@@ -154,10 +154,10 @@ def _fitting(piece: Piece, shape: Shape, says: str, *steps: Step) -> list[Piece]
     return []
 
 
-def _squeezing(shape: Shape, piece: Piece) -> list[Piece]:
+def _squeeze_piece(shape: Shape, piece: Piece) -> list[Piece]:
     if len(piece.after) == len(shape) and piece.after != shape:
         return []  # (1, 8) is no way to write (8, 1)
-    return _fitting(piece, shape, "")
+    return _fit_piece(piece, shape, "")
 
 
 def _is_transposed(origin: str, group: Group) -> list[bool]:
@@ -192,7 +192,7 @@ def _read_linear(
 def _without_reshape(piece: Piece, shape: Shape, transposed: bool) -> list[Piece]:
     """The piece as it is or transposed, if that gives the shape without axes of one."""
     steps: list[Step] = [("transpose", (1, 0))] if transposed else []
-    found = _fitting(piece, shape, "transposed" if transposed else "", *steps)
+    found = _fit_piece(piece, shape, "transposed" if transposed else "", *steps)
     return [one for one in found if not one.steps or one.steps[-1][0] != "reshape" or piece.split]
 
 
@@ -266,7 +266,7 @@ def _read_free(
     shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer
 ) -> Iterable[Piece]:
     """An array of a class that is not ours: as it is; a weight also as a layer of ours has it."""
-    yield from _squeezing(shape, piece)
+    yield from _squeeze_piece(shape, piece)
     if layer.options == ("alone",):
         return
     if len(shape) == len(piece.after) == 2:

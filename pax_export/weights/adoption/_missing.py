@@ -21,12 +21,12 @@ _BESIDE = frozenset(
 def without_strangers(layers: Sequence[Layer], groups: Sequence[Group], fits: Fits) -> Fits:
     """Removes from `fits` arrays of other names: ``aux_bn`` must not fill a missing ``bn``."""
     names = [group.name for group in groups if group.within is None]
-    theirs = {tail for name in names for tail in _tails(name)}
+    theirs = {tail for name in names for tail in _name_endings(name)}
     whole = {(name.words, name.numbers) for name in names}
     alike = [
         layer for layer in layers
         if (layer.name.words, layer.name.numbers) in theirs
-        or not whole.isdisjoint(_tails(layer.name))
+        or not whole.isdisjoint(_name_endings(layer.name))
     ]  # fmt: skip
     if 2 * len(alike) < len(layers):
         return fits
@@ -43,7 +43,7 @@ def without_strangers(layers: Sequence[Layer], groups: Sequence[Group], fits: Fi
     return fits_by_name
 
 
-def _tails(name: Name) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
+def _name_endings(name: Name) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
     for start in range(len(name.words)):
         words = name.words[start:]
         yield words, name.numbers[len(name.numbers) - words.count("#") :]

@@ -81,17 +81,17 @@ class Name:
         return frozenset(self.words) - {"#", "projection"}
 
 
-def pieces(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Splits a name into lowercase words and numbers.
 
     Example:
-        >>> pieces("encoder.layers.0/SelfAttention.conv2d_1")
+        >>> split_words("encoder.layers.0/SelfAttention.conv2d_1")
         ['encoder', 'layers', '0', 'self', 'attention', 'conv', '1']
     """
     return [piece.lower() for piece in _PIECES.findall(_RANK.sub(r"\1", text))]
 
 
-def _together(words: list[str]) -> list[str]:
+def _join_words(words: list[str]) -> list[str]:
     found: list[str] = []
     place = 0
     while place < len(words):
@@ -107,9 +107,9 @@ def _together(words: list[str]) -> list[str]:
     return found
 
 
-def named(words: Sequence[str]) -> Name:
+def name_of_words(words: Sequence[str]) -> Name:
     """The name of these words, synonyms made one."""
-    words = _together(list(words))
+    words = _join_words(list(words))
     numbers = tuple(int(word) for word in words if word.isdigit())
     return Name(
         tuple("#" if word.isdigit() else _SYNONYMS.get(word, word) for word in words), numbers
@@ -123,14 +123,14 @@ def name_of(text: str) -> Name:
         >>> name_of("layers.0.attn.q_proj").words
         ('layer', '#', 'attention', 'query', 'projection')
     """
-    return named(pieces(text))
+    return name_of_words(split_words(text))
 
 
-def with_first(names: Iterable[str]) -> dict[str, str]:
+def number_first(names: Iterable[str]) -> dict[str, str]:
     """Numbers the first of Keras's names: ``dense`` beside ``dense_1`` becomes ``dense_0``.
 
     Example:
-        >>> with_first(["a/dense/kernel", "a/dense_1/kernel"])["a/dense/kernel"]
+        >>> number_first(["a/dense/kernel", "a/dense_1/kernel"])["a/dense/kernel"]
         'a/dense_0/kernel'
     """
     split = {name: re.split(r"([./])", name) for name in names}
@@ -151,7 +151,7 @@ def with_first(names: Iterable[str]) -> dict[str, str]:
 
 def role_of(attribute: str) -> str | None:
     """The role that the attribute of a layer has, or None."""
-    words = _together(pieces(attribute))
+    words = _join_words(split_words(attribute))
     return _ROLES.get(words[0]) if len(words) == 1 else None
 
 
@@ -164,49 +164,49 @@ class Parsed:
     role: str | None  # also of a recurrent layer, or a place such as ``"0"``
 
 
-def parsed(name: str) -> Parsed:
+def parse_array_name(name: str) -> Parsed:
     """Parses the name of an array.
 
     Example:
-        >>> parsed("encoder.self_attn.in_proj_weight").role
+        >>> parse_array_name("encoder.self_attn.in_proj_weight").role
         'weight'
-        >>> parsed("params/Dense_0/kernel").layer
+        >>> parse_array_name("params/Dense_0/kernel").layer
         'Dense_0'
-        >>> parsed("lstm.weight_hh_l0").role
+        >>> parse_array_name("lstm.weight_hh_l0").role
         'weight_hh'
     """
     bare = _COLLECTIONS.sub("", _AROUND.sub("", name))
     if found := _TORCH_RNN.search(bare):
         layer = bare[: found.start()].rstrip("._/")
         number = [found[3]] if found[3] is not None else []
-        words = (*pieces(layer), *number, "backward" if found[4] else "forward")
+        words = (*split_words(layer), *number, "backward" if found[4] else "forward")
         tail = f"_l{found[3]}{found[4] or ''}" if found[3] is not None else ""
         return Parsed(layer + tail, words, f"{found[1]}_{found[2]}")
     if found := _FLAX_GATE.search(bare):
         layer = bare[: found.start()]
-        return Parsed(layer, tuple(pieces(layer)), f"{found[1]}.{found[2]}")
+        return Parsed(layer, tuple(split_words(layer)), f"{found[1]}.{found[2]}")
     if (found := _NNX_CELL.search(bare)) and found[1] + found[2] != "ibias":
         layer = bare[: found.start()]
         role = BIAS if found[2] == "bias" else WEIGHT if found[1] == "i" else RECURRENT
-        return Parsed(layer, tuple(pieces(layer)), role)
+        return Parsed(layer, tuple(split_words(layer)), role)
     if found := _KERAS_PLACE.match(bare):
-        return Parsed(found[1], tuple(pieces(found[1])), found[2])
-    return _plain(bare)
+        return Parsed(found[1], tuple(split_words(found[1])), found[2])
+    return _parse_plain_name(bare)
 
 
-def _plain(bare: str) -> Parsed:
-    raw = pieces(bare)
+def _parse_plain_name(bare: str) -> Parsed:
+    raw = split_words(bare)
     if raw[-1:] == ["averages"] and _role_at_end(raw[:-1])[0] in (MEAN, VAR):
         raw = raw[:-1]
     elif raw[-1:] == ["debias"] and _role_at_end(raw[:-1])[0] in (MEAN, VAR):
-        return Parsed(_without(bare), tuple(raw[: -1 - _role_at_end(raw[:-1])[1]]), COUNT)
+        return Parsed(_strip_role(bare), tuple(raw[: -1 - _role_at_end(raw[:-1])[1]]), COUNT)
     if raw[-2:] == ["recurrent", "kernel"]:
-        return Parsed(_without(bare), tuple(raw[:-2]), RECURRENT)
+        return Parsed(_strip_role(bare), tuple(raw[:-2]), RECURRENT)
     if len(raw) > 1 and raw[-1] == "r" and bare[-1] == "R":  # of ONNX, beside W and B
-        return Parsed(_without(bare), tuple(raw[:-1]), RECURRENT)
+        return Parsed(_strip_role(bare), tuple(raw[:-1]), RECURRENT)
     role, count = _role_at_end(raw)
     if role is not None:
-        return Parsed(_without(bare), tuple(raw[:-count]), role)
+        return Parsed(_strip_role(bare), tuple(raw[:-count]), role)
     if len(raw) > 1 and raw[-1].isdigit() and raw[-2] in _ROLES:  # w1, b1
         return Parsed(bare, (*raw[:-2], raw[-1]), _ROLES[raw[-2]])
     return Parsed(bare, tuple(raw), None)
@@ -222,7 +222,7 @@ def _role_at_end(raw: list[str]) -> tuple[str | None, int]:
     return None, 0
 
 
-def _without(bare: str) -> str:
+def _strip_role(bare: str) -> str:
     """The text before the role, as well as it can be told from it."""
     for separator in "./":
         head, _, tail = bare.rpartition(separator)

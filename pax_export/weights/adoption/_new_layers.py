@@ -11,11 +11,18 @@ import numpy as np
 
 from pax_export._errors import AdoptionError, a_few
 from pax_export._types import PyTree
-from pax_export.weights.adoption._array_transforms import Piece, backward
+from pax_export.weights.adoption._array_transforms import Piece, undo_piece
 from pax_export.weights.adoption._groups import Group
-from pax_export.weights.adoption._layers import Layer, Leaf, wanted
-from pax_export.weights.adoption._layouts import Recipe, readings
-from pax_export.weights.adoption._name_parsing import BIAS, MEAN, VAR, WEIGHT, named, parsed
+from pax_export.weights.adoption._layers import Layer, Leaf, find_layers
+from pax_export.weights.adoption._layouts import Recipe, find_recipes
+from pax_export.weights.adoption._name_parsing import (
+    BIAS,
+    MEAN,
+    VAR,
+    WEIGHT,
+    name_of_words,
+    parse_array_name,
+)
 from pax_export.weights.adoption._options import is_at, named_by
 from pax_export.weights.sources import Source
 
@@ -44,7 +51,7 @@ class NewArray:
         """The array of a leaf's numbers, in the dtype of the array that was there."""
         entry = source.entries.get(self.old) if self.old is not None else None
         array = np.empty(self.piece.shape, value.dtype if entry is None else entry.dtype)
-        backward(value, self.piece, array)
+        undo_piece(value, self.piece, array)
         return array
 
 
@@ -59,14 +66,14 @@ class Homes:
 def new_layers(net: PyTree, recipe: Recipe) -> list[Layer]:
     """The layers of the leaves that a recipe does not fill, without keys and counters."""
     found = []
-    for layer in wanted(net).layers:
+    for layer in find_layers(net).layers:
         new = {role: leaf for role, leaf in layer.leaves.items() if leaf.path not in recipe}
         if new:
             found.append(replace(layer, leaves=new))
     return found
 
 
-def homes(
+def choose_arrays(
     layers: Sequence[Layer], recipe: Recipe, origin: str, source: Source,
     left: Sequence[str], rename: Mapping[str, str],
 ) -> Homes:  # fmt: skip
@@ -88,56 +95,58 @@ def homes(
     }  # fmt: skip
     replaced = {each for name in told.values() for each in named_by(name, source.entries)}
     _require_unused(replaced & used, recipe, told)
-    beside = {layer.path: _beside(layer, recipe) for layer in layers}
-    lost = [layer for layer in layers if not (beside[layer.path] or _said(layer, told))]
+    beside = {layer.path: _layer_beside(layer, recipe) for layer in layers}
+    lost = [layer for layer in layers if not (beside[layer.path] or _is_named_by_user(layer, told))]
     kept = [name for name in left if name not in replaced]
     if lost and kept:
-        raise _undecided(lost, kept, source)
+        raise _undecided_error(lost, kept, source)
     taken = set(source.entries) - replaced
     parting = "/" if any("/" in name for name in source.entries) else "."
     arrays = []
     for layer in layers:
         for role, leaf in layer.leaves.items():
-            name, old = _name(layer, role, leaf, origin, told, beside[layer.path], replaced)
-            name = name if old or _said(layer, told) else name.replace(".", parting)
+            name, old = _array_name(layer, role, leaf, origin, told, beside[layer.path], replaced)
+            name = name if old or _is_named_by_user(layer, told) else name.replace(".", parting)
             if name in taken:
-                raise _taken(name, leaf)
+                raise _name_taken_error(name, leaf)
             taken.add(name)
-            arrays.append(NewArray(name, leaf.path, _piece(layer, role, leaf, name, origin), old))
+            arrays.append(
+                NewArray(name, leaf.path, _piece_for_leaf(layer, role, leaf, name, origin), old)
+            )
     return Homes(tuple(arrays), frozenset(replaced))
 
 
 def _of_the_same_name(layers: Sequence[Layer], left: Sequence[str]) -> dict[str, str]:
     """New layers that arrays without a leaf are called after: a head that has other classes."""
-    theirs = {parsed(name).layer for name in left}
+    theirs = {parse_array_name(name).layer for name in left}
     return {each.path: each.path for each in layers if each.path in theirs}
 
 
-def _said(layer: Layer, told: Mapping[str, str]) -> bool:
-    return all(_target(leaf.path, told) is not None for leaf in layer.leaves.values())
+def _is_named_by_user(layer: Layer, told: Mapping[str, str]) -> bool:
+    return all(_nearest_target(leaf.path, told) is not None for leaf in layer.leaves.values())
 
 
-def _target(path: str, told: Mapping[str, str]) -> str | None:
+def _nearest_target(path: str, told: Mapping[str, str]) -> str | None:
     """The nearest of the paths that the user has named which a leaf is at or below."""
     return max((each for each in told if is_at(path, each)), key=len, default=None)
 
 
-def _beside(layer: Layer, recipe: Recipe) -> str:
+def _layer_beside(layer: Layer, recipe: Recipe) -> str:
     """Where the leaves of the same layer are that a recipe does fill: ``fc`` of ``fc.weight``."""
     for path, pieces in recipe.items():
         if path.rpartition(".")[0] == layer.path and len(pieces) == 1 and layer.kind != "free":
-            found = parsed(pieces[0].source)
+            found = parse_array_name(pieces[0].source)
             if found.role is not None and pieces[0].source.startswith(found.layer):
                 return found.layer
     return ""
 
 
-def _name(
+def _array_name(
     layer: Layer, role: str, leaf: Leaf, origin: str, told: Mapping[str, str],
     beside: str, replaced: Iterable[str],
 ) -> tuple[str, str | None]:  # fmt: skip
     """What the array of a leaf is called, and the array in whose place it goes."""
-    target = _target(leaf.path, told)
+    target = _nearest_target(leaf.path, told)
     if target is not None and target == leaf.path:
         return told[target], next((name for name in replaced if name == told[target]), None)
     at = layer.path
@@ -149,37 +158,39 @@ def _name(
     if len(old) == 1:
         return old[0], old[0]
     below = leaf.path[len(layer.path) :].lstrip(".")
-    word = below if origin == "pax" or layer.kind == "free" else _word(origin, layer.kind, role)
+    word = (
+        below if origin == "pax" or layer.kind == "free" else _role_word(origin, layer.kind, role)
+    )
     return (f"{at}.{word}" if at else word) if word else at, None
 
 
 def _is_of(name: str, at: str, role: str) -> bool:
-    found, layer = parsed(name), parsed(f"{at}.weight")
+    found, layer = parse_array_name(name), parse_array_name(f"{at}.weight")
     return found.role == role and found.layer.replace("/", ".") == layer.layer.replace("/", ".")
 
 
-def _word(origin: str, kind: str, role: str) -> str:
+def _role_word(origin: str, kind: str, role: str) -> str:
     framework = origin.partition(",")[0]
     if framework in _NAMES:
         return _NAMES[framework].get(kind, _DENSE).get(role, role)
     return _TORCH.get(role, role)
 
 
-def _piece(layer: Layer, role: str, leaf: Leaf, name: str, origin: str) -> Piece:
+def _piece_for_leaf(layer: Layer, role: str, leaf: Leaf, name: str, origin: str) -> Piece:
     """The array that `adopt` would read as this leaf, and how."""
     whole = Piece(name, leaf.shape)
     if origin == "pax" or layer.kind == "free":
         return whole
     alone = replace(layer, leaves={role: leaf})
-    words = parsed(name).words
+    words = parse_array_name(name).words
     front = 0 if layer.stack is None else len(layer.stack.sizes)
     behind = leaf.shape[front:]
     norm = layer.kind in _NORMS  # whose numbers lie along one axis everywhere else
     orders = [(math.prod(behind),)] if norm else itertools.permutations(behind)
     for shape in dict.fromkeys(orders):
         piece = Piece(name, (*leaf.shape[:front], *shape))
-        group = Group(layer.path, {role: piece}, named(words), words, 0)
-        for way in readings(alone, group, origin, {}):
+        group = Group(layer.path, {role: piece}, name_of_words(words), words, 0)
+        for way in find_recipes(alone, group, origin, {}):
             (found,) = way[leaf.path]
             if norm or all(step[0] in ("transpose", "flip") for step in found.steps):
                 return found
@@ -206,7 +217,7 @@ def _require_unused(names: Set[str], recipe: Recipe, told: Mapping[str, str]) ->
     )
 
 
-def _taken(name: str, leaf: Leaf) -> AdoptionError:
+def _name_taken_error(name: str, leaf: Leaf) -> AdoptionError:
     return AdoptionError(
         "The name of a new array is already in the source.",
         where=name,
@@ -215,11 +226,11 @@ def _taken(name: str, leaf: Leaf) -> AdoptionError:
     )
 
 
-def _undecided(layers: Sequence[Layer], left: Sequence[str], source: Source) -> AdoptionError:
+def _undecided_error(layers: Sequence[Layer], left: Sequence[str], source: Source) -> AdoptionError:
     leaves = [leaf for layer in layers for leaf in layer.leaves.values()]
     own = layers[0].path
     beside = own or leaves[0].path
-    theirs = parsed(left[0]).layer
+    theirs = parse_array_name(left[0]).layer
     at = theirs if left[0].startswith(theirs) else left[0]
     there = [f"{name}{list(source.entries[name].shape)}" for name in left]
     error = AdoptionError(

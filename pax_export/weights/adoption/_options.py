@@ -65,13 +65,13 @@ def options_of(
         _require_channels(flatten, where)
     return Options(
         {str(key): str(value) for key, value in (rename or {}).items()},
-        _patterns(ignore, f"{where}(ignore=)"),
-        _patterns(keep, f"{where}(keep=)"),
+        _checked_patterns(ignore, f"{where}(ignore=)"),
+        _checked_patterns(keep, f"{where}(keep=)"),
         {key: tuple(order) for key, order in (axes or {}).items()},
         origin,
         fused,
         flatten,
-        _patterns(zeros, f"{where}(zeros=)"),
+        _checked_patterns(zeros, f"{where}(zeros=)"),
     )
 
 
@@ -86,7 +86,7 @@ def _require_channels(flatten: Any, where: str) -> None:
         )
 
 
-def _patterns(given: Any, where: str) -> tuple[str, ...]:
+def _checked_patterns(given: Any, where: str) -> tuple[str, ...]:
     if given is None:
         return ()
     if isinstance(given, str):
@@ -110,7 +110,7 @@ def is_at(path: str, place: str) -> bool:
     return path == place or path.startswith(f"{place}.") or place == ""
 
 
-def _hits(pattern: str, names: Iterable[str]) -> dict[str, tuple[tuple[str, ...], str]]:
+def _match_names(pattern: str, names: Iterable[str]) -> dict[str, tuple[tuple[str, ...], str]]:
     """The names that a pattern matches, whole or as a prefix: values of its stars, and the rest.
 
     Slashes and colons separate steps as dots do; a literal name matches itself.
@@ -135,22 +135,26 @@ def _hits(pattern: str, names: Iterable[str]) -> dict[str, tuple[tuple[str, ...]
 
 def named_by(pattern: str, names: Iterable[str]) -> set[str]:
     """The names that a pattern names, or the beginning of; it may name none."""
-    return set(_hits(pattern, list(names)))
+    return set(_match_names(pattern, list(names)))
 
 
-def matching(patterns: Iterable[str], names: Iterable[str], what: str, where: str) -> set[str]:
+def matching_names(
+    patterns: Iterable[str], names: Iterable[str], what: str, where: str
+) -> set[str]:
     """The names that any pattern names, or the beginning of; an error for one that names none."""
     names = list(names)
     found: set[str] = set()
     for pattern in patterns:
-        mine = _hits(pattern, names)
+        mine = _match_names(pattern, names)
         if not mine:
-            raise _nothing(pattern, names, what, where)
+            raise _no_match_error(pattern, names, what, where)
         found |= set(mine)
     return found
 
 
-def _nothing(pattern: str, names: Sequence[str], what: str, where: str) -> InvalidArgumentError:
+def _no_match_error(
+    pattern: str, names: Sequence[str], what: str, where: str
+) -> InvalidArgumentError:
     near = near_names(pattern, names, 3)
     return InvalidArgumentError(
         f"This names nothing {what}.",
@@ -161,15 +165,17 @@ def _nothing(pattern: str, names: Sequence[str], what: str, where: str) -> Inval
     )  # fmt: skip
 
 
-def renamed(
+def rename_arrays(
     options: Options, source: Source, leaves: Sequence[str], where: str
 ) -> dict[str, tuple[str, str]]:
     """For arrays that a pattern names: the name they are known by, and the path they belong to."""
     found: dict[str, tuple[str, str]] = {}
     for pattern, target in options.rename.items():
-        hits = _hits(pattern, source.entries)
+        hits = _match_names(pattern, source.entries)
         if not hits:
-            raise _nothing(pattern, list(source.entries), "in the source", f"{where}(rename=)")
+            raise _no_match_error(
+                pattern, list(source.entries), "in the source", f"{where}(rename=)"
+            )
         for name, (taken, rest) in hits.items():
             stars = iter(taken)
             try:
@@ -183,12 +189,14 @@ def renamed(
                 ) from None
             base = re.sub(r"\.+", ".", base).strip(".")  # of ** that stands for no step
             if not any(is_at(leaf, base) for leaf in leaves):
-                raise _nothing(base, _paths(leaves), "in the module", f"{where}(rename=)")
+                raise _no_match_error(
+                    base, _paths_and_above(leaves), "in the module", f"{where}(rename=)"
+                )
             found[name] = (base + rest, base)
     return found
 
 
-def _paths(leaves: Sequence[str]) -> list[str]:
+def _paths_and_above(leaves: Sequence[str]) -> list[str]:
     """The leaves, and what is around them."""
     found: dict[str, None] = {}
     for leaf in leaves:

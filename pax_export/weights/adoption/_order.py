@@ -64,7 +64,7 @@ def norm_place(words: tuple[str, ...]) -> NormPlace:
     return NormPlace(block, at, number, exact, Name((*block, *own), ()).said - silent)
 
 
-def in_order(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]] | None:
+def sort_norms(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]] | None:
     """Names of norms of one block in the order of their places; None if they do not say it."""
     places = {name: norm_place(name) for name in names}
     if len({place.block for place in places.values()}) > 1:
@@ -72,18 +72,18 @@ def in_order(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]] | None:
     for key in ("at", "number"):
         found = {name: getattr(place, key) for name, place in places.items()}
         if None not in found.values():
-            return sorted(found, key=found.__getitem__) if _differ(found.values()) else None
+            return sorted(found, key=found.__getitem__) if _all_differ(found.values()) else None
         if any(value is not None for value in found.values()):
             return None
     return None
 
 
-def _differ(values: PyTree) -> bool:
+def _all_differ(values: PyTree) -> bool:
     values = list(values)
     return len(set(values)) == len(values)
 
 
-def contradicts(pairs: Mapping[tuple[str, ...], tuple[str, ...]]) -> bool:
+def contradicts_order(pairs: Mapping[tuple[str, ...], tuple[str, ...]]) -> bool:
     """Whether norms of one block would be exchanged: their names say another order on each side."""
     places = [(norm_place(own), norm_place(other)) for own, other in pairs.items()]
     for own, other in places:
@@ -92,10 +92,10 @@ def contradicts(pairs: Mapping[tuple[str, ...], tuple[str, ...]]) -> bool:
                 continue
             if own.exact and theirs.exact and own.at == theirs.at and own != second:
                 return True  # what is called alike went elsewhere
-            if _before(own, second) and _before(theirs, other):
+            if _comes_before(own, second) and _comes_before(theirs, other):
                 return True
     return False
 
 
-def _before(one: NormPlace, other: NormPlace) -> bool:
+def _comes_before(one: NormPlace, other: NormPlace) -> bool:
     return one.at is not None and other.at is not None and one.at < other.at

@@ -107,10 +107,10 @@ class SpectralNorm:
             matrix = np.moveaxis(weight, axis, 0).reshape(len(u), len(v))
             rows, columns = matrix @ v, u @ matrix
             # One of both is what the other's product with the matrix was, before the last step.
-            off = min(_angle(rows, u), _angle(columns, v))
+            off = min(_distance_of_directions(rows, u), _distance_of_directions(columns, v))
             found.append((off, float(u @ rows)))
-        first, *others = sorted(found) if weight.ndim > 2 or _decides(sorted(found)) else found
-        if weight.ndim > 2 and not _decides([first, *others]):
+        first, *others = sorted(found) if weight.ndim > 2 or _is_decisive(sorted(found)) else found
+        if weight.ndim > 2 and not _is_decisive([first, *others]):
             raise AdoptionError(
                 "The axis of a spectral norm is ambiguous.",
                 where=f"{self.main} in {where}",
@@ -135,13 +135,13 @@ class SpectralNorm:
         )
 
 
-def _angle(one: np.ndarray, other: np.ndarray) -> float:
+def _distance_of_directions(one: np.ndarray, other: np.ndarray) -> float:
     """How far the directions of two vectors are apart."""
     sizes = np.linalg.norm(one), np.linalg.norm(other)
     return float(np.linalg.norm(one / sizes[0] - other / sizes[1])) if all(sizes) else np.inf
 
 
-def _decides(found: Sequence[tuple[float, float]]) -> bool:
+def _is_decisive(found: Sequence[tuple[float, float]]) -> bool:
     """Whether the first axis is the one: vectors fit it and no other, or all norms are alike."""
     (off, norm), *others = found
     return all(
@@ -198,7 +198,7 @@ class Resolved(Source):
         entries: dict[str, Entry] = {}
         for name, entry in source.entries.items():
             if name in names:
-                entries[names[name]] = _entry(source, names[name], made_of[names[name]])
+                entries[names[name]] = _computed_entry(source, names[name], made_of[names[name]])
             elif name not in gone:
                 entries[name] = entry
         tied = {name: first for name, first in source.tied.items() if {name, first} <= set(entries)}
@@ -209,7 +209,7 @@ class Resolved(Source):
         super().__init__(source.kind, source.where, entries, metadata=source.metadata, tied=tied)
 
 
-def _entry(source: Source, name: str, one: Parametrized) -> Entry:
+def _computed_entry(source: Source, name: str, one: Parametrized) -> Entry:
     arrays, main = [source.entries[array] for array in one.arrays], source.entries[one.main]
     dtype = np.dtype(np.float64 if main.dtype == np.float64 else np.float32)
 
@@ -219,9 +219,9 @@ def _entry(source: Source, name: str, one: Parametrized) -> Entry:
     return Entry(f"{name} in {source.where}", source.kind, main.shape, dtype, read, note=one.note)
 
 
-def versions(source: Source) -> list[Source]:
+def source_versions(source: Source) -> list[Source]:
     """The source with its weights put together, and as it is: a module may have `g` and `v`."""
-    made_of = dict(_found(source))
+    made_of = dict(_find_parametrized(source))
     return [Resolved(source, made_of), source] if made_of else [source]
 
 
@@ -239,7 +239,7 @@ def no_weights(names: Iterable[str]) -> dict[str, str]:
         if name[-2:-1] == "_":
             letters.setdefault(name[:-2], set()).add(name[-1])
     found: dict[str, str] = {}
-    for name, parts in _parts(names).items():
+    for name, parts in _parts_of_weights(names).items():
         for part, array in parts.items():
             if part in ("original0", "original1") and len(parts) == 1:
                 found[array] = _HALF.format("directions" if part == "original0" else "lengths")
@@ -255,7 +255,7 @@ def no_weights(names: Iterable[str]) -> dict[str, str]:
 _HALF = "half of a weight norm, whose {} are not there"
 
 
-def _parts(names: Iterable[str]) -> dict[str, dict[str, str]]:
+def _parts_of_weights(names: Iterable[str]) -> dict[str, dict[str, str]]:
     """By the name of a weight: the arrays that are called as parts of it, by part."""
     parts: dict[str, dict[str, str]] = {}
     for name in names:
@@ -267,8 +267,8 @@ def _parts(names: Iterable[str]) -> dict[str, dict[str, str]]:
     return parts
 
 
-def _found(source: Source) -> Iterable[tuple[str, Parametrized]]:
-    for name, parts in _parts(source.entries).items():
+def _find_parametrized(source: Source) -> Iterable[tuple[str, Parametrized]]:
+    for name, parts in _parts_of_weights(source.entries).items():
         entries = {part: source.entries[array] for part, array in parts.items()}
         for needed, make in _FORMS.items():
             if set(parts) == set(needed) and name not in source.entries:
@@ -277,14 +277,16 @@ def _found(source: Source) -> Iterable[tuple[str, Parametrized]]:
                     yield name, one
 
 
-def _weight_norm(name: str, arrays: Sequence[str], of: Sequence[Entry]) -> WeightNorm | None:
-    axes = _axes(*of)
+def _make_weight_norm(name: str, arrays: Sequence[str], of: Sequence[Entry]) -> WeightNorm | None:
+    axes = _length_axes(*of)
     if axes is None or not (_NEW.match(arrays[0]) or _WEIGHT.match(name)):
         return None
     return WeightNorm((arrays[0], arrays[1]), axes)
 
 
-def _spectral_norm(name: str, arrays: Sequence[str], of: Sequence[Entry]) -> SpectralNorm | None:
+def _make_spectral_norm(
+    name: str, arrays: Sequence[str], of: Sequence[Entry]
+) -> SpectralNorm | None:
     weight, u, v = of
     if not all(entry.dtype.kind in "fV" for entry in of) or len(u.shape) != 1 or len(v.shape) != 1:
         return None
@@ -294,20 +296,20 @@ def _spectral_norm(name: str, arrays: Sequence[str], of: Sequence[Entry]) -> Spe
     return SpectralNorm((arrays[0], arrays[1], arrays[2]), axes) if axes and rest else None
 
 
-def _pruned(name: str, arrays: Sequence[str], of: Sequence[Entry]) -> Pruned | None:
+def _make_pruned(name: str, arrays: Sequence[str], of: Sequence[Entry]) -> Pruned | None:
     weight, mask = of
     fits = weight.shape == mask.shape and weight.dtype.kind in "fV"
     return Pruned((arrays[0], arrays[1])) if fits else None
 
 
 _FORMS = {
-    ("g", "v"): _weight_norm, ("original0", "original1"): _weight_norm,
-    ("orig", "u", "v"): _spectral_norm, ("original", "0._u", "0._v"): _spectral_norm,
-    ("orig", "mask"): _pruned,
+    ("g", "v"): _make_weight_norm, ("original0", "original1"): _make_weight_norm,
+    ("orig", "u", "v"): _make_spectral_norm, ("original", "0._u", "0._v"): _make_spectral_norm,
+    ("orig", "mask"): _make_pruned,
 }  # fmt: skip
 
 
-def _axes(length: Entry, direction: Entry) -> tuple[int, ...] | None:
+def _length_axes(length: Entry, direction: Entry) -> tuple[int, ...] | None:
     """The axes along which the length is taken; None if these are no length and direction."""
     floating = length.dtype.kind in "fV" and direction.dtype.kind in "fV"
     if not floating or not direction.shape or math.prod(direction.shape) == 0:

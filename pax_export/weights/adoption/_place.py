@@ -15,10 +15,10 @@ from pax_export.weights._dtypes import is_key
 from pax_export.weights._save_load import chosen_sharding, refuse_narrowing
 from pax_export.weights.adoption._array_transforms import (
     Piece,
-    assembled,
+    apply_piece,
+    assemble_leaf,
     axes_alone,
-    forward,
-    region,
+    leaf_region,
 )
 from pax_export.weights.sources import Source
 
@@ -26,29 +26,29 @@ from pax_export.weights.sources import Source
 _AT_ONCE = 1 << 20
 
 
-def placed(
+def place_leaf(
     own: PyTree, pieces: tuple[Piece, ...], source: Source, path: str, dtype: Any, sharding: PyTree
 ) -> Any:
     """A leaf from its pieces, as numpy or jax like `own`, with `sharding` or where `own` is."""
     if isinstance(own, np.ndarray) and sharding is None:
-        return _read(own.shape, pieces, source, path, dtype)
+        return _read_leaf(own.shape, pieces, source, path, dtype)
     refuse_narrowing(path, jax.ShapeDtypeStruct(own.shape, dtype))
     sharding = chosen_sharding(own) if sharding is None else sharding
     if sharding is None:
-        value = jax.device_put(_read(own.shape, pieces, source, path, dtype))
+        value = jax.device_put(_read_leaf(own.shape, pieces, source, path, dtype))
         return jax.block_until_ready(value)  # the next is read when this one is let go of
     orders = [axes_alone(piece, own.shape) for piece in pieces]
     in_parts = None not in orders and all(source.entries[p.source].in_parts for p in pieces)
     if len(sharding.device_set) == 1 or sharding.is_fully_replicated or not in_parts:
-        whole = _read(own.shape, pieces, source, path, dtype)
+        whole = _read_leaf(own.shape, pieces, source, path, dtype)
         return on_devices(own.shape, dtype, sharding, lambda index: whole[index])
     return on_devices(
         own.shape, dtype, sharding,
-        lambda index: _part(own.shape, index, list(zip(pieces, orders)), source, dtype, path),
+        lambda index: _read_part(own.shape, index, list(zip(pieces, orders)), source, dtype, path),
     )  # fmt: skip
 
 
-def _part(
+def _read_part(
     shape: tuple[int, ...],
     index: Any,
     pieces: list[tuple[Piece, Any]],
@@ -73,11 +73,11 @@ def _part(
         theirs = tuple([inner[axis] for axis in np.argsort(order)])
         read = source.entries[piece.source].read_part(theirs).transpose(order)
         into = tuple([slice(b.start - w.start, b.stop - w.start) for b, w in zip(both, wanted)])
-        _fill(found[into], read.reshape(found[into].shape), path)
+        _fill_region(found[into], read.reshape(found[into].shape), path)
     return found
 
 
-def _read(
+def _read_leaf(
     shape: tuple[int, ...], pieces: tuple[Piece, ...], source: Source, path: str, dtype: DTypeLike
 ) -> np.ndarray:
     if any(piece.adds for piece in pieces):
@@ -88,7 +88,7 @@ def _read(
         if piece.source != name:
             del array  # before the next one is read
             name, array = piece.source, source.entries[piece.source].read()
-        _fill(region(found, piece), forward(array, piece), path)
+        _fill_region(leaf_region(found, piece), apply_piece(array, piece), path)
     return found
 
 
@@ -100,7 +100,7 @@ def _sum_arrays(
     wide = np.result_type(*[np.float32 if _is_small(each.dtype) else each.dtype
                             for each in kept.values()])  # fmt: skip
     found = np.empty(shape, dtype)
-    _fill(found, assembled(shape, wide, pieces, kept.__getitem__), path)
+    _fill_region(found, assemble_leaf(shape, wide, pieces, kept.__getitem__), path)
     return found
 
 
@@ -108,33 +108,33 @@ def _is_small(dtype: np.dtype) -> bool:
     return dtype.kind == "V" or (dtype.kind == "f" and dtype.itemsize < 4)
 
 
-def _fill(into: np.ndarray, array: np.ndarray, path: str) -> None:
+def _fill_region(into: np.ndarray, array: np.ndarray, path: str) -> None:
     """Puts numbers into a leaf, a few at a time: what is made on the way is small."""
     array = np.broadcast_to(array, into.shape)
     if array.dtype == into.dtype:
         into[...] = array
     elif array.size <= _AT_ONCE or not array.ndim:
-        into[...] = _cast(array, into.dtype, path)
+        into[...] = _cast_array(array, into.dtype, path)
     elif len(array) == 1:
-        _fill(into[0], array[0], path)
+        _fill_region(into[0], array[0], path)
     else:
         step = max(1, _AT_ONCE * len(array) // array.size)
         for first in range(0, len(array), step):
             rows = slice(first, first + step)
-            _fill(into[rows], array[rows], path)
+            _fill_region(into[rows], array[rows], path)
 
 
-def _cast(array: np.ndarray, dtype: DTypeLike, path: str) -> np.ndarray:
+def _cast_array(array: np.ndarray, dtype: DTypeLike, path: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
     if not _is_float(dtype) and not np.array_equal(cast, array):
-        raise _unfit(path, dtype, "numbers that it has no room for")
-    if _is_float(dtype) and _finite(cast) != _finite(array):
-        raise _unfit(path, dtype, "numbers that would be infinite")
+        raise _unfit_error(path, dtype, "numbers that it has no room for")
+    if _is_float(dtype) and _count_finite(cast) != _count_finite(array):
+        raise _unfit_error(path, dtype, "numbers that would be infinite")
     return cast
 
 
-def _finite(array: np.ndarray) -> int:
+def _count_finite(array: np.ndarray) -> int:
     """How many numbers are neither infinite nor none: some small floats have no infinity."""
     native = array.dtype.kind in "fc"
     return int(np.count_nonzero(np.isfinite(array if native else array.astype(np.float32))))
@@ -150,11 +150,11 @@ def require_kinds(wanted: Mapping[str, tuple[Any, tuple[Piece, ...]]], source: S
         path: (f"an array of {source.entries[piece.source].dtype}, {piece.source}", dtype)
         for path, (dtype, pieces) in wanted.items()
         for piece in pieces
-        if _kind(source.entries[piece.source].dtype) != _kind(dtype)
+        if _dtype_kind(source.entries[piece.source].dtype) != _dtype_kind(dtype)
     }
     if len(found) == 1:
         ((path, (got, dtype)),) = found.items()
-        raise _unfit(path, dtype, got)
+        raise _unfit_error(path, dtype, got)
     if found:
         raise AdoptionError(
             "Arrays of the source do not become ones of the leaves' dtypes:"
@@ -167,14 +167,14 @@ def require_kinds(wanted: Mapping[str, tuple[Any, tuple[Piece, ...]]], source: S
         )
 
 
-def _kind(dtype: DTypeLike) -> str:
+def _dtype_kind(dtype: DTypeLike) -> str:
     for kind in (np.bool_, np.integer, np.floating, np.complexfloating):
         if jax.numpy.issubdtype(dtype, kind):
             return kind.__name__
     return str(dtype)
 
 
-def _unfit(path: str, dtype: DTypeLike, got: str) -> AdoptionError:
+def _unfit_error(path: str, dtype: DTypeLike, got: str) -> AdoptionError:
     return AdoptionError(
         "An array of the source cannot be converted to the dtype of its leaf.",
         where=path,
@@ -183,7 +183,7 @@ def _unfit(path: str, dtype: DTypeLike, got: str) -> AdoptionError:
     )
 
 
-def constant(own: PyTree, sharding: object, number: int) -> Any:
+def constant_leaf(own: PyTree, sharding: object, number: int) -> Any:
     """A leaf of one number: a counter that says that statistics are there, or no bias."""
     if isinstance(own, np.ndarray):
         return np.full_like(own, number)
@@ -192,7 +192,7 @@ def constant(own: PyTree, sharding: object, number: int) -> Any:
     return jax.numpy.asarray(value) if sharding is None else jax.device_put(value, sharding)
 
 
-def own_value(own: object, path: str, sharding: object, draw: Callable[..., Any]) -> Any:
+def keep_leaf(own: object, path: str, sharding: object, draw: Callable[..., Any]) -> Any:
     """A leaf that stays; of an abstract module there is none, but random keys can be drawn."""
     if isinstance(own, jax.ShapeDtypeStruct):
         if not (is_key(own.dtype) or (own.dtype == np.uint32 and own.shape[-1:] == (2,))):

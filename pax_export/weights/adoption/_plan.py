@@ -13,30 +13,30 @@ import numpy as np
 
 from pax_export._types import DTypeLike, PyTree
 from pax_export.core import Node
-from pax_export.weights.adoption._assign import Outcome, Pairs, assigned, ways
+from pax_export.weights.adoption._assign import Outcome, Pairs, assign_groups, find_ways
 from pax_export.weights.adoption._flatten import Told, with_flattened
 from pax_export.weights.adoption._groups import (
     Group,
-    grouped,
+    group_arrays,
     is_fused,
     one_of_three,
-    origins,
     parts_of_fused,
+    possible_origins,
     says_order,
 )
-from pax_export.weights.adoption._layers import Layer, Leaf, Wanted, as_pax_keeps_them, wanted
-from pax_export.weights.adoption._layouts import Recipe, joined, readings, recipe_key
+from pax_export.weights.adoption._layers import Layer, Leaf, Wanted, as_pax_keeps_them, find_layers
+from pax_export.weights.adoption._layouts import Recipe, find_recipes, join_recipes, recipe_key
 from pax_export.weights.adoption._missing import without_strangers
 from pax_export.weights.adoption._name_parsing import Name
-from pax_export.weights.adoption._options import Options, is_at, matching, renamed
-from pax_export.weights.adoption._parametrized import file_names, versions
+from pax_export.weights.adoption._options import Options, is_at, matching_names, rename_arrays
+from pax_export.weights.adoption._parametrized import file_names, source_versions
 from pax_export.weights.adoption._split_fused import (
     PARTS,
     FusedOrder,
-    arrangements,
+    find_arrangements,
     may_be_fused,
     sizes_of_module,
-    unfolded,
+    unfold_stack,
 )
 from pax_export.weights.sources import Entry, Source
 
@@ -91,7 +91,7 @@ class Choice:
 class Study:
     """The hypotheses about a module and a source."""
 
-    wanted: Wanted
+    find_layers: Wanted
     kept: dict[str, Leaf]  # leaves that keep their values
     ignored: list[str]  # arrays that the user excludes
     counters: list[str]  # arrays that count steps
@@ -106,26 +106,28 @@ def best_study(
 ) -> tuple[Study, Source]:
     """What can be known of a source, and the version of it that leaves a way, if any does."""
     found = []
-    for version in versions(source):
-        study = studied(net, given, version, options, where)
+    for version in source_versions(source):
+        study = study_source(net, given, version, options, where)
         if study.possible:
             return study, version
         found.append((study, version))
     return found[0]
 
 
-def studied(net: PyTree, given: object, source: Source, options: Options, where: str) -> Study:
+def study_source(net: PyTree, given: object, source: Source, options: Options, where: str) -> Study:
     """Tries every hypothesis about a source."""
-    study, names = _begun(net, source, options, where)
-    told = renamed(options, source, _places(study.wanted, options), where)
-    study.constants = [name for name in _constants(study.wanted, source, names) if name not in told]
+    study, names = _begin_study(net, source, options, where)
+    told = rename_arrays(options, source, _places_to_name(study.wanted, options), where)
+    study.constants = [
+        name for name in _find_constants(study.wanted, source, names) if name not in told
+    ]
     names = [name for name in names if name not in set(study.constants)]
     axes = _by_path(dict(options.axes), _leaf_paths(study.wanted), f"{where}(axes=)")
     flatten = options.flatten
     if isinstance(flatten, Mapping):
         paths = [layer.path for layer in study.wanted.layers]
         flatten = _by_path(flatten, paths, f"{where}(flatten=)")
-    found = origins(source, options.origin, isinstance(given, Node))
+    found = possible_origins(source, options.origin, isinstance(given, Node))
     tied = {name: first for name, first in source.tied.items() if name in names and first in names}
     # Who names the place of a weight has said nothing of the bias beside it.
     by_leaf = not {within for _, within in told.values()}.isdisjoint(_leaf_paths(study.wanted))
@@ -134,15 +136,15 @@ def studied(net: PyTree, given: object, source: Source, options: Options, where:
     ):
         used = [name for name in names if not (without_tied and name in tied)]
         told_here = told if alone else _whole_layers(told, study.wanted)
-        groups, counters = grouped(source, used, told_here, alone)
+        groups, counters = group_arrays(source, used, told_here, alone)
         if alone and not by_leaf and all(group.sure for group in groups):
             continue
         for origin in found:
             layers = study.wanted.layers
             layers = as_pax_keeps_them(layers) if origin == "pax" else layers
             layers = _each_alone(layers) if alone else layers
-            for order in _orders(layers, groups, options):
-                for hypothesis in _tried(layers, groups, origin, order, axes, flatten):
+            for order in _fused_orders(layers, groups, options):
+                for hypothesis in _try_hypotheses(layers, groups, origin, order, axes, flatten):
                     (study.possible if hypothesis.possible else study.impossible).append(hypothesis)
         study.counters = counters
         if study.possible:
@@ -165,11 +167,13 @@ def _whole_layers(told: Mapping[str, tuple[str, str]], found: Wanted) -> dict[st
     return {name: (known_as, whole.get(place, place)) for name, (known_as, place) in told.items()}
 
 
-def _begun(net: PyTree, source: Source, options: Options, where: str) -> tuple[Study, list[str]]:
-    found = wanted(net)
+def _begin_study(
+    net: PyTree, source: Source, options: Options, where: str
+) -> tuple[Study, list[str]]:
+    found = find_layers(net)
     paths = _leaf_paths(found)
-    kept_paths = matching(options.keep, paths, "in the module", f"{where}(keep=)")
-    zeros = matching(options.zeros, paths, "in the module", f"{where}(zeros=)") - kept_paths
+    kept_paths = matching_names(options.keep, paths, "in the module", f"{where}(keep=)")
+    zeros = matching_names(options.zeros, paths, "in the module", f"{where}(zeros=)") - kept_paths
     kept: dict[str, Leaf] = {}
     layers = []
     for layer in found.layers:
@@ -184,7 +188,7 @@ def _begun(net: PyTree, source: Source, options: Options, where: str) -> tuple[S
     found.counters = {path: leaf for path, leaf in found.counters.items() if path not in kept}
     found.layers = layers
     known = {each: name for name in source.entries for each in (*file_names(source, name), name)}
-    ignored = matching(options.ignore, known, "in the source", f"{where}(ignore=)")
+    ignored = matching_names(options.ignore, known, "in the source", f"{where}(ignore=)")
     ignored = {known[name] for name in ignored}
     names = [name for name in source.entries if name not in ignored]
     passed = [name for name in names if name.rpartition(".")[2] in BOOKKEEPING]
@@ -192,7 +196,7 @@ def _begun(net: PyTree, source: Source, options: Options, where: str) -> tuple[S
     return study, [name for name in names if name not in passed]
 
 
-def _constants(found: Wanted, source: Source, names: Sequence[str]) -> list[str]:
+def _find_constants(found: Wanted, source: Source, names: Sequence[str]) -> list[str]:
     """Arrays of graph constants and optimizer state: integers and scalars that fit no leaf."""
     leaves = [leaf for layer in found.layers for leaf in layer.leaves.values()]
     whole = any(not _is_floating(leaf.dtype) for leaf in leaves)
@@ -221,13 +225,13 @@ def _leaf_paths(found: Wanted) -> list[str]:
     return [*paths, *found.counters]
 
 
-def _places(found: Wanted, options: Options) -> list[str]:
+def _places_to_name(found: Wanted, options: Options) -> list[str]:
     """What a user may name: the leaves, and the layers that they hold."""
     places = dict.fromkeys(_leaf_paths(found))
     for layer in found.layers if options.rename else ():
         for way in range(len(layer.stack.roots) if layer.stack else 0):
             places |= dict.fromkeys(
-                leaf.says for one in unfolded(layer, way) for leaf in one.leaves.values()
+                leaf.says for one in unfold_stack(layer, way) for leaf in one.leaves.values()
             )
         if layer.kind in ("linear", "free"):
             places |= dict.fromkeys(f"{layer.path}.{word}" for word in PARTS)
@@ -239,7 +243,7 @@ def _by_path(options: Mapping[str, T], paths: list[str], where: str) -> dict[str
     return {
         path: value
         for pattern, value in options.items()
-        for path in matching([pattern], paths, "in the module", where)
+        for path in matching_names([pattern], paths, "in the module", where)
     }
 
 
@@ -257,7 +261,7 @@ def _each_alone(layers: Sequence[Layer]) -> list[Layer]:
     ]  # fmt: skip
 
 
-def _orders(
+def _fused_orders(
     layers: Sequence[Layer], groups: Sequence[Group], options: Options
 ) -> tuple[FusedOrder, ...]:
     if options.fused is not None:
@@ -269,7 +273,7 @@ def _orders(
     return (blocks, heads) if unsure else (blocks,)
 
 
-def _tried(
+def _try_hypotheses(
     layers: Sequence[Layer],
     groups: Sequence[Group],
     origin: str,
@@ -280,10 +284,10 @@ def _tried(
     known: dict[Any, bool] = {}
 
     def ways_of(layer: Layer, group: Group) -> list[Recipe]:
-        return readings(layer, group, origin, axes)
+        return find_recipes(layer, group, origin, axes)
 
     def fits(layer: Layer, group: Group) -> bool:
-        if group.within is not None and not _within(layer, group.within):
+        if group.within is not None and not _is_within(layer, group.within):
             return False
         if not group.may_fill(layer):
             return False
@@ -296,14 +300,14 @@ def _tried(
     parts = [
         part
         for group in groups if is_fused(group)
-        for part in _parts(group, layers, origin, order)
+        for part in _split_group(group, layers, origin, order)
     ]  # fmt: skip
-    for alike in arrangements(layers, [*groups, *parts], fits, order):
+    for alike in find_arrangements(layers, [*groups, *parts], fits, order):
         found = []
         for arranged in alike:
-            whole = _with_parts(arranged, groups, origin, order, fits)
+            whole = _split_groups(arranged, groups, origin, order, fits)
             named = fits if origin in _GRAPHS else without_strangers(arranged, whole, fits)
-            outcome = assigned(arranged, whole, named)
+            outcome = assign_groups(arranged, whole, named)
             options = {(layer, group): ways_of(layer, group) for layer, group in outcome.pairs}
             for component in outcome.open:
                 for layer, group in itertools.product(component.layers, component.groups):
@@ -315,13 +319,13 @@ def _tried(
         yield from [each for each in found if each.possible and not each.outcome.open] or found
 
 
-def _within(layer: Layer, path: str) -> bool:
+def _is_within(layer: Layer, path: str) -> bool:
     if is_at(layer.path, path):
         return True
     return all(is_at(leaf.path, path) or is_at(leaf.says, path) for leaf in layer.leaves.values())
 
 
-def _with_parts(
+def _split_groups(
     layers: Sequence[Layer],
     groups: Sequence[Group],
     origin: str,
@@ -332,13 +336,15 @@ def _with_parts(
     found: list[Group] = []
     for group in groups:
         if is_fused(group) and not any(fits(layer, group) for layer in layers):
-            found += _parts(group, layers, origin, order) or [group]
+            found += _split_group(group, layers, origin, order) or [group]
         else:
             found.append(group)
     return found
 
 
-def _parts(group: Group, layers: Sequence[Layer], origin: str, order: FusedOrder) -> list[Group]:
+def _split_group(
+    group: Group, layers: Sequence[Layer], origin: str, order: FusedOrder
+) -> list[Group]:
     heads = {layer.heads for layer in layers if layer.kind in ("linear", "free")} - {None}
     count = next(iter(heads)) if len(heads) == 1 else None
     sizes = sizes_of_module(layers, group)
@@ -351,22 +357,22 @@ def _parts(group: Group, layers: Sequence[Layer], origin: str, order: FusedOrder
     return parts_of_fused(group, origin, order.says, count, sizes)
 
 
-def choices(hypotheses: Sequence[Hypothesis], reopened: bool = False) -> Iterator[Choice]:
+def find_choices(hypotheses: Sequence[Hypothesis], reopened: bool = False) -> Iterator[Choice]:
     """All complete assignments, likely names first; with `reopened`, norms may change places."""
     for hypothesis in hypotheses:
         outcome = hypothesis.outcome
         again = outcome.by_order if reopened else []
         done = {layer for component in again for layer in component.layers}
         decided = [pair for pair in outcome.pairs if pair[0] not in done]
-        for found in _product([ways(component) for component in (*outcome.open, *again)]):
+        for found in _lazy_product([find_ways(component) for component in (*outcome.open, *again)]):
             pairs = [*decided, *itertools.chain.from_iterable(found)]
             several = [hypothesis.options.get(p) or hypothesis.ways_of(*p) for p in pairs]
             why = {layer: says for layer, says in outcome.why.items() if layer not in done}
             for recipes in itertools.product(*several):
-                yield Choice(joined(recipes), pairs, why, hypothesis.origin)
+                yield Choice(join_recipes(recipes), pairs, why, hypothesis.origin)
 
 
-def _product(several: Sequence[Iterator[Pairs]]) -> Iterator[list[Pairs]]:
+def _lazy_product(several: Sequence[Iterator[Pairs]]) -> Iterator[list[Pairs]]:
     """As `itertools.product`, but nothing is asked for before it is needed."""
     if not several:
         yield []
@@ -376,7 +382,7 @@ def _product(several: Sequence[Iterator[Pairs]]) -> Iterator[list[Pairs]]:
     for one in first:
         if later is None:
             later = []
-            for other in _product(rest):
+            for other in _lazy_product(rest):
                 later.append(other)
                 yield [one, *other]
         else:

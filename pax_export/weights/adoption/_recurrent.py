@@ -56,7 +56,7 @@ def read_recurrent(layer: Layer, group: Group, origin: str) -> dict[str, tuple[P
         return None
     if origin == "pax":
         ours = {role: leaf.shape for role, leaf in layer.leaves.items()}
-        if group.raw[-1:] != ("fc",) or _shapes(group.parts) != ours:
+        if group.raw[-1:] != ("fc",) or _shapes_of(group.parts) != ours:
             return None
         return {leaf.path: (group.parts[role],) for role, leaf in layer.leaves.items()}
     leaves = set(layer.leaves)
@@ -89,7 +89,7 @@ def _fill_gates(
         each.role.replace("*", gate): tuple(sizes[axis] for axis in each.axes)
         for each in arrays for gate in gates
     }  # fmt: skip
-    if _shapes(parts) != wanted:
+    if _shapes_of(parts) != wanted:
         return None
     found: dict[str, list[Piece]] = {role: [] for role in layer.leaves}
     for role, axes, fills, adds in arrays:
@@ -123,7 +123,7 @@ def _fill_gates(
     return found
 
 
-def _shapes(parts: dict[str, Piece]) -> dict[str, Shape]:
+def _shapes_of(parts: dict[str, Piece]) -> dict[str, Shape]:
     return {role: piece.shape for role, piece in parts.items()}
 
 
@@ -142,7 +142,7 @@ _HARMLESS = ("operator", "direction", "hidden_size", "layout", "activation_alpha
 def explain_other_function(group: Group) -> str:
     """Why a recurrent layer of a graph computes another function than ours; "" if it does not."""
     if group.settings is None:
-        shapes = _shapes(group.parts)
+        shapes = _shapes_of(group.parts)
         hidden = shapes.get(RECURRENT, (0,))[-1]
         gru = {BIAS: (1, 6 * hidden), RECURRENT: (1, 3 * hidden, hidden)}
         if set(shapes) != {WEIGHT, *gru} or any(shapes[role] != gru[role] for role in gru):

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pax_export._errors import AdoptionError, AmbiguousWeightsError
 from pax_export.core import near_names
 from pax_export.weights.adoption._array_transforms import Piece, Shape
-from pax_export.weights.adoption._flatten import SAYS, flattened
+from pax_export.weights.adoption._flatten import SAYS, flattened_channels
 from pax_export.weights.adoption._groups import Group, is_fused, is_fused_name
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._layouts import Recipe
 from pax_export.weights.adoption._missing import is_stranger
 from pax_export.weights.adoption._name_parsing import OF_CELL, RECURRENT, WEIGHT
-from pax_export.weights.adoption._name_parsing import pieces as words_of
+from pax_export.weights.adoption._name_parsing import split_words as words_of
 from pax_export.weights.adoption._plan import Hypothesis, Study
 from pax_export.weights.adoption._recurrent import explain_other_function
 from pax_export.weights.sources import Source
@@ -21,26 +21,26 @@ from pax_export.weights.sources import Source
 _MOST = 40
 
 
-def _text(shape: Shape) -> str:
+def _shape_text(shape: Shape) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
-def _lines(lines: Iterable[str]) -> str:
+def _shorten_lines(lines: Iterable[str]) -> str:
     lines = list(lines)
     more = [f"  ... and {len(lines) - _MOST} more"] if len(lines) > _MOST else []
     return "\n".join([*lines[:_MOST], *more])
 
 
 def _layer_text(layer: Layer) -> str:
-    leaves = ", ".join(f"{leaf.says}{_text(leaf.shape)}" for leaf in layer.leaves.values())
+    leaves = ", ".join(f"{leaf.says}{_shape_text(leaf.shape)}" for leaf in layer.leaves.values())
     return f"{leaves} ({layer.kind})" if layer.kind != "free" else leaves
 
 
 def _group_text(group: Group) -> str:
-    return ", ".join(f"{piece.source}{_text(piece.shape)}" for piece in group.parts.values())
+    return ", ".join(f"{piece.source}{_shape_text(piece.shape)}" for piece in group.parts.values())
 
 
-def impossible(
+def impossible_error(
     study: Study, source: Source, enough: Sequence[tuple[str, ...]] = ()
 ) -> AdoptionError:
     """The error of a study without a possible hypothesis; `enough` are patterns to ignore."""
@@ -48,7 +48,7 @@ def impossible(
         study.impossible, key=lambda each: len(each.outcome.missing) + len(each.outcome.left)
     )
     outcome = best.outcome
-    halves = {layer: _half(layer, outcome.left) for layer in outcome.missing}
+    halves = {layer: _present_half(layer, outcome.left) for layer in outcome.missing}
     lines, rest = [], list(outcome.left)
     missing: list[str] = []
     for layer, group in halves.items():
@@ -56,13 +56,16 @@ def impossible(
         missing += [leaf.path for leaf in gone]
         if group:  # only a part of the layer is not there
             rest.remove(group)
-            lines += [f"  - no array for {leaf.says}{_text(leaf.shape)}, beside {group.path}"
+            lines += [f"  - no array for {leaf.says}{_shape_text(leaf.shape)}, beside {group.path}"
                       for leaf in gone]  # fmt: skip
         else:
-            lines.append(f"  - no array for {_layer_text(layer)}{_near(layer, outcome.left)}"
-                         f"{_about_layer(layer, best)}")  # fmt: skip
-    lines += [f"  - no place for {_group_text(group)}{_about(group)}{_fits_by_shape(group, best)}"
-              for group in rest]  # fmt: skip
+            near = _nearest_group(layer, outcome.left)
+            lines.append(
+                f"  - no array for {_layer_text(layer)}{near}{_explain_layer(layer, best)}"
+            )
+    for group in rest:
+        why = _explain_group(group) + _fits_by_shape(group, best)
+        lines.append(f"  - no place for {_group_text(group)}{why}")
     for component in outcome.unbalanced:
         if len(component.layers) > 1 or len(component.groups) > 1:
             lines.append(
@@ -72,7 +75,7 @@ def impossible(
                 + " for " + ", ".join(layer.path for layer in component.layers[:8])
             )  # fmt: skip
     error = AdoptionError(
-        "The arrays of the source are not those that the module wants:\n" + _lines(lines),
+        "The arrays of the source are not those that the module wants:\n" + _shorten_lines(lines),
         where=source.where,
         got=f"{len(source.entries)} arrays, read as {best.origin} keeps them",
         write=_what_to_write(missing, rest, enough),
@@ -106,7 +109,7 @@ def _what_to_write(
     return "; ".join(hints) or "a file with arrays"
 
 
-def _half(layer: Layer, left: Sequence[Group]) -> Group | None:
+def _present_half(layer: Layer, left: Sequence[Group]) -> Group | None:
     """The group of what is there of a layer, where an array of it is missing."""
     found = [
         group for group in left
@@ -131,20 +134,22 @@ def _fits_by_shape(group: Group, hypothesis: Hypothesis) -> str:
     return ""
 
 
-def _near(layer: Layer, groups: Sequence[Group]) -> str:
+def _nearest_group(layer: Layer, groups: Sequence[Group]) -> str:
     """What of the file may have been meant, with its shapes."""
     found = near_names(layer.path, [group.path for group in groups], 1)
     group = next((each for each in groups if found and each.path == found[0]), None)
     return f"; near: {_group_text(group)}" if group is not None else ""
 
 
-def _about(group: Group) -> str:
+def _explain_group(group: Group) -> str:
     if group.lacks:
         return f"; {group.lacks}"
     if {"weight_ih", "weight_hh"} == set(group.parts):
         return '; a cell without biases: zeros="**.bias", and no forget_gate_bias in the module'
     if {"weight_ih", "weight_hh"} <= set(group.parts):
-        return "; a GRU of torch is another function than pax.GRU" if _thirds(group) else ""
+        return (
+            "; a GRU of torch is another function than pax.GRU" if _has_three_gates(group) else ""
+        )
     if {WEIGHT, RECURRENT} <= set(group.parts) and (why := explain_other_function(group)):
         return why
     if is_fused(group):
@@ -152,7 +157,7 @@ def _about(group: Group) -> str:
     return ""
 
 
-def _about_layer(layer: Layer, hypothesis: Hypothesis) -> str:
+def _explain_layer(layer: Layer, hypothesis: Hypothesis) -> str:
     """What to say of a layer that may be queries, keys and values in one."""
     called = {word for group in hypothesis.outcome.left for word in group.said}
     if not is_fused_name(words_of(layer.path)) or not called & {"query", "key", "value"}:
@@ -162,12 +167,12 @@ def _about_layer(layer: Layer, hypothesis: Hypothesis) -> str:
     return '; queries, keys and values in one: fused="blocks" or "by head" says in which order'
 
 
-def _thirds(group: Group) -> bool:
+def _has_three_gates(group: Group) -> bool:
     shape = group.parts["weight_hh"].shape
     return len(shape) == 2 and shape[0] == 3 * shape[1]
 
 
-def ambiguous(study: Study, source: Source, agreeing: int = 0) -> AmbiguousWeightsError:
+def ambiguity_error(study: Study, source: Source, agreeing: int = 0) -> AmbiguousWeightsError:
     """The error if more than one way is left: every array with its candidates."""
     candidates: dict[str, list[str]] = {}
     layouts: dict[str, list[str]] = {}
@@ -179,7 +184,7 @@ def ambiguous(study: Study, source: Source, agreeing: int = 0) -> AmbiguousWeigh
                     candidates.setdefault(name, [])
                     candidates[name] += [p for p in fitting if p not in candidates[name]]
     # Where arrays may go is of more use than what each way would do with them.
-    _differences(study.possible, candidates, layouts)
+    _collect_differences(study.possible, candidates, layouts)
     lines = [f"  - {name}: {' or '.join(paths[:8])}" for name, paths in candidates.items()]
     lines += [f"  - {name}: {' or '.join(says)}" for name, says in layouts.items()]
     hints = []
@@ -188,11 +193,11 @@ def ambiguous(study: Study, source: Source, agreeing: int = 0) -> AmbiguousWeigh
         group = _group_of(study.possible, name)
         hints.append(f'rename={{"{group or name}": "{paths[0]}", ...}}, with * for numbers')
     if layouts:
-        hints.append(_about_layouts(study, layouts))
+        hints.append(_hint_for_layouts(study, layouts))
     hints.append("reference=(inputs, outputs) of the net that wrote it")
     error = AmbiguousWeightsError(
         "It is not decided where these arrays belong, or how they lie, and nothing is guessed:\n"
-        + _lines(lines),
+        + _shorten_lines(lines),
         where=source.where,
         got=f"{agreeing} ways that agree with the reference" if agreeing else None,
         write="; or ".join(hints),
@@ -211,7 +216,7 @@ def _group_of(hypotheses: Sequence[Hypothesis], name: str) -> str | None:
     return None
 
 
-def _differences(
+def _collect_differences(
     hypotheses: Sequence[Hypothesis],
     candidates: dict[str, list[str]],
     layouts: dict[str, list[str]],
@@ -231,7 +236,7 @@ def _differences(
     for name, found in ways.items():
         if name in candidates:
             continue
-        if _moves(name, hypotheses):
+        if _changes_layer(name, hypotheses):
             candidates[name] = list(places[name])
         elif len(found) > len(places[name]):
             layouts[name] = list(dict.fromkeys(found.values()))
@@ -252,7 +257,7 @@ def _by_source(recipe: Recipe) -> dict[str, tuple[object, str]]:
     }
 
 
-def _moves(name: str, hypotheses: Sequence[Hypothesis]) -> bool:
+def _changes_layer(name: str, hypotheses: Sequence[Hypothesis]) -> bool:
     """Whether an array goes to another layer under another hypothesis."""
     found = {
         tuple(layer.path for layer, group in each.outcome.pairs if name in group.arrays)
@@ -261,7 +266,7 @@ def _moves(name: str, hypotheses: Sequence[Hypothesis]) -> bool:
     return len(found) > 1
 
 
-def _about_layouts(study: Study, layouts: Mapping[str, list[str]]) -> str:
+def _hint_for_layouts(study: Study, layouts: Mapping[str, list[str]]) -> str:
     hints = []
     names = {hypothesis.origin for hypothesis in study.possible}
     if len(names) > 1:
@@ -275,7 +280,7 @@ def _about_layouts(study: Study, layouts: Mapping[str, list[str]]) -> str:
         for hypothesis in reversed(study.possible)
         for layer, group in hypothesis.outcome.pairs
         for recipe in reversed(hypothesis.options[layer, group])
-        if (count := flattened(recipe)) is not None
+        if (count := flattened_channels(recipe)) is not None
     }
     if flat:
         said = ", ".join(f'"{path}": {count}' for path, count in flat.items())
@@ -286,7 +291,7 @@ def _about_layouts(study: Study, layouts: Mapping[str, list[str]]) -> str:
     return "; or ".join(hints)
 
 
-def nothing_agrees(source: Source, tried: int, nearest: float, most: int) -> AdoptionError:
+def no_agreement_error(source: Source, tried: int, nearest: float, most: int) -> AdoptionError:
     """The error if no way that is left gives the outputs of the reference."""
     more = tried >= most
     return AdoptionError(
@@ -300,7 +305,9 @@ def nothing_agrees(source: Source, tried: int, nearest: float, most: int) -> Ado
     )  # fmt: skip
 
 
-def doubled(source: Source, names: tuple[str, str], paths: tuple[str, str]) -> AdoptionError:
+def equal_arrays_error(
+    source: Source, names: tuple[str, str], paths: tuple[str, str]
+) -> AdoptionError:
     """The error about two equal arrays for two places, where no name says that this is meant."""
     return AdoptionError(
         "Two equal arrays of the source would fill two leaves.",

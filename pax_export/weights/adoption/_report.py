@@ -115,7 +115,7 @@ class AdoptionReport:
     def _cells(self) -> list[tuple[str, ...]]:
         return [
             (row.leaf, f"{row.dtype}[{','.join(map(str, row.shape))}]",
-             f"<- {_sum(row.arrays)}", row.how, f"({row.why})")
+             f"<- {_list_arrays(row.arrays)}", row.how, f"({row.why})")
             for row in self.rows
         ]  # fmt: skip
 
@@ -139,7 +139,7 @@ class AdoptionReport:
         return lines
 
 
-def _sum(arrays: tuple[str, ...]) -> str:
+def _list_arrays(arrays: tuple[str, ...]) -> str:
     """The names of arrays; of many the first ones."""
     if len(arrays) <= 4:
         return " + ".join(arrays)

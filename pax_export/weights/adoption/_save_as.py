@@ -25,25 +25,31 @@ from pax_export._files.npz import UNREADABLE
 from pax_export._files.overwrite_guard import Belongs
 from pax_export._types import PyTree
 from pax_export.weights import _file
-from pax_export.weights._dtypes import stored
+from pax_export.weights._dtypes import to_stored
 from pax_export.weights._file import whole_file
 from pax_export.weights._leaves import leaves_by_name
-from pax_export.weights._save_load import absence
+from pax_export.weights._save_load import explain_absence
 from pax_export.weights.adoption._adopt import plan_of
 from pax_export.weights.adoption._array_transforms import (
     Piece,
-    assembled,
-    backward,
-    forward,
-    region,
+    apply_piece,
+    assemble_leaf,
+    leaf_region,
     shape_of,
+    undo_piece,
 )
 from pax_export.weights.adoption._groups import WRITTEN_AS
 from pax_export.weights.adoption._layouts import Recipe
-from pax_export.weights.adoption._name_parsing import COUNT, parsed
-from pax_export.weights.adoption._new_layers import homes, new_layers
-from pax_export.weights.adoption._options import Options, is_at, matching, named_by, options_of
-from pax_export.weights.adoption._parametrized import Resolved, file_names, versions
+from pax_export.weights.adoption._name_parsing import COUNT, parse_array_name
+from pax_export.weights.adoption._new_layers import choose_arrays, new_layers
+from pax_export.weights.adoption._options import (
+    Options,
+    is_at,
+    matching_names,
+    named_by,
+    options_of,
+)
+from pax_export.weights.adoption._parametrized import Resolved, file_names, source_versions
 from pax_export.weights.adoption._plan import BOOKKEEPING
 from pax_export.weights.adoption._report import AdoptionReport
 from pax_export.weights.sources import Source, open_source
@@ -73,20 +79,20 @@ def write_torch(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str
         "torch has no storage for an array of this dtype.",
     )
     with (
-        whole_file(path, _recognized, _NOT_OURS) as temporary,
+        whole_file(path, _recognize_archive, _NOT_OURS) as temporary,
         zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
     ):
-        _put(archive, _PICKLE, _pickled(arrays))
-        _put(archive, "archive/byteorder", b"little")
+        _write_member(archive, _PICKLE, _pickle_arrays(arrays))
+        _write_member(archive, "archive/byteorder", b"little")
         for number, array in enumerate(arrays.values()):
             little = np.ascontiguousarray(array)
             if little.dtype.byteorder == ">":
                 little = little.astype(little.dtype.newbyteorder("<"))
-            _put(archive, f"archive/data/{number}", little.reshape(-1).view(np.uint8).data)
-        _put(archive, "archive/version", b"3\n")
+            _write_member(archive, f"archive/data/{number}", little.reshape(-1).view(np.uint8).data)
+        _write_member(archive, "archive/version", b"3\n")
 
 
-def _recognized(path: Path) -> Belongs | None:
+def _recognize_archive(path: Path) -> Belongs | None:
     """Of what lies at a path: an archive that `write_torch` made, or an empty file."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open(_PICKLE) as file:
@@ -96,7 +102,7 @@ def _recognized(path: Path) -> Belongs | None:
     return (lambda name: False) if ours else None
 
 
-def _put(archive: zipfile.ZipFile, name: str, content: Any) -> None:
+def _write_member(archive: zipfile.ZipFile, name: str, content: Any) -> None:
     info = zipfile.ZipInfo(name, _DATE)
     begin = archive.start_dir + 30 + len(name) + 20  # a header, and sizes of 64 bits
     padding = -(begin + 4) % _ALIGNED
@@ -105,35 +111,43 @@ def _put(archive: zipfile.ZipFile, name: str, content: Any) -> None:
         file.write(content)
 
 
-def _pickled(arrays: Mapping[str, np.ndarray]) -> bytes:
+def _pickle_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
     parts = [_BEGIN]
     for number, (name, array) in enumerate(arrays.items()):
-        parts += [_text(name), _tensor(str(number), array)]
+        parts += [_pickle_text(name), _pickle_tensor(str(number), array)]
     return b"".join([*parts, b"u."])
 
 
-def _tensor(key: str, array: np.ndarray) -> bytes:
+def _pickle_tensor(key: str, array: np.ndarray) -> bytes:
     storage = f"ctorch\n{_STORAGES[array.dtype.name]}\n".encode()
-    whole = _tuple([_text("storage"), storage, _text(key), _text("cpu"), _number(array.size)])
+    whole = _pickle_tuple(
+        [
+            _pickle_text("storage"),
+            storage,
+            _pickle_text(key),
+            _pickle_text("cpu"),
+            _pickle_number(array.size),
+        ]
+    )
     strides = [1]
     for size in reversed(array.shape[1:]):
         strides.insert(0, strides[0] * max(size, 1))
-    shape = _tuple(map(_number, array.shape))
-    steps = _tuple(map(_number, strides if array.ndim else ()))
-    given = _tuple([whole + b"Q", _number(0), shape, steps, b"\x89", _DICT])
+    shape = _pickle_tuple(map(_pickle_number, array.shape))
+    steps = _pickle_tuple(map(_pickle_number, strides if array.ndim else ()))
+    given = _pickle_tuple([whole + b"Q", _pickle_number(0), shape, steps, b"\x89", _DICT])
     return _TENSOR + given + b"R"
 
 
-def _tuple(parts: Iterable[bytes]) -> bytes:
+def _pickle_tuple(parts: Iterable[bytes]) -> bytes:
     return b"(" + b"".join(parts) + b"t"
 
 
-def _text(text: str) -> bytes:
+def _pickle_text(text: str) -> bytes:
     raw = text.encode("utf-8", "surrogatepass")
     return b"X" + struct.pack("<I", len(raw)) + raw
 
 
-def _number(number: int) -> bytes:
+def _pickle_number(number: int) -> bytes:
     if number < 1 << 31:
         return b"J" + struct.pack("<i", number)
     raw = number.to_bytes(9, "little").rstrip(b"\0")
@@ -221,7 +235,7 @@ def save_as(
         >>> load_file(path)["fc.bias"].tolist(), load_file(path)["fc.weight"].shape
         ([2.0, 2.0, 2.0], (3, 2))
     """
-    write = _writer(path)
+    write = _choose_writer(path)
     if not (report is None or isinstance(report, AdoptionReport)):
         raise InvalidArgumentTypeError(
             "Expected a report of adopt.",
@@ -232,11 +246,11 @@ def save_as(
     options = options_of(rename, ignore, keep, axes, origin, fused, "save_as", flatten)
     leaves = leaves_by_name(net)
     for name, leaf in leaves.items():
-        if not isinstance(leaf, (jax.Array, np.ndarray)) or absence(leaf):
+        if not isinstance(leaf, (jax.Array, np.ndarray)) or explain_absence(leaf):
             raise InvalidArgumentError(
                 "save_as: expected a module of arrays with values.",
                 where=name,
-                got=absence(leaf) or type(leaf).__name__,
+                got=explain_absence(leaf) or type(leaf).__name__,
                 write="a module that was initialised, outside of jit",
             )
     with open_source(like) as source:
@@ -252,7 +266,7 @@ def save_as(
 
 def _without_new(options: Options, leaves: Mapping[str, Any], source: Source) -> Options:
     """The options without what ``rename`` says of leaves that are kept: where these go."""
-    kept = matching(options.keep, leaves, "in the module", "save_as(keep=)")
+    kept = matching_names(options.keep, leaves, "in the module", "save_as(keep=)")
     new = {
         name: target for name, target in options.rename.items()
         if (below := [leaf for leaf in leaves if is_at(leaf, target)]) and kept.issuperset(below)
@@ -265,7 +279,7 @@ def _without_new(options: Options, leaves: Mapping[str, Any], source: Source) ->
 def _version_of(recipe: Recipe, source: Source) -> Source:
     """The version of a source whose arrays a recipe names."""
     used = {piece.source for pieces in recipe.values() for piece in pieces}
-    return next((each for each in versions(source) if used <= set(each.entries)), source)
+    return next((each for each in source_versions(source) if used <= set(each.entries)), source)
 
 
 def _require_same(report: AdoptionReport, leaves: Mapping[str, Any], source: Source) -> None:
@@ -292,7 +306,7 @@ def _another_report(where: str) -> AdoptionError:
     )
 
 
-def _writer(path: str | os.PathLike[str]) -> Write:
+def _choose_writer(path: str | os.PathLike[str]) -> Write:
     ending = Path(path).suffix.lower()
     if ending not in _WRITERS:
         raise InvalidArgumentError(
@@ -304,7 +318,9 @@ def _writer(path: str | os.PathLike[str]) -> Write:
     return _WRITERS[ending]
 
 
-def _safetensors(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
+def _write_safetensors(
+    path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str, Any]
+) -> None:
     kept = {
         name: metadata[name]
         for name in ("format", WRITTEN_AS)
@@ -312,14 +328,14 @@ def _safetensors(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[st
     }
     values, notes = {}, {}
     for name, array in arrays.items():
-        values[name], note = stored(array)
+        values[name], note = to_stored(array)
         if note is not None:
             notes[name] = note
-    _file.write(path, values, notes, extra=kept)
+    _file.write_weights(path, values, notes, extra=kept)
 
 
 _WRITERS: dict[str, Write] = {
-    ".safetensors": _safetensors, ".npz": write_npz, ".pt": write_torch, ".pth": write_torch,
+    ".safetensors": _write_safetensors, ".npz": write_npz, ".pt": write_torch, ".pth": write_torch,
 }  # fmt: skip
 
 
@@ -329,18 +345,20 @@ def _file_arrays(
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Every array of a file with the numbers of the module; `source` is a version of the file."""
     whole: Recipe = report._choice.recipe
-    recipe = {path: pieces for path, pieces in whole.items() if _fills(pieces, leaves[path])}
-    counters = [name for name in report.ignored if parsed(name).role == COUNT]
+    recipe = {
+        path: pieces for path, pieces in whole.items() if _has_its_shape(pieces, leaves[path])
+    }
+    counters = [name for name in report.ignored if parse_array_name(name).role == COUNT]
     passed = {*counters, *(n for n in report.ignored if n.rpartition(".")[2] in BOOKKEEPING)}
     left = [name for name in report.ignored if name not in passed]
     left += [p.source for path, pieces in whole.items() if path not in recipe for p in pieces]
     layers = new_layers(net, recipe)
-    found = homes(layers, recipe, report.origin, source, left, rename)
-    new = _gone_home(recipe, leaves, source)
+    found = choose_arrays(layers, recipe, report.origin, source, left, rename)
+    new = _changed_arrays(recipe, leaves, source)
     added = {each.name: each.made(np.asarray(leaves[each.leaf]), source) for each in found.arrays}
-    _follow(report.tied, new)
+    _update_tied(report.tied, new)
     tied = {name: first for name, first in report.tied.items() if first in found.replaced}
-    _follow(tied, added)
+    _update_tied(tied, added)
     gone = {each for name in (*found.replaced, *tied) for each in file_names(source, name)}
     if isinstance(source, Resolved):
         for name in new.keys() & source.made_of.keys():
@@ -355,7 +373,7 @@ def _file_arrays(
     return {**home, **added}
 
 
-def _fills(pieces: tuple[Piece, ...], leaf: PyTree) -> bool:
+def _has_its_shape(pieces: tuple[Piece, ...], leaf: PyTree) -> bool:
     """Whether a leaf still has the shape that these pieces fill."""
     count = 0
     for piece in pieces:
@@ -369,7 +387,9 @@ def _fills(pieces: tuple[Piece, ...], leaf: PyTree) -> bool:
     return count == leaf.size
 
 
-def _gone_home(recipe: Recipe, leaves: Mapping[str, Any], source: Source) -> dict[str, np.ndarray]:
+def _changed_arrays(
+    recipe: Recipe, leaves: Mapping[str, Any], source: Source
+) -> dict[str, np.ndarray]:
     """The arrays whose leaves have other numbers than those that were adopted."""
     new: dict[str, np.ndarray] = {}
     kept: dict[str, np.ndarray] = {}
@@ -385,14 +405,14 @@ def _gone_home(recipe: Recipe, leaves: Mapping[str, Any], source: Source) -> dic
         before = _as_adopted(value, pieces, read)
         if before.shape == value.shape and before.tobytes() == value.tobytes():
             continue  # the bytes of the source are those of this leaf, whatever was rounded
-        _undone(value, pieces, read, new)
+        _undo_leaf(value, pieces, read, new)
         changed.append(path)
     for path in changed:
         _require_back(path, leaves[path], recipe[path], lambda name: new.get(name, read(name)))
     return new
 
 
-def _follow(tied: Mapping[str, str], new: dict[str, np.ndarray]) -> None:
+def _update_tied(tied: Mapping[str, str], new: dict[str, np.ndarray]) -> None:
     """What is one array under several names stays one."""
     for name, first in tied.items():
         changed = new.get(first, new.get(name))
@@ -403,10 +423,10 @@ def _follow(tied: Mapping[str, str], new: dict[str, np.ndarray]) -> None:
 def _as_adopted(
     value: np.ndarray, pieces: tuple[Piece, ...], read: Callable[[str], np.ndarray]
 ) -> np.ndarray:
-    return np.ascontiguousarray(assembled(value.shape, value.dtype, pieces, read))
+    return np.ascontiguousarray(assemble_leaf(value.shape, value.dtype, pieces, read))
 
 
-def _undone(
+def _undo_leaf(
     value: np.ndarray,
     pieces: tuple[Piece, ...],
     read: Callable[[str], np.ndarray],
@@ -417,15 +437,17 @@ def _undone(
     # In float64 a difference is rounded once, when it is written.
     for piece in pieces:
         if piece.adds:
-            part = region(wide, piece)
-            part -= np.asarray(forward(read(piece.source), piece), wide.dtype).reshape(part.shape)
+            part = leaf_region(wide, piece)
+            part -= np.asarray(apply_piece(read(piece.source), piece), wide.dtype).reshape(
+                part.shape
+            )
     for piece in pieces:
         if not piece.adds:
             if piece.source not in new:
                 new[piece.source] = np.array(read(piece.source))
             into = np.array(new[piece.source], order="C")
             with np.errstate(over="ignore"):  # refused by `_require_back`
-                backward(wide.astype(_room(into.dtype, wide.dtype)), piece, into)
+                undo_piece(wide.astype(_wider_dtype(into.dtype, wide.dtype)), piece, into)
             new[piece.source] = into
 
 
@@ -460,5 +482,5 @@ def _require_back(
         )
 
 
-def _room(dtype: np.dtype, wide: np.dtype) -> np.dtype:
+def _wider_dtype(dtype: np.dtype, wide: np.dtype) -> np.dtype:
     return wide if dtype.kind in "fV" else dtype

@@ -18,8 +18,8 @@ from pax_export.weights.adoption._groups import (
     without_fused,
 )
 from pax_export.weights.adoption._layers import Layer, Leaf
-from pax_export.weights.adoption._name_parsing import BIAS, WEIGHT, named, pieces
-from pax_export.weights.adoption._stacks import numbered, numbered_name
+from pax_export.weights.adoption._name_parsing import BIAS, WEIGHT, name_of_words, split_words
+from pax_export.weights.adoption._stacks import insert_numbers, insert_numbers_in_name
 
 PARTS = ("query", "key", "value")
 _ALL = slice(None)
@@ -35,10 +35,12 @@ class FusedOrder:
 
 def may_be_fused(layer: Layer, order: FusedOrder) -> bool:
     """Whether a layer may hold queries, keys and values in one: it is called so, or it is said."""
-    return layer.kind in ("linear", "free") and (order.told or is_fused_name(pieces(layer.path)))
+    return layer.kind in ("linear", "free") and (
+        order.told or is_fused_name(split_words(layer.path))
+    )
 
 
-def arrangements(
+def find_arrangements(
     layers: Sequence[Layer],
     groups: Sequence[Group],
     fits: Callable[[Layer, Group], bool],
@@ -52,25 +54,25 @@ def arrangements(
     for whole_first in (True, False):
         alike = []
         for way in itertools.count():
-            several = [_apart(each, groups, fits, order, way, whole_first) for each in layers]
+            several = [_split_layer(each, groups, fits, order, way, whole_first) for each in layers]
             found = list(itertools.chain.from_iterable(several))
             key = tuple([layer.path for layer in found])
             if key not in seen:
                 seen.add(key)
                 alike.append(found)
-            if all(way + 1 >= _ways(*pair) for pair in zip(layers, several)):
+            if all(way + 1 >= _count_numberings(*pair) for pair in zip(layers, several)):
                 break
         if alike:
             yield alike
 
 
-def _ways(layer: Layer, parts: Sequence[Layer]) -> int:
+def _count_numberings(layer: Layer, parts: Sequence[Layer]) -> int:
     """In how many ways the parts of a layer may be numbered."""
     is_whole = isinstance(parts, tuple)
     return 1 if is_whole or layer.stack is None else len(layer.stack.roots)
 
 
-def _apart(
+def _split_layer(
     layer: Layer,
     groups: Sequence[Group],
     fits: Callable[[Layer, Group], bool],
@@ -96,18 +98,18 @@ def _apart(
         return (layer,)
     fused = may_be_fused(layer, order)
     if fused and (layer.stack is None or layer.kind == "free"):
-        if called(parts := _of_fused(layer, groups, order)):
+        if called(parts := _split_fused_layer(layer, groups, order)):
             return parts
     if layer.stack is not None:
-        single = unfolded(layer, way)
+        single = unfold_stack(layer, way)
         if in_file(single):
             return single
-        if fused and called(parts := _of_each(single, groups, order)):
+        if fused and called(parts := _split_fused_layers(single, groups, order)):
             return parts
     return [layer]
 
 
-def unfolded(layer: Layer, way: int = 0) -> list[Layer]:
+def unfold_stack(layer: Layer, way: int = 0) -> list[Layer]:
     """The stacked layers; `way` indexes `Stack.roots`."""
     stack = layer.stack
     if stack is None:
@@ -124,12 +126,12 @@ def unfolded(layer: Layer, way: int = 0) -> list[Layer]:
                 place=LeafPart(
                     leaf.shape, index + (_ALL,) * (len(leaf.shape) - len(index)), (), says
                 ),
-                part=numbered(leaf.path, roots, numbers),
+                part=insert_numbers(leaf.path, roots, numbers),
             )
             for role, leaf in layer.leaves.items()
         }
-        path = numbered(layer.path, roots, numbers)
-        name = numbered_name(layer.name, roots, numbers)
+        path = insert_numbers(layer.path, roots, numbers)
+        name = insert_numbers_in_name(layer.name, roots, numbers)
         found.append(replace(layer, path=path, name=name, leaves=leaves, stack=None))
     return found
 
@@ -137,22 +139,22 @@ def unfolded(layer: Layer, way: int = 0) -> list[Layer]:
 # Queries, keys and values
 
 
-def _of_fused(layer: Layer, groups: Sequence[Group], order: FusedOrder) -> list[Layer]:
+def _split_fused_layer(layer: Layer, groups: Sequence[Group], order: FusedOrder) -> list[Layer]:
     """Three layers of one; none if its shapes do not leave one way."""
     found = []
-    sizes = _sizes(layer, groups)
+    sizes = _sizes_in_file(layer, groups)
     for number, word in enumerate(PARTS):
         leaves: dict[str, Leaf] = {}
         kinds = set()
         for role, leaf in layer.leaves.items():
-            part = _part(layer, role, leaf, number, order, sizes)
+            part = _part_of_leaf(layer, role, leaf, number, order, sizes)
             if part is None:
                 return []
             kind, shape, place = part
             kinds.add(kind)
-            leaves[role] = replace(leaf, shape=shape, place=_within(leaf, place),
+            leaves[role] = replace(leaf, shape=shape, place=_place_within(leaf, place),
                                    part=f"{leaf.says} ({word})")  # fmt: skip
-        name = named([*without_fused(tuple(pieces(layer.path))), word])
+        name = name_of_words([*without_fused(tuple(split_words(layer.path))), word])
         kind = "linear" if "linear" in kinds else layer.kind
         options = () if layer.kind == "free" else layer.options
         found.append(
@@ -162,12 +164,14 @@ def _of_fused(layer: Layer, groups: Sequence[Group], order: FusedOrder) -> list[
     return found
 
 
-def _of_each(layers: Sequence[Layer], groups: Sequence[Group], order: FusedOrder) -> list[Layer]:
-    found = [_of_fused(layer, groups, order) for layer in layers]
+def _split_fused_layers(
+    layers: Sequence[Layer], groups: Sequence[Group], order: FusedOrder
+) -> list[Layer]:
+    found = [_split_fused_layer(layer, groups, order) for layer in layers]
     return list(itertools.chain.from_iterable(found)) if all(found) else []
 
 
-def _within(leaf: Leaf, place: LeafPart) -> LeafPart:
+def _place_within(leaf: Leaf, place: LeafPart) -> LeafPart:
     """A place in a leaf that may itself be a part: of a layer among several."""
     if leaf.place is None:
         return place
@@ -180,14 +184,14 @@ def _within(leaf: Leaf, place: LeafPart) -> LeafPart:
     )
 
 
-def _sizes(layer: Layer, groups: Sequence[Group]) -> dict[int, Three]:
+def _sizes_in_file(layer: Layer, groups: Sequence[Group]) -> dict[int, Three]:
     """Axis size -> sizes of queries, keys and values in the file, without ambiguous sums."""
     heard: dict[str, set[int]] = {word: set() for word in PARTS}
     for group in groups:
         for word in heard.keys() & group.said:
             for role, piece in group.parts.items():
                 heard[word] |= _sizes_of(piece.after, role)
-    return _sums(heard, {size for leaf in layer.leaves.values() for size in leaf.shape})
+    return _unambiguous_sums(heard, {size for leaf in layer.leaves.values() for size in leaf.shape})
 
 
 def sizes_of_module(layers: Sequence[Layer], group: Group) -> dict[int, Three]:
@@ -197,10 +201,12 @@ def sizes_of_module(layers: Sequence[Layer], group: Group) -> dict[int, Three]:
         for word in heard.keys() & layer.said:
             for leaf in layer.leaves.values():
                 heard[word] |= set(leaf.shape[-1:] if layer.kind == "linear" else leaf.shape)
-    return _sums(heard, {size for piece in group.parts.values() for size in piece.shape})
+    return _unambiguous_sums(
+        heard, {size for piece in group.parts.values() for size in piece.shape}
+    )
 
 
-def _sums(heard: dict[str, set[int]], wanted: set[int]) -> dict[int, Three]:
+def _unambiguous_sums(heard: dict[str, set[int]], wanted: set[int]) -> dict[int, Three]:
     found: dict[int, set[Three]] = {}
     for query, key in itertools.product(heard["query"], heard["key"] & heard["value"]):
         if query + 2 * key in wanted:
@@ -215,7 +221,7 @@ def _sizes_of(shape: Shape, role: str) -> set[int]:
     return set(shape) if len(shape) < 3 else {math.prod(shape[1:])}
 
 
-def _part(
+def _part_of_leaf(
     layer: Layer, role: str, leaf: Leaf, number: int, order: FusedOrder, sizes: dict[int, Three]
 ) -> tuple[str, Shape, LeafPart] | None:
     """One of the three in a leaf: as which kind of layer it is read, its shape, its place."""
@@ -230,7 +236,7 @@ def _part(
     if len(axes) != 1:
         return None
     axis = axes[0]
-    found = _cut(layer, shape, axis, number, order, sizes[shape[axis]])
+    found = _cut_along_axis(layer, shape, axis, number, order, sizes[shape[axis]])
     if found is None or bias:
         return found and (layer.kind, *found)
     part, place = found
@@ -252,7 +258,7 @@ def _along_an_axis_of_three(
     return layer.kind, rest, LeafPart(shape, index, (), "one of three")
 
 
-def _cut(
+def _cut_along_axis(
     layer: Layer, shape: Shape, axis: int, number: int, order: FusedOrder, sizes: Three
 ) -> tuple[Shape, LeafPart] | None:
     """The shape of a part along an axis, and where it lies."""

@@ -73,7 +73,7 @@ def stack_at(
     sizes = {shape[:wanted] for shape in shapes}
     if len(sizes) != 1 or len(size := next(iter(sizes))) != wanted:
         return None
-    known = [_inside(at, module) for at, module in lifted] if len(lifted) == wanted else []
+    known = [_path_inside(at, module) for at, module in lifted] if len(lifted) == wanted else []
     return Stack(size, path, [at for at, _ in around], leaves, known)
 
 
@@ -81,7 +81,7 @@ def _at_first_axis(module: PyTree) -> bool:
     return all(axis in (0, None) for axis in dict(module.options)["state_axes"].values())
 
 
-def _inside(path: str, module: PyTree) -> str:
+def _path_inside(path: str, module: PyTree) -> str:
     return f"{path}.{module._attribute}" if path else module._attribute
 
 
@@ -89,13 +89,13 @@ def _deepest_first(places: Sequence[int]) -> list[int]:
     return sorted(range(len(places)), key=lambda axis: (places[axis], axis), reverse=True)
 
 
-def numbered(path: str, roots: Sequence[str], numbers: Sequence[int]) -> str:
+def insert_numbers(path: str, roots: Sequence[str], numbers: Sequence[int]) -> str:
     """A path with the numbers of layers behind their roots.
 
     Example:
-        >>> numbered("layers.scan_module.fc", ["layers.scan_module"], [3])
+        >>> insert_numbers("layers.scan_module.fc", ["layers.scan_module"], [3])
         'layers.scan_module.3.fc'
-        >>> numbered("fc", ["", "fc"], [1, 2])
+        >>> insert_numbers("fc", ["", "fc"], [1, 2])
         '1.fc.2'
     """
     steps = path.split(".") if path else []
@@ -105,7 +105,7 @@ def numbered(path: str, roots: Sequence[str], numbers: Sequence[int]) -> str:
     return ".".join(steps)
 
 
-def numbered_name(name: Name, roots: Sequence[str], numbers: Sequence[int]) -> Name:
+def insert_numbers_in_name(name: Name, roots: Sequence[str], numbers: Sequence[int]) -> Name:
     """The name of a path with these numbers in it."""
     words, found = list(name.words), list(name.numbers)
     before = [name_of(root) for root in roots]

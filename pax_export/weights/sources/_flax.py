@@ -11,9 +11,9 @@ import numpy as np
 
 from pax_export.weights._binary_file import FileStream
 from pax_export.weights._dtypes import NUMPY_NAMES
-from pax_export.weights.sources._nested import flattened
+from pax_export.weights.sources._nested import flatten_containers
 from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, unsupported_dtype
+from pax_export.weights.sources._source import Entry, Source, unsupported_dtype_error
 
 KIND = "msgpack file of flax"
 _ARRAY, _COMPLEX, _NUMBER = 1, 2, 3
@@ -59,8 +59,10 @@ def read(file: InputFile) -> Source:
     tree = reader.value(0)
     if reader.stream.tell() != file.size:
         raise ValueError(f"{file.size - reader.stream.tell()} bytes behind the last value")
-    leaves, others = flattened(_whole(tree), lambda each: isinstance(each, (_ArrayChunk, _Pieces)))
-    entries = {name: _entry(file, name, leaf) for name, leaf in leaves.items()}
+    leaves, others = flatten_containers(
+        _join_chunks(tree), lambda each: isinstance(each, (_ArrayChunk, _Pieces))
+    )
+    entries = {name: _make_entry(file, name, leaf) for name, leaf in leaves.items()}
     return Source("flax", file.where, entries, metadata=others)
 
 
@@ -148,33 +150,33 @@ class _MsgpackReader:
         inner = self.value(depth + 1)
         if self.stream.tell() != end or not isinstance(inner, list):
             raise ValueError("an extension of another size than it says")
-        return complex(*inner) if code == _COMPLEX else _piece(self._where, *inner)
+        return complex(*inner) if code == _COMPLEX else _make_chunk(self._where, *inner)
 
 
-def _piece(where: str, shape: Any, dtype: Any, place: Any) -> _ArrayChunk:
-    shape = _shape(shape)
+def _make_chunk(where: str, shape: Any, dtype: Any, place: Any) -> _ArrayChunk:
+    shape = _check_shape(shape)
     if dtype not in _DTYPES:
-        raise unsupported_dtype(where, f"{dtype!r:.100}", sorted(_DTYPES))
+        raise unsupported_dtype_error(where, f"{dtype!r:.100}", sorted(_DTYPES))
     if not isinstance(place, range) or len(place) != math.prod(shape) * np.dtype(dtype).itemsize:
         raise ValueError(f"other bytes than those of {dtype}{list(shape)}")
     return _ArrayChunk(dtype, shape, place.start)
 
 
-def _shape(sizes: Any) -> tuple[int, ...]:
+def _check_shape(sizes: Any) -> tuple[int, ...]:
     if len(sizes) > _MOST_DIMENSIONS or any(type(size) is not int or size < 0 for size in sizes):
         raise ValueError(f"the shape {sizes!r:.100}")
     return tuple(sizes)
 
 
-def _whole(tree: Any) -> Any:
+def _join_chunks(tree: Any) -> Any:
     """A tree in which the parts of large arrays are put together."""
     if isinstance(tree, list):
-        return [_whole(each) for each in tree]
+        return [_join_chunks(each) for each in tree]
     if not isinstance(tree, dict):
         return tree
     if _CHUNKED not in tree:
-        return {key: _whole(value) for key, value in tree.items()}
-    shape, parts = _shape(_in_order(tree["shape"])), tuple(_in_order(tree["chunks"]))
+        return {key: _join_chunks(value) for key, value in tree.items()}
+    shape, parts = _check_shape(_in_order(tree["shape"])), tuple(_in_order(tree["chunks"]))
     dtypes = {part.dtype for part in parts if isinstance(part, _ArrayChunk)}
     count = sum(math.prod(part.shape) for part in parts if isinstance(part, _ArrayChunk))
     if len(dtypes) != 1 or count != math.prod(shape):
@@ -187,7 +189,7 @@ def _in_order(numbered: dict[str, Any]) -> list[Any]:
     return [numbered[str(number)] for number in range(len(numbered))]
 
 
-def _entry(file: InputFile, name: str, leaf: _ArrayChunk | _Pieces) -> Entry:
+def _make_entry(file: InputFile, name: str, leaf: _ArrayChunk | _Pieces) -> Entry:
     where = f"{name} in {file.where}"
     if isinstance(leaf, _ArrayChunk):
         return Entry.stored(file, where, KIND, leaf.shape, leaf.dtype, leaf.place)

@@ -14,7 +14,7 @@ from pax_export._optional import require
 from pax_export.weights._binary_file import FileStream
 from pax_export.weights.sources import _gguf_blocks
 from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, refusing
+from pax_export.weights.sources._source import Entry, Source, refuse_damaged
 
 KIND = "GGUF file"
 _MAGIC = b"GGUF"
@@ -38,23 +38,23 @@ def read(file: InputFile) -> Source:
     """The arrays of a file, and all that it says of its model."""
     entries: dict[str, Entry] = {}
     stream = file.stream()
-    version, arrays, keys = struct.unpack("<4xIQQ", _exactly(stream, 24))
+    version, arrays, keys = struct.unpack("<4xIQQ", _read_exactly(stream, 24))
     if version not in _VERSIONS:
         raise ValueError(f"version {version} of the format, or bytes in another order")
     metadata: dict[str, Any] = {}
     for _ in range(keys):
-        key = _text(stream)
+        key = _read_text(stream)
         if key in metadata:
             raise ValueError(f"the key {key!r:.200} twice")
-        metadata[key] = _value(stream, _number(stream, "<I"), 0)
-    heads = list(_heads(stream, arrays))
+        metadata[key] = _read_value(stream, _read_number(stream, "<I"), 0)
+    heads = list(_read_heads(stream, arrays))
     align = metadata.get("general.alignment", 32)
     if type(align) is not int or not 0 < align <= 1 << 20:
         raise ValueError(f"arrays at multiples of {align!r:.50}")
     begin = -(-stream.tell() // align) * align
     for name, shape, code, offset in heads:
-        with refusing(f"{name} in {file.where}", KIND):
-            found = _entries(file, name, shape, code, begin + offset)
+        with refuse_damaged(f"{name} in {file.where}", KIND):
+            found = _make_entries(file, name, shape, code, begin + offset)
             twice = entries.keys() & found.keys()
             if twice:
                 raise ValueError(f"the name {min(twice)!r:.200} twice")
@@ -62,48 +62,48 @@ def read(file: InputFile) -> Source:
     return Source("gguf", file.where, entries, metadata=metadata)
 
 
-def _exactly(stream: FileStream, count: int) -> bytes:
+def _read_exactly(stream: FileStream, count: int) -> bytes:
     content = stream.read(count)
     if len(content) != count:
         raise ValueError(f"{count} bytes announced, where {len(content)} are left")
     return content
 
 
-def _number(stream: FileStream, kind: str) -> Any:
-    return struct.unpack(kind, _exactly(stream, struct.calcsize(kind)))[0]
+def _read_number(stream: FileStream, kind: str) -> Any:
+    return struct.unpack(kind, _read_exactly(stream, struct.calcsize(kind)))[0]
 
 
-def _text(stream: FileStream) -> str:
-    return _exactly(stream, _number(stream, "<Q")).decode("utf-8", "surrogateescape")
+def _read_text(stream: FileStream) -> str:
+    return _read_exactly(stream, _read_number(stream, "<Q")).decode("utf-8", "surrogateescape")
 
 
-def _value(stream: FileStream, kind: int, depth: int) -> Any:
+def _read_value(stream: FileStream, kind: int, depth: int) -> Any:
     if kind in _NUMBERS:
         dtype = np.dtype(_NUMBERS[kind])
-        return np.frombuffer(_exactly(stream, dtype.itemsize), dtype)[0].item()
+        return np.frombuffer(_read_exactly(stream, dtype.itemsize), dtype)[0].item()
     if kind == _STRING:
-        return _text(stream)
+        return _read_text(stream)
     if kind != _ARRAY or depth > 2:
         raise ValueError(f"a value of the kind {kind} in the metadata")
-    kind, count = struct.unpack("<IQ", _exactly(stream, 12))
+    kind, count = struct.unpack("<IQ", _read_exactly(stream, 12))
     if kind in _NUMBERS:
         dtype = np.dtype(_NUMBERS[kind])
-        return np.frombuffer(_exactly(stream, count * dtype.itemsize), dtype)
-    return [_value(stream, kind, depth + 1) for _ in range(count)]  # each takes from the file
+        return np.frombuffer(_read_exactly(stream, count * dtype.itemsize), dtype)
+    return [_read_value(stream, kind, depth + 1) for _ in range(count)]  # each takes from the file
 
 
-def _heads(stream: FileStream, count: int) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
+def _read_heads(stream: FileStream, count: int) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
     for _ in range(count):
-        name = _text(stream)
-        dimensions = _number(stream, "<I")
+        name = _read_text(stream)
+        dimensions = _read_number(stream, "<I")
         if dimensions > _MOST_DIMENSIONS:
             raise ValueError(f"{name!r:.200} has {dimensions} dimensions")
-        sizes = struct.unpack(f"<{dimensions}Q", _exactly(stream, 8 * dimensions))
-        code, offset = struct.unpack("<IQ", _exactly(stream, 12))
+        sizes = struct.unpack(f"<{dimensions}Q", _read_exactly(stream, 8 * dimensions))
+        code, offset = struct.unpack("<IQ", _read_exactly(stream, 12))
         yield name, sizes[::-1], code, offset  # the fastest dimension comes first in the file
 
 
-def _entries(
+def _make_entries(
     file: InputFile, name: str, shape: tuple[int, ...], code: int, begin: int
 ) -> dict[str, Entry]:
     where = f"{name} in {file.where}"
@@ -133,13 +133,15 @@ def _entries(
     return {
         name: Entry(
             where, KIND, shape, np.float32,
-            lambda: _dequantised(library, raw(), kind, shape),
-            lambda index: _part(library, raw(), kind, shape, index), note=kind.name,
+            lambda: _dequantize_rows(library, raw(), kind, shape),
+            lambda index: _dequantize_part(library, raw(), kind, shape, index), note=kind.name,
         )
     }  # fmt: skip
 
 
-def _dequantised(library: Any, raw: np.ndarray, kind: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _dequantize_rows(
+    library: Any, raw: np.ndarray, kind: Any, shape: tuple[int, ...]
+) -> np.ndarray:
     """The numbers, made a few rows at a time: what is made on the way is small."""
     array = np.empty(shape, np.float32)
     if not array.size:
@@ -152,9 +154,11 @@ def _dequantised(library: Any, raw: np.ndarray, kind: Any, shape: tuple[int, ...
     return array
 
 
-def _part(library: Any, raw: np.ndarray, kind: Any, shape: tuple[int, ...], index: Any) -> Any:
+def _dequantize_part(
+    library: Any, raw: np.ndarray, kind: Any, shape: tuple[int, ...], index: Any
+) -> Any:
     """A part of an array; dequantizes only the rows it needs."""
     outer, last = index[: len(shape) - 1], index[len(shape) - 1 :]
     packed = raw[outer]
-    rows = _dequantised(library, packed, kind, (*packed.shape[:-1], shape[-1]))
+    rows = _dequantize_rows(library, packed, kind, (*packed.shape[:-1], shape[-1]))
     return rows[(..., *last)]

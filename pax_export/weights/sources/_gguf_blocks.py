@@ -48,32 +48,32 @@ def make_entries(
     return found
 
 
-def _half(raw: np.ndarray, at: int) -> np.ndarray:
+def _read_half(raw: np.ndarray, at: int) -> np.ndarray:
     return np.ascontiguousarray(raw[:, at : at + 2]).view(np.float16)
 
 
-def _nibbles(raw: np.ndarray) -> np.ndarray:
+def _unpack_nibbles(raw: np.ndarray) -> np.ndarray:
     """The lower halves of some bytes, and behind them the upper ones."""
     return np.concatenate([raw & 15, raw >> 4], axis=-1)
 
 
-def _bits(raw: np.ndarray) -> np.ndarray:
+def _unpack_bits(raw: np.ndarray) -> np.ndarray:
     return np.unpackbits(raw, axis=-1, bitorder="little")
 
 
 def _unpack_low_bits(raw: np.ndarray, bits: int, has_minima: bool) -> Unpacked:
     """Integers of four or five bits; without least values, half of them are negative."""
     begin = 4 if has_minima else 2
-    whole = _nibbles(raw[:, begin + 4 * (bits - 4) :])
+    whole = _unpack_nibbles(raw[:, begin + 4 * (bits - 4) :])
     if bits == 5:
-        whole |= _bits(raw[:, begin : begin + 4]) << 4
+        whole |= _unpack_bits(raw[:, begin : begin + 4]) << 4
     if has_minima:
-        return whole.astype(np.int8), _half(raw, 0), _half(raw, 2)
-    return whole.astype(np.int8) - np.int8(1 << (bits - 1)), _half(raw, 0), None
+        return whole.astype(np.int8), _read_half(raw, 0), _read_half(raw, 2)
+    return whole.astype(np.int8) - np.int8(1 << (bits - 1)), _read_half(raw, 0), None
 
 
 def _q8_0(raw: np.ndarray) -> Unpacked:
-    return raw[:, 2:].view(np.int8), _half(raw, 0), None
+    return raw[:, 2:].view(np.int8), _read_half(raw, 0), None
 
 
 def _k_scales(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -81,28 +81,28 @@ def _k_scales(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     low, middle, high = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
     scales = np.concatenate([low & 63, (high & 15) | ((low >> 2) & 48)], axis=-1)
     minima = np.concatenate([middle & 63, (high >> 4) | ((middle >> 2) & 48)], axis=-1)
-    scale, least = _half(raw, 0).astype(np.float32), _half(raw, 2).astype(np.float32)
+    scale, least = _read_half(raw, 0).astype(np.float32), _read_half(raw, 2).astype(np.float32)
     return scale * scales.astype(np.float32), -(least * minima.astype(np.float32))
 
 
 def _q4_k(raw: np.ndarray) -> Unpacked:
-    whole = _nibbles(raw[:, 16:].reshape(-1, 4, 32))
+    whole = _unpack_nibbles(raw[:, 16:].reshape(-1, 4, 32))
     return whole.astype(np.int8), *_k_scales(raw)
 
 
 def _q5_k(raw: np.ndarray) -> Unpacked:
-    low = _nibbles(raw[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    low = _unpack_nibbles(raw[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     shifts = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
     high = (raw[:, 16:48].reshape(-1, 1, 32) >> shifts) & 1
     return (low | (high << 4)).astype(np.int8), *_k_scales(raw)
 
 
 def _q6_k(raw: np.ndarray) -> Unpacked:
-    low = _nibbles(raw[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    low = _unpack_nibbles(raw[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     shifts = np.arange(0, 8, 2, dtype=np.uint8).reshape(1, 1, 4, 1)
     high = (raw[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3
     scales = raw[:, 192:208].view(np.int8).astype(np.float32)
-    scale = _half(raw, 208).astype(np.float32)
+    scale = _read_half(raw, 208).astype(np.float32)
     return (low | (high << 4)).astype(np.int8) - np.int8(32), scale * scales, None
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from pax_export._errors import WeightsFileError
 from pax_export.weights._binary_file import BinaryFile
-from pax_export.weights.sources._source import Entry, damaged
+from pax_export.weights.sources._source import Entry, damage_error
 
 _COMPACT, _CONTIGUOUS, _CHUNKED = 0, 1, 2
 _DEFLATE, _SHUFFLE, _FLETCHER = 1, 2, 3
@@ -28,7 +28,7 @@ def dtype_of(dataset: Object) -> np.dtype | None:
     return dataset.dtype
 
 
-def tied(datasets: dict[str, Object]) -> dict[str, str]:
+def tied_names(datasets: dict[str, Object]) -> dict[str, str]:
     """The names of datasets that are one, which has two links."""
     first: dict[int, str] = {}
     return {
@@ -38,7 +38,7 @@ def tied(datasets: dict[str, Object]) -> dict[str, str]:
     }
 
 
-def entry(
+def make_entry(
     where: str, kind: str, dataset: Object, hdf5: Hdf5, file: BinaryFile, begin: int, note: str
 ) -> Entry:
     """The array of a dataset; `begin` is where the HDF5 file begins in the file."""
@@ -63,10 +63,10 @@ def entry(
         return Entry(where, kind, shape, native, lambda: whole, note=note)
     if layout[:2] != bytes((3, _CHUNKED)):
         raise ValueError(f"a dataset that is laid out in the way {layout[0]}.{layout[1]}")
-    chunks = list(_chunks(hdf5, dataset, layout))
+    chunks = list(_find_chunks(hdf5, dataset, layout))
     stored = sum(size for _, size, _, _ in chunks)
     if count > max(_MOST_UNPACKED, _MOST_TIMES * stored):
-        raise damaged(where, kind, f"{count} bytes of {dtype}{list(shape)} in {stored}")
+        raise damage_error(where, kind, f"{count} bytes of {dtype}{list(shape)} in {stored}")
     edges = struct.unpack_from(f"<{len(shape)}I", layout, 11)
     _require_all(chunks, shape, edges)
     return Entry(
@@ -80,7 +80,7 @@ def entry(
 Chunk = tuple[tuple[int, ...], int, int, int]
 
 
-def _chunks(hdf5: Hdf5, dataset: Object, layout: bytes) -> Iterator[Chunk]:
+def _find_chunks(hdf5: Hdf5, dataset: Object, layout: bytes) -> Iterator[Chunk]:
     assert dataset.shape is not None
     rank = len(dataset.shape)
     if layout[2] != rank + 1:
@@ -122,7 +122,7 @@ def _join_chunks(
         content = hdf5.read(place, size)
         for at, (code, values) in reversed(list(enumerate(dataset.filters))):
             if not mask >> at & 1:
-                content = _unpacked(content, code, values, count)
+                content = _unpack_chunk(content, code, values, count)
         if len(content) != count:
             raise ValueError(f"a chunk of {len(content)} bytes, not {count}")
         chunk = np.frombuffer(content, dtype).reshape(edges)
@@ -133,7 +133,7 @@ def _join_chunks(
     return array
 
 
-def _unpacked(content: bytes, code: int, values: list[int], count: int) -> bytes:
+def _unpack_chunk(content: bytes, code: int, values: list[int], count: int) -> bytes:
     if code == _DEFLATE:
         return zlib.decompressobj().decompress(content, count + 4)
     if code == _SHUFFLE and values and values[0] > 0 and len(content) % values[0] == 0:
@@ -230,17 +230,17 @@ class Hdf5:
             if flags & _SHARED and kind in (_DATASPACE, _DATATYPE, _FILTERS, _ATTRIBUTE):
                 raise ValueError("a header that leads to another one")
             if kind == _DATASPACE:
-                this.shape = _shape(content)
+                this.shape = _read_shape(content)
             elif kind == _DATATYPE:
-                this.dtype, this.itemsize = _dtype(content), _itemsize(content)
+                this.dtype, this.itemsize = _read_dtype(content), _read_itemsize(content)
             elif kind == _LAYOUT:
                 this.layout = content
             elif kind == _FILTERS:
-                this.filters = list(_filters(content))
+                this.filters = list(_read_filters(content))
             elif kind == _SYMBOLS:
                 this.symbols = struct.unpack_from("<QQ", content)
             elif kind == _LINK:
-                name, target = _link(content)
+                name, target = _read_link(content)
                 this.links[name] = target
             elif kind == _LINK_INFO:
                 self._require_no_heap(content)
@@ -350,10 +350,10 @@ class Hdf5:
             parts.append(content[at : at + size])
             at += -(-size // 8) * 8 if version == 1 else size
         name = parts[0].rstrip(b"\0").decode("utf-8", "replace")
-        shape, kind = _shape(parts[2]), parts[1][0] & 15
+        shape, kind = _read_shape(parts[2]), parts[1][0] & 15
         if shape is None or len(shape) > 1 or kind not in (_TEXT, _VARIABLE):
             return
-        count, size = (shape[0] if shape else 1), _itemsize(parts[1])
+        count, size = (shape[0] if shape else 1), _read_itemsize(parts[1])
         if size <= 0 or at + count * size > len(content):
             raise ValueError(f"the attribute {name!r:.100} is longer than its place")
         raws = (content[at + number * size : at + (number + 1) * size] for number in range(count))
@@ -381,7 +381,7 @@ class Hdf5:
         raise ValueError("a text that is not where it is said to be")
 
 
-def _shape(content: bytes) -> tuple[int, ...] | None:
+def _read_shape(content: bytes) -> tuple[int, ...] | None:
     version, rank = content[0], content[1]
     if rank > _MOST_DIMENSIONS:
         raise ValueError(f"{rank} dimensions")
@@ -390,13 +390,13 @@ def _shape(content: bytes) -> tuple[int, ...] | None:
     return struct.unpack_from(f"<{rank}Q", content, 8 if version == 1 else 4)
 
 
-def _itemsize(content: bytes) -> int:
+def _read_itemsize(content: bytes) -> int:
     return int.from_bytes(content[4:8], "little")
 
 
-def _dtype(content: bytes) -> np.dtype | None:
+def _read_dtype(content: bytes) -> np.dtype | None:
     """The dtype in numpy of numbers; None for what is none."""
-    kind, bits, size = content[0] & 15, content[1], _itemsize(content)
+    kind, bits, size = content[0] & 15, content[1], _read_itemsize(content)
     order = ">" if bits & 1 else "<"
     if kind == _FIXED and size in (1, 2, 4, 8):
         offset, precision = struct.unpack_from("<HH", content, 8)
@@ -423,7 +423,7 @@ _FLOATS = {
 }
 
 
-def _filters(content: bytes) -> Iterator[tuple[int, list[int]]]:
+def _read_filters(content: bytes) -> Iterator[tuple[int, list[int]]]:
     version, count = content[0], content[1]
     at = 8 if version == 1 else 2
     for _ in range(count):
@@ -438,7 +438,7 @@ def _filters(content: bytes) -> Iterator[tuple[int, list[int]]]:
         at += 4 * (values + (values & 1 if version == 1 else 0))
 
 
-def _link(content: bytes) -> tuple[str, int]:
+def _read_link(content: bytes) -> tuple[str, int]:
     flags, at = content[1], 2
     if flags & 8:
         if content[at]:

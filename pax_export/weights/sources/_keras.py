@@ -17,7 +17,7 @@ from pax_export._types import PyTree
 from pax_export.weights.sources import _hdf5
 from pax_export.weights.sources._hdf5 import MAGIC, Hdf5, Object
 from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, refusing
+from pax_export.weights.sources._source import Entry, Source, refuse_damaged
 from pax_export.weights.sources._zip_archive import ZipArchive
 
 KIND = "file of Keras"
@@ -60,12 +60,12 @@ def read(file: InputFile) -> Source:
         metadata["config"] = json.loads(archive.read("config.json", _LARGEST_TEXT))
     begin = archive.place(_WEIGHTS)
     if begin is None:
-        unpacked = _unpack(archive, file)
+        unpacked = _unpack_weights(archive, file)
         return _read_hdf5(unpacked, 0, unpacked.size, metadata)
     return _read_hdf5(file, begin, archive.size(_WEIGHTS), metadata)
 
 
-def _unpack(archive: ZipArchive, file: InputFile) -> InputFile:
+def _unpack_weights(archive: ZipArchive, file: InputFile) -> InputFile:
     """The weights of an archive that packs them, in a temporary file without a name."""
     archive.size(_WEIGHTS)  # an error if it is a bomb
     with tempfile.NamedTemporaryFile() as temporary:
@@ -85,9 +85,9 @@ def _read_hdf5(file: InputFile, begin: int, size: int, metadata: dict[str, Any])
     for path, dataset in found.items():
         where = f"{names[path]} in {file.where}"
         note = "optimizer" if path.startswith(("optimizer/", "optimizer_weights/")) else ""
-        with refusing(where, KIND):
-            entries[names[path]] = _hdf5.entry(where, KIND, dataset, hdf5, file, begin, note)
-    tied = _hdf5.tied({names[path]: each for path, each in found.items()})
+        with refuse_damaged(where, KIND):
+            entries[names[path]] = _hdf5.make_entry(where, KIND, dataset, hdf5, file, begin, note)
+    tied = _hdf5.tied_names({names[path]: each for path, each in found.items()})
     return Source("keras", file.where, entries, metadata=metadata, tied=tied)
 
 
@@ -101,14 +101,14 @@ def _take_attributes(attributes: PyTree, metadata: dict[str, Any]) -> None:
 def _older_names(hdf5: Hdf5, found: dict[str, Object]) -> dict[str, str] | None:
     """The names that an older file lists for each layer; None if it lists none."""
     top = "model_weights/" if "model_weights" in hdf5.groups else ""
-    layers = _listed(hdf5.groups[top.rstrip("/")], "layer_names")
+    layers = _listed_texts(hdf5.groups[top.rstrip("/")], "layer_names")
     if not layers:
         return None
     names = {path: path.removeprefix(top) for path in found}
     listed = {}
     for layer in layers:
         group = hdf5.groups.get(f"{top}{layer}")
-        for weight in _listed(group, "weight_names") if group else ():
+        for weight in _listed_texts(group, "weight_names") if group else ():
             if f"{top}{layer}/{weight}" in names:
                 listed[f"{top}{layer}/{weight}"] = re.sub(r":\d+$", "", weight)
     if len(set(listed.values())) == len(listed):
@@ -120,7 +120,7 @@ def _older_names(hdf5: Hdf5, found: dict[str, Object]) -> dict[str, str] | None:
     return names if len(set(names.values())) == len(names) else {path: path for path in names}
 
 
-def _listed(group: Object, name: str) -> list[str]:
+def _listed_texts(group: Object, name: str) -> list[str]:
     """A list of texts in attributes; a long one is kept in parts with numbers."""
     parts = [name] if name in group.attributes else []
     while f"{name}{len(parts)}" in group.attributes:
@@ -130,7 +130,7 @@ def _listed(group: Object, name: str) -> list[str]:
 
 def _newer_names(hdf5: Hdf5, found: dict[str, Object], config: object) -> dict[str, str]:
     """A name for each path ``layers/<class>/.../vars/<number>``; the path where that fails."""
-    layers = _configured(config)
+    layers = _configured_names(config)
     counts: dict[str, int] = {}
     for path in found:
         counts[path.rpartition("/")[0]] = counts.get(path.rpartition("/")[0], 0) + 1
@@ -150,12 +150,12 @@ def _newer_name(hdf5: Hdf5, path: str, layers: dict[str, str], counts: dict[str,
         own = hdf5.groups.get("/".join([*filter(None, groups[: at + 1]), "vars"]))
         name = own.attributes.get("name") if own is not None else None
         parts.append(str(name or layers.get("/".join(groups[: at + 1]), each)))
-    variables = _variables(groups[-1], counts[path.rpartition("/")[0]])
+    variables = _variable_names(groups[-1], counts[path.rpartition("/")[0]])
     place = int(number)
     return "/".join([*filter(None, parts), variables[place] if place < len(variables) else number])
 
 
-def _variables(group: str, count: int) -> tuple[str, ...]:
+def _variable_names(group: str, count: int) -> tuple[str, ...]:
     """The names of the variables of a group, if it has as many as such a layer has."""
     kind = re.sub(r"_\d+$", "", group)
     if kind.endswith("_dense"):  # the projections of attention
@@ -166,7 +166,7 @@ def _variables(group: str, count: int) -> tuple[str, ...]:
     return names[:-1] if count == len(names) - 1 and names[0] in _WITHOUT_BIAS else ()
 
 
-def _configured(config: object, path: str = "", depth: int = 0) -> dict[str, str]:
+def _configured_names(config: object, path: str = "", depth: int = 0) -> dict[str, str]:
     """What the configuration calls the layers, by their groups: those of a class are counted."""
     found: dict[str, str] = {}
     inner = config.get("config") if isinstance(config, dict) else None
@@ -175,16 +175,16 @@ def _configured(config: object, path: str = "", depth: int = 0) -> dict[str, str
     for layer in layers if isinstance(layers, list) and depth < 32 else ():
         if not isinstance(layer, dict) or not isinstance(layer.get("config"), dict):
             continue
-        kind = _snake(str(layer.get("class_name", "")))
+        kind = _snake_case(str(layer.get("class_name", "")))
         number = counts.get(kind, 0)
         counts[kind] = number + 1
         group = f"{path}layers/{kind}{f'_{number}' if number else ''}"
         found[group] = str(layer["config"].get("name", group))
-        found |= _configured(layer, f"{group}/", depth + 1)
+        found |= _configured_names(layer, f"{group}/", depth + 1)
     return found
 
 
-def _snake(name: str) -> str:
+def _snake_case(name: str) -> str:
     """The name of a class as Keras writes it in files: ``Conv2DTranspose`` is conv2d_transpose."""
     name = re.sub(r"\W+", "", name)
     name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)

@@ -15,7 +15,7 @@ from pax_export._jax import is_tracer
 from pax_export._types import ArrayLike, PyTree
 from pax_export.weights._dtypes import is_key
 from pax_export.weights._leaves import leaves_by_name
-from pax_export.weights.sources._nested import flattened
+from pax_export.weights.sources._nested import flatten_containers
 from pax_export.weights.sources._source import Entry, Source
 
 KIND = "mapping of arrays"
@@ -25,7 +25,7 @@ def read(tree: PyTree) -> Source:
     """The arrays of a tree, by dotted names."""
     where = f"the {type(tree).__name__} that was given"
     try:
-        leaves, others = flattened(_plain(tree, 0), _is_array)
+        leaves, others = flatten_containers(_to_dicts(tree, 0), _is_array)
     except InvalidArgumentTypeError:
         raise  # a TypeError, and by its base a ValueError
     except ValueError as error:
@@ -38,18 +38,18 @@ def read(tree: PyTree) -> Source:
     if not leaves and not isinstance(tree, Mapping):
         raise _no_arrays(where, f"{type(tree).__name__}: {tree!r}"[:200])
     _require_numbers(leaves, where)
-    entries = {name: _entry(name, leaf, where) for name, leaf in leaves.items()}
-    return Source("mapping", where, entries, metadata=others, tied=_tied(leaves))
+    entries = {name: _make_entry(name, leaf, where) for name, leaf in leaves.items()}
+    return Source("mapping", where, entries, metadata=others, tied=_tied_names(leaves))
 
 
-def _plain(tree: PyTree, depth: int) -> Any:
+def _to_dicts(tree: PyTree, depth: int) -> Any:
     """A tree whose pytrees, which only jax can take apart, are dicts of names."""
     if _is_array(tree) or isinstance(tree, (str, bytes, numbers.Number)) or depth > 200:
         return tree
     if isinstance(tree, Mapping):
-        return {str(key): _plain(value, depth + 1) for key, value in tree.items()}
+        return {str(key): _to_dicts(value, depth + 1) for key, value in tree.items()}
     if type(tree) in (list, tuple):
-        return [_plain(value, depth + 1) for value in tree]
+        return [_to_dicts(value, depth + 1) for value in tree]
     if tree is None:
         return tree
     if jax.tree_util.all_leaves([tree]):
@@ -79,7 +79,7 @@ def _is_of_torch(value: PyTree) -> bool:
     return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
 
 
-def _entry(name: str, leaf: PyTree, where: str) -> Entry:
+def _make_entry(name: str, leaf: PyTree, where: str) -> Entry:
     if isinstance(leaf, jax.ShapeDtypeStruct) or is_tracer(leaf):
         raise InvalidArgumentTypeError(
             "A source requires arrays with values.",
@@ -124,7 +124,7 @@ def _from_torch(tensor: PyTree) -> np.ndarray:
     return tensor.numpy()
 
 
-def _tied(leaves: Mapping[str, Any]) -> dict[str, str]:
+def _tied_names(leaves: Mapping[str, Any]) -> dict[str, str]:
     first: dict[int, str] = {}
     return {
         name: first[id(leaf)]

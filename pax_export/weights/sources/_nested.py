@@ -12,11 +12,11 @@ _DEEPEST = 200
 _MOST = 1_000_000
 
 
-def flattened(tree: PyTree, is_leaf: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
+def flatten_containers(tree: PyTree, is_leaf: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
     """The leaves by dotted name, and the strings and numbers beside them.
 
     Example:
-        >>> flattened({"a": [1.5j, "text"], "b": {}}, lambda x: isinstance(x, complex))
+        >>> flatten_containers({"a": [1.5j, "text"], "b": {}}, lambda x: isinstance(x, complex))
         ({'a.0': 1.5j}, {'a.1': 'text'})
     """
     leaves: dict[str, Any] = {}
@@ -32,8 +32,8 @@ def flattened(tree: PyTree, is_leaf: PyTree) -> tuple[dict[str, Any], dict[str, 
             if name in leaves:
                 raise ValueError(f"two arrays with the name {name!r}")
             leaves[name] = value
-        elif (children := _children(value)) is not None:
-            below = [(joined(name, key), child, depth + 1) for key, child in children]
+        elif (children := _children_of(value)) is not None:
+            below = [(join_name(name, key), child, depth + 1) for key, child in children]
             if len(below) + len(waiting) > _MOST:
                 raise ValueError(f"containers in containers without end, at {name[:200]!r}")
             waiting.extend(reversed(below))
@@ -42,12 +42,12 @@ def flattened(tree: PyTree, is_leaf: PyTree) -> tuple[dict[str, Any], dict[str, 
     return leaves, others
 
 
-def joined(name: str, key: object) -> str:
+def join_name(name: str, key: object) -> str:
     """The dotted name of what stands under a key."""
     return f"{name}.{key}" if name else str(key)
 
 
-def _children(value: ArrayLike) -> Iterable[tuple[Any, Any]] | None:
+def _children_of(value: ArrayLike) -> Iterable[tuple[Any, Any]] | None:
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, (list, tuple)):

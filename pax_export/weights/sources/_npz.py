@@ -9,7 +9,7 @@ import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
 from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, damaged, refusing
+from pax_export.weights.sources._source import Entry, Source, damage_error, refuse_damaged
 from pax_export.weights.sources._zip_archive import ZipArchive
 
 KIND = ".npz file"
@@ -29,13 +29,13 @@ def read(file: InputFile) -> Source:
     assert archive is not None  # `matches` has looked
     for member in archive.names:
         name = member.removesuffix(".npy")
-        with refusing(f"{name} in {file.where}", KIND):
-            entries[name] = _entry(archive, member, f"{name} in {file.where}")
+        with refuse_damaged(f"{name} in {file.where}", KIND):
+            entries[name] = _make_entry(archive, member, f"{name} in {file.where}")
     return Source("npz", file.where, entries)
 
 
-def _entry(archive: ZipArchive, member: str, where: str) -> Entry:
-    shape, fortran, dtype, begin = _header(archive, member)
+def _make_entry(archive: ZipArchive, member: str, where: str) -> Entry:
+    shape, fortran, dtype, begin = _read_header(archive, member)
     if dtype.kind not in "biufcV" or dtype.names is not None or dtype.subdtype is not None:
         raise UnsupportedDtypeError(
             "An array contains Python objects, which are never unpickled."
@@ -48,7 +48,7 @@ def _entry(archive: ZipArchive, member: str, where: str) -> Entry:
     count = math.prod(shape) * dtype.itemsize
     if begin + count != archive.size(member):
         got = f"{archive.size(member) - begin} bytes of {dtype}{list(shape)}"
-        raise damaged(where, KIND, got)
+        raise damage_error(where, KIND, got)
 
     native = dtype.newbyteorder("=")
 
@@ -62,7 +62,7 @@ def _entry(archive: ZipArchive, member: str, where: str) -> Entry:
     return Entry(where, KIND, shape, native, read, part, note)
 
 
-def _header(archive: ZipArchive, member: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+def _read_header(archive: ZipArchive, member: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     """The shape, the order, the dtype, and where the numbers begin."""
     with archive.open(member) as content:
         version = np.lib.format.read_magic(content)

@@ -7,7 +7,7 @@ from typing import Any
 from pax_export._wire import Fields, Message, message, signed, whole
 from pax_export.weights.sources._onnx_tensor import ExternalFiles, OnnxTensor, make_entry
 from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, refusing
+from pax_export.weights.sources._source import Entry, Source, refuse_damaged
 
 KIND = "ONNX file"
 _DEEPEST = 32
@@ -109,7 +109,7 @@ class _ModelArrays:
         if name in self.entries:
             raise ValueError(f"two arrays with the name {name!r:.200}")
         where, note = f"{name} in {self._file.where}", "Constant" if constant else ""
-        with refusing(where, KIND):
+        with refuse_damaged(where, KIND):
             self.entries[name] = make_entry(where, KIND, tensor, self._external, note)
 
 

@@ -14,7 +14,7 @@ from pax_export._errors import WeightsFileError
 from pax_export._types import PyTree
 from pax_export._wire import ONNX_DTYPES, Fields, Memory, Message, RandomAccessBytes, signed
 from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, unsupported_dtype
+from pax_export.weights.sources._source import Entry, unsupported_dtype_error
 
 _TEXT = 8
 _HALF_BYTES = (21, 22, 23)
@@ -93,26 +93,28 @@ def make_entry(
     """The array of a tensor, read when it is asked for."""
     if tensor.dtype not in ONNX_DTYPES:
         got = f"the dtype {tensor.dtype} of ONNX"
-        raise unsupported_dtype(where, got, ONNX_DTYPES.values())
+        raise unsupported_dtype_error(where, got, ONNX_DTYPES.values())
     dtype, shape = np.dtype(ONNX_DTYPES[tensor.dtype]), tuple(tensor.shape)
     count = math.prod(shape)
     if tensor.raw is None and not tensor.external:
         if count > sum(value.size if isinstance(value, Message) else 1
                        for _, value in tensor.numbers):  # fmt: skip
             raise ValueError(f"fewer numbers than {dtype}{list(shape)} has")
-        return Entry(where, kind, shape, dtype, lambda: _listed(tensor, dtype), note=note)
-    file, begin, size = _place(tensor, external)
+        return Entry(where, kind, shape, dtype, lambda: _read_listed(tensor, dtype), note=note)
+    file, begin, size = _find_bytes(tensor, external)
     packed = tensor.dtype in _HALF_BYTES
     wanted = -(-count // 2) if packed else count * dtype.itemsize
     if size is not None and size != wanted:
         raise ValueError(f"{size} bytes of {dtype}{list(shape)}")
     if packed:
         file.require(begin, wanted)
-        return Entry(where, kind, shape, dtype, _unpacked(file, begin, shape, dtype), note=note)
+        return Entry(
+            where, kind, shape, dtype, _half_byte_reader(file, begin, shape, dtype), note=note
+        )
     return Entry.stored(file, where, kind, shape, dtype, begin, note)
 
 
-def _place(
+def _find_bytes(
     tensor: OnnxTensor, external: ExternalFiles
 ) -> tuple[RandomAccessBytes, int, int | None]:
     if not tensor.external:
@@ -120,17 +122,17 @@ def _place(
         return tensor.raw.places, tensor.raw.begin, tensor.raw.size
     file = external.file(tensor.external.get("location", ""))
     length = tensor.external.get("length")
-    offset = _digits(tensor.external.get("offset", "0"))
-    return file, offset, _digits(length) if length else None
+    offset = _parse_digits(tensor.external.get("offset", "0"))
+    return file, offset, _parse_digits(length) if length else None
 
 
-def _digits(text: str) -> int:
+def _parse_digits(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise ValueError(f"{text!r:.50} as an offset or a length")
     return int(text)
 
 
-def _unpacked(
+def _half_byte_reader(
     file: RandomAccessBytes, begin: int, shape: PyTree, dtype: Any
 ) -> Callable[[], np.ndarray]:
     """Two numbers in each byte, the lower half first."""
@@ -146,7 +148,7 @@ def _unpacked(
     return read
 
 
-def _listed(tensor: OnnxTensor, dtype: np.dtype) -> np.ndarray:
+def _read_listed(tensor: OnnxTensor, dtype: np.dtype) -> np.ndarray:
     """The array of numbers that a model gives one by one."""
     numbers = _join_numbers(tensor)
     if dtype.kind == "c":

@@ -23,7 +23,7 @@ from pax_export.weights.sources import (
     _torch,
 )
 from pax_export.weights.sources._reader import InputFile, Reader
-from pax_export.weights.sources._source import Source, refusing
+from pax_export.weights.sources._source import Source, refuse_damaged
 
 #: The readers of files, in the order in which they are asked: a format with a longer mark at its
 #: begin comes first, and msgpack and ONNX, which have none, come last.
@@ -75,7 +75,7 @@ def open_source(source: object, *, keep_quantised: bool = False) -> Source:
     path = Path(os.fsdecode(source))
     with ExitStack() as resources:
         read = _read_folder if os.path.isdir(path) else _read_file
-        with refusing(str(path), "source of weights"):
+        with refuse_damaged(str(path), "source of weights"):
             found = read(path, resources, keep_quantised)
         return found.closing(resources.pop_all())
 
@@ -84,7 +84,7 @@ def _read_folder(path: Path, resources: ExitStack, keep_quantised: bool) -> Sour
     file = _tensorflow.in_folder(path) or _sharded.in_folder(path)
     if file is not None:
         return _read_file(file, resources, keep_quantised)
-    trees = _orbax.trees(path)
+    trees = _orbax.find_trees(path)
     if trees:
         return _orbax.read(path, trees)
     raise WeightsFileError(
@@ -102,15 +102,15 @@ def _read_file(path: Path, resources: ExitStack, keep_quantised: bool) -> Source
     file = InputFile(path, keep_quantised=keep_quantised, resources=resources)
     for reader in READERS:
         if reader.matches(file):
-            with refusing(file.where, reader.KIND):
+            with refuse_damaged(file.where, reader.KIND):
                 return reader.read(file)
     begin = file.begin(16)
     got = f"a file of {file.size} bytes that begins with {begin!r}"
     pickled = begin[:1] == b"\x80" and begin[1:2] in (b"\2", b"\3", b"\4", b"\5")
-    raise _unknown(file.where, "a pickle, which is never loaded" if pickled else got)
+    raise _unknown_format_error(file.where, "a pickle, which is never loaded" if pickled else got)
 
 
-def _unknown(where: str, got: str) -> WeightsFileError:
+def _unknown_format_error(where: str, got: str) -> WeightsFileError:
     return WeightsFileError(
         "The format of the source is unknown.",
         where=where,

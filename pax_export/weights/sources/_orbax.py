@@ -13,8 +13,14 @@ from pax_export._errors import WeightsFileError
 from pax_export._files import bounded, file_types
 from pax_export._optional import require
 from pax_export._types import PyTree
-from pax_export.weights.sources._nested import joined
-from pax_export.weights.sources._source import Entry, Source, damaged, refusing, several
+from pax_export.weights.sources._nested import join_name
+from pax_export.weights.sources._source import (
+    Entry,
+    Source,
+    damage_error,
+    refuse_damaged,
+    several_files_error,
+)
 
 KIND = "checkpoint of orbax"
 _TREE = "_METADATA"
@@ -24,7 +30,7 @@ _MOST_UNPACKED, _MOST_TIMES = 1 << 30, 1000
 _NO_ARRAYS = ("string", "None", "Dict", "List", "Tuple", "NamedTuple", "Custom")
 
 
-def trees(path: Path) -> dict[str, Path]:
+def find_trees(path: Path) -> dict[str, Path]:
     """The folders of trees below a folder, by the names in front of their arrays."""
     if (path / _TREE).is_file():
         return {"": path}
@@ -35,8 +41,8 @@ def trees(path: Path) -> dict[str, Path]:
         return found if len(found) != 1 else {"": next(iter(found.values()))}
     if len(steps) > 1:
         names = [each.name for each in steps]
-        raise several(str(path), "checkpoints of several steps", names, steps[-1])
-    return trees(steps[0])
+        raise several_files_error(str(path), "checkpoints of several steps", names, steps[-1])
+    return find_trees(steps[0])
 
 
 def read(path: Path, found: dict[str, Path]) -> Source:
@@ -44,7 +50,7 @@ def read(path: Path, found: dict[str, Path]) -> Source:
     library = require("tensorstore", "checkpoint", "open_source of a checkpoint of orbax")
     entries: dict[str, Entry] = {}
     metadata: dict[str, Any] = {}
-    with refusing(str(path), KIND):
+    with refuse_damaged(str(path), KIND):
         for prefix, folder in found.items():
             _require_files(folder)
             tree = json.loads(bounded.read_bytes(folder / _TREE, _LARGEST))
@@ -56,13 +62,13 @@ def read(path: Path, found: dict[str, Path]) -> Source:
                 if value["value_type"] in _NO_ARRAYS or value.get("skip_deserialize"):
                     continue
                 own = ".".join(str(key["key"]) for key in leaf["key_metadata"])
-                name = joined(prefix, own)
+                name = join_name(prefix, own)
                 where = f"{name} in {path}"
                 if name in entries:
                     raise ValueError(f"two arrays with the name {name!r:.200}")
-                with refusing(where, KIND):
-                    spec = _spec(folder, own, tree)
-                    entries[name] = _entry(where, library, spec, room)
+                with refuse_damaged(where, KIND):
+                    spec = _tensorstore_spec(folder, own, tree)
+                    entries[name] = _make_entry(where, library, spec, room)
     return Source("orbax", str(path), entries, metadata=metadata)
 
 
@@ -78,7 +84,7 @@ def _require_files(folder: Path) -> None:
         )
 
 
-def _spec(folder: Path, name: str, tree: dict[str, Any]) -> dict[str, Any]:
+def _tensorstore_spec(folder: Path, name: str, tree: dict[str, Any]) -> dict[str, Any]:
     """Where tensorstore finds an array."""
     driver = "zarr3" if tree.get("use_zarr3") else "zarr"
     base = f"{folder.resolve()}/"
@@ -91,13 +97,13 @@ def _spec(folder: Path, name: str, tree: dict[str, Any]) -> dict[str, Any]:
     return {"driver": driver, "kvstore": store}
 
 
-def _entry(where: str, library: PyTree, spec: dict[str, Any], room: int) -> Entry:
+def _make_entry(where: str, library: PyTree, spec: dict[str, Any], room: int) -> Entry:
     store = library.open(spec, open=True, read=True).result()
     dtype = np.dtype(store.dtype.numpy_dtype)
     sizes = (math.prod(store.shape), math.prod(store.chunk_layout.read_chunk.shape or (1,)))
     most = max(_MOST_UNPACKED, _MOST_TIMES * room)
     if max(sizes) * dtype.itemsize > most:
-        raise damaged(where, KIND, f"{max(sizes) * dtype.itemsize} bytes in {room}")
+        raise damage_error(where, KIND, f"{max(sizes) * dtype.itemsize} bytes in {room}")
     return Entry(
         where, KIND, store.shape, dtype,
         lambda: np.asarray(store.read().result()),

@@ -89,7 +89,7 @@ class PickleMachine:
         elif name in _ADDED:
             count, kind, add = _ADDED[name]
             values = self._popped(count)
-            add(_require(self._top(), kind), values)
+            add(_require_kind(self._top(), kind), values)
         elif name not in _NOTHING:
             self._step_by_name(name, argument)
 
@@ -110,7 +110,7 @@ class PickleMachine:
                 module, _, own = argument.partition(" ")
                 stack.append(self._look_up(module, own))
             case "STACK_GLOBAL":
-                stack.append(self._look_up(*[_require(each, str) for each in self._popped(2)]))
+                stack.append(self._look_up(*[_require_kind(each, str) for each in self._popped(2)]))
             case "REDUCE" | "NEWOBJ":
                 stack.append(self._call(*self._popped(2)))
             case "NEWOBJ_EX":
@@ -174,40 +174,40 @@ class PickleMachine:
         if not isinstance(function, Global) or function.build is None:
             got = function.name if isinstance(function, Global) else type(function).__name__
             raise ValueError(f"a call of {got} in a pickle")
-        return self._counted(function.build(*_require(arguments, tuple)))
+        return self._counted(function.build(*_require_kind(arguments, tuple)))
 
     @staticmethod
     def _build(made: Any, state: Any) -> None:
         if isinstance(made, Instance):
-            filled(made, state.items() if isinstance(state, dict) else [("state", state)])
+            fill_dict(made, state.items() if isinstance(state, dict) else [("state", state)])
         elif isinstance(made, Buildable):
             made.build(state)
         elif not isinstance(made, dict):  # the attributes of a dict are not weights
             raise ValueError(f"a state for {type(made).__name__} in a pickle")
 
 
-def filled(target: dict[Any, Any], pairs: Any) -> dict[Any, Any]:
+def fill_dict(target: dict[Any, Any], pairs: Any) -> dict[Any, Any]:
     """Puts pairs into a dict; a key is a text or a number, which Python hashes without harm."""
     for key, value in pairs:
-        _keys((key,))
+        _check_keys((key,))
         target[key] = value
     return target
 
 
-def _keys(values: Any) -> Any:
+def _check_keys(values: Any) -> Any:
     wrong = [each for each in values if not isinstance(each, _KEYS)]
     if wrong:
         raise ValueError(f"a {type(wrong[0]).__name__} as a key in a pickle")
     return values
 
 
-def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:
+def _split_pairs(values: list[Any]) -> list[tuple[Any, Any]]:
     if len(values) % 2:
         raise ValueError("a key without a value in a pickle")
     return list(zip(values[::2], values[1::2]))
 
 
-def _require(value: Any, kind: type) -> Any:
+def _require_kind(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"a {type(value).__name__} where a pickle needs a {kind.__name__}")
     return value
@@ -218,13 +218,13 @@ _MADE: dict[str, tuple[int | None, Callable[[list[Any]], Any]]] = {
     "EMPTY_LIST": (0, list), "EMPTY_DICT": (0, dict), "EMPTY_SET": (0, set),
     "EMPTY_TUPLE": (0, tuple), "TUPLE1": (1, tuple), "TUPLE2": (2, tuple), "TUPLE3": (3, tuple),
     "TUPLE": (None, tuple), "LIST": (None, list),
-    "DICT": (None, lambda values: filled({}, _pairs(values))),
-    "FROZENSET": (None, lambda values: frozenset(_keys(values))),
+    "DICT": (None, lambda values: fill_dict({}, _split_pairs(values))),
+    "FROZENSET": (None, lambda values: frozenset(_check_keys(values))),
 }  # fmt: skip
 #: Values that go into the container below them: how many, its class, and how.
 _ADDED: dict[str, tuple[int | None, type, Callable[[Any, list[Any]], Any]]] = {
     "APPEND": (1, list, list.extend), "APPENDS": (None, list, list.extend),
-    "SETITEM": (2, dict, lambda target, values: filled(target, _pairs(values))),
-    "SETITEMS": (None, dict, lambda target, values: filled(target, _pairs(values))),
-    "ADDITEMS": (None, set, lambda target, values: target.update(_keys(values))),
+    "SETITEM": (2, dict, lambda target, values: fill_dict(target, _split_pairs(values))),
+    "SETITEMS": (None, dict, lambda target, values: fill_dict(target, _split_pairs(values))),
+    "ADDITEMS": (None, set, lambda target, values: target.update(_check_keys(values))),
 }  # fmt: skip

@@ -14,16 +14,16 @@ _MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
 _NUMBERS = "biufc"
 
 
-def known(module: str, name: str) -> Global | None:
+def known_global(module: str, name: str) -> Global | None:
     """What a name stands for; None for all that is not an array and no number."""
     full = f"{module}.{name}"
     if full == "_codecs.encode":
-        return Global(full, _bytes)
+        return Global(full, _encode_bytes)
     if module not in _MODULES and not module.startswith("numpy.dtypes"):
         return None
     if module.startswith("numpy.dtypes") and name.endswith("DType"):
         return Global(full, lambda: PickledDtype(name.removesuffix("DType").lower()))
-    build = {"dtype": PickledDtype, "scalar": _scalar, "_reconstruct": PickledArray}.get(name)
+    build = {"dtype": PickledDtype, "scalar": _make_scalar, "_reconstruct": PickledArray}.get(name)
     return Global(full, build) if build or name == "ndarray" else None
 
 
@@ -60,13 +60,13 @@ class PickledArray(Buildable):
         self.array = array.astype(kind.dtype.newbyteorder("="))
 
 
-def _scalar(kind: object, content: object) -> Any:
+def _make_scalar(kind: object, content: object) -> Any:
     if not isinstance(kind, PickledDtype) or not isinstance(content, (bytes, bytearray)):
         raise ValueError("a number of numpy in a pickle that is none")
     return np.frombuffer(content, kind.dtype, 1)[0].item()
 
 
-def _bytes(text: str, encoding: object = "latin1") -> bytes:
+def _encode_bytes(text: str, encoding: object = "latin1") -> bytes:
     if encoding not in ("latin1", "latin-1") or not isinstance(text, str):
         raise ValueError("bytes in a pickle that are written in no known way")
     return text.encode("latin1")

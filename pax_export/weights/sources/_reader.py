@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from pax_export.weights._binary_file import BinaryFile
-from pax_export.weights.sources._source import Source, refusing
+from pax_export.weights.sources._source import Source, refuse_damaged
 from pax_export.weights.sources._zip_archive import ZipArchive
 
 
@@ -36,7 +36,7 @@ class InputFile(BinaryFile):
         """The members of a zip archive, or None."""
         if self.begin(2) != b"PK":
             return None
-        with refusing(self.where, "zip archive"):
+        with refuse_damaged(self.where, "zip archive"):
             return ZipArchive(self)
 
 

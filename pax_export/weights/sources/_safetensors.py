@@ -9,10 +9,10 @@ import numpy as np
 from pax_export._errors import a_few
 from pax_export._optional import require
 from pax_export.weights import _checksums
-from pax_export.weights._dtypes import NUMPY_NAMES, restored
+from pax_export.weights._dtypes import NUMPY_NAMES, from_stored
 from pax_export.weights._header import HeaderEntry, is_safetensors, read_header
 from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, damaged, unsupported_dtype
+from pax_export.weights.sources._source import Entry, Source, damage_error, unsupported_dtype_error
 
 KIND = "safetensors file"
 
@@ -31,7 +31,7 @@ def read(file: InputFile) -> Source:
     with library.safe_open(file.path, framework="numpy"):
         pass  # shapes, offsets and sizes fit each other and the file
     entries = {
-        name: _entry(file, name, stored, header.sums.get(name))
+        name: _make_entry(file, name, stored, header.sums.get(name))
         for name, stored in header.arrays.items()
     }
     return Source("safetensors", file.where, entries, metadata=header.metadata)
@@ -45,12 +45,12 @@ def _require_dtypes(arrays: Mapping[str, HeaderEntry], where: str) -> None:
         return
     if len(unknown) == 1:
         ((name, code),) = unknown.items()
-        raise unsupported_dtype(f"{name} in {where}", code, NUMPY_NAMES)
+        raise unsupported_dtype_error(f"{name} in {where}", code, NUMPY_NAMES)
     listed = a_few([f"{name:.200}: {code:.50}" for name, code in unknown.items()], 20)
-    raise unsupported_dtype(where, listed, NUMPY_NAMES)
+    raise unsupported_dtype_error(where, listed, NUMPY_NAMES)
 
 
-def _entry(file: InputFile, name: str, stored: HeaderEntry, checksum: str | None) -> Entry:
+def _make_entry(file: InputFile, name: str, stored: HeaderEntry, checksum: str | None) -> Entry:
     """An array as `save_weights` was given it, if that has left a note; keys as their data."""
     where, key = f"{name} in {file.where}", (stored.note or {}).get("key")
 
@@ -59,9 +59,12 @@ def _entry(file: InputFile, name: str, stored: HeaderEntry, checksum: str | None
 
     def read_array() -> np.ndarray:
         array = map_array()
-        if checksum is not None and _checksums.of(array.reshape(-1).view(np.uint8)) != checksum:
-            raise damaged(where, KIND, "its numbers differ from their checksum")
-        return restored(array, None if key else stored.note)
+        if (
+            checksum is not None
+            and _checksums.checksum_of(array.reshape(-1).view(np.uint8)) != checksum
+        ):
+            raise damage_error(where, KIND, "its numbers differ from their checksum")
+        return from_stored(array, None if key else stored.note)
 
     if key or stored.note is None:
         note = f"keys of {key}" if key else ""

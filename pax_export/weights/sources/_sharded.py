@@ -9,7 +9,12 @@ from typing import Any
 
 from pax_export._errors import WeightsFileError, a_few
 from pax_export._files import bounded
-from pax_export.weights.sources._source import Source, damaged, refusing, several
+from pax_export.weights.sources._source import (
+    Source,
+    damage_error,
+    refuse_damaged,
+    several_files_error,
+)
 
 KIND = "index of weights"
 _ENDING = ".index.json"
@@ -33,7 +38,7 @@ def in_folder(path: Path) -> Path | None:
     ):
         if len(found) > 1:
             names = [each.name for each in found]
-            raise several(str(path), "several files of weights", names, found[0])
+            raise several_files_error(str(path), "several files of weights", names, found[0])
         if found:
             return found[0]
     return None
@@ -41,16 +46,16 @@ def in_folder(path: Path) -> Path | None:
 
 def read(path: Path, read_file: Callable[[Path], Source]) -> Source:
     """The arrays of all files that an index names, each from the file that it says."""
-    with refusing(str(path), KIND):
+    with refuse_damaged(str(path), KIND):
         index = json.loads(bounded.read_bytes(path, _LARGEST))
         files = index["weight_map"]
         if not all(isinstance(name, str) for name in files.values()):
             raise ValueError("the name of a file that is no text")
-        shards = {name: read_file(_inside(path, name)) for name in sorted(set(files.values()))}
+        shards = {name: read_file(_path_beside(path, name)) for name in sorted(set(files.values()))}
         kinds = {shard.kind for shard in shards.values()}
         if len(kinds) != 1:
             raise ValueError(f"files of the kinds {sorted(kinds)}")
-        entries = {name: _entry(shards[file], name, path) for name, file in files.items()}
+        entries = {name: _entry_of_shard(shards[file], name, path) for name, file in files.items()}
         others = [
             name for shard in shards.values() for name in shard.entries if name not in entries
         ]
@@ -61,7 +66,7 @@ def read(path: Path, read_file: Callable[[Path], Source]) -> Source:
     return Source(kinds.pop(), str(path), entries, metadata=metadata, tied=tied)
 
 
-def _inside(path: Path, name: str) -> Path:
+def _path_beside(path: Path, name: str) -> Path:
     """A file beside the index; a name that leads elsewhere is refused."""
     if not name or name in (".", "..") or Path(name).name != name or "\\" in name or "\0" in name:
         raise WeightsFileError(
@@ -73,7 +78,9 @@ def _inside(path: Path, name: str) -> Path:
     return path.parent / name
 
 
-def _entry(shard: Source, name: str, path: Path) -> Any:
+def _entry_of_shard(shard: Source, name: str, path: Path) -> Any:
     if name not in shard.entries:
-        raise damaged(f"{name} in {path}", KIND, f"the file {shard.where}, which has no such array")
+        raise damage_error(
+            f"{name} in {path}", KIND, f"the file {shard.where}, which has no such array"
+        )
     return shard.entries[name]

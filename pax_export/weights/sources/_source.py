@@ -22,17 +22,17 @@ assert NUMPY_NAMES["BF16"] == "bfloat16"
 
 
 @contextlib.contextmanager
-def refusing(where: str, kind: str) -> Iterator[None]:
+def refuse_damaged(where: str, kind: str) -> Iterator[None]:
     """Converts any exception about a damaged or hostile file to a WeightsFileError."""
     try:
         yield
     except PaxError:
         raise
     except Exception as error:
-        raise damaged(where, kind, f"{type(error).__name__}: {error}"[:300]) from error
+        raise damage_error(where, kind, f"{type(error).__name__}: {error}"[:300]) from error
 
 
-def damaged(where: str, kind: str, got: object) -> WeightsFileError:
+def damage_error(where: str, kind: str, got: object) -> WeightsFileError:
     """The error about an inconsistent or truncated file."""
     return WeightsFileError(
         f"This {kind} is corrupted or incomplete.",
@@ -42,7 +42,7 @@ def damaged(where: str, kind: str, got: object) -> WeightsFileError:
     )
 
 
-def unsupported_dtype(where: str, got: object, known: Iterable[str]) -> UnsupportedDtypeError:
+def unsupported_dtype_error(where: str, got: object, known: Iterable[str]) -> UnsupportedDtypeError:
     """The error about an array of a dtype that neither numpy nor jax has."""
     return UnsupportedDtypeError(
         "The dtype of an array is unsupported by numpy and jax.",
@@ -52,7 +52,9 @@ def unsupported_dtype(where: str, got: object, known: Iterable[str]) -> Unsuppor
     )
 
 
-def several(where: str, what: str, names: Iterable[str], example: object) -> WeightsFileError:
+def several_files_error(
+    where: str, what: str, names: Iterable[str], example: object
+) -> WeightsFileError:
     """The error about a folder with several files that could be opened."""
     return WeightsFileError(
         f"This folder has {what}; the choice is ambiguous.",
@@ -123,7 +125,7 @@ class Entry:
 
     def read(self) -> np.ndarray:
         """The whole array, not to be written to: it may be a view of the file itself."""
-        with refusing(self._where, self._kind):
+        with refuse_damaged(self._where, self._kind):
             array = self._checked(self._read())
         if array.flags.writeable:
             array = array.view()
@@ -133,12 +135,12 @@ class Entry:
     def _checked(self, array: np.ndarray) -> np.ndarray:
         if array.shape != self.shape or array.dtype != self.dtype:
             got = f"{array.dtype}{list(array.shape)}, announced as {self.dtype}{list(self.shape)}"
-            raise damaged(self._where, self._kind, got)
+            raise damage_error(self._where, self._kind, got)
         return array
 
     def read_part(self, index: Index) -> np.ndarray:
         """A part of the array, as an array of its own; no more is read, where that can be."""
-        with refusing(self._where, self._kind):
+        with refuse_damaged(self._where, self._kind):
             if self._part is None:
                 return np.array(self._checked(self._read())[index])
             return np.array(self._part(index))

@@ -25,10 +25,10 @@ from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import (
     Entry,
     Source,
-    damaged,
-    refusing,
-    several,
-    unsupported_dtype,
+    damage_error,
+    refuse_damaged,
+    several_files_error,
+    unsupported_dtype_error,
 )
 
 KIND = "checkpoint of TensorFlow"
@@ -53,7 +53,7 @@ def in_folder(path: Path) -> Path | None:
     found = sorted(path.glob(f"*{_INDEX}"))
     if len(found) > 1:
         names = [each.name for each in found]
-        raise several(str(path), "several checkpoints", names, found[0].with_suffix(""))
+        raise several_files_error(str(path), "several checkpoints", names, found[0].with_suffix(""))
     return found[0] if found else None
 
 
@@ -87,8 +87,10 @@ def read(file: InputFile) -> Source:
     entries = {}
     for name, key in found.items():
         if saved[key].dtype != _STRING:
-            entries[name] = _entry(f"{name} in {file.where}", saved[key], files, _note(key))
-    tied = _tied(names, found, saved)
+            entries[name] = _make_entry(
+                f"{name} in {file.where}", saved[key], files, _note_of_key(key)
+            )
+    tied = _tied_names(names, found, saved)
     metadata = {"keys": {name: found[name] for name in entries}}
     return Source("tensorflow", file.where, entries, metadata=metadata, tied=tied)
 
@@ -119,20 +121,20 @@ class _Shards:
         return self._files[number]
 
 
-def _entry(where: str, saved: SavedTensor, files: _Shards, note: str) -> Entry:
+def _make_entry(where: str, saved: SavedTensor, files: _Shards, note: str) -> Entry:
     if saved.dtype not in _DTYPES:
         got = f"the dtype {saved.dtype} of TensorFlow"
-        raise unsupported_dtype(where, got, _DTYPES.values())
+        raise unsupported_dtype_error(where, got, _DTYPES.values())
     dtype, file = np.dtype(_DTYPES[saved.dtype]), files.file(saved.shard)
     if saved.size != math.prod(saved.shape) * dtype.itemsize:
-        raise damaged(where, KIND, f"{saved.size} bytes of {dtype}{saved.shape}")
-    with refusing(where, KIND):
+        raise damage_error(where, KIND, f"{saved.size} bytes of {dtype}{saved.shape}")
+    with refuse_damaged(where, KIND):
         file.require(saved.offset, saved.size)
 
     def read() -> np.ndarray:
         array = file.array(dtype, saved.shape, saved.offset)
         if saved.crc not in (None, masked_crc32c(array.reshape(-1).view(np.uint8))):
-            raise damaged(where, KIND, "its numbers differ from their checksum")
+            raise damage_error(where, KIND, "its numbers differ from their checksum")
         return array
 
     return Entry(
@@ -178,7 +180,7 @@ def _keys_by_name(saved: dict[str, SavedTensor], names: list[tuple[str, str]]) -
     return found
 
 
-def _tied(
+def _tied_names(
     names: list[tuple[str, str]], found: dict[str, str], saved: dict[str, SavedTensor]
 ) -> dict[str, str]:
     """One variable that an export holds twice: its key -> its name."""
@@ -190,7 +192,7 @@ def _tied(
     }
 
 
-def _note(key: str) -> str:
+def _note_of_key(key: str) -> str:
     """Of what no net is made; an optimizer also lists the net's own variables."""
     if "/.OPTIMIZER_SLOT/" in key or re.search(r"(^|/)optimizer/(?!_trainable_)", key):
         return "optimizer"

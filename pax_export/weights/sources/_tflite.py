@@ -9,7 +9,12 @@ import numpy as np
 
 from pax_export._wire import TFLITE_DTYPES, TFLITE_MARK, FlatTable, root
 from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, refusing, unsupported_dtype
+from pax_export.weights.sources._source import (
+    Entry,
+    Source,
+    refuse_damaged,
+    unsupported_dtype_error,
+)
 
 KIND = "TFLite file"
 _STRING = 5
@@ -39,8 +44,8 @@ def read(file: InputFile) -> Source:
                 continue
             name = tensor.name if tensor.name not in entries else f"{tensor.name}:{at.place}"
             where = f"{name} in {file.where}"
-            with refusing(where, KIND):
-                entries |= _entries(where, name, tensor, file)
+            with refuse_damaged(where, KIND):
+                entries |= _make_entries(where, name, tensor, file)
     return Source("tflite", file.where, entries)
 
 
@@ -65,14 +70,16 @@ class _TfliteTensor:
         self.quantised = table.table(_QUANTISED)
 
 
-def _entries(where: str, name: str, tensor: _TfliteTensor, file: InputFile) -> dict[str, Entry]:
+def _make_entries(
+    where: str, name: str, tensor: _TfliteTensor, file: InputFile
+) -> dict[str, Entry]:
     if tensor.dtype not in TFLITE_DTYPES or tensor.sparse:
         got = "a sparse array" if tensor.sparse else f"the dtype {tensor.dtype} of TFLite"
-        raise unsupported_dtype(where, got, TFLITE_DTYPES.values())
+        raise unsupported_dtype_error(where, got, TFLITE_DTYPES.values())
     dtype, shape = np.dtype(TFLITE_DTYPES[tensor.dtype]), tensor.shape
     if math.prod(shape) * dtype.itemsize != tensor.size:
         raise ValueError(f"{tensor.size} bytes of {dtype}{list(shape)}")
-    scales, zeros, axis = _scales(tensor)
+    scales, zeros, axis = _read_scales(tensor)
     note = f"{dtype}, scaled along the axis {axis}" if len(scales) > 1 else f"{dtype}, scaled"
     if not len(scales) or dtype.kind not in "iu":
         note = ""
@@ -97,7 +104,7 @@ def _entries(where: str, name: str, tensor: _TfliteTensor, file: InputFile) -> d
     return {name: Entry(where, KIND, shape, np.float32, dequantised, note=note)}
 
 
-def _scales(tensor: _TfliteTensor) -> tuple[Any, Any, int]:
+def _read_scales(tensor: _TfliteTensor) -> tuple[Any, Any, int]:
     """The scales and the zeros of integers, one or for each place of an axis."""
     if tensor.quantised is None:
         return np.empty(0), np.empty(0), 0

@@ -10,11 +10,11 @@ import numpy as np
 from pax_export._errors import UnsupportedDtypeError
 from pax_export.weights._binary_file import FileStream
 from pax_export.weights.sources import _torch_names
-from pax_export.weights.sources._nested import flattened
+from pax_export.weights.sources._nested import flatten_containers
 from pax_export.weights.sources._pickle_machine import PickleMachine
 from pax_export.weights.sources._pickled_numpy import PickledArray
 from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, refusing
+from pax_export.weights.sources._source import Entry, Source, refuse_damaged
 from pax_export.weights.sources._torch_names import Storage, TorchTensor
 from pax_export.weights.sources._zip_archive import ZipArchive
 
@@ -30,10 +30,10 @@ def matches(file: InputFile) -> bool:
     """Whether a file is an archive of PyTorch, or of a version before it wrote archives."""
     if file.archive is None:
         return file.begin(len(_LEGACY)) == _LEGACY
-    return _root(file.archive) is not None
+    return _find_root(file.archive) is not None
 
 
-def _root(archive: ZipArchive) -> str | None:
+def _find_root(archive: ZipArchive) -> str | None:
     """The folder of an archive that has the pickle of its tensors."""
     found = [name.removesuffix(_PICKLE) for name in archive.names if name.endswith(_PICKLE)]
     found = [root for root in found if root == "" or (root.count("/") == 1 and root[-1] == "/")]
@@ -46,7 +46,7 @@ def read(file: InputFile) -> Source:
 
 
 def _read_archive(file: InputFile, archive: ZipArchive) -> Source:
-    root = _root(archive) or ""
+    root = _find_root(archive) or ""
     if f"{root}byteorder" in archive:
         _require_little(file.where, archive.read(f"{root}byteorder", 100) == b"little")
     tree = _load_pickle(file.where, archive, f"{root}{_PICKLE}")
@@ -62,16 +62,18 @@ def _make_source(
     file: InputFile, tree: Any, content: ZipStorages | LegacyStorages, prefix: str = ""
 ) -> Source:
     """The tensors of a tree, by dotted names behind a prefix."""
-    leaves, others = flattened(tree, lambda each: isinstance(each, (TorchTensor, PickledArray)))
+    leaves, others = flatten_containers(
+        tree, lambda each: isinstance(each, (TorchTensor, PickledArray))
+    )
     entries = {
-        prefix + name: _entry(f"{prefix}{name} in {file.where}", leaf, content)
+        prefix + name: _make_entry(f"{prefix}{name} in {file.where}", leaf, content)
         for name, leaf in leaves.items()
     }
-    return Source("torch", file.where, entries, metadata=others, tied=_tied(leaves))
+    return Source("torch", file.where, entries, metadata=others, tied=_tied_names(leaves))
 
 
 def _load_pickle(where: str, archive: ZipArchive, member: str) -> Any:
-    machine = PickleMachine(where, _torch_names.known, _torch_names.storage)
+    machine = PickleMachine(where, _torch_names.known_global, _torch_names.storage_of_id)
     if archive.size(member) > _LARGEST_PICKLE:
         raise ValueError(f"{member!r} has {archive.size(member)} bytes")
     with archive.open(member) as content:
@@ -114,11 +116,11 @@ def _read_legacy(file: InputFile) -> Source:
     storages: dict[str, Storage] = {}
 
     def persistent(identity: Any) -> Storage:
-        found = _torch_names.storage(identity)
+        found = _torch_names.storage_of_id(identity)
         storages.setdefault(found.key, found)
         return found
 
-    machine = PickleMachine(file.where, _torch_names.known, persistent)
+    machine = PickleMachine(file.where, _torch_names.known_global, persistent)
     _, protocol, system, tree = (machine.load(stream) for _ in range(4))
     if protocol != 1001:
         raise ValueError(f"version {protocol!r:.50} of this format")
@@ -152,20 +154,20 @@ class LegacyStorages:
         return self._file.array(f"V{item}", (count // item,), begin).view(np.uint8)
 
 
-def _entry(
+def _make_entry(
     where: str, leaf: TorchTensor | PickledArray, content: ZipStorages | LegacyStorages
 ) -> Entry:
-    with refusing(where, KIND):
+    with refuse_damaged(where, KIND):
         if isinstance(leaf, PickledArray):
             array = leaf.array
             if array is None:
                 raise ValueError("an array without numbers")
             return Entry(where, KIND, array.shape, array.dtype, lambda: array)
-        first, count = _window(leaf, content.size(leaf.storage))
+        first, count = _find_window(leaf, content.size(leaf.storage))
 
         def window(check: bool) -> np.ndarray:
             item = leaf.dtype.itemsize
-            return _strided(leaf, content.part(leaf.storage, first, count, item, check))
+            return _view_strided(leaf, content.part(leaf.storage, first, count, item, check))
 
         return Entry(
             where, KIND, leaf.shape, leaf.dtype,
@@ -173,7 +175,7 @@ def _entry(
         )  # fmt: skip
 
 
-def _window(tensor: TorchTensor, size: int) -> tuple[int, int]:
+def _find_window(tensor: TorchTensor, size: int) -> tuple[int, int]:
     """Where in its storage the bytes of a tensor begin, and how many they are."""
     storage, item = tensor.storage, tensor.dtype.itemsize
     if storage.typed and storage.begin == 0 and storage.numel * storage.dtype.itemsize != size:
@@ -191,7 +193,7 @@ def _window(tensor: TorchTensor, size: int) -> tuple[int, int]:
     return first, count
 
 
-def _strided(tensor: TorchTensor, content: np.ndarray) -> np.ndarray:
+def _view_strided(tensor: TorchTensor, content: np.ndarray) -> np.ndarray:
     if 0 in tensor.shape:
         return np.empty(tensor.shape, tensor.dtype)
     item = tensor.dtype.itemsize
@@ -201,7 +203,7 @@ def _strided(tensor: TorchTensor, content: np.ndarray) -> np.ndarray:
     )
 
 
-def _tied(leaves: dict[str, Any]) -> dict[str, str]:
+def _tied_names(leaves: dict[str, Any]) -> dict[str, str]:
     """The names of tensors that are one window on one storage."""
     first: dict[Any, str] = {}
     tied = {}

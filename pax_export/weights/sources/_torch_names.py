@@ -10,7 +10,7 @@ import numpy as np
 
 from pax_export._types import PyTree
 from pax_export.weights.sources import _pickled_numpy
-from pax_export.weights.sources._pickle_machine import Global, Instance, filled
+from pax_export.weights.sources._pickle_machine import Global, Instance, fill_dict
 
 DTYPES = {
     "float64": "float64", "double": "float64", "float32": "float32", "float": "float32",
@@ -48,14 +48,14 @@ class Storage:
 class TorchTensor:
     """A tensor of a pickle: a window on a storage."""
 
-    storage: Storage
+    storage_of_id: Storage
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: np.dtype
 
 
-def known(module: str, name: str) -> Global | None:
+def known_global(module: str, name: str) -> Global | None:
     """What a name stands for; None for all that is no data."""
     full = f"{module}.{name}"
     if module == "__torch__" or module.startswith("__torch__."):
@@ -67,7 +67,7 @@ def known(module: str, name: str) -> Global | None:
     build = _BUILD.get(full)
     if build is not None:
         return Global(full, build)
-    return Global(full) if full in _TYPES else _pickled_numpy.known(module, name)
+    return Global(full) if full in _TYPES else _pickled_numpy.known_global(module, name)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _StorageKind:
     typed: bool
 
 
-def storage(identity: object) -> Storage:
+def storage_of_id(identity: object) -> Storage:
     """The storage that a persistent id names, in a zip archive or behind a legacy pickle."""
     if not isinstance(identity, tuple) or len(identity) not in (5, 6) or identity[0] != "storage":
         raise ValueError("a persistent id that names no storage")
@@ -89,28 +89,28 @@ def storage(identity: object) -> Storage:
     begin = 0
     if view and view[0] is not None:
         _, begin, _ = view[0]
-    return Storage(key, kind.value.dtype, _size(numel), _size(begin), kind.value.typed)
+    return Storage(key, kind.value.dtype, _check_size(numel), _check_size(begin), kind.value.typed)
 
 
-def _size(value: PyTree) -> int:
+def _check_size(value: PyTree) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r:.50} as a size, an offset or a stride")
     return value
 
 
-def _tensor(
+def _make_tensor(
     of: object, offset: object, shape: PyTree, strides: PyTree, *others: object
 ) -> TorchTensor:
     if not isinstance(of, Storage):
         raise ValueError(f"a tensor over a {type(of).__name__}")
     dtypes = [each.value for each in others if isinstance(each, Global)]
     dtype = dtypes[0] if dtypes and isinstance(dtypes[0], np.dtype) else of.dtype
-    shape, strides = tuple(map(_size, shape)), tuple(map(_size, strides))
+    shape, strides = tuple(map(_check_size, shape)), tuple(map(_check_size, strides))
     if len(shape) != len(strides) or len(shape) > 64:
         raise ValueError(f"a tensor of {len(shape)} sizes and {len(strides)} strides")
     if not of.typed and dtype == of.dtype and not dtypes:
         raise ValueError("a tensor without a dtype")
-    return TorchTensor(of, _size(offset), shape, strides, dtype)
+    return TorchTensor(of, _check_size(offset), shape, strides, dtype)
 
 
 def _of_type(
@@ -118,67 +118,67 @@ def _of_type(
 ) -> Any:
     """A tensor of a subclass, which is given as the call that makes it."""
     build = function.build if isinstance(function, Global) else None
-    if build is None or build not in (_tensor, _parameter):
+    if build is None or build not in (_make_tensor, _first_argument):
         raise ValueError("a subclass of tensors that is made by a function of its own")
     if not isinstance(kind, Global) or kind.name not in _TYPES:
         raise ValueError("a tensor of a class that is not torch's own")
     return build(*arguments)
 
 
-def _parameter(data: object, *_: object) -> Any:
+def _first_argument(data: object, *_: object) -> Any:
     return data
 
 
-def _dict(pairs: object = (), *_: object) -> dict[Any, Any]:
-    return filled({}, pairs.items() if isinstance(pairs, dict) else pairs)
+def _make_dict(pairs: object = (), *_: object) -> dict[Any, Any]:
+    return fill_dict({}, pairs.items() if isinstance(pairs, dict) else pairs)
 
 
 def _default_dict(*_: object) -> dict[Any, Any]:
     return {}
 
 
-def _list(values: object = ()) -> list[Any]:
+def _make_list(values: object = ()) -> list[Any]:
     return list(values) if isinstance(values, (list, tuple)) else []
 
 
-def _set(values: PyTree = ()) -> set[Any]:
-    return set(filled({}, [(each, None) for each in values]))
+def _make_set(values: PyTree = ()) -> set[Any]:
+    return set(fill_dict({}, [(each, None) for each in values]))
 
 
-def _complex(real: PyTree, imaginary: PyTree = 0.0) -> complex:
+def _make_complex(real: PyTree, imaginary: PyTree = 0.0) -> complex:
     return complex(float(real), float(imaginary))
 
 
-def _device(*parts: object) -> str:
+def _device_text(*parts: object) -> str:
     return ":".join(str(part)[:50] for part in parts if isinstance(part, (str, int)))
 
 
 #: Classes that a pickle may name, but not call.
 _TYPES = frozenset(("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter"))
 _BUILD: dict[str, Any] = {
-    "collections.OrderedDict": _dict,
+    "collections.OrderedDict": _make_dict,
     "collections.defaultdict": _default_dict,
     **{
         f"{builtins}.{name}": build
         for builtins in ("builtins", "__builtin__")
         for name, build in (
-            ("set", _set),
-            ("frozenset", _set),
-            ("dict", _dict),
-            ("list", _list),
-            ("complex", _complex),
+            ("set", _make_set),
+            ("frozenset", _make_set),
+            ("dict", _make_dict),
+            ("list", _make_list),
+            ("complex", _make_complex),
         )
     },
-    "torch._utils._rebuild_tensor": _tensor,
-    "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_tensor_v3": _tensor,
-    "torch._utils._rebuild_parameter": _parameter,
-    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._utils._rebuild_tensor": _make_tensor,
+    "torch._utils._rebuild_tensor_v2": _make_tensor,
+    "torch._utils._rebuild_tensor_v3": _make_tensor,
+    "torch._utils._rebuild_parameter": _first_argument,
+    "torch._utils._rebuild_parameter_with_state": _first_argument,
     "torch._tensor._rebuild_from_type_v2": _of_type,
-    "torch.Size": _list,
-    "torch.device": _device,
+    "torch.Size": _make_list,
+    "torch.device": _device_text,
     **{
-        f"torch.jit._pickle.{name}": _parameter
+        f"torch.jit._pickle.{name}": _first_argument
         for name in (
             "build_intlist",
             "build_tensorlist",

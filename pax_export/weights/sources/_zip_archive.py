@@ -73,7 +73,7 @@ class ZipArchive:
             return content
         with self.open(name) as packed:
             content = np.empty(self.size(name), np.uint8)
-            if _filled(packed, content) != len(content) or packed.read(1):
+            if _fill_array(packed, content) != len(content) or packed.read(1):
                 raise ValueError(f"{name!r} has another size than the archive says")
         return content
 
@@ -95,7 +95,7 @@ class ZipArchive:
         return begin
 
 
-def _filled(packed: IO[bytes], content: np.ndarray) -> int:
+def _fill_array(packed: IO[bytes], content: np.ndarray) -> int:
     """How many bytes of an array could be filled."""
     at = 0
     while at < len(content):

@@ -20,8 +20,8 @@ from pax_export._wire import (
     SavedTensor,
     encode_varint,
     masked_crc32c,
-    table,
     table_entries,
+    write_table,
 )
 from pax_export.export.formats.saved_model.proto import schemas
 from pax_export.export.formats.saved_model.proto.nodes import STRING, Spec, shape
@@ -50,7 +50,7 @@ def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: by
         begin = masked_crc32c(length).to_bytes(4, "little")
         crc = masked_crc32c(length + begin + objects)
         add(_OBJECTS, Spec(STRING, shape([])), encode_varint(len(objects)) + begin + objects, crc)
-    (directory / "variables.index").write_bytes(table(entries))
+    (directory / "variables.index").write_bytes(write_table(entries))
 
 
 def _raw_bytes(value: object) -> np.ndarray:

@@ -100,7 +100,7 @@ def test_nothing_is_left_where_the_model_cannot_take_its_name(tmp_path, net, mon
     def refuse(*_):
         raise ExportPathError("It cannot.", where="here", got="this", write="that")
 
-    monkeypatch.setattr(single_file, "_move", refuse)
+    monkeypatch.setattr(single_file, "_move_file", refuse)
     with pytest.raises(ExportPathError, match="It cannot"):
         to_onnx(net, tmp_path / "net.onnx", spec("b, 40"), external_data=True)
     assert names(tmp_path) == []
