@@ -47,7 +47,7 @@ class LeafEntry:
 
     description: Description | str  # its shape and dtype, or in words what it is
     value: PyTree = None  # the leaf itself, if it lies in the entry
-    array_checksum: int | None = None  # of the array on disk, if it is known
+    checksum: int | None = None  # of the array on disk, if it is known
 
     @classmethod
     def of(cls, leaf: object) -> LeafEntry:

@@ -91,7 +91,7 @@ class Choice:
 class Study:
     """The hypotheses about a module and a source."""
 
-    find_layers: Wanted
+    wanted: Wanted
     kept: dict[str, Leaf]  # leaves that keep their values
     ignored: list[str]  # arrays that the user excludes
     counters: list[str]  # arrays that count steps

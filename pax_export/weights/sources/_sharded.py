@@ -49,8 +49,9 @@ def read(path: Path, read_file: Callable[[Path], Source]) -> Source:
     with refuse_damaged(str(path), KIND):
         index = json.loads(bounded.read_bytes(path, _LARGEST))
         files = index["weight_map"]
-        if not all(isinstance(name, str) for name in files.values()):
-            raise ValueError("the name of a file that is no text")
+        wrong = [name for name in files.values() if not isinstance(name, str)]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} as the name of a file")
         shards = {name: read_file(_path_beside(path, name)) for name in sorted(set(files.values()))}
         kinds = {shard.kind for shard in shards.values()}
         if len(kinds) != 1:

@@ -48,7 +48,7 @@ class Storage:
 class TorchTensor:
     """A tensor of a pickle: a window on a storage."""
 
-    storage_of_id: Storage
+    storage: Storage
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
