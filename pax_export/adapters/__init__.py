@@ -2,10 +2,9 @@
 
 from pax_export.adapters._layer import lora, weight_of
 from pax_export.adapters._lora import LoRA
-from pax_export.adapters._net import activate, add, merge, names, remove, unmerge
+from pax_export.adapters._net import activate, add, merge, names, pad_ranks, remove, unmerge
 from pax_export.adapters._net import apply_changes as apply_changes
 from pax_export.adapters._net import chosen_modules as chosen_modules
-from pax_export.adapters._ranks import pad_ranks
 from pax_export.adapters._save_load import load, save
 
 __all__ = [

@@ -12,10 +12,9 @@ from pax_export.weights._binary_file import FileStream
 from pax_export.weights.sources import _torch_names
 from pax_export.weights.sources._nested import flatten_containers
 from pax_export.weights.sources._pickle_machine import PickleMachine
-from pax_export.weights.sources._pickled_numpy import PickledArray
 from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import Entry, Source, refuse_damaged
-from pax_export.weights.sources._torch_names import Storage, TorchTensor
+from pax_export.weights.sources._torch_names import PickledArray, Storage, TorchTensor
 from pax_export.weights.sources._zip_archive import ZipArchive
 
 KIND = "file of PyTorch"
