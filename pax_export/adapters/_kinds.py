@@ -123,9 +123,11 @@ def adapter_output(layer: PyTree, x: Array, a: Any, b: Any, like: PyTree) -> Any
     """Returns the layer's output with ``a · b`` as weight, without bias; sharded as `like`."""
     lies = lambda: joined(*spec_of(like))  # noqa: E731
     if isinstance(layer, Linear):
-        return under_auto_axes(_of_linear, (jnp.asarray(x), a, b), lies)
+        return under_auto_axes(
+            lambda x, a, b: jnp.dot(jnp.dot(x, a), b), (jnp.asarray(x), a, b), lies
+        )
     if isinstance(layer, Embed):
-        return under_auto_axes(_of_rows, (a, b, jnp.asarray(x)), lies)
+        return under_auto_axes(lambda a, b, x: jnp.dot(a[x], b), (a, b, jnp.asarray(x)), lies)
     x = jnp.asarray(x)
     dtype = jnp.result_type(x, a, b)
     numbers = _dimension_numbers(layer)
@@ -145,14 +147,6 @@ def adapter_output(layer: PyTree, x: Array, a: Any, b: Any, like: PyTree) -> Any
         return jnp.moveaxis(jnp.dot(jnp.moveaxis(inner, 1, -1), b), -1, 1)
 
     return under_auto_axes(convolved, (x, a, b), lies)
-
-
-def _of_linear(x: Array, a: Array, b: Array) -> Any:
-    return jnp.dot(jnp.dot(x, a), b)
-
-
-def _of_rows(a: Array, b: Array, index: Array) -> Any:
-    return jnp.dot(a[index], b)
 
 
 def _dimension_numbers(layer: PyTree) -> tuple[str, str, str]:

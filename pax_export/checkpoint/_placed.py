@@ -82,11 +82,9 @@ def shardings_of(
     for tree, target in targets.items():
         follows = tree != MODEL and MODEL in targets
         chosen = following(targets[MODEL], rules) if follows else rules
-        shapes = jax.tree_util.tree_map(_as_array, target)
+        # Rules need shapes, which Python numbers have not.
+        shapes = jax.tree_util.tree_map(
+            lambda leaf: np.zeros((), np.int32) if is_plain(leaf) else leaf, target
+        )
         places[tree] = jax.tree_util.tree_leaves(shardings(shapes, mesh, chosen))
     return places
-
-
-def _as_array(leaf: object) -> Any:
-    """Converts Python numbers to arrays, since rules need shapes."""
-    return np.zeros((), np.int32) if is_plain(leaf) else leaf

@@ -149,7 +149,7 @@ class DecoderCache:
             model: the mesh axis, or axes, of key heads; None replicates them.
 
         Returns:
-            A mapping from names to specs.  Sizes that an axis does not divide are replicated.
+            A mapping from names to specs.  Axes whose size is not divisible are replicated.
 
         Example:
             >>> import jax, pax_export as pax
@@ -202,7 +202,7 @@ _STORES = ("keys", "values", "window_keys", "window_values")
 
 
 def _dividing_axis(mesh: AnyMesh, axis: Axis, size: int) -> Axis:
-    """The axis of a mesh, if it divides a size; one that the mesh has not, `shard` names."""
+    """Returns the axis of a mesh if it divides a size; `shard` reports unknown axes."""
     names = axis if isinstance(axis, tuple) else (axis,)
     return axis if size % math.prod([mesh.shape.get(name, 1) for name in names]) == 0 else None
 
@@ -238,7 +238,7 @@ def _array_of_store(store: Store) -> Any:
 
 
 def sizes_of_net(cache: DecoderCache) -> tuple:
-    """Of the net that a cache is for: layers that see all, windowed ones, key heads, their size."""
+    """Returns the numbers of full and of windowed layers and of key heads, and the head size."""
     layers = _layers_of(cache.keys), _layers_of(cache.window_keys)
     return (*layers, *_array_of_store(cache.keys).shape[-2:])
 
@@ -250,14 +250,14 @@ def _layers_of(store: Store | None) -> int:
 
 
 def places_of(store: Store) -> int:
-    """How many places each row of a store has."""
+    """Returns the number of positions per row of a store."""
     return _array_of_store(store).shape[-3]
 
 
 def read_store(
     store: Store, layer: PyTree, dtype: DTypeLike, count: int | None = None
 ) -> jax.Array:
-    """The first `count` or all places of a layer, ``[batch, places, kv_heads, head_size]``."""
+    """Reads the first `count` positions of a layer, ``[batch, places, kv_heads, head_size]``."""
     if isinstance(store, tuple):
         one = store[layer]
     else:
@@ -287,7 +287,7 @@ def _write_layer(store: Store, at: tuple, vectors: Array) -> Store:
 
 
 def quantize_vectors(vectors: Array) -> tuple[jax.Array, jax.Array]:
-    """Vectors as int8 and, for each, a scale: its largest value becomes 127."""
+    """Quantizes vectors to int8 with one scale each, such that the largest value is 127."""
     vectors = vectors.astype(jnp.float32)
     scales = jnp.max(jnp.abs(vectors), -1) / 127.0
     codes = jnp.round(vectors / jnp.where(scales == 0, 1.0, scales)[..., None])

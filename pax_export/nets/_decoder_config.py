@@ -147,16 +147,16 @@ class DecoderConfig:
         num_kv_heads: int | None = None,
         **others: object,
     ) -> DecoderConfig:
-        """A net of the Llama family: RMS norms, rotary embedding, SwiGLU, no biases.
+        """Returns the configuration of a Llama: RMS norms, rotary embedding, SwiGLU, no biases.
 
         Args:
-            vocab_size: how many tokens there are.
-            dim: the size of a hidden vector.
-            num_layers: how many layers.
-            num_heads: how many query heads.
-            hidden_dim: how wide the dense block is inside.
-            num_kv_heads: how many key and value heads; as many as query heads by default.
-            **others: any field of the class.
+            vocab_size: the number of tokens.
+            dim: the size of hidden vectors.
+            num_layers: the number of layers.
+            num_heads: the number of query heads.
+            hidden_dim: the hidden size of the MLP.
+            num_kv_heads: the number of key and value heads; that of query heads by default.
+            **others: other fields of the class.
         """
         sizes = {"head_size": dim // num_heads, **others}
         return cls(
@@ -167,39 +167,39 @@ class DecoderConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
-        """The configuration that a ``config.json`` of transformers describes.
+        """Returns the configuration for a ``config.json`` of transformers.
 
-        A missing key has the default of the configuration class of transformers.  A key that is
-        not known, or a value that a `Decoder` does not compute by, is refused by name.
+        Missing keys have the defaults of transformers.  Unknown keys, and values that a `Decoder`
+        does not support, raise errors that name them.
 
         Args:
-            config: its content: of Llama, Mistral, SmolLM2, Qwen 2 and 3, Gemma 1, 2 and 3 (text,
-                alone or as the ``text_config`` of a model of images) or GPT-2; also as older
-                versions wrote it.
+            config: the content of the file, of Llama, Mistral, SmolLM2, Qwen 2 and 3, Gemma 1, 2
+                and 3 (text, alone or as the ``text_config`` of an image model) or GPT-2, from any
+                version of transformers.
 
         Raises:
-            InvalidArgumentError: another ``model_type``, a choice that a `Decoder` has not, a
-                key that is not known, a size that is null, or a value of another kind.
+            InvalidArgumentError: the ``model_type``, a key or a value is unsupported, or a size
+                is null.
         """
         return cls(**fields_of_hf(config))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> DecoderConfig:
-        """The configuration that the metadata of a GGUF file describes.
+        """Returns the configuration for the metadata of a GGUF file.
 
         Args:
-            metadata: its keys and values; architectures ``llama``, ``qwen2``, ``qwen3``,
-                ``gemma``, ``gemma2``, ``gemma3`` and ``gpt2``.  What is missing is as llama.cpp
-                has it.
+            metadata: keys and values, for the architectures ``llama``, ``qwen2``, ``qwen3``,
+                ``gemma``, ``gemma2``, ``gemma3`` and ``gpt2``.  Missing keys have the defaults of
+                llama.cpp.
 
         Raises:
-            InvalidArgumentError: another ``general.architecture``, a key of the architecture that
-                is not known, or one that says a size is missing.
+            InvalidArgumentError: the ``general.architecture`` or a key is unsupported, or a size
+                is missing.
         """
         return cls(**fields_of_gguf(metadata))
 
     def kind_of(self, layer: int) -> LayerKind:
-        """The kind of a layer by its number."""
+        """Returns the kind of a layer by its number."""
         return self.kinds[layer % len(self.kinds)]
 
     @property

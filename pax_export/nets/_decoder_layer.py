@@ -30,10 +30,10 @@ def norm_of(config: DecoderConfig) -> Module:
 
 
 class DecoderLayer(Module):
-    """Attention and a dense block, each normalized first and added to what came in.
+    """Attention and an MLP, each with a norm before it and a residual connection.
 
-    All layers of a net have one treedef, so that they can be stacked: what differs (windows,
-    bases of rotary embeddings) comes with the call.
+    All layers of a net have equal treedefs, so that they can be stacked; settings that differ
+    (windows, bases of rotary embeddings) are passed to the call.
 
     Attributes:
         attention_norm: the norm before `attention`.

@@ -37,19 +37,19 @@ _SAID_ELSEWHERE = frozenset(
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """What `generate` takes where a caller says nothing; static data, which no call computes by.
+    """Default arguments of `generate`; static, and not used by the net.
 
     `Decoder.from_pretrained` reads it from ``generation_config.json``.
 
     Attributes:
-        stop: the ids of the tokens that end a text.
-        pad: the id that stands behind it; None for 0.
-        do_sample: whether tokens are drawn, where a caller gives a key.
-        temperature: of the sampler.
-        top_k: how many tokens it keeps; 0 for all.
-        top_p: the probability that it keeps.
-        min_p: the part of the probability of the likeliest that it keeps.
-        repetition_penalty: of drawn and of likeliest tokens; 1 for none.
+        stop: the ids of end-of-text tokens.
+        pad: the id of padding after the end; None for 0.
+        do_sample: whether to sample tokens if a key is given.
+        temperature: the temperature of the sampler.
+        top_k: the number of tokens to sample from; 0 for all.
+        top_p: the total probability of the tokens to sample from.
+        min_p: the minimum probability relative to that of the likeliest token.
+        repetition_penalty: the repetition penalty, also of greedy decoding; 1 for none.
 
     Example:
         >>> import dataclasses, pax_export as pax
@@ -105,7 +105,7 @@ def _read_ids(fields: Fields, name: str) -> list[int]:
 
 
 def _is_neutral(value: object) -> bool:
-    """Whether a key of generation has a value by which it does nothing."""
+    """Whether the value of a generation key has no effect."""
     return value is None or (isinstance(value, (bool, int, float)) and value in (0, 1)) or (
         isinstance(value, (str, list, dict)) and not value
     )  # fmt: skip

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LayerKind:
-    """In what the layers of one net may differ beside their weights.
+    """Settings that may differ between the layers of a `Decoder`.
 
     Attributes:
-        window: how many places a query sees at most, its own included; None for all before it.
-        rotary_base: of the rotary embedding; None for that of the configuration, 0 for no turning.
-        scaled: whether the scaling of the configuration holds for it.
+        window: the number of positions that a query attends to, including its own; None for all
+            previous ones.
+        rotary_base: the base of the rotary embedding; None for that of the configuration, 0 for
+            no rotation.
+        scaled: whether the rotary scaling of the configuration applies.
 
     Example:
         >>> import pax_export as pax
@@ -27,7 +29,7 @@ class LayerKind:
 
 
 def shortest_pattern(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
-    """The shortest pattern that repeats to these kinds, in a time that grows as their number."""
+    """Returns the shortest pattern that repeats to these kinds, in linear time."""
     # Of what stands before each place: how much of the beginning it ends in (Morris and Pratt).
     ends = [0] * len(kinds)
     for i in range(1, len(kinds)):

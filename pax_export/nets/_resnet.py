@@ -47,9 +47,9 @@ def _make_norm(channels: int, name: str) -> BatchNorm2D:
 
 
 class ResnetBlock(Module):
-    """Convolutions whose result is added to their input.
+    """A residual block.
 
-    With a projection, the input passes a 1x1 ``proj_conv`` and ``proj_batchnorm`` first.
+    With a projection, the shortcut has a 1x1 ``proj_conv`` and a ``proj_batchnorm``.
     """
 
     def __init__(self, in_channels: int, steps: list[ConvStep], use_projection: bool):
@@ -89,7 +89,7 @@ class BlockGroup(Module):
 
 
 class ResNet(Module):
-    """What all residual networks share; a subclass says how deep and of what blocks."""
+    """The base class of residual networks; a subclass sets the depth and the kind of blocks."""
 
     blocks_per_group: tuple[int, ...] = ()  # of each of the four groups
     bottleneck = True  # three convolutions, the middle one a quarter as wide, instead of two
@@ -159,7 +159,7 @@ class ResNet(Module):
 
 
 def _check_config(config: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
-    """The given keywords of a layer; its name is the network's to give."""
+    """Returns the given keywords of a layer, without its name."""
     config = dict(config or {})
     if "name" in config:
         raise InvalidArgumentTypeError(

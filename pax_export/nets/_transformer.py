@@ -24,7 +24,7 @@ from pax_export.nn import (
 
 
 class CausalSelfAttention(MultiHeadAttention):
-    """Attention of a sequence to itself, from each place to those before it."""
+    """Causal self-attention."""
 
     def __call__(
         self,
@@ -60,12 +60,12 @@ class Transformer(Module):
         h = layer_norm_output(h)                             at the end
 
     In train mode with a dropout rate above 0, a call draws ``2 * num_layers`` keys from
-    ``rng_seq``, so it must stand in `pure` or `purecall`.  Any other call changes nothing.
+    ``rng_seq``, and so requires `pure` or `purecall`.
 
     Args:
         dim: the size of the input and of the output.
-        num_heads: how many heads; it must divide ``dim``.
-        num_layers: how many layers.
+        num_heads: the number of heads; it must divide ``dim``.
+        num_layers: the number of layers.
         dropout_rate: the probability of zero in train mode, from 0 to below 1.
 
     Attributes:
@@ -122,8 +122,8 @@ class Transformer(Module):
 
         Args:
             h: ``[batch, time, dim]``, or ``[time, dim]`` of a single sequence.
-            mask: ``[batch, time]``; places where it is False or 0 are not seen by any other.
-                ``[time]`` for a single sequence.
+            mask: ``[batch, time]``, or ``[time]`` for a single sequence; positions where it is
+                False or 0 are not attended to.
 
         Returns:
             The shape of ``h``.

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
-from jax.tree_util import tree_flatten, tree_map, tree_structure
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_structure
 
 from pax_export._errors import ShardingError
 from pax_export._types import PyTree
@@ -43,7 +43,10 @@ def keep(function: F, *trees: PyTree) -> F:
         >>> grow(net).weight.sharding == net.weight.sharding
         True
     """
-    known = [(tree_structure(tree), _shardings_of_leaves(tree)) for tree in trees]
+    known = [
+        (tree_structure(tree), [getattr(leaf, "sharding", None) for leaf in tree_leaves(tree)])
+        for tree in trees
+    ]
 
     def shardings_of(value: object) -> list[Any] | None:
         structure = tree_structure(value)
@@ -74,10 +77,6 @@ def keep(function: F, *trees: PyTree) -> F:
         return results
 
     return kept
-
-
-def _shardings_of_leaves(tree: PyTree) -> list[Any]:
-    return [getattr(leaf, "sharding", None) for leaf in jax.tree_util.tree_leaves(tree)]
 
 
 def _constrain_leaf(leaf: object, sharding: object) -> Any:

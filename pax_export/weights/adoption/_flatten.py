@@ -66,7 +66,8 @@ def with_flattened(
             _require_divisor(layer, sizes, sides, said)
         for outputs, numbers in channels.items():
             others = [
-                _reorder_recipe(recipe, layer, outputs, count)
+                {path: tuple([_reorder_piece(piece, layer, outputs, count) for piece in pieces])
+                 for path, pieces in recipe.items()}
                 for recipe in found[pair] for count in numbers
             ]  # fmt: skip
             only = said is not None or told == FIRST
@@ -160,13 +161,6 @@ def _is_split(size: int, part: int) -> bool:
 def _may_return(each: _Sizes, size: int) -> bool:
     """Whether a layer may return an array of this size, or a larger one that contains it."""
     return _is_split(each.outputs, size) or (each.kind in _CELLS and size == 2 * each.outputs)
-
-
-def _reorder_recipe(recipe: Recipe, layer: Layer, outputs: bool, channels: int) -> Recipe:
-    return {
-        path: tuple([_reorder_piece(piece, layer, outputs, channels) for piece in pieces])
-        for path, pieces in recipe.items()
-    }
 
 
 def _reorder_piece(piece: Piece, layer: Layer, outputs: bool, channels: int) -> Piece:

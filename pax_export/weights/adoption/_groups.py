@@ -268,13 +268,8 @@ def _fused_axis(piece: Piece, origin: str, group: Group) -> int | None:
         return None
     if len(piece.shape) == 1:
         return 0
-    if origin in ("torch", "mlx", "tflite") or (origin == "torch, Conv1D" and not _conv1d(group)):
-        return 0
-    return 1
-
-
-def _conv1d(group: Group) -> bool:
-    return is_conv1d_of_transformers(group)
+    of_conv1d = origin == "torch, Conv1D" and not is_conv1d_of_transformers(group)
+    return 0 if of_conv1d or origin in ("torch", "mlx", "tflite") else 1
 
 
 def possible_origins(source: Source, given: PyTree, module: bool) -> list[str]:

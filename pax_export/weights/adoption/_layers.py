@@ -152,11 +152,11 @@ def find_layers(net: Module) -> Wanted:
 
 def _modules_around(path: str, modules: list[tuple[str, Any]]) -> Around:
     """The modules around a path and at it with their paths, the outermost first."""
-    return [(other, module) for other, module in modules if _is_below(path, other)]
-
-
-def _is_below(path: str, other: str) -> bool:
-    return other in ("", path) or path.startswith(f"{other}.")
+    return [
+        (other, module)
+        for other, module in modules
+        if other in ("", path) or path.startswith(f"{other}.")
+    ]
 
 
 def _layers_at(

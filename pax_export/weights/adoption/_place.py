@@ -97,15 +97,12 @@ def _sum_arrays(
 ) -> np.ndarray:
     """A leaf that is the sum of arrays, made in a wide dtype and then rounded once."""
     kept = {piece.source: source.entries[piece.source].read() for piece in pieces}
-    wide = np.result_type(*[np.float32 if _is_small(each.dtype) else each.dtype
-                            for each in kept.values()])  # fmt: skip
+    dtypes = [each.dtype for each in kept.values()]
+    small = [one.kind == "V" or (one.kind == "f" and one.itemsize < 4) for one in dtypes]
+    wide = np.result_type(*[np.float32 if no else one for one, no in zip(dtypes, small)])
     found = np.empty(shape, dtype)
     _fill_region(found, assemble_leaf(shape, wide, pieces, kept.__getitem__), path)
     return found
-
-
-def _is_small(dtype: np.dtype) -> bool:
-    return dtype.kind == "V" or (dtype.kind == "f" and dtype.itemsize < 4)
 
 
 def _fill_region(into: np.ndarray, array: np.ndarray, path: str) -> None:

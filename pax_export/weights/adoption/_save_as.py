@@ -447,7 +447,8 @@ def _undo_leaf(
                 new[piece.source] = np.array(read(piece.source))
             into = np.array(new[piece.source], order="C")
             with np.errstate(over="ignore"):  # refused by `_require_back`
-                undo_piece(wide.astype(_wider_dtype(into.dtype, wide.dtype)), piece, into)
+                floating = into.dtype.kind in "fV"
+                undo_piece(wide if floating else wide.astype(into.dtype), piece, into)
             new[piece.source] = into
 
 
@@ -480,7 +481,3 @@ def _require_back(
             f"{', '.join(dict.fromkeys(p.source for p in pieces))} of {dtypes[0]}",
             write="like= with arrays of a dtype that has room for these numbers",
         )
-
-
-def _wider_dtype(dtype: np.dtype, wide: np.dtype) -> np.dtype:
-    return wide if dtype.kind in "fV" else dtype

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from pax_export._types import PyTree
 from pax_export.transforms import Scan, Vmap
 from pax_export.weights.adoption._array_transforms import Shape
 from pax_export.weights.adoption._name_parsing import Name, name_of
@@ -67,22 +66,16 @@ def stack_at(
 ) -> Stack | None:
     """The stack of a layer, or None; `count` is its number of axes, or None if unknown."""
     lifted = [(at, module) for at, module in around if isinstance(module, (Scan, Vmap))]
-    if any(not _at_first_axis(module) for _, module in lifted):
+    axes = [axis for _, m in lifted for axis in dict(m.options)["state_axes"].values()]
+    if any(axis not in (0, None) for axis in axes):
         return None
     wanted = count if count is not None else len(lifted) or 1
     sizes = {shape[:wanted] for shape in shapes}
     if len(sizes) != 1 or len(size := next(iter(sizes))) != wanted:
         return None
-    known = [_path_inside(at, module) for at, module in lifted] if len(lifted) == wanted else []
+    known = [f"{at}.{module._attribute}".lstrip(".") for at, module in lifted]
+    known = known if len(lifted) == wanted else []
     return Stack(size, path, [at for at, _ in around], leaves, known)
-
-
-def _at_first_axis(module: PyTree) -> bool:
-    return all(axis in (0, None) for axis in dict(module.options)["state_axes"].values())
-
-
-def _path_inside(path: str, module: PyTree) -> str:
-    return f"{path}.{module._attribute}" if path else module._attribute
 
 
 def _deepest_first(places: Sequence[int]) -> list[int]:

@@ -212,23 +212,16 @@ def _unpack_nibbles(raw: np.ndarray) -> np.ndarray:
     return np.concatenate([raw & 15, raw >> 4], axis=-1)
 
 
-def _unpack_bits(raw: np.ndarray) -> np.ndarray:
-    return np.unpackbits(raw, axis=-1, bitorder="little")
-
-
 def _unpack_low_bits(raw: np.ndarray, bits: int, has_minima: bool) -> Unpacked:
     """Integers of four or five bits; without least values, half of them are negative."""
     begin = 4 if has_minima else 2
     whole = _unpack_nibbles(raw[:, begin + 4 * (bits - 4) :])
     if bits == 5:
-        whole |= _unpack_bits(raw[:, begin : begin + 4]) << 4
+        bits_above = np.unpackbits(raw[:, begin : begin + 4], axis=-1, bitorder="little")
+        whole |= bits_above << 4
     if has_minima:
         return whole.astype(np.int8), _read_half(raw, 0), _read_half(raw, 2)
     return whole.astype(np.int8) - np.int8(1 << (bits - 1)), _read_half(raw, 0), None
-
-
-def _q8_0(raw: np.ndarray) -> Unpacked:
-    return raw[:, 2:].view(np.int8), _read_half(raw, 0), None
 
 
 def _k_scales(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -268,7 +261,8 @@ def _low_bits(bits: int, size: int, has_minima: bool) -> _Code:
 
 _CODES = {
     "Q4_0": _low_bits(4, 18, False), "Q4_1": _low_bits(4, 20, True),
-    "Q5_0": _low_bits(5, 22, False), "Q5_1": _low_bits(5, 24, True), "Q8_0": _Code(_q8_0, 34),
+    "Q5_0": _low_bits(5, 22, False), "Q5_1": _low_bits(5, 24, True),
+    "Q8_0": _Code(lambda raw: (raw[:, 2:].view(np.int8), _read_half(raw, 0), None), 34),
     "Q4_K": _Code(_q4_k, 144, has_minima=True, dtype=np.float32),
     "Q5_K": _Code(_q5_k, 176, has_minima=True, dtype=np.float32),
     "Q6_K": _Code(_q6_k, 210, block=16, dtype=np.float32),

@@ -133,10 +133,6 @@ def _make_dict(pairs: object = (), *_: object) -> dict[Any, Any]:
     return fill_dict({}, pairs.items() if isinstance(pairs, dict) else pairs)
 
 
-def _default_dict(*_: object) -> dict[Any, Any]:
-    return {}
-
-
 def _make_list(values: object = ()) -> list[Any]:
     return list(values) if isinstance(values, (list, tuple)) else []
 
@@ -145,19 +141,11 @@ def _make_set(values: PyTree = ()) -> set[Any]:
     return set(fill_dict({}, [(each, None) for each in values]))
 
 
-def _make_complex(real: PyTree, imaginary: PyTree = 0.0) -> complex:
-    return complex(float(real), float(imaginary))
-
-
-def _device_text(*parts: object) -> str:
-    return ":".join(str(part)[:50] for part in parts if isinstance(part, (str, int)))
-
-
 #: Classes that a pickle may name, but not call.
 _TYPES = frozenset(("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter"))
 _BUILD: dict[str, Any] = {
     "collections.OrderedDict": _make_dict,
-    "collections.defaultdict": _default_dict,
+    "collections.defaultdict": lambda *_: {},
     **{
         f"{builtins}.{name}": build
         for builtins in ("builtins", "__builtin__")
@@ -166,7 +154,7 @@ _BUILD: dict[str, Any] = {
             ("frozenset", _make_set),
             ("dict", _make_dict),
             ("list", _make_list),
-            ("complex", _make_complex),
+            ("complex", lambda real, imaginary=0.0: complex(float(real), float(imaginary))),
         )
     },
     "torch._utils._rebuild_tensor": _make_tensor,
@@ -176,7 +164,9 @@ _BUILD: dict[str, Any] = {
     "torch._utils._rebuild_parameter_with_state": _first_argument,
     "torch._tensor._rebuild_from_type_v2": _of_type,
     "torch.Size": _make_list,
-    "torch.device": _device_text,
+    "torch.device": lambda *parts: ":".join(
+        str(part)[:50] for part in parts if isinstance(part, (str, int))
+    ),
     **{
         f"torch.jit._pickle.{name}": _first_argument
         for name in (
