@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from tests.closeness import assert_close
 from tests.weights.adoption.foreign import Free
 
 N = np.random.default_rng(0)
@@ -102,16 +101,26 @@ def test_biases_that_a_net_does_not_have_become_zeros():
     assert "set to 0: query_projection.bias" in str(report)
 
 
-def test_a_cell_without_biases():
-    file = {"weight_ih_l0": N.normal(size=(16, 3)).astype(np.float32),
-            "weight_hh_l0": N.normal(size=(16, 4)).astype(np.float32)}  # fmt: skip
-    assert 'zeros="**.bias"' in str(refused(pax.LSTM(3, 4), file))
-    new, _ = pax.weights.adopt(pax.LSTM(3, 4), file, zeros="fc.bias")
-    gate = N.normal(size=3).astype(np.float32)
-    ours = np.split(gate @ new.fc.weight[:3], 4)  # i g f o
-    theirs = np.split(file["weight_ih_l0"] @ gate, 4)  # i f g o
-    assert_close(np.stack(ours)[[0, 2, 1, 3]], np.stack(theirs), rtol=1e-5)
-    refused(pax.LSTM(3, 4, forget_gate_bias=1.0), file, zeros="fc.bias")
+@pytest.mark.parametrize("framework", ["torch", "keras", "onnx"])
+def test_a_cell_without_biases(framework):
+    w, u = (N.normal(size=(16, size)).astype(np.float32) for size in (3, 4))  # i f g o
+    file = {"weight_ih_l0": w, "weight_hh_l0": u}
+    if framework == "torch":
+        assert 'zeros="**.bias"' in str(refused(pax.LSTM(3, 4), file))
+    if framework == "keras":
+        file = {"lstm_cell/kernel": w.T, "lstm_cell/recurrent_kernel": u.T}
+    if framework == "onnx":  # i o f g
+        i, f, g, o = (slice(4 * n, 4 * n + 4) for n in range(4))
+        file = {f"lstm.{name}": np.concatenate([a[i], a[o], a[f], a[g]])[None]
+                for name, a in (("W", w), ("R", u))}  # fmt: skip
+    new, _ = pax.weights.adopt(pax.LSTM(3, 4), file, origin=framework, zeros="fc.bias")
+    weight = np.concatenate([w, u], 1).T
+    ours = np.split(np.asarray(new.fc.weight), 4, 1)  # i g f o
+    assert np.array_equal(np.stack(ours)[[0, 2, 1, 3]], np.stack(np.split(weight, 4, 1)))
+    with pytest.raises(pax.errors.AdoptionError):
+        pax.weights.adopt(
+            pax.LSTM(3, 4, forget_gate_bias=1.0), file, origin=framework, zeros="fc.bias"
+        )
 
 
 def _bidirectional(layers):
