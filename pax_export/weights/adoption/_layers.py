@@ -31,7 +31,6 @@ from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights.adoption._array_transforms import LeafPart
 from pax_export.weights.adoption._name_parsing import (
     BIAS,
-    COUNT,
     MEAN,
     VAR,
     WEIGHT,
@@ -113,8 +112,7 @@ _ROLES = {
         "xh_zr_fc.weight": "zr_weight", "xh_zr_fc.bias": "zr_bias",
         "xh_h_fc.weight": "h_weight", "xh_h_fc.bias": "h_bias",
     },
-    "batch_norm": {**_NORM, "ema_mean.averages": MEAN, "ema_var.averages": VAR,
-                   "ema_mean.debias": COUNT, "ema_var.debias": COUNT},
+    "batch_norm": {**_NORM, "ema_mean.averages": MEAN, "ema_var.averages": VAR},
     "linear": _LINEAR, "embed": {"weight": WEIGHT}, "conv": _LINEAR, "conv_transpose": _LINEAR,
     "norm": _NORM,
 }  # fmt: skip
@@ -139,8 +137,6 @@ def find_layers(net: Module) -> Wanted:
     modules = [(path_name(path), module) for path, module in modules_with_paths(net)]
     for path, module in modules:
         for layer in _layers_at(path, module, leaves, done, _modules_around(path, modules)):
-            if layer.kind == "batch_norm":
-                _move_counters(layer, leaves, found, done)
             found.layers.append(layer)
             done |= {leaf.path for leaf in layer.leaves.values()}
         _set_apart(path, module, leaves, done, found)
@@ -168,7 +164,7 @@ def _layers_at(
     roles: dict[str, Leaf] = {}
     for below, role in _ROLES[kind].items():
         leaf = leaves.get(f"{path}.{below}" if path else below)
-        if leaf is not None and leaf.path not in done and role != COUNT:
+        if leaf is not None and leaf.path not in done:
             roles[role] = leaf
     weights = [leaf for role, leaf in roles.items() if role.endswith(WEIGHT)]
     more = {len(leaf.shape) - _rank_of_weight(kind, module) for leaf in weights} or {0}
@@ -229,30 +225,17 @@ def _count_heads(around: Around) -> int | None:
     return None
 
 
-def _move_counters(layer: Layer, leaves: dict[str, Leaf], found: Wanted, done: set[str]) -> None:
-    for below, role in _ROLES["batch_norm"].items():
-        path = f"{layer.path}.{below}" if layer.path else below
-        if role == COUNT and path in leaves:
-            found.counters[path] = leaves[path]
-            done.add(path)
+#: Leaves that no file of another framework has: random keys, and whether an average has begun.
+_APART = ((RngSeq, "_rng_key", "own"), (Dropout, "rng_key", "own"), (EMA, "debias", "counters"))
 
 
 def _set_apart(
     path: str, module: Module, leaves: dict[str, Leaf], done: set[str], found: Wanted
 ) -> None:
-    """Random keys, and whether an average has begun: no file of another framework has them."""
-    attribute = {RngSeq: "_rng_key", Dropout: "rng_key"}.get(type(module))
-    if attribute is None and isinstance(module, (RngSeq, Dropout)):
-        attribute = "_rng_key" if isinstance(module, RngSeq) else "rng_key"
-    if attribute is not None:
+    for cls, attribute, kind in _APART:
         place = f"{path}.{attribute}" if path else attribute
-        if place in leaves and place not in done:
-            found.own[place] = leaves[place]
-            done.add(place)
-    if isinstance(module, EMA):
-        place = f"{path}.debias" if path else "debias"
-        if place in leaves and place not in done:
-            found.counters[place] = leaves[place]
+        if isinstance(module, cls) and place in leaves and place not in done:
+            getattr(found, kind)[place] = leaves[place]
             done.add(place)
 
 
@@ -260,6 +243,15 @@ def _free_leaves(
     leaves: dict[str, Leaf], done: set[str], found: Wanted, modules: list[tuple[str, Any]]
 ) -> None:
     """Arrays of classes that are not ours: weight and bias together, others each alone."""
+
+    def add(path: str, roles: dict[str, Leaf], around: Around, **more: Any) -> None:
+        stack = stack_at(path, around, [leaf.shape for leaf in roles.values()], None, leaves)
+        first = next(iter(roles.values())).path
+        found.layers.append(
+            Layer(path or first, "free", roles, name_of(path), heads=_count_heads(around),
+                  stack=stack, **more)
+        )  # fmt: skip
+
     together: dict[str, dict[str, Leaf]] = {}
     for path, leaf in leaves.items():
         if path in done:
@@ -270,21 +262,10 @@ def _free_leaves(
         parent, _, attribute = path.rpartition(".")
         role = role_of(attribute)
         if role is None or role in together.get(parent, {}):
-            around = _modules_around(parent, modules)
-            stack = stack_at(path, around, [leaf.shape], None, leaves)
-            found.layers.append(
-                Layer(path, "free", {WEIGHT: leaf}, name_of(path), heads=_count_heads(around),
-                      options=("alone",), stack=stack)
-            )  # fmt: skip
+            add(path, {WEIGHT: leaf}, _modules_around(parent, modules), options=("alone",))
         else:
             together.setdefault(parent, {})[role] = leaf
     for parent, roles in together.items():
         around = _modules_around(parent, modules)
-        also = _given_words(around) if around and isinstance(around[-1][1], Module) else frozenset()
-        first = next(iter(roles.values())).path
-        shapes = [leaf.shape for leaf in roles.values()]
-        stack = stack_at(parent, around, shapes, None, leaves)
-        found.layers.append(
-            Layer(parent or first, "free", roles, name_of(parent), also, heads=_count_heads(around),
-                  stack=stack)
-        )  # fmt: skip
+        is_module = around and isinstance(around[-1][1], Module)
+        add(parent, roles, around, also=_given_words(around) if is_module else frozenset())
