@@ -220,7 +220,7 @@ def test_each_missing_piece_of_a_language_model_is_named(tmp_path):
     with pytest.raises(pax.errors.WeightsFileError, match=r"no file of weights(.|\n)*config.json"):
         pax.generation.from_pretrained(folder)
     (folder / "config.json").write_text("[1]")
-    with pytest.raises(pax.errors.WeightsFileError, match="config.json is no JSON object"):
+    with pytest.raises(pax.errors.WeightsFileError, match="config.json is not a JSON object"):
         pax.generation.from_pretrained(folder)
     with pytest.raises(pax.errors.WeightsFileError, match="no folder at this path"):
         pax.nets.Decoder.from_pretrained(tmp_path / "none")
