@@ -6,7 +6,7 @@ from pax_export._wire.leveldb import MAGIC as LEVELDB_MAGIC
 from pax_export._wire.leveldb import table_entries, write_table
 from pax_export._wire.onnx import DTYPES as ONNX_DTYPES
 from pax_export._wire.places import Memory, RandomAccessBytes
-from pax_export._wire.protobuf import Fields, Message, message, signed, whole
+from pax_export._wire.protobuf import Message, MessageFields, message, signed, whole
 from pax_export._wire.schema import Map, Schema
 from pax_export._wire.tensorflow import DTYPES as TENSORFLOW_DTYPES
 from pax_export._wire.tensorflow import SavedTensor

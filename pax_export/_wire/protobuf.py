@@ -131,12 +131,12 @@ def message(value: int | Message) -> Message:
     return value
 
 
-class Fields:
+class MessageFields:
     """The fields of a small message by their numbers; an error for one of another kind.
 
     Example:
         >>> from pax_export._wire import Memory
-        >>> found = Fields(Message(Memory(bytes([8, 3, 18, 1, 97, 18, 1, 98]))))
+        >>> found = MessageFields(Message(Memory(bytes([8, 3, 18, 1, 97, 18, 1, 98]))))
         >>> found.whole(1), found.texts(2), found.text(3), found.whole(4)
         (3, ['a', 'b'], '', 0)
     """
@@ -173,5 +173,5 @@ class Fields:
 
     def mapping(self, number: int) -> dict[str, str]:
         """A field that is a list of pairs of texts."""
-        pairs = map(Fields, self.messages(number))
+        pairs = map(MessageFields, self.messages(number))
         return {pair.text(1): pair.text(2) for pair in pairs}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pax_export._wire.protobuf import Fields, Message, signed
+from pax_export._wire.protobuf import Message, MessageFields, signed
 
 #: The dtypes of arrays by their numbers, as numpy and jax call them.
 DTYPES = {
@@ -19,7 +19,7 @@ class SavedTensor:
     """What the index of a checkpoint says of an array: a `BundleEntryProto`."""
 
     def __init__(self, value: Message):
-        fields = Fields(value)
+        fields = MessageFields(value)
         if 7 in fields:
             raise ValueError("a variable that is kept in slices, which is not read")
         self.dtype, self.shard, self.offset, self.size = map(fields.whole, (1, 3, 4, 5))
@@ -27,10 +27,10 @@ class SavedTensor:
         self.crc: int | None = sums[-1] if sums else None
         self.shape: list[int] = []
         for shape in fields.messages(2)[-1:]:
-            dimensions = Fields(shape).messages(2)
+            dimensions = MessageFields(shape).messages(2)
             if len(dimensions) > _MOST_DIMENSIONS:
                 raise ValueError(f"a shape of {len(dimensions)} dimensions")
-            sizes = [Fields(each).all(1) for each in dimensions]
+            sizes = [MessageFields(each).all(1) for each in dimensions]
             self.shape = [signed(each[-1]) if each else 0 for each in sizes]
         if any(size < 0 for size in self.shape):
             raise ValueError(f"the shape {self.shape!r:.100}")

@@ -14,9 +14,9 @@ from pax_export._errors import WeightsFileError
 from pax_export._types import PyTree
 from pax_export._wire import (
     ONNX_DTYPES,
-    Fields,
     Memory,
     Message,
+    MessageFields,
     RandomAccessBytes,
     message,
     signed,
@@ -63,12 +63,12 @@ def matches(file: InputFile) -> bool:
 
 def read(file: InputFile) -> Source:
     """The arrays of a model, those in files beside it too."""
-    fields, found = Fields(Message(file)), _ModelArrays(file)
+    fields, found = MessageFields(Message(file)), _ModelArrays(file)
     for graph in fields.messages(_GRAPH):
         found.add_graph(graph, "", 0)
-    for function in map(Fields, fields.messages(_FUNCTION)):
+    for function in map(MessageFields, fields.messages(_FUNCTION)):
         for node in function.messages(_FUNCTION_NODE):
-            found.add_node(Fields(node), f"{''.join(function.texts(_NAME))}/", 0)
+            found.add_node(MessageFields(node), f"{''.join(function.texts(_NAME))}/", 0)
     metadata: dict[str, Any] = {"ir_version": fields.whole(_IR_VERSION)}
     metadata |= {"producer_name": fields.text(_PRODUCER)} if _PRODUCER in fields else {}
     metadata |= fields.mapping(_METADATA)
@@ -96,14 +96,14 @@ class _ModelArrays:
             if number == _INITIALIZER:
                 self._add(OnnxTensor(message(value)), path, "")
             elif number == _NODE:
-                self.add_node(Fields(message(value)), path, depth)
+                self.add_node(MessageFields(message(value)), path, depth)
             elif number == _SPARSE:
                 raise ValueError("a sparse initialiser, which is not read")
 
-    def add_node(self, node: Fields, path: str, depth: int) -> None:
+    def add_node(self, node: MessageFields, path: str, depth: int) -> None:
         """The arrays of a node, and how it uses others."""
         name, operator, inputs = node.text(_NODE_NAME), node.text(_OPERATOR), node.texts(_INPUT)
-        attributes = [Fields(each) for each in node.messages(_ATTRIBUTE)]
+        attributes = [MessageFields(each) for each in node.messages(_ATTRIBUTE)]
         for place, used in enumerate(inputs):
             self.used_by.setdefault(used, []).append((operator, place, name))
         if operator in _RECURRENT:
@@ -134,7 +134,7 @@ class _ModelArrays:
             self.entries[name] = make_entry(where, KIND, tensor, self._external, note)
 
 
-def _read_setting(attribute: Fields) -> tuple[str, Any]:
+def _read_setting(attribute: MessageFields) -> tuple[str, Any]:
     """The name of an attribute, and its value as text: numbers and names, no arrays."""
     values = [*attribute.texts(_TEXT), *attribute.texts(_TEXTS)]
     values += [str(signed(whole(value))) for value in attribute.all(_WHOLE)]
@@ -142,7 +142,7 @@ def _read_setting(attribute: Fields) -> tuple[str, Any]:
     return attribute.text(_NAME), tuple(values)
 
 
-def _read_constants(attribute: Fields) -> list[OnnxTensor]:
+def _read_constants(attribute: MessageFields) -> list[OnnxTensor]:
     """The array of a node Constant: a tensor, or numbers."""
     name = attribute.text(_NAME)
     if name == "value":
@@ -157,7 +157,7 @@ _STRING_DTYPE = 8
 _HALF_BYTES = (21, 22, 23)
 _DIMS, _DTYPE, _TENSOR_NAME, _RAW = 1, 2, 8, 9
 _FLOAT_DATA, _INT64_DATA, _DOUBLE_DATA = 4, 7, 10
-#: Fields of typed numbers, those of other integers among them.
+#: MessageFields of typed numbers, those of other integers among them.
 _DATA = (_FLOAT_DATA, 5, _INT64_DATA, _DOUBLE_DATA, 11)
 _EXTERNAL, _LOCATION = 13, 14
 _MOST_DIMENSIONS = 64
@@ -167,7 +167,7 @@ class OnnxTensor:
     """What a model says of an array, and where its numbers are."""
 
     def __init__(self, tensor: Message):
-        fields = Fields(tensor)
+        fields = MessageFields(tensor)
         self.name, self.dtype = fields.text(_TENSOR_NAME), fields.whole(_DTYPE)
         self.shape: list[int] = []
         for value in fields.all(_DIMS):

@@ -11,9 +11,9 @@ import numpy as np
 from pax_export._wire import (
     LEVELDB_MAGIC,
     TENSORFLOW_DTYPES,
-    Fields,
     Memory,
     Message,
+    MessageFields,
     SavedTensor,
     masked_crc32c,
     message,
@@ -96,7 +96,7 @@ def read(file: InputFile) -> Source:
 
 
 def _count_shards(header: Message) -> int:
-    fields = Fields(header)
+    fields = MessageFields(header)
     if fields.whole(2):
         raise ValueError("numbers in the order of a big-endian machine")
     if not 0 < fields.whole(1) <= _MOST_SHARDS:
@@ -155,8 +155,8 @@ def _read_names(saved: SavedTensor, shards: _Shards) -> list[tuple[str, str]]:
     if begin + 4 + length > saved.size:
         raise ValueError("a text that is longer than its place")
     graph = Message(file, saved.offset + begin + 4, length)
-    nodes = (Fields(message(node)) for number, node in graph.fields() if number == 1)
-    attributes = (Fields(each) for node in nodes for each in node.messages(2))
+    nodes = (MessageFields(message(node)) for number, node in graph.fields() if number == 1)
+    attributes = (MessageFields(each) for node in nodes for each in node.messages(2))
     return [(each.text(3), each.text(2)) for each in attributes]
 
 
