@@ -51,23 +51,25 @@ class ArrayLike:
 
 
 class QuantizedArray(ArrayLike, StateModule):
-    """Integers and scales, which stand for an array: ``integers * scales``.
+    """Integers and scales, which stand for an array: ``(integers - zeros) * scales``.
 
     `quantize` puts them instead of weights.  Layers multiply with them as they are; any
     other function of jax is given the numbers that they stand for.  They are not trained.
 
     Args:
-        integers: int8; of 4 bits two in each byte, along ``axis``.
+        integers: int8; of 4 bits two in each byte, along ``axis``; float8 of scheme ``"float"``.
         scales: one for each channel, so that they broadcast to the array, or with ``group`` one
             for each group along ``axis``.
         form: what they mean.
         inputs: rounds what is multiplied with it to 8 bits: `StaticInputs` or `DynamicInputs`.
+        zeros: the integer of each group that stands for 0; None where it is 0.
 
     Attributes:
         integers: as given.
         scales: as given.
+        zeros: as given.
         inputs: as given; None where inputs stay as they are.
-        form: the ``bits``, the ``group``, the ``axis`` and the ``dtype``.
+        form: the ``bits``, the ``group``, the ``axis``, the ``dtype`` and the ``scheme``.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -80,12 +82,21 @@ class QuantizedArray(ArrayLike, StateModule):
         (64, 8)
     """
 
-    def __init__(self, integers: Any, scales: Any, form: Form, inputs: Any = None):
+    def __init__(
+        self, integers: Any, scales: Any, form: Form, inputs: Any = None, zeros: Any = None
+    ):
         super().__init__()
         self.integers = integers
         self.scales = scales
         self.form = form
         self.inputs = inputs
+        self.zeros = zeros
+
+    @property
+    def stored(self) -> tuple[jax.Array, ...]:
+        """Integers, scales, and zero points where there are any."""
+        held = (self.integers, self.scales, self.zeros)
+        return tuple(jnp.asarray(each) for each in held if each is not None)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -112,17 +123,19 @@ class QuantizedArray(ArrayLike, StateModule):
 
     @property
     def nbytes(self) -> int:
-        """Of integers and scales."""
-        return self.integers.nbytes + self.scales.nbytes
+        """Of integers, scales and zero points."""
+        held = (self.integers, self.scales, self.zeros)
+        return sum(each.nbytes for each in held if each is not None)
 
     def dequantized(self) -> jax.Array:
         """The array they stand for."""
-        return dequantize(jnp.asarray(self.integers), jnp.asarray(self.scales), self.form)
+        return dequantize(*self.stored, form=self.form)
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:
         shape = ",".join(map(str, getattr(self.integers, "shape", ()) and self.shape))
         group = "" if self.form.group is None else f", group={self.form.group}"
-        return f"QuantizedArray({self.form.dtype}[{shape}], bits={self.form.bits}{group})"
+        scheme = "" if self.form.scheme == "symmetric" else f", scheme={self.form.scheme!r}"
+        return f"QuantizedArray({self.form.dtype}[{shape}], bits={self.form.bits}{group}{scheme})"
 
 
 def times(x: Any, weight: Any) -> jax.Array:
@@ -154,9 +167,7 @@ def _product(x: Any, weight: QuantizedArray, contracted: int) -> jax.Array:
     if weight.ndim != 2 or form.axis != contracted:
         numbers = weight.dequantized()
         return jnp.dot(x, numbers if contracted == -2 else numbers.T)
-    return quantized_dot(
-        x, jnp.asarray(weight.integers), jnp.asarray(weight.scales), form, contracted
-    )
+    return quantized_dot(x, *weight.stored, form=form, contracted=contracted)
 
 
 def rows(table: Any, index: object) -> jax.Array:
@@ -165,4 +176,4 @@ def rows(table: Any, index: object) -> jax.Array:
         return _numbers(table)[index]
     if table.ndim != 2 or table.form.axis != -1:
         return table.dequantized()[index]
-    return quantized_rows(index, jnp.asarray(table.integers), jnp.asarray(table.scales), table.form)
+    return quantized_rows(index, *table.stored, form=table.form)

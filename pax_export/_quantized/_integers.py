@@ -24,12 +24,15 @@ class Form(NamedTuple):
         group: how many neighbors along ``axis`` share a scale; None where scales broadcast.
         axis: along which groups and packed bytes lie, counted from the last (-1).
         dtype: the name of the dtype of the numbers they stand for.
+        scheme: ``"symmetric"``; ``"asymmetric"``, where each group has a zero point; or
+            ``"float"``, where the integers are float8 numbers.
     """
 
     bits: int
     group: int | None
     axis: int
     dtype: str
+    scheme: str = "symmetric"
 
 
 def packed(integers: object, axis: int) -> Any:
@@ -59,8 +62,8 @@ def scales_per_group(scales: Any, axis: int) -> Any:
     return jnp.expand_dims(scales, scales.ndim + axis + 1)
 
 
-def dequantized(integers: Any, scales: Any, form: Form) -> Any:
-    """The numbers, in operations of jax: ``integers * scales`` in float32, then cast."""
+def dequantized(integers: Any, scales: Any, *zeros: Any, form: Form) -> Any:
+    """The numbers, in operations of jax: ``(integers - zeros) * scales`` in float32, then cast."""
     if form.bits == 4:
         integers = unpacked(integers, form.axis)
     numbers, scales = integers.astype(jnp.float32), scales.astype(jnp.float32)
@@ -69,6 +72,8 @@ def dequantized(integers: Any, scales: Any, form: Form) -> Any:
     place = numbers.ndim + form.axis
     shape = numbers.shape
     grouped = numbers.reshape(*shape[:place], -1, form.group, *shape[place + 1 :])
+    for each in zeros:
+        grouped = grouped - scales_per_group(each, form.axis).astype(jnp.float32)
     return (grouped * scales_per_group(scales, form.axis)).reshape(shape).astype(form.dtype)
 
 

@@ -7,7 +7,7 @@ reads the integers once; docs/decisions/quantization.md has the measurements.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,19 +18,19 @@ from pax_export._quantized._integers import GROUP, Form, dequantized, halves, sc
 from pax_export._quantized._primitive import is_zero, primitive
 
 
-def dequantize(integers: Any, scales: Any, form: Form) -> Any:
-    """The numbers that integers and scales stand for."""
-    return _dequantize.bind(integers, scales, **form._asdict())
+def dequantize(*stored: Any, form: Form) -> Any:
+    """The numbers that integers and scales, and zero points where there are any, stand for."""
+    return _dequantize.bind(*stored, **form._asdict())
 
 
-def quantized_dot(x: Any, integers: Any, scales: Any, form: Form, contracted: int) -> Any:
+def quantized_dot(x: Any, *stored: Any, form: Form, contracted: int) -> Any:
     """``x [..., k]`` times a matrix, over its rows (-2) or its columns (-1)."""
-    return _dot.bind(x, integers, scales, contracted=contracted, **form._asdict())
+    return _dot.bind(x, *stored, contracted=contracted, **form._asdict())
 
 
-def quantized_rows(index: Any, integers: Any, scales: Any, form: Form) -> Any:
+def quantized_rows(index: Any, *stored: Any, form: Form) -> Any:
     """Rows of a table, by integers that lie in it."""
-    return _rows.bind(index, integers, scales, **form._asdict())
+    return _rows.bind(index, *stored, **form._asdict())
 
 
 def plain_dot(x: Any, weight: Any, contracted: int) -> Any:
@@ -40,27 +40,27 @@ def plain_dot(x: Any, weight: Any, contracted: int) -> Any:
     return jax.lax.dot_general(x.astype(dtype), weight.astype(dtype), numbers)
 
 
-def decomposed_dequantize(integers: Any, scales: Any, **form: Any) -> Any:
+def decomposed_dequantize(*stored: Any, **form: Any) -> Any:
     """`dequantize` in other operations of jax."""
-    return dequantized(integers, scales, Form(**form))
+    return dequantized(*stored, form=Form(**form))
 
 
-def decomposed_dot(x: Any, integers: Any, scales: Any, *, contracted: int, **form: Any) -> Any:
+def decomposed_dot(x: Any, *stored: Any, contracted: int, **form: Any) -> Any:
     """`quantized_dot` as a product of what `dequantize` gives."""
-    return plain_dot(x, dequantize(integers, scales, Form(**form)), contracted)
+    return plain_dot(x, dequantize(*stored, form=Form(**form)), contracted)
 
 
-def _plain(x: Any, integers: Any, scales: Any, *, contracted: int, **form: Any) -> Any:
-    return plain_dot(x, dequantized(integers, scales, Form(**form)), contracted)
+def _plain(x: Any, *stored: Any, contracted: int, **form: Any) -> Any:
+    return plain_dot(x, dequantized(*stored, form=Form(**form)), contracted)
 
 
-def _in_blocks(x: Any, integers: Any, scales: Any, *, contracted: int, **form: Any) -> Any:
+def _in_blocks(x: Any, integers: Any, *scales: Any, contracted: int, **form: Any) -> Any:
     return blockwise(x, integers, scales, Form(**form), contracted)
 
 
-def few_rows(index: Any, integers: Any, scales: Any, **form: Any) -> Any:
+def few_rows(index: Any, *stored: Any, **form: Any) -> Any:
     """`quantized_rows` in other operations of jax: of integers, those that are asked for."""
-    return dequantized(integers[index], scales[index], Form(**form))
+    return dequantized(*(each[index] for each in stored), form=Form(**form))
 
 
 _dequantize = primitive("dequantize", decomposed_dequantize)
@@ -70,7 +70,7 @@ _rows = primitive("quantized_rows", few_rows)
 
 # --- under transforms -----------------------------------------------------------------
 # All three are linear in x and in the scales; tangents are those of ordinary operations, which
-# can be transposed.  Integers have none.
+# can be transposed.  Integers and zero points have none.
 
 
 def _sum(*tangents: Any) -> Any:
@@ -79,17 +79,19 @@ def _sum(*tangents: Any) -> Any:
 
 
 def _jvp_of(
-    primitive: Any, of_x: Callable[..., Any] | None, of_scales: Callable[..., Any]
+    primitive: Any, of_x: Callable[..., Any] | None, of_scales: Callable[..., Any], scales: int
 ) -> Callable[..., Any]:
+    """The rule of an operation, whose operand of this number are the scales."""
+
     def jvp(primals: Any, tangents: Any, **told: Any) -> tuple[Any, Any]:
         made = primitive.bind(*primals, **told)
-        *first, integers, scales = primals
         x_dot = None
         if of_x is not None and not is_zero(tangents[0]):
-            x_dot = of_x(tangents[0], integers, scales, **told)
+            x_dot = of_x(tangents[0], *primals[1:], **told)
         s_dot = None
-        if not is_zero(tangents[-1]):
-            s_dot = of_scales(*first, integers, tangents[-1], **told)
+        if not is_zero(tangents[scales]):
+            others = (*primals[:scales], tangents[scales], *primals[scales + 1 :])
+            s_dot = of_scales(*others, **told)
         if x_dot is None and s_dot is None:
             return made, jnp.zeros_like(made)
         return made, _sum(x_dot, s_dot).astype(made.dtype)
@@ -97,9 +99,9 @@ def _jvp_of(
     return jvp
 
 
-ad.primitive_jvps[_dequantize] = _jvp_of(_dequantize, None, decomposed_dequantize)
-ad.primitive_jvps[_dot] = _jvp_of(_dot, _plain, _plain)
-ad.primitive_jvps[_rows] = _jvp_of(_rows, None, few_rows)
+ad.primitive_jvps[_dequantize] = _jvp_of(_dequantize, None, decomposed_dequantize, 1)
+ad.primitive_jvps[_dot] = _jvp_of(_dot, _plain, _plain, 2)
+ad.primitive_jvps[_rows] = _jvp_of(_rows, None, few_rows, 2)
 
 
 def _batched(primitive: Any, plain: Callable[..., Any], leading: bool) -> Callable[..., Any]:
@@ -107,7 +109,7 @@ def _batched(primitive: Any, plain: Callable[..., Any], leading: bool) -> Callab
 
     def batch(operands: Any, axes: Any, **told: Any) -> tuple[Any, int]:
         of_first, *of_others = axes  # None for what is not mapped
-        if leading and of_first is not None and of_others == [None, None]:
+        if leading and of_first is not None and set(of_others) == {None}:
             first = jnp.moveaxis(operands[0], axes[0], 0)
             return primitive.bind(first, *operands[1:], **told), 0
         if not leading and None not in axes:  # integers and scales of several arrays
@@ -127,8 +129,11 @@ batching.primitive_batchers[_rows] = _batched(_rows, few_rows, True)
 _LARGEST, _SMALLEST = 512, 192
 
 
-def blockwise(x: Any, integers: object, scales: object, form: Form, contracted: int) -> Any:
-    """``x [..., k]`` times a matrix ``[k, n]`` (contracted -2) or ``[n, k]`` (-1)."""
+def blockwise(x: Any, integers: object, scales: Sequence[Any], form: Form, contracted: int) -> Any:
+    """``x [..., k]`` times a matrix ``[k, n]`` (contracted -2) or ``[n, k]`` (-1).
+
+    ``scales`` are these and, where there are any, the zero points.
+    """
     dtype = jnp.result_type(x.dtype, form.dtype)
     flat = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
     whole = form._replace(dtype="float32")
@@ -147,13 +152,13 @@ def _block(size: int) -> int:
     return fitting[0] if fitting else _LARGEST
 
 
-def _over_rows(x: Any, integers: Any, scales: Any, form: Form) -> Any:
+def _over_rows(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     """The sum over blocks of what is contracted."""
     size = x.shape[-1]
     block = _block(size)
     count = size // block
     by_column = form.group is None  # one scale for each column: of the whole sum
-    groups = None if by_column else scales
+    groups = () if by_column else scales
 
     def rows(array: Any, first: int, several: int, of_each: int) -> Any:
         fewer = size // array.shape[0]  # packed integers, and scales of groups
@@ -163,67 +168,65 @@ def _over_rows(x: Any, integers: Any, scales: Any, form: Form) -> Any:
     def summed(first: int, several: int, of_each: int) -> Any:
         part = x[:, first : first + several * of_each].reshape(-1, several, of_each)
         parts = part.transpose(1, 0, 2)  # what a step of the loop takes lies together
-        own = None if groups is None else rows(groups, first, several, of_each)
-        return _summed(parts, rows(integers, first, several, of_each), own, form)
+        own = [rows(each, first, several, of_each) for each in (integers, *groups)]
+        return _summed(parts, own, form)
 
     total = summed(0, count, block)
     if size % block:
         total = total + summed(block * count, 1, size % block)
-    return total * scales.astype(jnp.float32) if by_column else total
+    return total * scales[0].astype(jnp.float32) if by_column else total
 
 
-def _summed(x: Any, integers: Any, scales: Any, form: Form) -> Any:
+def _summed(x: Any, stored: Sequence[Any], form: Form) -> Any:
     def step(total: object, given: Any) -> tuple[Any, None]:
-        x, integers, scales = given
-        return total + _times_block(x, integers, scales, form), None
+        return total + _times_block(given[0], given[1], form), None
 
-    zeros = jnp.zeros((x.shape[1], integers.shape[-1]), jnp.float32)
     if len(x) == 1:
-        one = None if scales is None else scales[0]
-        return _times_block(x[0], integers[0], one, form)
-    return jax.lax.scan(step, zeros, (x, integers, scales))[0]
+        return _times_block(x[0], [each[0] for each in stored], form)
+    zeros = jnp.zeros((x.shape[1], stored[0].shape[-1]), jnp.float32)
+    return jax.lax.scan(step, zeros, (x, stored))[0]
 
 
-def _times_block(x: Any, integers: Any, scales: Any, form: Form) -> Any:
+def _times_block(x: Any, stored: Sequence[Any], form: Form) -> Any:
+    integers, *scales = stored
     if form.bits != 4:
-        if scales is None:
+        if not scales:
             return x @ integers.astype(jnp.float32)
-        return x @ dequantized(integers, scales, form)
-    by_group = None if scales is None else scales_per_group(scales.astype(jnp.float32), -2)
+        return x @ dequantized(*stored, form=form)
+    by_group, *zeros = (scales_per_group(each.astype(jnp.float32), -2) for each in scales)
     apart = x.reshape(x.shape[0], -1, 2, GROUP // 2)
     made = None
     for place, half in enumerate(halves(integers, -2)):
         numbers = half.astype(jnp.float32)
-        numbers = numbers if by_group is None else numbers * by_group
+        numbers = (numbers - zeros[0] if zeros else numbers) * by_group
         matrix = numbers.reshape(-1, numbers.shape[-1])
         part = apart[:, :, place].reshape(x.shape[0], -1) @ matrix
         made = part if made is None else made + part
     return made
 
 
-def _over_outputs(x: object, integers: Any, scales: object, form: Form) -> Any:
+def _over_outputs(x: object, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     """The products of each block of outputs, one after the other."""
     size = integers.shape[0]
     block = _block(size)
     count = size // block
 
     def multiplied(given: Any) -> Any:
-        own, of_own = given
         if form.group is None:
-            numbers = dequantized(own, jnp.ones((), jnp.float32), form)
-            return (x @ numbers.T) * of_own.astype(jnp.float32).T
-        return x @ dequantized(own, of_own, form).T
+            own, of_own = given
+            return (x @ own.astype(jnp.float32).T) * of_own.astype(jnp.float32).T
+        return x @ dequantized(*given, form=form).T
 
+    stored = (integers, *scales)
     if count < 2:
-        return multiplied((integers, scales))
+        return multiplied(stored)
     cut = block * count
 
     def blocks(array: Any) -> Any:
         return array[:cut].reshape(count, block, array.shape[1])
 
-    made = jax.lax.map(multiplied, (blocks(integers), blocks(scales)))
+    made = jax.lax.map(multiplied, tuple(map(blocks, stored)))
     made = made.transpose(1, 0, 2).reshape(-1, cut)
     if cut == size:
         return made
-    rest: Callable[[Any], Any] = lambda array: array[cut:]  # noqa: E731
-    return jnp.concatenate([made, multiplied((rest(integers), rest(scales)))], 1)
+    return jnp.concatenate([made, multiplied([each[cut:] for each in stored])], 1)

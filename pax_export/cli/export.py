@@ -127,6 +127,8 @@ def _run_export(options: argparse.Namespace) -> int:
 
         model, cost = quantize(model, bits=options.bits)
         print(cost, file=sys.stderr)
+        if "quantization" in inspect.signature(write).parameters:
+            chosen["quantization"] = cost
     if options.drawing:
         chosen["card"] = _draw_model(model, given)
     report = write(

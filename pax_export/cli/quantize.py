@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,20 @@ def add(commands: Any) -> None:
         "order of the arguments",
     )
     parser.add_argument("--bits", type=int, choices=(8, 4), default=8, help="8, if not given")
+    parser.add_argument("--scheme", default="symmetric", metavar="symmetric|asymmetric|float")
     parser.add_argument("--group", type=int, metavar="32", help="groups of 8 bits too")
     parser.add_argument("--at", metavar="PATTERN", help='a part of the model, e.g. "layers.*"')
     parser.add_argument("--activations", metavar="dynamic|static|mse|minmax|percentile")
     parser.add_argument("--rounding", choices=("nearest", "gptq"), default="nearest")
     parser.add_argument(
         "--budget", type=float, metavar="LOSS", help="how much of the outputs may be lost"
+    )
+    parser.add_argument(
+        "--runtime",
+        action="append",
+        choices=("onnx", "tflite", "saved_model", "stablehlo"),
+        default=[],
+        help="also say what the kernels of its runtime add, and how long calls take there",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     add_shared_options(parser, "json")
@@ -63,20 +72,47 @@ def _run_quantize(options: argparse.Namespace) -> int:
             "The file exists.", where=str(place), write="another file, or --overwrite"
         )
     batches = [_read_batch(file) for file in options.batch or ()]
+    if options.runtime and not batches:
+        raise InvalidArgumentError(
+            "Runtimes are called with batches.", got="--runtime", write="--batch FILE, too"
+        )
+    net = _factory.make(options.factory)
     small, report = quantize(
-        _factory.make(options.factory),
+        net,
         batches or None,
         bits=options.bits,
         group=options.group,
+        scheme=options.scheme,
         at=options.at,
         activations=options.activations,
         rounding=options.rounding,
         budget=options.budget,
     )
+    runtimes = {name: _run_in(name, net, small, batches) for name in options.runtime}
+    report = dataclasses.replace(report, runtimes=runtimes)
     if place is not None:
         save_weights(small, place)
     print_result(options, lambda: dataclasses.asdict(report), report)
     return DONE
+
+
+def _run_in(name: str, net: Any, small: Any, batches: list[tuple[np.ndarray, ...]]) -> Any:
+    """How far the runtime of a format is from jax on the same integers; seconds of both nets."""
+    import jax
+
+    from pax_export.export import load
+    from pax_export.export.artifact.formats import all_formats, imported
+    from pax_export.quantization import compare_runtime
+
+    write = imported(all_formats()[name].export)
+    with tempfile.TemporaryDirectory() as folder:
+        files = []
+        for each in (net, small):
+            path = Path(folder, str(len(files)))
+            shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in batches[0])
+            write(each, path, shapes, validate=False, card=False)
+            files.append(load(path))
+        return compare_runtime(small, files[0], files[1], batches)
 
 
 def _read_batch(file: str) -> tuple[np.ndarray, ...]:

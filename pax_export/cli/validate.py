@@ -42,19 +42,26 @@ def add(commands: Any) -> None:
 
 
 def _run_validate(options: argparse.Namespace) -> int:
-    from pax_export.export.validation import recheck
+    from pax_export.export.artifact.report import quantized_lines
+    from pax_export.export.validation.recheck import Rechecked
 
     model = _factory.make(options.against) if options.against else None
     methods = _factory.methods(options.method)
     finite, trusted = not options.not_finite, options.trusted
     path, verify = Path(options.path), options.verify
-    checks = recheck.recheck(path, model, methods, finite, trusted, verify)
+    found = Rechecked(path, model, methods, finite, trusted, verify)
+    checks = found.checks
     failed = [check for check in checks if check.problem]
     valid = bool(checks) and not failed
+    quantized = found.report.details.get("quantized")
     print_result(
         options,
-        lambda: {"valid": valid, "checks": [dataclasses.asdict(each) for each in checks]},
-        "\n".join(map(str, checks)),
+        lambda: {
+            "valid": valid,
+            "checks": [dataclasses.asdict(each) for each in checks],
+            **({"quantized": quantized} if quantized else {}),
+        },
+        "\n".join([*map(str, checks), *quantized_lines(found.report)]),
     )
     if not checks:
         got = "a report without signatures, so nothing could be called"

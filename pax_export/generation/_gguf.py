@@ -37,8 +37,9 @@ _PROBES = (
 )  # fmt: skip
 
 
-#: The kinds of blocks of 32 integers with a float16 scale, by bits, and what files of them say.
-_BLOCKS = {8: ("Q8_0", "MOSTLY_Q8_0"), 4: ("Q4_0", "MOSTLY_Q4_0")}
+#: The kinds of blocks of 32 integers with a float16 scale, by bits and scheme; names of files have
+#: `MOSTLY_` in front.
+_BLOCKS = {(8, "symmetric"): "Q8_0", (4, "symmetric"): "Q4_0", (4, "asymmetric"): "Q4_1"}
 
 
 def _check(job: Job) -> None:
@@ -80,9 +81,10 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
     extra = np.asarray(table.table, "f") if table is not None and table.kind == "table" else None
     if extra is not None:
         writer.add_tensor_info("rope_freqs.weight", extra.shape, extra.dtype, extra.nbytes)
-    bits = {each.form.bits for each in tensors if each.form is not None}
-    if bits:
-        writer.add_file_type(gguf.LlamaFileType[_BLOCKS[max(bits)][1]])
+    kinds = {(each.form.bits, each.form.scheme) for each in tensors if each.form is not None}
+    bits = {each for each, _ in kinds}
+    if kinds:
+        writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{_BLOCKS[max(kinds)]}"])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for each in tensors:
         stored = _GgufTensor.of(gguf, each)
@@ -113,7 +115,7 @@ class _GgufTensor(NamedTuple):
     @classmethod
     def of(cls, gguf: Any, tensor: WrittenTensor) -> _GgufTensor:
         if tensor.form is not None:
-            kind = gguf.GGMLQuantizationType[_BLOCKS[tensor.form.bits][0]]
+            kind = gguf.GGMLQuantizationType[_BLOCKS[tensor.form.bits, tensor.form.scheme]]
             each, size = gguf.GGML_QUANT_SIZES[kind]
             shape = (*tensor.shape[:-1], tensor.shape[-1] // each * size)
             return cls(shape, np.dtype("uint8"), kind)
@@ -132,7 +134,7 @@ def _floats(gguf: Any, tensor: WrittenTensor) -> np.ndarray:
 
 
 def _blocks(tensor: WrittenTensor) -> np.ndarray:
-    """The rows of a quantized tensor: the scale of each block, and behind it its integers.
+    """The rows of a quantized tensor: the scale and the minimum of each block, and its integers.
 
     Those of 4 bits lie in bytes as in llama.cpp's, which counts from 0 where ours go from -8.
     """
@@ -140,8 +142,17 @@ def _blocks(tensor: WrittenTensor) -> np.ndarray:
     integers, scales = tensor.read().view(np.uint8), tensor.scales().astype(np.float16, copy=False)
     if tensor.form.bits == 4:
         integers = integers ^ np.uint8(0x88)
-    parts = scales[..., None].view(np.uint8), integers.reshape(*scales.shape, -1)
+    halves = [scales] if tensor.zeros is None else [scales, _minima(tensor, scales)]
+    parts = [each[..., None].view(np.uint8) for each in halves]
+    parts.append(integers.reshape(*scales.shape, -1))
     return np.concatenate(parts, -1).reshape(*scales.shape[:-1], -1)
+
+
+def _minima(tensor: WrittenTensor, scales: np.ndarray) -> np.ndarray:
+    """What llama.cpp adds to ``integer * scale``, of integers that it counts from 0."""
+    if tensor.zeros is None:
+        return np.zeros_like(scales)
+    return ((-8.0 - tensor.zeros()) * scales.astype(np.float32)).astype(np.float16)
 
 
 def _compare(gguf: Any, job: Job, tensors: Iterable[WrittenTensor], place: Path) -> None:
@@ -159,7 +170,10 @@ def _compare(gguf: Any, job: Job, tensors: Iterable[WrittenTensor], place: Path)
         numbers = gguf.quants.dequantize(stored.data, stored.tensor_type)
         if each.form.bits == 4:
             integers = np.asarray(unpacked(integers, -1))
-        read = numbers.reshape(*scales.shape, -1) / scales.astype(np.float32)[..., None]
+        apart = numbers.reshape(*scales.shape, -1) - _minima(each, scales)[..., None]
+        read = apart / scales.astype(np.float32)[..., None]
+        if each.zeros is not None:  # counted from 0
+            read = np.rint(read) - 8
         if not np.array_equal(read.reshape(integers.shape), integers):
             raise ValidationError(
                 "The file does not hold the integers of a quantized weight.",

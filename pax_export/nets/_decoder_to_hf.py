@@ -211,6 +211,7 @@ class WrittenTensor(NamedTuple):
         read: gives them; of a quantized tensor the integers, of 4 bits two in a byte.
         form: what the integers of a quantized tensor mean; None of others.
         scales: gives the scales of a quantized tensor.
+        zeros: gives the zero points of one whose scheme is asymmetric.
     """
 
     name: str
@@ -219,6 +220,7 @@ class WrittenTensor(NamedTuple):
     read: Callable[[], np.ndarray]
     form: Form | None = None
     scales: Callable[[], np.ndarray] | None = None
+    zeros: Callable[[], np.ndarray] | None = None
 
 
 def file_tensors(
@@ -290,6 +292,7 @@ def _make_tensor(name: str, parts: list[_Part], where: str) -> WrittenTensor:
     return WrittenTensor(
         name, shape, dtype, lambda: _laid_out(parts, lambda leaf: leaf.integers), form,
         lambda: _laid_out(parts, lambda leaf: leaf.scales),
+        None if form.scheme != "asymmetric" else lambda: _laid_out(parts, lambda leaf: leaf.zeros),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._quantized import apart
 from pax_export._types import PyTree
+from pax_export.core import Module
 from pax_export.quantization._report import Difference
 
 _WHERE = "quantize(batches=...)"
@@ -67,6 +69,33 @@ def compared(
     """How far outputs of two compiled functions are apart."""
     pairs = [(_floats(called(before, each)), _floats(after(*each))) for each in batches]
     return Difference(*apart(pairs), (_seconds(before, batches[0]), _seconds(after, batches[0])))
+
+
+def compare_runtime(
+    net: Any, before: Callable[..., Any], after: Callable[..., Any], batches: Sequence[Any]
+) -> Difference:
+    """How far the export of a quantized net is from the net; the seconds of the float export too.
+
+    Args:
+        net: the quantized net.
+        before: the loaded export of the float net.
+        after: that of the quantized one.
+        batches: what they are called with, for each call.
+
+    Raises:
+        InvalidArgumentError: batches that are empty, or that the net cannot be called with.
+    """
+    calls = checked(batches)
+    found = compared(call_of(net), after, calls)
+    return replace(found, seconds=(_seconds(before, calls[0]), found.seconds[1]))
+
+
+def call_of(net: Any) -> partial[Any]:
+    """A compiled call of a net, whose first argument are its arrays."""
+    if isinstance(net, Module):
+        return partial(jax.jit(lambda net, *batch: net(*batch)), net.eval())
+    params, function = net
+    return partial(jax.jit(function), params)
 
 
 def loss_of_outputs(

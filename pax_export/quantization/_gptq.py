@@ -15,7 +15,7 @@ import scipy.linalg
 
 from pax_export._quantized import Form, QuantizedArray, packed
 from pax_export.quantization._places import QuantizableArray
-from pax_export.quantization._rounding import rounded
+from pax_export.quantization._rounding import LEVELS, rounded
 
 #: This part of the mean of the diagonal is added to it, so that the matrix has an inverse.
 _DAMPING = 0.01
@@ -55,30 +55,38 @@ def rounded_by_inputs(
     scales = np.asarray(array.scales).reshape(len(matrices), -1, weight.shape[-1])
     form = array.form
     made = [_one(*each, form) for each in zip(matrices, scales, sums)]
-    integers = np.stack([each for each, _ in made]).reshape(weight.shape).astype(np.int8)
-    new = np.stack([each for _, each in made]).reshape(array.scales.shape)
+    integers, new, zeros = (np.stack(each) for each in zip(*made))
+    integers = integers.reshape(weight.shape).astype(np.int8)
     held = packed(jnp.asarray(integers), form.axis) if form.bits == 4 else jnp.asarray(integers)
-    return array.replace(integers=held, scales=jnp.asarray(new, array.scales.dtype))
+    new, zeros = (
+        None if like is None else jnp.asarray(each.reshape(like.shape), like.dtype)
+        for like, each in ((array.scales, new), (array.zeros, zeros))
+    )
+    return array.replace(integers=held, scales=new, zeros=zeros)
 
 
 def _one(
     matrix: np.ndarray, scales: np.ndarray, moments: np.ndarray, form: Form
-) -> tuple[np.ndarray, np.ndarray]:
-    """Integers and scales of one matrix ``[inputs, outputs]``."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Integers, scales and zero points of one matrix ``[inputs, outputs]``."""
     matrix, scales = matrix.copy(), scales.astype(np.float64)
+    zeros = np.zeros_like(scales)
     size = len(matrix)
     damped = moments + np.eye(size) * max(_DAMPING * np.trace(moments) / size, 1e-12)
     # The upper factor of the inverse: its rows are how an error is spread.
     factor = scipy.linalg.cholesky(scipy.linalg.inv(damped))
-    low, high = (-8, 7) if form.bits == 4 else (-127, 127)
+    levels = LEVELS[form.scheme, form.bits]
     integers = np.empty_like(matrix)
     group = size if form.group is None else form.group
     for row in range(size):
         if form.group is not None and row % group == 0:
             rows = jnp.asarray(matrix[row : row + group], jnp.float32)
-            scales[row // group] = np.asarray(rounded(rows, form, (-2,)).scales[0])
-        scale = scales[row // group]
-        integers[row] = np.clip(np.rint(matrix[row] / scale), low, high)
-        error = (matrix[row] - integers[row] * scale) / factor[row, row]
+            chosen = rounded(rows, form, (-2,))
+            scales[row // group] = np.asarray(chosen.scales[0])
+            if chosen.zeros is not None:
+                zeros[row // group] = np.asarray(chosen.zeros[0])
+        scale, zero = scales[row // group], zeros[row // group]
+        integers[row] = np.clip(np.rint(matrix[row] / scale) + zero, levels.least, levels.most)
+        error = (matrix[row] - (integers[row] - zero) * scale) / factor[row, row]
         matrix[row + 1 :] -= np.outer(factor[row, row + 1 :], error)
-    return integers, scales
+    return integers, scales, zeros

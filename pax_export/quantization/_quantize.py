@@ -16,9 +16,9 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, Q
 from pax_export._quantized import GROUP, ArrayLike, DynamicInputs, Form, QuantizedArray
 from pax_export.adapters import apply_changes, chosen_modules
 from pax_export.core import Module, Selection, is_array
-from pax_export.quantization import _compare as compare
 from pax_export.quantization._budget import ChosenBits, choose
 from pax_export.quantization._calibrate import METHODS, observe, static_inputs
+from pax_export.quantization._compare import call_of, checked, compared, loss_of_outputs
 from pax_export.quantization._gptq import InputMoments, is_matrix, rounded_by_inputs
 from pax_export.quantization._places import (
     QuantizableArray,
@@ -28,7 +28,7 @@ from pax_export.quantization._places import (
     why_not,
 )
 from pax_export.quantization._report import QuantizationReport, QuantizedLeaf, tree_bytes
-from pax_export.quantization._rounding import fits_halves, rounded
+from pax_export.quantization._rounding import LEVELS, fits_halves, rounded
 from pax_export.quantization._training import RoundedArray
 
 Found = tuple[list[QuantizedLeaf], dict[str, str], dict[str, str]]
@@ -41,6 +41,7 @@ def quantize(
     *,
     bits: int = 8,
     group: int | None = None,
+    scheme: str = "symmetric",
     at: object = None,
     activations: str | None = None,
     rounding: str = "nearest",
@@ -63,6 +64,9 @@ def quantize(
         bits: 8: from -127 to 127, one float32 scale for each output channel (each row of an
             `Embed`); 4: from -8 to 7, one float16 scale for each group of 32.
         group: 32: groups share a float16 scale in 8 bits as well.
+        scheme: ``"symmetric"``; ``"asymmetric"``: groups of 4 bits have a zero point each, one of
+            their integers; ``"float"``: 8 bits are float8 numbers (``float8_e4m3fn``), with one
+            float32 scale for each output channel.
         at: which parts of a module are quantized, as `Module.at` takes it; all by default.
         activations: the inputs of products are rounded to 8 bits as well.  ``"dynamic"``: with
             a scale for each row, or for each example of a convolution, that every call finds;
@@ -101,10 +105,10 @@ def quantize(
         >>> small(x).shape
         (8, 10)
     """
-    _check(bits, group)
+    _check(4 if budget is not None and scheme == "asymmetric" else bits, group, scheme)
     _check_activations(activations, batches, net)
     _check_rounding(rounding, batches, net, train)
-    calls = None if batches is None else compare.checked(batches)
+    calls = None if batches is None else checked(batches)
     if isinstance(net, Selection):
         if at is not None:
             raise InvalidArgumentError(
@@ -115,7 +119,7 @@ def quantize(
             )
         net, at = net.root, net
     of_net = _module if isinstance(net, Module) else _params
-    wish = partial(_quantized, bits=bits, group=group)
+    wish = partial(_quantized, bits=bits, group=group, scheme=scheme)
     small, (leaves, kept, fallbacks) = of_net(net, at, wish, train)
     if not leaves:
         raise InvalidArgumentError(
@@ -125,8 +129,10 @@ def quantize(
             write="a net with Linear, Embed or convolutions, or (params, function)",
         )
     if budget is not None:
-        chosen_bits = _chosen(net, calls, metric, budget, leaves, bits, group)
-        wish = lambda place: _quantized(place, chosen_bits.bits.get(place.name, 8), None)  # noqa: E731
+        chosen_bits = _chosen(net, calls, metric, budget, leaves, bits, group, scheme)
+        wish = lambda place: _quantized(  # noqa: E731
+            place, chosen_bits.bits.get(place.name, 8), None, scheme
+        )
         small, (leaves, kept, fallbacks) = of_net(net, at, wish, train)
         lost = chosen_bits.sensitivity
         leaves = [dataclasses.replace(each, sensitivity=lost.get(each.name)) for each in leaves]
@@ -153,7 +159,7 @@ def quantize(
             for each in leaves
         ]
         if calls is not None:
-            weights_alone = compare.compared(_call(net), _call(plain), calls)
+            weights_alone = compared(call_of(net), call_of(plain), calls)
     report = QuantizationReport(
         tuple(leaves),
         kept,
@@ -161,7 +167,7 @@ def quantize(
         tree_bytes(tree_leaves(_arrays(net))),
         tree_bytes(tree_leaves(_arrays(small))),
         None if metric is None else (float(metric(net)), float(metric(small))),
-        None if calls is None else compare.compared(_call(net), _call(small), calls),
+        None if calls is None else compared(call_of(net), call_of(small), calls),
         weights_alone,
     )
     return small, report
@@ -173,7 +179,7 @@ def _by_inputs(of_net: Any, wish: Wish, calls: list[Any]) -> tuple[Wish, set[str
 
     def in_8_bits(place: QuantizableArray) -> tuple[Any, str]:
         places[place.name] = place
-        return _quantized(place, 8, None)  # so that inputs are nearly those of the float net
+        return _quantized(place, 8)  # so that inputs are nearly those of the float net
 
     _, arrays, rebuilt = _noted(of_net, in_8_bits)
     moments = InputMoments()
@@ -193,7 +199,7 @@ def _by_inputs(of_net: Any, wish: Wish, calls: list[Any]) -> tuple[Wish, set[str
 
     def corrected(place: QuantizableArray) -> tuple[Any, str]:
         array, fallback = wish(place)
-        if place.name in sums:
+        if place.name in sums and array.form.scheme != "float":
             array = rounded_by_inputs(place, array, sums[place.name])
         return array, fallback
 
@@ -211,7 +217,7 @@ def _noted(of_net: Any, wish: Wish) -> tuple[Any, Any, Any]:
         return made[place.name]
 
     def rebuilt(observed: Any) -> Callable[..., Any]:
-        return _call(of_net(lambda place: (observed[place.name], ""), False)[0])
+        return call_of(of_net(lambda place: (observed[place.name], ""), False)[0])
 
     of_net(noted, False)
     return made, arrays, rebuilt
@@ -236,14 +242,22 @@ def _with_inputs(
 
 
 def _chosen(
-    net: Any, calls: Any, metric: Any, budget: float, leaves: Any, bits: int, group: int | None
+    net: Any,
+    calls: Any,
+    metric: Any,
+    budget: float,
+    leaves: Any,
+    bits: int,
+    group: int | None,
+    scheme: str,
 ) -> ChosenBits:
     """The bits of each weight within a budget."""
-    if (calls is None and metric is None) or bits != 8 or group is not None or not budget >= 0:
+    is_other = bits != 8 or group is not None or scheme == "float"
+    if (calls is None and metric is None) or is_other or not budget >= 0:
         raise InvalidArgumentError(
             "A budget is a loss that batches or a metric show, and chooses bits by itself.",
             where="quantize(budget=...)",
-            got=f"budget={budget!r}, bits={bits}, group={group}",
+            got=f"budget={budget!r}, bits={bits}, group={group}, scheme={scheme!r}",
             write="quantize(net, batches, budget=0.01), or quantize(net, metric=..., budget=0.01)",
         )
     is_module = isinstance(net, Module)
@@ -252,11 +266,11 @@ def _chosen(
     places = [place for place in found if place.name in names and is_array(place.weight)]
     whole = (lambda arrays: arrays) if is_module else (lambda arrays: (arrays, net[1]))
     if metric is None:
-        lost = compare.loss_of_outputs(_call(net), calls or [])
+        lost = loss_of_outputs(call_of(net), calls or [])
     else:
         before = float(metric(net))
         lost = lambda arrays: before - float(metric(whole(arrays)))  # noqa: E731
-    rounded = lambda place, bits: _quantized(place, bits, None)[0]  # noqa: E731
+    rounded = lambda place, bits: _quantized(place, bits, None, scheme)[0]  # noqa: E731
     return choose(_arrays(net), places, rounded, lost, budget)
 
 
@@ -276,7 +290,7 @@ def dequantize(net: Module) -> Any:
     )
 
 
-def _check(bits: object, group: object) -> None:
+def _check(bits: object, group: object, scheme: object) -> None:
     if isinstance(bits, bool) or bits not in (4, 8):
         raise InvalidArgumentError(
             "Weights have 8 or 4 bits.", where="quantize(bits=...)", got=repr(bits), write="bits=8"
@@ -287,6 +301,13 @@ def _check(bits: object, group: object) -> None:
             where="quantize(group=...)",
             got=repr(group),
             write=f"group={GROUP}, or None",
+        )
+    if (scheme, bits) not in LEVELS or (scheme == "float" and group is not None):
+        raise InvalidArgumentError(
+            "The scheme is unknown, or it has other bits or no groups.",
+            where="quantize(scheme=...)",
+            got=f"scheme={scheme!r}, bits={bits}, group={group}",
+            write=" or ".join(f"bits={bits}, scheme={scheme!r}" for scheme, bits in LEVELS),
         )
 
 
@@ -423,20 +444,24 @@ def _one(
     return array
 
 
-def _quantized(place: QuantizableArray, bits: int, group: int | None) -> tuple[Any, str]:
+def _quantized(
+    place: QuantizableArray, bits: int, group: int | None = None, scheme: str = "symmetric"
+) -> tuple[Any, str]:
     """The integers of a place, and why they are not those that were asked for."""
     weight = jnp.asarray(place.weight)
     dtype = np.dtype(weight.dtype).name
     why = ""
     if bits == 4 or group is not None:
+        form = Form(bits, GROUP, place.axis, dtype, scheme if bits == 4 else "symmetric")
         size = weight.shape[place.axis]
         if size % GROUP:
             why = f"int8 for each channel: {size} is no multiple of {GROUP}"
-        elif not fits_halves(weight, place.axis):
+        elif not fits_halves(weight, form):
             why = "int8 for each channel: scales of groups are outside of float16"
         else:
-            return rounded(weight, Form(bits, GROUP, place.axis, dtype), place.reduced), ""
-    return rounded(weight, Form(8, None, place.axis, dtype), place.reduced), why
+            return rounded(weight, form, place.reduced), ""
+    whole = scheme if scheme == "float" else "symmetric"
+    return rounded(weight, Form(8, None, place.axis, dtype, whole), place.reduced), why
 
 
 def _leaf(place: QuantizableArray, array: QuantizedArray) -> QuantizedLeaf:
@@ -452,16 +477,9 @@ def _leaf(place: QuantizableArray, array: QuantizedArray) -> QuantizedLeaf:
         array.nbytes,
         float(jnp.max(jnp.abs(apart))),
         float(jnp.sqrt(jnp.sum(apart * apart))) / norm if norm else 0.0,
+        scheme=array.form.scheme,
     )
 
 
 def _arrays(net: Module) -> Any:
     return net if isinstance(net, Module) else net[0]
-
-
-def _call(net: Module) -> partial[Any]:
-    """A compiled call of a net, whose first argument are its arrays."""
-    if isinstance(net, Module):
-        return partial(jax.jit(lambda net, *batch: net(*batch)), net.eval())
-    params, function = net
-    return partial(jax.jit(function), params)

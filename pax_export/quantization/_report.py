@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pax_export._files import bytes_text
@@ -25,6 +26,7 @@ class QuantizedLeaf:
         activations: how the inputs of its products are rounded; None if they are not.
         rounding: ``"nearest"`` or ``"gptq"``, by which it is farther from the array, and products
             nearer.
+        scheme: ``"symmetric"``, ``"asymmetric"`` (a zero point for each group) or ``"float"``.
 
     Example:
         >>> import pax_export as pax
@@ -44,6 +46,14 @@ class QuantizedLeaf:
     sensitivity: float | None = None
     activations: str | None = None
     rounding: str = "nearest"
+    scheme: str = "symmetric"
+
+    @property
+    def numbers(self) -> str:
+        """What its numbers are, as ``"int4, groups of 32"``."""
+        name = ("float" if self.scheme == "float" else "int") + str(self.bits)
+        name += ", zero points" if self.scheme == "asymmetric" else ""
+        return name + (f", groups of {self.group}" if self.group else "")
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,9 @@ class QuantizationReport:
         metric: of the net before and now, where a metric was given.
         difference: of the outputs, where batches were given.
         weights_alone: the same with float activations, where these are rounded.
+        runtimes: by format, how far its runtime is from jax on the same integers, with the
+            seconds of a call of the float net and of this one there; as `pax-export quantize
+            --runtime` measures them.
 
     Example:
         >>> import pax_export as pax
@@ -106,6 +119,17 @@ class QuantizationReport:
     metric: tuple[float, float] | None = None
     difference: Difference | None = None
     weights_alone: Difference | None = None
+    runtimes: Mapping[str, Difference] = field(default_factory=dict)
+
+    def summary(self) -> dict[str, Any]:
+        """What was lost, as plain data; the reports of exports have it."""
+        made: dict[str, Any] = {"bytes": [self.before, self.after]}
+        if self.metric is not None:
+            made["metric"] = list(self.metric)
+        if self.difference is not None:
+            found = asdict(self.difference) | {"seconds": list(self.difference.seconds)}
+            made |= {name: each for name, each in found.items() if each is not None}
+        return made
 
     def __str__(self) -> str:
         lines = [f"{len(self.leaves)} weights quantized, {len(self.kept)} arrays kept"]
@@ -119,13 +143,15 @@ class QuantizationReport:
         if self.weights_alone is not None:
             lines.append(f"  weights     alone: {_far(self.weights_alone)}")
         width = max((len(each.name) for each in self.leaves), default=0)
-        for each in self.leaves:
-            scheme = f"int{each.bits}" + (f", groups of {each.group}" if each.group else "")
-            scheme += ", gptq" if each.rounding == "gptq" else ""
-            scheme += f", {each.activations} inputs" if each.activations else ""
+        for name, found in self.runtimes.items():
+            times = " to ".join(f"{each * 1e3:.3g}" for each in found.seconds)
+            lines.append(f"  in {name:<8} adds {_far(found)}; a call {times} ms")
+        schemes = [_scheme(each) for each in self.leaves]
+        of_scheme = max(20, *(len(each) + 2 for each in schemes), 0)
+        for each, scheme in zip(self.leaves, schemes):
             alone = "" if each.sensitivity is None else f", loses {each.sensitivity:.2g} in 4 bits"
             error = f"error {each.relative_error:.2%}{alone}"
-            lines.append(f"  {each.name:<{width}}  {scheme:<20}{error}")
+            lines.append(f"  {each.name:<{width}}  {scheme:<{of_scheme}}{error}")
         lines += [f"  {name}: {reason}" for name, reason in self.fallbacks.items()]
         reasons: dict[str, list[str]] = {}
         for name, reason in self.kept.items():
@@ -134,6 +160,11 @@ class QuantizationReport:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             lines.append(f"  kept ({reason}): {', '.join(names[:3])}{more}")
         return "\n".join(lines)
+
+
+def _scheme(leaf: QuantizedLeaf) -> str:
+    inputs = f", {leaf.activations} inputs" if leaf.activations else ""
+    return leaf.numbers + (", gptq" if leaf.rounding == "gptq" else "") + inputs
 
 
 def _of_outputs(found: Difference) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,32 @@ import numpy as np
 
 from pax_export._quantized import GROUP, Form, QuantizedArray, packed
 
-_MOST = 127
-#: The largest number of a group of 4 bits, divided by these, is tried as its scale: below 7 the
-#: largest is represented, above 8 it is clipped and the others are finer.
-_DIVISORS = tuple(np.linspace(6.75, 9.25, 11))
+
+class Levels(NamedTuple):
+    """The numbers that stand for an array divided by its scales.
+
+    Attributes:
+        least: of them.
+        most: of them.
+        divisors: the range of a group, divided by each, is tried as its scale.  In 4 bits the
+            largest element is represented below 7, and above 8 it is clipped and the others are
+            finer.
+        dtype: of their array, before it is packed.
+    """
+
+    least: int
+    most: int
+    divisors: tuple[float, ...]
+    dtype: str = "int8"
+
+
+#: By `Form.scheme` and bits.
+LEVELS = {
+    ("symmetric", 8): Levels(-127, 127, (127.0,)),
+    ("symmetric", 4): Levels(-8, 7, tuple(np.linspace(6.75, 9.25, 11))),
+    ("asymmetric", 4): Levels(-8, 7, tuple(np.linspace(13.5, 18.5, 11))),
+    ("float", 8): Levels(-448, 448, (448.0,), "float8_e4m3fn"),
+}
 #: A half has no more digits below this; a scale of fewer is not what it was meant to be.
 _SMALLEST_SCALE = 2.0**-14
 
@@ -27,54 +49,75 @@ def rounded(weight: Any, form: Form, reduced: tuple[int, ...]) -> QuantizedArray
         form: the bits, the groups and their axis.
         reduced: without groups, the axes along which one scale serves, from the last (-1).
     """
+    levels = LEVELS[form.scheme, form.bits]
     if form.group is None:
-        integers, scales = _by_channel(weight, tuple(weight.ndim + axis for axis in reduced))
+        axes = tuple(weight.ndim + axis for axis in reduced)
+        integers, scales = _by_channel(weight, axes, levels)
         return QuantizedArray(integers, scales, form)
-    integers, scales = _by_group(weight, form.bits, form.axis, form.group)
+    integers, scales, zeros = _by_group(weight, form.axis, form.group, levels, form.scheme)
     if form.bits == 4:
         integers = packed(integers, form.axis)
-    return QuantizedArray(integers, scales, form)
+    return QuantizedArray(integers, scales, form, None, zeros)
 
 
-def fits_halves(weight: Any, axis: int) -> bool:
+def fits_halves(weight: Any, form: Form) -> bool:
     """Whether the scales of groups have all digits of a float16, or their groups are zeros."""
-    largest = jnp.max(jnp.abs(_grouped(weight, axis, GROUP)), axis=weight.ndim + axis + 1)
-    least = jnp.min(jnp.where(largest > 0, largest, jnp.inf)) / max(_DIVISORS)
-    return bool((least >= _SMALLEST_SCALE) & (jnp.max(largest) / min(_DIVISORS) < 65504))
+    span, _ = _ranges(_grouped(weight, form.axis, GROUP), weight.ndim + form.axis + 1, form.scheme)
+    divisors = LEVELS[form.scheme, form.bits].divisors
+    least = jnp.min(jnp.where(span > 0, span, jnp.inf)) / max(divisors)
+    return bool((least >= _SMALLEST_SCALE) & (jnp.max(span) / min(divisors) < 65504))
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _by_channel(weight: Any, reduced: tuple[int, ...]) -> tuple[Any, Any]:
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _by_channel(weight: Any, reduced: tuple[int, ...], levels: Levels) -> tuple[Any, Any]:
     numbers = weight.astype(jnp.float32)
     largest = jnp.max(jnp.abs(numbers), reduced, keepdims=True)
-    scales = jnp.where(largest > 0, largest / _MOST, 1.0)
-    return jnp.clip(jnp.rint(numbers / scales), -_MOST, _MOST).astype(jnp.int8), scales
+    scales = jnp.where(largest > 0, largest / levels.most, 1.0)
+    return _nearest(numbers / scales, levels).astype(levels.dtype), scales
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _by_group(weight: Any, bits: int, axis: int, group: int) -> tuple[Any, Any]:
+def _nearest(numbers: Any, levels: Levels) -> Any:
+    whole = jnp.rint(numbers) if levels.dtype == "int8" else numbers  # else the cast rounds
+    return jnp.clip(whole, levels.least, levels.most)
+
+
+def _ranges(numbers: Any, place: int, scheme: str) -> tuple[Any, Any]:
+    """The size of the range of each group, and the middle of it."""
+    if scheme == "symmetric":
+        largest = jnp.max(jnp.abs(numbers), place, keepdims=True)
+        return largest, jnp.zeros_like(largest)
+    # Zero points are levels, so that ranges contain 0.
+    high = jnp.maximum(jnp.max(numbers, place, keepdims=True), 0)
+    low = jnp.minimum(jnp.min(numbers, place, keepdims=True), 0)
+    return high - low, (high + low) / 2
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _by_group(weight: Any, axis: int, group: int, levels: Levels, scheme: str) -> Any:
     numbers = _grouped(weight.astype(jnp.float32), axis, group)
     place = weight.ndim + axis + 1
-    largest = jnp.max(jnp.abs(numbers), place, keepdims=True)
-    low, high = (-8, 7) if bits == 4 else (-_MOST, _MOST)
+    span, middle = _ranges(numbers, place, scheme)
+    center = (levels.least + levels.most) / 2 if scheme == "asymmetric" else 0
 
-    def tried(divisor: Any) -> tuple[Any, Any, Any]:
-        half = (largest / divisor).astype(jnp.float16)
+    def tried(divisor: Any) -> tuple[Any, ...]:
+        half = (span / divisor).astype(jnp.float16)
         scales = jnp.where(half > 0, half, jnp.float16(1))  # also of what is smaller than a half
         wide = scales.astype(jnp.float32)
-        integers = jnp.clip(jnp.rint(numbers / wide), low, high)
-        error = jnp.sum((integers * wide - numbers) ** 2, place, keepdims=True)
-        return integers.astype(jnp.int8), scales, error
+        zeros = _nearest(center - middle / wide, levels)
+        integers = _nearest(numbers / wide + zeros, levels)
+        error = jnp.sum(((integers - zeros) * wide - numbers) ** 2, place, keepdims=True)
+        return integers.astype(jnp.int8), scales, zeros.astype(jnp.int8), error
 
-    divisors = jnp.asarray(_DIVISORS if bits == 4 else (127.0,), jnp.float32)
+    divisors = jnp.asarray(levels.divisors, jnp.float32)
 
     def better(place: object, best: Any) -> Any:
         new = tried(divisors[place])
-        chosen = new[2] < best[2]
+        chosen = new[-1] < best[-1]
         return tuple(jnp.where(chosen, a, b) for a, b in zip(new, best))
 
-    integers, scales, _ = jax.lax.fori_loop(1, len(divisors), better, tried(divisors[0]))
-    return integers.reshape(weight.shape), jnp.squeeze(scales, place)
+    integers, scales, zeros, _ = jax.lax.fori_loop(1, len(divisors), better, tried(divisors[0]))
+    scales, zeros = (jnp.squeeze(each, place) for each in (scales, zeros))
+    return integers.reshape(weight.shape), scales, zeros if scheme == "asymmetric" else None
 
 
 def _grouped(weight: Any, axis: int, group: int) -> Any:

@@ -215,7 +215,7 @@ def _of_quantized(report: LoadReport) -> str:
     """What to write where the file or the module has integers for weights and the other has not."""
     found = [name for name in report.unexpected if name.endswith(".integers")]
     if found and found[0].removesuffix(".integers") in report.missing:
-        return "load_weights(pax.quantize(module, bits=...)[0], path), with the bits of the file"
+        return "load_weights(pax.quantize(module, bits=...)[0], path), as the file is"
     lacking = [name for name in report.missing if name.endswith(".integers")]
     if lacking and lacking[0].removesuffix(".integers") in report.unexpected:
         return "pax.quantize(load_weights(net, path), bits=...), with the net as it was before"

@@ -53,6 +53,18 @@ def test_the_report_as_json(call, batch):
     assert report["weights_alone"]["mean"] <= report["difference"]["mean"]
 
 
+def test_what_runtimes_add(call, batch):
+    pytest.importorskip("onnxruntime")
+    arguments = "net_models:net", "--bits", 4, "--scheme", "asymmetric", "--batch", "x.npy"
+    code, out, _ = call("quantize", *arguments, "--runtime", "onnx", "--runtime", "stablehlo")
+    lines = {line.split()[1]: line for line in out.splitlines() if line.startswith("  in ")}
+    assert code == 0 and list(lines) == ["onnx", "stablehlo"] and "a call" in lines["onnx"]
+    assert "int4, zero points, groups of 32" in out
+    code, out, _ = call("quantize", *arguments, "--runtime", "onnx", "--json")
+    found = json.loads(out)
+    assert 0 < found["runtimes"]["onnx"]["mean"] < found["difference"]["mean"]
+
+
 @pytest.mark.parametrize(
     "arguments, named",
     [
@@ -61,6 +73,8 @@ def test_the_report_as_json(call, batch):
         (("x.npy", "--batch", "x.npy"), "--overwrite"),
         (("--activations", "fast"), "fast"),
         (("--budget", "0", "--batch", "x.npy"), "budget"),
+        (("--runtime", "onnx"), "--batch"),
+        (("--scheme", "affine"), "asymmetric"),
     ],
 )
 def test_bad_arguments(call, batch, arguments, named):

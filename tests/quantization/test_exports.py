@@ -13,6 +13,7 @@ from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo,
 from pax_export.export.formats.onnx import file as onnx_file
 from pax_export.export.formats.onnx.rules import quantized
 from pax_export.export.formats.tflite.builder import integers as tflite_integers
+from pax_export.export.validation.recheck import recheck
 from pax_export.nets import Decoder, DecoderConfig
 from pax_export.quantization import quantize
 from tests.closeness import assert_close
@@ -210,3 +211,38 @@ def test_functions_of_weights(write, tmp_path):
     write(net, tmp_path / "m", spec("batch, 64"), accuracy_level=1)
     x = draw(2, 64)
     assert_close(load(tmp_path / "m")(x), net[1](net[0], x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_report_has_what_weights_lost_and_what_kernels_add(tmp_path):
+    x = draw(8, 256)
+    small, lost = quantize(mlp(), [x], bits=4, metric=lambda net: -float(jnp.abs(net(x)).mean()))
+    told = {"examples": [x], "quantization": lost}
+    report = to_onnx(small, tmp_path / "m.onnx", spec("batch, 256"), **told)
+    found = report.details["quantized"]
+    assert found["weights lose"] == lost.summary()
+    assert found["weights lose"]["mean"] == lost.difference.mean
+    assert found["weights lose"]["bytes"] == [lost.before, lost.after]
+    assert 0 < found["kernels add"]["mean"] < found["weights lose"]["mean"]
+    assert found["kernels add"]["seconds"][0] > 0
+    card = (tmp_path / "m.onnx.html").read_text()
+    for text in (str(report), card):
+        assert "weights lose" in text and "kernels add" in text and "metric" in text
+    # Files whose runtimes have no kernels for integers say what the weights lost, too.
+    report = to_stablehlo(small, tmp_path / "s", spec("batch, 256"), quantization=lost)
+    assert report.details["quantized"] == {"weights lose": lost.summary()}
+    with pytest.raises(errors.InvalidArgumentTypeError, match=r"report of pax\.quantize"):
+        to_stablehlo(small, tmp_path / "t", spec("batch, 256"), quantization=found)
+
+
+def test_an_export_is_validated_against_both_nets(tmp_path):
+    small, lost = quantize(mlp(), [draw(8, 256)], bits=4)
+    told = {"quantization": lost, "validate": True}
+    to_onnx(small, tmp_path / "m.onnx", spec("batch, 256"), **told)
+    assert not [each.problem for each in recheck(tmp_path / "m.onnx", small) if each.problem]
+    of_float = recheck(tmp_path / "m.onnx", mlp())
+    assert not [each.problem for each in of_float if each.problem]
+    assert max(of_float[0].largest_error.values()) > 1e-3
+    other = jax.tree.map(lambda leaf: -leaf, mlp())
+    for model in (other, quantize(other, bits=4)[0]):
+        checks = recheck(tmp_path / "m.onnx", model)
+        assert all("than its report says" in each.problem for each in checks)

@@ -164,11 +164,48 @@ def test_zeros_and_numbers_outside_of_halves():
         ([X[:, :5]], "shapes [8, 5]"),
     ],
 )
-@pytest.mark.parametrize("told", [{}, {"activations": "static"}, {"rounding": "gptq"}])
+@pytest.mark.parametrize(
+    "told", [{}, {"activations": "static"}, {"rounding": "gptq"}, {"budget": 0.1}, {"train": True}]
+)
 def test_batches_are_looked_at(batches, text, told):
-    with pytest.raises(errors.InvalidArgumentError) as error:
-        quantize(net(), batches, **told)
-    assert text in str(error.value)
+    nets = [net(), *([] if len(told) and "budget" not in told else [as_params()])]
+    for each in nets:
+        with pytest.raises(errors.InvalidArgumentError) as error:
+            quantize(each, batches, **told)
+        assert text in str(error.value)
+
+
+def as_params():
+    """As flax and equinox have a net: a tree of arrays, and a function of it."""
+    whole = net()
+    params = {f"w{i}": whole.modules[i].weight for i in (0, 2)}
+    return params, lambda p, x: jax.nn.relu(x @ p["w0"]) @ p["w2"]
+
+
+def test_mistakes_with_trees_of_arrays():
+    small, _ = quantize(as_params())
+    with pytest.raises(errors.QuantizationError, match=r"(?s)quantized already.*where: w0"):
+        quantize(small)
+    with pytest.raises(errors.QuantizationError, match=r"(?s)cannot be met.*with 8 bits, most"):
+        quantize(as_params(), [X], budget=1e-7)
+    odd = {"w": jnp.ones((33, 8))}, lambda p, x: x @ p["w"]
+    _, report = quantize(odd, bits=4)
+    assert report.fallbacks == {"w": "int8 for each channel: 33 is no multiple of 32"}
+    with pytest.raises(errors.InvalidArgumentError, match="nothing to quantize"):
+        quantize(({"b": jnp.ones(3)}, lambda p, x: x + p["b"]))
+
+
+@pytest.mark.parametrize("scheme", [{"bits": 4, "scheme": "asymmetric"}, {"scheme": "float"}])
+def test_weights_that_are_integers_on_one_side_alone(scheme, tmp_path):
+    small, _ = quantize(net(), **scheme)
+    pax.save_weights(small, tmp_path / "small.safetensors")
+    pax.save_weights(net(), tmp_path / "whole.safetensors")
+    with pytest.raises(errors.WeightsMismatchError, match=r"load_weights\(pax\.quantize\(module"):
+        pax.load_weights(net(), tmp_path / "small.safetensors")
+    with pytest.raises(errors.WeightsMismatchError, match=r"pax\.quantize\(load_weights\(net"):
+        pax.load_weights(small, tmp_path / "whole.safetensors")
+    with pytest.raises(errors.WeightsMismatchError, match="modules.0.weight"):
+        pax.load_weights(quantize(net())[0], tmp_path / "small.safetensors")
 
 
 def test_refusals():

@@ -222,7 +222,7 @@ class Report:
             *(f"  left out    {text}" for text in self.left_out),
             *(f"  load alone  {text}" for text in self.needs_load),
             *self._folded_lines(),
-            *self._quantized_lines(),
+            *quantized_lines(self),
             *self._known_lines(),
             *(f"  differs     {text.removeprefix('differs ')}" for text in self.differs),
             *self._seconds_lines(),
@@ -265,21 +265,6 @@ class Report:
         names, kept = self.details.get("folded", ()), self.details.get("kept", ())
         lines = [f"  folded      {len(names)} weights: {a_few(names, _FEW)}"] * bool(names)
         return [*lines, *(f"  kept        {text}" for text in kept)]
-
-    def _quantized_lines(self) -> list[str]:
-        told = dict(self.details.get("quantized", {}))
-        if not told:
-            return []
-        schemes = " and ".join(f"int{each}" for each in told["bits"])
-        text = f"{told['weights']} weights in {schemes}, the integers of the model"
-        if "accuracy_level" in told:
-            text += f", accuracy_level={told['accuracy_level']}"
-        lines = [f"  quantized   {text}"]
-        if added := told.get("kernels add"):
-            far = f"{added['largest']:.3g} at most, {added['mean']:.3g} in the mean"
-            same = f", {added['same_largest']:.1%} same largest" if "same_largest" in added else ""
-            lines.append(f"  kernels add {far}, of {added['scale']:.3g}{same}")
-        return lines
 
     def _known_lines(self) -> list[str]:
         return [f"  differs     {'; '.join(self.known_differences)}"] * bool(self.known_differences)
@@ -397,3 +382,39 @@ def _parse_report(text: str) -> Report:
         if not isinstance(report.details.get(name, ""), str):
             raise ValueError(f"details.{name} is no str")
     return report
+
+
+def quantized_lines(report: Report) -> list[str]:
+    """What is quantized, what weights lost, and what kernels of the runtime add."""
+    told = report.details.get("quantized", {})
+    lines = []
+    if "weights" in told:
+        schemes = " and ".join(f"int{each}" for each in told["bits"])
+        schemes += f" ({' and '.join(told['schemes'])})" if "schemes" in told else ""
+        text = f"{told['weights']} weights in {schemes}, the integers of the model"
+        if "accuracy_level" in told:
+            text += f", accuracy_level={told['accuracy_level']}"
+        lines.append(f"  quantized   {text}")
+    if lost := told.get("weights lose"):
+        lines.append(f"  weights lose {_loss_text(lost)}")
+    if added := told.get("kernels add"):
+        lines.append(f"  kernels add {_loss_text(added)}")
+    return lines
+
+
+def _loss_text(found: Mapping[str, Any]) -> str:
+    """What a quantized net lost, in a line: outputs, logits, metric, size, time of a call."""
+    parts = []
+    if "mean" in found:
+        far = f"{found['largest']:.3g} at most, {found['mean']:.3g} in the mean"
+        parts.append(f"{far}, of {found['scale']:.3g}")
+    if "kl" in found:
+        parts.append(f"KL {found['kl']:.3g} nats, {found['same_largest']:.2%} same largest")
+    if "metric" in found:
+        parts.append("metric {:.6g} to {:.6g}".format(*found["metric"]))
+    if "bytes" in found:
+        parts.append(" to ".join(map(bytes_text, found["bytes"])))
+    if "seconds" in found:
+        times = " to ".join(f"{each * 1e3:.3g}" for each in found["seconds"])
+        parts.append(f"a call {times} ms")
+    return "; ".join(parts)

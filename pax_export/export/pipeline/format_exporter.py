@@ -41,6 +41,7 @@ class Request:
     card: Any = True  # whether there is one, or the drawing in it
     state: str = "frozen"  # what becomes of the changes of a call
     outputs: str = "float32"  # the dtype of half-precision outputs of a policy
+    quantization: Any = None  # the report of `pax_export.quantize`
 
 
 class RuntimePackage(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 
 from pax_export._errors import (
     GradientMismatchError,
+    InvalidArgumentTypeError,
     NotValidatedWarning,
     PaxError,
     ValidationError,
@@ -45,6 +46,12 @@ _FEW = 8
 def run_export(exporter: FormatExporter, request: Request) -> Report:
     """Makes one export, atomically; raises a subclass of PaxError."""
     check_choice("outputs", request.outputs, ("float32", "model"))
+    if not (request.quantization is None or hasattr(request.quantization, "summary")):
+        raise InvalidArgumentTypeError(
+            "quantization: expected the report of pax.quantize.",
+            got=repr(request.quantization)[:100],
+            write="small, report = pax.quantize(net, [x]), and quantization=report",
+        )
     missing = _missing_runtime(exporter, request)
     validate = False if missing else request.validate
     loads = exporter.loads or (exporter.runtime and validate in (True, "full"))
@@ -93,7 +100,7 @@ def _write_export(exporter: FormatExporter, run: ExportRun, request: Request) ->
             with run.phase("write"):
                 written = contents.write(place)
             if exporter.tests_reported:
-                report = _make_report(exporter, contents, place, written, run, {})
+                report = _make_report(exporter, contents, place, written, run, {}, request)
                 contents.write_report(report, place, written)
             try:
                 errors = _test_export(exporter, contents, place, run, request, written)
@@ -106,7 +113,7 @@ def _write_export(exporter: FormatExporter, run: ExportRun, request: Request) ->
                 contents = less
                 for each in place.iterdir():
                     shutil.rmtree(each) if each.is_dir() else each.unlink()
-        report = _make_report(exporter, contents, place, written, run, errors)
+        report = _make_report(exporter, contents, place, written, run, errors, request)
         run.write_card(report, place)
         contents.write_report(report, place, written)
         run.sign(place)
@@ -311,9 +318,14 @@ def _make_report(
     written: object,
     run: ExportRun,
     errors: dict[str, float],
+    request: Request,
 ) -> Report:
-    fields = {"oldest_tensorflow": "", "stablehlo": "", "calling_convention": 0}
+    fields: dict[str, Any] = {"oldest_tensorflow": "", "stablehlo": "", "calling_convention": 0}
     fields |= contents.report_fields(place, written, run)
+    if request.quantization is not None:
+        details = dict(fields.get("details", {}))
+        lost = {"weights lose": request.quantization.summary()}
+        fields["details"] = details | {"quantized": details.get("quantized", {}) | lost}
     untested = [key for key in fields["signatures"] if run.calls and not _is_tested(key, errors)]
     return Report(
         model=contents.name,

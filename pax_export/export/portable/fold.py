@@ -249,8 +249,8 @@ class _Folding:
             if quantized is None:
                 kernel = kernel * along
             else:
-                equation, (integers, scales) = quantized
-                (kernel,) = again(equation, [integers, scales * along])
+                equation, (integers, scales, *zeros) = quantized
+                (kernel,) = again(equation, [integers, scales * along, *zeros])
         (made,) = again(value.equation, [x, kernel])
         if value.shift is not None:
             shift = jnp.broadcast_to(value.shift.traced, (made.shape[value.feature],))

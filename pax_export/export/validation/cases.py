@@ -24,6 +24,7 @@ from pax_export.export.tracing.exportable import DEFAULT, exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import Inputs, bind
 from pax_export.export.validation.budget import Budget
+from pax_export.export.validation.integers import compare_quantized
 from pax_export.export.validation.probes import probes
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import TOLERANCE, Case, compare_either
@@ -138,6 +139,10 @@ class ReferenceModel:
         chosen = {key: names.get(key, self._method_name(model, key)) for key in report.signatures}
         self._exportable = exportable(model, chosen, _outputs_of(report))
         self._methods = {each.key: each for each in self._exportable.methods}
+        is_quantized = any(leaf.name.endswith(".integers") for leaf in self._exportable.leaves)
+        told = report.details.get("quantized", {})
+        kinds = ("kernels add",) if is_quantized else ("kernels add", "weights lose")
+        self._losses = [told[each] for each in kinds if "mean" in told.get(each, ())]
 
     @staticmethod
     def _method_name(model: Any, key: str) -> str:
@@ -175,7 +180,8 @@ class ReferenceModel:
             ) from error
         case = Case(key, call.inputs, arrays, label=call.label)
         case.rounding = lambda: tolerances(run, operands, arrays, jax.make_jaxpr(results)(operands))
-        return compare_either(case, {entry.name: got[entry.name] for entry in info.outputs})
+        given = {entry.name: got[entry.name] for entry in info.outputs}
+        return compare_quantized(case, given, self._losses) or compare_either(case, given)
 
 
 def _outputs_of(report: Report) -> str:

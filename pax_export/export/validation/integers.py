@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,10 @@ from pax_export.export.validation.validate import Case
 
 #: The number of calls that measure what kernels add.
 _CALLS = 3
+#: The number of calls of which the fastest is timed.
+_TIMED = 3
+#: Other inputs may lose so many times what those of the report did.
+_SLACK = 4.0
 
 
 class Quantized(NamedTuple):
@@ -35,7 +40,10 @@ def whole_leaves(names: Iterable[str], stored: Mapping[str, Any]) -> Iterator[Qu
         halved = [axis for axis, size in enumerate(sizes) if size == 16 * scales.shape[axis]]
         is_packed = bool(halved) and scales.dtype == np.float16
         axis = halved[0] - len(sizes) if is_packed else -1
-        form = Form(4 if is_packed else 8, GROUP if is_packed else None, axis, "float32")
+        is_float = np.asarray(stored[name]).dtype.name.startswith("float8")
+        has_zeros = f"{name.removesuffix('.integers')}.zeros" in stored
+        scheme = "float" if is_float else "asymmetric" if has_zeros else "symmetric"
+        form = Form(4 if is_packed else 8, GROUP if is_packed else None, axis, "float32", scheme)
         yield Quantized(name, form, tuple(range(len(sizes))), True)
 
 
@@ -44,12 +52,13 @@ def check_integers(
 ) -> dict[str, Any]:
     """Compares the integers of a file with leaves of the model, for the report."""
     bits: dict[str, int] = {}
+    schemes: set[str] = set()
     for each, array in found:
         expected = np.asarray(stored[each.leaf])
         if each.form.bits == 4 and not each.packed:
             expected = np.asarray(unpacked(expected, each.form.axis))
-        several = _lying(expected, each.order)
-        array = np.asarray(array).astype(np.int8)
+        several = _lying(_bits_of(expected), each.order)
+        array = _bits_of(np.asarray(array))
         expected = next((one for one in several if np.array_equal(one, array)), several[0])
         if not np.array_equal(array, expected):
             raise ValidationError(
@@ -61,7 +70,17 @@ def check_integers(
                 write="validate=False to look at the export all the same, and please report it",
             )
         bits[each.leaf] = each.form.bits
-    return {"weights": len(bits), "bits": sorted(set(bits.values()))} if bits else {}
+        schemes.add(each.form.scheme)
+    if not bits:
+        return {}
+    told = {"weights": len(bits), "bits": sorted(set(bits.values()))}
+    return told | ({"schemes": sorted(schemes)} if schemes != {"symmetric"} else {})
+
+
+def _bits_of(integers: np.ndarray) -> np.ndarray:
+    """Small integers as int8; float8 numbers by their bits, so that zeros have signs."""
+    is_float = integers.dtype.name.startswith("float")
+    return integers.view(np.int8) if is_float else integers.astype(np.int8)
 
 
 def _lying(integers: np.ndarray, order: tuple[int, ...] | np.ndarray) -> Sequence[np.ndarray]:
@@ -75,14 +94,55 @@ def _lying(integers: np.ndarray, order: tuple[int, ...] | np.ndarray) -> Sequenc
 
 def kernels_add(
     cases: Iterator[Case], call: Callable[[str, dict[str, Any]], Mapping[str, Any]]
-) -> dict[str, float]:
-    """How far a runtime's results are from those of float32 arithmetic on the same integers."""
-    pairs = []
+) -> dict[str, Any]:
+    """How far a runtime's results are from those of float32 arithmetic on the same integers.
+
+    With them are the seconds of a call, the least of several.
+    """
+    pairs: list[Any] = []
+    seconds: list[float] = []
     for case in itertools.islice(cases, _CALLS):
         got = call(case.signature, case.inputs)
         names = [n for n, each in case.expected.items() if n in got and each.dtype.kind in "fV"]
         pairs.append(
             [[np.asarray(of[n], np.float64) for n in names] for of in (case.expected, got)]
         )
+        for _ in range(0 if seconds else _TIMED):
+            begin = time.perf_counter()
+            call(case.signature, case.inputs)
+            seconds.append(time.perf_counter() - begin)
     found = apart(pairs)._asdict()
-    return {name: float(f"{value:.3g}") for name, value in found.items() if value is not None}
+    made: dict[str, Any] = {
+        name: float(f"{value:.3g}") for name, value in found.items() if value is not None
+    }
+    return made | {"seconds": [float(f"{min(seconds, default=0):.3g}")]}
+
+
+def compare_quantized(
+    case: Case, got: Mapping[str, np.ndarray], losses: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
+    """The largest difference of each output of a quantized export; empty if nothing is lost.
+
+    Args:
+        case: a call of the model.
+        got: what the export gave.
+        losses: what the report says of weights and kernels, as far as the model has neither.
+
+    Raises:
+        ValidationError: the mean difference is larger than the report says.
+    """
+    right = {name: each for name, each in case.expected.items() if each.dtype.kind in "fV"}
+    if not losses or not right:
+        return {}
+    one, other = ([np.asarray(of[name], np.float64) for name in right] for of in (right, got))
+    allowed = sum(each["mean"] / (each["scale"] or 1) for each in losses)
+    found = apart([(one, other)])
+    if not found.mean <= _SLACK * allowed * found.scale:
+        raise ValidationError(
+            "The export is farther from the model than its report says of quantization.",
+            where=case.signature,
+            got=f"{found.mean / (found.scale or 1):.2g} of the outputs in the mean, and "
+            f"{allowed:.2g} in the report",
+            write="the model that was exported, as pax.quantize made it",
+        )
+    return {name: float(np.abs(a - b).max(initial=0)) for name, a, b in zip(right, one, other)}

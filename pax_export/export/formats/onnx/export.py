@@ -83,6 +83,7 @@ def to_onnx(
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
     card: Any = True,
+    quantization: Any = None,
 ) -> Report:
     """Writes a model as an ONNX file, which onnxruntime and many others run.
 
@@ -126,6 +127,7 @@ def to_onnx(
             (``model.onnx.sig``), for ``load(path, verify=...)`` with the public key.
         card: write the report as a page for people, with calls to copy, into a file
             beside it (``model.onnx.html``); otherwise as for `to_saved_model`.
+        quantization: as for `to_saved_model`.
 
     Returns:
         The report, which can be printed, and lies in the file as the entry
@@ -165,7 +167,7 @@ def to_onnx(
         )
     calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
-    request = Request(model, path, *given)
+    request = Request(model, path, *given, quantization)
     wanted = OnnxOptions(opset, fold, exact, accuracy_level, external_data)
     names = (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
     others = tuple(name for name in names if name != "onnxruntime")  # which is asked anyway

@@ -75,6 +75,7 @@ def to_saved_model(
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
     card: object = True,
+    quantization: Any = None,
 ) -> Report:
     """Writes a model as a SavedModel that TensorFlow serves without jax.
 
@@ -150,6 +151,8 @@ def to_saved_model(
         card: write ``pax_export.html`` into the folder, the report as a page for people
             with calls to copy; ``False`` leaves it out, and a drawing of the model,
             as ``pax.inspection.draw`` gives it, is on it.
+        quantization: the report of `pax_export.quantize`, if it made the model: what weights
+            lost is then in the report of the export, beside what the kernels of the runtime add.
 
     Returns:
         The report, which can be printed, and is stored beside the model as
@@ -181,7 +184,7 @@ def to_saved_model(
     calls = by_signature("examples", examples, keys, methods is not None)
     around = Processors.of(keys, methods is not None, preprocess, postprocess, preprocess_inputs)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
-    request = Request(model, path, *given)
+    request = Request(model, path, *given, quantization)
     options = state, trainable, vjp_order, step, around, platforms, consumer, calls
     return run_export(_SavedModelExporter(*options), request)
 

@@ -53,6 +53,7 @@ def to_stablehlo(
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
     card: object = True,
+    quantization: Any = None,
 ) -> Report:
     """Writes a model as a folder that jax calls without the code of the model.
 
@@ -88,6 +89,7 @@ def to_stablehlo(
         sign: the file of a private key: the export is signed, in `model.sig`, for
             ``load(path, verify=...)`` with the public key.
         card: as for `to_saved_model`.
+        quantization: as for `to_saved_model`.
 
     Returns:
         The report, which can be printed, and is stored in the folder as
@@ -125,7 +127,7 @@ def to_stablehlo(
         keys = list(model)
     calls = by_signature("examples", examples, keys, len(keys) > 1 or methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
-    request = Request(model, path, *given)
+    request = Request(model, path, *given, quantization)
     options = state == "update", vjp_order, weights, platforms, disabled_checks, calls
     return run_export(_BundleExporter(*options), request)
 

@@ -69,6 +69,7 @@ def to_tflite(
     overwrite: bool = False,
     sign: str | os.PathLike[str] | None = None,
     card: Any = True,
+    quantization: Any = None,
 ) -> Report:
     """Writes a model as a TFLite file, which LiteRT runs on phones and small computers.
 
@@ -107,6 +108,7 @@ def to_tflite(
             (``model.tflite.sig``), for ``load(path, verify=...)`` with the public key.
         card: write the report as a page for people, with calls to copy, into a file
             beside it (``model.tflite.html``); otherwise as for `to_saved_model`.
+        quantization: as for `to_saved_model`.
 
     Returns:
         The report, which can be printed, and lies in the file (``unzip -p
@@ -132,7 +134,7 @@ def to_tflite(
     keys = signature_keys(methods)
     calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
-    request = Request(model, path, *given)
+    request = Request(model, path, *given, quantization)
     return run_export(
         _TfliteExporter(TfliteOptions(quantize, fold, exact, accuracy_level), calls), request
     )

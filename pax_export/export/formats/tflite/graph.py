@@ -284,7 +284,7 @@ class _GraphConverter:
         self._callers.append(equation)
         try:
             if (found := RULES.get(name)) is not None:
-                _check_dtypes(operation)
+                _check_dtypes(operation, found.stored)
                 results = _applied(
                     found, operation, [_now(each, found.stored) for each in operands]
                 )
@@ -329,8 +329,9 @@ def _has_exactly(equation: Equation) -> bool:
     return has(equation) and equation.primitive.name != "reduce_window_max"
 
 
-def _check_dtypes(operation: Operation) -> None:
-    for struct in (*operation.operands, *operation.results):
+def _check_dtypes(operation: Operation, stored: bool) -> None:
+    # Rules that take weights as the model has them see to their dtypes.
+    for struct in (*(() if stored else operation.operands), *operation.results):
         name = kind(struct)
         if name not in CARRIERS:
             raise NotInTfliteError(f"it does not compute with {name}.")

@@ -45,7 +45,7 @@ def to_carrier(tensor: Any, dtype: str) -> list[Any]:
     """An input or a weight, as what is computed with: complex numbers by their two parts."""
     if dtype == "complex64":
         return [lite.real(tensor), lite.imag(tensor)]
-    carrier = CARRIERS[dtype]
+    carrier = CARRIERS.get(dtype, dtype)  # weights may have others, which files store
     return [tensor if dtype == carrier else lite.cast(tensor, carrier)]
 
 

@@ -26,20 +26,18 @@ from pax_export.export.portable import decompose
 from pax_export.export.portable.sizes import trace
 from pax_export.export.validation.integers import Quantized
 
-#: `DequantizeLinear` has groups, and there are integers of 4 bits, from this opset on.
+#: `DequantizeLinear` has groups from this opset on.
 _GROUPS = 21
+#: By scheme and bits, from which opset on ONNX has such numbers.
+_SINCE = {("symmetric", 8): 1, ("symmetric", 4): 21, ("asymmetric", 4): 21, ("float", 8): 19}
 
 
 @rule("dequantize")
-def dequantize(
-    builder: GraphBuilder, results: Sequence[Any], integers: Value, scales: Value, **told: Any
-) -> Any:
-    weight = QuantizedWeight.stored(builder, integers, scales, Form(**told), results[0].dtype)
+def dequantize(builder: GraphBuilder, results: Sequence[Any], *stored: Value, **told: Any) -> Any:
+    weight = QuantizedWeight.stored(builder, stored, Form(**told), results[0].dtype)
     if weight is None:
-        return _in_other_operations(
-            builder, partial(dequantized, form=Form(**told)), integers, scales
-        )
-    return weight.written(tuple(range(integers.rank)), fused=False)
+        return _in_other_operations(builder, partial(dequantized, form=Form(**told)), *stored)
+    return weight.written(tuple(range(stored[0].rank)), fused=False)
 
 
 @rule("quantized_dot")
@@ -47,29 +45,28 @@ def quantized_dot(
     builder: GraphBuilder,
     results: Sequence[Any],
     x: Value,
-    integers: Value,
-    scales: Value,
-    *,
+    *stored: Value,
     contracted: int,
     **told: Any,
 ) -> Any:
     (result,) = results
     form = Form(**told)
-    weight = QuantizedWeight.stored(builder, integers, scales, form, result.dtype)
+    weight = QuantizedWeight.stored(builder, stored, form, result.dtype)
     if weight is None:
 
-        def plain(x: Any, integers: Any, scales: Any) -> Any:
-            return plain_dot(x, dequantized(integers, scales, form), contracted)
+        def plain(x: Any, *stored: Any) -> Any:
+            return plain_dot(x, dequantized(*stored, form=form), contracted)
 
-        return _in_other_operations(builder, plain, x, integers, scales)
+        return _in_other_operations(builder, plain, x, *stored)
     order = (0, 1) if contracted == -2 else (1, 0)
     rounded = builder.integers.get(x.name)
     by_row = isinstance(rounded, RoundedRows)
-    if rounded is not None and form.group is None:
+    if rounded is not None and form.group is None and form.scheme != "float":
         return builder.fit(weight.times(rounded.made if by_row else rounded, order), result.dtype)
-    if builder.accuracy_level == 4 and by_row:
+    fused = builder.accuracy_level == 4 and form.scheme != "float"
+    fused = fused and (form.group is None or builder.opset >= _GROUPS)
+    if fused and by_row:
         x = rounded.x  # which kernels round in their own way
-    fused = builder.accuracy_level == 4 and (form.group is None or builder.opset >= _GROUPS)
     name = weight.written(order, fused)
     matrix = Value(name, np.dtype(np.float32), tuple(weight.shape[axis] for axis in order))
     if fused and x.rank == 2:  # of `MatMul` and `Add` onnxruntime would make `Gemm` instead
@@ -87,16 +84,15 @@ def quantized_rows(
     builder: GraphBuilder,
     results: Sequence[Any],
     index: Value,
-    integers: Value,
-    scales: Value,
+    *given: Value,
     **told: Any,
 ) -> Any:
     """Reads columns of the matrix as a product has it, so that a tied head has no other one."""
     (result,), form = results, Form(**told)
-    weight = QuantizedWeight.stored(builder, integers, scales, form, result.dtype)
+    weight = QuantizedWeight.stored(builder, given, form, result.dtype)
     groups = form.group is not None
     if weight is None or form.axis != -1 or not (groups or weight.is_by_channel(0)):
-        return _in_other_operations(builder, partial(few_rows, **told), index, integers, scales)
+        return _in_other_operations(builder, partial(few_rows, **told), index, *given)
     stored = weight.stored_integers((1, 0))
     if form.bits == 4:  # no operator takes columns of these; a session casts them when it loads
         stored = builder.cast(stored, np.int8)
@@ -106,6 +102,9 @@ def quantized_rows(
     outer, size = list(index.shape), weight.shape[1]
     if groups:
         made = builder.reshape(made, [size // form.group, form.group, *outer])
+        for zeros in weight.stored_zeros((1, 0)):
+            zeros = builder("Gather", builder.cast(zeros, np.int8), index.name, axis=1)
+            made = builder("Sub", made, builder.unsqueeze(builder.cast(zeros, np.float32), [1]))
         made = builder("Mul", made, builder.unsqueeze(scale, [1]))
         made = builder.reshape(made, [size, *outer])
     else:
@@ -200,20 +199,23 @@ class QuantizedWeight:
     """A weight whose integers and scales are known, and how they are written."""
 
     def __init__(
-        self, builder: GraphBuilder, leaf: str, integers: Any, scales: tuple[str, Any], form: Any
+        self, builder: GraphBuilder, names: Sequence[str], integers: Any, scales: Any, form: Any
     ):
-        self._writer, self._leaf, self._form = builder, leaf, form
-        self._integers, (self._scales_name, self._scales) = integers, scales
+        self._writer, self._form = builder, form
+        self._leaf, self._scales_name, *self._zeros = names
+        self._integers, self._scales = integers, scales
         self.shape = integers.shape
 
     @staticmethod
     def stored(
-        builder: GraphBuilder, integers: Value, scales: Value, form: Form, dtype: Any
+        builder: GraphBuilder, operands: Sequence[Value], form: Form, dtype: Any
     ) -> QuantizedWeight | None:
         """The weight, if it is stored and ONNX has its form."""
-        names = [builder.stored.get(each.name, each.name) for each in (integers, scales)]
-        q, s = (builder.initializers.get(name) for name in names)
-        if q is None or s is None or (form.bits == 4 and builder.opset < _GROUPS):
+        names = [builder.stored.get(each.name, each.name) for each in operands]
+        q, s, *zeros = (builder.initializers.get(name) for name in names)
+        if q is None or s is None or any(each is None for each in zeros):
+            return None
+        if builder.opset < _SINCE[form.scheme, form.bits]:
             return None
         if carrier(dtype) != np.float32 or np.dtype(form.dtype) == np.float64:
             return None
@@ -221,7 +223,7 @@ class QuantizedWeight:
             return None
         if form.bits == 4:
             q = np.asarray(unpacked(q, form.axis))
-        return QuantizedWeight(builder, names[0], q, (names[1], s), form)
+        return QuantizedWeight(builder, names, q, s, form)
 
     def written(self, order: Sequence[int], fused: bool) -> str:
         """The name of the numbers, with their axes in another order."""
@@ -235,7 +237,7 @@ class QuantizedWeight:
         if fused:
             scales = self.stored_scales(order if groups else None, axis)
             told = {"axis": axis, **({"block_size": form.group} if groups else {})}
-            return builder("DequantizeLinear", given, scales, **told)
+            return builder("DequantizeLinear", given, scales, *self.stored_zeros(order), **told)
         numbers = builder.cast(given, np.float32)
         scales = self.stored_scales(order, axis)
         if groups:
@@ -244,6 +246,9 @@ class QuantizedWeight:
             numbers = builder.reshape(
                 numbers, [sizes[axis] // form.group if n == -1 else n for n in apart]
             )
+            for zeros in self.stored_zeros(order):
+                zeros = builder.unsqueeze(builder.cast(zeros, np.float32), [axis + 1])
+                numbers = builder("Sub", numbers, zeros)
             made = builder("Mul", numbers, builder.unsqueeze(scales, [axis + 1]))
             made = builder.reshape(made, sizes)
         else:
@@ -253,9 +258,10 @@ class QuantizedWeight:
         return made
 
     def is_by_channel(self, axis: int) -> bool:
-        """Whether there is one scale for each place along an axis."""
+        """Whether they are integers with one scale for each place along an axis."""
         sizes = [size for place, size in enumerate(self._scales.shape) if place != axis]
-        return self._form.group is None and all(size == 1 for size in sizes)
+        is_integer = self._form.group is None and self._form.scheme != "float"
+        return is_integer and all(size == 1 for size in sizes)
 
     def times(self, x: RoundedInputs, order: tuple[int, ...]) -> str:
         """A product with inputs of integers, in float32."""
@@ -293,6 +299,17 @@ class QuantizedWeight:
             if name != self._leaf:
                 self._writer.store(array, name)
         return name
+
+    def stored_zeros(self, order: Sequence[int]) -> list[str]:
+        """Of 4 bits, in an order of axes; of most weights none."""
+        builder, made = self._writer, []
+        for leaf in self._zeros:
+            name = f"{leaf}:int4:{''.join(map(str, order))}"
+            if name not in builder.initializers:
+                turned = builder.initializers[leaf].transpose(order)
+                builder.store(np.ascontiguousarray(turned).astype(ml_dtypes.int4), name)
+            made.append(name)
+        return made
 
     def stored_scales(self, order: Sequence[int] | None, axis: int) -> str:
         """In float32; in an order of axes, or for None along the only one."""

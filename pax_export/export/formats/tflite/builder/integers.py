@@ -22,8 +22,8 @@ from pax_export.export.formats.tflite.builder.encode import graphs_of
 from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor, computed_once
 from pax_export.export.validation.integers import Quantized
 
-#: Bits and groups for which LiteRT has products.
-_FUSED = ((8, None), (4, GROUP))
+#: Bits, groups and schemes for which LiteRT has products.
+_FUSED = ((8, None, "symmetric"), (4, GROUP, "symmetric"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,7 @@ class StoredNumbers:
         shape: of the numbers.
         steps: what happened to the numbers, in order: functions that only move elements, and
             factors.
+        zeros_of_leaf: the zero points, where the model has any.
     """
 
     form: Form
@@ -44,6 +45,7 @@ class StoredNumbers:
     scales_of_leaf: Tensor
     shape: tuple[int, ...]
     steps: tuple[Any, ...] = ()
+    zeros_of_leaf: Tensor | None = None
 
     dtype = np.dtype(np.float32)
 
@@ -72,7 +74,10 @@ class StoredNumbers:
         return replace(self, steps=(*self.steps, factor))
 
     def _whole(self) -> np.ndarray:
-        whole = np.asarray(self.integers_of_leaf.value).astype(np.int8, copy=False)
+        whole = np.asarray(self.integers_of_leaf.value)
+        if self.form.scheme == "float":
+            return whole
+        whole = whole.astype(np.int8, copy=False)
         return np.asarray(unpacked(whole, self.form.axis)) if self.form.bits == 4 else whole
 
     def _after_steps(self, array: np.ndarray, scaled: bool = False) -> np.ndarray:
@@ -90,9 +95,18 @@ class StoredNumbers:
     @property
     def scales(self) -> np.ndarray:
         """One for each number."""
-        each, group = np.asarray(self.scales_of_leaf.value, np.float32), self.form.group
+        return self._after_steps(self._for_each(self.scales_of_leaf), True)
+
+    @property
+    def zeros(self) -> np.ndarray | None:
+        """One for each number, where there are any."""
+        of_leaf = self.zeros_of_leaf
+        return None if of_leaf is None else self._after_steps(self._for_each(of_leaf))
+
+    def _for_each(self, held: Tensor) -> np.ndarray:
+        each, group = np.asarray(held.value, np.float32), self.form.group
         each = each if group is None else np.repeat(each, group, each.ndim + self.form.axis)
-        return self._after_steps(np.broadcast_to(each, self._whole_shape), True)
+        return np.broadcast_to(each, self._whole_shape)
 
     @property
     def _whole_shape(self) -> tuple[int, ...]:
@@ -107,15 +121,18 @@ class StoredNumbers:
         return self._after_steps(np.arange(count, dtype=np.int32).reshape(self._whole_shape))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        made = self.integers * self.scales
+        zeros, whole = self.zeros, self.integers.astype(np.float32)
+        made = (whole if zeros is None else whole - zeros) * self.scales
         return made if dtype is None else made.astype(dtype, copy=False)
 
 
-def numbers(integers: Tensor, scales: Tensor, form: Form) -> list[Tensor]:
-    """The constant that integers and scales stand for."""
+def numbers(
+    integers: Tensor, scales: Tensor, zeros: Tensor | None = None, *, form: Form
+) -> list[Tensor]:
+    """The constant that integers, scales and zero points stand for."""
     sizes = list(integers.shape)
     sizes[form.axis] *= 2 if form.bits == 4 else 1
-    value = StoredNumbers(form, integers, scales, tuple(sizes))
+    value = StoredNumbers(form, integers, scales, tuple(sizes), zeros_of_leaf=zeros)
     made = Tensor(sizes, np.float32, None, value)
     made.twin, made.sources = value, integers.sources | scales.sources
     made.name = value.leaf.removesuffix(".integers")
@@ -160,7 +177,7 @@ def store_integers(graphs: Sequence[Graph], accuracy_level: int) -> None:
                 if tensor.dtype != np.float32:  # integers already
                     continue
                 form = tensor.twin.form
-                direct = fused and place == 1 and (form.bits, form.group) in _FUSED
+                direct = fused and place == 1 and (form.bits, form.group, form.scheme) in _FUSED
                 key = id(tensor.value), direct
                 if key not in made:
                     made[key] = weight_constants(tensor, direct, f"{form.bits}:{len(made)}")
@@ -175,10 +192,11 @@ def store_integers(graphs: Sequence[Graph], accuracy_level: int) -> None:
 
 
 class Stored(NamedTuple):
-    """Integers as a constant, and scales that are a constant of their own."""
+    """Integers as a constant, and scales and zero points that are constants of their own."""
 
     integers: Tensor
     blocks: Tensor | None
+    zeros: Tensor | None = None
 
 
 def weight_constants(tensor: Tensor, direct: bool, suffix: str) -> Stored | None:
@@ -186,6 +204,7 @@ def weight_constants(tensor: Tensor, direct: bool, suffix: str) -> Stored | None
     twin = tensor.twin
     scales, form = twin.scales, twin.form
     dtype = ml_dtypes.int4 if form.bits == 4 else np.int8
+    dtype = np.float16 if form.scheme == "float" else dtype  # the smallest that LiteRT has
     stored = Tensor(tensor.shape, dtype, None, _stored_integers(twin))
     stored.name, stored.sources, stored.twin = f"{twin.leaf}:int{suffix}", tensor.sources, twin
     if form.group is None:
@@ -193,28 +212,37 @@ def weight_constants(tensor: Tensor, direct: bool, suffix: str) -> Stored | None
         if len(axes) > 1:
             return None
         stored.axis = axes[0] if axes else 0
-        first = tuple(slice(None) if a == stored.axis else 0 for a in range(scales.ndim))
-        stored.scale = scales[first].copy()
+        first = tuple(slice(None) if a == stored.axis else slice(1) for a in range(scales.ndim))
+        if form.scheme == "float":
+            return Stored(stored, _beside(stored, "scales", scales[first].copy()))
+        stored.scale = scales[first].reshape(-1).copy()
         return Stored(stored, None)
     if not scales.ndim or scales.shape[-1] % form.group:
         return None
-    grouped = scales.reshape(*scales.shape[:-1], -1, form.group)
-    if (grouped != grouped[..., :1]).any():
+    parts = [scales] if twin.zeros is None else [scales, twin.zeros]
+    parts = [each.reshape(*scales.shape[:-1], -1, form.group) for each in parts]
+    if any((each != each[..., :1]).any() for each in parts):
         return None
-    halves = np.ascontiguousarray(grouped[..., 0].astype(np.float16))
-    halves = _once(halves, twin.scales_of_leaf)
-    blocks = Tensor(halves.shape, np.float16, None, halves)
-    blocks.name = f"{stored.name}.scales"
+    halves, *zeros = (np.ascontiguousarray(each[..., 0].astype(np.float16)) for each in parts)
+    blocks = _beside(stored, "scales", _once(halves, twin.scales_of_leaf))
     if direct:
         stored.blocks = blocks
     else:  # LiteRT dequantizes blocks as if they had one scale
         stored.scale = np.ones(1, np.float32)
-    return Stored(stored, blocks)
+    return Stored(stored, blocks, _beside(stored, "zeros", zeros[0]) if zeros else None)
+
+
+def _beside(stored: Tensor, kind: str, array: np.ndarray) -> Tensor:
+    made = Tensor(array.shape, array.dtype, None, array)
+    made.name = f"{stored.name}.{kind}"
+    return made
 
 
 def _stored_integers(twin: StoredNumbers) -> np.ndarray:
     """As the file has them, where possible in an array that the file has anyway."""
     leaf = twin.integers_of_leaf
+    if twin.form.scheme == "float":
+        return twin.integers.astype(np.float16)
     if twin.form.bits != 4:
         made = np.ascontiguousarray(twin.integers)
         return _once(made, leaf)
@@ -242,13 +270,18 @@ def _numbers(stored: Stored, graph: Graph, before: list[Operator]) -> Tensor:
     def reshaped(x: Tensor, shape: Sequence[Any]) -> Tensor:
         return add("RESHAPE", [x, constant(np.array(shape, np.int32))], shape)
 
-    integers, blocks = stored
+    integers, blocks, zeros = stored
     wide = add("DEQUANTIZE", [integers], integers.shape)
     if blocks is None:
         return wide
+    if blocks.dtype == np.float32:
+        return add("MUL", [wide, blocks], integers.shape)
     count = blocks.shape.size
-    scales = reshaped(add("DEQUANTIZE", [blocks], blocks.shape), [count, 1])
-    made = add("MUL", [reshaped(wide, [count, GROUP]), scales], [count, GROUP])
+    made = reshaped(wide, [count, GROUP])
+    for name, each in (("SUB", zeros), ("MUL", blocks)):
+        if each is not None:
+            by_group = reshaped(add("DEQUANTIZE", [each], each.shape), [count, 1])
+            made = add(name, [made, by_group], [count, GROUP])
     return reshaped(made, integers.shape)
 
 
@@ -259,12 +292,23 @@ def read_integers(graphs: Sequence[Graph], file: Path) -> Iterator[tuple[Quantiz
     model = schema.ModelT.InitFromPackedBuf(content, 0)
     tensors = {t.name.decode(): t for each in model.subgraphs for t in each.tensors}
     inputs = (t for each in graphs_of(graphs) for o in each.operators for t in o.inputs)
-    constants = {t.name: t for t in inputs if t is not None and t.twin is not None}
+    constants = {t.name: t for t in inputs if t is not None and t.value is not None}
     for each in constants.values():
-        if each.dtype.name not in ("int4", "int8"):
+        leaf, is_pairs, _ = each.name.partition(":pairs")
+        if each.twin is None and leaf.endswith(".integers") and each.dtype == np.int8:  # a table
+            data = np.asarray(model.buffers[tensors[each.name].buffer].data).view(np.int8)
+            data = data.reshape(tuple(each.shape))
+            if is_pairs:
+                data = np.stack([np.left_shift(data, 4, dtype=np.int8) >> 4, data >> 4], -1)
+                data = data.reshape(*each.shape[:-1], -1)
+            form = Form(4 if is_pairs else 8, GROUP if is_pairs else None, -1, "float32")
+            yield Quantized(leaf, form, tuple(range(data.ndim))), data
+        if each.twin is None or each.dtype.name not in ("int4", "int8", "float16"):
             continue
         stored, twin = tensors[each.name], each.twin
         data = np.asarray(model.buffers[stored.buffer].data).view(np.int8)
+        if stored.type == schema.TensorType.FLOAT16:
+            data = data.view(np.float16).astype(twin.integers_of_leaf.value.dtype)
         if stored.type == schema.TensorType.INT4:
             low = np.left_shift(data, 4, dtype=np.int8) >> 4
             data = np.stack([low, data >> 4], -1).reshape(-1)[: each.shape.size]

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pax_export import _quantized
 from pax_export._quantized import Form, dequantized, plain_dot
@@ -14,18 +15,18 @@ from pax_export.export.formats.tflite.builder.activations import rounded
 from pax_export.export.formats.tflite.builder.emit import emit
 from pax_export.export.formats.tflite.builder.graph import Tensor, computed_once
 from pax_export.export.formats.tflite.builder.integers import numbers, pairs
-from pax_export.export.formats.tflite.rule import Operation, rule
+from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
 from pax_export.export.formats.tflite.tensors import to_carrier
 
 
 @rule("dequantize", thin=True, stored=True)
-def dequantize(op: Operation, integers: Tensor, scales: Tensor) -> Any:
+def dequantize(op: Operation, *given: Tensor) -> Any:
     form = Form(**op.params)
-    stored = [_as_stored(each) for each in (integers, scales)]
+    stored = [_as_stored(each) for each in given]
     if any(each.value is None for each in stored) or form.dtype == "float64":
         function = partial(dequantized, form=form)
-        return op.call(function, op.operands, _carried(integers, scales))
-    return computed_once(("dequantize", form), stored, partial(numbers, *stored, form))
+        return op.call(function, op.operands, _carried(*given))
+    return computed_once(("dequantize", form), stored, partial(numbers, *stored, form=form))
 
 
 def _as_stored(x: Tensor) -> Tensor:
@@ -40,12 +41,12 @@ def _carried(*given: Tensor) -> list[Tensor]:
 
 
 @rule("quantized_dot", thin=True, stored=True)
-def quantized_dot(op: Operation, x: Tensor, integers: Tensor, scales: Tensor) -> Any:
+def quantized_dot(op: Operation, x: Tensor, *stored: Tensor) -> Any:
     told = dict(op.params)
     contracted, form = told.pop("contracted"), Form(**told)
     of_weight = jax.ShapeDtypeStruct(_shape(op.operands[1].shape, form), jnp.dtype(form.dtype))
     inner = Operation("dequantize", told, op.operands[1:], [of_weight], op.sizes, op.run, op.call)
-    (weight,) = dequantize(inner, integers, scales)
+    (weight,) = dequantize(inner, *stored)
     product = partial(plain_dot, contracted=contracted)
     return op.call(
         product,
@@ -55,25 +56,49 @@ def quantized_dot(op: Operation, x: Tensor, integers: Tensor, scales: Tensor) ->
 
 
 @rule("quantized_rows", thin=True, stored=True)
-def quantized_rows(op: Operation, index: Tensor, integers: Tensor, scales: Tensor) -> Any:
+def quantized_rows(op: Operation, index: Tensor, *given: Tensor) -> Any:
     form, operands = Form(**op.params), list(op.operands)
-    index, stored = op.full(_carried(index)[0], operands[0].shape), _as_stored(integers)
-    function, tables = _quantized.few_rows, _carried(integers, scales)
-    if stored.value is not None:
+    index, stored = op.full(_carried(index)[0], operands[0].shape), _as_stored(given[0])
+    function, tables = _quantized.few_rows, _carried(*given)
+    if form.scheme == "float":
+        if stored.value is None:
+            raise NotInTfliteError("it does not compute with float8.")
+        tables[0] = _codes(stored)
+        operands[1] = jax.ShapeDtypeStruct(operands[1].shape, np.int8)
+        function = partial(_rows_of_codes, stored.value.dtype)
+    elif stored.value is not None:
         if form.bits == 4 and form.axis == -1:
             stored, function = pairs(stored), _rows_of_pairs
         # Rows are read from what a product has: the file has the table of a tied head once.
-        kept = (stored, tables[0]), (_as_stored(scales), tables[1])
+        kept = zip((stored, *map(_as_stored, given[1:])), tables)
         tables = [emit("CAST", [x], [(x.shape, wide.dtype)])[0] for x, wide in kept]
     return op.call(partial(function, **op.params), operands, [index, *tables])
 
 
-def _rows_of_pairs(index: Any, integers: Any, scales: Any, **form: Any) -> Any:
+def _codes(stored: Tensor) -> Tensor:
+    """The bits of float8 numbers, of which LiteRT takes rows."""
+
+    def bits() -> list[Tensor]:
+        made = Tensor(stored.shape, np.int8, None, np.asarray(stored.value).view(np.int8))
+        made.name, made.sources = stored.name, stored.sources
+        return [made]
+
+    (table,) = computed_once(("codes",), [stored], bits)
+    return emit("CAST", [table], [(table.shape, np.int32)])[0]
+
+
+def _rows_of_codes(kind: Any, index: Any, codes: Any, scales: Any, **form: Any) -> Any:
+    numbers = jnp.asarray(np.arange(256, dtype=np.uint8).view(kind).astype(np.float32))
+    made = numbers[codes[index].astype(jnp.int32) & 255] * scales[index]
+    return made.astype(form["dtype"])
+
+
+def _rows_of_pairs(index: Any, integers: Any, *scales: Any, **form: Any) -> Any:
     rows, four = integers[index], jnp.int8(4)
     low = jax.lax.shift_right_arithmetic(jax.lax.shift_left(rows, four), four)
     both = jnp.stack([low, jax.lax.shift_right_arithmetic(rows, four)], -1)
     whole = both.reshape(*rows.shape[:-1], 2 * rows.shape[-1])
-    return dequantized(whole, scales[index], Form(**{**form, "bits": 8}))
+    return dequantized(whole, *(s[index] for s in scales), form=Form(**{**form, "bits": 8}))
 
 
 @rule("round_inputs", thin=True, stored=True)
