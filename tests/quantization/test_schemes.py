@@ -15,6 +15,7 @@ import pax_export as pax
 from pax_export import adapters, errors
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from pax_export.inspection import diff, inspect
+from pax_export.nets import Decoder, DecoderConfig
 from pax_export.quantization import dequantize, quantize
 from tests.closeness import assert_close
 
@@ -142,6 +143,22 @@ def test_a_convolution_and_a_table_in_files(told, tmp_path):
         assert report.details["quantized"]["weights"] == 3
         got = load(tmp_path / "m")(tokens)
         assert_close(got, small(tokens), rtol=0, atol=0.03 * np.abs(got).max())
+
+
+@each_scheme
+def test_a_table_that_is_the_head(told):
+    pax.seed_rng_key(0)
+    config = DecoderConfig.llama(
+        vocab_size=40, dim=32, num_layers=1, num_heads=2, hidden_dim=64, tied=True
+    )
+    lm, tokens = Decoder(config), np.array([[3, 1, 4]], np.int32)
+    small, report = quantize(lm, at="embed", **told)
+    assert [leaf.name for leaf in report.leaves] == ["embed.weight"]
+    assert report.kept["layers.dense.up.weight"] == "not chosen"
+    assert_close(small(tokens), dequantize(small)(tokens), rtol=1e-4, atol=1e-6)
+    of_layers, report = quantize(lm.at("layers"), **told)
+    assert report.kept["embed.weight"] == "not chosen" and len(report.leaves) == 7
+    assert_close(of_layers(tokens), dequantize(of_layers)(tokens), rtol=1e-4, atol=1e-6)
 
 
 # --- the numbers ------------------------------------------------------------------------------
