@@ -188,24 +188,29 @@ def _summed(x: Any, stored: Sequence[Any], form: Form) -> Any:
 
 
 def _times_block(x: Any, stored: Sequence[Any], form: Form) -> Any:
+    """The product with rows ``[k, n]`` of a matrix, or ``[n, k]`` where groups are along ``k``."""
     integers, *scales = stored
     if form.bits != 4:
         if not scales:
             return x @ integers.astype(jnp.float32)
-        return x @ dequantized(*stored, form=form)
-    by_group, *zeros = (scales_per_group(each.astype(jnp.float32), -2) for each in scales)
+        numbers = dequantized(*stored, form=form)
+        return x @ (numbers if form.axis == -2 else numbers.T)
+    by_group, *zeros = (scales_per_group(each.astype(jnp.float32), form.axis) for each in scales)
     apart = x.reshape(x.shape[0], -1, 2, GROUP // 2)
     made = None
-    for place, half in enumerate(halves(integers, -2)):
+    for place, half in enumerate(halves(integers, form.axis)):
         numbers = half.astype(jnp.float32)
         numbers = (numbers - zeros[0] if zeros else numbers) * by_group
-        matrix = numbers.reshape(-1, numbers.shape[-1])
+        if form.axis == -2:
+            matrix = numbers.reshape(-1, numbers.shape[-1])
+        else:
+            matrix = numbers.reshape(numbers.shape[0], -1).T
         part = apart[:, :, place].reshape(x.shape[0], -1) @ matrix
         made = part if made is None else made + part
     return made
 
 
-def _over_outputs(x: object, integers: Any, scales: Sequence[Any], form: Form) -> Any:
+def _over_outputs(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     """The products of each block of outputs, one after the other."""
     size = integers.shape[0]
     block = _block(size)
@@ -215,7 +220,7 @@ def _over_outputs(x: object, integers: Any, scales: Sequence[Any], form: Form) -
         if form.group is None:
             own, of_own = given
             return (x @ own.astype(jnp.float32).T) * of_own.astype(jnp.float32).T
-        return x @ dequantized(*given, form=form).T
+        return _times_block(x, given, form)
 
     stored = (integers, *scales)
     if count < 2:
