@@ -181,8 +181,7 @@ class GraphBuilder:
         """0, 1, 2... as int64."""
         if is_number(size):
             return np.arange(size, dtype=np.int64)
-        scalar = self("Squeeze", self.sizes.one(size), np.array([0], np.int64))
-        return self("Range", np.array(0, np.int64), scalar, np.array(1, np.int64))
+        return self.sizes.arange(size)
 
     def within(self, name: Any, last: Any) -> str:
         """Whole numbers of int64, moved to between 0 and others.

@@ -91,11 +91,28 @@ class OnnxSizes:
 
     def scalar(self, size: object, kind: dict[str, int]) -> str:
         """A size as a number without axes, of the type that `Cast` is told."""
-        key = f"{size}: {kind}"
+        return self.cast(self._once(f"number {size}", self._number, size), kind)
+
+    def arange(self, size: object) -> str:
+        """0, 1, 2... as int64."""
+        return self._once(f"range {size}", self._range, size)
+
+    def cast(self, name: str, kind: dict[str, int]) -> str:
+        """What is made of sizes alone, in the type that `Cast` is told."""
+        return self._once(f"{name} {kind}", lambda name: self._node("Cast", name, **kind), name)
+
+    def _once(self, key: str, make: Callable[[Any], str], given: object) -> str:
+        """The name of what is made in the outermost graph, for all that read it."""
         if key not in self._shapes:
-            number = self._node("Squeeze", self.one(size), np.array([0], np.int64))
-            self._shapes[key] = self._node("Cast", number, **kind)
+            self._shapes[key] = make(given)
         return self._shapes[key]
+
+    def _number(self, size: object) -> str:
+        return self._node("Squeeze", self.one(size), np.array([0], np.int64))
+
+    def _range(self, size: object) -> str:
+        number = self._once(f"number {size}", self._number, size)
+        return self._node("Range", np.array(0, np.int64), number, np.array(1, np.int64))
 
     def _array(self, size: Size) -> Any:
         return np.array([size], np.int64) if isinstance(size, int) else size

@@ -135,7 +135,7 @@ def put(
 
 
 def sizes(builder: GraphBuilder, *, of: Sequence[Any]) -> str:
-    return builder.cast(builder.sizes.shape(of), np.int32)
+    return builder.sizes.cast(builder.sizes.shape(of), builder.cast_to(np.int32))
 
 
 def _recurrent(

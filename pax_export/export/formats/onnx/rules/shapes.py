@@ -126,7 +126,7 @@ def iota(
         made = numbers.astype(result.dtype).astype(line)
         row = Value(builder.constant(made), np.dtype(result.dtype), (size,), made)
     else:
-        name = builder.fit(builder.cast(numbers, line), result.dtype)
+        name = builder.fit(builder.sizes.cast(numbers, builder.cast_to(line)), result.dtype)
         row = Value(name, np.dtype(result.dtype), (size,))
     return row if len(shape) == 1 else broadcast(builder, row, result, [dimension])
 
