@@ -15,58 +15,10 @@ Example:
 from __future__ import annotations
 
 from pax_export._errors import *
+from pax_export._errors import PaxError, PaxWarning
 
-__all__ = [
-    "AdoptionError",
-    "AmbiguousWeightsError",
-    "ChangedOutsideWarning",
-    "CheckpointError",
-    "ConsumerError",
-    "DTensorStateError",
-    "ExportPathError",
-    "ForeignInputError",
-    "GradientMismatchError",
-    "HiddenArrayError",
-    "ImmutableModuleError",
-    "InvalidArgumentError",
-    "InvalidArgumentTypeError",
-    "LoadedShapeWarning",
-    "MissingCheckpointError",
-    "MissingPackageError",
-    "MissingValueError",
-    "MissingWeightError",
-    "MissingWeightsFileError",
-    "NameTakenError",
-    "NearNameWarning",
-    "NegativeToleranceError",
-    "NonFiniteError",
-    "NotDifferentiableError",
-    "NotInPaxError",
-    "NotMaterializedError",
-    "NotPicklableError",
-    "NotValidatedWarning",
-    "PaxError",
-    "PaxWarning",
-    "PolicyError",
-    "ProcessesError",
-    "QuantizationError",
-    "RetracingWarning",
-    "ShardingError",
-    "SharedNodeError",
-    "SignatureError",
-    "StateChangeError",
-    "StructureMismatchError",
-    "SymbolicDimensionError",
-    "TokenizerError",
-    "TracedValueError",
-    "UncoveredStateError",
-    "UnknownOptionError",
-    "UnsupportedDtypeError",
-    "UnsupportedOperationError",
-    "UntrainedArrayWarning",
-    "UntrustedExportError",
-    "ValidationError",
-    "WeightNameError",
-    "WeightsFileError",
-    "WeightsMismatchError",
-]
+__all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
+    name
+    for name, value in vars().items()
+    if isinstance(value, type) and issubclass(value, (PaxError, PaxWarning))
+)

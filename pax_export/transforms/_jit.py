@@ -29,8 +29,10 @@ from pax_export.transforms._lift import (
     LiftedCall,
     Origins,
     StaticArgs,
+    put_back,
     roots_of,
     signature_of,
+    take_out,
     unwrap_static,
     write_back,
 )
@@ -201,7 +203,7 @@ class Jitted:
             if opened is not None:
                 keywords = {**keywords, OPEN: opened}
             if self._donate:
-                (folded, keywords), state = take_out((folded, keywords))
+                (folded, keywords), state = take_out((folded, keywords), _is_folded)
                 keywords = {**keywords, STATE: state}
         if self._static:
             folded, keywords = unwrap_static(folded, keywords)
@@ -225,7 +227,7 @@ def _only_modules(folded: Sequence[Any]) -> tuple[int, ...]:
     """Which arguments hold modules; jax donates an argument beside its places as a whole."""
     numbers = []
     for number, argument in enumerate(folded):
-        rest, modules = take_out(argument)
+        rest, modules = take_out(argument, _is_folded)
         if modules and tree_leaves(rest):
             raise InvalidArgumentError(
                 "Beside in_shardings, an argument is donated as a whole.",
@@ -377,26 +379,3 @@ def unfold(tree: PyTree) -> Any:
 
 def _is_folded(value: object) -> bool:
     return type(value) is Folded
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class _ModuleSlot:
-    """Placeholder for a module that was taken out of a tree."""
-
-
-def take_out(tree: PyTree) -> tuple[Any, tuple[Folded, ...]]:
-    """The tree without its folded modules, and these."""
-    items, treedef = tree_flatten(tree, is_leaf=_is_folded)
-    modules = tuple([x for x in items if _is_folded(x)])
-    return treedef.unflatten([_ModuleSlot() if _is_folded(x) else x for x in items]), modules
-
-
-def put_back(tree: PyTree, modules: tuple[Any, ...]) -> Any:
-    """The reverse of `take_out`."""
-    left = iter(modules)
-    return tree_map(
-        lambda x: next(left) if type(x) is _ModuleSlot else x,
-        tree,
-        is_leaf=lambda x: type(x) is _ModuleSlot or _is_folded(x),
-    )

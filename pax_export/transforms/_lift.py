@@ -225,6 +225,31 @@ def _write_back(final: PyTree, places: Iterator[int | None], originals: list[Any
     return originals[place]
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Slot:
+    """Placeholder for what was taken out of a tree."""
+
+
+def take_out(tree: PyTree, is_taken: Callable[[Any], bool]) -> tuple[Any, tuple[Any, ...]]:
+    """The tree without the outermost values that a test chooses, and these."""
+    items, treedef = tree_flatten(tree, is_leaf=is_taken)
+    taken = tuple([x for x in items if is_taken(x)])
+    if not taken:
+        return tree, taken
+    return treedef.unflatten([_Slot() if is_taken(x) else x for x in items]), taken
+
+
+def put_back(tree: PyTree, taken: Iterable[Any]) -> Any:
+    """The reverse of `take_out`."""
+    left = iter(taken)
+
+    def is_slot(value: object) -> bool:
+        return type(value) is _Slot
+
+    return tree_map(lambda x: next(left) if is_slot(x) else x, tree, is_leaf=is_slot)
+
+
 def wraps(function: Callable) -> Callable[[Callable], Any]:
     """`functools.wraps`, also for what has no name to copy."""
     if isinstance(function, Node):

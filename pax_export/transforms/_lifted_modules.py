@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, cast
 
-import jax
-from jax.tree_util import tree_map
-
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.core import Module, is_node, lent_to_constructors, made_of
 from pax_export.transforms._axes import MapOptions, StateAxes
-from pax_export.transforms._lift import LiftedCall, Strict, roots_of
+from pax_export.transforms._lift import LiftedCall, Strict, put_back, take_out
 from pax_export.transforms._remat import remat
 from pax_export.transforms._scan import scan
 from pax_export.transforms._vmap import vmap
@@ -82,10 +79,10 @@ class Constructor:
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         # Modules go in as arguments, so that the constructor may draw from an RngSeq.
-        rest, modules = _without_modules((args, kwargs))
+        rest, modules = take_out((args, kwargs), is_node)
 
         def make(*modules: object) -> Any:
-            args, kwargs = _with_modules(rest, modules)
+            args, kwargs = put_back(rest, modules)
             with lent_to_constructors() if modules else nullcontext():
                 return self.inner(*args, **kwargs)
 
@@ -94,34 +91,6 @@ class Constructor:
             made = type(inner).__name__
             raise self.cls._no_constructor(f"{self.inner!r}, which made a {made}")
         return made_of(self.cls, {self.cls._attribute: inner, "options": self.options})
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class _ModuleArgument:
-    """Placeholder for a module among the arguments of a constructor."""
-
-
-def _without_modules(arguments: Sequence[Any]) -> tuple[Any, tuple]:
-    """The arguments without the outermost modules among them, and these."""
-    modules = tuple(roots_of(arguments))
-    if modules:
-        arguments = tree_map(
-            lambda x: _ModuleArgument() if is_node(x) else x, arguments, is_leaf=is_node
-        )
-    return arguments, modules
-
-
-def _with_modules(arguments: Sequence[Any], modules: tuple) -> Any:
-    """The reverse of `_without_modules`."""
-    if not modules:
-        return arguments
-    left = iter(modules)
-    return tree_map(
-        lambda x: next(left) if type(x) is _ModuleArgument else x,
-        arguments,
-        is_leaf=lambda x: type(x) is _ModuleArgument,
-    )
 
 
 class Lifted(Module):
