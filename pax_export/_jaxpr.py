@@ -70,14 +70,14 @@ def wrapped_program(equation: Any) -> Any:
     programs = [held] if is_program(held) else list(inner_programs(equation))
     if len(programs) == 1:
         jaxpr = getattr(programs[0], "jaxpr", programs[0])
-        if _shapes(jaxpr.invars) == _shapes(equation.invars) and (
-            _shapes(jaxpr.outvars) == _shapes(equation.outvars)
+        if _shapes_of(jaxpr.invars) == _shapes_of(equation.invars) and (
+            _shapes_of(jaxpr.outvars) == _shapes_of(equation.outvars)
         ):
             return programs[0]
     return None
 
 
-def _shapes(atoms: Iterable[Any]) -> list[tuple]:
+def _shapes_of(atoms: Iterable[Any]) -> list[tuple]:
     return [tuple(getattr(atom.aval, "shape", ())) for atom in atoms]
 
 
@@ -100,7 +100,7 @@ def walk_equations(program: TracedProgram, callers: tuple = ()) -> Iterator[tupl
             yield from walk_equations(inner, (*callers, equation))
 
 
-def _programs(program: TracedProgram, seen: set[int] | None = None) -> Iterator[Any]:
+def _walk_programs(program: TracedProgram, seen: set[int] | None = None) -> Iterator[Any]:
     """A program and those inside of it, each once however often it is called."""
     seen = set() if seen is None else seen
     if id(program) not in seen:
@@ -108,18 +108,18 @@ def _programs(program: TracedProgram, seen: set[int] | None = None) -> Iterator[
         yield program
         for equation in getattr(program, "jaxpr", program).eqns:
             for inner in inner_programs(equation):
-                yield from _programs(inner, seen)
+                yield from _walk_programs(inner, seen)
 
 
 def _equations_once(program: TracedProgram) -> Iterator[Any]:
     """Every operation of a traced program, in no order that means something."""
-    for each in _programs(program):
+    for each in _walk_programs(program):
         yield from getattr(each, "jaxpr", each).eqns
 
 
 def jaxpr_constants(program: TracedProgram) -> Iterator[Any]:
     """The arrays that a traced program closes over, those of programs inside of it too."""
-    for each in _programs(program):
+    for each in _walk_programs(program):
         yield from getattr(each, "consts", ())
 
 

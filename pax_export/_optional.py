@@ -61,7 +61,7 @@ def require(package: str, extra: str, purpose: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != package.split(".")[0]:
             raise
-        raise _missing(package, extra, purpose) from error
+        raise _missing_package(package, extra, purpose) from error
 
 
 def _load_tensorflow() -> None:
@@ -75,24 +75,24 @@ def _load_tensorflow() -> None:
 
 def find(package: str, extra: str, purpose: str) -> ModuleSpec:
     """Finds what `require` would import, without importing it."""
-    if spec := _spec(package):
+    if spec := _spec_of(package):
         return spec
-    raise _missing(package, extra, purpose)
+    raise _missing_package(package, extra, purpose)
 
 
 def is_installed(package: str) -> bool:
     """Whether a package can be imported; it is not imported."""
-    return _spec(package) is not None
+    return _spec_of(package) is not None
 
 
-def _spec(package: str) -> ModuleSpec | None:
+def _spec_of(package: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(package)
     except ImportError:  # whoever looks for modules here does not let it be imported
         return None
 
 
-def _missing(package: str, extra: str, purpose: str) -> MissingPackageError:
+def _missing_package(package: str, extra: str, purpose: str) -> MissingPackageError:
     return MissingPackageError(
         f"{purpose} needs the package {package!r}, which is not installed.",
         write=f"{install(extra)} (the extra [{extra}] of pax-export)"

@@ -85,13 +85,13 @@ def _turned_aside(failures_tell: bool) -> Iterator[None]:
         return
     tell_all = failures_tell
     with tempfile.TemporaryFile() as written:
-        _flush()
+        _flush_log()
         os.dup2(written.fileno(), 2)
         try:
             yield
             tell_all = False
         finally:
-            _flush()
+            _flush_log()
             os.dup2(stderr, 2)
             written.seek(0)
             lines = written.read().decode(errors="replace").splitlines(keepends=True)
@@ -100,6 +100,6 @@ def _turned_aside(failures_tell: bool) -> Iterator[None]:
             os.close(stderr)
 
 
-def _flush() -> None:
+def _flush_log() -> None:
     with suppress(AttributeError, OSError, ValueError):  # no stderr, or a closed one
         sys.stderr.flush()

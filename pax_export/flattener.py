@@ -81,7 +81,7 @@ class Flattener(Module):
     def __init__(self, **kwargs: object):
         super().__init__()
         _check_names(type(self), kwargs)
-        self.leaves_dict, self._structures = _merged({}, (), kwargs)
+        self.leaves_dict, self._structures = _merge_values({}, (), kwargs)
 
     def update(self, **kwargs: object) -> Self:
         """Returns a new Flattener with values replaced or added.
@@ -93,7 +93,7 @@ class Flattener(Module):
             InvalidArgumentError: (a ValueError) a name that cannot be used.
         """
         _check_names(type(self), kwargs)
-        leaves, structures = _merged(self.leaves_dict, self._structures, kwargs)
+        leaves, structures = _merge_values(self.leaves_dict, self._structures, kwargs)
         return self.replace(leaves_dict=leaves, _structures=structures)
 
     def parameters(self) -> Any:
@@ -121,7 +121,7 @@ class Flattener(Module):
         """Rebuilds a value."""
         for structure in vars(self).get("_structures", ()):
             if structure.name == name:
-                return _rebuilt(structure, self.leaves_dict[name])
+                return _rebuild_value(structure, self.leaves_dict[name])
         raise MissingValueError(
             "The Flattener holds no value of this name.",
             where=f"{type(self).__qualname__}.{name}",
@@ -163,7 +163,7 @@ def _restore(cls: type, names: tuple, attributes: dict[str, Any], values: dict) 
 _Structures = tuple[_Structure, ...]
 
 
-def _merged(
+def _merge_values(
     leaves: dict[str, list[Any]], structures: _Structures, values: dict[str, Any]
 ) -> tuple[dict[str, list[Any]], _Structures]:
     """What a Flattener holds after values were replaced or added."""
@@ -199,7 +199,7 @@ def _taken_apart(
     return data, _Structure(name, treedef, tuple(others), _NotShared() if opaque else None)
 
 
-def _rebuilt(structure: _Structure, data: list[Any]) -> Any:
+def _rebuild_value(structure: _Structure, data: list[Any]) -> Any:
     leaves = list(data)
     for number, leaf in structure.others:
         leaves.insert(number, leaf)

@@ -104,7 +104,7 @@ class LazyModule(Module):
         setattr(self, name, value)
         recorder = _recorder.get()
         if recorder is not None:
-            recorder.record(self, name, value)
+            recorder.record_creation(self, name, value)
         adopt(self, modules_and_leaves(value)[0])
         return value
 
@@ -177,7 +177,7 @@ class _CreationRecorder:
         # and modules that were exchanged for updated copies later in the call.
         self.values: dict[tuple[int, str], tuple[Any, Any]] = {}
 
-    def record(self, parent: object, name: str, value: object) -> None:
+    def record_creation(self, parent: object, name: str, value: object) -> None:
         first = rebuilt(value)
         # What an id belongs to is kept with it, or the id might be given anew.
         self.values[id(parent), name] = (parent, first)

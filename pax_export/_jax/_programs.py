@@ -94,7 +94,7 @@ def expanded(equation: Any) -> Callable[..., list[Any]] | None:
     return function
 
 
-def _remat(run: Any, params: Any, given: list[Any]) -> list[Any]:
+def _expand_remat(run: Any, params: Any, given: list[Any]) -> list[Any]:
     options = {key: params[key] for key in ("prevent_cse", "policy")}
     return jax.checkpoint(lambda *values: run(params["jaxpr"], values), **options)(*given)
 
@@ -108,7 +108,7 @@ def scan_operands(params: Any, given: Sequence[Any]) -> tuple[list[Any], list[An
     return list(given[:first]), list(given[first:last]), list(given[last:])
 
 
-def _scan(run: Any, params: Any, given: list[Any]) -> list[Any]:
+def _expand_scan(run: Any, params: Any, given: list[Any]) -> list[Any]:
     constants, start, inputs = scan_operands(params, given)
 
     def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -122,7 +122,7 @@ def _scan(run: Any, params: Any, given: list[Any]) -> list[Any]:
     return [*carry, *ys]
 
 
-def _while(run: Any, params: Any, given: list[Any]) -> list[Any]:
+def _expand_while(run: Any, params: Any, given: list[Any]) -> list[Any]:
     first = params["cond_nconsts"]
     last = first + params["body_nconsts"]
 
@@ -135,7 +135,7 @@ def _while(run: Any, params: Any, given: list[Any]) -> list[Any]:
     return jax.lax.while_loop(holds, body, given[last:])
 
 
-def _cond(run: Any, params: Any, given: list[Any]) -> list[Any]:
+def _expand_cond(run: Any, params: Any, given: list[Any]) -> list[Any]:
     branches = [lambda *values, branch=branch: run(branch, values) for branch in params["branches"]]
     return jax.lax.switch(given[0], branches, *given[1:])
 
@@ -143,10 +143,10 @@ def _cond(run: Any, params: Any, given: list[Any]) -> list[Any]:
 #: How an equation is made anew from functions that are given what its programs close over;
 #: what only calls one is not needed any more.
 _OPENED = {
-    **dict.fromkeys(("checkpoint", "remat", "remat2"), _remat),
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
+    **dict.fromkeys(("checkpoint", "remat", "remat2"), _expand_remat),
+    "scan": _expand_scan,
+    "while": _expand_while,
+    "cond": _expand_cond,
 }
 
 
@@ -158,7 +158,7 @@ def _prune_program(program: Any, count: int, instantiate: bool) -> tuple[Any, li
     reduce = private(_REDUCE)
     if reduce is None:
         say_less(_REDUCE)
-        return _swept(program.jaxpr, count)
+        return _sweep_program(program.jaxpr, count)
     used = [index < count for index in range(len(program.jaxpr.outvars))]
     # Since jax 0.12 a program and its jaxpr are one class.
     whole = program if hasattr(program, "with_consts") else program.jaxpr
@@ -166,7 +166,7 @@ def _prune_program(program: Any, count: int, instantiate: bool) -> tuple[Any, li
     return getattr(reduced, "jaxpr", reduced), read
 
 
-def _swept(jaxpr: Any, count: int) -> tuple[Any, list[bool]]:
+def _sweep_program(jaxpr: Any, count: int) -> tuple[Any, list[bool]]:
     """The same without looking into what equations call: a sweep from the end."""
     reduced = jaxpr.replace(
         outvars=jaxpr.outvars[:count], debug_info=jaxpr.debug_info.with_unknown_names()

@@ -41,14 +41,14 @@ def asked() -> Any:
         return None
 
 
-def _nothing() -> None:
+def _return_nothing() -> None:
     """Where nobody can tell one trace from another, they all are the same."""
     say_less("jax.lax.add_p")
 
 
 def _trace_state() -> Any:
     found = private("jax._src.core.get_opaque_trace_state")
-    return found or asked() or _nothing
+    return found or asked() or _return_nothing
 
 
 #: Equal at two places if and only if they run under the same trace.

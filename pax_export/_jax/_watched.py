@@ -32,7 +32,7 @@ def watched(heard: Heard) -> Iterator[None]:
     A jitted function is one operation. Tracing, and what ``heard`` computes, is left out.
     """
     plain, entered = private(_CURRENT), private(_SET)
-    _hide(__file__, inspect.getfile(heard))
+    _hide_module(__file__, inspect.getfile(heard))
     if plain is None or entered is None:
         say_less(_CURRENT if plain is None else _SET)
         with jax.debug_nans(True):
@@ -54,7 +54,7 @@ def watched(heard: Heard) -> Iterator[None]:
 
 
 @functools.cache
-def _hide(*files: str) -> None:
+def _hide_module(*files: str) -> None:
     """So that the lines of operations are those of the user."""
     from jax.extend import source_info_util
 

@@ -23,6 +23,7 @@ from pax_export.core import (
     Selection,
     apply_bottom_up,
     aspect_of,
+    fold_bottom_up,
     is_node,
     join,
     map_submodules,
@@ -32,7 +33,6 @@ from pax_export.core import (
     path_name,
     require_module,
     split_rng_key,
-    upwards,
     with_static,
 )
 from pax_export.nn import integer
@@ -179,7 +179,7 @@ def apply_changes(net: PyTree, changes: Changes) -> Any:
         new = map_submodules(module, lambda sub: next(parts))
         return changes[id(module)](new) if id(module) in changes else new
 
-    return upwards(net, build)
+    return fold_bottom_up(net, build)
 
 
 def names(net: PyTree) -> list[str]:

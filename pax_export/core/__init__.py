@@ -57,6 +57,7 @@ from pax_export.core._subclassing import aspect_of, derived, register_aspect
 from pax_export.core._summary import elements, pax_line, summary_lines
 from pax_export.core._traversal import (
     apply_bottom_up,
+    fold_bottom_up,
     is_labelled,
     join,
     map_attributes,
@@ -68,7 +69,6 @@ from pax_export.core._traversal import (
     one_level,
     path_name,
     rebuilt,
-    upwards,
 )
 from pax_export.core._tree import (
     STATIC,
@@ -77,7 +77,7 @@ from pax_export.core._tree import (
     attributes_of,
     current_kinds,
     flatten,
-    folded,
+    from_folded,
     is_array,
     is_node,
     kind_of,

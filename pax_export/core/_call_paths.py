@@ -53,7 +53,7 @@ def _path_and_root() -> tuple[str, Node | None]:
     while frame is not None:
         if frame.f_code is _CODE and isinstance(module := frame.f_locals["self"], Node):
             if inner is not None and module is not inner:
-                path = ".".join(filter(None, (_step(module, inner), path)))
+                path = ".".join(filter(None, (_step_between(module, inner), path)))
             inner = module
         frame = frame.f_back
     return path, inner
@@ -72,7 +72,7 @@ def _add_note(error: Exception, module: Node) -> None:
         pass  # the error does not allow attributes
 
 
-def _step(outer: Node, inner: Node) -> str:
+def _step_between(outer: Node, inner: Node) -> str:
     """The path from a module to a called module; a star replaces unknown parts."""
     named = named_modules(outer)[1:]
     for path, module in named:
@@ -82,13 +82,13 @@ def _step(outer: Node, inner: Node) -> str:
     moduledef = flatten(inner)[1]
     alike = [path for path, module in named if flatten(module)[1] is moduledef]
     if alike:
-        return _common(alike)
+        return _common_pattern(alike)
     # Under a policy a module calls a copy of itself with cast arrays.
     is_itself = base_of(type(inner)) is base_of(type(outer))
     return "" if is_itself else f"<{type(inner).__name__}>"
 
 
-def _common(paths: list[str]) -> str:
+def _common_pattern(paths: list[str]) -> str:
     """Several paths as one pattern: ``layers.0.fc`` and ``layers.1.fc`` as ``layers.*.fc``."""
     columns = list(zip(*[path.split(".") for path in paths]))
     if any(path.count(".") + 1 != len(columns) for path in paths):

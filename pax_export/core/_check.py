@@ -208,11 +208,11 @@ def _arrays_in(value: object, path: str, seen: set[int]) -> Iterator[tuple[str, 
     if isinstance(value, Node):
         yield from ((join(path, name), leaf) for name, leaf in named_leaves(value))
         return
-    for name, part in _parts(value):
+    for name, part in _parts_of_object(value):
         yield from _arrays_in(part, join(path, str(name)), seen)
 
 
-def _parts(value: object) -> Iterator[tuple[Any, Any]]:
+def _parts_of_object(value: object) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, (list, tuple, set, frozenset)):
@@ -261,10 +261,10 @@ def structure_differences(a: object, b: object, path: str = "") -> list[str]:
         return _module_differences(a, b, path)
     if isinstance(a, (Node, EmptyNode)) or isinstance(b, (Node, EmptyNode)):
         same = isinstance(a, EmptyNode) and isinstance(b, EmptyNode)
-        return [] if same else [f"{here}: {_kind(a)} against {_kind(b)}"]
+        return [] if same else [f"{here}: {_describe_kind(a)} against {_describe_kind(b)}"]
     (items_a, def_a), (items_b, def_b) = one_level(a), one_level(b)
     if def_a != def_b:
-        return [f"{here}: {_kind(a)} against {_kind(b)}"]
+        return [f"{here}: {_describe_kind(a)} against {_describe_kind(b)}"]
     if len(items_a) == 1 and items_a[0][1] is a:
         return []  # a leaf
     lines = []
@@ -289,7 +289,7 @@ def _module_differences(a: Node, b: Node, path: str) -> list[str]:
         elif name in moduledef_a.names and name in moduledef_b.names:
             lines += structure_differences(values_a[name], values_b[name], place)
         else:
-            x, y = _kind(values_a[name]), _kind(values_b[name])
+            x, y = _describe_kind(values_a[name]), _describe_kind(values_b[name])
             lines.append(f"{place}: {x} against {y}")
     return lines
 
@@ -297,7 +297,7 @@ def _module_differences(a: Node, b: Node, path: str) -> list[str]:
 _OWN_FIELDS = ("_name", "_training")
 
 
-def _kind(value: object) -> str:
+def _describe_kind(value: object) -> str:
     if is_array(value):
         return "an array"
     if isinstance(value, (Node, EmptyNode)):

@@ -44,7 +44,7 @@ from pax_export.core._tree import (
     Node,
     attributes_of,
     current_kinds,
-    cyclic,
+    cycle_error,
     flatten,
     is_array,
     is_node,
@@ -94,7 +94,7 @@ def edit_at(tree: PyTree, changes: Mapping[Steps, Change], *, same_kinds: bool =
         for steps in [steps for steps in left if len(steps) == depth]:
             inner.setdefault(steps[:-1], {})[steps[-1]] = left.pop(steps)
         for steps, items in inner.items():
-            parent = functools.reduce(_step, steps, new)
+            parent = functools.reduce(_child_at, steps, new)
             if isinstance(parent, Node):
                 _change_attributes(parent, items, same_kinds)
             else:  # a container: it is a change of what is around it
@@ -106,7 +106,7 @@ def edit_at(tree: PyTree, changes: Mapping[Steps, Change], *, same_kinds: bool =
     return new
 
 
-def _step(value: PyTree, step: PyTree) -> Any:
+def _child_at(value: PyTree, step: PyTree) -> Any:
     if isinstance(value, Node):
         return attributes_of(value)[step]
     if isinstance(value, (dict, list)) or type(value) is tuple:
@@ -144,7 +144,7 @@ def own_containers(value: object) -> Any:
         try:
             return copy_containers(value)
         except RecursionError:
-            raise cyclic(value) from None
+            raise cycle_error(value) from None
     if is_node_or_empty(value):
         return value
     leaves, treedef = tree_flatten(value, is_leaf=is_node_or_empty)
@@ -173,7 +173,7 @@ def replace(module: Node, changes: dict[str, Any]) -> Any:
                 f"{name!r} is read-only; write replace(_{name}=...)"
                 + (" or train() and eval()" if name == "training" else "")
             )
-        if not _has(module, name):
+        if not _has_attribute(module, name):
             near = near_names(name, attributes_of(module))
             raise InvalidArgumentError(
                 "replace needs the name of an attribute that the module has.",
@@ -185,19 +185,19 @@ def replace(module: Node, changes: dict[str, Any]) -> Any:
     return with_attributes(module, changes)
 
 
-def _has(module: Node, name: str) -> bool:
+def _has_attribute(module: Node, name: str) -> bool:
     if name in attributes_of(module):
         return True
-    value = getattr(type(module), name, _has)  # a default of the class
+    value = getattr(type(module), name, _has_attribute)  # a default of the class
     return not (callable(value) or hasattr(value, "__get__"))
 
 
 def with_attributes(module: Node, changes: dict[str, Any]) -> Any:
     """A new module with attributes added or replaced."""
-    return edit_at(module, {(name,): _put(value) for name, value in changes.items()})
+    return edit_at(module, {(name,): _constant_change(value) for name, value in changes.items()})
 
 
-def _put(value: object) -> Change:
+def _constant_change(value: object) -> Change:
     return lambda old: value
 
 
@@ -241,7 +241,7 @@ def replace_node(module: PyTree, node: object, value: object) -> Any:
             got=f"{len(places)} occurrences of {type(node).__name__}",
             write="the array, module or container itself, as the module holds it",
         )
-    new = edit_at(module, {places[0]: _put(value)}, same_kinds=True)
+    new = edit_at(module, {places[0]: _constant_change(value)}, same_kinds=True)
     check_modules(new)
     return new
 

@@ -48,7 +48,7 @@ def explained(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs:
                 if name not in known:
-                    raise _unknown(function, names, name, kwargs[name], table)
+                    raise _unknown_keyword(function, names, name, kwargs[name], table)
             for name in required:
                 if name not in kwargs:
                     raise InvalidArgumentTypeError(
@@ -64,7 +64,7 @@ def explained(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P
     return decorate
 
 
-def _unknown(
+def _unknown_keyword(
     function: Callable, names: list[str], name: str, value: object, table: Mapping[str, str]
 ) -> InvalidArgumentTypeError:
     near = near_names(name, names)

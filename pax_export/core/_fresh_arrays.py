@@ -36,8 +36,8 @@ def sample_padded(
     if is_mapped(rng_key):
         return _for_each_key(draw, rng_key, shape, scale)
     size = math.prod(shape)
-    cut = size <= _MOST and _is_free() and _counts(rng_key)
-    values: Any = draw(rng_key, (_room(size),) if cut else shape)
+    cut = size <= _MOST and _is_free() and _is_counter_based(rng_key)
+    values: Any = draw(rng_key, (_padded_size(size),) if cut else shape)
     by_numpy = cut and not is_tracer(values)  # a jax that has moved may not say that it traces
     if by_numpy:
         values = np.asarray(values)
@@ -60,7 +60,11 @@ def _for_each_key(draw: Any, rng_key: PRNGKey, shape: tuple[int, ...], scale: fl
 
     @drawn_once.def_vmap
     def for_all(axis_size: int, is_batched: int, keys: Any) -> tuple[Any, bool]:
-        if math.prod(shape) > _MOST or is_tracer(keys) or not (_is_free() and _counts(keys[0])):
+        if (
+            math.prod(shape) > _MOST
+            or is_tracer(keys)
+            or not (_is_free() and _is_counter_based(keys[0]))
+        ):
             return jax.vmap(plainly)(keys), True
         rows = [np.asarray(sample_padded(draw, key, shape, scale)) for key in keys]
         return jax.device_put(np.stack(rows)), True
@@ -82,7 +86,7 @@ def _is_free() -> bool:
     return on_cpu and is_computing() and jax.sharding.get_abstract_mesh().empty
 
 
-def _counts(rng_key: PRNGKey) -> bool:
+def _is_counter_based(rng_key: PRNGKey) -> bool:
     """Whether a key is for any device, and of the generator that counts."""
     if is_tracer(rng_key) or getattr(rng_key, "committed", False):
         return False
@@ -90,7 +94,7 @@ def _counts(rng_key: PRNGKey) -> bool:
     return counts and jax.random.key_impl(rng_key) == "threefry2x32"
 
 
-def _room(size: int) -> int:
+def _padded_size(size: int) -> int:
     """The number of values to draw for a size."""
     if size <= _LEAST:
         return _LEAST

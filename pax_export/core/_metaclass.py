@@ -16,7 +16,7 @@ from pax_export.core._check import check_new
 from pax_export.core._mutable import begin, opened
 from pax_export.core._pickling import reduced_call
 from pax_export.core._subclassing import base_of, builders_of, from_recipe, recipe_of
-from pax_export.core._tree import Node, fill, register, update_moduledef
+from pax_export.core._tree import Node, fill_node, register_class, update_moduledef
 
 
 class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
@@ -34,7 +34,7 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
             type.__setattr__(cls, "__getattr__", _after_ours(namespace["__getattr__"]))
         if isinstance(namespace.get("__call__"), types.FunctionType):
             type.__setattr__(cls, "__call__", noting_path(namespace["__call__"]))
-        register(cls)
+        register_class(cls)
 
     if not typing.TYPE_CHECKING:  # a type checker reads the constructor instead
 
@@ -64,7 +64,7 @@ def _after_ours(users: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     def __getattr__(self: Any, name: str) -> Any:
         if name.startswith("_pax_"):
             return Node.__getattr__(self, name)
-        if fill(self):
+        if fill_node(self):
             return getattr(self, name)
         return users(self, name)
 

@@ -37,7 +37,7 @@ class _MethodSlot:
         if module is None:
             return self
         method = dict(attributes_of(module)[METHODS])[self.name]
-        return method.__get__(module, owner) if _binds(method) else method
+        return method.__get__(module, owner) if _binds_module(method) else method
 
     def __call__(self, module: Any, /, *args: PyTree, **kwargs: PyTree) -> Any:
         return self.__get__(module, type(module))(*args, **kwargs)
@@ -59,7 +59,7 @@ def replace_method(module: Node, methods: dict[str, Any]) -> Any:
         before[name] = method
         if _is_made_anew(method):
             held[name] = method
-            before[name] = OfInstance(name, _binds(method))
+            before[name] = OfInstance(name, _binds_module(method))
     cls = derived(type(module), "methods", tuple(sorted(before.items(), key=lambda item: item[0])))
     children, moduledef = flatten(rebuilt(module))
     static = {name: value for name, value in moduledef.static.items() if name != METHODS}
@@ -68,7 +68,7 @@ def replace_method(module: Node, methods: dict[str, Any]) -> Any:
     return unflatten(moduledef.derived(cls, static), children)
 
 
-def _binds(method: Callable[..., Any]) -> bool:
+def _binds_module(method: Callable[..., Any]) -> bool:
     """True for what takes the module as its first argument when it is a method."""
     # A partial has a __get__ in new versions of Python, which only warns so far.
     return hasattr(method, "__get__") and not isinstance(method, functools.partial)

@@ -127,7 +127,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     def __delattr__(self, name: str) -> None:
         _mutable.require_open(self, "delete", name)
-        _mutable.remove(self, name)
+        _mutable.remove_attribute(self, name)
         if not _mutable.is_constructing(self):
             _tree.update_moduledef(self, _tree.current_kinds(self))
 
@@ -295,19 +295,19 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         return self._repr()
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:
-        return _summary.line(self, info)
+        return _summary.module_line(self, info)
 
     def _pax_contents(self) -> dict[str, Any]:
         """The default `repr` of modules without `_repr`."""
-        return _summary.contents(self)
+        return _summary.count_elements(self)
 
     def _repr_html_(self) -> str | None:
         """What notebooks show: the rows of `pax_export.inspect`, as a tree that folds."""
-        return _summary.html(self)
+        return _summary.module_html(self)
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: object) -> Any:
         """What treescope shows: the attributes, to be folded."""
-        return _summary.treescope(self, path, subtree_renderer)
+        return _summary.render_treescope(self, path, subtree_renderer)
 
     def summary(self, return_list: bool = False) -> str | list[str]:
         """Returns the tree of the module and its submodules as text.
@@ -470,7 +470,7 @@ def unfreeze_parameters(module: Module, *, origin: PyTree) -> Any:
         >>> pax.unfreeze_parameters(frozen, origin=layer) == layer
         True
     """
-    return _parameters.unfreeze(module, origin)
+    return _parameters.unfreeze_like(module, origin)
 
 
 def enable_train_mode(module: Module) -> Any:

@@ -28,8 +28,8 @@ from pax_export.core._tree import (
     attributes_now,
     attributes_of,
     current_kinds,
+    drop_flat,
     flatten,
-    forget,
     is_as_seen,
     kind_of,
     known_moduledef,
@@ -63,7 +63,7 @@ def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[Mut
     """Opens these modules, without submodules; `constructing` where no moduledef exists yet."""
     scope = MutationScope(constructing)
     if constructing:
-        _borrow(scope)
+        _borrow_modules(scope)
     for node in nodes:
         set_owner(node, scope)
     token = _current.set(scope)
@@ -75,11 +75,11 @@ def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[Mut
         scope.closed = True
         _current.reset(token)
         for node in scope.adopted:
-            refresh(node)
+            refresh_kinds(node)
         scope.adopted.clear()
 
 
-def _borrow(scope: MutationScope) -> None:
+def _borrow_modules(scope: MutationScope) -> None:
     """Has the modules open for a constructor that the scope around it lends."""
     outer = _current.get()
     if outer is not None and outer.lender is not None and outer.trace == scope.trace:
@@ -216,19 +216,19 @@ def begin(node: Node, attributes: Mapping[str, Any]) -> None:
     attributes_now(node).update(attributes)
 
 
-def note(node: Node, name: str, value: object) -> None:
+def note_attribute(node: Node, name: str, value: object) -> None:
     """Notes that an attribute has been set to a value."""
     kind, kinds = kind_of(value), node._pax_kinds
     if kinds is None:
-        if kind is ARRAYS and node._pax_moduledef is None and _swap(node, name, value):
+        if kind is ARRAYS and node._pax_moduledef is None and _swap_subtree(node, name, value):
             return
         kinds = current_kinds(node)
         set_kinds(node, kinds)
-        forget(node)
+        drop_flat(node)
     kinds[name] = kind
 
 
-def _swap(node: Node, name: str, value: object) -> bool:
+def _swap_subtree(node: Node, name: str, value: object) -> bool:
     """Exchanges one subtree for another of its kind; False if there was another kind."""
     children, moduledef = flatten(node)
     if name not in moduledef.names[: moduledef.array_count]:
@@ -238,7 +238,7 @@ def _swap(node: Node, name: str, value: object) -> bool:
     return True
 
 
-def refresh(node: Node, *, unseen: bool = False) -> None:
+def refresh_kinds(node: Node, *, unseen: bool = False) -> None:
     """Classifies the containers of a module anew; an empty container stays a subtree."""
     moduledef, values = known_moduledef(node)
     same = not unseen and is_as_seen(node)
@@ -260,10 +260,10 @@ def store(node: Node, name: str, value: object) -> None:
     attributes = attributes_of(node)
     object.__setattr__(node, name, value)
     if name in attributes:  # else a property or another descriptor took it
-        note(node, name, value)
+        note_attribute(node, name, value)
 
 
-def remove(node: Node, name: str) -> None:
+def remove_attribute(node: Node, name: str) -> None:
     """Deletes a static attribute; raises for a subtree."""
     if kind_of(attributes_of(node).get(name)) is not STATIC:
         raise InvalidArgumentError(

@@ -28,7 +28,7 @@ class Watched(NamedTuple):
     seen: Seen  # containers among the children, and their contents
 
 
-def watched(pair: tuple) -> tuple:
+def with_watch(pair: tuple) -> tuple:
     """The pair; with a note of the containers among its children, if there are any."""
     seen = seen_in(pair[0])
     return Watched(pair, seen) if seen else pair
@@ -40,24 +40,24 @@ def seen_in_python(values: Iterable[Any]) -> Seen:
     for value in values:
         kind = type(value)
         if kind is list or kind in DICTS or isinstance(value, tuple):
-            _look(value, found)
+            _collect_containers(value, found)
     return tuple(found)
 
 
-def _look(value: object, found: list[Any]) -> None:
+def _collect_containers(value: object, found: list[Any]) -> None:
     kind = type(value)
     if kind is list or kind in DICTS:
-        parts = _content(value)
+        parts = _items_of(value)
         found += (value, parts)
     elif isinstance(value, tuple):
         parts = value
     else:
         return
     for part in parts:
-        _look(part, found)
+        _collect_containers(part, found)
 
 
-def _content(container: PyTree) -> tuple:
+def _items_of(container: PyTree) -> tuple:
     if isinstance(container, list):
         return tuple(container)
     return tuple([x for item in container.items() for x in item])
@@ -65,16 +65,16 @@ def _content(container: PyTree) -> tuple:
 
 def is_unchanged_in_python(seen: Seen) -> bool:
     """True if every container has the same objects as before."""
-    return changed(seen) is None
+    return find_changed(seen) is None
 
 
 seen_in, is_unchanged = fastest_looks(DICTS, seen_in_python, is_unchanged_in_python)
 
 
-def changed(seen: Seen) -> tuple[Any, tuple] | None:
+def find_changed(seen: Seen) -> tuple[Any, tuple] | None:
     """The first container that has changed, with its old contents; None if there is none."""
     for container, before in zip(seen[::2], seen[1::2]):
-        now = _content(container)
+        now = _items_of(container)
         if len(now) != len(before) or not all(map(operator.is_, now, before)):
             return container, before
     return None
@@ -113,7 +113,7 @@ class _Leave:
         self.number = number
 
 
-def holds(value: object, container: object) -> bool:
+def holds_container(value: object, container: object) -> bool:
     """True if a container is this value or is inside it."""
     return in_itself(value) or any(each is container for each in seen_in([value])[::2])
 

@@ -9,7 +9,7 @@ from types import MemberDescriptorType
 from typing import Any
 
 
-def _load() -> Any:
+def _load_compiled() -> Any:
     """The compiled module; None where there is none, or where it is turned off."""
     if os.environ.get("PAX_EXPORT_PURE_PYTHON", "0") not in ("", "0"):
         return None
@@ -19,7 +19,7 @@ def _load() -> Any:
         return None
 
 
-_round_trip = _load()
+_round_trip = _load_compiled()
 compiled = _round_trip is not None
 
 

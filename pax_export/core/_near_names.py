@@ -24,13 +24,13 @@ def near_names(name: str, names: Iterable[str], count: int = 1) -> list[str]:
     found = []
     for place, other in enumerate(names):
         end = ".".join(other.split(".")[-parts:])
-        likeness = max(_likeness(name, each) for each in {other, end})
+        likeness = max(_name_similarity(name, each) for each in {other, end})
         if likeness >= _ALIKE:
             found.append((-likeness, place, other))
     return [other for _, _, other in sorted(found)[:count]]
 
 
-def _likeness(name: str, other: str) -> float:
+def _name_similarity(name: str, other: str) -> float:
     matcher = SequenceMatcher(None, other, name)
     # The quick bounds first: the whole comparison takes long for long names.
     if matcher.real_quick_ratio() < _ALIKE or matcher.quick_ratio() < _ALIKE:

@@ -43,14 +43,16 @@ def on_own_array(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return function(value)
         copy = value.copy(order="K")
         new = function(copy)
-        return value if new is copy and _equal(copy, value) else new
+        return value if new is copy and _same_bytes(copy, value) else new
 
     return call
 
 
 def give_back(modules: Iterable[Node], copies: Copies) -> None:
     """Restores the original arrays where the copies are unchanged."""
-    same = {key: original for key, (copy, original) in copies.items() if _equal(copy, original)}
+    same = {
+        key: original for key, (copy, original) in copies.items() if _same_bytes(copy, original)
+    }
     if not same:
         return
     for module in modules:
@@ -62,7 +64,7 @@ def give_back(modules: Iterable[Node], copies: Copies) -> None:
             update_moduledef(module, current_kinds(module))
 
 
-def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
     """True if two arrays are the same to the last bit."""
     if a.dtype != b.dtype or a.shape != b.shape or a.dtype.hasobject:
         return False

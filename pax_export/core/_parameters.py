@@ -24,6 +24,7 @@ from pax_export.core._pax_programs import runs_pax_programs
 from pax_export.core._subclassing import aspect_of, base_of, derived, register_aspect
 from pax_export.core._traversal import (
     cached_by_treedef,
+    fold_bottom_up,
     join,
     map_attributes,
     modules_with_paths,
@@ -31,7 +32,6 @@ from pax_export.core._traversal import (
     one_level,
     path_name,
     submodules,
-    upwards,
 )
 from pax_export.core._tree import EmptyNode, Node, flatten, is_array, is_node, is_node_or_empty
 
@@ -60,8 +60,8 @@ def method_for(kept: Kept) -> Callable[[Any], Any]:
     def parameters(self):
         """Returns the module with an EmptyNode for every array not trained."""
         if kept_by(self) is kept:
-            return _select(self)
-        return _selected(self, kept)  # called by an override, through super()
+            return _select_kept(self)
+        return _keep_parameters(self, kept)  # called by an override, through super()
 
     parameters.kept = kept  # type: ignore[attr-defined]
     return parameters
@@ -103,11 +103,11 @@ def kept_by(module: Node) -> Kept | None:
 
 
 @cached_by_treedef(runs_foreign_code=lambda module: kept_by(module) is None)
-def _select(module: PyTree) -> Any:
-    return _selected(module, kept_by(module))
+def _select_kept(module: PyTree) -> Any:
+    return _keep_parameters(module, kept_by(module))
 
 
-def _selected(module: PyTree, of_root: Kept | None) -> Any:
+def _keep_parameters(module: PyTree, of_root: Kept | None) -> Any:
     """The result of ``parameters()`` for a tree whose root keeps these attributes."""
 
     def kept(each: Node) -> Kept | None:
@@ -121,7 +121,7 @@ def _selected(module: PyTree, of_root: Kept | None) -> Any:
         found = kept(each)
         return each.parameters() if found is None else _with_holes(found, each, parts)
 
-    return upwards(module, build, below)
+    return fold_bottom_up(module, build, below)
 
 
 def _looked_into(kept: Kept, module: Node) -> list[Any]:
@@ -147,12 +147,12 @@ def _with_holes(kept: Kept, module: Node, parts: Iterator[Any]) -> Any:
             return next(parts) if keeps or kept.submodules else EmptyNode()
 
         found = jax.tree_util.tree_map(leaf, subtree, is_leaf=is_node)
-        return _without(name, found, kept.without) if kept.without else found
+        return _with_holes_at(name, found, kept.without) if kept.without else found
 
     return map_attributes(module, keep)
 
 
-def _without(name: str, subtree: PyTree, paths: tuple[str, ...]) -> Any:
+def _with_holes_at(name: str, subtree: PyTree, paths: tuple[str, ...]) -> Any:
     """The subtree of an attribute with holes for its own arrays at these paths."""
     items, treedef = jax.tree_util.tree_flatten_with_path(subtree, is_leaf=is_node)
     left = [
@@ -184,16 +184,16 @@ def warn_of_untrained(model: PyTree) -> None:
     """Warns once per class whose floating arrays are not trained, unless the class declares it."""
     if runs_pax_programs():  # PAX does not warn
         return
-    for module in _undeclared(model):
+    for module in _undeclared_modules(model):
         cls = base_of(type(module))
         named = _warned.setdefault(cls, set())
-        names = [name for name in _untrained(module) if name not in named]
+        names = [name for name in _untrained_attributes(module) if name not in named]
         if names:
             named.update(names)
             _warn_of_untrained(model, module, names)
 
 
-def _undeclared(model: PyTree) -> list[Any]:
+def _undeclared_modules(model: PyTree) -> list[Any]:
     """The modules that do not declare which of their arrays are trained, nor do their parents."""
     found, left = [], [model]
     while left:
@@ -205,7 +205,7 @@ def _undeclared(model: PyTree) -> list[Any]:
     return found
 
 
-def _untrained(module: Node) -> list[str]:
+def _untrained_attributes(module: Node) -> list[str]:
     """The attributes with undeclared floating arrays of the module itself."""
     children, moduledef = flatten(module)
     without = kept_by(module).without  # type: ignore[union-attr]
@@ -265,7 +265,7 @@ def _held(base: type, namespace: dict, paths: tuple[str, ...]) -> dict[str, Any]
         return {"parameters": method_for(replace(kept, without=paths))}
 
     def parameters(self):
-        return map_attributes(inner(self), lambda name, value: _without(name, value, paths))
+        return map_attributes(inner(self), lambda name, value: _with_holes_at(name, value, paths))
 
     return {"parameters": parameters}
 
@@ -280,7 +280,7 @@ def frozen_alone(module: PyTree, states: bool) -> Any:
     return new._with_training(False) if keeps else new
 
 
-def unfreeze(module: PyTree, origin: PyTree) -> Any:
+def unfreeze_like(module: PyTree, origin: PyTree) -> Any:
     """The leaves of a frozen module in the tree of the module before it was frozen."""
     leaves, originals = named_leaves(module), named_leaves(origin)
     if len(leaves) != len(originals):
@@ -290,7 +290,7 @@ def unfreeze(module: PyTree, origin: PyTree) -> Any:
             write="pax.unfreeze_parameters(frozen, origin=the module before)",
         )
     for (path, leaf), (other_path, other) in zip(leaves, originals):
-        if path != other_path or _shape(leaf) != _shape(other):
+        if path != other_path or _shape_of(leaf) != _shape_of(other):
             raise InvalidArgumentError(
                 "unfreeze_parameters needs the module that was frozen as its origin; since then "
                 "a layer was exchanged, and the origin describes the one before.",
@@ -304,7 +304,7 @@ def unfreeze(module: PyTree, origin: PyTree) -> Any:
     return jax.tree_util.tree_unflatten(structure, [leaf for _, leaf in leaves])
 
 
-def _shape(leaf: object) -> tuple | None:
+def _shape_of(leaf: object) -> tuple | None:
     return getattr(leaf, "shape", None)
 
 
@@ -313,14 +313,14 @@ def _shape(leaf: object) -> tuple | None:
 
 def merge(first: object, second: object) -> Any:
     """The tree of ``first`` with every leaf of ``second``; either fills the holes of the other."""
-    return _merge(first, second, first, second)
+    return _merge_levels(first, second, first, second)
 
 
 def _is_empty(value: object) -> bool:
     return isinstance(value, EmptyNode)
 
 
-def _merge(a: object, b: object, whole_a: object, whole_b: object) -> Any:
+def _merge_levels(a: object, b: object, whole_a: object, whole_b: object) -> Any:
     leaves_a, treedef_a = jax.tree_util.tree_flatten(a, is_leaf=_is_empty)
     leaves_b, treedef_b = jax.tree_util.tree_flatten(b, is_leaf=_is_empty)
     if treedef_a == treedef_b:
@@ -340,5 +340,5 @@ def _merge(a: object, b: object, whole_a: object, whole_b: object) -> Any:
             "module | module.parameters()",
         )
     pairs = zip(items_a, items_b)
-    items = [_merge(x, y, whole_a, whole_b) for (_, x), (_, y) in pairs]
+    items = [_merge_levels(x, y, whole_a, whole_b) for (_, x), (_, y) in pairs]
     return jax.tree_util.tree_unflatten(level_a, items)

@@ -28,12 +28,12 @@ def with_specs(module: PyTree, specs: Mapping[str, Any]) -> Any:
     children, moduledef = flatten(module)
     values = dict(zip(moduledef.names, children))
     for name, spec in specs.items():
-        _check(module, name, spec, values)
+        _check_spec(module, name, spec, values)
     merged = specs_of(module) | {name: tuple(spec) for name, spec in specs.items()}
     return with_attributes(module, {SPECS: tuple(merged.items())})
 
 
-def _check(module: Node, name: str, spec: object, values: dict[str, Any]) -> None:
+def _check_spec(module: Node, name: str, spec: object, values: dict[str, Any]) -> None:
     where = f"{type(module).__qualname__}.{name}"
     if name not in values or isinstance(values[name], Node):
         raise InvalidArgumentError(

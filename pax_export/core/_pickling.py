@@ -17,7 +17,7 @@ from typing import Any
 
 from pax_export._types import PyTree
 from pax_export.core._containers import KEYED
-from pax_export.core._mutable import begin, refresh
+from pax_export.core._mutable import begin, refresh_kinds
 from pax_export.core._tree import ARRAYS, STATIC, update_moduledef
 
 _PUBLIC = ("jax.nn", "jax.numpy", "jax.lax", "jax.scipy.special", "jax.random", "jax")
@@ -109,5 +109,5 @@ def restore(cls: type, names: tuple[str, ...], attributes: dict[str, Any]) -> An
     node = object.__new__(cls)
     begin(node, attributes)
     update_moduledef(node, {n: ARRAYS if n in names else STATIC for n in attributes})
-    refresh(node, unseen=True)
+    refresh_kinds(node, unseen=True)
     return node

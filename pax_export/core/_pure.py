@@ -21,7 +21,7 @@ from pax_export._jax import is_tracer, trace_state
 from pax_export._tracebacks import hide_frames
 from pax_export._types import PyTree
 from pax_export.core._check import check_sharing
-from pax_export.core._mutable import opened, refresh
+from pax_export.core._mutable import opened, refresh_kinds
 from pax_export.core._numpy_copies import Copies, give_back, with_own_arrays
 from pax_export.core._sharding_notes import explain_sharding
 from pax_export.core._static import static_key
@@ -64,22 +64,22 @@ def pure(func: Callable[P, T]) -> Callable[P, T]:
     """
 
     def wrapper(*args: object, **kwargs: object) -> Any:
-        function, owner = _unbound(func)
+        function, owner = _split_method(func)
         (args, kwargs), copies = _opened_copy((owner + args, kwargs))
         with open_copies((args, kwargs), copies):
             return function(*args, **kwargs)
 
-    return _wraps(func, wrapper)
+    return _wraps_function(func, wrapper)
 
 
-def _wraps(func: Callable[..., Any], wrapper: Callable) -> Callable:
+def _wraps_function(func: Callable[..., Any], wrapper: Callable) -> Callable:
     try:
         return functools.wraps(func)(wrapper)
     except (AttributeError, TypeError, ValueError):
         return wrapper  # a callable that has nothing to copy a name from
 
 
-def _unbound(func: Callable[..., Any]) -> tuple[Callable, tuple]:
+def _split_method(func: Callable[..., Any]) -> tuple[Callable, tuple]:
     """Splits a bound method or a module into a function and the module."""
     if isinstance(func, Node):
         if not callable(func):
@@ -100,7 +100,7 @@ def _unbound(func: Callable[..., Any]) -> tuple[Callable, tuple]:
     return func, ()
 
 
-def _roots(tree: PyTree) -> list[Any]:
+def _root_modules(tree: PyTree) -> list[Any]:
     return [root for root in jax.tree_util.tree_leaves(tree, is_leaf=is_node) if is_node(root)]
 
 
@@ -109,7 +109,7 @@ def _opened_copy(tree: PyTree) -> tuple[Any, Copies]:
     leaves, treedef = jax.tree_util.tree_flatten(tree)
     copy = jax.tree_util.tree_unflatten(treedef, leaves)
     if np.ndarray in map(type, leaves):
-        for root in _roots(copy):
+        for root in _root_modules(copy):
             check_sharing(root)  # two copies of one array would not be found later
         return with_own_arrays(copy)
     return copy, {}
@@ -118,7 +118,7 @@ def _opened_copy(tree: PyTree) -> tuple[Any, Copies]:
 @contextmanager
 def open_copies(tree: PyTree, copies: Copies | None = None) -> Iterator[None]:
     """Opens all modules of a fresh copy; checks them before and after."""
-    roots = _roots(tree)
+    roots = _root_modules(tree)
     modules = [module for root in roots for module in check_sharing(root)]
     traced: list[tuple[Node, Any]] = []
     try:
@@ -135,7 +135,7 @@ def open_copies(tree: PyTree, copies: Copies | None = None) -> Iterator[None]:
         # Attributes of a module that jax rebuilt are filled in on first access.
         touched = [module for module in modules if attributes_now(module)]
         for module in touched:
-            refresh(module)
+            refresh_kinds(module)
     if traced and touched:
         look_for_retracing([pair for pair in traced if attributes_now(pair[0])])
     if touched:
@@ -244,7 +244,7 @@ def module_and_value(module_or_function: object) -> Callable[..., tuple[Any, Any
     def wrapper(module: PyTree, /, *args: object, **kwargs: object) -> tuple[Any, Any]:
         return _method_and_value(function, module, *args, **kwargs)
 
-    return _wraps(function, wrapper)
+    return _wraps_function(function, wrapper)
 
 
 def _method_and_value(function: Callable, module: PyTree, /, *args: object, **kwargs: object):
@@ -299,10 +299,10 @@ def look_for_retracing(before: list[tuple[Node, Any]]) -> None:
             if name in old.static:
                 was, now = static_key(old.static[name]), static_key(value)
                 if was != now:
-                    _count(type(module), name, was, now, value)
+                    _count_change(type(module), name, was, now, value)
 
 
-def _count(cls: type, name: str, was: object, now: object, value: object) -> None:
+def _count_change(cls: type, name: str, was: object, now: object, value: object) -> None:
     trace = trace_state()
     with _lock:
         left = _left.setdefault(cls, OrderedDict())

@@ -16,7 +16,7 @@ ROLES = TRAINABLE, FROZEN, STATE = "trainable", "frozen", "state"
 def named_roles(module: PyTree) -> list[tuple[str, Any, str]]:
     """The path, the leaf and the role of every leaf, in tree order."""
     trained = {path for path, _ in named_leaves(module.parameters())}
-    parameters = {path for path, _ in named_leaves(_thawed(module).parameters())}
+    parameters = {path for path, _ in named_leaves(_without_freezing(module).parameters())}
 
     def role(path: str) -> str:
         if path in trained:
@@ -26,7 +26,7 @@ def named_roles(module: PyTree) -> list[tuple[str, Any, str]]:
     return [(path, leaf, role(path)) for path, leaf in named_leaves(module)]
 
 
-def _thawed(module: PyTree) -> Any:
+def _without_freezing(module: PyTree) -> Any:
     """The module as if nothing of it were frozen."""
 
     def thaw(each: PyTree) -> Any:

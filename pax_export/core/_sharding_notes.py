@@ -33,9 +33,9 @@ def explain_sharding(error: Exception, roots: list[Any]) -> None:
     if not _is_about_sharding(error):
         return
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    if any(_has_explicit_axes(leaf) for leaf in _arrays(frames, roots)):
+    if any(_has_explicit_axes(leaf) for leaf in _arrays_at_hand(frames, roots)):
         notes = getattr(error, "__notes__", [])
-        new = f"{_BEGIN}and only the program knows.\n{_where(frames, roots)}{_ADVICE}"
+        new = f"{_BEGIN}and only the program knows.\n{_error_place(frames, roots)}{_ADVICE}"
         ours = max([new, *filter(_is_ours, notes)], key=len)
         error.__notes__ = [*(note for note in notes if not _is_ours(note)), ours]
 
@@ -50,14 +50,14 @@ def _is_about_sharding(error: Exception) -> bool:
     return isinstance(error, (TypeError, ValueError)) and "sharding" in str(error).lower()
 
 
-def _arrays(frames: list[tuple[FrameType, int]], roots: list[Any]) -> list[Any]:
+def _arrays_at_hand(frames: list[tuple[FrameType, int]], roots: list[Any]) -> list[Any]:
     """The arrays of the modules, and those that functions of the program had at hand."""
     inner = [frame for frame, _ in frames if _is_the_programs(frame)][-1:]
     values = [value for frame in inner for value in frame.f_locals.values()]
-    return [leaf for value in (*roots, *values) for leaf in _leaves(value)]
+    return [leaf for value in (*roots, *values) for leaf in _leaves_if_sortable(value)]
 
 
-def _leaves(value: object) -> list[Any]:
+def _leaves_if_sortable(value: object) -> list[Any]:
     try:
         return jax.tree_util.tree_leaves(value)
     except (TypeError, ValueError):  # a dict whose keys have no order, among the locals
@@ -75,19 +75,19 @@ def _is_the_programs(frame: FrameType) -> bool:
     return not file.startswith((_OURS, _JAX, "<frozen"))
 
 
-def _where(frames: list[tuple[FrameType, int]], roots: list[Any]) -> str:
+def _error_place(frames: list[tuple[FrameType, int]], roots: list[Any]) -> str:
     """The innermost module in which it happened, and the innermost line of the program."""
     lines = [(frame, line) for frame, line in frames if _is_the_programs(frame)]
     owners = [owner for frame, _ in frames if (owner := owner_of_frame(frame)) is not None]
     owner = next((each for each in reversed(owners) if isinstance(each, Node)), None)
-    parts = [] if owner is None else [_name(owner, roots)]
+    parts = [] if owner is None else [_name_in_roots(owner, roots)]
     if lines:
         frame, line = lines[-1]
         parts.append(f"({Path(frame.f_code.co_filename).name}:{line})")
     return f"  where: {' '.join(parts)}\n" if parts else ""
 
 
-def _name(module: PyTree, roots: list[Any]) -> str:
+def _name_in_roots(module: PyTree, roots: list[Any]) -> str:
     """The path of a module and its class; of a root, or one of nowhere, the class alone."""
     kind = type(module).__qualname__
     for root in roots:
@@ -109,7 +109,7 @@ def owner_of_frame(frame: FrameType) -> Any:
     return value if isinstance(value, Node) else None
 
 
-def running(frame: FrameType | None) -> Iterator[tuple[Any, str]]:
+def running_modules(frame: FrameType | None) -> Iterator[tuple[Any, str]]:
     """The modules whose methods run, the innermost first, each with the name of the method."""
     while frame is not None:
         module, name = owner_of_frame(frame), frame.f_code.co_name
@@ -121,7 +121,7 @@ def running(frame: FrameType | None) -> Iterator[tuple[Any, str]]:
 def layer_in_training(frame: FrameType | None) -> Any:
     """The layer in train mode whose call changes a state, or None; the outermost of several."""
     layer = None
-    for module, _ in running(frame):
+    for module, _ in running_modules(frame):
         if module._pax_changes == "":
             break
         if module._pax_changes == "in train mode" and attributes_of(module).get("_training"):
@@ -131,4 +131,4 @@ def layer_in_training(frame: FrameType | None) -> Any:
 
 def call_in_progress(frame: FrameType | None) -> Any:
     """The innermost module whose ``__call__`` runs, or None."""
-    return next((module for module, name in running(frame) if name == "__call__"), None)
+    return next((module for module, name in running_modules(frame) if name == "__call__"), None)

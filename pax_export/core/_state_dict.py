@@ -56,7 +56,7 @@ def state_dict(module: PyTree) -> dict[str, Any]:
     return _to_dict(module)
 
 
-def _stops(value: object) -> bool:
+def _is_dict_leaf(value: object) -> bool:
     return isinstance(value, (Node, EmptyNode, StaticLeaf)) or value is None
 
 
@@ -64,7 +64,7 @@ def _to_dict(value: object) -> Any:
     if not isinstance(value, Node):
         return None if isinstance(value, StaticLeaf) else value
     children, moduledef = flatten(value)
-    values = [jax.tree_util.tree_map(_to_dict, child, is_leaf=_stops) for child in children]
+    values = [jax.tree_util.tree_map(_to_dict, child, is_leaf=_is_dict_leaf) for child in children]
     return dict(zip(moduledef.names, values))
 
 
@@ -119,7 +119,7 @@ def _from_dict(module: Node, weights: PyTree, path: str, loading: _Loading) -> A
         )
     _require_names(names, weights, path)
     return map_attributes(
-        module, lambda name, child: _load(child, weights[name], join(path, name), loading)
+        module, lambda name, child: _load_subtree(child, weights[name], join(path, name), loading)
     )
 
 
@@ -142,7 +142,7 @@ def _require_names(names: tuple[str, ...], weights: dict, path: str) -> None:
         )
 
 
-def _load(own: object, given: object, path: str, loading: _Loading) -> Any:
+def _load_subtree(own: object, given: object, path: str, loading: _Loading) -> Any:
     """Takes over one subtree of an attribute: a leaf, a module or a container."""
     if given is None or isinstance(own, StaticLeaf) or own is None:
         return own
@@ -167,7 +167,8 @@ def _load_container(own: object, given: object, path: str, loading: _Loading) ->
             write="weights of the same kind of module",
         )
     values = [
-        _load(x, y, join(path, path_name(key)), loading) for (key, x), (_, y) in zip(items, others)
+        _load_subtree(x, y, join(path, path_name(key)), loading)
+        for (key, x), (_, y) in zip(items, others)
     ]
     return jax.tree_util.tree_unflatten(treedef, values)
 

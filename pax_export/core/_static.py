@@ -50,7 +50,7 @@ class ObjectKey:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ObjectKey):
             return NotImplemented
-        return self.value is other.value or _same(self.value, other.value)
+        return self.value is other.value or _is_same_object(self.value, other.value)
 
     def __hash__(self) -> int:
         return hash((type(self.value), self.value))
@@ -80,7 +80,7 @@ class _IdentityKey:
         return id(self.value)
 
 
-def _same(a: object, b: object) -> bool:
+def _is_same_object(a: object, b: object) -> bool:
     """True for two objects of one class that call each other equal and consist of the same."""
     if type(a) is not type(b):
         return False
@@ -90,13 +90,13 @@ def _same(a: object, b: object) -> bool:
         # What a list or dict of a user's kind holds is compared by keys, as in any other:
         # two partials, say, are never equal.
         by_content = type(a).__eq__ in (dict.__eq__, list.__eq__)
-        parts = _parts(a) if by_content or a == b else None
-        return parts is not None and static_key(parts) == static_key(_parts(b))
+        parts = _parts_by_pickle(a) if by_content or a == b else None
+        return parts is not None and static_key(parts) == static_key(_parts_by_pickle(b))
     except Exception:  # whatever a foreign class raises, it has not said "equal"
         return False
 
 
-def _parts(value: object) -> Any:
+def _parts_by_pickle(value: object) -> Any:
     """What an object consists of, as pickle takes it apart; None where it cannot be told."""
     if isinstance(value, (set, frozenset)):  # their order says nothing
         return frozenset(value), dict(getattr(value, "__dict__", {}))
@@ -108,10 +108,10 @@ def _parts(value: object) -> Any:
     if isinstance(state, dict):
         state = without_cached(kind, state)
     fields = record_of(value) if hasattr(kind, "__dataclass_fields__") else None
-    return make, args, state, fields, _listed(items), _listed(pairs)
+    return make, args, state, fields, _as_tuple(items), _as_tuple(pairs)
 
 
-def _listed(items: PyTree) -> tuple | None:
+def _as_tuple(items: PyTree) -> tuple | None:
     return None if items is None else tuple(items)
 
 
@@ -271,7 +271,7 @@ def _closed_over(function: types.FunctionType) -> tuple | None:
         return None
     code = function.__code__
     set_by_it = _assigned_in(code)
-    set_beside_it = _assigned_beside(code, _outermost(function))
+    set_beside_it = _assigned_beside(code, _outermost_code(function))
     if set_beside_it is None or not (set_by_it | set_beside_it).isdisjoint(code.co_freevars):
         return None
     return values
@@ -318,7 +318,7 @@ def _way_to(code: types.CodeType, outer: types.CodeType) -> list[types.CodeType]
     return None
 
 
-def _outermost(function: types.FunctionType) -> types.CodeType | None:
+def _outermost_code(function: types.FunctionType) -> types.CodeType | None:
     """The code of the function or method of a module in which this function was made."""
     first, *names = function.__qualname__.split(".<locals>")[0].split(".")
     found = function.__globals__.get(first)

@@ -59,11 +59,11 @@ def from_recipe(base: type, recipe: Recipe, builders: tuple[Builder, ...] = ()) 
     known = base._pax_derived  # type: ignore[attr-defined]
     key = static_key(recipe)
     if key not in known:
-        known[key] = _make(base, recipe)
+        known[key] = _make_class(base, recipe)
     return known[key]
 
 
-def _make(base: type, recipe: Recipe) -> type:
+def _make_class(base: type, recipe: Recipe) -> type:
     namespace: dict[str, Any] = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,

@@ -20,7 +20,7 @@ from pax_export.core._traversal import modules_and_leaves, named_submodules
 from pax_export.core._tree import Node, attributes_of
 
 
-def line(module: Node, info: dict[str, Any] | None = None) -> str:
+def module_line(module: Node, info: dict[str, Any] | None = None) -> str:
     """One line for a module: `info`, or counts of its elements, and its mode.
 
     Without counts, the mode is omitted while it is ``train``.
@@ -65,7 +65,7 @@ def _pax_lines() -> Iterator[None]:
         _within_a_summary.reset(before)
 
 
-def contents(module: Node) -> dict[str, Any]:
+def count_elements(module: Node) -> dict[str, Any]:
     """Counts of elements: parameters, frozen, states; {} in PAX programs and for broken modules."""
     if _prints_as_pax():
         return {}
@@ -101,7 +101,7 @@ def _is_tree(module: Node) -> bool:
 _DRAWN_BY = "pax_export.inspection"
 
 
-def html(module: Node) -> str | None:
+def module_html(module: Node) -> str | None:
     """The tree of a module as collapsible HTML; None if it cannot be inspected."""
     try:
         return importlib.import_module(_DRAWN_BY).inspect(module)._repr_html_()
@@ -109,7 +109,7 @@ def html(module: Node) -> str | None:
         return None
 
 
-def treescope(module: Node, path: str | None, renderer: object) -> Any:
+def render_treescope(module: Node, path: str | None, renderer: object) -> Any:
     """A module as treescope renders it: its class, name, mode and public attributes."""
     render = importlib.import_module("treescope.repr_lib").render_object_constructor
     shown = {key: value for key, value in attributes_of(module).items() if key[:1] != "_"}

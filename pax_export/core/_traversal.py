@@ -98,13 +98,13 @@ def modules_with_paths(tree: PyTree) -> list[tuple[tuple, Any]]:
             if isinstance(item, Node):
                 found.append((prefix + path, item))
                 if id(item) not in around:  # a module in itself: that is refused elsewhere
-                    visit(prefix + path, item, _below(item), around | {id(item)})
+                    visit(prefix + path, item, _stop_at_submodules(item), around | {id(item)})
 
     visit((), tree, is_node, frozenset())
     return found
 
 
-def _below(module: Node) -> Callable[[Any], bool]:
+def _stop_at_submodules(module: Node) -> Callable[[Any], bool]:
     outside = True
 
     def stop(value: object) -> bool:
@@ -119,13 +119,13 @@ def _below(module: Node) -> Callable[[Any], bool]:
 
 def submodules(module: Node) -> list[Any]:
     """The direct submodules, in tree order, found through containers."""
-    items = jax.tree_util.tree_leaves(module, is_leaf=_below(module))
+    items = jax.tree_util.tree_leaves(module, is_leaf=_stop_at_submodules(module))
     return [item for item in items if isinstance(item, Node)]
 
 
 def named_submodules(module: Node) -> list[tuple[str, Any]]:
     """The direct submodules with their dotted names below the module, in tree order."""
-    items, _ = tree_flatten_with_path(module, is_leaf=_below(module))
+    items, _ = tree_flatten_with_path(module, is_leaf=_stop_at_submodules(module))
     return [(path_name(path), item) for path, item in items if isinstance(item, Node)]
 
 
@@ -138,12 +138,12 @@ def map_attributes(module: Node, function: Callable[[str, Any], Any]) -> Any:
 
 def map_submodules(module: Node, function: Callable[[Any], Any]) -> Any:
     """A module whose every direct submodule is ``function(submodule)``."""
-    items, treedef = tree_flatten(module, is_leaf=_below(module))
+    items, treedef = tree_flatten(module, is_leaf=_stop_at_submodules(module))
     items = [function(x) if isinstance(x, Node) else x for x in items]
     return tree_unflatten(treedef, items)
 
 
-def upwards(
+def fold_bottom_up(
     module: Node,
     build: Callable[[Any, Iterator[Any]], Any],
     below: Callable[[Any], list[Any]] = submodules,
@@ -164,7 +164,7 @@ def upwards(
 
 def apply_bottom_up(module: PyTree, function: Callable[[Any], Any]) -> Any:
     """Applies a function to every module, children before their parents."""
-    return upwards(
+    return fold_bottom_up(
         module, lambda each, parts: function(map_submodules(each, lambda sub: next(parts)))
     )
 

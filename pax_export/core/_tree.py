@@ -22,13 +22,13 @@ from pax_export.core._containers import copy_containers, has_container
 from pax_export.core._moduledef import ModuleDef, intern_moduledef
 from pax_export.core._mutation_detection import (
     Watched,
-    changed,
-    holds,
+    find_changed,
+    holds_container,
     in_itself,
     is_unchanged,
     seen_in,
     warn_of_change,
-    watched,
+    with_watch,
 )
 from pax_export.core._native import fastest_flatten, fastest_unflatten
 from pax_export.core._static import StaticLeaf, static_key
@@ -76,11 +76,11 @@ class Node:
     def __getattr__(self, name: str) -> Any:
         """Serves what normal lookup misses: the slots, and unfilled attributes."""
         if name == "_pax_flat":
-            made = unfold(self) or update_if_changed(self)
+            made = unfold_node(self) or update_if_changed(self)
             return self._pax_flat if made else _flatten_afresh(self)
         if name in _MAY_BE_ABSENT:
             return None
-        if fill(self):
+        if fill_node(self):
             return getattr(self, name)
         raise AttributeError(
             f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
@@ -193,14 +193,14 @@ def leaves_of_attribute(value: object) -> list[Any]:
         InvalidArgumentError: a list or dict contains itself.
     """
     if in_itself(value):
-        raise cyclic(value)
+        raise cycle_error(value)
     try:
         return jax.tree_util.tree_leaves(value, is_leaf=is_node_or_empty)
     except (TypeError, ValueError):
         return []
 
 
-def cyclic(value: object) -> InvalidArgumentError:
+def cycle_error(value: object) -> InvalidArgumentError:
     """What is raised where a value holds itself."""
     return InvalidArgumentError(
         "An attribute of a module holds itself; a tree has an end.",
@@ -216,21 +216,21 @@ def attributes_of(node: Node) -> dict[str, Any]:
     """The instance dict of a module, filled; changing it needs `update_moduledef` after."""
     attributes = attributes_now(node)
     if not attributes:
-        fill(node)
+        fill_node(node)
     return attributes
 
 
-def _kinds(node: Node, known: Mapping[str, str]) -> dict[str, str]:
+def _find_kinds(node: Node, known: Mapping[str, str]) -> dict[str, str]:
     """What each attribute is; those not in `known` are looked at."""
     attributes = attributes_of(node)
     try:
         return {name: known.get(name) or kind_of(value) for name, value in attributes.items()}
     except InvalidArgumentError as error:
-        error.where = f"{type(node).__qualname__}.{_refused(attributes)}"
+        error.where = f"{type(node).__qualname__}.{_refused_name(attributes)}"
         raise
 
 
-def _refused(attributes: Mapping[str, Any]) -> str:
+def _refused_name(attributes: Mapping[str, Any]) -> str:
     for name, value in attributes.items():
         try:
             kind_of(value)
@@ -242,15 +242,15 @@ def _refused(attributes: Mapping[str, Any]) -> str:
 def update_moduledef(node: Node, kinds: Mapping[str, str] | None = None) -> None:
     """Brings a module's moduledef up to date; attributes not in `kinds` are looked at."""
     attributes = attributes_of(node)
-    moduledef = _describe(node, _kinds(node, kinds or {}))
+    moduledef = _make_moduledef(node, _find_kinds(node, kinds or {}))
     set_kinds(node, None)
     subtrees = [attributes[n] for n in moduledef.names]
     if moduledef.uncached:
-        forget(node)
+        drop_flat(node)
         _set_moduledef(node, moduledef)
         _note_content(node, moduledef, subtrees)
     else:
-        set_flat(node, watched((tuple(subtrees), moduledef)))
+        set_flat(node, with_watch((tuple(subtrees), moduledef)))
         _set_moduledef(node, None)
 
 
@@ -263,7 +263,7 @@ def update_if_changed(node: Node) -> bool:
     return True
 
 
-def _describe(node: Node, kinds: Mapping[str, str]) -> ModuleDef:
+def _make_moduledef(node: Node, kinds: Mapping[str, str]) -> ModuleDef:
     attributes = attributes_now(node)
     arrays = tuple(name for name, kind in kinds.items() if kind is ARRAYS)
     mixed = tuple(name for name, kind in kinds.items() if kind is MIXED)
@@ -271,10 +271,10 @@ def _describe(node: Node, kinds: Mapping[str, str]) -> ModuleDef:
     try:
         return intern_moduledef(type(node), tuple(attributes), arrays, mixed, static)
     except RecursionError:
-        raise cyclic(static) from None
+        raise cycle_error(static) from None
 
 
-def forget(node: Node) -> None:
+def drop_flat(node: Node) -> None:
     """Drops the pair for jax, which is out of date."""
     try:
         _delete_flat(node)
@@ -323,7 +323,7 @@ def _changing_leaves(value: object) -> list[Any]:
 
 def is_as_seen(node: Node) -> bool:
     """True if every container of a module holds what it held at the last look."""
-    kept = _kept(node)
+    kept = _kept_slot(node)
     if kept is not None:
         # Of a pair that replaced another one, in an open module, nothing was written down.
         return is_unchanged(kept.seen) if type(kept) is Watched else not seen_in(kept[0])
@@ -343,7 +343,7 @@ def watch_again(node: Node) -> None:
     if pair is None:
         update_moduledef(node, current_kinds(node))
     else:
-        set_flat(node, watched(pair))
+        set_flat(node, with_watch(pair))
 
 
 def _is_open(node: Node) -> bool:
@@ -353,12 +353,14 @@ def _is_open(node: Node) -> bool:
 
 def _look_again(node: Node, kept: Watched) -> tuple[tuple, ModuleDef]:
     """The pair of a module in which a container was changed; warns if that was outside."""
-    found = changed(kept.seen)
+    found = find_changed(kept.seen)
     if found and not _is_open(node):
         (children, moduledef), (container, _) = kept.pair, found
-        name = next((n for n, x in zip(moduledef.names, children) if holds(x, container)), "")
+        name = next(
+            (n for n, x in zip(moduledef.names, children) if holds_container(x, container)), ""
+        )
         kinds = current_kinds(node)
-        now = _kinds(node, {n: kind for n, kind in kinds.items() if n != name})
+        now = _find_kinds(node, {n: kind for n, kind in kinds.items() if n != name})
         kinds[name] = MIXED if now[name] is MIXED else ARRAYS
         warn_of_change(type(node), name, container)
         update_moduledef(node, kinds)
@@ -366,12 +368,12 @@ def _look_again(node: Node, kept: Watched) -> tuple[tuple, ModuleDef]:
     return kept.pair
 
 
-def _compare(node: Node, moduledef: ModuleDef, subtrees: list[Any]) -> None:
+def _compare_contents(node: Node, moduledef: ModuleDef, subtrees: list[Any]) -> None:
     """Warns if a closed module that keeps no pair differs from its last look."""
     before, seen = node._pax_moduledef, node._pax_seen
     if before is not None and seen is not None:
         same = before is moduledef or before == moduledef
-        found = None if is_unchanged(seen[0]) else changed(seen[0])
+        found = None if is_unchanged(seen[0]) else find_changed(seen[0])
         leaves_differ = before.names == moduledef.names and seen[1] != _leaves_key(
             moduledef, subtrees
         )
@@ -390,7 +392,7 @@ def _changed_name(
     """The attribute that was changed in place; None if the module is only seen otherwise now."""
     if found is not None:
         attributes = attributes_of(node)
-        return next((n for n in now.template if holds(attributes[n], found[0])), None)
+        return next((n for n in now.template if holds_container(attributes[n], found[0])), None)
     for name in before.containers:
         old = static_key(before.static[name])
         if name not in now.static or old != static_key(now.static[name]):
@@ -405,10 +407,10 @@ def _flatten_afresh(node: Node) -> tuple[tuple, ModuleDef]:
     for name in [n for n, kind in known.items() if kind is MIXED]:
         if not shows_static_leaves(attributes[name]):
             del known[name]
-    kinds = _kinds(node, known)
-    moduledef = _describe(node, kinds)
+    kinds = _find_kinds(node, known)
+    moduledef = _make_moduledef(node, kinds)
     children = [attributes[name] for name in moduledef.names]
-    _compare(node, moduledef, children)
+    _compare_contents(node, moduledef, children)
     for index in range(moduledef.array_count, len(children)):
         children[index] = _wrap_static_leaves(children[index])
     return tuple(children), moduledef
@@ -450,7 +452,7 @@ def _is_node_or_static_leaf(value: object) -> bool:
 def shows_static_leaves(value: object) -> bool:
     """True if a static leaf of a container is still wrapped."""
     if in_itself(value):
-        raise cyclic(value)
+        raise cycle_error(value)
     leaves = jax.tree_util.tree_leaves(value, is_leaf=_is_node_or_static_leaf)
     return any(isinstance(leaf, StaticLeaf) for leaf in leaves)
 
@@ -464,7 +466,7 @@ def unflatten_in_python(moduledef: ModuleDef, children: Iterable, /) -> Any:
     if moduledef.lazy:
         set_flat(node, (children, moduledef))
     else:
-        _rebuild(node, moduledef, tuple(children))
+        _fill_attributes(node, moduledef, tuple(children))
     return node
 
 
@@ -473,7 +475,7 @@ unflatten: Callable[[ModuleDef, Iterable], Any] = fastest_unflatten(
 )
 
 
-def _rebuild(node: Node, moduledef: ModuleDef, children: tuple) -> None:
+def _fill_attributes(node: Node, moduledef: ModuleDef, children: tuple) -> None:
     """Gives a new object its attributes at once."""
     if moduledef.uncached:
         _set_moduledef(node, moduledef)
@@ -487,10 +489,10 @@ def _rebuild(node: Node, moduledef: ModuleDef, children: tuple) -> None:
     if moduledef.uncached:
         _note_content(node, moduledef, [attributes[name] for name in moduledef.names])
     else:
-        set_flat(node, watched((children, moduledef)))
+        set_flat(node, with_watch((children, moduledef)))
 
 
-def folded(pair: tuple[tuple[Any], Any]) -> Any:
+def from_folded(pair: tuple[tuple[Any], Any]) -> Any:
     """The module of ``((leaves,), treedef)``, made at first access."""
     (leaves,), treedef = pair
     cls, moduledef = treedef.node_data()
@@ -501,7 +503,7 @@ def folded(pair: tuple[tuple[Any], Any]) -> Any:
     return node
 
 
-def unfold(node: Node) -> bool:
+def unfold_node(node: Node) -> bool:
     """Makes what a folded module holds; False if it was not folded."""
     pair = node._pax_folded
     if pair is None:
@@ -512,28 +514,28 @@ def unfold(node: Node) -> bool:
     return True
 
 
-def _kept(node: Node) -> tuple | None:
+def _kept_slot(node: Node) -> tuple | None:
     """What the slot holds, the pair for jax or a `Watched`, or may be made to hold."""
     for _ in range(2):
         try:
             return _get_flat(node)
         except AttributeError:
-            unfold(node)
+            unfold_node(node)
     return None
 
 
 def _kept_flat(node: Node) -> tuple[tuple, ModuleDef] | None:
     """The pair for jax if it is kept, or can be made from a folded module."""
-    kept = _kept(node)
+    kept = _kept_slot(node)
     return kept.pair if type(kept) is Watched else kept  # type: ignore[return-value]
 
 
-def fill(node: Node) -> bool:
+def fill_node(node: Node) -> bool:
     """Fills in the attributes of a rebuilt module; False if that was done before."""
     attributes = attributes_now(node)
     if attributes:
         return False
-    kept = _kept(node)
+    kept = _kept_slot(node)
     if kept is None:
         return False  # still before its constructor
     children, moduledef = kept.pair if type(kept) is Watched else kept
@@ -549,7 +551,7 @@ def _flatten_with_keys(node: Node) -> tuple[tuple, ModuleDef]:
     return tuple(zip(moduledef.keys, children)), moduledef
 
 
-def register(cls: type) -> None:
+def register_class(cls: type) -> None:
     """Makes a class of modules known to jax."""
     jax.tree_util.register_pytree_with_keys(
         cls, _flatten_with_keys, unflatten, flatten_func=flatten

@@ -117,12 +117,12 @@ class Partial(_Adapter):
 
     def _line(self) -> str:
         own, named = self._split()
-        parts = [_text(value) for value in (self.func, *own)]
-        parts += [f"{key}={_text(value)}" for key, value in named.items()]
+        parts = [_text_of(value) for value in (self.func, *own)]
+        parts += [f"{key}={_text_of(value)}" for key, value in named.items()]
         return f"functools.partial({', '.join(parts)})"
 
 
-def _text(value: object) -> str:
+def _text_of(value: object) -> str:
     if isinstance(value, Module):
         return type(value).__qualname__
     if is_array(value):

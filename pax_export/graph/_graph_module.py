@@ -11,7 +11,7 @@ from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.core import Module
 from pax_export.graph._node import InputNode, Node
-from pax_export.graph._program import compile_graph, draw
+from pax_export.graph._program import compile_graph, draw_program
 
 
 class GraphModule(Module):
@@ -95,7 +95,7 @@ class GraphModule(Module):
               1 -> output [label="float32[3,8]"];
             }
         """
-        return draw(type(self).__name__, self._program, self.modules)
+        return draw_program(type(self).__name__, self._program, self.modules)
 
 
 def build_graph_module(func: Callable[..., Node]) -> Callable[..., GraphModule]:
@@ -132,7 +132,7 @@ def build_graph_module(func: Callable[..., Node]) -> Callable[..., GraphModule]:
 
     @functools.wraps(func)
     def build(*example_inputs: PyTree) -> GraphModule:
-        names = _names(func, example_inputs)
+        names = _argument_names(func, example_inputs)
         inputs = [InputNode(x, name=n) for x, n in zip(example_inputs, names)]
         output = func(*inputs)
         if not isinstance(output, Node):
@@ -147,7 +147,7 @@ def build_graph_module(func: Callable[..., Node]) -> Callable[..., GraphModule]:
     return build
 
 
-def _names(func: Callable, example_inputs: tuple) -> list[str | None]:
+def _argument_names(func: Callable, example_inputs: tuple) -> list[str | None]:
     """The function's names for its arguments, where it has names for them."""
     try:
         parameters = inspect.signature(func).parameters.values()

@@ -59,7 +59,7 @@ class Node:
         Raises:
             InvalidArgumentTypeError: (a ValueError) it is neither.
         """
-        return _applied((self,), as_module(fn), self.value)
+        return _apply_node((self,), as_module(fn), self.value)
 
     def __and__(self, other: Node) -> Node:
         """``a & b``: the node of a tuple; ``(a & b) >> fn`` calls fn with one tuple.
@@ -93,7 +93,7 @@ class Node:
         """
         _require_node(other, "The second argument of binary_ops")
         values = (self.value, other.value)
-        return _applied((self, other), Spread(as_module(fn)), values)
+        return _apply_node((self, other), Spread(as_module(fn)), values)
 
     @property
     def shape(self) -> Any:
@@ -149,25 +149,25 @@ class CatNode(Node):
     """The result of ``a & b``: a tuple of values."""
 
     def __init__(self, parents: tuple[Node, ...]):
-        super().__init__(parents, identity, _values(parents))
+        super().__init__(parents, identity, _node_values(parents))
 
     def __rshift__(self, fn: Callable) -> Node:
         """``(a & b) >> fn``: the node of ``fn((a.value, b.value))``."""
-        return _applied(self.parents, as_module(fn), self.value)
+        return _apply_node(self.parents, as_module(fn), self.value)
 
 
 class ArgsNode(Node):
     """The result of ``a | b``: several arguments."""
 
     def __init__(self, parents: tuple[Node, ...]):
-        super().__init__(parents, identity, _values(parents))
+        super().__init__(parents, identity, _node_values(parents))
 
     def __rshift__(self, fn: Callable) -> Node:
         """``(a | b) >> fn``: the node of ``fn(a.value, b.value)``."""
-        return _applied((self,), Spread(as_module(fn)), self.value)
+        return _apply_node((self,), Spread(as_module(fn)), self.value)
 
 
-def _applied(parents: tuple[Node, ...], module: Module, value: object) -> Node:
+def _apply_node(parents: tuple[Node, ...], module: Module, value: object) -> Node:
     try:
         return Node(parents, module, pure(module)(value))
     except Exception as error:
@@ -193,7 +193,7 @@ def _require_node(value: object, what: str) -> None:
         )
 
 
-def _values(nodes: tuple[Node, ...]) -> tuple:
+def _node_values(nodes: tuple[Node, ...]) -> tuple:
     return tuple([node.value for node in nodes])
 
 

@@ -12,28 +12,28 @@ from pax_export.graph._node import Node, describe_value
 from pax_export.nn import Lambda
 
 
-def draw(title: str, program: Program, modules: Sequence[Any]) -> str:
+def draw_program(title: str, program: Program, modules: Sequence[Any]) -> str:
     """DOT text for a program and its modules."""
     first = len(program.inputs)
-    joins = _joins(program, modules)
+    joins = _joining_steps(program, modules)
     shapes = [entry.shape for entry in (*program.inputs, *program.steps)]
-    lines = [f"digraph {_quoted(title)} {{", "  node [shape=box, style=rounded];"]
+    lines = [f"digraph {_quote_text(title)} {{", "  node [shape=box, style=rounded];"]
     for number, entry in enumerate(program.inputs):
-        lines.append(f"  {number} [label={_quoted(entry.name)}, shape=ellipse];")
+        lines.append(f"  {number} [label={_quote_text(entry.name)}, shape=ellipse];")
     for number, module in enumerate(modules, first):
         if number not in joins:
             # In the list of modules a user may have put a function.
             label = as_module(module).summary(return_list=True)[0]
-            lines.append(f"  {number} [label={_quoted(label)}];")
+            lines.append(f"  {number} [label={_quote_text(label)}];")
     lines.append('  output [label="output", shape=ellipse];')
     for number, step in enumerate(program.steps, first):
         if number not in joins:
-            lines += _edges(step.inputs, str(number), joins, shapes)
-    lines += _edges((program.output,), "output", joins, shapes)
+            lines += _edge_lines(step.inputs, str(number), joins, shapes)
+    lines += _edge_lines((program.output,), "output", joins, shapes)
     return "\n".join([*lines, "}"])
 
 
-def _joins(program: Program, modules: Sequence[Any]) -> dict[int, tuple[int, ...]]:
+def _joining_steps(program: Program, modules: Sequence[Any]) -> dict[int, tuple[int, ...]]:
     """Steps that only group values, which become edges."""
     return {
         number: step.inputs
@@ -42,14 +42,14 @@ def _joins(program: Program, modules: Sequence[Any]) -> dict[int, tuple[int, ...
     }
 
 
-def _edges(
+def _edge_lines(
     sources: tuple[int, ...], target: str, joins: dict[int, tuple[int, ...]], shapes: list[str]
 ) -> list[str]:
     sources = _through_joins(sources, joins)
     lines = []
     for position, source in enumerate(sources):
         which = f"{position}: " if len(sources) > 1 else ""
-        lines.append(f"  {source} -> {target} [label={_quoted(which + shapes[source])}];")
+        lines.append(f"  {source} -> {target} [label={_quote_text(which + shapes[source])}];")
     return lines
 
 
@@ -60,7 +60,7 @@ def _through_joins(sources: tuple[int, ...], joins: dict[int, tuple[int, ...]]) 
     return tuple(found)
 
 
-def _quoted(text: str) -> str:
+def _quote_text(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
@@ -150,13 +150,13 @@ def _parents_first(inputs: Sequence[Node], output: Node) -> list[Node]:
             order.append(node)
             continue
         if not node.parents:
-            raise _foreign(node, inputs)
+            raise _foreign_input_error(node, inputs)
         waiting.append((node, True))
         waiting.extend([(parent, False) for parent in reversed(node.parents)])
     return order
 
 
-def _foreign(node: Node, inputs: Sequence[Node]) -> ForeignInputError:
+def _foreign_input_error(node: Node, inputs: Sequence[Node]) -> ForeignInputError:
     names = [x.name for x in inputs if x.name]
     return ForeignInputError(
         "The output needs a node that nothing computes and that is no input of the graph module.",

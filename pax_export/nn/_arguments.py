@@ -143,7 +143,7 @@ def with_one_batch_axis(
     """
     rank = len(form)
     if x.ndim == rank:
-        return x, _unchanged
+        return x, _return_same
     if x.ndim < rank - 1 or runs_pax_programs():
         require_rank(x, rank, form, layer)
     leading, rest = x.shape[: 1 - rank], x.shape[1 - rank :]
@@ -161,7 +161,7 @@ def require_batch_axis(x: jax.Array, form: str, layer: Module) -> None:
         )
 
 
-def _unchanged(y: jax.Array) -> jax.Array:
+def _return_same(y: jax.Array) -> jax.Array:
     return y
 
 

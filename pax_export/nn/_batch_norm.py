@@ -67,7 +67,7 @@ class _BatchNorm(Module):
         """
         x = arg.as_array(x)
         features_alone = self._features_alone and x.ndim in (1, 2)
-        self._check(x, features_alone)
+        self._check_input(x, features_alone)
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             x = x.astype(jnp.float32)
         if not features_alone:
@@ -77,13 +77,13 @@ class _BatchNorm(Module):
 
     def _of_any_rank(self, x: jax.Array) -> jax.Array:
         x, split = arg.with_one_batch_axis(x, self.data_format, self)
-        return split(self._normalised(x))
+        return split(self._normalize_channels(x))
 
-    def _normalised(self, x: jax.Array) -> jax.Array:
+    def _normalize_channels(self, x: jax.Array) -> jax.Array:
         used = [array for array in (x, self.scale, self.offset) if array is not None]
         dtype = arg.common_dtype(*used)
         x = arg.cast(x, arg.wide(dtype))
-        mean, variance = self._statistics(x)
+        mean, variance = self._mean_and_variance(x)
         eps = self.eps
 
         def normalised(x: Any, mean: Any, variance: Any, scale: Any, offset: Any) -> jax.Array:
@@ -96,7 +96,7 @@ class _BatchNorm(Module):
         operands = (x, mean, variance, self.scale, self.offset)
         return arg.cast(under_auto_axes(normalised, operands, lambda: joined(*spec_of(x))), dtype)
 
-    def _check(self, x: jax.Array, features_alone: bool) -> None:
+    def _check_input(self, x: jax.Array, features_alone: bool) -> None:
         """Raises unless axes and channels fit; in train mode, also for a single example."""
         channels = self.data_format.index("C")
         rank = 2 if features_alone else len(self.data_format)
@@ -120,7 +120,7 @@ class _BatchNorm(Module):
             write=write,
         )
 
-    def _statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _mean_and_variance(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         if not self.training:
             return self.ema_mean.averages, self.ema_var.averages
         axes = [axis for axis in range(x.ndim) if axis != self.data_format.index("C")]

@@ -64,7 +64,7 @@ def dot_product_attention(
         (1, 5, 6, 4)
     """
     query, key, value = map(arg.as_array, (query, key, value))
-    _check(query, key, softcap, implementation)
+    _check_inputs(query, key, softcap, implementation)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     if softcap is None and (implementation is not None or _suits_jax(query)):
         # jax counts the keys to the left of a query, without its own.
@@ -116,8 +116,8 @@ def _by_products(
     dtype = arg.wide(query.dtype)
     grouped = query.reshape((batch, length, kv_heads, heads // kv_heads, size))
     logits = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=dtype) * scale
-    mask, bias = (None if x is None else _grouped(x, kv_heads) for x in (mask, bias))
-    weights = arg.cast(_softmax(logits, mask, bias, softcap), value.dtype)
+    mask, bias = (None if x is None else _group_heads(x, kv_heads) for x in (mask, bias))
+    weights = arg.cast(_masked_softmax(logits, mask, bias, softcap), value.dtype)
     return jnp.einsum("bkgts,bskh->btkgh", weights, value).reshape(query.shape)
 
 
@@ -142,12 +142,14 @@ def _of_one_query(
     dtype = arg.wide(query.dtype)
     logits = jnp.einsum("bnc,bsc->bns", spread, key, preferred_element_type=dtype) * scale
     mask, bias = (None if x is None else jnp.asarray(x)[:, :, 0] for x in (mask, bias))
-    weights = arg.cast(_softmax(logits, mask, bias, softcap), value.dtype)
+    weights = arg.cast(_masked_softmax(logits, mask, bias, softcap), value.dtype)
     mixed = jnp.einsum("bns,bsc->bnc", weights, value).reshape((batch, heads, kv_heads, size))
     return jnp.where(own, mixed, 0).sum(2)[:, None]
 
 
-def _softmax(logits: Any, mask: Array | None, bias: Array | None, softcap: PyTree) -> jax.Array:
+def _masked_softmax(
+    logits: Any, mask: Array | None, bias: Array | None, softcap: PyTree
+) -> jax.Array:
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
     if bias is not None:
@@ -157,7 +159,7 @@ def _softmax(logits: Any, mask: Array | None, bias: Array | None, softcap: PyTre
     return jax.nn.softmax(logits)
 
 
-def _grouped(x: Array, kv_heads: int) -> jax.Array:
+def _group_heads(x: Array, kv_heads: int) -> jax.Array:
     """``[batch, heads or 1, ...]`` as ``[batch, kv_heads, group, ...]``."""
     x = jnp.asarray(x)
     if x.shape[1] == 1:
@@ -165,7 +167,7 @@ def _grouped(x: Array, kv_heads: int) -> jax.Array:
     return x.reshape((x.shape[0], kv_heads, x.shape[1] // kv_heads, *x.shape[2:]))
 
 
-def _check(query: Array, key: Array, softcap: object, implementation: object) -> None:
+def _check_inputs(query: Array, key: Array, softcap: object, implementation: object) -> None:
     where = "dot_product_attention"
     if implementation is not None:
         arg.choice(implementation, _IMPLEMENTATIONS, f"{where}.implementation")

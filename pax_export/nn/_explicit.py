@@ -105,7 +105,7 @@ def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error
 
     leaves, treedef = tree_flatten((args, kwargs))
     try:
-        shapes = jax.eval_shape(call, *map(_unplaced, leaves))
+        shapes = jax.eval_shape(call, *map(_without_sharding, leaves))
         return under_auto_axes(
             call, tuple(leaves), lambda: tree_map(lambda s: lies(s.shape), shapes)
         )
@@ -118,7 +118,7 @@ def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error
         ) from error
 
 
-def _unplaced(leaf: PyTree) -> Any:
+def _without_sharding(leaf: PyTree) -> Any:
     """The shape and dtype of an array, without its sharding."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
 

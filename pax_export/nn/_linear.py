@@ -79,12 +79,12 @@ class Linear(ParameterModule):
             InvalidArgumentTypeError: (a TypeError) another width than `in_dim`.
         """
         x = arg.as_array(x)
-        self._check(x)
+        self._check_input(x)
         weight, bias = self.weight, self.bias if self.with_bias else None
         out = lambda: joined(*spec_of(x)[:-1], spec_of(jax.tree.leaves(weight)[0])[-1])  # noqa: E731
-        return under_auto_axes(_affine, (x, weight, bias), out)
+        return under_auto_axes(_apply_affine, (x, weight, bias), out)
 
-    def _check(self, x: jax.Array) -> None:
+    def _check_input(self, x: jax.Array) -> None:
         if x.ndim < 2:
             arg.require_batch_axis(x, "[batch, in_dim]", self)
         if x.shape[-1] != self.in_dim:
@@ -98,7 +98,7 @@ class Linear(ParameterModule):
     _repr = arg.repr_method("in_dim", "out_dim", "with_bias")
 
 
-def _affine(x: Array, weight: PyTree, bias: Array | None) -> jax.Array:
+def _apply_affine(x: Array, weight: PyTree, bias: Array | None) -> jax.Array:
     y = times(x, weight)
     return y if bias is None else y + bias
 

@@ -154,7 +154,7 @@ class LayerNorm(_Norm):
                 layer has itself, or another number of channels.
         """
         x = arg.as_array(inputs)
-        self._check(x, scale, offset)
+        self._check_input(x, scale, offset)
         scale = self.scale if self.create_scale else scale
         offset = self.offset if self.create_offset else offset
         axes, eps = _axes_of(self.axis, x.ndim), self.eps
@@ -171,7 +171,7 @@ class LayerNorm(_Norm):
 
         return under_auto_axes(normalised, (x, scale, offset), lambda: joined(*spec_of(x)))
 
-    def _check(self, x: jax.Array, scale: Array | None, offset: Array | None) -> None:
+    def _check_input(self, x: jax.Array, scale: Array | None, offset: Array | None) -> None:
         if self.create_scale or self.create_offset:
             arg.require_channels(x, -1, self.num_channels, self)
         for word, own, given in (
@@ -284,7 +284,7 @@ class GroupNorm(_Norm):
         return self._of_a_batch(x)
 
     def _of_a_batch(self, x: jax.Array) -> jax.Array:
-        self._check(x)
+        self._check_input(x)
         channels = self._channel_axis(x.ndim)
         grouped_channels = (self.groups, self.num_channels // self.groups)
         # An axis at or behind the groups axis has moved by one.
@@ -306,7 +306,7 @@ class GroupNorm(_Norm):
         offset = self.offset if self.create_offset else None
         return under_auto_axes(normalised, (x, scale, offset), lambda: joined(*spec_of(x)))
 
-    def _check(self, x: jax.Array) -> None:
+    def _check_input(self, x: jax.Array) -> None:
         if x.ndim == 0:
             arg.require_batch_axis(x, "[batch, ..., channels]", self)
         arg.require_channels(x, self._channel_axis(x.ndim), self.num_channels, self)

@@ -51,8 +51,10 @@ def max_pool(
         (2, 4, 4, 3)
     """
     x = jnp.asarray(value)
-    window, steps, pads = _geometry("max_pool", x, window_shape, strides, padding, channel_axis)
-    return jax.lax.reduce_window(x, _least(x.dtype), jax.lax.max, window, steps, pads)
+    window, steps, pads = _window_geometry(
+        "max_pool", x, window_shape, strides, padding, channel_axis
+    )
+    return jax.lax.reduce_window(x, _least_element(x.dtype), jax.lax.max, window, steps, pads)
 
 
 def avg_pool(
@@ -85,7 +87,9 @@ def avg_pool(
         (2, 4, 4, 3)
     """
     x = jnp.asarray(value)
-    window, steps, pads = _geometry("avg_pool", x, window_shape, strides, padding, channel_axis)
+    window, steps, pads = _window_geometry(
+        "avg_pool", x, window_shape, strides, padding, channel_axis
+    )
     dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.dtype("float32")
     x = x.astype(jnp.promote_types(dtype, jnp.float32))  # sums of halves overflow
     total = _sum_of_windows(x, window, steps, pads)
@@ -102,14 +106,14 @@ def _sum_of_windows(x: jax.Array, window, steps, pads) -> jax.Array:
     return jax.lax.reduce_window(x, np.zeros((), x.dtype), jax.lax.add, window, steps, pads)
 
 
-def _least(dtype: DTypeLike) -> np.ndarray:
+def _least_element(dtype: DTypeLike) -> np.ndarray:
     """The element that every other is at least as large as."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.asarray(-np.inf, dtype)
     return np.asarray(False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min, dtype)
 
 
-def _geometry(
+def _window_geometry(
     where: str,
     x: jax.Array,
     window_shape: Window,
@@ -129,7 +133,7 @@ def _geometry(
     window = _each_axis(window_shape, x, kept, f"{where}.window_shape")
     steps = _each_axis(strides, x, kept, f"{where}.strides")
     if not isinstance(padding, str):
-        return window, steps, _pairs(padding, x, window, f"{where}.padding")
+        return window, steps, _padding_pairs(padding, x, window, f"{where}.padding")
     choice(padding, ("SAME", "VALID"), f"{where}.padding")
     pads = []
     for size, width, step in zip(x.shape, window, steps):
@@ -140,7 +144,7 @@ def _geometry(
     return window, steps, pads
 
 
-def _pairs(
+def _padding_pairs(
     padding: PyTree, x: jax.Array, window: tuple[int, ...], where: str
 ) -> list[tuple[int, int]]:
     """A pair for each axis; less than a window each, so that every window has a real element."""

@@ -78,7 +78,9 @@ class _Cell(Module):
         self.input_dim = integer(input_dim, f"{where}.input_dim", least=1)
         self.hidden_dim = integer(hidden_dim, f"{where}.hidden_dim", least=1)
 
-    def _linear(self, parts: int, rng_key: PRNGKey | None, name: str, **options: PyTree) -> Linear:
+    def _make_linear(
+        self, parts: int, rng_key: PRNGKey | None, name: str, **options: PyTree
+    ) -> Linear:
         """The linear map from concatenated input and hidden state to ``n`` vectors."""
         in_dim = self.input_dim + self.hidden_dim
         return Linear(in_dim, parts * self.hidden_dim, rng_key=rng_key, name=name, **options)
@@ -100,11 +102,11 @@ class _Cell(Module):
         """
         raise NotImplementedError
 
-    def _zeros(self, batch_size: int | None) -> jax.Array:
+    def _zero_state(self, batch_size: int | None) -> jax.Array:
         batch = () if batch_size is None else (batch_size,)
         return jnp.zeros((*batch, self.hidden_dim))
 
-    def _checked(self, state: PyTree, x: Any) -> tuple[jax.Array, ...]:
+    def _check_arguments(self, state: PyTree, x: Any) -> tuple[jax.Array, ...]:
         """The input and the arrays of the state; raises if they do not fit."""
         form = self._state_form
         if not all(hasattr(state, field) for field in form._fields):
@@ -117,12 +119,12 @@ class _Cell(Module):
         x = with_whole_channels(jnp.asarray(x))
         arrays = [jnp.asarray(getattr(state, field)) for field in form._fields]
         batch = x.shape[:-1]
-        self._check("input", x, (*batch, self.input_dim))
+        self._check_shape("input", x, (*batch, self.input_dim))
         for field, array in zip(form._fields, arrays):
-            self._check(f"{field} state", array, (*batch, self.hidden_dim))
+            self._check_shape(f"{field} state", array, (*batch, self.hidden_dim))
         return x, *[laid_like(array, x) for array in arrays]
 
-    def _check(self, word: str, array: jax.Array, shape: tuple) -> None:
+    def _check_shape(self, word: str, array: jax.Array, shape: tuple) -> None:
         if array.ndim < 2:
             require_batch_axis(array, f"[batch, {shape[-1]}], the {word} of a cell", self)
         if array.shape != shape:
@@ -190,10 +192,10 @@ class LSTM(_Cell):
     ):
         super().__init__(input_dim, hidden_dim, name)
         self.forget_gate_bias = float(forget_gate_bias)
-        self.fc = self._linear(4, rng_key, "lstm_fc", w_init=w_init)
+        self.fc = self._make_linear(4, rng_key, "lstm_fc", w_init=w_init)
 
     def __call__(self, state: LSTMState, x: Array) -> tuple[LSTMState, jax.Array]:
-        x, hidden, cell = self._checked(state, x)
+        x, hidden, cell = self._check_arguments(state, x)
         z = with_whole_channels(self.fc(jnp.concatenate((x, hidden), axis=-1)))
         i, g, f, o = jnp.split(z, 4, axis=-1)
         forget = jax.nn.sigmoid(f + self.forget_gate_bias)
@@ -206,7 +208,7 @@ class LSTM(_Cell):
 
         The size may be symbolic.
         """
-        return LSTMState(self._zeros(batch_size), self._zeros(batch_size))
+        return LSTMState(self._zero_state(batch_size), self._zero_state(batch_size))
 
 
 class GRU(_Cell):
@@ -251,11 +253,11 @@ class GRU(_Cell):
     ):
         super().__init__(input_dim, hidden_dim, name)
         zr_key, h_key = jax.random.split(key_or_next(rng_key))
-        self.xh_zr_fc = self._linear(2, zr_key, "xh_to_zr")
-        self.xh_h_fc = self._linear(1, h_key, "xh_to_h")
+        self.xh_zr_fc = self._make_linear(2, zr_key, "xh_to_zr")
+        self.xh_h_fc = self._make_linear(1, h_key, "xh_to_h")
 
     def __call__(self, state: GRUState, x: Array) -> tuple[GRUState, jax.Array]:
-        x, hidden = self._checked(state, x)
+        x, hidden = self._check_arguments(state, x)
         zr = with_whole_channels(self.xh_zr_fc(jnp.concatenate((x, hidden), axis=-1)))
         z, r = jnp.split(jax.nn.sigmoid(zr), 2, axis=-1)
         candidate = self.xh_h_fc(jnp.concatenate((x, r * hidden), axis=-1))
@@ -268,7 +270,7 @@ class GRU(_Cell):
 
         The size may be symbolic.
         """
-        return GRUState(self._zeros(batch_size))
+        return GRUState(self._zero_state(batch_size))
 
 
 class VanillaRNN(_Cell):
@@ -306,10 +308,10 @@ class VanillaRNN(_Cell):
         name: str | None = None,
     ):
         super().__init__(input_dim, hidden_dim, name)
-        self.fc = self._linear(1, rng_key, "vanilla_rnn_fc")
+        self.fc = self._make_linear(1, rng_key, "vanilla_rnn_fc")
 
     def __call__(self, state: VanillaRNNState, x: Array) -> tuple[VanillaRNNState, jax.Array]:
-        x, hidden = self._checked(state, x)
+        x, hidden = self._check_arguments(state, x)
         hidden = self.fc(jnp.concatenate((x, hidden), axis=-1))
         hidden = jnp.tanh(with_whole_channels(hidden))
         return _lying_as(state, VanillaRNNState(hidden)), hidden
@@ -319,4 +321,4 @@ class VanillaRNN(_Cell):
 
         The size may be symbolic.
         """
-        return VanillaRNNState(self._zeros(batch_size))
+        return VanillaRNNState(self._zero_state(batch_size))

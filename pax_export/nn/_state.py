@@ -92,10 +92,10 @@ class EMA(StateModule):
                 lambda a, b: jnp.where(first, jnp.asarray(b, a.dtype), a), old, value
             )
             self.debias = jnp.ones_like(self.debias)
-        self.averages = jax.tree_util.tree_map(self._average, old, value)
+        self.averages = jax.tree_util.tree_map(self._update_average, old, value)
         return self.averages
 
-    def _average(self, old: jax.Array, new: object) -> jax.Array:
+    def _update_average(self, old: jax.Array, new: object) -> jax.Array:
         if not _is_inexact(old):
             return jnp.asarray(new, old.dtype)
         average = self.decay_rate * old + (1 - self.decay_rate) * jnp.asarray(new)

@@ -75,10 +75,10 @@ def apply_gradients(
     except (TypeError, ValueError) as error:
         refuse_another_model(optimizer, params, error)
         raise
-    new_params = _subtract(params, updates)
+    new_params = _subtract_updates(params, updates)
     if all_finite is not None:
-        new_params = _choose(all_finite, new_params, params)
-        new_optimizer = _choose(all_finite, new_optimizer, optimizer)
+        new_params = _choose_tree(all_finite, new_params, params)
+        new_optimizer = _choose_tree(all_finite, new_optimizer, optimizer)
     return model | new_params, new_optimizer
 
 
@@ -167,7 +167,7 @@ def parameters_of(tree: PyTree) -> Any:
     return tree.parameters()
 
 
-def _subtract(params: PyTree, updates: PyTree) -> Any:
+def _subtract_updates(params: PyTree, updates: PyTree) -> Any:
     assert_structure_equal(params, updates)
     return tree_map_with_path(
         lambda path, p, u: _check_replacement(path, p, (p - u).astype(jnp.result_type(p))),
@@ -176,7 +176,7 @@ def _subtract(params: PyTree, updates: PyTree) -> Any:
     )
 
 
-def _choose(condition: Array, new: object, old: object) -> Any:
+def _choose_tree(condition: Array, new: object, old: object) -> Any:
     """The new tree if the condition holds, else the old one."""
     assert_structure_equal(new, old)
 

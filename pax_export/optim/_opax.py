@@ -65,7 +65,7 @@ class _OpaxLoader(SourceFileLoader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         names = vars(module)
-        names["__builtins__"] = {**vars(builtins), "__import__": _import}
+        names["__builtins__"] = {**vars(builtins), "__import__": _import_opax}
         super().exec_module(module)
         if names.get("jnp") is jnp:
             names["jnp"] = _numpy
@@ -77,7 +77,7 @@ class _OpaxLoader(SourceFileLoader):
                     names[name] = _one_result_for_equal_calls(value)
 
 
-def _import(name: str, *args: PyTree, **kwargs: PyTree) -> Any:
+def _import_opax(name: str, *args: PyTree, **kwargs: PyTree) -> Any:
     return core if name == "pax" else builtins.__import__(name, *args, **kwargs)
 
 

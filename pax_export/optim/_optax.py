@@ -28,7 +28,7 @@ from pax_export.optim._packing import Packing
 from pax_export.optim._transformation_key import KeyedTransformation
 
 
-def contents(optimizer: Module, rules: list[str]) -> dict[str, Any]:
+def optimizer_contents(optimizer: Module, rules: list[str]) -> dict[str, Any]:
     """The names of the rules and the counts of an optimizer; all arrays are state."""
     named = f"[{', '.join(rules)}]" if rules else None
     return {"rules": named, "state": sum(map(elements, tree_leaves(optimizer)))}
@@ -37,21 +37,21 @@ def contents(optimizer: Module, rules: list[str]) -> dict[str, Any]:
 def opax_contents(self: Module) -> dict[str, Any]:
     """Of an optimizer of opax: a chain holds others, of classes that functions made."""
     chained = vars(self).get("transforms", ())
-    return contents(self, [type(each).__name__ for each in chained])
+    return optimizer_contents(self, [type(each).__name__ for each in chained])
 
 
 def optax_contents(self: Module) -> dict[str, Any]:
     """Of an optimizer of optax: a chain keeps a tuple of states, each named for its rule."""
-    names = [type(each).__name__ for each in _unchained(vars(self).get("state"))]
+    names = [type(each).__name__ for each in _flatten_chain(vars(self).get("state"))]
     keep = [name for name in names if name.endswith("State") and name != "EmptyState"]
-    return contents(self, [name.removesuffix("State") for name in keep])
+    return optimizer_contents(self, [name.removesuffix("State") for name in keep])
 
 
-def _unchained(state: PyTree) -> list[Any]:
+def _flatten_chain(state: PyTree) -> list[Any]:
     """The states of all rules: a chain may hold chains."""
     if type(state) is not tuple:
         return [state]
-    return [rule for each in state for rule in _unchained(each)]
+    return [rule for each in state for rule in _flatten_chain(each)]
 
 
 class OptaxOptimizer(StateModule):
@@ -155,11 +155,11 @@ class OptaxOptimizer(StateModule):
                 got=f"updates of type {type(updates).__name__}",
                 write="optax.chain(optax.clip(1.0), optax.lookahead(optax.adam(1e-3), 5, 0.5))",
             )
-        self.slow_params = tree_map(_added, self.slow_params, updates.slow)
+        self.slow_params = tree_map(_add_update, self.slow_params, updates.slow)
         return updates.fast
 
 
-def _added(slow: PyTree, update: PyTree) -> Any:
+def _add_update(slow: PyTree, update: PyTree) -> Any:
     return (slow + update).astype(slow.dtype)
 
 

@@ -63,7 +63,7 @@ def require_packable(recipe: KeyedTransformation, params: PyTree) -> None:
     """Raises unless an optimizer, packed for these parameters, computes the same."""
     leaves, treedef = tree_flatten(params)
     shapes = tuple([jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves])
-    found = _obstacle(recipe, Packing.of(params), treedef, shapes) if leaves else None
+    found = _find_obstacle(recipe, Packing.of(params), treedef, shapes) if leaves else None
     if found is not None:
         raise UnsupportedOperationError(
             "packed=True needs an optimizer that treats each number by itself, by one rule "
@@ -76,7 +76,7 @@ def require_packable(recipe: KeyedTransformation, params: PyTree) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _obstacle(
+def _find_obstacle(
     recipe: KeyedTransformation, packing: Packing, treedef: TreeDef, shapes: tuple
 ) -> tuple[str, str] | None:
     """Where and why an optimizer cannot be packed; None if it can."""
@@ -85,14 +85,16 @@ def _obstacle(
     plain = treedef.unflatten(shapes)
     packed = jax.eval_shape(packing.pack, plain)
     try:
-        _compare(recipe, packing, plain, packed)
+        _compare_programs(recipe, packing, plain, packed)
     except _Unpackable as obstacle:
         where = "" if obstacle.leaf is None else packing.entries[obstacle.leaf].name
         return where, str(obstacle)
     return None
 
 
-def _compare(recipe: KeyedTransformation, packing: Packing, plain: object, packed: object) -> None:
+def _compare_programs(
+    recipe: KeyedTransformation, packing: Packing, plain: object, packed: object
+) -> None:
     """Raises unless the programs for plain and packed parameters are equal."""
     numbers: dict[Any, int] = {}
     dtypes = [entry.dtype for entry in packing.entries]
@@ -202,7 +204,7 @@ class _OptimizerReader:
         if leaves:
             return [self._of_leaf(name, given, params, leaves)]
         numbers = tuple([x.number for x in given])
-        key = (name, _written(params), numbers)
+        key = (name, _format_program(params), numbers)
         if name == "broadcast_in_dim" and given[0].shape == ():
             return [_Formula(numbers[0], shapes[0], is_uniform=True)]
         if name in _BY_NUMBER and not any(x.is_foreign for x in given):
@@ -226,7 +228,7 @@ class _OptimizerReader:
             )
         shape = next(x.shape for x in given if x.leaf == leaf)
         numbers = tuple([x.number for x in given])
-        return self._formula((name, _written(params), numbers), shape, leaf)
+        return self._formula((name, _format_program(params), numbers), shape, leaf)
 
     def _add_sums(self, a: _Formula, b: _Formula) -> _Formula | None:
         """The sum of two sums over arrays; None if it is no such sum."""
@@ -242,7 +244,7 @@ class _OptimizerReader:
     def _converted(self, formula: _Formula, params: Mapping[str, Any]) -> _Formula:
         """A sum over the arrays of one dtype, on its way to those of another one."""
         parts = [
-            (leaf, self._formula(("converted", _written(params), number), ()).number)
+            (leaf, self._formula(("converted", _format_program(params), number), ()).number)
             for leaf, number in formula.summed
         ]
         return replace(formula, summed=frozenset(parts))
@@ -258,5 +260,5 @@ class _OptimizerReader:
         return self._formula(("sum", tuple(sorted(rules))), ())
 
 
-def _written(params: Mapping[str, Any]) -> str:
+def _format_program(params: Mapping[str, Any]) -> str:
     return repr(sorted(params.items(), key=lambda item: item[0]))

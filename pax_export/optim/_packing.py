@@ -36,7 +36,7 @@ class Packing:
     @classmethod
     def of(cls, params: PyTree) -> Packing:
         """The packing of the arrays of a tree."""
-        return cls(tuple([_entry(name, leaf) for name, leaf in named_leaves(params)]))
+        return cls(tuple([_entry_of(name, leaf) for name, leaf in named_leaves(params)]))
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -75,9 +75,9 @@ class Packing:
         return other.pack([known.get(entry, array) for entry, array in own])
 
     def _check(self, tree: PyTree, leaves: list[Any], what: str) -> None:
-        if len(leaves) == len(self.entries) and all(map(_fits, self.entries, leaves)):
+        if len(leaves) == len(self.entries) and all(map(_fits_entry, self.entries, leaves)):
             return
-        given = [_entry(name, leaf) for name, leaf in named_leaves(tree)]
+        given = [_entry_of(name, leaf) for name, leaf in named_leaves(tree)]
         where, got = f"{len(given)} arrays", f"{len(given)} for {len(self.entries)}"
         for own, other in zip(self.entries, given):
             if own != other:
@@ -92,9 +92,9 @@ class Packing:
         )
 
 
-def _entry(name: str, leaf: PyTree) -> Entry:
+def _entry_of(name: str, leaf: PyTree) -> Entry:
     return Entry(name, tuple(jnp.shape(leaf)), jnp.result_type(leaf).name)
 
 
-def _fits(entry: Entry, leaf: PyTree) -> bool:
+def _fits_entry(entry: Entry, leaf: PyTree) -> bool:
     return entry.shape == jnp.shape(leaf) and entry.dtype == jnp.result_type(leaf).name

@@ -41,9 +41,9 @@ class KeyedTransformation:
             )
         self.init, self.update = made.init, made.update
         self.takes = _keyword_names(made.update)
-        key = _key((made.init, made.update), set())
-        self.takes_slow = _mentions(key, _lookahead_code())
-        self._key = key if source is made else _key(source, set())
+        key = _transformation_key((made.init, made.update), set())
+        self.takes_slow = _mentions_name(key, _lookahead_code())
+        self._key = key if source is made else _transformation_key(source, set())
 
     def accepted(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Those of the extra arguments that the transformation takes."""
@@ -94,10 +94,10 @@ def _lookahead_code() -> frozenset[types.CodeType]:
     return frozenset([const for const in constants if isinstance(const, types.CodeType)])
 
 
-def _mentions(key: object, codes: frozenset[types.CodeType]) -> bool:
+def _mentions_name(key: object, codes: frozenset[types.CodeType]) -> bool:
     """True if one of these codes is part of a key, at any depth."""
     if isinstance(key, tuple):
-        return any(_mentions(part, codes) for part in key)
+        return any(_mentions_name(part, codes) for part in key)
     return isinstance(key, types.CodeType) and key in codes
 
 
@@ -105,18 +105,18 @@ def _is_factory(source: object) -> bool:
     return callable(source) and not hasattr(source, "update")
 
 
-def _key(value: object, open_ids: set[int]) -> Any:
+def _transformation_key(value: object, open_ids: set[int]) -> Any:
     """A hashable that is equal for values that compute the same."""
     if id(value) in open_ids:
         return "itself"  # a function that closes over itself
-    inner = functools.partial(_key, open_ids=open_ids | {id(value)})
+    inner = functools.partial(_transformation_key, open_ids=open_ids | {id(value)})
     if is_node(value):
         leaves, treedef = jax.tree_util.tree_flatten(value)
         return treedef, tuple(map(inner, leaves))
     if is_array(value) and not is_tracer(value):
         return _array_key(value)
     if isinstance(value, types.FunctionType) and _is_optax(value):
-        cells = [_content(cell, inner) for cell in value.__closure__ or ()]
+        cells = [_content_of(cell, inner) for cell in value.__closure__ or ()]
         defaults = inner((value.__defaults__, value.__kwdefaults__))
         return value.__code__, id(value.__globals__), defaults, tuple(cells)
     if isinstance(value, types.MethodType):
@@ -132,7 +132,7 @@ def _key(value: object, open_ids: set[int]) -> Any:
     return static_key(value)
 
 
-def _content(cell: types.CellType, key: Callable[[Any], Any]) -> Any:
+def _content_of(cell: types.CellType, key: Callable[[Any], Any]) -> Any:
     try:
         return key(cell.cell_contents)
     except ValueError:

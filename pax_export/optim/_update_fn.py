@@ -10,7 +10,7 @@ from pax_export._types import PyTree
 from pax_export.core import Module, assert_structure_equal, rebuilt
 from pax_export.optim._apply import apply_gradients, require_model_and_optimizer
 from pax_export.optim._optax import OptaxOptimizer
-from pax_export.transforms import described, value_and_grad
+from pax_export.transforms import describe_result, value_and_grad
 
 
 def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> Callable[..., Any]:
@@ -55,7 +55,7 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
         # not returned would be lost, so here it is an error.
         returned = loss_fn(rebuilt(model), *inputs)
         if not isinstance(returned, (tuple, list)) or len(returned) != 2:
-            raise _no_model(described(returned))
+            raise _no_model(describe_result(returned))
         return returned
 
     grad_fn = value_and_grad(of_immutable, has_aux=True)

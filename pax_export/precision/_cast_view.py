@@ -40,10 +40,10 @@ class CastView:
     def __init__(self, original: PyTree, policy: jmp.Policy):
         self.original = original
         self.policy = policy
-        own = _attributes(original)
+        own = _own_attributes(original)
         self._given = {n: cast_floating(v, policy.compute_dtype) for n, v in own.items()}
-        self._contents = {n: _content(v) for n, v in self._given.items()}
-        self._originals = _pairs(own, self._given)
+        self._contents = {n: _container_content(v) for n, v in self._given.items()}
+        self._originals = _pair_casts(own, self._given)
         self.module = object.__new__(type(original))
         begin(self.module, self._given)
         update_moduledef(self.module, current_kinds(original))
@@ -55,7 +55,7 @@ class CastView:
 
     def write_back(self) -> None:
         """Copies changes of the view to the module; raises if a closed one's container changed."""
-        now = _attributes(self.module)
+        now = _own_attributes(self.module)
         for name in self._given:
             if name not in now:
                 delattr(self.original, name)
@@ -66,7 +66,7 @@ class CastView:
     def _is_untouched(self, name: str, value: object) -> bool:
         if value is not self._given.get(name, _MISSING):
             return False
-        (leaves, treedef), (given, given_def) = _content(value), self._contents[name]
+        (leaves, treedef), (given, given_def) = _container_content(value), self._contents[name]
         return treedef == given_def and all(a is b for a, b in zip(leaves, given))
 
     def _write_back_one(self, name: str, value: PyTree) -> None:
@@ -78,7 +78,7 @@ class CastView:
 
     def result(self, tree: PyTree) -> Any:
         """Casts results to the output dtype, and replaces views by the modules themselves."""
-        leaves, treedef = tree_flatten(tree, is_leaf=stops)
+        leaves, treedef = tree_flatten(tree, is_leaf=is_cast_leaf)
         if any(map(is_node, leaves)):
             tree = treedef.unflatten(map(self._result_leaf, leaves))
         return cast_floating(tree, self.policy.output_dtype)
@@ -97,7 +97,7 @@ class CastView:
         return treedef.unflatten(found)
 
 
-def _attributes(module: PyTree) -> dict[str, Any]:
+def _own_attributes(module: PyTree) -> dict[str, Any]:
     """The attributes of a module, without cached properties."""
     cls = type(module)
     return {
@@ -107,20 +107,20 @@ def _attributes(module: PyTree) -> dict[str, Any]:
     }
 
 
-def _content(value: object) -> tuple[list[Any], Any]:
+def _container_content(value: object) -> tuple[list[Any], Any]:
     """The contents of a container, to detect in-place changes."""
     if isinstance(value, (Node, EmptyNode)) or is_array(value):
         return [], None
-    return tree_flatten(value, is_leaf=stops)
+    return tree_flatten(value, is_leaf=is_cast_leaf)
 
 
-def _pairs(own: dict[str, Any], given: dict[str, Any]) -> dict[int, tuple[Any, Any]]:
+def _pair_casts(own: dict[str, Any], given: dict[str, Any]) -> dict[int, tuple[Any, Any]]:
     """``(cast array, the array it was cast from)`` by the id of the former."""
     pairs = {}
     for name, value in given.items():
         if value is not own[name]:
-            before = tree_leaves(own[name], is_leaf=stops)
-            after = tree_leaves(value, is_leaf=stops)
+            before = tree_leaves(own[name], is_leaf=is_cast_leaf)
+            after = tree_leaves(value, is_leaf=is_cast_leaf)
             pairs |= {id(b): (b, a) for a, b in zip(before, after) if a is not b}
     return pairs
 
@@ -130,12 +130,12 @@ def _pairs(own: dict[str, Any], given: dict[str, Any]) -> dict[int, tuple[Any, A
 
 def cast_floating(tree: PyTree, dtype: DTypeLike) -> Any:
     """Casts floating-point arrays outside of modules; an unchanged tree is returned itself."""
-    leaves, treedef = tree_flatten(tree, is_leaf=stops)
+    leaves, treedef = tree_flatten(tree, is_leaf=is_cast_leaf)
     cast = [x.astype(dtype) if is_floating(x) and x.dtype != dtype else x for x in leaves]
     return tree if all(map(operator.is_, leaves, cast)) else treedef.unflatten(cast)
 
 
-def stops(value: object) -> bool:
+def is_cast_leaf(value: object) -> bool:
     """True for modules; and iterators, which jax does not look into either, and warns of."""
     return isinstance(value, (Node, Iterator))
 

@@ -48,11 +48,11 @@ class StaticLossScale(jmp.StaticLossScale):
     """
 
     def __init__(self, loss_scale: object):
-        _set(self, loss_scale=_scalar(loss_scale, "loss_scale"))
+        _set_fields(self, loss_scale=_as_scalar(loss_scale, "loss_scale"))
 
     def unscale(self, tree: T) -> T:
         """Divides the arrays of a tree by the scale; each keeps its dtype."""
-        return unscaled(tree, self.loss_scale)
+        return unscale_tree(tree, self.loss_scale)
 
 
 class DynamicLossScale(jmp.DynamicLossScale):
@@ -77,16 +77,16 @@ class DynamicLossScale(jmp.DynamicLossScale):
     """
 
     def __post_init__(self) -> None:
-        _set(
+        _set_fields(
             self,
-            loss_scale=_scalar(self.loss_scale, "loss_scale"),
-            min_loss_scale=_scalar(self.min_loss_scale, "min_loss_scale"),
+            loss_scale=_as_scalar(self.loss_scale, "loss_scale"),
+            min_loss_scale=_as_scalar(self.min_loss_scale, "min_loss_scale"),
             counter=jnp.asarray(self.counter, jnp.int32),
         )
 
     def unscale(self, tree: T) -> T:
         """Divides the arrays of a tree by the scale; each keeps its dtype."""
-        return unscaled(tree, self.loss_scale)
+        return unscale_tree(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Array) -> Self:
         """Returns the scale for the next step.
@@ -97,10 +97,10 @@ class DynamicLossScale(jmp.DynamicLossScale):
         Raises:
             InvalidArgumentError: (an AssertionError too) it is not a scalar.
         """
-        return adjusted(self, grads_finite)
+        return adjust_dynamic(self, grads_finite)
 
 
-def _scalar(value: PyTree, name: str) -> jax.Array:
+def _as_scalar(value: PyTree, name: str) -> jax.Array:
     """A floating-point scalar of a fixed dtype, so that a step is traced once."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return jnp.array(value, jnp.float32)
@@ -115,7 +115,7 @@ def _scalar(value: PyTree, name: str) -> jax.Array:
     return array.astype(array.dtype)  # not weakly typed any more
 
 
-def _set(scale: object, **fields: object) -> None:
+def _set_fields(scale: object, **fields: object) -> None:
     for name, value in fields.items():
         object.__setattr__(scale, name, value)
 
@@ -133,24 +133,24 @@ def unscale(scale: PyTree, tree: T) -> T:
             write="pax.precision.DynamicLossScale(2.0**15), or one of jmp's",
         )
     if method in (jmp.StaticLossScale.unscale, jmp.DynamicLossScale.unscale):
-        return unscaled(tree, scale.loss_scale)
+        return unscale_tree(tree, scale.loss_scale)
     return scale.unscale(tree)
 
 
 def adjust(scale: PyTree, grads_finite: Any) -> Any:
     """The next state of a dynamic loss scale, ours, jmp's, or with its own ``adjust``."""
     if type(scale).adjust is jmp.DynamicLossScale.adjust:
-        return adjusted(scale, grads_finite)
+        return adjust_dynamic(scale, grads_finite)
     return scale.adjust(grads_finite)
 
 
-def unscaled(tree: T, loss_scale: object) -> T:
+def unscale_tree(tree: T, loss_scale: object) -> T:
     """Divides the arrays of a tree by a scale, in float32; each keeps its dtype."""
     inverse = 1.0 / jnp.asarray(loss_scale).astype(jnp.float32)
     return tree_map(lambda x: (x * inverse).astype(jnp.result_type(x)), tree)
 
 
-def adjusted(scale: PyTree, grads_finite: Any) -> Any:
+def adjust_dynamic(scale: PyTree, grads_finite: Any) -> Any:
     """The next state of a `jmp.DynamicLossScale`; every field keeps its dtype."""
     if jnp.ndim(grads_finite) != 0:
         raise InvalidArgumentError(
@@ -162,13 +162,13 @@ def adjusted(scale: PyTree, grads_finite: Any) -> Any:
     grown = now * scale.factor
     grown = jnp.where(jnp.isfinite(grown), grown, now)
     grown = jnp.where(scale.counter == scale.period - 1, grown, now)
-    shrunk = jnp.maximum(_lowest(scale), now / scale.factor)
+    shrunk = jnp.maximum(_lowest_scale(scale), now / scale.factor)
     chosen = jnp.where(grads_finite, grown, shrunk)
     counter = (scale.counter + 1) % scale.period * jnp.asarray(grads_finite, jnp.int32)
     return dataclasses.replace(scale, loss_scale=chosen, counter=counter)
 
 
-def _lowest(scale: PyTree) -> Any:
+def _lowest_scale(scale: PyTree) -> Any:
     lowest = scale.min_loss_scale
     if isinstance(lowest, (int, float, np.ndarray, np.generic)):
         # A plain number leaves a weakly typed scale, jnp.asarray(2.0**15), as it
@@ -180,7 +180,7 @@ def _lowest(scale: PyTree) -> Any:
 # --- as pytrees ------------------------------------------------------------------------
 
 
-def _register(cls: type, children: tuple[str, ...], static: tuple[str, ...]) -> None:
+def _register_scale(cls: type, children: tuple[str, ...], static: tuple[str, ...]) -> None:
     """Registers a loss scale; rebuilding one runs no constructor."""
     keys = tuple([GetAttrKey(name) for name in children])
 
@@ -194,12 +194,12 @@ def _register(cls: type, children: tuple[str, ...], static: tuple[str, ...]) -> 
 
     def unflatten(aux: tuple, values: PyTree) -> Any:
         scale = object.__new__(cls)
-        _set(scale, **dict(zip(children, values)), **dict(zip(static, aux)))
+        _set_fields(scale, **dict(zip(children, values)), **dict(zip(static, aux)))
         return scale
 
     register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
 
-_register(NoOpLossScale, (), ())
-_register(StaticLossScale, ("loss_scale",), ())
-_register(DynamicLossScale, ("loss_scale", "counter", "min_loss_scale"), ("period", "factor"))
+_register_scale(NoOpLossScale, (), ())
+_register_scale(StaticLossScale, ("loss_scale",), ())
+_register_scale(DynamicLossScale, ("loss_scale", "counter", "min_loss_scale"), ("period", "factor"))

@@ -20,7 +20,12 @@ from pax_export.core import (
     near_names,
     require_module,
 )
-from pax_export.precision._policy import apply_mp_policy, canonical, policy_of, unwrap_mp_policy
+from pax_export.precision._policy import (
+    apply_mp_policy,
+    canonical_policy,
+    policy_of,
+    unwrap_mp_policy,
+)
 
 M = TypeVar("M", bound=Module)
 Filter = type | str | Chosen | Callable[..., Any]
@@ -73,7 +78,7 @@ def mixed_precision(
         └── modules.2: x => softmax(x)  (mp_policy=FFF)
     """
     require_module(module, "mixed_precision")
-    policy = canonical(mp_policy)
+    policy = canonical_policy(mp_policy)
     full = _in_float32(policy)
     named = named_modules(module)
     if all(policy_of(each) is not None for _, each in named):
@@ -82,7 +87,7 @@ def mixed_precision(
             got=repr(module),
             write="mixed_precision(remove_policies(net), policy)",
         )
-    exempted = _exempted(named, exempt)
+    exempted = _exempt_modules(named, exempt)
 
     def put(module: Module, is_full: bool) -> Any:
         is_full = is_full or id(module) in exempted
@@ -101,7 +106,7 @@ def under_policy(module: M, mp_policy: PyTree) -> M:
     try:
         policy = jmp.get_policy(mp_policy) if isinstance(mp_policy, str) else mp_policy
     except Exception:  # whatever jmp's reader stumbles over
-        policy = canonical(mp_policy)
+        policy = canonical_policy(mp_policy)
     return mixed_precision(module, policy)
 
 
@@ -137,35 +142,35 @@ def _in_float32(policy: jmp.Policy) -> jmp.Policy:
     return jmp.Policy(param, compute, policy.output_dtype)
 
 
-def _exempted(named: list[tuple[str, Any]], exempt: object) -> set[int]:
+def _exempt_modules(named: list[tuple[str, Any]], exempt: object) -> set[int]:
     """The ids of the modules that a filter matches; each filter must match some."""
     found: set[int] = set()
-    for each in _filters(exempt):
-        matches = _matcher(each)
+    for each in _as_filters(exempt):
+        matches = _require_matcher(each)
         matched = [(path, module) for path, module in named if matches(path, module)]
         if not matched:
             raise InvalidArgumentError(
                 "An exemption from a mixed-precision policy matches no module.",
-                got=_shown(each),
-                write=_suggestion(each, named),
+                got=_describe_filter(each),
+                write=_suggest_filter(each, named),
             )
         if matched[0][0] == "":
             raise InvalidArgumentError(
                 "An exemption from a mixed-precision policy matches the whole net.",
-                got=_shown(each),
+                got=_describe_filter(each),
                 write="a filter of submodules only, e.g. the path of one",
             )
         found.update([id(module) for _, module in matched])
     return found
 
 
-def _filters(exempt: object) -> Iterable[Any]:
+def _as_filters(exempt: object) -> Iterable[Any]:
     if isinstance(exempt, Iterable) and not isinstance(exempt, (str, type, Module, Chosen)):
         return exempt
     return [exempt]
 
 
-def _matcher(each: object) -> Callable[[str, Any], Any]:
+def _require_matcher(each: object) -> Callable[[str, Any], Any]:
     found = matcher(each, anywhere=True)
     if found is not None:
         return found
@@ -176,11 +181,11 @@ def _matcher(each: object) -> Callable[[str, Any], Any]:
     )
 
 
-def _shown(each: object) -> str:
+def _describe_filter(each: object) -> str:
     return each.__qualname__ if isinstance(each, type) else repr(each)
 
 
-def _suggestion(each: object, named: list[tuple[str, Any]]) -> str:
+def _suggest_filter(each: object, named: list[tuple[str, Any]]) -> str:
     """Suggestions: similar paths, or classes of the net."""
     if isinstance(each, str):
         paths = [path for path, _ in named if path]

@@ -73,7 +73,7 @@ def apply_mp_policy(module: M, mp_policy: jmp.Policy) -> M:
             got=repr(module),
             write="apply_mp_policy(unwrap_mp_policy(module), policy)",
         )
-    policy = canonical(mp_policy)
+    policy = canonical_policy(mp_policy)
     cast = map_attributes(module, lambda name, v: cast_floating(v, policy.param_dtype))
     return with_class(cast, derived(type(module), "mp_policy", policy))
 
@@ -120,7 +120,7 @@ def policy_of(module: Module) -> jmp.Policy | None:
     return aspect_of(type(module), "mp_policy")
 
 
-def canonical(policy: object) -> jmp.Policy:
+def canonical_policy(policy: object) -> jmp.Policy:
     """Interns equal policies, to find the derived class."""
     dtypes = [getattr(policy, f"{role}_dtype", None) for role in ("param", "compute", "output")]
     try:
@@ -154,7 +154,7 @@ def _under_policy(base: type, namespace: dict[str, Any], policy: PyTree) -> dict
         if cls not in Module.__mro__:
             found.update(vars(cls))
     found.update(namespace)
-    return {name: _wrap(x, policy) for name, x in found.items() if _is_concerned(name, x)}
+    return {name: _wrap_method(x, policy) for name, x in found.items() if _is_concerned(name, x)}
 
 
 def _is_concerned(name: str, value: object) -> bool:
@@ -169,7 +169,7 @@ def _is_concerned(name: str, value: object) -> bool:
     return callable(value) and hasattr(type(value), "__get__")
 
 
-def _wrap(method: Callable[..., Any], policy: jmp.Policy) -> Callable:
+def _wrap_method(method: Callable[..., Any], policy: jmp.Policy) -> Callable:
     """A method that runs on the cast view of its module."""
 
     def wrapper(self: Any, /, *args: object, **kwargs: object) -> Any:

@@ -6,7 +6,7 @@ from pax_export.transforms._axes import StateAxes
 from pax_export.transforms._grad import grad, value_and_grad
 from pax_export.transforms._grad import prepared_gradients as prepared_gradients
 from pax_export.transforms._jit import Folded, fold, jit, unfold
-from pax_export.transforms._lift import described
+from pax_export.transforms._lift import describe_result
 from pax_export.transforms._lifted_modules import Remat, Scan, Vmap
 from pax_export.transforms._remat import remat
 from pax_export.transforms._rng_split import rng_fold

@@ -59,7 +59,7 @@ class StateAxes(Mapping):
                 got=f"{type(axes).__name__}: {axes!r}"[:120],
                 write="{Param: 0}",
             )
-        self._axes = {key: _axis(axis) for key, axis in axes.items()}
+        self._axes = {key: _check_axis(axis) for key, axis in axes.items()}
         self._key = static_key(tuple(self._axes.items()))  # predicates count by their code
         self._rules = tuple([(as_filter(key), axis) for key, axis in self._axes.items()])
 
@@ -95,7 +95,7 @@ class StateAxes(Mapping):
         return axes
 
 
-def _axis(value: PyTree) -> int | None:
+def _check_axis(value: PyTree) -> int | None:
     if value is None:
         return None
     try:
@@ -243,14 +243,14 @@ def inputs_of(
         prefixes += [prefix] * len(roots_of(value))
         axes += own
     parts = parts_of((args, kwargs))
-    slots = _slots(parts, axes, options)
+    slots = _make_slots(parts, axes, options)
     mapped = [slot.axis for slot in slots]
     inner, keywords = _map_modules(without_stacked_axis, (args, kwargs), mapped)
     roots = [part.value for part in parts if part.is_module]
     return MappedArguments(LiftedCall(function, inner, keywords, roots=roots), slots, prefixes)
 
 
-def _slots(parts: list[Part], axes: Axes, options: MapOptions) -> list[Slot]:
+def _make_slots(parts: list[Part], axes: Axes, options: MapOptions) -> list[Slot]:
     slots: list[Slot] = []
     for part in parts:
         if not part.is_module:
@@ -294,7 +294,7 @@ def mapped_size(slots: list[Slot], given: object, option: str, transform: str) -
     sizes: dict[Any, str] = {}
     for slot in slots:
         if slot.axis is not None:
-            sizes.setdefault(_length(slot, transform), slot.name)
+            sizes.setdefault(_axis_length(slot, transform), slot.name)
     if len(sizes) > 1:
         (one, first), (other, second) = list(sizes.items())[:2]
         raise InvalidArgumentError(
@@ -318,7 +318,7 @@ def mapped_size(slots: list[Slot], given: object, option: str, transform: str) -
     return inferred
 
 
-def _length(slot: Slot, transform: str) -> Any:
+def _axis_length(slot: Slot, transform: str) -> Any:
     shape = jnp.shape(slot.value) if _is_arraylike(slot.value) else ()
     if not shape:
         raise InvalidArgumentError(
@@ -392,7 +392,7 @@ def not_covered(target: Target, transform: str) -> UncoveredStateError:
     )
 
 
-def finished(
+def finish_result(
     inputs: MappedArguments,
     result: Result,
     leaves: list[Any],

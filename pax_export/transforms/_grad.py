@@ -32,7 +32,7 @@ from pax_export.core import (
     path_name,
     warn_of_untrained,
 )
-from pax_export.transforms._lift import LiftedCall, Result, as_pair, described, wraps
+from pax_export.transforms._lift import LiftedCall, Result, as_pair, describe_result, wraps
 
 #: What is done to each function before this thread differentiates it.
 _prepare: ContextVar[Callable[[Callable], Callable] | None] = ContextVar(
@@ -114,7 +114,7 @@ def value_and_grad(
     @wraps(fun)
     def value_and_grad_fun(*args: object, **kwargs: object) -> tuple[Any, Any]:
         call = LiftedCall(fun, args, kwargs)
-        places = _places(argnums, len(args))
+        places = _argument_places(argnums, len(args))
         _require_module(argnums, args, call)
         targets = [_DiffArgument(args[place], call, place, wrt, select) for place in places]
         if not (allow_int or holomorphic):
@@ -210,7 +210,7 @@ def _require_number(loss: PyTree, write: str) -> None:
         return
     raise InvalidArgumentTypeError(
         "A gradient needs one number: the function must return a scalar loss.",
-        got=describe_array(loss) if is_array else described(loss),
+        got=describe_array(loss) if is_array else describe_result(loss),
         write=f"return {'loss.mean()' if is_array else write.removeprefix('return ')}",
     )
 
@@ -219,7 +219,7 @@ def _is_one(argnums: int | Sequence[int]) -> bool:
     return not isinstance(argnums, Sequence)
 
 
-def _places(argnums: int | Sequence[int], count: int) -> list[int]:
+def _argument_places(argnums: int | Sequence[int], count: int) -> list[int]:
     """Positions of the arguments to differentiate, none negative."""
     numbers = list(argnums) if isinstance(argnums, Sequence) else [argnums]
     for number in numbers:

@@ -19,7 +19,7 @@ from pax_export._types import PyTree, TreeDef
 from pax_export.core import (
     Node,
     anything_is_open,
-    folded,
+    from_folded,
     is_labelled,
     is_node,
     is_open,
@@ -151,12 +151,12 @@ class Jitted:
         self._cases: dict[Any, Any] = {}
 
     def _compiled(self, options: dict[str, Any], opened: _Opened | None = None) -> Any:
-        program = _program(self.__wrapped__, self._static, self._constraint, opened)
+        program = _make_program(self.__wrapped__, self._static, self._constraint, opened)
         return jax.jit(_with_signature(program, self.__wrapped__), **options)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
-        jitted, folded, keywords = self._arguments(args, kwargs)
-        value, changed = jitted(*folded, **keywords)
+        jitted, from_folded, keywords = self._arguments(args, kwargs)
+        value, changed = jitted(*from_folded, **keywords)
         if changed.modules:
             roots = roots_of(self._static.wrap_static(args, kwargs))
             return write_back(roots, unfold(value), unfold(changed.modules), changed.origins)
@@ -167,18 +167,18 @@ class Jitted:
 
     def lower(self, *args: object, **kwargs: object) -> Any:
         """As `jax.jit` has it; the program takes and returns the leaves of modules."""
-        jitted, folded, keywords = self._arguments(args, kwargs)
-        return jitted.lower(*folded, **keywords)
+        jitted, from_folded, keywords = self._arguments(args, kwargs)
+        return jitted.lower(*from_folded, **keywords)
 
     def trace(self, *args: object, **kwargs: object) -> Any:
         """As `jax.jit` has it."""
-        jitted, folded, keywords = self._arguments(args, kwargs)
-        return jitted.trace(*folded, **keywords)
+        jitted, from_folded, keywords = self._arguments(args, kwargs)
+        return jitted.trace(*from_folded, **keywords)
 
     def eval_shape(self, *args: object, **kwargs: object) -> Any:
         """The result of a call with shapes and dtypes in place of arrays."""
-        jitted, folded, keywords = self._arguments(args, kwargs)
-        return unfold(jitted.eval_shape(*folded, **keywords)[0])
+        jitted, from_folded, keywords = self._arguments(args, kwargs)
+        return unfold(jitted.eval_shape(*from_folded, **keywords)[0])
 
     def clear_cache(self) -> None:
         """Forgets the compiled programs."""
@@ -190,7 +190,7 @@ class Jitted:
         held: Any = args
         if self._static:
             held, kwargs = self._static.wrap_static(args, kwargs)
-        folded = [fold(x) for x in held]
+        from_folded = [fold(x) for x in held]
         keywords = fold(kwargs) if kwargs else kwargs
         opened = None
         if anything_is_open():
@@ -198,20 +198,20 @@ class Jitted:
             opened = _Opened(flags) if any(flags) else None
         jitted = self._jitted
         if self._has_places:
-            jitted = self._case(opened, folded)
+            jitted = self._case(opened, from_folded)
         else:
             if opened is not None:
                 keywords = {**keywords, OPEN: opened}
             if self._donate:
-                (folded, keywords), state = take_out((folded, keywords), _is_folded)
+                (from_folded, keywords), state = take_out((from_folded, keywords), _is_folded)
                 keywords = {**keywords, STATE: state}
         if self._static:
-            folded, keywords = unwrap_static(folded, keywords)
-        return jitted, folded, keywords
+            from_folded, keywords = unwrap_static(from_folded, keywords)
+        return jitted, from_folded, keywords
 
-    def _case(self, opened: _Opened | None, folded: Sequence[Any]) -> Any:
+    def _case(self, opened: _Opened | None, from_folded: Sequence[Any]) -> Any:
         """The program for arguments with places: for these open modules, these donated ones."""
-        donated = _only_modules(folded) if self._donate else ()
+        donated = _only_modules(from_folded) if self._donate else ()
         if opened is None and not donated:
             return self._jitted
         case = (opened and opened.flags, donated)
@@ -223,10 +223,10 @@ class Jitted:
         return self._cases[case]
 
 
-def _only_modules(folded: Sequence[Any]) -> tuple[int, ...]:
+def _only_modules(from_folded: Sequence[Any]) -> tuple[int, ...]:
     """Which arguments hold modules; jax donates an argument beside its places as a whole."""
     numbers = []
-    for number, argument in enumerate(folded):
+    for number, argument in enumerate(from_folded):
         rest, modules = take_out(argument, _is_folded)
         if modules and tree_leaves(rest):
             raise InvalidArgumentError(
@@ -262,7 +262,7 @@ def _with_signature(program: Callable, fun: Callable) -> Callable:
     return program
 
 
-def _program(
+def _make_program(
     fun: Callable, static: StaticArgs, constraint: PyTree, opened_here: _Opened | None = None
 ) -> Callable:
     """What jax compiles: takes folded modules, returns folded ones and those to write back."""
@@ -272,14 +272,14 @@ def _program(
         state, opened = kwargs.pop(STATE, ()), kwargs.pop(OPEN, opened_here)
         held: Any = static.wrap_static(args, kwargs)
         held = unfold(put_back(held, state) if state else held)
-        args, kwargs = _constrained(held, constraint)
+        args, kwargs = _constrain_modules(held, constraint)
         call = LiftedCall(
             fun, tuple(args), kwargs, written=None if opened is None else opened.flags
         )
         with keys_changed_by(warn):
             result = call.inside()
         value, finals = result.treedef.unflatten(result.leaves)
-        value, finals = _constrained((value, finals), constraint)
+        value, finals = _constrain_modules((value, finals), constraint)
         modules = tuple([fold(final) for final in finals.values()])
         return fold(value), Changed(modules, result.origins)
 
@@ -303,7 +303,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def _constrained(tree: Any, constraint: PyTree) -> Any:
+def _constrain_modules(tree: Any, constraint: PyTree) -> Any:
     if constraint is False:
         return tree
     constrain_one = constrain if constraint is True else constraint
@@ -344,32 +344,32 @@ jax.tree_util.register_pytree_node(
 
 
 @functools.lru_cache(maxsize=1024)
-def _interned(treedef: TreeDef) -> Any:
+def _intern_treedef(treedef: TreeDef) -> Any:
     """The first of all equal treedefs: jax then compares pointers."""
     return treedef
 
 
-def _fold(module: Node) -> Folded:
+def _fold_module(module: Node) -> Folded:
     pair = module._pax_folded
     if pair is None:
         leaves, treedef = tree_flatten(module)
-        pair = (leaves,), treedef if is_labelled(module) else _interned(treedef)
+        pair = (leaves,), treedef if is_labelled(module) else _intern_treedef(treedef)
     return Folded(pair)
 
 
 def fold(tree: PyTree) -> Any:
     """A tree with every outermost module folded."""
     if isinstance(tree, Node):
-        return _fold(tree)
+        return _fold_module(tree)
     if isinstance(tree, jax.Array):
         return tree
-    return tree_map(lambda x: _fold(x) if isinstance(x, Node) else x, tree, is_leaf=is_node)
+    return tree_map(lambda x: _fold_module(x) if isinstance(x, Node) else x, tree, is_leaf=is_node)
 
 
 def unfold(tree: PyTree) -> Any:
     """Unfolds every module of a tree, lazily."""
     if type(tree) is Folded:
-        return folded(tree.pair)
+        return from_folded(tree.pair)
     if type(tree) is tuple:
         return tuple([unfold(x) for x in tree])
     if isinstance(tree, jax.Array):

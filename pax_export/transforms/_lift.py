@@ -101,11 +101,11 @@ class Strict:
 def as_pair(value: object, message: str, write: str) -> tuple[Any, Any]:
     """The result of a function as a pair; raises if it is not one."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise InvalidArgumentTypeError(message, got=described(value), write=write)
+        raise InvalidArgumentTypeError(message, got=describe_result(value), write=write)
     return value[0], value[1]
 
 
-def described(value: object) -> str:
+def describe_result(value: object) -> str:
     """Describes a result for messages, without mentioning tracers."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{describe_array(value)} alone"

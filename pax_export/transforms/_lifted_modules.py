@@ -49,7 +49,7 @@ def _takes_options_of(
     return give
 
 
-def _arguments(doc: str) -> tuple[str, dict[str, str]]:
+def _argument_docs(doc: str) -> tuple[str, dict[str, str]]:
     """The lines of a docstring that explain arguments, and those of each of them."""
     block = re.search(r"(?<=^Args:\n)(?: .*\n)+", doc, re.M)
     lines = block[0] if block else ""
@@ -59,8 +59,8 @@ def _arguments(doc: str) -> tuple[str, dict[str, str]]:
 def _with_options(doc: str, transform: Callable[..., Any]) -> str:
     """Adds a transform's documentation of its options to a docstring that has none."""
     doc = inspect.cleandoc(doc)
-    lines, own = _arguments(doc)
-    of_transform = _arguments(inspect.getdoc(transform) or "")[1]
+    lines, own = _argument_docs(doc)
+    of_transform = _argument_docs(inspect.getdoc(transform) or "")[1]
     _, *options = inspect.signature(transform).parameters
     texts = [own.get(name) or of_transform.get(name, "") for name in ("ctor", *options)]
     return doc.replace(lines, "".join(texts)) if lines else doc

@@ -112,7 +112,7 @@ def scan(
             body.step, body.start(), (body.slices(), jnp.arange(size)), length=size,
             reverse=reverse, unroll=unroll, _split_transpose=_split_transpose,
         )  # fmt: skip
-        carry, y = body.finished(carry, threaded, ys, last=0 if reverse else -1)
+        carry, y = body.collect_results(carry, threaded, ys, last=0 if reverse else -1)
         return (carry, y) if scan_output else carry
 
     return scanned

@@ -15,7 +15,7 @@ from pax_export.transforms._axes import (
     MapOptions,
     MappedArguments,
     Target,
-    finished,
+    finish_result,
     not_covered,
     targets_of,
 )
@@ -117,9 +117,9 @@ class ScanBody:
             before = [self.inputs.call.leaves[number] for number in sorted(self.carried)]
             names = [name or "the carry" for name, _ in named_leaves(carry)]
             lines = [
-                f"{name}: {_describe(old)} against {_describe(new)}"
+                f"{name}: {_describe_leaf(old)} against {_describe_leaf(new)}"
                 for name, old, new in zip(names, before, leaves)
-                if not _fits(old, new)
+                if not _fits_carry(old, new)
             ]
         if lines:
             raise StructureMismatchError(
@@ -150,7 +150,9 @@ class ScanBody:
             return LAST, 0
         raise not_covered(target, "scan")
 
-    def finished(self, carry: Leaves, threaded: Leaves, ys: list, last: int) -> tuple[Any, Any]:
+    def collect_results(
+        self, carry: Leaves, threaded: Leaves, ys: list, last: int
+    ) -> tuple[Any, Any]:
         """The last carry and the stacked outputs; `last` is the index of the last step."""
         stacked = iter(ys)
         of_kind: Any = {CARRIED: carry, THREADED: threaded, GIVEN: self.inputs.call.leaves}
@@ -164,7 +166,7 @@ class ScanBody:
                 y = next(stacked)
                 leaves.append(jnp.moveaxis(y, 0, number) if kind == STACKED else y[last])
                 axes.append(number if kind == STACKED else None)
-        y = finished(self.inputs, self.result, leaves, axes, self.options.axis_label)
+        y = finish_result(self.inputs, self.result, leaves, axes, self.options.axis_label)
         return self._carry_for_caller(list(carry.values())), y
 
     def _carry_for_caller(self, leaves: list[Any]) -> Any:
@@ -182,11 +184,11 @@ def _as_array(value: object) -> Any:
     return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
-def _describe(leaf: object) -> str:
+def _describe_leaf(leaf: object) -> str:
     return describe_array(leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf))
 
 
-def _fits(old: PyTree, new: PyTree) -> bool:
+def _fits_carry(old: PyTree, new: PyTree) -> bool:
     """Whether a leaf of the carry may follow another; jax adapts a Python number's dtype."""
     if jnp.shape(old) != jnp.shape(new):
         return False

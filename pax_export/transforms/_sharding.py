@@ -50,10 +50,10 @@ def get_partition_spec(tree: PyTree) -> Any:
 
 
 def _specs_of_module(module: PyTree) -> Any:
-    return tree_structure(module).unflatten(_declared(module))
+    return tree_structure(module).unflatten(_declared_specs(module))
 
 
-def _declared(module: PyTree) -> list[PartitionSpec]:
+def _declared_specs(module: PyTree) -> list[PartitionSpec]:
     """The spec of each leaf."""
     specs = [specs_of(leaf.owners[-1]).get(leaf.attribute) for leaf in leaves_of(module)]
     return [PartitionSpec(*(spec or ())) for spec in specs]
@@ -89,7 +89,7 @@ def get_named_sharding(tree: PyTree, mesh: Mesh) -> Any:
 def constrain(module: PyTree) -> Any:
     """The module with its leaves constrained to the specs that it declares."""
     leaves, treedef = tree_flatten(module)
-    return treedef.unflatten(map(jax.lax.with_sharding_constraint, leaves, _declared(module)))
+    return treedef.unflatten(map(jax.lax.with_sharding_constraint, leaves, _declared_specs(module)))
 
 
 # --- stacking -----------------------------------------------------------------------------
@@ -97,24 +97,24 @@ def constrain(module: PyTree) -> Any:
 
 def with_stacked_axis(module: PyTree, axes: Sequence[int | None], name: str | None) -> Any:
     """The specs of a module whose leaves got an axis more, here (None: not this leaf)."""
-    return _respecified(module, axes, lambda spec, axis: _inserted(spec, axis, name))
+    return _change_specs(module, axes, lambda spec, axis: _insert_axis(spec, axis, name))
 
 
 def without_stacked_axis(module: PyTree, axes: Sequence[int | None]) -> Any:
     """The specs of a module whose leaves lose this axis."""
-    return _respecified(module, axes, _removed)
+    return _change_specs(module, axes, _remove_axis)
 
 
-def _inserted(spec: Spec, axis: int, name: str | None) -> Spec:
+def _insert_axis(spec: Spec, axis: int, name: str | None) -> Spec:
     padded = spec + (None,) * (axis - len(spec))
     return (*padded[:axis], name, *padded[axis:])
 
 
-def _removed(spec: Spec, axis: int) -> Spec:
+def _remove_axis(spec: Spec, axis: int) -> Spec:
     return spec[:axis] + spec[axis + 1 :]
 
 
-def _respecified(
+def _change_specs(
     module: PyTree, axes: Sequence[int | None], change: Callable[[Spec, int], Spec]
 ) -> Any:
     if not is_node(module) or not any(map(specs_of, modules_and_leaves(module)[0])):

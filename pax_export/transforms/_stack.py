@@ -65,7 +65,7 @@ def _require_equal(first: object, layer: PyTree, number: int) -> None:
     else:
         lines = [
             f"{name}: {describe_array(a)} against {describe_array(b)}"
-            for (name, a), (_, b) in zip(_named(first), _named(layer))
+            for (name, a), (_, b) in zip(_leaves_with_names(first), _leaves_with_names(layer))
             if jnp.shape(a) != jnp.shape(b) or a.dtype != b.dtype
         ]
     if lines:
@@ -80,7 +80,7 @@ def _require_equal(first: object, layer: PyTree, number: int) -> None:
         )
 
 
-def _named(layer: PyTree) -> list[tuple[str, Any]]:
+def _leaves_with_names(layer: PyTree) -> list[tuple[str, Any]]:
     if is_node(layer):
         return [(leaf.name, leaf.value) for leaf in leaves_of(layer)]
     return [(f"leaf {i}", leaf) for i, leaf in enumerate(tree_leaves(layer))]
@@ -110,7 +110,7 @@ def unstack_layers(stacked: PyTree, *, axis: int = 0) -> list[Any]:
     """
     leaves = tree_leaves(stacked)
     sizes: dict[Any, str] = {}
-    for name, leaf in _named(stacked):
+    for name, leaf in _leaves_with_names(stacked):
         shape = jnp.shape(leaf)
         fits = -len(shape) <= axis < len(shape)
         sizes.setdefault(shape[axis] if fits else None, name)
@@ -122,11 +122,11 @@ def unstack_layers(stacked: PyTree, *, axis: int = 0) -> list[Any]:
             write="a module whose leaves all are stacked; one with shared state is not",
         )
     treedef = tree_structure(without_stacked_axis(stacked, [axis] * len(leaves)))
-    columns = [_unstacked(leaf, axis) for leaf in leaves]
+    columns = [_unstack_leaf(leaf, axis) for leaf in leaves]
     return [treedef.unflatten(row) for row in zip(*columns)]
 
 
-def _unstacked(leaf: Array, axis: int) -> Sequence[Any]:
+def _unstack_leaf(leaf: Array, axis: int) -> Sequence[Any]:
     """The layers of a leaf; those of an array of numpy are views of it."""
     if isinstance(leaf, np.ndarray):
         moved = np.moveaxis(leaf, axis, 0)

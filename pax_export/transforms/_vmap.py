@@ -16,7 +16,7 @@ from pax_export.transforms._axes import (
     MapOptions,
     MappedArguments,
     Target,
-    finished,
+    finish_result,
     inputs_of,
     mapped_size,
     not_covered,
@@ -95,11 +95,11 @@ def vmap(
         try:
             stacked, shared = run.of_all(run.one_call, (0, None))
         except ValueError as error:
-            explained = run.explained(error)
+            explained = run.explain_error(error)
             if explained is None:
                 raise
             raise explained from None
-        return run.finished(stacked, shared)
+        return run.collect_results(stacked, shared)
 
     return mapped
 
@@ -135,7 +135,7 @@ class _Run:
         with self.options.split.folded(index):
             self.result = result = self.inputs.call.inside(mapped | keys)
         targets = targets_of(result, self.inputs, self.options)
-        self.targets = [_unstacked(target) for target in targets]
+        self.targets = [_unstacked_target(target) for target in targets]
         self.known = {}
         stacked, shared = {}, {}
         for i, (leaf, target) in enumerate(zip(result.leaves, self.targets)):
@@ -145,7 +145,7 @@ class _Run:
             elif source is not None and source.split:
                 self.known[i] = self.advanced[source.number]
             elif target.axis is None and not target.is_key:
-                shared[_key(i)] = leaf
+                shared[_leaf_key(i)] = leaf
             else:
                 stacked[i] = leaf
         return stacked, shared
@@ -154,19 +154,19 @@ class _Run:
         """Whether an unchanged leaf of the result is the caller's object."""
         return target.in_module and self.inputs.slots[number].axis == target.axis
 
-    def explained(self, error: ValueError) -> Exception | None:
+    def explain_error(self, error: ValueError) -> Exception | None:
         """Our error for jax's about a result that differs from call to call."""
         if self.targets is None:  # the function itself raised it
             return None
-        found = re.search(_key(r"(\d+)"), str(error))
-        number = int(found[1]) if found else self._differing()
+        found = re.search(_leaf_key(r"(\d+)"), str(error))
+        number = int(found[1]) if found else self._find_differing()
         return None if number is None else not_covered(self.targets[number], "vmap")
 
-    def _differing(self) -> int | None:
+    def _find_differing(self) -> int | None:
         """The first leaf that differs between calls, which jax's message does not name."""
         for number in range(len(self.targets or ())):
 
-            def alone(*given: PyTree, key: str = _key(number)) -> Any:
+            def alone(*given: PyTree, key: str = _leaf_key(number)) -> Any:
                 return self.one_call(*given)[1].get(key)
 
             try:
@@ -175,7 +175,7 @@ class _Run:
                 return number
         return None
 
-    def finished(self, stacked: dict[int, Any], shared: dict[str, Any]) -> Any:
+    def collect_results(self, stacked: dict[int, Any], shared: dict[str, Any]) -> Any:
         """The result, with leaves at their axes."""
         leaves, targets = dict(self.known), self.targets or []
         for i, target in enumerate(targets):
@@ -183,18 +183,18 @@ class _Run:
                 axis = target.axis
                 leaves[i] = stacked[i][0] if axis is None else jnp.moveaxis(stacked[i], 0, axis)
             elif i not in leaves:
-                leaves[i] = shared[_key(i)]
+                leaves[i] = shared[_leaf_key(i)]
         in_order = [leaves[i] for i in range(len(leaves))]
         axes = [target.axis for target in targets]
-        return finished(self.inputs, self.result, in_order, axes, self.options.axis_label)
+        return finish_result(self.inputs, self.result, in_order, axes, self.options.axis_label)
 
 
-def _unstacked(target: Target) -> Target:
+def _unstacked_target(target: Target) -> Target:
     """Restores a key that was split between the calls."""
     source = target.source
     return replace(target, axis=None) if source is not None and source.split else target
 
 
-def _key(number: object) -> str:
+def _leaf_key(number: object) -> str:
     """A name of a leaf that is found again in jax's messages."""
     return f"pax_leaf_{number}_"

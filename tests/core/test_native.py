@@ -95,7 +95,7 @@ def test_tracers(way):
 def test_folded_modules_and_changed_ones(way):
     module = Dense()
     leaves, treedef = jax.tree.flatten(module)
-    folded = _tree.folded(((leaves,), treedef))
+    folded = _tree.from_folded(((leaves,), treedef))
     assert way.flatten(folded)[0][0] is module.weight
     with mutable(module) as changed:
         changed.bias = jnp.ones(3)

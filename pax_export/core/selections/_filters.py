@@ -42,10 +42,10 @@ class FilteredLeaf:
 
 def leaves_of(module: Node) -> list[FilteredLeaf]:
     """The leaves of a module in tree order."""
-    return list(_leaves(module, (), ()))
+    return list(_walk_leaves(module, (), ()))
 
 
-def _leaves(module: Node, path: tuple, owners: tuple) -> Iterator[FilteredLeaf]:
+def _walk_leaves(module: Node, path: tuple, owners: tuple) -> Iterator[FilteredLeaf]:
     owners = (*owners, module)
     items, _ = tree_flatten_with_path(
         module, is_leaf=lambda x: x is not module and isinstance(x, Node)
@@ -53,7 +53,7 @@ def _leaves(module: Node, path: tuple, owners: tuple) -> Iterator[FilteredLeaf]:
     for keys, item in items:
         steps = tuple([plain(key) for key in keys])
         if isinstance(item, Node):
-            yield from _leaves(item, path + steps, owners)
+            yield from _walk_leaves(item, path + steps, owners)
         else:
             yield FilteredLeaf(path + steps, item, owners, steps[0])
 
@@ -250,9 +250,9 @@ def as_rule(value: object) -> Rule:
     if isinstance(value, (All, AnyOf, Not, list, tuple)):
         return _rule_of_several(value)
     if value is Param or value is State:
-        return lambda module, leaves: [kept is (value is Param) for kept in _parameters(module)]
+        return lambda module, leaves: [kept is (value is Param) for kept in _parameter_mask(module)]
     if isinstance(value, Node):
-        return lambda module, leaves: _marked(module, value)
+        return lambda module, leaves: _mask_of(module, value)
     if isinstance(value, Chosen):
         return lambda module, leaves: _is_in_places(module, leaves, value)
     test = _test_of(value)
@@ -311,14 +311,14 @@ def _rule_of_several(value: PyTree) -> Rule:
     return several
 
 
-def _parameters(module: PyTree) -> Mask:
+def _parameter_mask(module: PyTree) -> Mask:
     """Which leaves ``module.parameters()`` keeps."""
     if module is None:
         return [False]  # the ambient stream of keys, which no module holds
-    return _marked(module, tree_map(lambda leaf: True, module.parameters()))
+    return _mask_of(module, tree_map(lambda leaf: True, module.parameters()))
 
 
-def _marked(module: PyTree, mask: object) -> Mask:
+def _mask_of(module: PyTree, mask: object) -> Mask:
     """Which leaves are True in a mask; an EmptyNode marks none."""
     if module is None:
         return [False]

@@ -18,9 +18,9 @@ from pax_export.core.selections._selectable import (
     Chosen,
     Steps,
     dotted,
+    path_or_root,
     places_in,
     places_of,
-    shown,
     value_at,
     values_of,
     written_out,
@@ -34,18 +34,18 @@ def find(tree: PyTree, what: object) -> tuple[Steps, ...]:
         InvalidArgumentError: there is none.
         InvalidArgumentTypeError: it is no selection.
     """
-    found = _found(tree, what)
+    found = _find_paths(tree, what)
     if not found:
         raise InvalidArgumentError(
             "The selection matches no part of the net.",
             where=type(tree).__qualname__,
-            got=_shown(what),
-            write=_instead(tree, what),
+            got=_describe_selector(what),
+            write=_suggest_selector(tree, what),
         )
     return found
 
 
-def _found(tree: PyTree, what: object) -> tuple[Steps, ...]:
+def _find_paths(tree: PyTree, what: object) -> tuple[Steps, ...]:
     if what is ... or what is True:
         return ((),)
     if isinstance(what, str):
@@ -66,7 +66,7 @@ def _found(tree: PyTree, what: object) -> tuple[Steps, ...]:
         return _by_predicate(tree, what)
     raise InvalidArgumentTypeError(
         "Expected paths, classes, functions or filters that select parts of a net.",
-        got=_shown(what),
+        got=_describe_selector(what),
         write='a path such as "encoder.layers.*.norm", a Module class, a function of a module, '
         "a function of path and value, a filter of pax_export.transforms, a selection, or "
         "several of these",
@@ -74,7 +74,7 @@ def _found(tree: PyTree, what: object) -> tuple[Steps, ...]:
 
 
 def _by_path(tree: PyTree, text: str) -> tuple[Steps, ...]:
-    found = _fitting(jax.tree_util.tree_structure(tree), text)
+    found = _paths_fitting(jax.tree_util.tree_structure(tree), text)
     pattern = path_pattern(text)
     if not found and pattern.is_written_out:
         steps = written_out(tree, pattern.steps)
@@ -83,7 +83,7 @@ def _by_path(tree: PyTree, text: str) -> tuple[Steps, ...]:
 
 
 @functools.lru_cache(maxsize=512)
-def _fitting(treedef: TreeDef, text: str) -> tuple[Steps, ...]:
+def _paths_fitting(treedef: TreeDef, text: str) -> tuple[Steps, ...]:
     pattern = path_pattern(text)
     return tuple([place.steps for place in places_in(treedef, True) if pattern.fits(place.path)])
 
@@ -161,13 +161,13 @@ def in_order(tree: PyTree, paths: Iterable[Steps]) -> tuple[Steps, ...]:
 # --- what there is instead ------------------------------------------------------------
 
 
-def _shown(what: object) -> str:
+def _describe_selector(what: object) -> str:
     if isinstance(what, type):
         return what.__qualname__
     return (repr(what) if isinstance(what, str) else f"{type(what).__name__}: {what!r}")[:120]
 
 
-def _instead(tree: PyTree, what: object) -> str:
+def _suggest_selector(tree: PyTree, what: object) -> str:
     places = places_of(tree)
     if isinstance(what, str):
         paths = [place.path for place in places]
@@ -176,7 +176,7 @@ def _instead(tree: PyTree, what: object) -> str:
     if isinstance(what, type) and issubclass(what, Node):
         classes = dict.fromkeys([p.cls.__qualname__ for p in places if p.cls is not None])
         return f"a class of which there are modules: {a_few(list(classes), 8)}"
-    paths = [shown(place.path) for place in places]
+    paths = [path_or_root(place.path) for place in places]
     return f"what is true of some module or array of the net: {a_few(paths, 5)}"
 
 

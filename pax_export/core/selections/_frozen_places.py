@@ -16,17 +16,19 @@ from pax_export.core.selections._selectable import (
     Steps,
     at_or_below,
     dotted,
-    outermost,
+    outermost_paths,
+    path_or_root,
     places_of,
-    shown,
 )
 
 
 @cached_by_treedef()
 def freeze_at(tree: PyTree, paths: tuple[Steps, ...], states: bool) -> Any:
     """The tree with these places frozen; with `states`, their modules in eval mode for good."""
-    modules, arrays = _concerned(tree, paths)
-    changes: dict[Steps, Change] = {steps: partial(_without, paths=own) for steps, own in arrays}
+    modules, arrays = _frozen_targets(tree, paths)
+    changes: dict[Steps, Change] = {
+        steps: partial(_freeze_arrays, paths=own) for steps, own in arrays
+    }
     changes |= dict.fromkeys(modules, _inside_too(partial(frozen_alone, states=states)))
     return edit_at(tree, changes, same_kinds=True)
 
@@ -34,13 +36,13 @@ def freeze_at(tree: PyTree, paths: tuple[Steps, ...], states: bool) -> Any:
 @cached_by_treedef()
 def unfreeze_at(tree: PyTree, paths: tuple[Steps, ...]) -> Any:
     """Unfreezes these places, in the mode of the modules around them."""
-    modules, arrays = _concerned(tree, paths)
+    modules, arrays = _frozen_targets(tree, paths)
     own = _own_arrays(tree) if arrays else {}
     changes: dict[Steps, Change] = {
         steps: partial(_with_again, paths=these, every=own[steps]) for steps, these in arrays
     }
     modes = _modes_around(tree, modules)
-    changes |= {s: _inside_too(partial(_thawed, training=modes[s])) for s in modules}
+    changes |= {s: _inside_too(partial(_unfreeze_alone, training=modes[s])) for s in modules}
     return edit_at(tree, changes, same_kinds=True)
 
 
@@ -48,7 +50,7 @@ def _inside_too(change: Change) -> Change:
     return lambda module: apply_bottom_up(module, change)
 
 
-def _concerned(
+def _frozen_targets(
     tree: PyTree, paths: tuple[Steps, ...]
 ) -> tuple[tuple[Steps, ...], list[tuple[Steps, frozenset[str]]]]:
     """The outermost modules at or below some places, and the own arrays of others that are."""
@@ -59,7 +61,7 @@ def _concerned(
     if not meant:
         raise InvalidArgumentError(
             "The selected parts hold no modules and no arrays, so nothing can be frozen.",
-            got=", ".join(shown(dotted(steps)) for steps in paths),
+            got=", ".join(path_or_root(dotted(steps)) for steps in paths),
             write="a selection of modules or arrays",
         )
     modules = {place.steps for place in meant if place.cls is not None}
@@ -67,7 +69,9 @@ def _concerned(
     for place in meant:
         if place.cls is None and place.owner not in modules:
             arrays.setdefault(place.owner, set()).add(_from_owner(place))
-    return outermost(list(modules)), [(owner, frozenset(own)) for owner, own in arrays.items()]
+    return outermost_paths(list(modules)), [
+        (owner, frozenset(own)) for owner, own in arrays.items()
+    ]
 
 
 def _own_arrays(tree: PyTree) -> dict[Steps, frozenset[str]]:
@@ -91,7 +95,7 @@ def _modes_around(tree: PyTree, modules: tuple[Steps, ...]) -> dict[Steps, bool 
     return {steps: places[places[steps].owner].training for steps in modules}
 
 
-def _without(module: PyTree, paths: frozenset[str]) -> Any:
+def _freeze_arrays(module: PyTree, paths: frozenset[str]) -> Any:
     """Freezes further arrays of a module."""
     held = paths.union(aspect_of(type(module), "held") or ())
     return with_class(module, derived(type(module), "held", tuple(sorted(held))))
@@ -106,7 +110,7 @@ def _with_again(module: PyTree, paths: frozenset[str], every: frozenset[str]) ->
     return with_class(module, derived(cls, "held", tuple(sorted(held - paths)) or None))
 
 
-def _thawed(module: PyTree, training: bool | None) -> Any:
+def _unfreeze_alone(module: PyTree, training: bool | None) -> Any:
     """Unfreezes a module, but not its submodules."""
     kept_statistics = aspect_of(type(module), "frozen") == STATES_TOO
     cls = derived(derived(type(module), "frozen", None), "held", None)

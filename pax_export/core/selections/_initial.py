@@ -12,7 +12,7 @@ from pax_export._errors import InvalidArgumentError, a_few
 from pax_export._types import PyTree
 from pax_export.core._rng import split_rng_key
 from pax_export.core.selections._filters import FilteredLeaf, Param, as_rule, leaves_of
-from pax_export.core.selections._selectable import Steps, at_or_below, dotted, shown
+from pax_export.core.selections._selectable import Steps, at_or_below, dotted, path_or_root
 
 Initializer = Callable[[Any, Any], Any]
 """A function of a key and a shape that makes an array of that shape."""
@@ -25,7 +25,7 @@ def register_initial(cls: type, attributes: Mapping[str, Callable[[Any], Initial
     _initial[cls] = attributes
 
 
-def initialized(
+def reinitialize(
     net: PyTree, paths: tuple[Steps, ...], key: Any, initializer: Initializer | None
 ) -> Any:
     """The net with new values for the parameters at or below some places."""
@@ -36,10 +36,10 @@ def initialized(
     if not meant:
         raise InvalidArgumentError(
             "The selected parts hold no trainable parameter.",
-            where=a_few([shown(dotted(steps)) for steps in paths], 5),
+            where=a_few([path_or_root(dotted(steps)) for steps in paths], 5),
             write="a selection of modules with parameters; unfreeze() before, if they are frozen",
         )
-    makers = {n: initializer or _maker(found[n]) for n in meant}
+    makers = {n: initializer or _initializer_of(found[n]) for n in meant}
     unknown = [found[n].name for n, maker in makers.items() if maker is None]
     if unknown:
         raise InvalidArgumentError(
@@ -61,7 +61,7 @@ def initialized(
     return tree_unflatten(treedef, leaves)
 
 
-def _maker(leaf: FilteredLeaf) -> Initializer | None:
+def _initializer_of(leaf: FilteredLeaf) -> Initializer | None:
     owner = leaf.owners[-1]
     for cls in type(owner).__mro__:
         if leaf.attribute in _initial.get(cls, ()):

@@ -136,7 +136,7 @@ def _of_step(step: str, taking: bool = False) -> str:
         end = step.find("]", place + (3 if step[place + 1 : place + 2] == "!" else 2))
         if letter == "[" and end > 0:
             letters = re.escape(step[place + 1 : end])
-            parts.append(f"[{_negated(letters)}]".replace(r"\-", "-"))
+            parts.append(f"[{_negate_letters(letters)}]".replace(r"\-", "-"))
             place = end
         else:
             parts.append({"*": star, "?": r"[^.]"}.get(letter) or re.escape(letter))
@@ -144,7 +144,7 @@ def _of_step(step: str, taking: bool = False) -> str:
     return "".join(parts)
 
 
-def _negated(letters: str) -> str:
+def _negate_letters(letters: str) -> str:
     return f"^.{letters[1:]}" if letters.startswith("!") else letters
 
 
@@ -164,12 +164,12 @@ def better_path(text: str, paths: Iterable[str]) -> str:
     deeper = f"**.{text.removeprefix('.')}"
     found = [path for path in paths if text.strip(".") and path_pattern(deeper).fits(path)]
     if found:
-        return f"{deeper!r}, which fits {_listed(found)}; or one of them"
+        return f"{deeper!r}, which fits {_list_paths(found)}; or one of them"
     near = near_names(text, paths, 3) or paths[:3]
     return ", ".join(near)
 
 
-def _listed(paths: list[str]) -> str:
+def _list_paths(paths: list[str]) -> str:
     return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 

@@ -20,7 +20,7 @@ def dotted(steps: Iterable[Any]) -> str:
     return ".".join(map(str, steps))
 
 
-def shown(path: str) -> str:
+def path_or_root(path: str) -> str:
     """The path as messages name it."""
     return path or "(the root)"
 
@@ -51,13 +51,13 @@ def values_of(tree: PyTree, containers: bool = False) -> Iterator[tuple[Steps, A
     left: list[tuple[Steps, Any]] = [((), tree)]
     while left:
         steps, value = left.pop()
-        below = _below(value)
+        below = _children_of(value)
         if below is None or isinstance(value, Node) or (containers and below):
             yield steps, value
         left += [((*steps, step), child) for step, child in reversed(below or [])]
 
 
-def _below(value: object) -> list[tuple[Any, Any]] | None:
+def _children_of(value: object) -> list[tuple[Any, Any]] | None:
     """The children of a module or container with the step to each; None for a leaf."""
     if isinstance(value, Node):
         children, moduledef = flatten(value)
@@ -81,10 +81,10 @@ def places_in(treedef: TreeDef, containers: bool = False) -> tuple[Place, ...]:
     skeleton = tree_unflatten(treedef, [object() for _ in range(treedef.num_leaves)])
     values = list(values_of(skeleton, containers))
     modules = {steps for steps, value in values if isinstance(value, Node)}
-    return tuple([_place(steps, value, modules) for steps, value in values])
+    return tuple([_make_place(steps, value, modules) for steps, value in values])
 
 
-def _place(steps: Steps, value: object, modules: set[Steps]) -> Place:
+def _make_place(steps: Steps, value: object, modules: set[Steps]) -> Place:
     above = (steps[:n] for n in range(len(steps) - 1, -1, -1))
     owner = next((each for each in above if each in modules), ())
     if not isinstance(value, Node):
@@ -97,19 +97,19 @@ def value_at(tree: PyTree, steps: Steps) -> Any:
     """Returns the value at these steps; raises an InvalidArgumentError if there is none."""
     value = tree
     for number, step in enumerate(steps):
-        found = dict(_inside(value)).get(step, _inside)
-        if found is _inside:
+        found = dict(_children_with_static(value)).get(step, _children_with_static)
+        if found is _children_with_static:
             raise InvalidArgumentError(
                 "The tree has no such path.",
                 where=dotted(steps[: number + 1]),
-                got=f"{type(value).__name__} at {shown(dotted(steps[:number]))}",
+                got=f"{type(value).__name__} at {path_or_root(dotted(steps[:number]))}",
                 write="a selection that was made of this net, or of one with these places",
             )
         value = found
     return value
 
 
-def _inside(value: object) -> Iterable[tuple[Any, Any]]:
+def _children_with_static(value: object) -> Iterable[tuple[Any, Any]]:
     """The children of a value on a path, including static attributes."""
     if isinstance(value, Node):
         return attributes_of(value).items()
@@ -118,7 +118,7 @@ def _inside(value: object) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return enumerate(value)
     try:
-        return _below(value) or ()
+        return _children_of(value) or ()
     except (TypeError, ValueError):  # a container that jax cannot flatten
         return ()
 
@@ -128,7 +128,7 @@ def written_out(tree: PyTree, names: Sequence[str]) -> Steps | None:
     steps: list[Any] = []
     value = tree
     for name in names:
-        found = next((pair for pair in _inside(value) if str(pair[0]) == name), None)
+        found = next((pair for pair in _children_with_static(value) if str(pair[0]) == name), None)
         if found is None:
             return None
         step, value = found
@@ -141,7 +141,7 @@ def at_or_below(steps: Steps, chosen: set[Steps] | frozenset[Steps]) -> bool:
     return any(steps[:n] in chosen for n in range(len(steps) + 1))
 
 
-def outermost(paths: Sequence[Steps]) -> tuple[Steps, ...]:
+def outermost_paths(paths: Sequence[Steps]) -> tuple[Steps, ...]:
     """The places that are not inside another one."""
     chosen = set(paths)
     return tuple([p for p in paths if not any(p[:n] in chosen for n in range(len(p)))])

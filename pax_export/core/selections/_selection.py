@@ -20,16 +20,16 @@ from pax_export.core._traversal import apply_bottom_up
 from pax_export.core._tree import Node, is_array, is_node
 from pax_export.core.selections._finding import find, in_order, wants_path
 from pax_export.core.selections._frozen_places import freeze_at, unfreeze_at
-from pax_export.core.selections._initial import initialized
+from pax_export.core.selections._initial import reinitialize
 from pax_export.core.selections._selectable import (
     Chosen,
     Steps,
     at_or_below,
     dotted,
-    outermost,
+    outermost_paths,
+    path_or_root,
     places_of,
     rest_of,
-    shown,
     value_at,
 )
 
@@ -117,7 +117,7 @@ class Selection(Chosen):
 
     def __repr__(self) -> str:
         count = f"{len(self.paths)} part{'s' if len(self.paths) > 1 else ''}"
-        names = [shown(name) for name in self.names()]
+        names = [path_or_root(name) for name in self.names()]
         width = max(map(len, names), default=0)
         rows = [f"  {n:<{width}}  {_in_a_line(v)}" for n, v in zip(names, self.values())]
         more = [f"  and {len(rows) - 20} more"] if len(rows) > 20 else []
@@ -210,10 +210,10 @@ class Selection(Chosen):
         """
         values = self._for_each(value)
         before = zip(values, self.values())
-        if outermost(self.paths) != self.paths and not all(new is old for new, old in before):
+        if outermost_paths(self.paths) != self.paths and not all(new is old for new, old in before):
             raise InvalidArgumentError(
                 "One selected part contains another, so one of two values would be lost.",
-                got=", ".join(map(shown, self.names()))[:200],
+                got=", ".join(map(path_or_root, self.names()))[:200],
                 write="a selection of the outer or of the inner parts, or replace(function), "
                 "which takes the inner ones first",
             )
@@ -263,7 +263,7 @@ class Selection(Chosen):
         Raises:
             InvalidArgumentTypeError: it cannot be called.
         """
-        on_array = on_own_array(_callable(function, "apply"))
+        on_array = on_own_array(_require_callable(function, "apply"))
 
         def applied(part: object) -> Any:
             if is_node(part):
@@ -272,7 +272,7 @@ class Selection(Chosen):
                 lambda x: applied(x) if is_node(x) else on_array(x), part, is_leaf=is_node
             )
 
-        return edit_at(self.root, dict.fromkeys(outermost(self.paths), applied))
+        return edit_at(self.root, dict.fromkeys(outermost_paths(self.paths), applied))
 
     def map(self, function: Callable[[Any], Any]) -> Any:
         """Returns the net with ``function(array)`` for each array in the parts.
@@ -283,7 +283,7 @@ class Selection(Chosen):
         Raises:
             InvalidArgumentTypeError: it cannot be called.
         """
-        change = on_own_array(_callable(function, "map"))
+        change = on_own_array(_require_callable(function, "map"))
         leaves, treedef = jax.tree_util.tree_flatten(self.root)
         chosen = frozenset(self.paths)
         mask = [at_or_below(p.steps, chosen) for p in places_of(self.root) if p.cls is None]
@@ -298,7 +298,7 @@ class Selection(Chosen):
             if len(value) != count:
                 raise InvalidArgumentError(
                     "A list of values must have one value for each selected part.",
-                    where=", ".join(map(shown, self.names()))[:200],
+                    where=", ".join(map(path_or_root, self.names()))[:200],
                     got=f"{len(value)} values for {count} parts",
                     write="as many values as names() has; replace(lambda old: [...]) to put one "
                     "list everywhere",
@@ -307,7 +307,7 @@ class Selection(Chosen):
         if is_node(value):
             raise InvalidArgumentError(
                 "One module cannot be at several paths.",
-                where=", ".join(map(shown, self.names()))[:200],
+                where=", ".join(map(path_or_root, self.names()))[:200],
                 got=repr(value)[:120],
                 write="set([one module for each]), or replace(lambda old: a new module)",
             )
@@ -457,14 +457,14 @@ class Selection(Chosen):
             InvalidArgumentTypeError: no key, or no function.
         """
         if initializer is not None:
-            _callable(initializer, "init")
-        return initialized(self.root, self.paths, key, initializer)
+            _require_callable(initializer, "init")
+        return reinitialize(self.root, self.paths, key, initializer)
 
     def _of_modules(self, purpose: str) -> tuple[Steps, ...]:
         """The outermost modules among the parts, or in containers that are parts."""
         chosen = frozenset(self.paths)
         inside = [p.steps for p in places_of(self.root) if p.cls is not None]
-        found = outermost([steps for steps in inside if at_or_below(steps, chosen)])
+        found = outermost_paths([steps for steps in inside if at_or_below(steps, chosen)])
         if not found:
             raise self._no_modules(purpose)
         return found
@@ -472,7 +472,7 @@ class Selection(Chosen):
     def _no_modules(self, purpose: str) -> InvalidArgumentError:
         return InvalidArgumentError(
             f"There are no modules among these parts {purpose}.",
-            where=", ".join(map(shown, self.names()))[:200],
+            where=", ".join(map(path_or_root, self.names()))[:200],
             write="a selection of modules, by their paths or classes",
         )
 
@@ -482,7 +482,7 @@ def _from_above(room: str, name: str) -> Any:
     return getattr(importlib.import_module(f"pax_export.{room}"), name)
 
 
-def _callable(function: Callable[..., Any], verb: str) -> Any:
+def _require_callable(function: Callable[..., Any], verb: str) -> Any:
     if callable(function):
         return function
     takes = "key, lambda key, shape: ..." if verb == "init" else "lambda x: ..."
