@@ -127,6 +127,8 @@ batching.primitive_batchers[_rows] = _batched(_rows, few_rows, True)
 
 #: The largest number of rows of an integer matrix multiplied at a time.
 _LARGEST, _SMALLEST = 512, 192
+#: For so many inputs at most, this number of outputs of 4 bits is multiplied at a time.
+_FEW, _SHORT = 4, 64
 
 
 def blockwise(x: Any, integers: object, scales: Sequence[Any], form: Form, contracted: int) -> Any:
@@ -210,13 +212,32 @@ def _times_block(x: Any, stored: Sequence[Any], form: Form) -> Any:
     return made
 
 
+def _sums_of_groups(x: Any, stored: Sequence[Any], form: Form) -> Any:
+    """The product with rows ``[n, k]`` of 4 bits: a sum for each group, and then its scale."""
+    integers, *scales = stored
+    by_group, *zeros = (each.astype(jnp.float32).T[:, None] for each in scales)
+    apart = x.reshape(x.shape[0], -1, 2, GROUP // 2).transpose(1, 0, 2, 3)
+    numbers = (((2,), (2,)), ((0,), (1,)))
+    parts = [
+        jax.lax.dot_general(apart[:, :, place], half.astype(jnp.float32), numbers)
+        for place, half in enumerate(halves(integers, form.axis))
+    ]
+    sums = parts[0] + parts[1]
+    for each in zeros:
+        sums = sums - apart.sum((2, 3))[:, :, None] * each
+    return (sums * by_group).sum(0)
+
+
 def _over_outputs(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     """The products of each block of outputs, one after the other."""
     size = integers.shape[0]
-    block = _block(size)
+    is_short = form.bits == 4 and x.shape[0] <= _FEW
+    block = min(size, _SHORT) if is_short else _block(size)
     count = size // block
 
     def multiplied(given: Any) -> Any:
+        if is_short:
+            return _sums_of_groups(x, given, form)
         if form.group is None:
             own, of_own = given
             return (x @ own.astype(jnp.float32).T) * of_own.astype(jnp.float32).T

@@ -49,8 +49,31 @@ def test_times(bits, group, size):
 def test_times_transposed(bits, group, rows):
     array, numbers = made(rows, 64, bits, group, -1)
     x = RANDOM.normal(size=(2, 64)).astype(np.float32)
-    found = jax.jit(lambda x, array: times_transposed(x, array, jnp.float32))(x, array)
-    assert_close(found, x @ numbers.T, rtol=1e-5)
+    product = jax.jit(lambda x, array: times_transposed(x, array, jnp.float32))
+    assert_close(product(x, array), x @ numbers.T, rtol=1e-5)
+    many = RANDOM.normal(size=(7, 64)).astype(np.float32)
+    assert_close(product(many, array), many @ numbers.T, rtol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("count", [1, 7])
+def test_zero_points(axis, count):
+    array, _ = made(128, 96, 4, 32, axis)
+    zeros = RANDOM.integers(-8, 8, array.scales.shape).astype(np.int8)
+    integers, scales = (
+        np.asarray(unpacked(array.integers, axis), np.float32),
+        np.repeat(np.asarray(array.scales, np.float32), 32, axis),
+    )
+    numbers = (integers - np.repeat(zeros, 32, axis)) * scales
+    array = QuantizedArray(array.integers, array.scales, array.form, zeros=zeros)
+    assert_close(array.dequantized(), numbers, rtol=1e-6)
+    x = RANDOM.normal(size=(count, numbers.shape[axis])).astype(np.float32)
+    if axis == -2:
+        found = jax.jit(times)(x, array)
+    else:
+        found = jax.jit(lambda x, array: times_transposed(x, array, jnp.float32))(x, array)
+    expected = x @ (numbers if axis == -2 else numbers.T)
+    assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_an_odd_number_of_inputs_in_8_bits():
