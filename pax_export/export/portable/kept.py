@@ -156,9 +156,9 @@ def rank(x: Any, *, axis: int, count: Any, largest: bool) -> Any:
     """
     if largest:
         places = lax.top_k(jnp.moveaxis(x, axis, -1), count)[1]
-        return jnp.moveaxis(places, -1, axis).astype(np.uint32)
+        return jnp.moveaxis(places, -1, axis).astype(np.int32)
     places = jnp.argsort(x, axis, stable=True)
-    return lax.slice_in_dim(places, 0, count, axis=axis).astype(np.uint32)
+    return lax.slice_in_dim(places, 0, count, axis=axis).astype(np.int32)
 
 
 def put(x: Any, places: Any, rows: Any, *inside: Any, how: str) -> Any:

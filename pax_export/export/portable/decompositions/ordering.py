@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from pax_export.export.portable.decompositions.indexing import ordered
@@ -38,7 +37,7 @@ def sort(*operands: Any, dimension: int, num_keys: int, **_: object) -> list[Any
 def top_k(x: Any, *, k: Any, axis: int = -1, largest: bool = True, **_: object) -> tuple[Any, Any]:
     axis %= x.ndim
     places = _ranked(x, axis, k, largest)
-    return call("take_along", x, places, axis=axis), places.astype(jnp.int32)
+    return call("take_along", x, places, axis=axis), places
 
 
 @decomposes("approx_top_k")

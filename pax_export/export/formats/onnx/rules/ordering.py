@@ -31,7 +31,7 @@ def rank(builder: GraphBuilder, x: Value, *, axis: int, count: Any, largest: boo
         counted = builder("CumSum", builder.cast(builder("Equal", key, key), np.int64), place)
         scaled = builder("Mul", builder.cast(x, np.int64), size)
         unlike = builder("Sub" if largest else "Add", scaled, counted)
-        return _top(builder, unlike, count, axis, largest)[1]
+        return builder.cast(_top(builder, unlike, count, axis, largest)[1], np.int32)
     if x.is_float:  # NaN has no order in ONNX: it is infinite, at first
         bad = builder("IsNaN", key)
         key = builder("Where", bad, builder.like(np.inf, x), key)
@@ -50,4 +50,4 @@ def rank(builder: GraphBuilder, x: Value, *, axis: int, count: Any, largest: boo
         group = builder("Add", builder("Mul", group, np.array([2], np.int64)), moved)
     unlike = builder("Add", builder("Mul", group, size), first)
     second = _top(builder, unlike, count, axis, largest=False)[1]
-    return builder("GatherElements", first, second, axis=axis)
+    return builder.cast(builder("GatherElements", first, second, axis=axis), np.int32)
