@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pax_export._jax._programs import expanded as expanded
     from pax_export._jax._programs import needed_part as needed_part
     from pax_export._jax._programs import read_arguments as read_arguments
+    from pax_export._jax._programs import run_inside as run_inside
     from pax_export._jax._programs import scan_operands as scan_operands
     from pax_export._jax._programs import scope_constraints as scope_constraints
     from pax_export._jax._watched import is_computing as is_computing
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "_processes": "devices_are_known join_processes",
     "_programs": "call_part call_with_constants equations_of expanded needed_part read_arguments "
-    "scan_operands scope_constraints",
+    "run_inside scan_operands scope_constraints",
     "_watched": "is_computing jitted_call watched",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

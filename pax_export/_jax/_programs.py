@@ -55,12 +55,12 @@ def call_with_constants(
         return call_with_constants(inner, replaced, given, keep_derivatives=keep_derivatives)
 
     def operate(equation: Any, given: list[Any]) -> Sequence[Any] | None:
-        opened = _OPENED.get(equation.primitive.name)
-        called = called_program(equation)
         is_kept = keep_derivatives and has_own_derivative(equation)
-        if (opened is None and called is None) or is_kept or not holds(equation):
+        if is_kept or not holds(equation):
             return bound(equation, given)
-        return opened(run, equation.params, given) if opened else None
+        made = run_inside(equation, given, run)
+        is_call = called_program(equation) is not None
+        return bound(equation, given) if made is None and not is_call else made
 
     # Since jax 0.12 a jaxpr may hold its constants itself.
     held = () if getattr(jaxpr, "consts", ()) else constants
@@ -92,6 +92,17 @@ def expanded(equation: Any) -> Callable[..., list[Any]] | None:
         return jax.tree.leaves(result)
 
     return function
+
+
+def run_inside(
+    equation: Any, given: Sequence[Any], run: Callable[[Any, Sequence[Any]], list[Any]]
+) -> list[Any] | None:
+    """The results of a loop, of branches or of a remat, each of whose programs ``run`` evaluates.
+
+    Operands may be pytrees.  None for other equations.
+    """
+    opened = _OPENED.get(equation.primitive.name)
+    return None if opened is None else opened(run, equation.params, list(given))
 
 
 def _expand_remat(run: Any, params: Any, given: list[Any]) -> list[Any]:

@@ -30,6 +30,7 @@ NAMES = (
     "indexing",
     "linear_algebra",
     "trainable",
+    "quantized",
     "stateful",
     "mended",
 )

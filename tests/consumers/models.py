@@ -156,6 +156,16 @@ def resnet():
     return pax.nets.ResNet18(1, 3, logits_config=ones, initial_conv_config=small).eval()
 
 
+def quantized():
+    """A language model of integers: tied, its layers in a scan."""
+    pax.seed_rng_key(0)
+    config = pax.nets.DecoderConfig.llama(
+        vocab_size=64, dim=32, num_layers=2, num_heads=2, hidden_dim=64, tied=True
+    )
+    small, _ = pax.quantize(pax.nets.Decoder(config), bits=4)
+    return small, lambda net, x: {"logits": net((10 * jnp.abs(x)).astype(jnp.int32))}
+
+
 #: How to make each model, what it takes, and more arguments for the export.
 MODELS = {
     "conv_net": (trained_conv_net, "batch, 8, 8, 1", {}),
@@ -172,6 +182,7 @@ MODELS = {
     "indexing": (lambda: (jnp.ones(()), indexing), "batch, 6", {}),
     "linear_algebra": (lambda: (jnp.ones(()), decompose), "batch, 3", {"validate": False}),
     "trainable": (lambda: (parameters_of_mlp(), mlp), "batch, 5", {"trainable": True}),
+    "quantized": (quantized, "batch, 5", {}),
     "stateful": (Average, "batch, 3", {"state": "update"}),
 }
 

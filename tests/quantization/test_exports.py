@@ -146,6 +146,52 @@ def test_integers_on_disk(write, bits, tmp_path):
     assert_close(load(tmp_path / "m")(x), small(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("build", [mlp, convnet])
+def test_saved_models_have_numbers_in_memory(build, bits, tmp_path):
+    """Loaded, saved again, and in a session, which is what servers run."""
+    tf = pytest.importorskip("tensorflow")
+    ((_, inputs, x),) = [each for each in NETS if each[0] is build]
+    small, found = quantize(build(), bits=bits)
+    net = small.eval()
+    to_saved_model(net, tmp_path / "m", spec(inputs), trainable="*.bias")
+    files = (tmp_path / "m" / "variables").iterdir()
+    assert sum(file.stat().st_size for file in files) < found.after + 10_000  # names
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    function = loaded.signatures["serving_default"]
+    read, stored = function.graph.variables, loaded.variables
+    assert "int8" not in {each.dtype.name for each in read}
+    assert "int8" in {each.dtype.name for each in stored}
+    expected, (name,) = np.asarray(net(x)), function.structured_outputs
+    assert_close(function(x=tf.constant(x))[name], expected, rtol=1e-4, atol=1e-5)
+    given = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        loss = tf.reduce_sum(function(x=given)[name] ** 2)
+    gradient = jax.grad(lambda x: (net(x) ** 2).sum())(x)
+    assert_close(tape.gradient(loss, given), gradient, rtol=1e-3, atol=1e-4)
+    tf.saved_model.save(loaded, str(tmp_path / "again"), loaded.signatures)
+    again = tf.saved_model.load(str(tmp_path / "again")).signatures["serving_default"]
+    assert_close(again(x=tf.constant(x))[name], expected, rtol=1e-4, atol=1e-5)
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        graph = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / "m"))
+        signature = graph.signature_def["serving_default"]
+        (to,), (of,) = signature.outputs.values(), signature.inputs.values()
+        assert_close(session.run(to.name, {of.name: x}), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_saved_model_with_functions_of_tensorflow(tmp_path):
+    """TensorFlow writes its variables, so they are the integers alone."""
+    tf = pytest.importorskip("tensorflow")
+    small, found = quantize(mlp(), bits=4)
+    report = to_saved_model(
+        small, tmp_path / "m", spec("batch, 256"), postprocess=lambda y: {"y": tf.nn.softmax(y)}
+    )
+    assert report.variable_bytes == found.after
+    x = draw(3, 256)
+    assert_close(load(tmp_path / "m")(x)["y"], jax.nn.softmax(small(x)), rtol=1e-4, atol=1e-5)
+
+
 def test_onnx_folds_scales_into_scales(tmp_path):
     to_onnx(quantize(convnet())[0], tmp_path / "m.onnx", spec("batch, 8, 8, 3"))
     names, stored = operators(tmp_path / "m.onnx")

@@ -12,6 +12,7 @@ import jax
 
 from pax_export._errors import InvalidArgumentError, NotDifferentiableError, PaxError
 from pax_export._jax import needed_part
+from pax_export._quantized import dequantized
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.lowering.lower import (
@@ -24,6 +25,7 @@ from pax_export.export.lowering.lower import (
     lower_traced,
 )
 from pax_export.export.lowering.variables import Store
+from pax_export.export.portable.dequantize_ahead import StoredIntegers, dequantized_ahead
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.flops import counts, work_of
@@ -33,7 +35,7 @@ from pax_export.export.tracing.programs import (
     line_of_model,
 )
 from pax_export.export.tracing.spec import Inputs
-from pax_export.export.tracing.traced import Traced, vjp
+from pax_export.export.tracing.traced import Traced, trace, vjp
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,13 @@ class LoweredModel:
     store: Store
     signatures: tuple[Signature, ...]
     platforms: tuple[str, ...]
+    #: Computes the variables of the store that are not stored, from those that are.
+    initializer: Call | None = None
 
     @property
     def _modules(self) -> list[Lowered]:
-        return [module for each in self.signatures for module in each.modules]
+        first = [] if self.initializer is None else [self.initializer.lowered]
+        return [*first, *(module for each in self.signatures for module in each.modules)]
 
     @property
     def stablehlo(self) -> compatibility.Version:
@@ -70,7 +75,7 @@ class LoweredModel:
         Either of them would copy arrays of numpy, at every call.
         """
         weights = {}
-        for variable in self.store.variables:
+        for variable in self.store.stored:
             held = jax.numpy.asarray(variable.value)
             same = held.dtype == variable.value.dtype  # not narrowed
             weights[variable.name] = held if same else variable.value
@@ -107,31 +112,57 @@ def lower(
     platforms: Sequence[str],
     vjp_order: int | None = None,
     defer: bool = False,
+    initialize: bool = False,
 ) -> LoweredModel:
     """Lowers all programs, with their gradients, and lays out the variables.
 
-    With `defer`, leaves on several devices or on disk stay there until they are read.
+    With `defer`, leaves on several devices or on disk stay there until they are read.  With
+    `initialize`, numbers of quantized weights are variables, computed when an export is loaded.
     """
     order = VjpOrder.of(vjp_order, trainable)
     updates = [state == "update" or each.trains for each in programs]
-    modules = [_lower(each, platforms, update) for each, update in zip(programs, updates)]
     changed: set[int] = set()
     for program, update in zip(programs, updates):
         if update:
             check_updates(program, model.leaves)
             changed.update(program.changed)
+    fixed = {
+        place
+        for place, leaf in enumerate(model.leaves)
+        if initialize and place not in changed and not (trainable and leaf.trainable)
+    }
+    ahead = [dequantized_ahead(each.traced.program, fixed) for each in programs]
+    written = [
+        dataclasses.replace(each, traced=each.traced.with_program(program)) if weights else each
+        for each, (program, weights) in zip(programs, ahead)
+    ]
+    modules = [_lower(each, platforms, update) for each, update in zip(written, updates)]
     store = Store(model.leaves, changed, trainable, defer)
     pullbacks, signatures = [], []
-    for program, module, update in zip(programs, modules, updates):
+    for program, module, update, (_, weights) in zip(written, modules, updates, ahead):
         often = VjpOrder(0, 0) if program.trains else order
         found = differentiate(model, program, module, store, platforms, often, trainable)
         pullbacks.append(found.pullback)
-        signatures.append(_signature(program, module, found, store, update))
+        signatures.append(_signature(program, module, found, store, update, weights))
     if vjp_order:
         _refuse_none(signatures, vjp_order)
-    return LoweredModel(
-        model, tuple(programs), tuple(pullbacks), store, tuple(signatures), tuple(platforms)
-    )
+    initializer = _initializer(store, platforms) if store.computed else None
+    all_of_them = tuple(programs), tuple(pullbacks), store, tuple(signatures), tuple(platforms)
+    return LoweredModel(model, *all_of_them, initializer)
+
+
+def _initializer(store: Store, platforms: Sequence[str]) -> Call:
+    """What computes the numbers of quantized weights, in the order of their variables."""
+    found = [store.variables[place].computed_from for place in store.computed]
+    weights = [each for each in found if each is not None]
+    read = tuple(dict.fromkeys(place for each in weights for place in each[:2]))
+
+    def numbers(arrays: list[Any]) -> list[Any]:
+        held = dict(zip(read, arrays))
+        return [dequantized(held[of[0]], held[of[1]], of[2]) for of in weights]
+
+    structs = [dtypes.stored(dtypes.struct_of(store.variables[at].value)) for at in read]
+    return Call(lower_traced(trace(numbers, structs, outlined=False), platforms), read, ())
 
 
 def sign(
@@ -164,15 +195,24 @@ def _lower(program: Program, platforms: Sequence[str], update: bool) -> Lowered:
 
 
 def _signature(
-    program: Program, module: Lowered, found: Differentiated, store: Store, update: bool
+    program: Program,
+    module: Lowered,
+    found: Differentiated,
+    store: Store,
+    update: bool,
+    weights: Sequence[StoredIntegers] = (),
 ) -> Signature:
     constants = tuple(store.of_constant(value) for value in module.constants)
+    variables = list(store.of_leaf)
+    for each in weights:
+        of = store.of_leaf[each.integers], store.of_leaf[each.scales]
+        variables[each.integers] = store.of_numbers(*of, each.form)
     return Signature(
         key=program.key,
         input_names=tuple(entry.name for entry in program.inputs.flat),
         input_structs=tuple(dtypes.stored(entry.struct) for entry in program.inputs.flat),
         output_names=program.output_names,
-        forward=Call(module, tuple(store.of_leaf), constants),
+        forward=Call(module, tuple(variables), constants),
         assigned=tuple(store.of_leaf[index] for index in program.changed) if update else (),
         gradient=found.gradient,
         no_gradient=found.why_not,

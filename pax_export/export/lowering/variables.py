@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export._quantized import Form, dequantized
 from pax_export._types import DTypeLike
 from pax_export.checkpoint import StoredArray, on_host
 from pax_export.export.artifact.report import VariableInfo
+from pax_export.export.portable.dequantize_ahead import numbers_of
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import ExportLeaf
 from pax_export.export.tracing.spec import legal_names
@@ -26,6 +28,9 @@ class Variable:
     trainable: bool  # in the runtime
     parameter: bool = False  # of the model
     leaves: list[str] = field(default_factory=list)  # their paths; none for a closed-over array
+    #: The places of the integers and scales that it is computed from when an export is loaded, and
+    #: what they mean; None for one that is stored.
+    computed_from: tuple[int, int, Form] | None = None
 
 
 class Store:
@@ -71,9 +76,36 @@ class Store:
         self._sources.append(value)
         return place
 
+    @property
+    def stored(self) -> list[Variable]:
+        """Those that are in a file: without those that are computed when it is loaded."""
+        return [each for each in self.variables if each.computed_from is None]
+
+    @property
+    def computed(self) -> list[int]:
+        """The places of the others."""
+        return [at for at, each in enumerate(self.variables) if each.computed_from is not None]
+
+    def of_numbers(self, integers: int, scales: int, form: Form) -> int:
+        """The variable of the numbers that two variables stand for."""
+        of = integers, scales, form
+        for place, variable in enumerate(self.variables):
+            if variable.computed_from == of:
+                return place
+        held, by = (self.variables[place] for place in of[:2])
+
+        def read() -> np.ndarray:
+            return np.asarray(dequantized(np.asarray(held.value), np.asarray(by.value), form))
+
+        name = f"{held.name.removesuffix('.integers')}.numbers"
+        name = legal_names([*(each.name for each in self.variables), name])[-1]
+        value = Deferred(numbers_of(held.value, form), read)
+        self.variables.append(Variable(name, value, trainable=False, computed_from=of))
+        return len(self.variables) - 1
+
     def gather(self) -> None:
         """Reads everything that was deferred."""
-        for variable in self.variables:
+        for variable in self.stored:
             if isinstance(variable.value, Deferred):
                 variable.value = np.asarray(variable.value)
 
@@ -95,7 +127,7 @@ class Store:
                 leaves=tuple(variable.leaves),
                 parameter=variable.parameter,
             )
-            for variable in self.variables
+            for variable in self.stored
         )
 
     def of_constant(self, value: object) -> int:
@@ -107,7 +139,7 @@ class Store:
             place = self._by_content.setdefault(content, len(self.variables))
             place = place if place < len(self.variables) else None
         if place is None:
-            count = len(self.variables) - len(set(self.of_leaf))
+            count = len(self.stored) - len(set(self.of_leaf))
             name = legal_names([*self._names, f"constants.{count}"])[-1]
             place = self._add(value, name, trainable=False)
         return place

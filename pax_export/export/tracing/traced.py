@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax.extend.core import jaxpr_as_fun
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import call_with_constants, read_arguments
@@ -55,6 +56,16 @@ class Traced:
         here = trace(self.function, structs, outlined=False)
         return jax.jit(here.with_constants)([*operands, *here.constants])
 
+    def with_program(self, program: Any) -> Traced:
+        """The same results by another program, perhaps of other operands."""
+        return replace(
+            self,
+            structs=tuple(dtypes.struct_of(each.aval) for each in program.jaxpr.invars),
+            constants=_large_constants(program),
+            program=program,
+            lowerable=jax.jit(lambda operands: jaxpr_as_fun(program)(*operands)),
+        )
+
     def read(self, count: int) -> frozenset[int]:
         return read_arguments(self.program, count)
 
@@ -91,8 +102,7 @@ def trace(
         lowerable = jax.jit(shorter)
         traced = lowerable.trace(list(structs))
     program = traced.jaxpr
-    constants = {id(value): value for value in jaxpr_constants(program) if _is_large(value)}
-    held = tuple(constants.values())
+    held = _large_constants(program)
     return Traced(function, tuple(structs), held, jitted, program, whole, lowerable, results)
 
 
@@ -101,6 +111,11 @@ def for_symbolic_sizes(structs: Sequence[Any]) -> AbstractContextManager[None]:
     if all(isinstance(size, int) for each in structs for size in each.shape):
         return nullcontext()
     return prepared_gradients(symbolic_numpy.for_any_size)
+
+
+def _large_constants(program: Any) -> tuple[Any, ...]:
+    found = {id(value): value for value in jaxpr_constants(program) if _is_large(value)}
+    return tuple(found.values())
 
 
 def _is_large(value: PyTree) -> bool:

@@ -236,6 +236,7 @@ class _SavedModelExporter(FormatExporter):
             self.platforms,
             self.vjp_order,
             defer=True,
+            initialize=not self.processes,
         )
         lowered = self.around.around(lowered, request.constraints)
         for signature in lowered.signatures:
@@ -266,7 +267,8 @@ class _SavedModelContents(Contents):
         return super().estimate_bytes() + sum(each.module_bytes for each in infos)
 
     def write(self, place: Path) -> None:
-        writer.write(place, self.lowered.store, self.lowered.signatures)
+        lowered = self.lowered
+        writer.write(place, lowered.store, lowered.signatures, lowered.initializer)
 
     def stored(self) -> Mapping[str, Any]:
         return self.lowered.weights
@@ -278,12 +280,13 @@ class _SavedModelContents(Contents):
         """Arrays that were deferred are read for good if calls are made."""
         lowered = self.lowered
         if not run.calls:
-            checkpoint.compare(place, {each.name: each.value for each in lowered.store.variables})
+            checkpoint.compare(place, {each.name: each.value for each in lowered.store.stored})
             return {}
         lowered.store.gather()
         cases, here = self.cases(run.budget), run_saved_model
-        # Functions of TensorFlow may bring variables of their own: then all of them are read.
-        if not self.exporter.processes:
+        # Functions of TensorFlow may bring variables of their own, and what is computed from
+        # variables is computed when they are read: then all of them are.
+        if not self.exporter.processes and lowered.initializer is None:
             # What was written of the variables is compared; calls here share the memory of ours.
             checkpoint.compare(place, lowered.weights)
             here = partial(run_saved_model, weights=lowered.weights)

@@ -15,7 +15,7 @@ from pax_export._tensorflow_log import quiet_save
 from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.saved_model.checkpoint import write_checkpoint
 from pax_export.export.formats.saved_model.proto import schemas
-from pax_export.export.formats.saved_model.proto.functions import SignatureWriter
+from pax_export.export.formats.saved_model.proto.functions import SignatureWriter, write_initializer
 from pax_export.export.formats.saved_model.proto.nodes import Message
 from pax_export.export.formats.saved_model.proto.objects import (
     meta_graph,
@@ -30,20 +30,23 @@ from pax_export.export.formats.tf_functions import (
     make_whole,
     tensorflow,
 )
-from pax_export.export.lowering.lower import Signature
+from pax_export.export.lowering.lower import Call, Signature
 from pax_export.export.lowering.variables import Store, Variable
 
 
-def write(directory: Path, store: Store, signatures: Sequence[Signature]) -> None:
+def write(
+    directory: Path, store: Store, signatures: Sequence[Signature], initializer: Call | None
+) -> None:
     if any(each.processing for each in signatures):
         return _save_with_tensorflow(directory, store, signatures)
     library: Message = {"function": [], "registered_gradients": []}
     functions = {each.key: SignatureWriter(library, each, store).write() for each in signatures}
-    objects = saved_objects(store.variables, functions)
-    graph = meta_graph(library, store.variables, functions) | {"object_graph_def": objects}
+    first = () if initializer is None else write_initializer(library, initializer, store)
+    objects = saved_objects(store.variables, functions, first)
+    graph = meta_graph(library, store.variables, functions, first) | {"object_graph_def": objects}
     folder = directory / "variables"
     folder.mkdir()
-    write_checkpoint(folder, store.variables, tracked_objects(store.variables, objects))
+    write_checkpoint(folder, store.stored, tracked_objects(store.variables, objects))
     model = {"saved_model_schema_version": 1, "meta_graphs": [graph]}
     with (directory / "saved_model.pb").open("wb") as file:
         file.writelines(schemas.SAVED_MODEL.pieces(model))

@@ -22,9 +22,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pax_export.export.artifact.dtypes import is_inexact
-from pax_export.export.formats.saved_model.proto.nodes import ANY, Body, Message, Spec
+from pax_export.export.formats.saved_model.proto import schemas
+from pax_export.export.formats.saved_model.proto.nodes import (
+    ANY,
+    RESOURCE,
+    Body,
+    Dtype,
+    Message,
+    Spec,
+    shape,
+)
 from pax_export.export.formats.tf_functions import module_attributes
-from pax_export.export.lowering.lower import Lowered, Signature
+from pax_export.export.lowering.lower import Call, Lowered, Signature
 from pax_export.export.lowering.variables import Store
 
 #: The message of TensorFlow for a missing gradient, by the order of the last one.
@@ -62,6 +71,7 @@ class GraphFunction:
     captured_from: str | None = None  # the function whose tensors these are; or variables
     by_keyword: bool = False
     kept: bool = False  # as an object
+    gives_one: bool = False  # its result is no list
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,47 @@ def _signature_modules(signature: Signature) -> list[_SignatureModule]:
         needed = dict.fromkeys([*operands, *wrt, *later])
         modules.insert(0, _SignatureModule(lowered, operands, of, wrt, tuple(needed)))
     return modules
+
+
+def write_initializer(
+    library: Message, call: Call, store: Store
+) -> tuple[GraphFunction, GraphFunction]:
+    """Adds what computes variables when an export is loaded, and what makes its resource.
+
+    TensorFlow calls functions that belong to a resource; this one holds nothing.
+    """
+    made, scalar = Body(library["function"], "__create_initializer"), shape([])
+    made.node("resource", "VarHandleOp", [], dtype=Dtype(schemas.FLOAT), shape=scalar)
+    made.result("resource", "resource:resource:0", Spec(RESOURCE, scalar))
+    body = Body(library["function"], "__initialize")
+    captured = [Operand("variable", place) for place in (*call.variables, *store.computed)]
+    specs = {each: Spec.of(store.variables[each.place].value) for each in captured}
+    for each in captured:
+        body.resource(_resource_name(each), specs[each])
+    kept = [captured[index] for index in call.lowered.kept]
+    tensors = [_add_read(body, each, specs[each]) for each in kept]
+    results = _run_module(body, call.lowered, tensors, [specs[each].dtype for each in kept])
+    for place, result in zip(store.computed, results):
+        given, dtype = [f"resource_{place}", result], specs[Operand("variable", place)].dtype
+        body.effect(f"assign_{place}", "AssignVariableOp", given, dtype=dtype)
+    return (
+        GraphFunction("__initialize", {}, {}, tuple(captured)),
+        GraphFunction(
+            "__create_initializer", {}, {"resource": Spec(RESOURCE, scalar)}, (), gives_one=True
+        ),
+    )
+
+
+def _add_read(body: Body, operand: Operand, spec: Spec) -> str:
+    dtype, given = spec.dtype, [_resource_name(operand)]
+    body.node(operand.name, "ReadVariableOp", given, dtype=dtype, _output_shapes=[spec.shape])
+    return f"{operand.name}:value:0"
+
+
+def _run_module(body: Body, lowered: Lowered, given: list[str], dtypes: list[Dtype]) -> list[str]:
+    attributes = module_attributes(lowered, list(map(Spec.of, lowered.results)))
+    body.node("call", "XlaCallModule", given, Tin=dtypes, **attributes)
+    return [f"call:output:{place}" for place in range(len(lowered.results))]
 
 
 class SignatureWriter:
@@ -138,7 +189,9 @@ class SignatureWriter:
         captured = sorted(read.union(Operand("variable", place) for place in signature.assigned))
         for operand in captured:
             body.resource(_resource_name(operand), self._spec_of(operand))
-        tensors |= {operand: self._read(body, operand) for operand in captured if operand in read}
+        tensors |= {
+            each: _add_read(body, each, self._spec_of(each)) for each in captured if each in read
+        }
         results = self._call_module(body, 0, tensors)
         for place, value in zip(signature.assigned, results[len(outputs) :]):
             self._assign(body, Operand("variable", place), value, read)
@@ -151,12 +204,6 @@ class SignatureWriter:
             tuple(captured),
             by_keyword=True,
         )
-
-    def _read(self, body: Body, operand: Operand) -> str:
-        dtype, shape = self._spec_of(operand)
-        given = [_resource_name(operand)]
-        body.node(operand.name, "ReadVariableOp", given, dtype=dtype, _output_shapes=[shape])
-        return f"{operand.name}:value:0"
 
     def _assign(self, body: Body, operand: Operand, value: str, read: set[Operand]) -> None:
         """Gives a variable a new value, after the old one was read."""
@@ -202,9 +249,7 @@ class SignatureWriter:
         module = self._modules[order]
         given = [tensors[operand] for operand in module.operands]
         dtypes = [self._spec_of(operand).dtype for operand in module.operands]
-        attributes = module_attributes(module.lowered, list(map(Spec.of, module.lowered.results)))
-        body.node("call", "XlaCallModule", given, Tin=dtypes, **attributes)
-        results = [f"call:output:{place}" for place in range(len(module.lowered.results))]
+        results = _run_module(body, module.lowered, given, dtypes)
         if order + 1 == len(self._modules):
             return [self._last(body, order, place, name) for place, name in enumerate(results)]
         dtypes = [self._result_spec(order, place).dtype for place in module.of]

@@ -7,6 +7,8 @@ Objects are numbered, and each knows its children by name.  The root has
     trainable_variables     those of them that are trained
     signatures              functions by the keys of the signatures
     gradients               those of their gradients that have gradients, likewise
+    initializer             variables that are computed when the rest is loaded, and what does that;
+                            only where there are such
 
 The graph that a checkpoint holds has the same numbers, and the key of
 the value of each variable.
@@ -20,9 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pax_export.export.formats.saved_model.proto import schemas
 from pax_export.export.formats.saved_model.proto.functions import GraphFunction, Operand
 from pax_export.export.formats.saved_model.proto.nodes import (
+    ANY,
     RESOURCE,
     STRING,
-    Dtype,
     Message,
     Spec,
     add_call,
@@ -42,13 +44,20 @@ def checkpoint_key(name: str) -> str:
 
 
 def saved_objects(
-    variables: Sequence[Variable], signatures: Mapping[str, Sequence[GraphFunction]]
+    variables: Sequence[Variable],
+    signatures: Mapping[str, Sequence[GraphFunction]],
+    initializer: Sequence[GraphFunction] = (),
 ) -> Message:
-    """The objects of a SavedModel; `signatures` are what `SignatureWriter` made."""
-    first = 6  # after the root and its children
-    numbers = [first + place for place in range(len(variables))]
-    by_name = {each.name: number for each, number in zip(variables, numbers)}
-    trainable = [number for each, number in zip(variables, numbers) if each.trainable]
+    """The objects of a SavedModel.
+
+    `signatures` are what `SignatureWriter` made, `initializer` what `write_initializer` did.
+    """
+    first = 6 + bool(initializer)  # after the root and its children
+    every = {each.name: first + place for place, each in enumerate(variables)}
+    computed = {each.name: every[each.name] for each in variables if each.computed_from is not None}
+    by_name = {name: number for name, number in every.items() if name not in computed}
+    numbers = list(by_name.values())
+    trainable = [every[each.name] for each in variables if each.trainable]
     after = first + len(variables)
     keys = {key: after + place for place, key in enumerate(sorted(signatures))}
     kept = {key: each for key in keys for each in signatures[key] if each.kept}
@@ -60,35 +69,40 @@ def saved_objects(
         "signatures": (_SIGNATURES, keys),
         "gradients": (_DICT, {key: after + place for place, key in enumerate(kept)}),
     }
-    nodes = [_user_object(_ROOT, {name: place for place, name in enumerate(parts, 1)})]
+    names = [*parts, *["initializer"] * bool(initializer)]
+    nodes = [_user_object(_ROOT, {name: place for place, name in enumerate(names, 1)})]
     nodes += (_user_object(kind, children) for kind, children in parts.values())
+    if initializer:
+        after += len(kept)
+        own = {"_initialize": after, "_create_resource": after + 1}
+        nodes.append({"resource": {}, "children": _children(computed | own)})
     for each in variables:
         about = {"name": each.name, "trainable": each.trainable}
         nodes.append({"variable": {**Spec.of(each.value).as_dict(), **about}})
-    for function in (*(signatures[key][0] for key in keys), *kept.values()):
+    for function in (*(signatures[key][0] for key in keys), *kept.values(), *initializer):
         bare = {
             "concrete_function_name": function.name,
             "argument_keywords": list(function.arguments),
             "allowed_positional_arguments": 0 if function.by_keyword else len(function.arguments),
         }
         nodes.append({"bare_concrete_function": bare})
-    functions = [each for group in signatures.values() for each in group]
+    functions = [each for group in (*signatures.values(), initializer) for each in group]
     concrete = {each.name: _concrete_function(nodes, each, first) for each in functions}
     return {"nodes": nodes, "concrete_functions": concrete}
 
 
 def tracked_objects(variables: Sequence[Variable], objects: Message) -> bytes:
     """The same objects as a checkpoint names them, serialized."""
-    names = iter(variables)
+    saved = iter(variables)
     nodes: list[Message] = []
     for node in objects["nodes"]:
         if "captured_tensor" in node:
             continue
         made: Message = {"children": node.get("children"), "has_checkpoint_values": {}}
-        if "variable" in node:
-            name = next(names).name
-            saved = {"name": "VARIABLE_VALUE", "full_name": name}
-            made["attributes"] = [{**saved, "checkpoint_key": checkpoint_key(name)}]
+        variable = next(saved) if "variable" in node else None
+        if variable is not None and variable.computed_from is None:
+            about = {"name": "VARIABLE_VALUE", "full_name": variable.name}
+            made["attributes"] = [{**about, "checkpoint_key": checkpoint_key(variable.name)}]
             made["has_checkpoint_values"] = {"value": True}
         nodes.append(made)
     return schemas.TRACKED_OBJECTS.encode({"nodes": nodes})
@@ -101,9 +115,13 @@ def _number_children(numbers: Iterable[int]) -> dict[str, int]:
 def _user_object(kind: str, children: Mapping[str, int]) -> Message:
     version = {"producer": 1, "min_consumer": 1}
     return {
-        "children": [{"node_id": at, "local_name": name} for name, at in children.items()],
+        "children": _children(children),
         "user_object": {"identifier": kind, "version": version},
     }
+
+
+def _children(numbers: Mapping[str, int]) -> list[Message]:
+    return [{"node_id": at, "local_name": name} for name, at in numbers.items()]
 
 
 def _concrete_function(nodes: list[Message], function: GraphFunction, first: int) -> Message:
@@ -117,6 +135,8 @@ def _concrete_function(nodes: list[Message], function: GraphFunction, first: int
     else:
         positional, keyword = list(given.values()), {}
         results = {"list_value": {"values": list(found.values())}}
+    if function.gives_one:
+        (results,) = found.values()
     arguments = [{"tuple_value": {"values": positional}}, {"dict_value": {"fields": keyword}}]
     return {
         "bound_inputs": captured,
@@ -140,30 +160,37 @@ def _structured_value(name: str, spec: Spec | None) -> Message:
 
 
 _CALL = "StatefulPartitionedCall"
+#: What TensorFlow calls the operation that runs after variables are read.
+_INITIALIZE = "__saved_model_init_op"
 
 
 def meta_graph(
     library: Message,
     variables: Sequence[Variable],
     signatures: Mapping[str, Sequence[GraphFunction]],
+    initializer: Sequence[GraphFunction] = (),
 ) -> Message:
     """What sessions and servers run, which know no objects.
 
     It holds the variables, a call of each signature with a placeholder for each
-    input, and what reads the variables from a checkpoint and writes them to one.
+    input, what reads the variables from a checkpoint and writes them to one, and what
+    computes variables after that.
     Names are those that TensorFlow gives, since programs in C ask for them.
     """
     nodes: list[Message] = []
-    names = [each.name for each in variables]
     specs = [Spec.of(each.value) for each in variables]
-    for place, (name, spec) in enumerate(zip(names, specs)):
-        about = {**spec.as_dict(), "shared_name": name.encode()}
+    for place, (variable, spec) in enumerate(zip(variables, specs)):
+        about = {**spec.as_dict(), "shared_name": variable.name.encode()}
         add_node(nodes, _handle_name(place), "VarHandleOp", **about)
     calls = {}
     for number, (key, functions) in enumerate(signatures.items()):
         name = f"{_CALL}_{number}" if number else _CALL
         calls[key] = _add_signature(nodes, key, name, functions[0])
-    saver = _add_saver(nodes, list(map(checkpoint_key, names)), [spec.dtype for spec in specs])
+    for function in initializer[:1]:
+        given = {_handle_name(operand.place): RESOURCE for operand in function.captured}
+        add_call(nodes, "initialize", function.name, given, [])
+        calls[_INITIALIZE] = {"outputs": {_INITIALIZE: {"name": "initialize", "tensor_shape": ANY}}}
+    saver = _add_saver(nodes, variables, specs)
     versions = {"producer": schemas.GRAPH_VERSION}
     return {
         "meta_info_def": {
@@ -201,18 +228,22 @@ def _tensor_info(name: str, spec: Spec) -> Message:
     return {"name": name, "dtype": spec.dtype, "tensor_shape": spec.shape}
 
 
-def _add_saver(nodes: list[Message], keys: list[str], dtypes: list[Dtype]) -> Message:
+def _add_saver(
+    nodes: list[Message], variables: Sequence[Variable], specs: Sequence[Spec]
+) -> Message:
     """What reads the variables of a checkpoint whose path is given, and writes them to one."""
+    places = [place for place, each in enumerate(variables) if each.computed_from is None]
+    keys = [checkpoint_key(variables[place].name) for place in places]
+    dtypes = [specs[place].dtype for place in places]
     add_node(nodes, "saver/file", "Placeholder", dtype=STRING, shape=shape([]))
     _add_texts(nodes, "saver/names", keys)
     _add_texts(nodes, "saver/whole", [""] * len(keys))
     given = ["saver/file", "saver/names", "saver/whole"]
     add_node(nodes, "saver/values", "RestoreV2", given, dtypes=dtypes)
-    for place, dtype in enumerate(dtypes):
-        value = [_handle_name(place), f"saver/values:{place}"]
+    for number, (place, dtype) in enumerate(zip(places, dtypes)):
+        value = [_handle_name(place), f"saver/values:{number}"]
         add_node(nodes, f"saver/restore/{place}", "AssignVariableOp", value, dtype=dtype)
         add_node(nodes, f"saver/read/{place}", "ReadVariableOp", [_handle_name(place)], dtype=dtype)
-    places = range(len(keys))
     add_node(nodes, "saver/restore", "NoOp", [f"^saver/restore/{place}" for place in places])
     reads = [f"saver/read/{place}" for place in places]
     add_node(nodes, "saver/write", "SaveV2", [*given, *reads], dtypes=dtypes)

@@ -9,8 +9,8 @@ from pax_export._wire import Map, Schema
 
 #: The release of TensorFlow that has these messages, and its version of graphs.
 TENSORFLOW, GRAPH_VERSION = "2.21.0", 2474
-#: Of `DataType`, what numpy does not know.
-STRING, RESOURCE = 7, 20
+#: Of `DataType`, float32 and what numpy does not know.
+FLOAT, STRING, RESOURCE = 1, 7, 20
 #: `SaverDef.CheckpointFormatVersion.V2`
 SAVER_VERSION = 2
 
@@ -53,6 +53,7 @@ _OBJECT = Schema(
     user_object=(4, Schema(identifier=1, version=(2, _VERSIONS))),
     variable=(7, _VARIABLE),
     bare_concrete_function=(8, _BARE_FUNCTION),
+    resource=(10, Schema()),
     captured_tensor=(12, Schema(name=1, concrete_function=2)),
 )
 _VALUE = Schema(

@@ -1,0 +1,162 @@
+"""Takes the numbers of quantized weights as operands, in the place of their integers.
+
+For runtimes without fast products of integers: the numbers are computed once, when the export is
+loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from pax_export._jax import run_inside, scan_operands
+from pax_export._jaxpr import bound, called_program, has_own_derivative, is_literal
+from pax_export._quantized import Form, plain_dot
+from pax_export._types import Equation
+from pax_export.export.portable.program import evaluated
+
+#: What operations of quantized weights compute with the numbers of a weight.
+_WITH_NUMBERS: Mapping[str, Callable[..., Any]] = {
+    "dequantize": lambda weight, **form: weight,
+    "quantized_dot": lambda x, weight, *, contracted, **form: plain_dot(x, weight, contracted),
+    "quantized_rows": lambda index, weight, **form: weight[index],
+}
+_Places = Sequence[int | None]
+
+
+class StoredIntegers(NamedTuple):
+    """A quantized weight among the operands of a program: the places of its two arrays."""
+
+    integers: int
+    scales: int
+    form: Form
+
+
+def dequantized_ahead(
+    program: Any, places: Collection[int]
+) -> tuple[Any, tuple[StoredIntegers, ...]]:
+    """The program with numbers for integers, where nothing else reads these.
+
+    Args:
+        program: a closed jaxpr.
+        places: the operands that may be integers or scales: those that calls do not change.
+
+    Returns:
+        The program, and the weights whose integers it no longer takes: in their place it takes
+        the numbers.  Tables of which only rows are read stay integers.
+    """
+    found = _Readers(places)
+    found.visit(program, [at if at in places else None for at in range(len(program.jaxpr.invars))])
+    weights = tuple(found.weights())
+    if not weights:
+        return program, ()
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in program.jaxpr.invars]
+    for each in weights:
+        structs[each.integers] = numbers_of(structs[each.integers], each.form)
+
+    def run(*operands: Any) -> list[Any]:
+        given: list[Any] = list(operands)
+        for each in weights:
+            given[each.integers] = _Numbers(given[each.integers], each.form)
+        return _Replaced().run(program, given)
+
+    return jax.make_jaxpr(run)(*structs), weights
+
+
+class _Readers:
+    """What reads each operand, also in loops, branches and calls."""
+
+    def __init__(self, places: Collection[int]):
+        self._read: dict[int, set[tuple[int | None, Form]]] = {}
+        self._multiplied: set[int] = set()
+        self._otherwise: set[int | None] = set()
+
+    def weights(self) -> Iterator[StoredIntegers]:
+        for place in sorted(self._multiplied - self._otherwise):
+            ((scales, form), *others) = self._read[place]
+            if scales is not None and not others:
+                yield StoredIntegers(place, scales, form)
+
+    def visit(self, program: Any, operands: _Places) -> None:
+        jaxpr = program.jaxpr
+        known = dict(zip(jaxpr.invars, operands))
+        for equation in jaxpr.eqns:
+            given = [None if is_literal(atom) else known.get(atom) for atom in equation.invars]
+            if equation.primitive.name in _WITH_NUMBERS:
+                *first, integers, scales = given
+                self._otherwise.update(first)
+                if integers is not None:
+                    form = {name: equation.params[name] for name in Form._fields}
+                    self._read.setdefault(integers, set()).add((scales, Form(**form)))
+                    if equation.primitive.name != "quantized_rows":
+                        self._multiplied.add(integers)
+                continue
+            inner = list(_inner_operands(equation))
+            passed = {at for _, places in inner for at in places}
+            self._otherwise.update(each for at, each in enumerate(given) if at not in passed)
+            for each, places in inner:
+                self.visit(each, [None if at is None else given[at] for at in places])
+        self._otherwise.update(known.get(atom) for atom in jaxpr.outvars if not is_literal(atom))
+
+
+def _inner_operands(equation: Equation) -> Iterator[tuple[Any, _Places]]:
+    """The programs of an equation, each with the places of its operands; None for what changes."""
+    name, params, count = equation.primitive.name, equation.params, len(equation.invars)
+    if name == "scan":
+        held, carried, rows = scan_operands(params, range(count))
+        yield params["jaxpr"], [*held, *[None] * len(carried), *rows]
+    elif name == "while":
+        tested, both = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        carried = [None] * (count - both)
+        yield params["cond_jaxpr"], [*range(tested), *carried]
+        yield params["body_jaxpr"], [*range(tested, both), *carried]
+    elif name == "cond":
+        yield from ((branch, range(1, count)) for branch in params["branches"])
+    elif called_program(equation) is not None and not has_own_derivative(equation):
+        yield called_program(equation), range(count)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Numbers:
+    """The numbers of a weight, where a program has its integers."""
+
+    array: Any
+    form: Form = field(metadata={"static": True})
+
+
+class _Replaced:
+    """Evaluates programs with `_Numbers` for some operands; a function that they call is one."""
+
+    def __init__(self) -> None:
+        self._functions: dict[int, tuple[Any, Any]] = {}  # by id; kept alive, so that ids stay
+
+    def run(self, program: Any, operands: Sequence[Any]) -> list[Any]:
+        return evaluated(program, operands, self._operate)
+
+    def _operate(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
+        rule = _WITH_NUMBERS.get(equation.primitive.name)
+        if rule is not None and isinstance(operands[-2], _Numbers):
+            return [rule(*operands[:-2], operands[-2].array, **equation.params)]
+        if not any(isinstance(each, _Numbers) for each in operands):
+            return bound(equation, operands)
+        made = run_inside(equation, operands, self.run)
+        return self._called(called_program(equation))(*operands) if made is None else made
+
+    def _called(self, program: Any) -> Any:
+        if id(program) not in self._functions:
+            function = jax.jit(lambda *operands: self.run(program, operands))
+            self._functions[id(program)] = program, function
+        return self._functions[id(program)][1]
+
+
+def numbers_of(integers: Any, form: Form) -> jax.ShapeDtypeStruct:
+    """What stands for the numbers of integers of this shape."""
+    sizes = list(integers.shape)
+    if form.bits == 4:
+        sizes[form.axis] *= 2
+    return jax.ShapeDtypeStruct(tuple(sizes), np.dtype(form.dtype))
