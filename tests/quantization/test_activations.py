@@ -177,7 +177,7 @@ def test_dynamic_onnx_computes_what_jax_does(build, tmp_path):
     small, _ = quantize(build(), activations="dynamic")
     to_onnx(small, tmp_path / "m.onnx", spec(inputs))
     names = operators_of_onnxruntime(tmp_path / "m.onnx", tmp_path)
-    assert not {"Conv", "Gemm", "MatMul"} & set(names)
+    assert not {"ConvInteger", "Gemm", "MatMul"} & set(names)  # one is slow, two are of floats
     assert_close(load(tmp_path / "m.onnx")(x), small(x), rtol=1e-3, atol=1e-4)
 
 

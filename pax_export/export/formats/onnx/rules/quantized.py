@@ -267,14 +267,8 @@ class QuantizedWeight:
         """A product with inputs of integers, in float32."""
         builder = self._writer
         total = builder("MatMulInteger", x.integers, self.stored_integers(order), x.zero)
-        return self.scaled(total, x, 0)
-
-    def scaled(self, total: str, x: RoundedInputs, behind: int) -> str:
-        """Sums of products of integers, as numbers; so many axes are behind that of channels."""
-        builder = self._writer
         by_row = x.scale not in builder.initializers
         scale = self.stored_scales(None, 1) if by_row else self.scale_with(x)
-        scale = builder.unsqueeze(scale, list(range(1, behind + 1)))
         made = builder("Mul", builder.cast(total, np.float32), scale)
         return builder("Mul", made, x.scale) if by_row else made
 
