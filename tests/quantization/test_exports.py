@@ -12,6 +12,7 @@ from pax_export import errors
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.formats.onnx import file as onnx_file
 from pax_export.export.formats.onnx.rules import quantized
+from pax_export.export.formats.tflite import export as tflite_export
 from pax_export.export.formats.tflite.builder import integers as tflite_integers
 from pax_export.export.validation.recheck import recheck
 from pax_export.nets import Decoder, DecoderConfig
@@ -111,14 +112,23 @@ def test_tflite_multiplies_integers(build, inputs, x, bits, tmp_path):
         assert (report.graph_bytes - whole.graph_bytes + weights) / weights < share + 0.01
 
 
-@pytest.mark.parametrize("layers", ["listed", "scanned"])
-def test_tflite_of_a_language_model(layers, tmp_path):
-    small, _ = quantize(language_model(layers, 2), bits=4)
+@pytest.mark.parametrize(
+    ("layers", "count", "weights", "bits"),
+    [("listed", 2, 15, 4), ("scanned", 2, 8, 4), ("scanned", 3, 8, 4), ("scanned", 3, 8, 8)],
+)
+def test_tflite_of_a_language_model(layers, count, weights, bits, tmp_path):
+    """Two scanned layers are written out, three are a loop, which has the integers as they are."""
+    small, _ = quantize(language_model(layers, count), bits=bits)
     tokens = np.array([[3, 1, 4, 1]], np.int32)
-    inputs = spec("batch, 4", "int32")
+    inputs = spec("1, 4", "int32")
     report = to_tflite(small, tmp_path / "m.tflite", inputs, examples=[tokens])
-    assert report.details["quantized"]["weights"] == {"listed": 15, "scanned": 8}[layers]
+    assert report.details["quantized"]["weights"] == weights
     assert_close(load(tmp_path / "m.tflite")(tokens), small(tokens), rtol=0.1, atol=0.1)
+    if count == 3:
+        content = (tmp_path / "m.tflite").read_bytes()
+        held = np.asarray(small.layers.dense.up.weight.integers)
+        assert content.count(held.tobytes()) == 1
+        assert held.astype(np.int32).tobytes() not in content
 
 
 @pytest.mark.parametrize(("bits", "group"), [(8, None), (8, 32), (4, 32)])
@@ -223,6 +233,21 @@ def test_other_integers_in_a_file_are_refused(tmp_path, monkeypatch):
     with pytest.raises(errors.ValidationError, match=r"(?s)not contain the integers.*modules\.0"):
         to_onnx(small, tmp_path / "m.onnx", spec("batch, 256"), validate=False)
     assert not (tmp_path / "m.onnx").exists()
+
+
+def test_other_integers_of_a_loop_in_a_tflite_file_are_refused(tmp_path, monkeypatch):
+    before = tflite_export.encode
+
+    def wrong(signatures):
+        content = bytes(before(signatures))
+        held = np.asarray(small.layers.dense.up.weight.integers)
+        return content.replace(held.tobytes(), np.roll(held, 1).tobytes())
+
+    monkeypatch.setattr(tflite_export, "encode", wrong)
+    small, _ = quantize(language_model("scanned", 3), bits=4)
+    with pytest.raises(errors.ValidationError, match=r"(?s)integers.*dense\.up"):
+        to_tflite(small, tmp_path / "m.tflite", spec("1, 4", "int32"), validate=False)
+    assert not (tmp_path / "m.tflite").exists()
 
 
 def test_other_integers_of_a_loop_are_refused(tmp_path, monkeypatch):

@@ -224,7 +224,8 @@ class _TfliteContents(ProgramContents):
         if options.quantize is not None:
             store_small(graphs, options.quantize)
         place.write_bytes(encode(signatures))
-        self.integers.update(check_integers(read_integers(graphs, place), self.stored()))
+        found = read_integers(graphs, place, self.stored())
+        self.integers.update(check_integers(found, self.stored()))
         differs = known_differences("LiteRT", operations, options.exact)
         return _Written(sorted(folded), list(notes), differs)
 

@@ -55,7 +55,8 @@ def emit(
     """The results of an operator, or of `fold` where all inputs are constants."""
     given = [each for each in inputs if each is not None]
     if fold is not None and all(each.value is not None for each in given):
-        limit = max(_LARGEST_FOLDED, *(each.value.nbytes for each in given), 0)
+        grown = 0 if name == "CAST" and _is_of_bytes(given[0]) else _LARGEST_FOLDED
+        limit = max(grown, *(each.value.nbytes for each in given), 0)
         if all(_bytes(shape, dtype) <= limit for shape, dtype in results):
             return computed_once(
                 (name, *options.items(), *((tuple(s), np.dtype(d)) for s, d in results)),
@@ -63,6 +64,11 @@ def emit(
                 lambda: _folded(name, fold, given, results),
             )
     return current().append(name, inputs, results, options)
+
+
+def _is_of_bytes(weight: Tensor) -> bool:
+    """Whether this is a weight of integers, which a file holds as they are."""
+    return bool(weight.sources) and weight.dtype.name in ("int8", "uint8") and len(weight.shape) > 1
 
 
 def _folded(

@@ -7,7 +7,7 @@ worked out as for any.  Its twin says where each number comes from.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from pax_export._quantized import GROUP, Form, unpacked
 from pax_export.export.formats.tflite.builder.emit import constant
 from pax_export.export.formats.tflite.builder.encode import graphs_of
 from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor, computed_once
-from pax_export.export.validation.integers import Quantized
+from pax_export.export.validation.integers import Quantized, whole_leaves
 
 #: Bits, groups and schemes for which LiteRT has products.
 _FUSED = ((8, None, "symmetric"), (4, GROUP, "symmetric"))
@@ -285,12 +285,21 @@ def _numbers(stored: Stored, graph: Graph, before: list[Operator]) -> Tensor:
     return reshaped(made, integers.shape)
 
 
-def read_integers(graphs: Sequence[Graph], file: Path) -> Iterator[tuple[Quantized, np.ndarray]]:
-    """The integers of weights in a file, with where they come from."""
+def read_integers(
+    graphs: Sequence[Graph], file: Path, leaves: Mapping[str, Any]
+) -> Iterator[tuple[Quantized, np.ndarray]]:
+    """The integers of weights in a file, with where they come from.
+
+    `leaves` are those of the model by name; loops have some of these as they are.
+    """
     schema = require("ai_edge_litert.schema_py_generated", "tflite", "to_tflite")
     content = np.memmap(file, np.uint8, "r")
     model = schema.ModelT.InitFromPackedBuf(content, 0)
     tensors = {t.name.decode(): t for each in model.subgraphs for t in each.tensors}
+    for each in whole_leaves(tensors, leaves):
+        stored = tensors[each.leaf]
+        data = np.asarray(model.buffers[stored.buffer].data).view(np.int8)
+        yield each, data.reshape(stored.shape)
     inputs = (t for each in graphs_of(graphs) for o in each.operators for t in o.inputs)
     constants = {t.name: t for t in inputs if t is not None and t.value is not None}
     for each in constants.values():

@@ -13,7 +13,7 @@ from pax_export.export.formats.tflite.builder import loops, moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, kind, rule
-from pax_export.export.formats.tflite.rules.indexing import updated
+from pax_export.export.formats.tflite.rules.indexing import bytes_of, updated
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
     broadcast,
@@ -147,7 +147,7 @@ _UNROLLED = 2
 
 
 def _row(x: Tensor, place: object) -> Any:
-    return moves.gather(x, place)
+    return lite.cast(moves.gather(bytes_of(x), place), x.dtype)
 
 
 def _zeros(op: Operation, struct: Any, room: Any) -> Any:

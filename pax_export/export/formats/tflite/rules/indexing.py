@@ -70,8 +70,8 @@ def updated(x: Tensor, update: Tensor, starts: Sequence[Any]) -> Any:
     return moves.dynamic_update_slice(x, update, moves.stack(list(starts)))
 
 
-def _bytes_of(table: Tensor) -> Tensor:
-    """A weight of few bits as it is stored: of a large one only what is looked up is cast."""
+def bytes_of(table: Tensor) -> Tensor:
+    """A weight of few bits as it is stored: only what is looked up is cast."""
     if table.value is None and table.made_by == "CAST":
         stored = table.operator.inputs[0]
         if stored.value is not None and stored.dtype.name in ("int8", "uint8", "float16"):
@@ -80,7 +80,7 @@ def _bytes_of(table: Tensor) -> Tensor:
 
 
 def take(op: Operation, x: Tensor, places: Tensor, *, axis: int) -> Any:
-    return lite.cast(moves.gather(_bytes_of(x), places, axis=axis), x.dtype)
+    return lite.cast(moves.gather(bytes_of(x), places, axis=axis), x.dtype)
 
 
 def take_along(op: Operation, x: Tensor, places: Tensor, *, axis: int) -> Any:
