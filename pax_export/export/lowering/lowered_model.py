@@ -155,11 +155,11 @@ def _initializer(store: Store, platforms: Sequence[str]) -> Call:
     """What computes the numbers of quantized weights, in the order of their variables."""
     found = [store.variables[place].computed_from for place in store.computed]
     weights = [each for each in found if each is not None]
-    read = tuple(dict.fromkeys(place for each in weights for place in each[:2]))
+    read = tuple(dict.fromkeys(place for places, _ in weights for place in places))
 
     def numbers(arrays: list[Any]) -> list[Any]:
         held = dict(zip(read, arrays))
-        return [dequantized(held[of[0]], held[of[1]], of[2]) for of in weights]
+        return [dequantized(*map(held.get, places), form=form) for places, form in weights]
 
     structs = [dtypes.stored(dtypes.struct_of(store.variables[at].value)) for at in read]
     return Call(lower_traced(trace(numbers, structs, outlined=False), platforms), read, ())
@@ -205,8 +205,8 @@ def _signature(
     constants = tuple(store.of_constant(value) for value in module.constants)
     variables = list(store.of_leaf)
     for each in weights:
-        of = store.of_leaf[each.integers], store.of_leaf[each.scales]
-        variables[each.integers] = store.of_numbers(*of, each.form)
+        places = tuple(store.of_leaf[at] for at in (each.integers, *each.scales))
+        variables[each.integers] = store.of_numbers(places, each.form)
     return Signature(
         key=program.key,
         input_names=tuple(entry.name for entry in program.inputs.flat),

@@ -28,9 +28,9 @@ class Variable:
     trainable: bool  # in the runtime
     parameter: bool = False  # of the model
     leaves: list[str] = field(default_factory=list)  # their paths; none for a closed-over array
-    #: The places of the integers and scales that it is computed from when an export is loaded, and
-    #: what they mean; None for one that is stored.
-    computed_from: tuple[int, int, Form] | None = None
+    #: The places of the integers, scales and zero points that it is computed from when an export is
+    #: loaded, and what they mean; None for one that is stored.
+    computed_from: tuple[tuple[int, ...], Form] | None = None
 
 
 class Store:
@@ -86,16 +86,17 @@ class Store:
         """The places of the others."""
         return [at for at, each in enumerate(self.variables) if each.computed_from is not None]
 
-    def of_numbers(self, integers: int, scales: int, form: Form) -> int:
-        """The variable of the numbers that two variables stand for."""
-        of = integers, scales, form
+    def of_numbers(self, places: tuple[int, ...], form: Form) -> int:
+        """The variable of the numbers that others, first the integers, stand for."""
+        of = places, form
         for place, variable in enumerate(self.variables):
             if variable.computed_from == of:
                 return place
-        held, by = (self.variables[place] for place in of[:2])
+        arrays = [self.variables[place] for place in places]
+        held = arrays[0]
 
         def read() -> np.ndarray:
-            return np.asarray(dequantized(np.asarray(held.value), np.asarray(by.value), form))
+            return np.asarray(dequantized(*(np.asarray(x.value) for x in arrays), form=form))
 
         name = f"{held.name.removesuffix('.integers')}.numbers"
         name = legal_names([*(each.name for each in self.variables), name])[-1]

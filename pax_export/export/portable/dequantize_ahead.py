@@ -19,20 +19,27 @@ from pax_export._quantized import Form, plain_dot
 from pax_export._types import Equation
 from pax_export.export.portable.program import evaluated
 
-#: What operations of quantized weights compute with the numbers of a weight.
-_WITH_NUMBERS: Mapping[str, Callable[..., Any]] = {
-    "dequantize": lambda weight, **form: weight,
-    "quantized_dot": lambda x, weight, *, contracted, **form: plain_dot(x, weight, contracted),
-    "quantized_rows": lambda index, weight, **form: weight[index],
+#: What operations of quantized weights compute with the numbers of a weight, which is the last
+#: operand: its integers are at this place, and after them scales and zero points.
+_WITH_NUMBERS: Mapping[str, tuple[int, Callable[..., Any]]] = {
+    "dequantize": (0, lambda weight, **form: weight),
+    "quantized_dot": (1, lambda x, weight, contracted, **form: plain_dot(x, weight, contracted)),
+    "quantized_rows": (1, lambda index, weight, **form: weight[index]),
 }
 _Places = Sequence[int | None]
 
 
 class StoredIntegers(NamedTuple):
-    """A quantized weight among the operands of a program: the places of its two arrays."""
+    """A quantized weight among the operands of a program: the places of its arrays.
+
+    Attributes:
+        integers: the place of the integers.
+        scales: the place of the scales, and after it that of zero points where there are any.
+        form: what they mean.
+    """
 
     integers: int
-    scales: int
+    scales: tuple[int, ...]
     form: Form
 
 
@@ -71,15 +78,16 @@ class _Readers:
     """What reads each operand, also in loops, branches and calls."""
 
     def __init__(self, places: Collection[int]):
-        self._read: dict[int, set[tuple[int | None, Form]]] = {}
+        self._read: dict[int, set[tuple[tuple[int | None, ...], Form]]] = {}
         self._multiplied: set[int] = set()
         self._otherwise: set[int | None] = set()
 
     def weights(self) -> Iterator[StoredIntegers]:
         for place in sorted(self._multiplied - self._otherwise):
             ((scales, form), *others) = self._read[place]
-            if scales is not None and not others:
-                yield StoredIntegers(place, scales, form)
+            known = tuple(each for each in scales if each is not None)
+            if len(known) == len(scales) and not others:
+                yield StoredIntegers(place, known, form)
 
     def visit(self, program: Any, operands: _Places) -> None:
         jaxpr = program.jaxpr
@@ -87,11 +95,12 @@ class _Readers:
         for equation in jaxpr.eqns:
             given = [None if is_literal(atom) else known.get(atom) for atom in equation.invars]
             if equation.primitive.name in _WITH_NUMBERS:
-                *first, integers, scales = given
-                self._otherwise.update(first)
+                at, _ = _WITH_NUMBERS[equation.primitive.name]
+                self._otherwise.update(given[:at])
+                integers, *scales = given[at:]
                 if integers is not None:
-                    form = {name: equation.params[name] for name in Form._fields}
-                    self._read.setdefault(integers, set()).add((scales, Form(**form)))
+                    form = Form(**{name: equation.params[name] for name in Form._fields})
+                    self._read.setdefault(integers, set()).add((tuple(scales), form))
                     if equation.primitive.name != "quantized_rows":
                         self._multiplied.add(integers)
                 continue
@@ -139,9 +148,9 @@ class _Replaced:
         return evaluated(program, operands, self._operate)
 
     def _operate(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
-        rule = _WITH_NUMBERS.get(equation.primitive.name)
-        if rule is not None and isinstance(operands[-2], _Numbers):
-            return [rule(*operands[:-2], operands[-2].array, **equation.params)]
+        at, rule = _WITH_NUMBERS.get(equation.primitive.name, (0, None))
+        if rule is not None and isinstance(operands[at], _Numbers):
+            return [rule(*operands[:at], operands[at].array, **equation.params)]
         if not any(isinstance(each, _Numbers) for each in operands):
             return bound(equation, operands)
         made = run_inside(equation, operands, self.run)

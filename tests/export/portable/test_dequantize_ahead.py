@@ -17,9 +17,9 @@ from tests.closeness import assert_close
 X = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
 
 
-def weights(*shape, bits=4, dtype=jnp.float32):
+def weights(*shape, dtype=jnp.float32, **scheme):
     array = jax.random.normal(jax.random.key(len(shape)), shape, dtype)
-    return pax.quantize(({"w": array}, lambda params, x: x), bits=bits)[0][0]["w"]
+    return pax.quantize(({"w": array}, lambda params, x: x), **(scheme or {"bits": 4}))[0][0]["w"]
 
 
 def scanned(w, x):
@@ -68,19 +68,19 @@ def traced(function, w):
     return program(*leaves, X), leaves
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("scheme", [{"bits": 8}, {"bits": 4}, {"bits": 4, "scheme": "asymmetric"}])
 @pytest.mark.parametrize("function", [scanned, in_a_loop, called, tied])
-def test_integers_are_numbers(function, bits):
-    w = weights(64, 64, bits=bits)
+def test_integers_are_numbers(function, scheme):
+    w = weights(64, 64, **scheme)
     if function is tied:
-        w = pax.quantize(pax.Embed(64, 64), bits=bits)[0].weight
+        w = pax.quantize(pax.Embed(64, 64), **scheme)[0].weight
     if function is scanned:
-        w = jax.tree.map(lambda each: jnp.stack([each, -each, each]), w)
+        w = jax.tree.map(lambda each: jnp.stack([each, each // 2, each]), w)
     program, leaves = traced(function, w)
-    new, (found,) = dequantized_ahead(program, {0, 1})
-    assert found == (0, 1, w.form)
+    new, (found,) = dequantized_ahead(program, set(range(len(leaves))))
+    assert found == (0, tuple(range(1, len(leaves))), w.form)
     assert not jaxpr_primitives(new) & {"dequantize", "quantized_dot", "quantized_rows"}
-    (got,) = jaxpr_as_fun(new)(w.dequantized(), leaves[1], X)
+    (got,) = jaxpr_as_fun(new)(w.dequantized(), *leaves[1:], X)
     assert_close(got, function(w, X), rtol=1e-5, atol=1e-5)
     if function is called:
         calls = [each for each in new.jaxpr.eqns if each.primitive.name in ("jit", "pjit")]
