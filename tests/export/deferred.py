@@ -71,10 +71,10 @@ def test_a_variable_that_is_not_the_one_on_disk(folder, monkeypatch):
 
     write = saved_model.write
 
-    def wrong(directory, store, signatures):
+    def wrong(directory, store, *others):
         correct = store.variables[0].value
         store.variables[0].value = np.zeros_like(correct)
-        write(directory, store, signatures)
+        write(directory, store, *others)
         store.variables[0].value = correct
 
     monkeypatch.setattr(saved_model, "write", wrong)

@@ -86,8 +86,8 @@ def test_each_signature_is_called_at_least_once(tmp_path, no_time, monkeypatch):
     assert "the gradients of b" in report.left_out
     write = saved_model.write
 
-    def damaged(directory, store, signatures):
-        write(directory, store, (signatures[0], signatures[0]))
+    def damaged(directory, store, signatures, initializer):
+        write(directory, store, (signatures[0], signatures[0]), initializer)
 
     monkeypatch.setattr(saved_model, "write", damaged)
     with pytest.raises((ValidationError, KeyError)):

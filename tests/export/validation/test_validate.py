@@ -111,11 +111,11 @@ def damage(monkeypatch):
     """Lets the writer store other weights than the model has."""
     write = saved_model.write
 
-    def damaged(directory, store, signatures):
+    def damaged(directory, store, *others):
         kept = {variable.name: variable.value for variable in store.variables}
         for variable in store.variables:
             variable.value = variable.value + 0.01
-        write(directory, store, signatures)
+        write(directory, store, *others)
         for variable in store.variables:
             variable.value = kept[variable.name]
 

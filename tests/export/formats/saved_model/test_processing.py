@@ -220,9 +220,9 @@ def test_a_wrong_model_behind_a_preprocessor_is_found_out(tmp_path, monkeypatch)
 
     write = saved_model.write
 
-    def damaged(directory, store, signatures):
+    def damaged(directory, store, *others):
         store.variables[0].value = store.variables[0].value + 1
-        write(directory, store, signatures)
+        write(directory, store, *others)
         store.variables[0].value = store.variables[0].value - 1
 
     monkeypatch.setattr(saved_model, "write", damaged)
