@@ -269,6 +269,11 @@ def _find_places(
         yield piece.name, piece, None
 
 
+def _describe_bits(leaf: Any) -> str:
+    form = leaf.form if isinstance(leaf, QuantizedArray) else None
+    return str(leaf.dtype) if form is None else f"{form.bits} bits, {form.scheme}"
+
+
 def _make_tensor(name: str, parts: list[_Part], where: str) -> WrittenTensor:
     parts = sorted(parts, key=lambda each: (each[0].part or (0, 0))[0])
     shapes = [leaf.shape if layer is None else leaf.shape[1:] for _, leaf, layer, _ in parts]
@@ -281,7 +286,7 @@ def _make_tensor(name: str, parts: list[_Part], where: str) -> WrittenTensor:
         raise InvalidArgumentError(
             "The parts of one tensor must have the same number of bits.",
             where=f"{where}: {name} of the file",
-            got=", ".join(repr(leaf) for _, leaf, *_ in parts)[:300],
+            got=", ".join(_describe_bits(leaf) for _, leaf, *_ in parts),
             write="pax.quantize(lm), or at= with all of them",
         )
     form = forms.pop()

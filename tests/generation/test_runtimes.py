@@ -396,7 +396,7 @@ def test_integers_that_llama_cpp_has_not_are_named_before_any_work(tmp_path):
     assert "blk.0.ffn_down.weight" in text and "rows of 40" in text and "at=..." in text
     gpt2 = net("gpt2", tmp_path / "gpt2", **WIDE_GPT2)
     text = refused(pax.quantize(gpt2.at("layers.attention.query"), bits=4)[0])
-    assert "blk.0.attn_qkv.weight" in text and "same bits" in text
+    assert "blk.0.attn_qkv.weight" in text and "got: 4 bits, symmetric, float32" in text
     trained, _ = pax.quantize(lm, bits=4, train=True)
     adapted = pax.adapters.add(lm, pax.Linear, rank=2)
     for lm, name in ((trained, "lm.embed.weight"), (adapted, "lora")):
