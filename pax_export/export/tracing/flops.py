@@ -23,13 +23,14 @@ _FREE = frozenset(
     "stop_gradient split bitcast_convert_type optimization_barrier random_wrap random_unwrap "
     "random_seed random_fold_in rng_bit_generator random_split unstack threefry2x32 "
     "sharding_constraint reshard name pvary axis_index create_token real imag conj empty "
-    "dim_as_value symbolic_zeros platform_index iota_2x32_shape lu_pivots_to_permutation".split()
+    "dim_as_value symbolic_zeros platform_index iota_2x32_shape lu_pivots_to_permutation stack "
+    "stage tie mesh_cast layout_constraint reduced_vary_cast".split()
 )
 _ONE = frozenset(
     "add sub mul div rem max min neg abs sign floor ceil round and or xor not eq ne lt le gt ge "
     "select_n clamp convert_element_type is_finite add_any square shift_left "
     "shift_right_logical shift_right_arithmetic nextafter population_count clz complex "
-    "reduce_precision mulhi".split()
+    "reduce_precision mulhi lt_to le_to eq_to".split()
 )
 _TRANSCENDENTAL = frozenset(
     "exp exp2 expm1 log log1p tanh logistic sin cos tan asin acos atan atan2 sinh cosh asinh acosh "
@@ -45,7 +46,7 @@ _ARG_STEP = 9
 _BESIDE = {"erf": 62, "erfc": 62, "logistic": 3}
 _CUMULATIVE = frozenset("cumsum cumprod cummax cummin".split())
 _SCATTERS = frozenset(
-    "scatter_add scatter_mul scatter_min scatter_max scatter-add scatter_sub".split()
+    f"scatter{mark}{how}" for how in "add sub mul min max".split() for mark in "-_"
 )
 
 

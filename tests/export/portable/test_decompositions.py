@@ -16,6 +16,7 @@ import pax_export as pax
 from pax_export import _quantized
 from pax_export._jaxpr import inner_programs, jaxpr_primitives
 from pax_export.export.portable import decompose, not_decomposed, operation_names
+from pax_export.export.portable.decompositions import DECOMPOSITIONS
 from pax_export.export.portable.decompositions.eigenvalues import eigh
 from pax_export.export.portable.decompositions.windows import select_and_scatter_add
 from pax_export.export.portable.flatten import flattened
@@ -439,7 +440,15 @@ def test_lookups(kind, mode):
     check("gather", lambda x, at: LOOKUPS[kind](x, at, mode), jnp.asarray(NUMBERS), at)
 
 
-HOW = ("set", "add", "subtract", "multiply", "max", "min")
+#: The primitives that jax has made of each, now or in the past.
+SCATTERS = {
+    "set": ("scatter",),
+    "add": ("scatter-add", "scatter_add"),
+    "subtract": ("scatter-sub", "scatter_sub"),
+    "multiply": ("scatter-mul", "scatter_mul"),
+    "max": ("scatter-max", "scatter_max"),
+    "min": ("scatter-min", "scatter_min"),
+}
 PLACES = {
     "rows": lambda x, at: x.at[at[0]],
     "in the middle": lambda x, at: x.at[:, at[0]],
@@ -451,7 +460,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.uint32, np.bool_])
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", SCATTERS)
 def test_updates(how, dtype):
     if dtype != np.bool_ or how in ("set", "max", "min"):  # jax adds no truth values
         for kind in PLACES:
@@ -470,7 +479,8 @@ def check_update(how, kind, dtype):
         return [getattr(PLACES[kind](x, at), how)(new, mode=mode) for mode in MODES[:2]]
 
     names = jaxpr_primitives(jax.make_jaxpr(update)(old, at, new))
-    (name,) = (each for each in names if each.startswith("scatter"))
+    (name,) = names.intersection(SCATTERS[how])
+    assert DECOMPOSITIONS.keys() >= {*SCATTERS[how]}
     check(name, update, old, at, new)
 
 
@@ -554,6 +564,36 @@ def test_choices_of_several():
     which = jnp.asarray(WHOLE % 5 - 1)
     (expected,), (found,) = both("select_n", choose, which, jnp.asarray(WHOLE), shallow=True)
     assert_close(found, expected)
+
+
+def test_comparisons_in_the_order_of_sorting():
+    x, y = PAIRS
+    order = np.unique(HOSTILE)  # NaN last, and once
+    ranks = [np.where(np.isnan(each), len(order), np.searchsorted(order, each)) for each in PAIRS]
+    for name, compare in {"lt_to": np.less, "le_to": np.less_equal, "eq_to": np.equal}.items():
+        assert_close(DECOMPOSITIONS[name](jnp.asarray(x), jnp.asarray(y)), compare(*ranks))
+
+
+UNCHANGED = (
+    "copy", "copy_p", "device_put", "layout_constraint", "mesh_cast", "name",
+    "optimization_barrier", "pvary", "reduced_vary_cast", "reshard", "sharding_constraint",
+    "stage", "stop_gradient",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_what_changes_nothing(name):
+    (found,) = DECOMPOSITIONS[name](HOSTILE)
+    assert found is HOSTILE
+
+
+def test_arrays_beside_each_other():
+    assert DECOMPOSITIONS["tie"](SMALL, HOSTILE) is HOSTILE
+    rows = [jnp.asarray(each) for each in ROWS]
+    stacked = DECOMPOSITIONS["stack"](*rows, axis=1)
+    assert_close(stacked, np.stack(ROWS, 1))
+    for found, expected in zip(DECOMPOSITIONS["unstack"](stacked, axis=1), ROWS, strict=True):
+        assert_close(found, expected)
 
 
 def test_products_of_groups():
