@@ -30,6 +30,7 @@ UNPROMISED = {
     "export/pipeline/bisect.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/portable/any_size.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/portable/on_cpus.py": {"jax.extend.core.jaxpr_as_fun"},
+    "export/tracing/traced.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/portable/rewrite.py": {"jax.extend.core.primitives"},
     "export/symbolic_numpy.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/validation/decompositions.py": {"jax.extend.core.jaxpr_as_fun"},
