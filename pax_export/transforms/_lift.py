@@ -227,7 +227,7 @@ def _write_back(final: PyTree, places: Iterator[int | None], originals: list[Any
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class _Slot:
+class _TakenOut:
     """Placeholder for what was taken out of a tree."""
 
 
@@ -237,7 +237,7 @@ def take_out(tree: PyTree, is_taken: Callable[[Any], bool]) -> tuple[Any, tuple[
     taken = tuple([x for x in items if is_taken(x)])
     if not taken:
         return tree, taken
-    return treedef.unflatten([_Slot() if is_taken(x) else x for x in items]), taken
+    return treedef.unflatten([_TakenOut() if is_taken(x) else x for x in items]), taken
 
 
 def put_back(tree: PyTree, taken: Iterable[Any]) -> Any:
@@ -245,7 +245,7 @@ def put_back(tree: PyTree, taken: Iterable[Any]) -> Any:
     left = iter(taken)
 
     def is_slot(value: object) -> bool:
-        return type(value) is _Slot
+        return type(value) is _TakenOut
 
     return tree_map(lambda x: next(left) if is_slot(x) else x, tree, is_leaf=is_slot)
 

@@ -45,7 +45,6 @@ LiteRT | lgamma | subnormal | lgamma(1e-39) = inf, in jax 89.8
 LiteRT | log | above 2.41e+38 | log(2.96e+38) = inf, in jax 88.6
 LiteRT | log1p | above 2.41e+38 | log1p(2.96e+38) = inf, in jax 88.6
 LiteRT | logistic | beyond ±4.29e+26 | logistic(-1.13e+33) = nan, in jax 0
-LiteRT | round | at -0 | round(-0) = 0, in jax -0
 LiteRT | rsqrt | above 8.51e+37 | rsqrt(1.7e+38) = 1.15e-19, in jax 7.67e-20
 LiteRT | rsqrt | subnormal | rsqrt(1e-39) = nan, in jax inf
 LiteRT | rsqrt | at -0 | rsqrt(-0) = inf, in jax -inf

@@ -16,11 +16,12 @@ import numpy as np
 from jax import lax
 
 from pax_export._jaxpr import inner_programs
+from pax_export._types import Array
 
 _PREFIX = "pax_export."
 
 
-def clip(x: Any, *, low: float | None = None, high: float | None = None) -> Any:
+def clip(x: Array, *, low: float | None = None, high: float | None = None) -> Any:
     if low is not None:
         x = lax.max(x, jnp.asarray(low, x.dtype))
     if high is not None:
@@ -28,35 +29,35 @@ def clip(x: Any, *, low: float | None = None, high: float | None = None) -> Any:
     return x
 
 
-def silu(x: Any) -> Any:
+def silu(x: Array) -> Any:
     return x * lax.logistic(x)
 
 
-def hard_sigmoid(x: Any) -> Any:
+def hard_sigmoid(x: Array) -> Any:
     return jax.nn.relu6(x + 3.0) / 6.0
 
 
-def hard_swish(x: Any) -> Any:
+def hard_swish(x: Array) -> Any:
     return x * hard_sigmoid(x)
 
 
-def gelu(x: Any, *, approximate: bool) -> Any:
+def gelu(x: Array, *, approximate: bool) -> Any:
     return jax.nn.gelu(x, approximate=approximate)
 
 
-def softmax(x: Any, *, axis: int) -> Any:
+def softmax(x: Array, *, axis: int) -> Any:
     return jax.nn.softmax(x, axis)
 
 
-def log_softmax(x: Any, *, axis: int) -> Any:
+def log_softmax(x: Array, *, axis: int) -> Any:
     return jax.nn.log_softmax(x, axis)
 
 
-def mean(x: Any, *, axes: tuple[int, ...], keepdims: bool) -> Any:
+def mean(x: Array, *, axes: tuple[int, ...], keepdims: bool) -> Any:
     return x.mean(axes, keepdims=keepdims)
 
 
-def layer_norm(x: Any, *vectors: Any, epsilon: float, scaled: bool, shifted: bool) -> Any:
+def layer_norm(x: Array, *vectors: Array, epsilon: float, scaled: bool, shifted: bool) -> Any:
     """Over the last axis; `vectors` are the scale and the shift, those that there are."""
     apart = x - x.mean(-1, keepdims=True)
     variance = (apart * apart).mean(-1, keepdims=True)
@@ -66,14 +67,14 @@ def layer_norm(x: Any, *vectors: Any, epsilon: float, scaled: bool, shifted: boo
     return made + vectors[-1] if shifted else made
 
 
-def lstm(x: Any, w: Any, r: Any, b: Any, h: Any, c: Any, *, reverse: bool) -> Any:
+def lstm(x: Array, w: Array, r: Array, b: Array, h: Array, c: Any, *, reverse: bool) -> Any:
     """All outputs, the last one and the last cell; gates in the order input, output, forget, cell.
 
     `x` is ``[time, batch, features]``, `w` ``[1, 4 * size, features]``, `r` the same of the state,
     and `b` ``[1, 8 * size]``, with a bias for each of the two.
     """
 
-    def step(state: Any, row: Any) -> Any:
+    def step(state: Any, row: Array) -> Any:
         h, c = state
         i, o, f, g = jnp.split(row + h @ r[0].T, 4, axis=-1)
         c = lax.logistic(f) * c + lax.logistic(i) * jnp.tanh(g)
@@ -84,11 +85,11 @@ def lstm(x: Any, w: Any, r: Any, b: Any, h: Any, c: Any, *, reverse: bool) -> An
     return outputs, h, c
 
 
-def gru(x: Any, w: Any, r: Any, b: Any, h: Any, *, reverse: bool, reset_after: bool) -> Any:
+def gru(x: Array, w: Array, r: Array, b: Any, h: Array, *, reverse: bool, reset_after: bool) -> Any:
     """All outputs and the last one; gates in the order update, reset, new."""
     size, shift = h.shape[-1], b[0, -h.shape[-1] :]
 
-    def step(h: Any, row: Any) -> Any:
+    def step(h: Array, row: Array) -> Any:
         gates, new = jnp.split(row, [2 * size], axis=-1)
         of_gates = h @ (r[0] if reset_after else r[0, : 2 * size]).T
         if reset_after:
@@ -106,11 +107,11 @@ def gru(x: Any, w: Any, r: Any, b: Any, h: Any, *, reverse: bool, reset_after: b
     return outputs, h
 
 
-def rnn(x: Any, w: Any, r: Any, b: Any, h: Any, *, reverse: bool, activation: str) -> Any:
+def rnn(x: Array, w: Array, r: Array, b: Array, h: Array, *, reverse: bool, activation: str) -> Any:
     """All outputs and the last one."""
     function = {"tanh": jnp.tanh, "relu": lambda x: lax.max(x, jnp.zeros_like(x))}[activation]
 
-    def step(h: Any, row: Any) -> Any:
+    def step(h: Array, row: Array) -> Any:
         h = function(row + h @ r[0].T)
         return h, h
 
@@ -118,13 +119,13 @@ def rnn(x: Any, w: Any, r: Any, b: Any, h: Any, *, reverse: bool, activation: st
     return outputs, h
 
 
-def _rows(x: Any, w: Any, b: Any) -> Any:
+def _rows(x: Array, w: Array, b: Array) -> Any:
     """What the gates of all steps take from the input."""
     one, other = jnp.split(b[0], 2)
     return x @ w[0].T + (one + other)
 
 
-def dft(x: Any) -> Any:
+def dft(x: Array) -> Any:
     """The discrete Fourier transform of ``[..., length, 2]``: real and imaginary parts."""
     length, real, imag = x.shape[-2], x[..., 0], x[..., 1]
     cosine, sine = fourier_matrix(length, length, length, x.dtype)
@@ -139,17 +140,17 @@ def fourier_matrix(rows: Any, columns: Any, length: Any, dtype: Any) -> tuple[An
     return jnp.cos(angle), jnp.sin(angle)
 
 
-def take(x: Any, places: Any, *, axis: int) -> Any:
+def take(x: Array, places: Array, *, axis: int) -> Any:
     """The elements of an axis at places, all of which are within it."""
     return jnp.take(x, places, axis, mode="clip")
 
 
-def take_along(x: Any, places: Any, *, axis: int) -> Any:
+def take_along(x: Array, places: Array, *, axis: int) -> Any:
     """The same for each line along the axis, which has places of its own."""
     return jnp.take_along_axis(x, places, axis, mode="clip")
 
 
-def rank(x: Any, *, axis: int, count: Any, largest: bool) -> Any:
+def rank(x: Array, *, axis: int, count: Any, largest: bool) -> Any:
     """The places of the first numbers in order, or of the largest; equal ones in their order.
 
     NaN is larger than all others.
@@ -161,7 +162,7 @@ def rank(x: Any, *, axis: int, count: Any, largest: bool) -> Any:
     return lax.slice_in_dim(places, 0, count, axis=axis).astype(np.int32)
 
 
-def put(x: Any, places: Any, rows: Any, *inside: Any, how: str) -> Any:
+def put(x: Any, places: Array, rows: Array, *inside: Array, how: str) -> Any:
     """The rows of `x` with others set, added, multiplied or compared at their places.
 
     `how` is set, add, mul, max or min; rows that are not `inside` are left out.

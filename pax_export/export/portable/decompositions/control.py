@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from pax_export._jaxpr import bound, branch_for_cpu, interpret
+from pax_export._types import Array
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.kept import call
 
@@ -30,23 +31,23 @@ def custom_linear_solve(
     *"reduced_vary_cast sharding_constraint reshard mesh_cast layout_constraint".split(),
     any_dtype=True,
 )
-def unchanged(*operands: Any, **_: object) -> Sequence[Any]:
+def unchanged(*operands: Array, **_: object) -> Sequence[Any]:
     """What says something of an array, and changes nothing in it."""
     return operands
 
 
 @decomposes("tie", any_dtype=True)
-def tie(_: Any, y: Any) -> Any:
+def tie(_: Array, y: Array) -> Any:
     return y
 
 
 @decomposes("stack", any_dtype=True)
-def stack(*operands: Any, axis: int = 0) -> Any:
+def stack(*operands: Array, axis: int = 0) -> Any:
     return lax.concatenate([lax.expand_dims(each, (axis,)) for each in operands], axis)
 
 
 @decomposes("unstack", any_dtype=True)
-def unstack(x: Any, *, axis: int = 0, **_: object) -> list[Any]:
+def unstack(x: Array, *, axis: int = 0, **_: object) -> list[Any]:
     return [call("take", x, np.int32(place), axis=axis) for place in range(x.shape[axis])]
 
 
@@ -56,7 +57,7 @@ def is_choice(equation: Any) -> bool:
 
 
 @decomposes("select_n", any_dtype=True)
-def select_n(which: Any, *cases: Any) -> Any:
+def select_n(which: Array, *cases: Array) -> Any:
     """By truth values; a number beyond the last case is that of the last."""
     chosen = cases[0]
     for number, case in enumerate(cases[1:], 1):

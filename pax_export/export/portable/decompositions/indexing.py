@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pax_export._types import Array
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.program import is_static
@@ -23,8 +24,8 @@ _MOST = 2**31 - 1
 
 @decomposes("gather", any_dtype=True)
 def gather(
-    x: Any,
-    indices: Any,
+    x: Array,
+    indices: Array,
     *,
     dimension_numbers: Any,
     slice_sizes: Sequence[Any],
@@ -73,7 +74,7 @@ def gather(
     return _filled(found, starts, numbers.offset_dims, mode, fill_value)
 
 
-def _filled(found: Any, starts: _Starts, offsets: Sequence[int], mode: Any, value: Any) -> Any:
+def _filled(found: Array, starts: _Starts, offsets: Sequence[int], mode: Any, value: Any) -> Any:
     """With a number where a window would have reached beyond the array."""
     if "FILL" not in str(mode).upper() or not starts.components:
         return found
@@ -91,9 +92,9 @@ def _filled(found: Any, starts: _Starts, offsets: Sequence[int], mode: Any, valu
 def _scatter(how: str, *names: str) -> None:
     @decomposes(*names, any_dtype=True)
     def scatter(
-        x: Any,
-        indices: Any,
-        updates: Any,
+        x: Array,
+        indices: Array,
+        updates: Array,
         *,
         dimension_numbers: Any,
         mode: Any,
@@ -112,7 +113,7 @@ for _how in ("add", "sub", "mul", "max", "min"):
     _scatter(_how, f"scatter-{_how}", f"scatter_{_how}")
 
 
-def scattered(how: str, x: Any, indices: Any, updates: Any, numbers: Any, mode: Any) -> Any:
+def scattered(how: str, x: Array, indices: Array, updates: Array, numbers: Any, mode: Any) -> Any:
     """The array with updates set, or added, multiplied or compared with what is there."""
     if x.dtype == np.bool_ and how != "set":
         wide = (each.astype(np.int32) for each in (x, updates))
@@ -160,13 +161,13 @@ def scattered(how: str, x: Any, indices: Any, updates: Any, numbers: Any, mode: 
     return lax.transpose(found.reshape(turned.shape), [int(axis) for axis in np.argsort(order)])
 
 
-def ordered(x: Any) -> Any:
+def ordered(x: Array) -> Any:
     """Whole numbers without a sign as those with one that are in the same order."""
     first = jnp.array(1 << (8 * x.dtype.itemsize - 1), x.dtype)
     return lax.bitcast_convert_type(x ^ first, f"int{8 * x.dtype.itemsize}")
 
 
-def _unordered(x: Any) -> Any:
+def _unordered(x: Array) -> Any:
     return lax.bitcast_convert_type(x ^ jnp.iinfo(x.dtype).min, f"u{x.dtype.name}")
 
 
@@ -180,7 +181,7 @@ class _Starts:
     """
 
     def __init__(
-        self, shape: Sequence[Any], indices: Any, axes: Sequence[int], widths: dict[int, Any]
+        self, shape: Sequence[Any], indices: Array, axes: Sequence[int], widths: dict[int, Any]
     ):
         self.shape = indices.shape[:-1]  # jax keeps the components in the last axis
         self.components = tuple(axes)

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from pax_export._types import Array
 from pax_export.export.portable.decompositions.indexing import ordered
 from pax_export.export.portable.decompositions.registry import decomposes
 from pax_export.export.portable.kept import call
 
 
-def _ranked(x: Any, axis: int, count: Any, largest: bool) -> Any:
+def _ranked(x: Array, axis: int, count: Any, largest: bool) -> Any:
     if x.dtype == np.bool_:
         x = x.astype(np.int32)
     elif x.dtype in (np.uint32, np.uint64):
@@ -20,7 +21,7 @@ def _ranked(x: Any, axis: int, count: Any, largest: bool) -> Any:
 
 
 @decomposes("sort")
-def sort(*operands: Any, dimension: int, num_keys: int, **_: object) -> list[Any]:
+def sort(*operands: Array, dimension: int, num_keys: int, **_: object) -> list[Any]:
     """By the last key first: equal ones stay in their order."""
     order = None
     for key in reversed(operands[:num_keys]):
@@ -34,7 +35,9 @@ def sort(*operands: Any, dimension: int, num_keys: int, **_: object) -> list[Any
 
 
 @decomposes("top_k")
-def top_k(x: Any, *, k: Any, axis: int = -1, largest: bool = True, **_: object) -> tuple[Any, Any]:
+def top_k(
+    x: Array, *, k: Any, axis: int = -1, largest: bool = True, **_: object
+) -> tuple[Any, Any]:
     axis %= x.ndim
     places = _ranked(x, axis, k, largest)
     return call("take_along", x, places, axis=axis), places
@@ -42,7 +45,7 @@ def top_k(x: Any, *, k: Any, axis: int = -1, largest: bool = True, **_: object) 
 
 @decomposes("approx_top_k")
 def approx_top_k(
-    x: Any, *, k: Any, reduction_dimension: int, is_max_k: bool, **_: object
+    x: Array, *, k: Any, reduction_dimension: int, is_max_k: bool, **_: object
 ) -> tuple[Any, Any]:
     """What jax gives on CPUs: the best of all, in order."""
     return top_k(x, k=k, axis=reduction_dimension, largest=is_max_k)

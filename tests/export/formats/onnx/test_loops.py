@@ -12,6 +12,7 @@ from jax import lax
 from pax_export._optional import is_installed
 from pax_export.export import load, spec, to_onnx
 from pax_export.export.formats.onnx.graph import all_nodes, bodies, read_in
+from tests.closeness import assert_close
 
 
 def _sum(x):
@@ -79,7 +80,7 @@ def test_each_body_has_its_form(tmp_path, function, form):
     for rows in (1, 4):
         x = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
         for found, wanted in zip(jax.tree.leaves(loaded(x)), jax.tree.leaves(function(x))):
-            np.testing.assert_allclose(found, wanted, 1e-5, 1e-6)
+            assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("by", [0, 1, 7, 8, 23, 31])
