@@ -71,7 +71,7 @@ class FormatProgram:
                 operations of decompositions too.  An operation that has no decomposition stays.
         """
         leaves = [Weight(*each) for each in self.weights.items()]
-        made = decompose(self.jaxpr, has)
+        made = decompose(self.jaxpr, has, normal_forms=False)
         return _flat_program(self.key, made, leaves, {}, self.inputs, self.outputs)
 
     def unsupported(self, equation: Equation, reason: str = "") -> UnsupportedOperationError:

@@ -22,7 +22,7 @@ Has = Callable[[Any], bool]
 _DEEPEST = 3
 
 
-def decompose(program: Any, has: Has) -> Any:
+def decompose(program: Any, has: Has, *, normal_forms: bool = True) -> Any:
     """Returns a program in which a target has every primitive that can be decomposed.
 
     An operation that is replaced becomes a call of its decomposition, in the same place
@@ -32,8 +32,10 @@ def decompose(program: Any, has: Has) -> Any:
         program: a traced program, as `jax.make_jaxpr` gives it.
         has: whether the target has the operation of an equation; asked for those of the
             decompositions too.
+        normal_forms: whether the target has all of `kept.NORMAL_FORMS`; otherwise what is
+            decomposed into one that it lacks stays as it is.
     """
-    return rewritten(program, _Pass(has).replace)
+    return rewritten(program, _Pass(has, normal_forms).replace)
 
 
 def not_decomposed(equation: Any) -> str:
@@ -69,8 +71,8 @@ def _is_number(size: Any) -> bool:
 
 
 class _Pass:
-    def __init__(self, has: Has):
-        self._has = has
+    def __init__(self, has: Has, normal_forms: bool):
+        self._has, self._has_normal_forms = has, normal_forms
         self._inside: list[str] = []  # what is being decomposed
 
     def replace(self, equation: Any) -> Any:
@@ -80,7 +82,9 @@ class _Pass:
         """
         name = equation.primitive.name
         if name == "composite" and kept.name_of(equation.params) in kept.NORMAL_FORMS:
-            return equation
+            if self._has_normal_forms or self._has(equation):
+                return equation
+            raise NotDecomposedError("into an operation that the target lacks")
         if not _is_known(equation) or self._has(equation):
             return None
         if self._inside.count(name) == _DEEPEST:

@@ -81,5 +81,5 @@ def test_an_export_is_compared_with_its_model(outputs, tmp_path):
 
 
 def test_another_choice(tmp_path):
-    with pytest.raises(errors.InvalidArgumentError, match="outputs has a value"):
+    with pytest.raises(errors.InvalidArgumentError, match="outputs has an unknown value"):
         to_onnx(HALF, tmp_path / "net.onnx", BATCH, outputs="half")
