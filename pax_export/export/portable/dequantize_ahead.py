@@ -90,7 +90,7 @@ class _Readers:
                 yield StoredIntegers(place, known, form)
 
     def visit(self, program: Any, operands: _Places) -> None:
-        jaxpr = program.jaxpr
+        jaxpr = getattr(program, "jaxpr", program)  # before jax 0.12 some are open
         known = dict(zip(jaxpr.invars, operands))
         for equation in jaxpr.eqns:
             given = [None if is_literal(atom) else known.get(atom) for atom in equation.invars]

@@ -140,7 +140,7 @@ def test_validation_compares_with_the_model(tmp_path, monkeypatch):
 
 def test_refusals(tmp_path):
     model = (affine_params(), affine)
-    with pytest.raises(errors.InvalidArgumentError, match="quantize has a value"):
+    with pytest.raises(errors.InvalidArgumentError, match="quantize has an unknown value"):
         to_tflite(model, tmp_path / "m.tflite", spec("2, 3"), quantize="int4")
     with pytest.raises(errors.StateChangeError, match="steps"):
         to_tflite(Counter(), tmp_path / "m.tflite", spec("2"))
