@@ -101,10 +101,7 @@ class QuantizedArray(ArrayLike, StateModule):
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the array they stand for."""
-        sizes = list(self.integers.shape)
-        if self.form.bits == 4:
-            sizes[self.form.axis] *= 2
-        return tuple(sizes)
+        return self.form.shape(self.integers.shape)
 
     @property
     def ndim(self) -> int:

@@ -6,6 +6,7 @@ integers, high halves the others, so that neither half is shuffled before a prod
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -33,6 +34,13 @@ class Form(NamedTuple):
     axis: int
     dtype: str
     scheme: str = "symmetric"
+
+    def shape(self, integers: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the numbers, by that of the stored integers."""
+        sizes = list(integers)
+        if self.bits == 4:
+            sizes[self.axis] *= 2
+        return tuple(sizes)
 
 
 def packed(integers: object, axis: int) -> Any:

@@ -165,7 +165,4 @@ class _Replaced:
 
 def numbers_of(integers: Any, form: Form) -> jax.ShapeDtypeStruct:
     """What stands for the numbers of integers of this shape."""
-    sizes = list(integers.shape)
-    if form.bits == 4:
-        sizes[form.axis] *= 2
-    return jax.ShapeDtypeStruct(tuple(sizes), np.dtype(form.dtype))
+    return jax.ShapeDtypeStruct(form.shape(integers.shape), np.dtype(form.dtype))

@@ -110,9 +110,7 @@ class StoredNumbers:
 
     @property
     def _whole_shape(self) -> tuple[int, ...]:
-        sizes = list(self.integers_of_leaf.shape)
-        sizes[self.form.axis] *= 2 if self.form.bits == 4 else 1
-        return tuple(sizes)
+        return self.form.shape(self.integers_of_leaf.shape)
 
     @property
     def places(self) -> np.ndarray:
@@ -130,10 +128,9 @@ def numbers(
     integers: Tensor, scales: Tensor, zeros: Tensor | None = None, *, form: Form
 ) -> list[Tensor]:
     """The constant that integers, scales and zero points stand for."""
-    sizes = list(integers.shape)
-    sizes[form.axis] *= 2 if form.bits == 4 else 1
-    value = StoredNumbers(form, integers, scales, tuple(sizes), zeros_of_leaf=zeros)
-    made = Tensor(sizes, np.float32, None, value)
+    shape = form.shape(integers.shape)
+    value = StoredNumbers(form, integers, scales, shape, zeros_of_leaf=zeros)
+    made = Tensor(shape, np.float32, None, value)
     made.twin, made.sources = value, integers.sources | scales.sources
     made.name = value.leaf.removesuffix(".integers")
     return [made]
