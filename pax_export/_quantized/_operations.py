@@ -127,7 +127,8 @@ batching.primitive_batchers[_rows] = _batched(_rows, few_rows, True)
 
 #: The largest number of rows of an integer matrix multiplied at a time.
 _LARGEST, _SMALLEST = 512, 192
-#: For so many inputs at most, this number of outputs of 4 bits is multiplied at a time.
+#: The largest number of rows of inputs for which 4-bit outputs are computed in blocks, and the
+#: size of a block.
 _FEW, _SHORT = 4, 64
 
 

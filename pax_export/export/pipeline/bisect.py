@@ -89,7 +89,7 @@ def bisect(
 def _difference_after(
     search: _BisectSearch, format: Format, model: Exportable, test: Tester, last: int
 ) -> str | None:
-    """The difference of the part up to a step: empty if there is none, None if unknown."""
+    """The difference after a step: empty if the part is right, None if it cannot be exported."""
     try:
         with scratch_place(format) as place:
             test(model, search.part(last), place)

@@ -17,7 +17,7 @@ from pax_export.export.validation.validate import Case
 _CALLS = 3
 #: The number of calls of which the fastest is timed.
 _TIMED = 3
-#: Other inputs may lose so many times what those of the report did.
+#: The factor by which a loss on other inputs may exceed that of the report.
 _SLACK = 4.0
 
 

@@ -144,7 +144,7 @@ class PickleMachine:
         stack = self._stack
         if count is None:
             at = len(stack) - 1
-            while stack[at] is not _MARK:  # an IndexError where there is none
+            while stack[at] is not _MARK:  # IndexError if the stack is empty
                 at -= 1
                 if at < 0:
                     raise ValueError("a pickle without a mark")

@@ -232,7 +232,7 @@ class PickledArray(Buildable):
 
 def _make_scalar(kind: object, content: object) -> Any:
     if not isinstance(kind, PickledDtype) or not isinstance(content, (bytes, bytearray)):
-        raise ValueError("a number of numpy in a pickle that is none")
+        raise ValueError("the pickle has a malformed numpy scalar")
     return np.frombuffer(content, kind.dtype, 1)[0].item()
 
 
