@@ -56,12 +56,15 @@ def dequantized_ahead(
         The program, and the weights whose integers it no longer takes: in their place it takes
         the numbers.  Tables of which only rows are read stay integers.
     """
+    variables = program.jaxpr.invars
+    if all(variables[at].aval.dtype.itemsize > 1 for at in places):
+        return program, ()  # no integers: most exports need no walk
     found = _Readers(places)
-    found.visit(program, [at if at in places else None for at in range(len(program.jaxpr.invars))])
+    found.visit(program, [at if at in places else None for at in range(len(variables))])
     weights = tuple(found.weights())
     if not weights:
         return program, ()
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in program.jaxpr.invars]
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables]
     for each in weights:
         structs[each.integers] = numbers_of(structs[each.integers], each.form)
 
