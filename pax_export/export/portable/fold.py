@@ -70,7 +70,6 @@ class _Folding:
         self._program = program
         self._known = KnownValues(program)
         self._uses = uses(program.jaxpr)
-        self._roots: dict[Any, int] = {}
         self._quantized: dict[Any, tuple[Equation, list[Any]]] = {}
         self._notes: list[str] = []
 
