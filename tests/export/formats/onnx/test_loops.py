@@ -83,7 +83,7 @@ def test_each_body_has_its_form(tmp_path, function, form):
             assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("by", [0, 1, 7, 8, 23, 31])
+@pytest.mark.parametrize("by", [0, 1, 7, 8, 23, 31, 32, 40])
 def test_uint32_is_shifted_as_it_is(tmp_path, by):
     """Its bits are those of an int32, also the first one."""
 

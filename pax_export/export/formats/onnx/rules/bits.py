@@ -62,11 +62,16 @@ def _inside(builder: GraphBuilder, amount: str, y: Value, bits: int) -> str | No
 
 
 def _known_shift(x: Value, y: Value) -> int | None:
-    """By how many bits numbers that int32 carries are shifted, where that is one known number."""
+    """By how many bits numbers that int32 carries are shifted, where that is one known number.
+
+    All bits, if there are not so many.
+    """
     if x.carrier != np.int32 or y.known is None or not y.known.size:
         return None
-    by = int(y.known.flat[0])
-    return by if 0 <= by < _bits(x.dtype) and np.all(y.known == by) else None
+    by, bits = int(y.known.flat[0]), _bits(x.dtype)
+    if np.any(y.known != by):
+        return None
+    return by if 0 <= by < bits else bits
 
 
 def _power(exponent: int) -> np.ndarray:
@@ -98,9 +103,8 @@ def _shift(direction: str) -> Callable:
             if direction == "LEFT":
                 made = builder("Mul", name, _power(by))
             else:
-                made = builder(
-                    "BitwiseAnd", _right(builder, name, by), np.int32(_power(bits - by) - 1)
-                )
+                moved = name if by == bits else _right(builder, name, by)
+                made = builder("BitwiseAnd", moved, np.int32(_power(bits - by) - 1))
             return builder.fit(made, result.dtype)
         amount = count if y.carrier == np.int64 else builder.cast(count, np.int64)
         made = shifted(builder, _unsigned(builder, name, x), amount, direction)
@@ -121,12 +125,11 @@ def shift_right_arithmetic(builder: GraphBuilder, results: Results, x: Value, y:
     """What is negative is shifted as its complement, which is not; the first bit is the sign."""
     (result,) = results
     name, count = builder.spread(result.shape, x, y)
-    by = _known_shift(x, y)
+    by, bits = _known_shift(x, y), _bits(x.dtype)
     if by is not None and x.dtype.itemsize == 4:
-        return _right(builder, name, by)
+        return _right(builder, name, min(by, bits - 1))
     wide = name if x.carrier == np.int64 else builder.cast(name, np.int64)
     amount = count if y.carrier == np.int64 else builder.cast(count, np.int64)
-    bits = _bits(x.dtype)
     if str(x.dtype).startswith("uint") and bits < 32:
         top = np.array(1 << (bits - 1), np.int64)
         wide = builder("Sub", builder("BitwiseXor", wide, top), top)
