@@ -142,7 +142,8 @@ def _by_order(
     def moved(value: Value, dtype: Any) -> Value:
         first = np.array(np.iinfo(value.carrier).min, value.carrier)
         known = None if value.known is None else value.known ^ first
-        return Value(builder("BitwiseXor", value, first), np.dtype(dtype), value.shape, known)
+        name = builder("BitwiseXor", value, first) if known is None else builder.constant(known)
+        return Value(name, np.dtype(dtype), value.shape, known)
 
     given = [moved(x, _SIGNED[x.dtype]) if x.dtype in _SIGNED else x for x in operands]
     wide = [ResultStruct(x.shape, _SIGNED.get(np.dtype(x.dtype), x.dtype)) for x in results]

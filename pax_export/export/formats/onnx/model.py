@@ -212,6 +212,7 @@ class _ModelBuilder:
         nodes = with_integer_convolutions(builder, wanted)
         nodes = with_biases(onnx, nodes, builder.initializers)
         nodes = needed(nodes, wanted)
+        _turn_apart(onnx, nodes, builder.initializers)
         used = {name for node in nodes for name in read_in(node)}
         arrays = {name: each for name, each in builder.initializers.items() if name in used}
         graph = onnx.helper.make_graph(nodes, "pax_export", entries, outputs)
@@ -269,6 +270,21 @@ class _ModelBuilder:
         shape = [int(size) if is_number(size) else str(size) for size in struct.shape]
         number = self._writer.type(struct.dtype)
         return self._onnx.helper.make_tensor_value_info(name, number, shape)
+
+
+def _turn_apart(onnx: Any, nodes: Sequence[Any], initializers: Mapping[str, Any]) -> None:
+    """Transposes weights of products, which products read as they are too, by `Einsum`.
+
+    OpenVINO 2026.4 packs such a weight once for both where it is square.
+    """
+    every = list(all_nodes(nodes))
+    read = {node.input[1] for node in every if node.op_type == "MatMul"}
+    for node in every:
+        if node.op_type == "Transpose" and node.input[0] in read:
+            shape = np.shape(initializers.get(node.input[0], ()))
+            if len(shape) == 2 and shape[0] == shape[1]:
+                helper, names = onnx.helper, (node.input, node.output)
+                node.CopyFrom(helper.make_node("Einsum", *names, name=node.name, equation="ij->ji"))
 
 
 def _refuse_complex(struct: Any, where: str) -> None:

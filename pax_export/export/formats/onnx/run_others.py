@@ -75,15 +75,31 @@ def openvino(file: str, cases: Cases) -> list[Arrays]:
 
 
 def _refuse_for_openvino(graph: Any) -> None:
-    """Refuses what OpenVINO computes otherwise on CPUs: it has int32 for all integers."""
+    """Refuses what OpenVINO computes otherwise on CPUs.
+
+    It has int32 for all integers, compares these as float32, `Max` and `Min` apart, and cuts bits
+    off for bfloat16.
+    """
     read = importlib.import_module("onnx").numpy_helper.to_array
     small = [each for each in graph.initializer if each.dims in ([], [1])]
     numbers = {each.name: read(each).item() for each in small if each.data_type in _INTEGERS}
     signs = {name for name, each in numbers.items() if each == -(2**31)}
     masks = {name for name, each in numbers.items() if each >= 2**31}
+    ordered: set[str] = set()  # numbers without a sign as those with one in the same order
     for node in _nodes(graph):
-        unlike = {"BitwiseXor": signs | masks, "BitwiseAnd": masks}.get(node.op_type, set())
-        if node.op_type == "BitShift" or not unlike.isdisjoint(node.input):
+        given = set(node.input)
+        compares = not ordered.isdisjoint(given)
+        if node.op_type == "BitwiseXor" and signs & given:
+            ordered.update(() if compares else node.output)
+            compares = False
+        elif node.op_type in ("Max", "Min") and compares:
+            ordered.update(node.output)
+            compares = False
+        elif node.op_type == "Less" and node.input[1] in signs:  # below 0, which none is
+            compares = False
+        if node.op_type in ("BitwiseXor", "BitwiseAnd"):
+            compares = compares or not masks.isdisjoint(given)
+        if node.op_type == "BitShift" or compares:
             raise NotImplementedError(
                 f"the model compares, divides, converts or shifts uint32 or uint64 ({node.name}), "
                 "and OpenVINO computes these on CPUs as int32, and compares them as float32"

@@ -191,7 +191,8 @@ class _Starts:
         self._given = indices.reshape(self.shape) if len(axes) == 1 else indices
         lasts = [shape[axis] - widths.get(axis, 1) for axis in axes]
         most = _numbers(lasts).astype(indices.dtype)
-        self._clamped = jnp.minimum(jnp.maximum(self._given, 0), most)
+        low = self._given if indices.dtype.kind == "u" else jnp.maximum(self._given, 0)
+        self._clamped = jnp.minimum(low, most)
 
     @property
     def is_single(self) -> bool:

@@ -127,6 +127,37 @@ def test_openvino_is_not_asked_for_what_it_computes_otherwise(tmp_path, function
         run_others.openvino(str(tmp_path / "m.onnx"), [])
 
 
+@pytest.mark.parametrize(
+    "function, dtype",
+    [
+        (lambda x: jnp.arange(5.0)[x], "uint32"),
+        (lambda x: jnp.clip(x, 3, jnp.uint32(3 << 30)), "uint32"),
+        (lambda x: x % jnp.uint32(8), "uint32"),
+        (lambda x: (x * 1e9).astype(jnp.uint32), "float32"),
+    ],
+)
+def test_openvino_has_the_numbers_without_a_sign_that_it_can_have(tmp_path, function, dtype):
+    pytest.importorskip("openvino")
+    to_onnx(function, tmp_path / "m.onnx", spec("n", dtype))
+    x = np.array([0, 1, 2, 3.5, 2**31 - 1, 2**31, 2**32 - 1])
+    x = np.minimum(x, 5).astype(dtype) if dtype == "float32" else x.astype(dtype)
+    (found,) = run_others.openvino(str(tmp_path / "m.onnx"), [{"inputs": {"x": x}}])
+    (actual,) = found.values()
+    assert np.array_equal(actual, function(jnp.asarray(x)))
+
+
+def test_openvino_multiplies_by_a_square_weight_and_by_the_same_transposed(tmp_path):
+    """It packs one for both, if the file transposes it by `Transpose`."""
+    pytest.importorskip("openvino")
+    w = jax.random.normal(jax.random.key(0), (8, 8))
+
+    def both_ways(w, x):
+        inner = x @ w
+        return inner, jnp.tanh(inner) @ w.T
+
+    to_onnx((w, both_ways), tmp_path / "m.onnx", spec("n, 8"), runtimes=["openvino"])
+
+
 def test_openvino_draws_the_same_random_numbers(tmp_path):
     pytest.importorskip("openvino")
     drawn = lambda seed: jax.random.normal(jax.random.key(seed), (50,))  # noqa: E731

@@ -70,9 +70,11 @@ def _whole(builder: GraphBuilder, name: str, x: Value, dtype: np.dtype) -> str:
         high = float(np.nextafter(2.0**63, 0))
     top = builder("Greater", name, builder.like(high, x))
     clipped = builder("Clip", name, builder.like(low, x), builder.like(high, x))
-    if dtype == np.uint32:
-        clipped = builder.cast(clipped, np.int64)
-        clipped = builder("BitwiseAnd", clipped, np.array(0xFFFFFFFF))  # two casts would be one
+    if dtype == np.uint32:  # carried as the int32 of the same bits
+        turns = builder("Floor", builder("Mul", clipped, builder.like(2.0**-31, x)))
+        clipped = builder("Sub", clipped, builder("Mul", turns, builder.like(2.0**32, x)))
+        if x.carrier == np.float64:  # which has fractions of numbers so large
+            clipped = builder("Floor", clipped)
     whole = builder.cast(clipped, carrier(dtype))
     if int(high) == int(limits.max):
         return whole
