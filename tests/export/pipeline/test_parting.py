@@ -1,24 +1,21 @@
 """Where an export goes wrong: the error names the operation, the module, the line."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.mlir import ir
 
 import pax_export as pax
-from pax_export.core import labelled
 from pax_export.errors import ValidationError
 from pax_export.export import spec, to_onnx, to_saved_model, to_tflite
 from pax_export.export.formats.onnx.registry import RULES
+from pax_export.export.formats.tflite.builder import operators
+from pax_export.export.lowering import lower
 from pax_export.export.tracing.tape import Tape
 from tests.closeness import assert_close
-from tests.export.planted import PLANTERS, Planter, is_named
-
-WRITERS = {
-    "saved_model": (to_saved_model, "model", {"platforms": ("cpu",), "vjp_order": 0}),
-    "onnx": (to_onnx, "model.onnx", {}),
-    "tflite": (to_tflite, "model.tflite", {}),
-}
 
 
 class Net(pax.Module):
@@ -31,35 +28,56 @@ class Net(pax.Module):
         return self.second(jnp.tanh(self.first(x)) * 0.5)
 
 
-@pytest.mark.parametrize("form", WRITERS)
-def test_a_planted_fault_is_named(form, tmp_path):
-    write, name, options = WRITERS[form]
-    pytest.importorskip({"onnx": "onnxruntime"}.get(form, "tensorflow"))
-    net, path = labelled(Net()), tmp_path / name
-    planter = Planter()
-    with PLANTERS[form](planter):
-        write(net, path, spec("2, 3"), validate=False, **options)
-    fault = next(each for each in planter.found if each.kind == "constant")
+def twice_in_onnx(monkeypatch):
+    right = RULES["tanh"]
 
-    planter = Planter(fault)
-    with PLANTERS[form](planter), pytest.raises(ValidationError) as caught:
-        write(net, path, spec("2, 3"), overwrite=True, **options)
+    def wrong(builder, *rest, **more):
+        return builder("Mul", right(builder, *rest, **more), builder.literal(np.float32(2)).name)
 
-    assert is_named(caught.value.parting, planter.sources[0])
-    assert "; first at " in str(caught.value)
-    assert "; there 8 of 8 elements differ" in str(caught.value)
+    monkeypatch.setitem(RULES, "tanh", wrong)
+
+
+def twice_in_tflite(monkeypatch):
+    right = operators.tanh
+    monkeypatch.setattr(operators, "tanh", lambda x: right(x) * 2.0)
+
+
+def another_in_stablehlo(monkeypatch):
+    right = lower._write_oldest
+
+    def wrong(module, context):
+        with context:
+            text = str(module).replace("stablehlo.tanh", "stablehlo.logistic")
+            return right(ir.Module.parse(text), context)
+
+    monkeypatch.setattr(lower, "_write_oldest", wrong)
 
 
 @pytest.fixture
 def wrong_tanh(monkeypatch):
     """A rule of a converter that is wrong."""
     pytest.importorskip("onnxruntime")
-    right = RULES["tanh"]
+    twice_in_onnx(monkeypatch)
 
-    def wrong(writer, *rest, **more):
-        return writer("Mul", right(writer, *rest, **more), writer.literal(np.float32(2)).name)
 
-    monkeypatch.setitem(RULES, "tanh", wrong)
+@pytest.mark.parametrize(
+    ("write", "plant"),
+    [
+        (partial(to_saved_model, platforms=("cpu",), vjp_order=0), another_in_stablehlo),
+        (to_onnx, twice_in_onnx),
+        (to_tflite, twice_in_tflite),
+    ],
+    ids=["saved_model", "onnx", "tflite"],
+)
+def test_a_wrong_operation_is_named(write, plant, tmp_path, monkeypatch):
+    pytest.importorskip({to_onnx: "onnxruntime"}.get(write, "tensorflow"))
+    plant(monkeypatch)
+    with pytest.raises(ValidationError) as caught:
+        write(pax.Sequential(Net()), tmp_path / "model.onnx", spec("2, 3"))
+    parting = caught.value.parting
+    assert (parting.operation, parting.path, parting.kind) == ("tanh", "modules.0", "Net")
+    assert "; first at " in str(caught.value)
+    assert "; there 8 of 8 elements differ" in str(caught.value)
 
 
 def test_the_module_and_the_users_line_are_named_for_any_batch(wrong_tanh, tmp_path):
@@ -68,7 +86,7 @@ def test_the_module_and_the_users_line_are_named_for_any_batch(wrong_tanh, tmp_p
 
     parting = caught.value.parting
     assert (parting.operation, parting.path, parting.kind) == ("tanh", "modules.1", "Net")
-    assert parting.source.startswith("test_parting.py:31:")
+    assert parting.source.startswith("test_parting.py:28:")
     assert parting.apart in str(caught.value)
     assert parting.candidates == 1
     assert not (tmp_path / "model.onnx").exists()
@@ -83,16 +101,19 @@ class Scale(pax.Module):
         return jnp.tanh(self.inner(x))
 
 
-def test_of_layers_alike_the_right_one_is_named(tmp_path):
+def test_of_layers_alike_the_right_one_is_named(tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     net, path = pax.Sequential(Scale(), Scale(), Scale()), tmp_path / "model.onnx"
-    planter = Planter()
-    with PLANTERS["onnx"](planter):
-        to_onnx(net, path, spec("2, 3"), validate=False)
-    _, second, _ = (each for each in planter.found if each.kind == "constant")
+    right = RULES["dot_general"]
 
-    with PLANTERS["onnx"](Planter(second)), pytest.raises(ValidationError) as caught:
-        to_onnx(net, path, spec("2, 3"), overwrite=True)
+    def wrong(builder, results, x, y, **more):
+        made = right(builder, results, x, y, **more)
+        two = builder.literal(np.float32(2)).name
+        return builder("Mul", made, two) if y.name.startswith("modules.1") else made
+
+    monkeypatch.setitem(RULES, "dot_general", wrong)
+    with pytest.raises(ValidationError) as caught:
+        to_onnx(net, path, spec("2, 3"))
 
     assert (caught.value.parting.operation, caught.value.parting.path) == (
         "dot_general",
