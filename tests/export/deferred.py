@@ -1,11 +1,14 @@
-"""Exports of models on eight devices, and of models on disk.
+"""Exports of models on eight devices, and of models on disk, and how much memory they need.
 
 export XLA_FLAGS=--xla_force_host_platform_device_count=8
-python -m tests.export.deferred DIRECTORY
+python -m tests.export.deferred DIRECTORY MEBIBYTES
+
+Prints the tests by name, then the peaks in MiB beyond what the process held before.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -21,34 +24,31 @@ import pax_export as pax
 from pax_export.checkpoint import Checkpoints
 from pax_export.export import load, spec, to_saved_model, to_stablehlo
 from tests.closeness import assert_close
+from tests.export.measure_memory import ROWS, model
+from tests.memory import peak
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 RULES = {"*.weight": P("model", None)}
 
 
-def make_model():
+def make_net():
     pax.seed_rng_key(42)
     return pax.Sequential(pax.Linear(4, 8), jax.nn.relu, pax.Dropout(0.5), pax.Linear(8, 2))
 
 
-def on_mesh(model):
-    return pax.sharding.shard(model, pax.sharding.make_mesh(data=4, model=2), RULES)
+def on_mesh(net):
+    return pax.sharding.shard(net, pax.sharding.make_mesh(data=4, model=2), RULES)
 
 
 def expect(path):
-    assert_close(load(path)(X), make_model().eval()(X), rtol=1e-5, atol=1e-6)
+    assert_close(load(path)(X), make_net().eval()(X), rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_on_eight_devices(folder):
-    model = on_mesh(make_model())
+    net = on_mesh(make_net())
     for validate in (True, "variables"):
         report = to_saved_model(
-            model,
-            folder / "sharded",
-            spec("n, 4"),
-            validate=validate,
-            trainable=True,
-            overwrite=True,
+            net, folder / "sharded", spec("n, 4"), validate=validate, trainable=True, overwrite=True
         )
         assert report.validated == ("here" if validate is True else validate)
         expect(folder / "sharded")
@@ -57,12 +57,12 @@ def test_a_model_on_eight_devices(folder):
 
 def test_a_checkpoint_on_disk(folder):
     with Checkpoints(folder / "run") as checkpoints:
-        checkpoints.save(1, model=on_mesh(make_model()))
-    model = checkpoints.open().on_disk("model", jax.eval_shape(make_model))
+        checkpoints.save(1, model=on_mesh(make_net()))
+    net = checkpoints.open().on_disk("model", jax.eval_shape(make_net))
     for validate in (True, "variables"):
-        to_saved_model(model, folder / "disk", spec("n, 4"), validate=validate, overwrite=True)
+        to_saved_model(net, folder / "disk", spec("n, 4"), validate=validate, overwrite=True)
         expect(folder / "disk")
-    to_stablehlo(model, folder / "bundle", spec("n, 4"))
+    to_stablehlo(net, folder / "bundle", spec("n, 4"))
     expect(folder / "bundle")
 
 
@@ -78,9 +78,9 @@ def test_a_variable_that_is_not_the_one_on_disk(folder, monkeypatch):
         store.variables[0].value = correct
 
     monkeypatch.setattr(saved_model, "write", wrong)
-    for model in (make_model(), on_mesh(make_model())):
+    for net in (make_net(), on_mesh(make_net())):
         with pytest.raises(ValueError, match=r"variable .* differs from the model's") as refused:
-            to_saved_model(model, folder / "wrong", spec("n, 4"), validate="variables")
+            to_saved_model(net, folder / "wrong", spec("n, 4"), validate="variables")
         assert "where: modules.0.weight" in str(refused.value)
         assert not (folder / "wrong").exists()
 
@@ -102,8 +102,8 @@ def test_keys_and_narrow_integers(folder):
 
 
 def test_a_bundle_keeps_how_the_weights_lie(folder):
-    model = on_mesh(make_model())
-    to_stablehlo(model, folder / "placed", jax.ShapeDtypeStruct((3, 4), np.float32))
+    net = on_mesh(make_net())
+    to_stablehlo(net, folder / "placed", jax.ShapeDtypeStruct((3, 4), np.float32))
     bundle = load(folder / "placed")
     exported = bundle.exported["serving_default"]
     assert exported.nr_devices == 8
@@ -116,14 +116,42 @@ def test_a_bundle_keeps_how_the_weights_lie(folder):
     }
     assert shards == {(2, 8), (4, 2)}
     x = jax.device_put(X, NamedSharding(other, P()))
-    assert_close(bundle.placed(other)(x), make_model().eval()(X), rtol=1e-5, atol=1e-6)
+    assert_close(bundle.placed(other)(x), make_net().eval()(X), rtol=1e-5, atol=1e-6)
 
 
-if __name__ == "__main__":
-    warnings.simplefilter("error")
+def on_devices(folder, size):
+    by_row = NamedSharding(pax.sharding.make_mesh(data=8), P("data"))
+    params, function = model(size, "jax")
+    return jax.block_until_ready(jax.device_put(params, by_row)), function
+
+
+def on_disk(folder, size):
+    params, function = model(size, "jax")
+    with Checkpoints(folder / "large") as checkpoints:
+        checkpoints.save(size, params=params)
+    shapes = jax.eval_shape(lambda: params)
+    return checkpoints.open().on_disk("params", shapes), function
+
+
+def main(folder, size):
     for name, test in list(globals().items()):
         if name.startswith("test_"):
             needs = {"monkeypatch"} & set(test.__code__.co_varnames[: test.__code__.co_argcount])
             with pytest.MonkeyPatch.context() as patch:
-                test(Path(sys.argv[1]), *([patch] if needs else []))
+                test(folder, *([patch] if needs else []))
             print(name)
+    peaks = {}
+    for make in (on_devices, on_disk):
+        for mebibytes in (1, size):  # what is loaded once comes first
+            given = make(folder, mebibytes)
+            with peak(peaks, make.__name__):
+                to_saved_model(
+                    given, folder / "saved", spec(f"n, {ROWS}"), validate="variables",
+                    overwrite=True,
+                )  # fmt: skip
+    print(json.dumps(peaks))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 
 import jax
 import jax.numpy as jnp
 
 from pax_export.export import spec, to_onnx
-from tests.export.measure_memory import mebibytes
+from tests.memory import peak
 
 
 def main(path, layers, features):
@@ -32,25 +31,14 @@ def main(path, layers, features):
     # What is loaded once, whatever the size.
     small = {}, lambda p, x: jnp.tanh(x @ jnp.ones((3, 3)))
     to_onnx(small, f"{path}.small.onnx", spec("b, 3"), overwrite=True)
-    before, peak, done = mebibytes("RssAnon"), 0.0, threading.Event()
-
-    def watch():
-        nonlocal peak
-        while not done.wait(0.01):
-            peak = max(peak, mebibytes("RssAnon"))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    found = {}
     start = time.monotonic()
-    try:
+    with peak(found, "beyond", watched=True):
         report = to_onnx(
             (params, apply), path, spec(f"b, {features}"), external_data=True, overwrite=True
         )
-    finally:
-        done.set()
-        watcher.join()
     weights = layers * features**2 * 4 / 2**20
-    found = {"weights": weights, "beyond": round(peak - before), "validated": report.validated}
+    found |= {"weights": weights, "validated": report.validated}
     print(json.dumps({**found, "seconds": round(time.monotonic() - start, 1)}))
 
 

@@ -4,7 +4,7 @@ python -m tests.export.measure_memory DIRECTORY MEBIBYTES KIND...
 
 A kind is jax, numpy (the arrays of the model), closed (arrays of numpy that the
 function closes over) or trainable.  Prints the peak in MiB, for each kind and each
-way to validate.  Linux tells of it in /proc.
+way to validate.
 """
 
 from __future__ import annotations
@@ -18,13 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export.export import spec, to_saved_model
+from tests.memory import peak
 
 PARTS, ROWS = 4, 1024
-
-
-def mebibytes(field):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
 
 
 def model(size, kind):
@@ -40,15 +36,6 @@ def apply(params, x):
     return {name: (x @ w).sum(axis=-1) for name, w in params.items()}
 
 
-def peak(path, size, kind, validate):
-    given = model(size, kind)
-    jax.block_until_ready(given[0])
-    before = mebibytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    export(given, path, kind, validate)
-    return mebibytes("VmHWM") - before
-
-
 def export(given, path, kind, validate):
     options = {"trainable": kind == "trainable", "vjp_order": 1 if kind == "trainable" else 0}
     inputs = spec(f"n, {ROWS}")
@@ -60,7 +47,10 @@ def main(folder, size, kinds):
     for kind in kinds:
         for validate in (False, True):
             export(model(1, kind), folder, kind, validate)
-            peaks[f"{kind} {validate}"] = round(peak(folder, size, kind, validate), 1)
+            given = model(size, kind)
+            jax.block_until_ready(given[0])
+            with peak(peaks, f"{kind} {validate}"):
+                export(given, folder, kind, validate)
     print(json.dumps(peaks))
 
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from pathlib import Path
 
 import jax
 
 import pax_export as pax
-from tests.export.measure_memory import mebibytes
 from tests.generation.test_tokenizer import byte_level
+from tests.memory import peak
 
 
 def export(lm, path, format):
@@ -27,24 +26,6 @@ def export(lm, path, format):
     else:
         options = {"tokenizer": byte_level(), "max_length": 128, "validate": False}
         pax.generation.export(lm, path, format=format, **options)
-
-
-def peak(lm, path, format):
-    before, found, done = mebibytes("RssAnon"), 0.0, threading.Event()
-
-    def watch():
-        nonlocal found
-        while not done.wait(0.005):
-            found = max(found, mebibytes("RssAnon"))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        export(lm, path, format)
-    finally:
-        done.set()
-        watcher.join()
-    return max(found - before, 0.0)
 
 
 def net(dim, layers):
@@ -69,10 +50,15 @@ def main(folder, dim, layers, formats):
         tiny, own = (quantized(each, bits) for each in (small, lm))
         export(tiny, folder / f"small{bits}.{format}", format)  # what is loaded once
         path, began = folder / f"large{bits}.{format}", time.process_time()
-        beyond = round(peak(own, path, format))
+        with peak(made, name, watched=True):
+            export(own, path, format)
         files = [path] if path.is_file() else path.rglob("*")
         size = sum(each.stat().st_size for each in files if each.is_file()) / 2**20
-        made[name] = [beyond, round(time.process_time() - began, 1), size / made["weights"]]
+        made[name] = [
+            round(made[name]),
+            round(time.process_time() - began, 1),
+            size / made["weights"],
+        ]
     print(json.dumps(made))
 
 

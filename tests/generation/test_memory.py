@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.memory import measured, on_linux
+
 #: What compiling and tracing take, whatever the size of the net.
 FIXED = 24
 #: How much of the net is held beyond it: a TFLite file is one buffer, others are written array
@@ -23,17 +20,13 @@ PARTS = {
 SIZES, MORE = {"8": 0.266, "4": 0.141}, 0.006
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells of peaks")
+@on_linux
 def test_an_export_for_a_runtime_holds_no_more_of_a_net_than_it_must(tmp_path):
     missing = [name for name in ("tokenizers", "gguf", "onnx", "ai_edge_litert")
                if find_spec(name) is None]  # fmt: skip
     if missing:
         pytest.skip(f"not installed: {missing}")
-    module = "tests.generation.measure_memory"
-    command = [sys.executable, "-m", module, tmp_path, "512", "5", *PARTS]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
+    found = measured("tests.generation.measure_memory", tmp_path, 512, 5, *PARTS)
     size = found.pop("weights")
     peaks = {format: peak for format, (peak, *_) in found.items()}
     for format, (*_, share) in found.items():

@@ -14,7 +14,6 @@ import re
 import resource
 import sys
 import tempfile
-import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import numpy as np
 
 import pax_export as pax
 from pax_export.generation._runtimes import Job, compare_tokens
-from tests.export.measure_memory import mebibytes
+from tests.memory import peak
 
 ROOM, STEPS = 256, 24
 CHAT = ("What is the capital of France?", "Name three colors of the rainbow and an animal.")
@@ -71,21 +70,11 @@ def measured(found: dict[str, float]):
         ]
         return sum(each.ru_utime + each.ru_stime for each in used)
 
-    before, began, done, peak = mebibytes("RssAnon"), seconds(), threading.Event(), 0.0
+    began = seconds()
 
-    def watch():
-        nonlocal peak
-        while not done.wait(0.02):
-            peak = max(peak, mebibytes("RssAnon"))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    with peak(found, "beyond", watched=True):
         yield
-    finally:
-        done.set()
-        watcher.join()
-        found.update(seconds=seconds() - began, beyond=peak - before)
+    found["seconds"] = seconds() - began
 
 
 def row(title: str, bits: int, size: float, tokens: str, ties: Any, found: Any, weights: float):

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from tests.memory import measured, on_linux
 
-import pytest
-
-ROOT = Path(__file__).parents[3]
 SIZE = 128  # MiB, in four variables
 #: What compiling and tracing take, whatever the size of the model.
 FIXED = 24
@@ -28,13 +22,9 @@ PARTS = {
 }
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells of peaks")
+@on_linux
 def test_an_export_holds_no_more_of_a_model_than_it_must(tmp_path):
-    module = "tests.export.measure_memory"
-    command = [sys.executable, "-m", module, tmp_path / "m", str(SIZE), *PARTS]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    peaks = json.loads(done.stdout)
+    peaks = measured("tests.export.measure_memory", tmp_path / "m", SIZE, *PARTS)
     allowed = {
         f"{kind} {validate}": part * SIZE + FIXED
         for kind, parts in PARTS.items()

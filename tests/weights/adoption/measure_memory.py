@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import pax_export as pax
 from pax_export import transforms as T
+from tests.memory import peak
 
 LAYERS, WIDTH, WIDE = 4, 1024, 2048  # 64 MiB of weights, 32 in each leaf of a Scan
 
@@ -58,20 +59,15 @@ def write_npz(path):
         np.savez(file, **dict(arrays()))
 
 
-def mebibytes(field):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
-
-
 def extra(net, path, spec):
     """The peak beyond the arrays, and these: what they had must not be had again by others."""
     mesh = pax.sharding.make_mesh(model=-1)
     rules = {"**.weight": spec, "**": P()}
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = mebibytes("VmRSS")
-    new, _ = pax.weights.adopt(net, path, mesh=mesh, rules=rules, origin="torch")
+    found = {}
+    with peak(found, "all"):
+        new, _ = pax.weights.adopt(net, path, mesh=mesh, rules=rules, origin="torch")
     shards = [each.data.nbytes for leaf in jax.tree.leaves(new) for each in leaf.addressable_shards]
-    return round(mebibytes("VmHWM") - before - sum(shards) / 2**20, 1), new
+    return round(found["all"] - sum(shards) / 2**20, 1), new
 
 
 def main(folder):

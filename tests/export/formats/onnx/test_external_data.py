@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +14,8 @@ from pax_export.errors import ExportPathError, SignatureError
 from pax_export.export import load, spec, to_onnx
 from pax_export.export.formats.onnx import file
 from tests.closeness import assert_close
-from tests.docs.pages import ROOT
 from tests.export.models import random
+from tests.memory import measured, on_linux
 from tests.signing_keys import make_pair
 
 
@@ -132,23 +128,17 @@ def test_a_signature_covers_them(tmp_path, net):
         load(path, verify=keys.public)
 
 
-def measured(path, layers, features):
-    command = [sys.executable, "-m", "tests.export.measure_external_data", path]
-    done = subprocess.run(
-        [*command, str(layers), str(features)], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+MEASURE = "tests.export.measure_external_data"
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells of memory")
+@on_linux
 def test_an_export_holds_the_weights_once(tmp_path):
-    found = measured(tmp_path / "m.onnx", 8, 2048)
+    found = measured(MEASURE, tmp_path / "m.onnx", 8, 2048)
     assert found["weights"] == 128 and found["validated"] == "here"
     assert found["beyond"] < 0.3 * found["weights"]
 
 
 @pytest.mark.skipif(not os.environ.get("PAX_EXPORT_HARD"), reason="6 GiB of disk and memory")
 def test_three_gibibytes(tmp_path):
-    found = measured(tmp_path / "m.onnx", 12, 8192)
+    found = measured(MEASURE, tmp_path / "m.onnx", 12, 8192)
     assert found["weights"] == 3072 and found["beyond"] < 1536
