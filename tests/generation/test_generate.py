@@ -63,7 +63,7 @@ def test_log_probabilities_are_those_of_the_net():
         assert_close(found, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 7, 50])
+@pytest.mark.parametrize("chunk", [1, 3, 50])
 def test_a_prompt_is_read_in_chunks(chunk):
     expected = [alone(LM, row, 4) for row in ROWS]
     made = pax.generate(LM, ROWS, max_new_tokens=4, prefill_chunk=chunk)

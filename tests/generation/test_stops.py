@@ -83,12 +83,12 @@ def test_a_string_ends_a_text():
     assert_close(made.log_probs, np.where(inside, plain.log_probs, 0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("seed", [0, 5])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("seed", "compiled"), [(0, False), (5, False), (5, True)])
 def test_speculation_ends_where_generate_does(seed, compiled):
     strings = [Letters().decode(FREE[0][2:4], False), Letters().decode(FREE[1][:1], False)]
     draft = TinyLM(seed=seed)
-    for stop in ([FREE[0][2:4]], [FREE[0][3:6], FREE[1][:2], FREE[2][1]], [*strings, FREE[2][3:5]]):
+    sequences, mixed = [FREE[0][3:6], FREE[1][:2], FREE[2][1]], [*strings, FREE[2][3:5]]
+    for stop in [mixed] if compiled else [sequences] if seed == 0 else [sequences, mixed]:
         options = {"max_new_tokens": 8, "stop": stop, "pad": -1, "tokenizer": Letters()}
         expected = pax.generate(LM, ROWS[:1] * 2 if compiled else ROWS, **options).tolist()
         search = lambda rows, options=options: speculate(LM, draft, rows, ahead=3, **options)  # noqa: E731

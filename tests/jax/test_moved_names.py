@@ -21,9 +21,9 @@ NAMES = sorted({name.rpartition(".")[2] for name in (*PRIVATE, *PRIVATE_ATTRIBUT
 LESS = {"dce_jaxpr_consts"}
 OF_PROCESSES = {"backends_are_initialized", "global_state"}
 ALONE = sorted(set(NAMES) - OF_PROCESSES)
-#: One by one, a process each: all of them in long runs; else what is read when jax is imported
-#: with us, by one of which PAX died, and what means less.
-ONE_BY_ONE = ALONE if IN_LONG_RUNS else sorted(LESS | {"get_opaque_trace_state"})
+#: One by one, a process each: all of them in long runs; else one that is read when jax is imported
+#: with us, without which PAX died.
+ONE_BY_ONE = ALONE if IN_LONG_RUNS else ["get_opaque_trace_state"]
 
 
 def started(program, *names):

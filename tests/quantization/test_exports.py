@@ -40,7 +40,9 @@ def convnet():
     return pax.purecall(net, 2 * draw(4, 8, 8, 3) + 1)[0].eval()
 
 
-NETS = [(mlp, "batch, 256", draw(3, 256)), (convnet, "batch, 8, 8, 3", draw(3, 8, 8, 3))]
+NETS = {mlp: ("batch, 256", draw(3, 256)), convnet: ("batch, 8, 8, 3", draw(3, 8, 8, 3))}
+#: Every net and every number of bits, without each with each.
+EACH = [(mlp, 4), (convnet, 8)]
 
 
 def language_model(layers, count=1):
@@ -59,10 +61,10 @@ def operators(path):
     }
 
 
-@pytest.mark.parametrize(("build", "inputs", "x"), NETS)
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("build", "bits"), EACH)
 @pytest.mark.parametrize("write", [to_onnx, to_tflite])
-def test_in_float32(write, build, inputs, x, bits, tmp_path):
+def test_in_float32(write, build, bits, tmp_path):
+    inputs, x = NETS[build]
     small, found = quantize(build(), bits=bits)
     report = write(small, tmp_path / "m", spec(inputs), accuracy_level=1)
     assert max(report.largest_error.values()) < 1e-5
@@ -96,9 +98,9 @@ def test_onnx_has_what_onnxruntime_fuses(bits, tmp_path):
     assert "kernels add" in str(report)
 
 
-@pytest.mark.parametrize(("build", "inputs", "x"), NETS)
-@pytest.mark.parametrize("bits", [8, 4])
-def test_tflite_multiplies_integers(build, inputs, x, bits, tmp_path):
+@pytest.mark.parametrize(("build", "bits"), [*EACH, (mlp, 8)])
+def test_tflite_multiplies_integers(build, bits, tmp_path):
+    inputs, x = NETS[build]
     small, found = quantize(build(), bits=bits)
     report = to_tflite(small, tmp_path / "m.tflite", spec(inputs))
     added = report.details["quantized"]["kernels add"]
@@ -131,8 +133,10 @@ def test_tflite_of_a_language_model(layers, count, weights, bits, tmp_path):
         assert held.astype(np.int32).tobytes() not in content
 
 
-@pytest.mark.parametrize(("bits", "group"), [(8, None), (8, 32), (4, 32)])
-@pytest.mark.parametrize("write", [to_onnx, to_tflite])
+@pytest.mark.parametrize(
+    ("write", "bits", "group"),
+    [(to_onnx, 8, None), (to_onnx, 4, 32), (to_tflite, 8, 32), (to_tflite, 4, 32)],
+)
 def test_the_table_of_a_tied_head_is_in_a_file_once(write, bits, group, tmp_path):
     config = DecoderConfig.llama(
         vocab_size=4096, dim=128, num_layers=1, num_heads=2, hidden_dim=128, tied=True
@@ -145,8 +149,7 @@ def test_the_table_of_a_tied_head_is_in_a_file_once(write, bits, group, tmp_path
     assert report.graph_bytes < share * found.before + 80_000
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("write", [to_saved_model, to_stablehlo])
+@pytest.mark.parametrize(("write", "bits"), [(to_saved_model, 8), (to_stablehlo, 4)])
 def test_integers_on_disk(write, bits, tmp_path):
     small, found = quantize(mlp(), bits=bits)
     report = write(small, tmp_path / "m", spec("batch, 256"))
@@ -156,12 +159,11 @@ def test_integers_on_disk(write, bits, tmp_path):
     assert_close(load(tmp_path / "m")(x), small(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("build", [mlp, convnet])
+@pytest.mark.parametrize(("build", "bits"), EACH)
 def test_saved_models_have_numbers_in_memory(build, bits, tmp_path):
     """Loaded, saved again, and in a session, which is what servers run."""
     tf = pytest.importorskip("tensorflow")
-    ((_, inputs, x),) = [each for each in NETS if each[0] is build]
+    inputs, x = NETS[build]
     small, found = quantize(build(), bits=bits)
     net = small.eval()
     to_saved_model(net, tmp_path / "m", spec(inputs), trainable="*.bias")
@@ -209,8 +211,10 @@ def test_onnx_folds_scales_into_scales(tmp_path):
     assert any(name.startswith("modules.0.weight.scales:folded") for name in stored)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize(("opset", "layers"), [(18, "listed"), (21, "listed"), (21, "scanned")])
+@pytest.mark.parametrize(
+    ("bits", "opset", "layers"),
+    [(8, 18, "listed"), (4, 18, "listed"), (4, 21, "scanned"), (8, 21, "listed")],
+)
 def test_onnx_of_a_language_model(bits, opset, layers, tmp_path):
     small, _ = quantize(language_model(layers), bits=bits)
     tokens = np.array([[3, 1, 4, 1]], np.int32)

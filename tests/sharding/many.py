@@ -27,11 +27,7 @@ def free_port() -> int:
 
 
 # The numbers hardly depend on how well XLA compiles, and it takes less time.
-VARIABLES = {
-    "PYTHONPATH": str(ROOT),
-    "JAX_PLATFORMS": "cpu",
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-}
+VARIABLES = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
 class Process:

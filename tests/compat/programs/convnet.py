@@ -65,8 +65,7 @@ def main():
     net = ConvNet()
     print(net.summary())
     optimizer = opax.chain(
-        opax.clip_by_global_norm(1.0),
-        opax.adamw(learning_rate=1e-2, weight_decay=1e-4),
+        opax.clip_by_global_norm(1.0), opax.adamw(learning_rate=1e-2, weight_decay=1e-4)
     ).init(net.parameters())
 
     path = Path("convnet.pickle")

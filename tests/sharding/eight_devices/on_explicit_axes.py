@@ -24,22 +24,11 @@ WAYS = {
     "fully sharded": (P(("data", "model")), "first"),
     "tensor parallel": (P("data"), "last"),
 }
-# Nets are made of the layers, and take as long as all of them: in each way only in long runs.
-# So are layers in data parallel, which the other two have as well, and in older versions of jax
-# all but the way that splits most.
-LARGE = ("ResNet", "Transformer", "Decoder")
-NEWEST = jax.__version_info__ >= (0, 12)
-
-
-def is_short(row, way):
-    return way == "tensor parallel" or (NEWEST and row.name not in LARGE and "fully" in way)
-
-
+# Each layer in the way that splits most; in the others only in long runs, and the nets below.
 CASES = [
     pytest.param(row, way, id=f"{row.name}-{way}")
     for row in ROWS
-    for way in WAYS
-    if IN_LONG_RUNS or is_short(row, way)
+    for way in (WAYS if IN_LONG_RUNS else ["tensor parallel"])
 ]
 
 
