@@ -240,8 +240,7 @@ def test_a_link_out_of_the_folder_is_not_followed(bundle, whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "file",
-    ["serving_default.jax_export", "weights.safetensors", "pax_export.json"],
+    "file", ["serving_default.jax_export", "weights.safetensors", "pax_export.json"]
 )
 def test_a_file_that_the_list_leaves_out_is_not_read(bundle, tmp_path, file):
     path = bundle(lambda details: None)

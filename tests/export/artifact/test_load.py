@@ -10,11 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pax_export.errors import (
-    ExportPathError,
-    InvalidArgumentError,
-    InvalidArgumentTypeError,
-)
+from pax_export.errors import ExportPathError, InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import Report, load, spec
 from pax_export.export.artifact.report import write_report
 from tests.closeness import assert_close

@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 
 from pax_export.export import spec
-from pax_export.export.formats.tf_functions import (
-    call_signature,
-    make_function,
-    make_variables,
-)
+from pax_export.export.formats.tf_functions import call_signature, make_function, make_variables
 from pax_export.export.lowering import lowered_model
 from pax_export.export.tracing.exportable import exportable
 from pax_export.export.tracing.programs import trace_all

@@ -22,11 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pax_export.export import orbax
 from pax_export.export.orbax import dtensor_utils
 
-SPECS = {
-    "w": PartitionSpec("x", "y"),
-    "b": PartitionSpec(("x", "y")),
-    "scale": PartitionSpec(),
-}
+SPECS = {"w": PartitionSpec("x", "y"), "b": PartitionSpec(("x", "y")), "scale": PartitionSpec()}
 CONFIG = orbax.ServingConfig("s", [tf.TensorSpec([None, 8], tf.float32, name="x")])
 
 

@@ -173,10 +173,7 @@ def test_options_that_jax2tf_ignores_are_ignored():
 
 def test_jit_compile_is_that_of_the_functions():
     made = JaxModule(
-        params(),
-        TWO,
-        input_polymorphic_shape=SHAPES,
-        jit_compile={"one": True, "two": False},
+        params(), TWO, input_polymorphic_shape=SHAPES, jit_compile={"one": True, "two": False}
     )
     functions = [made.methods[key].get_concrete_function(x_spec(2)) for key in TWO]
     compiled = [

@@ -203,7 +203,7 @@ def test_a_program_of_real_numbers_is_the_same_object():
     assert in_real_numbers(program) is program
 
 
-@pytest.mark.parametrize("way", ["multiply", "min"])
+@pytest.mark.parametrize("way", ["multiply", "min", "max"])
 def test_what_is_none_of_parts_is_refused_with_its_place(way):
     def apply(z):
         return lax.fori_loop(0, 2, lambda i, z: getattr(z.at[jnp.array([0])], way)(z[1:2]), z)

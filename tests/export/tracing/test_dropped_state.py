@@ -148,10 +148,7 @@ def test_what_changes_or_is_used_up_is_named(name, tmp_path):
 
 
 ACCEPTED = {
-    "equinox": lambda: (
-        eqx.nn.inference_mode(NORMED),
-        lambda both, x: both[0](x, both[1], KEY)[0],
-    ),
+    "equinox": lambda: (eqx.nn.inference_mode(NORMED), lambda both, x: both[0](x, both[1], KEY)[0]),
     "equinox, with its state": lambda: (
         NORMED,
         lambda both, x: jax.tree.leaves(both[0](x, both[1])),

@@ -18,27 +18,8 @@ from tests.closeness import assert_close
 INF, NAN = np.inf, np.nan
 LARGE = 3.4e38
 TAIL = [
-    -15,
-    -9.5,
-    -5.3,
-    -4.8,
-    -3.4,
-    -1,
-    -0.3,
-    0,
-    0.5,
-    0.999,
-    1,
-    1.7,
-    2,
-    3.4,
-    4.8,
-    8,
-    9,
-    INF,
-    -INF,
-    NAN,
-]
+    -15, -9.5, -5.3, -4.8, -3.4, -1, -0.3, 0, 0.5, 0.999, 1, 1.7, 2, 3.4, 4.8, 8, 9, INF, -INF, NAN,
+]  # fmt: skip
 SIGNED = [0.0, -0.0, 1.0, -1.0, 2.0, -3.0, INF, -INF, NAN, 1e30, -1e30, 1e-30, -1e-30, LARGE]
 HALVES = [0.49999997, -0.49999997, 0.5, -0.5, 1.5, 2.5, -2.5, 8388609.0, -8388607.5, INF, NAN]
 INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32")

@@ -96,6 +96,7 @@ def test_arrays_travel_between_processes(tmp_path):
         "a": np.arange(6).reshape(2, 3),
         "b": np.ones((), ml_dtypes.bfloat16),
         "c": np.zeros((0, 2), bool),
+        "text": np.array([["the", "fox"]]).astype("S").astype(object),
     }
     serve.save(tmp_path / "file.npz", [{"signature": "f", "inputs": arrays}, {"inputs": {}}])
     first, second = serve.load(tmp_path / "file.npz")
@@ -151,10 +152,7 @@ def test_the_report_tells_the_largest_error(tmp_path):
         (affine_params(), affine), tmp_path / "model", spec("n, 3"), validate="process"
     )
     assert report.validated == "process"
-    assert list(report.largest_error) == [
-        "serving_default: output",
-        "serving_default: gradient:x",
-    ]
+    assert list(report.largest_error) == ["serving_default: output", "serving_default: gradient:x"]
     assert report.largest_error["serving_default: output"] < 1e-5
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from pax_export.errors import GradientMismatchError, NotDifferentiableError
@@ -90,15 +89,18 @@ FAILING = {
 
 @pytest.mark.parametrize("model", FAILING)
 def test_without_a_gradient_there_is_a_whole_export_that_says_why(export, model):
-    loaded, report = export(({}, model), spec("n, 4"), validate=True)
+    loaded, report = export(({}, model), spec("n, 4"), validate=model is until)
     info = report.signatures["serving_default"]
     assert (info.vjp_order, info.differentiable) == (0, False)
     assert info.no_gradient.startswith("no gradients: jax cannot make them: ")
     assert FAILING[model] in info.no_gradient
     assert "\n" not in info.no_gradient
     assert f"    {info.no_gradient}\n" in str(report)
-    x = random(2, 4)
-    assert_close(loaded(x), model({}, x), atol=1e-5)
+    if model is until:
+        x = random(2, 4)
+        assert_close(loaded(x), model({}, x), atol=1e-5)
+        line = until.__code__.co_firstlineno + 1
+        assert f"(test_no_gradient.py:{line})" in info.no_gradient
 
 
 @pytest.mark.parametrize("model", FAILING)
@@ -112,12 +114,6 @@ def test_one_that_was_asked_for_is_refused(tmp_path, model):
     )  # fmt: skip
     with pytest.raises((NotDifferentiableError, NotImplementedError)):
         module.methods[JaxModule.DEFAULT_METHOD_KEY].get_concrete_function(tf.TensorSpec([None, 4]))
-
-
-def test_the_line_of_the_model_is_named(export):
-    _, report = export(({}, until), spec("n, 4"))
-    line = until.__code__.co_firstlineno + 1
-    assert f"(test_no_gradient.py:{line})" in report.signatures["serving_default"].no_gradient
 
 
 def test_integers_have_none_and_to_ask_for_it_is_a_mistake(tmp_path, export):
@@ -159,11 +155,10 @@ def test_second_order_that_is_missing_is_said(export):
     assert info.no_gradient.startswith("no gradients of gradients: jax cannot make them: ")
 
 
-@pytest.mark.parametrize("model", [until, compares, raising])
-def test_a_bundle_refuses_the_same_in_the_same_words(tmp_path, model):
-    with pytest.raises(NotDifferentiableError, match="jax cannot make the gradient") as caught:
-        to_stablehlo(({}, model), tmp_path / "model", spec("n, 4"), vjp_order=1)
-    assert caught.value.write == "a lower vjp_order"
+def test_a_bundle_refuses_the_same(tmp_path):
+    for model in (until, compares, raising):
+        with refused(NotDifferentiableError, write="a lower vjp_order"):
+            to_stablehlo(({}, model), tmp_path / "model", spec("n, 4"), vjp_order=1)
     to_stablehlo(({}, lambda p, x: jnp.prod(x, -1)), tmp_path / "m", spec("n, 4"), vjp_order=1)
     x = random(3, 4)
     found = jax.grad(lambda x: load(tmp_path / "m")(x).sum())(x)
@@ -182,32 +177,38 @@ PRODUCTS = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(PRODUCTS)))
-def test_the_gradient_of_a_product(export, number):
-    model, shape = PRODUCTS[number]
-    loaded, report = export(({}, model), spec(shape), vjp_order=2)
-    assert report.signatures["serving_default"].vjp_order == 2
+@pytest.fixture
+def bundle(tmp_path):
+    """Exports a function of one array as a bundle, and loads it."""
+
+    def make(model, shape, order):
+        path = tmp_path / "bundle"
+        to_stablehlo(
+            ({}, model), path, spec(shape), vjp_order=order, platforms=("cpu",), validate=False
+        )
+        return load(path)
+
+    return make
+
+
+@pytest.mark.parametrize(("model", "shape"), PRODUCTS)
+def test_the_gradient_of_a_product(bundle, model, shape):
     x = random(3, int(shape[-1]))
     x[0, 0] = x[1, 1] = x[1, 2] = 0.0  # one zero, and two: no division will do
-    source = tf.constant(x)
 
-    def loss(x):
-        return jnp.sum(model({}, x) * jnp.arange(1.0, 1.0 + np.size(model({}, x))).reshape(
-            np.shape(model({}, x))))  # fmt: skip
+    def first(function):
+        def loss(x):
+            made = function(x)
+            return jnp.sum(made.ravel() * jnp.arange(1.0, 1.0 + made.size))
 
-    with tf.GradientTape() as outer:
-        outer.watch(source)
-        with tf.GradientTape() as inner:
-            inner.watch(source)
-            value = loaded(source)
-            total = tf.reduce_sum(
-                value * tf.reshape(tf.range(1.0, 1.0 + tf.size(value, tf.float32)), value.shape)
-            )
-        first = inner.gradient(total, source)
-        squared = tf.reduce_sum(first**2)
-    assert_close(first, jax.grad(loss)(x), rtol=1e-4, atol=1e-5)
-    second = jax.grad(lambda x: (jax.grad(loss)(x) ** 2).sum())(x)
-    assert_close(outer.gradient(squared, source), second, rtol=1e-3, atol=1e-4)
+        return jax.grad(loss)
+
+    def second(function):
+        return jax.grad(lambda x: (first(function)(x) ** 2).sum())(x)
+
+    expected, found = lambda x: model({}, x), bundle(model, shape, 2)
+    assert_close(first(found)(x), first(expected)(x), rtol=1e-4, atol=1e-5)
+    assert_close(second(found), second(expected), rtol=1e-3, atol=1e-4)
 
 
 def gram(x):
@@ -233,17 +234,28 @@ SYMBOLIC = {
 
 
 @pytest.mark.parametrize("name", SYMBOLIC)
-def test_the_gradient_of_symbolic_rows(export, name):
-    model = SYMBOLIC[name]
-    loaded, report = export(({}, model), spec("n, 3"), vjp_order=1)
-    assert report.signatures["serving_default"].vjp_order == 1
-    x = random(7, 3)
-    source = tf.constant(x)
-    with tf.GradientTape() as tape:
-        tape.watch(source)
-        total = tf.reduce_sum(loaded(source) ** 2)
+def test_the_gradient_of_symbolic_rows(bundle, name):
+    model, x = SYMBOLIC[name], random(7, 3)
+    loaded = bundle(model, "n, 3", 1)
+    found = jax.grad(lambda x: (loaded(x) ** 2).sum())(x)
     expected = jax.grad(lambda x: (model({}, x) ** 2).sum())(x)
-    assert_close(tape.gradient(total, source), expected, rtol=1e-3, atol=1e-4)
+    assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_tensorflow_differentiates_a_product_twice(export):
+    model, x = PRODUCTS[0][0], random(3, 5)
+    loaded, report = export(({}, model), spec("n, 5"), vjp_order=2)
+    assert report.signatures["serving_default"].vjp_order == 2
+    source = tf.constant(x)
+    with tf.GradientTape() as outer:
+        outer.watch(source)
+        with tf.GradientTape() as inner:
+            inner.watch(source)
+            total = tf.reduce_sum(loaded(source) ** 2)
+        squared = tf.reduce_sum(inner.gradient(total, source) ** 2)
+    slope = jax.grad(lambda x: (model({}, x) ** 2).sum())
+    expected = jax.grad(lambda x: (slope(x) ** 2).sum())(x)
+    assert_close(outer.gradient(squared, source), expected, rtol=1e-3, atol=1e-4)
 
 
 # --- a gradient that was made, and is not right where it is served --------------------------

@@ -302,10 +302,6 @@ def test_shardings_over_eight_devices(tmp_path):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={
-            **os.environ,
-            "JAX_NUM_CPU_DEVICES": "8",
-            "JAX_PLATFORMS": "cpu",
-        },
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"},
     )
     assert done.stdout.strip() == "done", done.stderr[-3000:]
