@@ -182,11 +182,7 @@ def test_a_changed_model(run, trained):
             self.modules = [*make_model().modules, pax.Linear(2, 3)]
 
     state = run.restore(model=Wider(), other=jnp.zeros(2), strict=False)
-    assert set(state.report.missing) == {
-        "model.modules.5.weight",
-        "model.modules.5.bias",
-        "other",
-    }
+    assert set(state.report.missing) == {"model.modules.5.weight", "model.modules.5.bias", "other"}
     assert state.report.unexpected == ()
     np.testing.assert_array_equal(state["model"].modules[0].weight, trained["model"][0].weight)
 

@@ -17,11 +17,7 @@ def test_on_eight_devices(tmp_path):
         text=True,
         cwd=ROOT,
         timeout=900,
-        env={
-            **os.environ,
-            "JAX_NUM_CPU_DEVICES": "8",
-            "JAX_PLATFORMS": "cpu",
-        },
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"},
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.count("test_") == 3

@@ -20,20 +20,9 @@ BATCHES = (1, 2, 7, 64)
 
 #: What every exporting environment writes.
 NAMES = (
-    "conv_net",
-    "lstm",
-    "transformer",
-    "resnet18",
-    "graph",
-    "function",
-    "random",
-    "indexing",
-    "linear_algebra",
-    "trainable",
-    "quantized",
-    "stateful",
-    "mended",
-)
+    "conv_net", "lstm", "transformer", "resnet18", "graph", "function", "random", "indexing",
+    "linear_algebra", "trainable", "quantized", "stateful", "mended",
+)  # fmt: skip
 #: Those that take long to compile are served at fewer sizes.
 _FEWER = {"resnet18": (2,), "linear_algebra": (3,), "transformer": (1, 7), "lstm": (1, 7)}
 

@@ -7,10 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _RANDOM = np.random.default_rng(0)
-PARAMS = {
-    "weight": _RANDOM.normal(size=(5, 6)).astype(np.float32),
-    "bias": np.ones(6, np.float32),
-}
+PARAMS = {"weight": _RANDOM.normal(size=(5, 6)).astype(np.float32), "bias": np.ones(6, np.float32)}
 
 
 def model(params, x):

@@ -21,7 +21,7 @@ from pax_export.core import named_leaves, named_modules
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError, SharedNodeError
 from tests.closeness import assert_close
 from tests.compat.processes import code
-from tests.refusals import fields
+from tests.refusals import fields, refused
 
 
 class Pair(NamedTuple):
@@ -150,7 +150,7 @@ def test_a_selection_of_an_earlier_net_is_of_its_places(tower):
     later = tower.at("head").replace(pax.Linear(4, 10))
     assert later.at(norms).values() == [block.norm for block in later.blocks]
     assert (later.at("head") | norms).names() == [*norms.names(), "head"]
-    with pytest.raises(InvalidArgumentError, match=r"(?s)no such path.*where: blocks\n.*Linear"):
+    with refused(InvalidArgumentError, where="blocks", got="Linear at (the root)"):
         pax.Linear(2, 2).at(norms)
 
 
@@ -474,7 +474,7 @@ def test_modes_dtypes_and_policies_of_parts(tower):
     assert pax.precision.policy_of(under.blocks[2].gate.left) is not None
     assert pax.precision.policy_of(under) is pax.precision.policy_of(under.head) is None
     assert under.at("blocks").policy(None) == tower
-    with pytest.raises(TypeError, match="three floating-point dtypes"):
+    with refused(TypeError, got="'no policy'"):
         tower.at("head").policy("no policy")
 
 
@@ -492,9 +492,9 @@ def test_init_makes_new_values_for_what_is_trained(tower):
         assert_close(layer.weight.std(), old.weight.std(), rtol=0.05)
     ones = tower.at("*.weight").init(key, lambda key, shape: jnp.ones(shape))
     assert_close(ones.head.weight, jnp.ones((4, 2)))
-    with pytest.raises(InvalidArgumentError, match=r"(?s)not a layer of.*where: scale, shifts.0"):
+    with refused(InvalidArgumentError, where="scale, shifts.0, shifts.1"):
         tower.at(["scale", "shifts"]).init(key)
-    with pytest.raises(InvalidArgumentError, match="no trainable parameter"):
+    with refused(InvalidArgumentError, where="head"):
         tower.at("head").freeze().at("head").init(key)
 
 

@@ -14,6 +14,7 @@ import pax_export as pax
 from pax_export.core import named_leaves
 from pax_export.errors import InvalidArgumentError, NearNameWarning
 from tests.core.models import Counter, Dense, Net
+from tests.refusals import refused
 
 
 def test_replace():
@@ -25,11 +26,11 @@ def test_replace():
 
 
 def test_replace_refuses():
-    with pytest.raises(AssertionError, match="where: Dense.biass"):
+    with refused(AssertionError, where="Dense.biass"):
         Dense().replace(biass=1)
     with pytest.raises(AttributeError, match="read-only"):
         Dense().replace(name="x")
-    with pytest.raises(ValueError, match="bias and weight|weight and bias"):
+    with refused(ValueError, where="weight and bias"):
         layer = Dense()
         layer.replace(bias=layer.weight)
 
@@ -37,7 +38,7 @@ def test_replace_refuses():
 def test_set_attribute():
     layer = Dense().set_attribute("extra", Dense())
     assert layer.pytree_attributes == ("weight", "bias", "extra")
-    with pytest.raises(ValueError, match="array is at two paths"):
+    with refused(ValueError, where="weight and more"):
         layer.set_attribute("more", layer.weight)
     layer = Dense().set_attribute("log", [])
     layer.log.append(1)
@@ -57,9 +58,9 @@ def test_replace_node():
     layer, part = Dense(7, 7), [1.0]
     assert net.replace_node(net.layers[0], layer).layers[0] is layer
     assert net.replace_node(net.layers, part).layers is part
-    with pytest.raises(ValueError, match="0 occurrences of list"):
+    with refused(ValueError, where="Net", got="0 occurrences of list"):
         net.replace_node(net.mixed, [1])
-    with pytest.raises(ValueError, match="where: layers.0.weight and layers.1.weight"):
+    with refused(ValueError, where="layers.0.weight and layers.1.weight"):
         net.replace_node(net.layers[0], net.layers[1])
 
 
@@ -85,7 +86,7 @@ def test_map():
     assert params.scale == pax.EmptyNode() and params.layers[0].weight.sum() == 0
     with pytest.raises(ValueError):
         net.map(lambda a, b: a, Dense())
-    with pytest.raises(ValueError, match="one leaf for each leaf"):
+    with refused(ValueError, where="Net"):
         net.map(lambda a, b: (a, b), net.eval())
 
 
@@ -123,7 +124,7 @@ def test_apply_gives_immutable_modules():
         module.din = 1
         return module
 
-    with pytest.raises(ValueError, match="immutable"):
+    with refused(ValueError, where="Dense.din"):
         Dense().apply(change)
 
 

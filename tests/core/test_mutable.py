@@ -18,7 +18,7 @@ def test_outside_nothing_changes():
     module = Dense()
     with refused(ValueError, where="Dense.weight"):
         module.weight = jnp.ones(1)
-    with pytest.raises(ImmutableModuleError, match="Cannot delete an attribute"):
+    with refused(ImmutableModuleError, where="Dense.din"):
         del module.din
     assert module == module.copy()
 
@@ -124,10 +124,10 @@ def test_mutable_closes_after_an_exception_and_checks_sharing():
             raise KeyError
     with pytest.raises(ImmutableModuleError):
         copy.din = 1
-    with pytest.raises(ValueError, match="array is at two paths"):
+    with refused(ValueError, where="weight and other"):
         with mutable(Dense(2, 2)) as copy:
             copy.other = copy.weight
-    with pytest.raises(TypeError, match="mutable needs a module"):
+    with refused(TypeError, got="int: 3"):
         with mutable(3):
             pass
 
@@ -154,7 +154,7 @@ def test_an_open_module_is_closed_under_a_later_trace(name):
 
         transform(body)
 
-    with pytest.raises(ImmutableModuleError, match="began after the module was opened"):
+    with refused(ImmutableModuleError, where="Dense.bias"):
         run(Dense())
 
 
@@ -210,7 +210,7 @@ def test_deleting():
         return module
 
     assert "din" not in vars(delete(Dense(), "din"))
-    with pytest.raises(ValueError, match="Cannot delete an attribute that holds"):
+    with refused(ValueError, where="Dense.weight"):
         delete(Dense(), "weight")
     with pytest.raises(AttributeError):
         delete(Dense(), "nothing")

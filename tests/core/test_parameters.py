@@ -13,6 +13,7 @@ import pax_export as pax
 from pax_export.core import _pax_programs, warn_of_untrained
 from pax_export.errors import InvalidArgumentError
 from tests.core.models import Counter, Dense, Net
+from tests.refusals import refused
 
 empty = pax.EmptyNode()
 
@@ -65,7 +66,7 @@ def test_parameters_method_with_a_wrong_name():
             self.weight = jnp.ones(1)
 
     for module in (Wrong(), Wrong().eval()):
-        with pytest.raises(AssertionError, match="Wrong.wieght"):
+        with refused(AssertionError, got="the attributes _name, _training, weight"):
             module.parameters()
 
 
@@ -103,7 +104,7 @@ def test_merging():
     hole = pax.Module().set_attribute("child", empty)
     full = pax.Module().set_attribute("child", Dense())
     assert (full | hole) == full and (hole | full) == full
-    with pytest.raises(ValueError, match="din: 2 against 9"):
+    with refused(ValueError, got="din: 2 against 9"):
         Dense() | Dense().replace(din=9)
     with pytest.raises(TypeError):
         net | 3
@@ -120,7 +121,7 @@ def test_freezing():
     for kept in (frozen.eval().train(), frozen.replace(kind="x"), frozen.copy()):
         assert jax.tree_util.tree_leaves(kept.parameters()) == []
     assert pax.unfreeze_parameters(frozen, origin=net) == net
-    with pytest.raises(ValueError, match="an origin with 2"):
+    with refused(ValueError, got="a module with 10 leaves and an origin with 2"):
         pax.unfreeze_parameters(frozen, origin=Dense())
 
 
@@ -155,14 +156,14 @@ def test_unfreezing_with_the_origin_before_another_head_is_refused():
     assert lines[2] == ("  got: float32[512,10] where the origin has head.weight: float32[512,3]")
     assert lines[3].startswith("  write: unfreeze the part that was frozen")
     frozen = pax.freeze_parameters(net).replace(head=pax.Linear(512, 3, with_bias=False))
-    with pytest.raises(InvalidArgumentError, match="leaves and an origin with"):
+    with refused(InvalidArgumentError, got="a module with 9 leaves and an origin with 10"):
         pax.unfreeze_parameters(frozen, origin=net)
     swapped = (
         pax.freeze_parameters(net)
         .set_attribute("tail", jnp.ones(3))
         .replace(head=pax.Linear(512, 3, with_bias=False))
     )
-    with pytest.raises(InvalidArgumentError, match="where: tail"):
+    with refused(InvalidArgumentError, where="tail"):
         pax.unfreeze_parameters(swapped, origin=net)
     again = pax.unfreeze_parameters(pax.freeze_parameters(net), origin=net)
     assert again == net

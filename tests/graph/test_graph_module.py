@@ -226,10 +226,7 @@ def test_every_module_learns():
 def test_a_module_in_two_nodes_is_refused():
     x = InputNode(X)
     layer = pax.Linear(8, 8)
-    for output in (
-        x >> layer >> layer,
-        (x | (x >> layer)) >> _Call(layer),
-    ):
+    for output in (x >> layer >> layer, (x | (x >> layer)) >> _Call(layer)):
         with pytest.raises(ValueError, match="module is at two paths"):
             GraphModule((x,), output)
 

@@ -197,12 +197,7 @@ def gradients(subject: Subject, path: Path) -> Served:
     import tensorflow as tf
 
     report = pax.export.to_saved_model(
-        subject.given,
-        path,
-        subject.inputs,
-        **subject.options,
-        trainable=True,
-        vjp_order=1,
+        subject.given, path, subject.inputs, **subject.options, trainable=True, vjp_order=1
     )
     subject.written = True
     root = tf.saved_model.load(str(path))

@@ -17,21 +17,9 @@ import numpy as np
 
 #: The files of models, by field.
 FIELDS = (
-    "vision",
-    "segments",
-    "text",
-    "decoding",
-    "recurrent",
-    "audio",
-    "generative",
-    "statistics",
-    "science",
-    "graphs",
-    "numbers",
-    "attention",
-    "places",
-    "learners",
-)
+    "vision", "segments", "text", "decoding", "recurrent", "audio", "generative", "statistics",
+    "science", "graphs", "numbers", "attention", "places", "learners",
+)  # fmt: skip
 FRAMEWORKS = ("jax", "nnx", "linen", "haiku", "equinox", "pax")
 
 #: What the symbolic dimensions are; `sizes=` of a model says others.  With the first two the calls

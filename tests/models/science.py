@@ -246,12 +246,7 @@ def lagrangian_network():
     return _mlp(7, 4, 8, 1), apply
 
 
-@model(
-    "jax",
-    "batch, 3, 3",
-    odd=("empty",),
-    sizes=[{"batch": 40}, {"batch": 9}, {"batch": 3}],
-)
+@model("jax", "batch, 3, 3", odd=("empty",), sizes=[{"batch": 40}, {"batch": 9}, {"batch": 3}])
 def modes():
     """Eigenvalues and singular values of one symmetric matrix, both in their order."""
 

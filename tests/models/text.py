@@ -110,12 +110,7 @@ def _cached_step(params, token, cache, position):
     return x @ params["embed"].T, new
 
 
-@model(
-    "jax",
-    ints(40, "batch"),
-    "2, 2, batch, 12, 2, 8",
-    ints(12, ""),
-)
+@model("jax", ints(40, "batch"), "2, 2, batch, 12, 2, 8", ints(12, ""))
 def gpt_step_with_cache():
     """One step of decoding; the caches go in and come out."""
 

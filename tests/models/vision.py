@@ -108,11 +108,7 @@ def mobilenet():
         }
 
     shapes = [(8, 8, 1), (8, 16, 2), (16, 16, 1)]
-    params = {
-        "stem": w(3, 3, 3, 8),
-        "blocks": [block(*each) for each in shapes],
-        "head": w(16, 10),
-    }
+    params = {"stem": w(3, 3, 3, 8), "blocks": [block(*each) for each in shapes], "head": w(16, 10)}
 
     def inverted(p, x, stride):
         h = jax.nn.hard_swish(_conv(x, p["expand"]))

@@ -46,8 +46,7 @@ def spoiled_behind(cache, place):
 
 
 @pytest.mark.parametrize(
-    ("room", "parts"),
-    [(8, ()), (255, ()), (256, (128,)), (600, (150, 300)), (2048, (512, 1024))],
+    ("room", "parts"), [(8, ()), (255, ()), (256, (128,)), (600, (150, 300)), (2048, (512, 1024))]
 )
 def test_a_quarter_and_a_half_are_parts_where_they_are_large_enough(room, parts):
     assert parts_of(room) == parts

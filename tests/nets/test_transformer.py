@@ -249,10 +249,7 @@ REFUSED = {
         lambda net: pax.nets.Transformer(8, 3, 1, 0.1),
         r"heads must divide(.|\n)*got: 3 heads for dim=8",
     ),
-    "no layers": (
-        lambda net: pax.nets.Transformer(8, 2, 0, 0.1),
-        "where: Transformer.num_layers",
-    ),
+    "no layers": (lambda net: pax.nets.Transformer(8, 2, 0, 0.1), "where: Transformer.num_layers"),
     "a rate of one": (
         lambda net: pax.nets.Transformer(8, 2, 1, 1.0),
         "where: Transformer.dropout_rate",

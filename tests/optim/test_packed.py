@@ -84,10 +84,7 @@ def test_what_the_module_holds():
     shapes = {"bfloat16": (4,), "float32": (4 * 3 + 4 + 4 + 1 + 1,)}
     assert {dtype: x.shape for dtype, x in optimizer.state[0].mu.items()} == shapes
     assert len(jax.tree_util.tree_leaves(optimizer)) == 5  # a count, and two for mu and nu each
-    assert [entry.name for entry in optimizer.packing.entries][:2] == [
-        "inner.weight",
-        "inner.bias",
-    ]
+    assert [entry.name for entry in optimizer.packing.entries][:2] == ["inner.weight", "inner.bias"]
     again = optimizer.load_state_dict(optimizer.state_dict())
     assert again == optimizer
     assert pax.optim.from_optax(optax.adam(1e-2))(model).state[0].mu.inner.weight.shape == (3, 4)

@@ -17,8 +17,7 @@ from pax_export.weights import _checksums, _file
 ROOT = Path(__file__).parent.parent.parent
 
 needs_zlib_ng = pytest.mark.skipif(
-    not _checksums.fast,
-    reason="zlib-ng is not installed, so zlib computes checksums",
+    not _checksums.fast, reason="zlib-ng is not installed, so zlib computes checksums"
 )
 
 
