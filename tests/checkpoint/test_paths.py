@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from pax_export.checkpoint import Checkpoints, _checkpoint, _orbax
+from tests.refusals import refused
 
 MODEL = {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(3)}
 
@@ -38,7 +39,7 @@ def test_a_path_that_is_a_pattern(tmp_path, name):
 
 def test_a_path_that_is_a_pattern_where_no_other_leads_there(tmp_path, monkeypatch):
     monkeypatch.setattr(_orbax, "OPEN", "/nowhere/{}")
-    with pytest.raises(OSError, match=r"orbax interprets the path of this") as caught:
+    with refused(OSError, got="a path with [ ]") as caught:
         save(Checkpoints(tmp_path / "lr=[0.1]"), 1)
     assert caught.value.got == "a path with [ ]"
     assert caught.value.write == "a path without these characters, in any of its directories"
@@ -60,7 +61,7 @@ def test_what_cannot_be_read_back_is_told(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
     monkeypatch.setattr(_checkpoint._orbax, "read_arrays", broken)
     checkpoints.save(1, model=MODEL)
-    with pytest.raises(OSError, match=r"step 1 was written, and cannot be read back") as caught:
+    with refused(OSError, got="ValueError: no such array") as caught:
         checkpoints.wait()
     assert caught.value.where == f"model.b: float32[3], in {tmp_path}/1/model"
     assert caught.value.got == "ValueError: no such array"
@@ -109,12 +110,10 @@ def test_places_that_hold_no_directory(tmp_path):
             ) as caught:
                 call(Checkpoints(tmp_path / name))
             assert caught.value.got.startswith(got)
-    with pytest.raises(
-        OSError, match=r"Checkpoints cannot be stored here.\n  where: .*a\\0b\n"
-    ) as caught:
+    with refused(OSError, got="a path with a null character") as caught:
         Checkpoints(tmp_path / "a\0b")
     assert caught.value.got == "a path with a null character"
-    with pytest.raises(OSError, match=r"Checkpoints cannot be stored here.\n  where: ") as caught:
+    with refused(OSError, got="a path of another machine") as caught:
         Checkpoints("gs://bucket/run")
     assert caught.value.got == "a path of another machine"
 
@@ -123,7 +122,7 @@ def test_a_wrong_name_of_a_tree_is_told_in_a_few_lines(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, model={f"w{n}": jnp.ones(1) for n in range(140)}, optimizer=MODEL)
     target = {f"w{n}": jnp.ones(1) for n in range(140)}
-    with pytest.raises(ValueError, match=r"no tree of this name") as caught:
+    with refused(ValueError, got="modle; it has model, optimizer") as caught:
         checkpoints.restore(modle=target)
     assert str(caught.value) == (
         "The checkpoint has no tree of this name.\n"

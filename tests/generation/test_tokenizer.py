@@ -10,6 +10,7 @@ import pytest
 import pax_export as pax
 from pax_export.generation import Tokenizer
 from tests.generation.nets import write_llama
+from tests.refusals import refused
 
 tokenizers = pytest.importorskip("tokenizers")
 LETTERS = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -189,7 +190,7 @@ def test_a_net_and_its_tokenizer_of_one_folder(tmp_path, monkeypatch):
         vocab_size=100, dim=4, num_layers=1, num_heads=2, hidden_dim=8
     )
     monkeypatch.setattr(pax.nets.Decoder, "from_pretrained", lambda f: pax.nets.Decoder(small))
-    with pytest.raises(pax.errors.TokenizerError, match="ids up to 259 .'hel'., where the net has"):
+    with refused(pax.errors.TokenizerError, where="from_pretrained: tokenizer"):
         pax.generation.from_pretrained(tmp_path)
 
 
@@ -210,7 +211,7 @@ def test_a_template_that_fails_is_named(template, said):
 
 def test_each_missing_piece_of_a_language_model_is_named(tmp_path):
     folder = tmp_path / "lm"
-    with pytest.raises(pax.errors.MissingWeightsFileError, match="no language model at this path"):
+    with refused(pax.errors.MissingWeightsFileError, got="no file and no folder"):
         pax.generation.from_pretrained(folder)
     byte_level().save(folder)
     with pytest.raises(pax.errors.WeightsFileError, match=r"no config.json(.|\n)*tokenizer.json"):
@@ -220,27 +221,27 @@ def test_each_missing_piece_of_a_language_model_is_named(tmp_path):
     with pytest.raises(pax.errors.WeightsFileError, match=r"no file of weights(.|\n)*config.json"):
         pax.generation.from_pretrained(folder)
     (folder / "config.json").write_text("[1]")
-    with pytest.raises(pax.errors.WeightsFileError, match="config.json is not a JSON object"):
+    with refused(pax.errors.WeightsFileError, got="ValueError: a list"):
         pax.generation.from_pretrained(folder)
-    with pytest.raises(pax.errors.WeightsFileError, match="no folder at this path"):
+    with refused(pax.errors.WeightsFileError, got="no folder"):
         pax.nets.Decoder.from_pretrained(tmp_path / "none")
 
 
 def test_what_is_no_tokenizer_is_refused(tmp_path):
     error = pax.errors.TokenizerError
-    with pytest.raises(error, match="no chat template"):
+    with refused(error, where="Tokenizer.apply_chat_template", got="templates (none)"):
         Tokenizer(byte_level()._inner).apply_chat_template([])
     with pytest.raises(pax.errors.InvalidArgumentTypeError, match="takes JSON"):
         byte_level().apply_chat_template([{"role": "user", "content": object()}])
-    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="takes one text"):
+    with refused(pax.errors.InvalidArgumentTypeError, where="Tokenizer.encode", got="list: ['a']"):
         byte_level().encode(["a"])  # pyright: ignore
-    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="Tokenizer.from_pretrained"):
+    with refused(pax.errors.InvalidArgumentTypeError, where="Tokenizer", got="str"):
         Tokenizer("folder")
-    with pytest.raises(error, match="not in the vocabulary"):
+    with refused(error, where="Tokenizer: eos_token", got="'</s>'"):
         Tokenizer(byte_level()._inner, {"eos_token": "</s>"})
-    with pytest.raises(error, match=r"no tokenizer.json(.|\n)*nothing in it"):
+    with refused(error, got="a folder with nothing in it"):
         Tokenizer.from_pretrained(tmp_path)
-    with pytest.raises(error, match="no tokenizer at this path"):
+    with refused(error, got="no file and no folder"):
         Tokenizer.from_pretrained(tmp_path / "none")
     for name, advice in (("tokenizer.model", "AutoTokenizer"), ("lm.gguf", "lm.gguf")):
         (tmp_path / name).write_bytes(b"")
@@ -255,7 +256,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         Tokenizer.from_pretrained(tmp_path)
     byte_level().save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[1]")
-    with pytest.raises(error, match="a JSON object"):
+    with refused(error, got="[1]"):
         Tokenizer.from_pretrained(tmp_path)
 
 

@@ -227,7 +227,7 @@ def test_a_module_in_two_nodes_is_refused():
     x = InputNode(X)
     layer = pax.Linear(8, 8)
     for output in (x >> layer >> layer, (x | (x >> layer)) >> _Call(layer)):
-        with pytest.raises(ValueError, match="module is at two paths"):
+        with refused(ValueError, got="Linear(in_dim=8, out_dim=8, with_bias=True)"):
             GraphModule((x,), output)
 
 
@@ -333,9 +333,9 @@ def test_d23_foreign_inputs():
         ForeignInputError, where="InputNode(float32[3,8]) named 'mask'", got="1 inputs: x"
     ):
         GraphModule((x,), (x | y) >> jnp.multiply)
-    with pytest.raises(ValueError, match=r"where: InputNode\(int\)\n  got: 0 inputs\n"):
+    with refused(ValueError, where="InputNode(int)", got="0 inputs"):
         build_graph_module(lambda: InputNode(1))()
-    with pytest.raises(ForeignInputError, match=r"where: Node\(int\)"):
+    with refused(ForeignInputError, where="Node(int)", got="1 inputs: x"):
         GraphModule((x,), Node((), jnp.tanh, 1) >> jnp.tanh)
 
 
@@ -354,7 +354,7 @@ def test_an_input_that_is_not_needed_is_still_an_argument():
     x, unused = InputNode(1), InputNode(2)
     net = GraphModule((x, unused), x >> _plus_one)
     assert net(1, 5) == 2
-    with pytest.raises(TypeError, match="1 arguments for 2 inputs: input 0, input 1"):
+    with refused(TypeError, where="GraphModule(parameters=0, mode=train)"):
         net(1)
 
 
@@ -373,14 +373,14 @@ def test_inputs_and_output_must_be_nodes(inputs, output, message):
 
 def test_a_node_is_one_input():
     x = InputNode(1)
-    with pytest.raises(ValueError, match="A node stands twice among the inputs"):
+    with refused(ValueError, got="(InputNode(int), InputNode(int))"):
         GraphModule((x, x), x >> _plus_one)
 
 
 def test_build_needs_a_function_that_returns_a_node():
     with refused(AssertionError, where="_returns_a_tuple", got=f"tuple: {(InputNode(X),)!r}"):
         build_graph_module(_returns_a_tuple)(X)
-    with pytest.raises(AssertionError, match="build_graph_module needs a function of nodes"):
+    with refused(AssertionError, got="3"):
         build_graph_module(3)
 
 

@@ -8,6 +8,7 @@ import pytest
 import pax_export as pax
 from pax_export import transforms as T
 from tests.closeness import assert_close
+from tests.refusals import refused
 
 KEYS = {"legacy": jax.random.PRNGKey, "typed": jax.random.key}
 each_key = pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
@@ -195,9 +196,9 @@ def test_another_module_that_a_constructor_is_given():
 
 
 def test_elsewhere_constructors_change_nothing_but_their_object():
-    with pytest.raises(ValueError, match="immutable module"):
+    with refused(ValueError, where="RngSeq._rng_key"):
         Inner(4, pax.RngSeq(0))
-    with pytest.raises(ValueError, match="immutable module"):
+    with refused(ValueError, where="RngSeq._rng_key"):
         pax.pure(lambda stream: Inner(4, stream))(pax.RngSeq(0))
 
     def make(stream):
@@ -205,5 +206,5 @@ def test_elsewhere_constructors_change_nothing_but_their_object():
         Inner(4, stream)  # what was lent has been given back
         return net
 
-    with pytest.raises(ValueError, match="immutable module"):
+    with refused(ValueError, where="RngSeq._rng_key"):
         pax.pure(make)(pax.RngSeq(0))

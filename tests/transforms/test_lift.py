@@ -12,6 +12,7 @@ from jax.tree_util import tree_leaves, tree_structure
 
 import pax_export as pax
 from pax_export import transforms as T
+from tests.refusals import refused
 from tests.transforms.models import Block, Carry, assert_trees_close, at, batch, stacked
 
 
@@ -109,13 +110,13 @@ def test_r2_a_returned_module_that_is_open_is_that_object(transform):
 @each_transform
 def test_r4_captured_modules_cannot_be_changed(transform):
     module = Counter()
-    with pytest.raises(ValueError, match="Cannot set an attribute of"):
+    with refused(ValueError, where="Counter.count"):
         transform(lambda other, x: jnp.sum(module(x)))(Counter(), jnp.ones(()))
 
     def step(module, x):
         return transform(lambda other, x: jnp.sum(module(x)))(Counter(), x)
 
-    with pytest.raises(ValueError, match="Cannot set an attribute of"):
+    with refused(ValueError, where="Counter.count"):
         pax.pure(step)(module, jnp.ones(()))
 
 
@@ -124,7 +125,7 @@ def test_r4_a_module_or_a_bound_method_is_captured(name):
     module = Counter()
     function = module if name == "__call__" else module.scanned
     for transform in (T.jit, T.vmap, T.remat):
-        with pytest.raises(ValueError, match="Cannot set an attribute of"):
+        with refused(ValueError, where="Counter.count"):
             transform(function)(jnp.ones(2))
     layer = pax.Linear(2, 2)
     assert T.vmap(layer)(batch(3, 1, 2)).shape == (3, 1, 2)
@@ -138,7 +139,7 @@ def test_r5_sharing_inside_one_module(transform):
         module.inner.count = module.count
         return y
 
-    with pytest.raises(ValueError, match="array is at two paths"):
+    with refused(ValueError, where="count and inner.count"):
         transform(share_after)(Counter(), jnp.ones(()))
 
 

@@ -19,6 +19,7 @@ import pax_export as pax
 from pax_export import EmptyNode
 from pax_export import transforms as T
 from tests.closeness import assert_close
+from tests.refusals import refused
 from tests.transforms.models import (
     Block,
     Carry,
@@ -111,14 +112,14 @@ def test_grad_g6_random_keys(key):
     grads, _ = grad(model, x)
     assert selected(grads) == {"dropout.rng_key"}
     assert grads.dropout.rng_key.dtype == jax.dtypes.float0
-    with pytest.raises(TypeError, match=r"where: dropout.rng_key"):
+    with refused(TypeError, where="dropout.rng_key"):
         T.grad(loss_and_module, has_aux=True, wrt=...)(model, x)
 
 
 def test_grad_g7_no_filter_and_no_reduce_axes():
-    with pytest.raises(TypeError, match="Expected a filter of leaves"):
+    with refused(TypeError, got="float: 3.5"):
         T.grad(loss_and_module, wrt=3.5)
-    with pytest.raises(NotImplementedError, match="reduce_axes"):
+    with refused(NotImplementedError, got="reduce_axes=('batch',)"):
         T.grad(loss_and_module, reduce_axes=("batch",))
 
 

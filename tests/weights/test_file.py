@@ -22,6 +22,7 @@ import pax_export as pax
 from pax_export._files import disk
 from pax_export.errors import MissingPackageError
 from pax_export.weights import _save_load
+from tests.refusals import refused
 
 TREE = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2))}
 
@@ -63,7 +64,7 @@ def test_an_empty_file_and_one_of_another_program_are_replaced(path):
 
 def test_a_file_that_holds_no_weights_is_not_replaced(path):
     path.write_text("1,2,3\n4,5,6\n")
-    with pytest.raises(OSError, match=r"not a file of weights") as caught:
+    with refused(OSError, got="a file of 12 bytes that begins with b'1,2,3\\n4,5,6\\n'") as caught:
         pax.save_weights(TREE, path)
     assert caught.value.where == str(path)
     assert caught.value.got == "a file of 12 bytes that begins with b'1,2,3\\n4,5,6\\n'"
@@ -77,7 +78,7 @@ def test_what_is_no_regular_file_is_neither_replaced_nor_read(path):
     link = path.parent / "link"
     link.symlink_to(path)
     for each in (path, link):
-        with pytest.raises(OSError, match=r"replace a file that is not regular") as caught:
+        with refused(OSError, got="a FIFO (a named pipe)") as caught:
             pax.save_weights(TREE, each)
         assert caught.value.got == "a FIFO (a named pipe)"
         assert "Cannot read a file that is not regular.\n" in refusal(each)
@@ -90,7 +91,7 @@ def test_a_device_is_not_replaced(path):
         os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null
     except PermissionError:
         pytest.skip("only root may make a device")
-    with pytest.raises(OSError, match=r"got: a character device"):
+    with refused(OSError, got="a character device"):
         pax.save_weights(TREE, path)
     assert stat.S_ISCHR(path.stat().st_mode)
     assert "got: a character device" in refusal(path)
@@ -99,15 +100,11 @@ def test_a_device_is_not_replaced(path):
 def test_paths_that_lead_nowhere(path):
     path.symlink_to("other")
     (path.parent / "other").symlink_to(path)
-    with pytest.raises(
-        OSError, match=r"cannot be written to this path.\n  where: .*\n  got: Too many lev"
-    ):
+    with refused(OSError, got="Too many levels of symbolic links"):
         pax.save_weights(TREE, path)
     assert "cannot be read.\n" in refusal(path) and "Too many levels of symb" in refusal(path)
     broken = f"{path}\0"
-    with pytest.raises(
-        OSError, match=r"cannot be written to this path.\n  where: .*\\0\n  got: a path with a"
-    ):
+    with refused(OSError, got="a path with a null character"):
         pax.save_weights(TREE, broken)
     assert "got: a path with a null character" in refusal(broken)
 
@@ -174,9 +171,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(disk.os, "fsync", full)
-    with pytest.raises(
-        OSError, match=r"cannot be written to this path.\n  where: .*\n  got: No space left"
-    ):
+    with refused(OSError, got="No space left on device"):
         pax.save_weights({"a": jnp.zeros(9)}, path)
     assert path.read_bytes() == before
     assert names(path) == [path.name]
@@ -199,7 +194,7 @@ def test_a_directory_without_write_permission(path):
     else:
         path.parent.chmod(0o500)
         directory = str(path.parent)
-    with pytest.raises(OSError, match=r"cannot be written to this path.\n  where: .*w\n  got: "):
+    with refused(OSError, where="/proc/self/w"):
         pax.save_weights(TREE, f"{directory}/w")
 
 

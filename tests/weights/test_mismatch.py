@@ -6,6 +6,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.weights import LoadReport
+from tests.refusals import refused
 
 OTHER = {
     "bias": jnp.zeros(3, jnp.float16),
@@ -85,9 +86,7 @@ def test_keys_and_the_numbers_in_them_are_told_apart(tmp_path):
 
 
 def test_what_is_no_array_is_no_target(path):
-    with pytest.raises(
-        TypeError, match=r"needs a module of arrays.*\n  where: weight\n  got: float"
-    ):
+    with refused(TypeError, where="weight", got="float: 1.0"):
         pax.load_weights({"weight": 1.0}, path)
 
 
@@ -100,7 +99,7 @@ def test_names_must_differ(tmp_path):
         pax.save_weights(tree, tmp_path / "x")
     assert "  where: a.b\n  got: the paths ['a']['b'] and ['a.b']" in str(caught.value)
     assert not (tmp_path / "x").exists()
-    with pytest.raises(ValueError, match="Two weights have the same dotted name"):
+    with refused(ValueError, where="a.b", got="the paths ['a']['b'] and ['a.b']"):
         pax.load_weights(tree, tmp_path / "x")
     dots = {"a.b": jnp.ones(1)}  # no other has this name
     pax.save_weights(dots, tmp_path / "x")
@@ -139,5 +138,5 @@ def test_values_must_be_here(tmp_path):
     "array", [np.array(["text"]), np.array([{}]), np.zeros(1, "M8[s]"), np.zeros(1, "f4,i4")]
 )
 def test_what_is_no_number_is_refused(array, tmp_path):
-    with pytest.raises(TypeError, match=r"not support the dtype of an array.\n  where: x\n  got: "):
+    with refused(TypeError, where="x"):
         pax.save_weights({"x": array}, tmp_path / "x")

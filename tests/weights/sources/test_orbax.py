@@ -14,6 +14,7 @@ import pax_export as pax
 from pax_export.errors import WeightsFileError
 from pax_export.weights import open_source
 from tests.closeness import assert_close
+from tests.refusals import refused
 
 ocp = pytest.importorskip("orbax.checkpoint")
 KERNEL = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -46,7 +47,7 @@ def test_a_tree(checkpoint):
 def test_a_pipe_among_its_files_is_refused_before_anything_waits_for_it(checkpoint, tmp_path):
     shutil.copytree(checkpoint, tmp_path / "net")
     os.mkfifo(tmp_path / "net" / "zarr.json")
-    with pytest.raises(WeightsFileError, match="not regular.*\n.*zarr.json\n.*a named pipe"):
+    with refused(WeightsFileError, got="a FIFO (a named pipe)"):
         open_source(tmp_path / "net")
 
 
@@ -63,7 +64,7 @@ def test_which_step_is_not_guessed(tmp_path):
     for step in ("3", "7"):
         (tmp_path / step).mkdir()
         (tmp_path / step / "_METADATA").write_text("{}")
-    with pytest.raises(WeightsFileError, match="several steps"):
+    with refused(WeightsFileError, got="3, 7"):
         open_source(tmp_path)
 
 

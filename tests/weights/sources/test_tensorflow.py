@@ -11,6 +11,7 @@ from pax_export.export import spec, to_saved_model
 from pax_export.weights import open_source
 from tests.closeness import assert_close
 from tests.export.models import affine, affine_params
+from tests.refusals import refused
 
 KINDS = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool",
          "complex64", "uint32", "float8_e5m2"]  # fmt: skip
@@ -105,7 +106,7 @@ def test_several_checkpoints_of_a_folder(tmp_path):
     tf = pytest.importorskip("tensorflow")
     for name in "ab":
         tf.train.Checkpoint(a=tf.Variable(1.0)).write(str(tmp_path / name))
-    with pytest.raises(WeightsFileError, match="several checkpoints"):
+    with refused(WeightsFileError, got="a.index, b.index"):
         open_source(tmp_path)
 
 

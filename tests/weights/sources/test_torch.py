@@ -13,6 +13,7 @@ import pytest
 from pax_export.errors import PaxError, UnsupportedDtypeError, WeightsFileError
 from pax_export.weights import open_source
 from tests.closeness import assert_close
+from tests.refusals import refused
 from tests.weights.sources.torch_files import (
     Call,
     Made,
@@ -239,7 +240,7 @@ def test_what_is_no_weights(tmp_path):
     with pytest.raises(WeightsFileError):
         open_source(tmp_path / "a")
     path = write_zip(tmp_path / "a.pt", {}, {}, byteorder=b"big")
-    with pytest.raises(UnsupportedDtypeError, match="big-endian"):
+    with refused(UnsupportedDtypeError, got="a file of a big-endian machine"):
         open_source(path)
     with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
         archive.writestr("readme", b"")
