@@ -30,7 +30,7 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
             return call(self, *args, **kwargs)
         except Exception as error:
             hide_frames(error)
-            if isinstance(self, Node):  # else a view of one, whose own call is around this
+            if isinstance(self, Node):  # else a view, whose own call encloses this one
                 _add_note(error, self)
                 explain_sharding(error, [self])
             raise
@@ -44,7 +44,7 @@ _CODE = noting_path(lambda self: None).__code__  # type: ignore[attr-defined]
 
 
 def path_of_call() -> str:
-    """The path of the module in whose call this function is called, from the outermost module."""
+    """Returns the path of the module whose call runs, from the outermost module."""
     return _path_and_root()[0]
 
 
@@ -78,7 +78,7 @@ def _step_between(outer: Node, inner: Node) -> str:
     for path, module in named:
         if module is inner:
             return path
-    # A transform has taken it apart and built it again: equal ones are told apart no more.
+    # A transform has flattened and rebuilt it, so equal modules cannot be told apart.
     moduledef = flatten(inner)[1]
     alike = [path for path, module in named if flatten(module)[1] is moduledef]
     if alike:

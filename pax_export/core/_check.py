@@ -46,7 +46,7 @@ def check_modules(tree: PyTree) -> None:
 
 
 def check_new(module: Node) -> None:
-    """Checks a module after its constructor; its parts were checked after theirs."""
+    """Checks a module after its constructor; its submodules were checked after theirs."""
     _check_slots(type(module))
     check_sharing(module)
     _check_class_attributes(module)
@@ -111,8 +111,8 @@ def _check_slots(cls: type) -> None:
     for base in cls.__mro__:
         if base.__module__.startswith("pax_export.core.") or base is object:
             continue
-        # Abstract bases have an empty one, which hides nothing; on a module it says that there
-        # are no attributes, and there are.
+        # Abstract bases have empty `__slots__`, which hide nothing; on a module they would suggest
+        # that there are no attributes.
         slots = vars(base).get("__slots__")
         if slots or (slots is not None and issubclass(base, Node)):
             raise HiddenArrayError(
@@ -129,7 +129,7 @@ def _check_class_attributes(module: Node) -> None:
         if base is object or base is Node or base.__module__.startswith("pax_export.core."):
             continue
         for name, value in vars(base).items():
-            # Every edit comes here, and the type alone tells of most of a class.
+            # Every edit passes here, and for most of a class the type alone decides.
             if type(value) in _PLAIN or name in attributes or name in _OF_PYTHON:
                 continue
             if not _may_hold_arrays(value):
@@ -148,7 +148,7 @@ def _check_class_attributes(module: Node) -> None:
 _PLAIN = frozenset(
     {str, int, float, bool, type(None), property, classmethod, staticmethod, types.FunctionType}
 )
-#: What Python itself writes into a class: names, and annotations.
+# #: Names and annotations that Python itself writes into a class.
 _OF_PYTHON = frozenset({"__annotations__", "__static_attributes__", "__type_params__"})
 _SIMPLE = (str, bytes, int, float, complex, bool, type(None), type)
 
@@ -162,7 +162,7 @@ def _may_hold_arrays(value: object) -> bool:
 
 # --- arrays in static data ----------------------------------------------------------
 
-# Code and what wraps code: an array that a function closes over is a constant
+# Functions and wrappers of functions: an array that a function closes over is a constant
 # of the function, which is no mistake.
 _CODE = (
     type,

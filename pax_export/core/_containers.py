@@ -39,11 +39,11 @@ def is_record(value: object) -> bool:
     kind = type(value)
     if not hasattr(kind, "__dataclass_fields__") or kind.__eq__ is object.__eq__:
         return False
-    return not hasattr(kind, "_pax_flat")  # modules are compared as such
+    return not hasattr(kind, "_pax_flat")  # modules are compared as modules
 
 
 def _can_change(record: PyTree) -> bool:
-    """True for a dataclass that is not frozen, or holds what can change."""
+    """Returns whether a record is a mutable dataclass or contains a mutable container."""
     if not type(record).__dataclass_params__.frozen:
         return True
     return any(map(has_container, record_of(record).values()))
@@ -80,7 +80,7 @@ def has_container(value: PyTree) -> bool:
 
 
 def copy_containers(value: PyTree) -> Any:
-    """Copies what can change at every depth; shares all else."""
+    """Copies mutable containers at every depth; shares all other values."""
     kind = type(value)
     if kind in _UNCHANGING:
         return value

@@ -74,7 +74,7 @@ def with_class(node: Node, cls: type) -> Any:
 
 
 def edit_at(tree: PyTree, changes: Mapping[Steps, Change], *, same_kinds: bool = False) -> Any:
-    """Returns a new tree in which each of these places holds ``change(old value)``.
+    """Returns a new tree with ``change(old value)`` at each of these places.
 
     Every edit of a module uses this function. Children are changed before their parents.
 
@@ -97,7 +97,7 @@ def edit_at(tree: PyTree, changes: Mapping[Steps, Change], *, same_kinds: bool =
             parent = functools.reduce(_child_at, steps, new)
             if isinstance(parent, Node):
                 _change_attributes(parent, items, same_kinds)
-            else:  # a container: it is a change of what is around it
+            else:  # a container: this changes the module around it
                 left[steps] = partial(_with_items, items, left.get(steps))
     if () in left:
         new = left[()](new)
@@ -152,12 +152,12 @@ def own_containers(value: object) -> Any:
     return tree_unflatten(treedef, own)
 
 
-# --- what PAX has names for ---------------------------------------------------------
+# --- PAX's functions -----------------------------------------------------------------
 
 
 @cached_by_treedef()
 def set_training(tree: PyTree, training: bool) -> Any:
-    """A module, or any pytree of modules, with all of them in train or eval mode."""
+    """Returns a module, or pytree of modules, with all modules in train or eval mode."""
 
     def switched(module: PyTree) -> Any:
         return apply_bottom_up(module, lambda m: m._with_training(training))

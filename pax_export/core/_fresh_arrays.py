@@ -15,9 +15,10 @@ from pax_export._types import DTypeLike, PRNGKey
 
 #: Minimum number of values to draw, so that all smaller shapes share one program.
 _LEAST = 1 << 10
-#: Up to here a power of two, then a quarter of one more: a draw takes as long as its numbers do.
+# #: Sizes are rounded up to a power of two up to here, then by a quarter: drawing takes time per
+# number.
 _DOUBLED = 1 << 16
-#: Above this size drawing takes longer than compiling, so nothing is drawn in excess.
+# #: Above this size drawing takes longer than compiling, so arrays are drawn in their exact size.
 _MOST = 1 << 22
 
 
@@ -38,14 +39,14 @@ def sample_padded(
     size = math.prod(shape)
     cut = size <= _MOST and _is_free() and _is_counter_based(rng_key)
     values: Any = draw(rng_key, (_padded_size(size),) if cut else shape)
-    by_numpy = cut and not is_tracer(values)  # a jax that has moved may not say that it traces
+    by_numpy = cut and not is_tracer(values)  # a later jax may not report that it is tracing
     if by_numpy:
         values = np.asarray(values)
     if cut:
         values = values[:size].reshape(shape)
     if scale is not None:
         values = values * float(scale)
-    # `jnp.asarray` is refused where a user guards against transfers that nobody sees.
+    # `jnp.asarray` raises where a user has turned on the guard against implicit transfers.
     return jax.device_put(values) if by_numpy else values
 
 

@@ -25,7 +25,7 @@ from pax_export.core._tree import STATIC, Node, attributes_of, current_kinds, up
 
 R = TypeVar("R")
 Labelling = Callable[[Any], Any]
-#: What a `__call__` has that comes by `called`.
+# #: Attributes that `called` adds to a `__call__`.
 SAYS_PATH = "_pax_says_path"
 _SCOPE = re.compile(r"<([^<>]*)>")
 
@@ -38,13 +38,13 @@ class Recorder(Protocol):
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("pax_export_recorder", default=None)
-#: The path and the class of the module whose call runs, if it is labelled.
+# #: The path and the class of the labelled module whose call runs.
 _around: ContextVar[tuple[str, type] | None] = ContextVar("pax_export_around", default=None)
 _trace = jax.make_user_context()
 
 
 def labelled(net: PyTree, apart: bool = True) -> Any:
-    """A copy in which each module knows its path; ``apart=False`` keeps equal treedefs equal."""
+    """Returns a copy whose modules have their paths; ``apart=False`` keeps equal treedefs equal."""
     copy, whole = rebuilt(net), object()
     for path, module in named_modules(copy):
         kinds = current_kinds(module)
@@ -65,7 +65,7 @@ def with_labels(trace: Callable[[Labelling], R]) -> R:
 
 
 def traced_anew() -> Any:
-    """A block in which jax uses no program again that it traced outside of it."""
+    """Context manager in which jax reuses no program traced outside of it."""
     return _trace(object())
 
 
@@ -118,7 +118,7 @@ register_aspect("labelled", _labelled)
 
 
 def path_in(equation: Equation, around: str) -> str:
-    """The path of the module whose call contains an equation; `around` encloses it.
+    """Returns the path of the module whose call contains an equation.
 
     A program that jax caches may name another module: a path outside `around` is ignored.
     """

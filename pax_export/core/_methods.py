@@ -27,7 +27,7 @@ class OfInstance(NamedTuple):
 
 
 class _MethodSlot:
-    """In a class, a method that each of its modules holds itself."""
+    """A class attribute for a method that each module stores itself."""
 
     def __init__(self, name: str):
         self.name = name
@@ -44,7 +44,7 @@ class _MethodSlot:
 
 
 class _StaticMethod(staticmethod):
-    """In a class, a callable that each of its modules holds itself, and that takes no module."""
+    """A class attribute for a callable that each module stores itself and that takes no module."""
 
     def __get__(self, module: PyTree, owner: type | None = None) -> Any:
         return self.__wrapped__.__get__(module, owner)
@@ -69,13 +69,13 @@ def replace_method(module: Node, methods: dict[str, Any]) -> Any:
 
 
 def _binds_module(method: Callable[..., Any]) -> bool:
-    """True for what takes the module as its first argument when it is a method."""
-    # A partial has a __get__ in new versions of Python, which only warns so far.
+    """Returns whether a callable gets the module as its first argument when it is a method."""
+    # New versions of Python give a partial a `__get__`, which so far only warns.
     return hasattr(method, "__get__") and not isinstance(method, functools.partial)
 
 
 def _is_made_anew(method: Callable[..., Any]) -> bool:
-    """True for what may be another object each time that one line of code runs."""
+    """Returns whether a callable may be a new object each time its line of code runs."""
     if isinstance(method, (type, property, staticmethod, classmethod)) or not callable(method):
         return False
     if isinstance(method, types.FunctionType):

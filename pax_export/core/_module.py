@@ -143,7 +143,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
         Raises:
             InvalidArgumentError: (an AssertionError too) no such attribute.
-            SharedNodeError: a module or array is now at two places.
+            SharedNodeError: a module or array would occur twice.
         """
         return _edit.replace(self, attributes)
 
@@ -172,8 +172,8 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     def replace_method(self, **methods: Callable) -> Self:
         """Returns the same data as a subclass (of the same name) with these methods.
 
-        Calls with functions that differ only in what they close over share one
-        class; the functions are then static data of each module.
+        Calls with functions that differ only in their closures share one class; the functions are
+        then static data of each module.
         """
         return _methods.replace_method(self, methods)
 
@@ -194,8 +194,8 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     def at(self, what: object) -> Selection:
         """Selects parts of the module, to look at them or to change them; see `Selection`.
 
-        An attribute, a field or a method of a class of yours that is called ``at`` comes first;
-        ``Selection.of(module, what)`` is the same.
+        An attribute, field or method ``at`` of a subclass takes precedence; ``Selection.of(module,
+        what)`` is the same.
 
         Args:
             what: a path such as ``"encoder.layers.*.attention"``, a class of modules, a function
@@ -203,7 +203,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
                 selection, or several of these.
 
         Raises:
-            InvalidArgumentError: nothing in the module is meant; near names are proposed.
+            InvalidArgumentError: nothing in the module matches; the message suggests similar names.
             InvalidArgumentTypeError: not a valid selector.
 
         Example:
@@ -302,11 +302,11 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         return _summary.count_elements(self)
 
     def _repr_html_(self) -> str | None:
-        """What notebooks show: the rows of `pax_export.inspect`, as a tree that folds."""
+        """Returns HTML for notebooks: the rows of `pax_export.inspect` as a collapsible tree."""
         return _summary.module_html(self)
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: object) -> Any:
-        """What treescope shows: the attributes, to be folded."""
+        """Returns treescope's rendering: the attributes, collapsible."""
         return _summary.render_treescope(self, path, subtree_renderer)
 
     def summary(self, return_list: bool = False) -> str | list[str]:
@@ -341,7 +341,8 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         others, other_def = jax.tree_util.tree_flatten(other)
         return treedef == other_def and all(map(lambda a, b: a is b, leaves, others))
 
-    # It says "equal" of the same only, unless a subclass has another: see `ObjectKey`.
+    # It returns "equal" for identical objects only, unless a subclass overrides it: see
+    # `ObjectKey`.
     _pax_equal_is_same = __eq__
 
     def __hash__(self) -> int:
@@ -377,7 +378,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
 
 class ParameterModule(Module):
-    """A module whose own arrays all are trainable.
+    """A module whose own arrays are all trainable.
 
     Example:
         >>> import pax_export as pax
@@ -389,7 +390,7 @@ class ParameterModule(Module):
 
 
 class StateModule(Module):
-    """A module none of whose own arrays are trainable; its submodules' may be.
+    """A module whose own arrays are not trainable; those of its submodules may be.
 
     It keeps the same parameters as a plain `Module`, without the warning.
 
@@ -428,11 +429,11 @@ def update_parameters(module: Module, *, params: PyTree) -> Any:
 def freeze_parameters(module: Module, *, states: bool = False) -> Any:
     """Returns a copy in which no array, at any depth, is trainable.
 
-    What is frozen are the parameters: gradients and optimizers pass them by.  States
-    stay what they are: in train mode a frozen batch norm still normalizes with its
-    batch and moves its running mean and variance, and a dropout still drops.  With
-    ``states=True`` the copy is in eval mode for good, whatever mode the net around it
-    is put in: running statistics are used and stay as they are.
+    Only parameters are frozen: gradients and optimizers skip them.  States
+    stay states: in train mode a frozen batch norm still normalizes with its
+    batch and updates its running mean and variance, and dropout is still applied.  With
+    ``states=True`` the copy stays in eval mode, whatever mode the net around it
+    is put in: running statistics are used and not updated.
 
     The class of each module becomes a subclass of the same name, the same one
     each time.

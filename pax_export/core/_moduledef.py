@@ -90,7 +90,7 @@ class ModuleDef:
             return True
         if not isinstance(other, ModuleDef):
             return NotImplemented
-        # Two threads may have made one each, and what has no hash is not interned.
+        # Two threads may have created one each, and a moduledef without a hash is not interned.
         same = self._hash == other._hash and self._key == other._key
         return same and not (self.label and self.label.differs(other.label))
 
@@ -101,7 +101,7 @@ class ModuleDef:
         return f"ModuleDef({self.cls.__qualname__}, {self.names}, {self.static})"
 
     def derived(self, cls: type, static: Mapping[str, Any]) -> ModuleDef:
-        """The moduledef of another class, or with other static values, or with more of them."""
+        """Returns the moduledef of another class, or with changed or additional static values."""
         arrays, mixed = self.names[: self.array_count], self.names[self.array_count :]
         order = tuple({**self.template, **static})
         return intern_moduledef(cls, order, arrays, mixed, static)

@@ -51,7 +51,7 @@ class MutationScope:
         self.constructing = constructing
         self.closed = False
         self.adopted: list[Node] = []
-        # The scope whose modules are open here as well; see `lent_to_constructors`.
+        # The scope whose modules are mutable here as well; see `lent_to_constructors`.
         self.lender: MutationScope | None = None
 
 
@@ -101,7 +101,7 @@ def lent_to_constructors() -> Iterator[None]:
 
 
 def adopt(parent: Node, children: Iterable[Node]) -> None:
-    """Opens new modules for as long as the parent that is open now.
+    """Opens new modules for as long as their parent is open.
 
     A parent under construction opens nothing: a constructor changes only its own object.
     """
@@ -203,7 +203,7 @@ def take_over(node: Node, other: Node) -> None:
         update_moduledef(node, current_kinds(other))
 
 
-# What holds what it held if `is_as_seen` says so; of other containers nobody knows.
+# A container is unchanged if `is_as_seen` says so; other objects are unknown.
 _WATCHED = frozenset({list, tuple, dict})
 _NONE: frozenset[type] = frozenset()
 
@@ -229,7 +229,7 @@ def note_attribute(node: Node, name: str, value: object) -> None:
 
 
 def _swap_subtree(node: Node, name: str, value: object) -> bool:
-    """Exchanges one subtree for another of its kind; False if there was another kind."""
+    """Replaces a subtree by one of its kind; returns False if the kinds differ."""
     children, moduledef = flatten(node)
     if name not in moduledef.names[: moduledef.array_count]:
         return False
@@ -239,7 +239,7 @@ def _swap_subtree(node: Node, name: str, value: object) -> bool:
 
 
 def refresh_kinds(node: Node, *, unseen: bool = False) -> None:
-    """Classifies the containers of a module anew; an empty container stays a subtree."""
+    """Reclassifies the containers of a module; an empty container stays a subtree."""
     moduledef, values = known_moduledef(node)
     same = not unseen and is_as_seen(node)
     known = _WATCHED if same else _NONE

@@ -29,7 +29,7 @@ class Watched(NamedTuple):
 
 
 def with_watch(pair: tuple) -> tuple:
-    """The pair; with a note of the containers among its children, if there are any."""
+    """Returns the pair, with a record of the containers among its children if there are any."""
     seen = seen_in(pair[0])
     return Watched(pair, seen) if seen else pair
 
@@ -72,7 +72,7 @@ seen_in, is_unchanged = fastest_looks(DICTS, seen_in_python, is_unchanged_in_pyt
 
 
 def find_changed(seen: Seen) -> tuple[Any, tuple] | None:
-    """The first container that has changed, with its old contents; None if there is none."""
+    """Returns the first changed container and its old contents, or None."""
     for container, before in zip(seen[::2], seen[1::2]):
         now = _items_of(container)
         if len(now) != len(before) or not all(map(operator.is_, now, before)):

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def _load_compiled() -> Any:
-    """The compiled module; None where there is none, or where it is turned off."""
+    """Returns the compiled module, or None where it is missing or turned off."""
     if os.environ.get("PAX_EXPORT_PURE_PYTHON", "0") not in ("", "0"):
         return None
     try:
@@ -50,7 +50,7 @@ def fastest_looks(
     seen_in: Callable[[Iterable], tuple],
     is_unchanged: Callable[[tuple], bool],
 ) -> tuple[Callable[[Iterable], tuple], Callable[[tuple], bool]]:
-    """The two functions of `_mutation_detection.py`; `dicts` are the classes of dicts it knows."""
+    """Returns the functions of `_mutation_detection.py`; `dicts` are the supported dict classes."""
     if not compiled:
         return seen_in, is_unchanged
     return _round_trip.make_seen_in(dicts), _round_trip.is_unchanged

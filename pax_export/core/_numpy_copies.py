@@ -72,7 +72,7 @@ def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    """The bytes of an array, compared without a copy of them if it has no gaps."""
+    """Returns the bytes of an array, without a copy if the array is contiguous."""
     return array.ravel(order="K").view(np.uint8).data
 
 

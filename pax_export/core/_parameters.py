@@ -38,9 +38,9 @@ from pax_export.core._tree import EmptyNode, Node, flatten, is_array, is_node, i
 
 @dataclass(frozen=True)
 class Kept:
-    """What ``parameters()`` of a class keeps."""
+    """Describes which leaves ``parameters()`` of a class keeps."""
 
-    names: tuple[str, ...] | None  # attributes whose arrays are kept; None for all
+    names: tuple[str, ...] | None  # attributes whose arrays are kept; None: all
     submodules: bool = True  # whether parameters of submodules are kept
     without: tuple[str, ...] = ()  # excluded own arrays, by path
     declared: bool = True  # False for a plain `Module`
@@ -72,7 +72,7 @@ def parameters_method(*names: str, submodules: bool = True) -> Callable[[Any], A
 
     Args:
         *names: attribute names; a string may hold several, separated by blanks.
-            An attribute may be None.  No name says that no array of its own is trained.
+            An attribute may be None.  Without names no array of its own is trained.
         submodules: whether the parameters of submodules are kept as well.
 
     Returns:
@@ -108,7 +108,7 @@ def _select_kept(module: PyTree) -> Any:
 
 
 def _keep_parameters(module: PyTree, of_root: Kept | None) -> Any:
-    """The result of ``parameters()`` for a tree whose root keeps these attributes."""
+    """Returns ``parameters()`` for a tree whose root keeps these attributes."""
 
     def kept(each: Node) -> Kept | None:
         return of_root if each is module else kept_by(each)
@@ -125,7 +125,7 @@ def _keep_parameters(module: PyTree, of_root: Kept | None) -> Any:
 
 
 def _looked_into(kept: Kept, module: Node) -> list[Any]:
-    """The submodules whose parameters are kept."""
+    """Returns the submodules whose parameters are kept."""
     _require_attributes(module, kept)
     if kept.submodules:
         return submodules(module)
@@ -136,7 +136,7 @@ def _looked_into(kept: Kept, module: Node) -> list[Any]:
 
 
 def _with_holes(kept: Kept, module: Node, parts: Iterator[Any]) -> Any:
-    """One module with what is kept of it; submodules are parts already."""
+    """Returns one module with empty nodes for dropped leaves; `parts` replace its submodules."""
 
     def keep(name: str, subtree: PyTree) -> Any:
         keeps = kept.keeps(name)
@@ -153,7 +153,7 @@ def _with_holes(kept: Kept, module: Node, parts: Iterator[Any]) -> Any:
 
 
 def _with_holes_at(name: str, subtree: PyTree, paths: tuple[str, ...]) -> Any:
-    """The subtree of an attribute with holes for its own arrays at these paths."""
+    """Returns the subtree of an attribute with empty nodes for its own arrays at these paths."""
     items, treedef = jax.tree_util.tree_flatten_with_path(subtree, is_leaf=is_node)
     left = [
         EmptyNode() if not is_node(x) and path_name((DictKey(name), *path)) in paths else x
@@ -258,7 +258,7 @@ register_aspect("frozen", _frozen)
 
 
 def _held(base: type, namespace: dict, paths: tuple[str, ...]) -> dict[str, Any]:
-    """A class some of whose own arrays are not trained: those at these paths from the module."""
+    """Derives a class whose own arrays at these paths are not trained."""
     inner = namespace.get("parameters", base.parameters)  # type: ignore[attr-defined]
     kept = getattr(inner, "kept", None)
     if kept is not None:
@@ -274,7 +274,7 @@ register_aspect("held", _held)
 
 
 def frozen_alone(module: PyTree, states: bool) -> Any:
-    """A module, without those in it, whose arrays are not trained."""
+    """Freezes the arrays of a module, but not of its submodules."""
     keeps = states or aspect_of(type(module), "frozen") == STATES_TOO
     new = with_class(module, derived(type(module), "frozen", STATES_TOO if keeps else True))
     return new._with_training(False) if keeps else new

@@ -24,7 +24,7 @@ def specs_of(module: Node) -> dict[str, Spec]:
 
 
 def with_specs(module: PyTree, specs: Mapping[str, Any]) -> Any:
-    """A module that declares these specs beside those it has."""
+    """Returns a module that declares these specs in addition to its own."""
     children, moduledef = flatten(module)
     values = dict(zip(moduledef.names, children))
     for name, spec in specs.items():

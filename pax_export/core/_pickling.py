@@ -21,7 +21,7 @@ from pax_export.core._mutable import begin, refresh_kinds
 from pax_export.core._tree import ARRAYS, STATIC, update_moduledef
 
 _PUBLIC = ("jax.nn", "jax.numpy", "jax.lax", "jax.scipy.special", "jax.random", "jax")
-# What pickle finds by name itself, or refuses with a good message.
+# Objects that pickle finds by name itself, or refuses with a good message.
 _PLAIN = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
@@ -44,7 +44,7 @@ def _find(module: str, name: str) -> Any:
 
 
 def picklable(value: PyTree) -> Any:
-    """The same value with what pickle does not find, in containers too, replaced."""
+    """Returns the value with picklable replacements for what pickle cannot find."""
     kind = type(value)
     if kind is list or kind is tuple:
         return kind([picklable(x) for x in value])
@@ -78,7 +78,7 @@ def _by_public_name(function: Callable[..., Any]) -> Any:
 # --- classes and functions that a call made --------------------------------------------
 
 
-# What was made -> the module and name of the function that was called, and its arguments.
+# Created object -> module and name of the function that created it, and its arguments.
 _calls: weakref.WeakKeyDictionary[Any, tuple[str, str, tuple, dict]] = weakref.WeakKeyDictionary()
 
 

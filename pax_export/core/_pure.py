@@ -34,11 +34,10 @@ T = TypeVar("T")
 def pure(func: Callable[P, T]) -> Callable[P, T]:
     """Makes a function that may change its module arguments, but only for itself.
 
-    The arguments are copied, the copies are open for change while ``func`` runs,
-    and what the caller holds stays as it was.  Arrays of jax, which cannot change,
-    are not copied; lists, dicts, sets, dataclasses and numpy arrays of a module are.
-    An object of a user's own class is shared.  Return a module to hand on what was
-    changed.
+    The arguments are copied, the copies are mutable while ``func`` runs, and the caller's objects
+    do not change. jax arrays, which are immutable, are not copied; lists, dicts, sets, dataclasses
+    and numpy arrays of a module are. An object of a user's own class is shared. Return the module
+    to pass the changes on.
 
     Args:
         func: a function, a bound method, or a module with ``__call__``; for the
@@ -48,8 +47,8 @@ def pure(func: Callable[P, T]) -> Callable[P, T]:
         A function with the same signature.
 
     Raises:
-        SharedNodeError: when called, a module or an array stands at two places
-            of an argument, before or after the call.
+        SharedNodeError: when called, a module or an array occurs twice
+            in an argument, before or after the call.
         InvalidArgumentTypeError: when called, ``func`` is not callable.
 
     Example:
@@ -76,7 +75,7 @@ def _wraps_function(func: Callable[..., Any], wrapper: Callable) -> Callable:
     try:
         return functools.wraps(func)(wrapper)
     except (AttributeError, TypeError, ValueError):
-        return wrapper  # a callable that has nothing to copy a name from
+        return wrapper  # a callable without a name to copy
 
 
 def _split_method(func: Callable[..., Any]) -> tuple[Callable, tuple]:
@@ -110,7 +109,7 @@ def _opened_copy(tree: PyTree) -> tuple[Any, Copies]:
     copy = jax.tree_util.tree_unflatten(treedef, leaves)
     if np.ndarray in map(type, leaves):
         for root in _root_modules(copy):
-            check_sharing(root)  # two copies of one array would not be found later
+            check_sharing(root)  # two copies of one array could not be found later
         return with_own_arrays(copy)
     return copy, {}
 
@@ -148,13 +147,13 @@ def mutable(module: T) -> Iterator[T]:
     """Yields a copy of a module that is mutable inside the block.
 
     Args:
-        module: the module; it stays as it is.
+        module: the module; it does not change.
 
     Yields:
         The copy.  After the block it is immutable again.
 
     Raises:
-        SharedNodeError: at the end, a module or an array stands at two places.
+        SharedNodeError: at the end, a module or an array occurs twice.
         InvalidArgumentTypeError: ``module`` is not a module.
 
     Example:
@@ -206,7 +205,7 @@ def _call_and_return(function: Callable, module: PyTree, args: tuple, kwargs: di
 
 
 def module_and_value(module_or_function: object) -> Callable[..., tuple[Any, Any]]:
-    """Makes a callable that returns the updated module beside the value.
+    """Makes a callable that returns the updated module and the value.
 
     Args:
         module_or_function: a module, a bound method of one, or a function whose
@@ -274,7 +273,7 @@ def _require_callable(module: PyTree, caller: str) -> None:
 _ENOUGH = 3  # consecutive traces, each starting from the static data that the last one left
 _REMEMBERED = 64
 
-# Of each class: (attribute, what it was left as) -> how many traces led there, and the last.
+# Per class: (attribute, final value) -> the number of traces that led to it, and the last trace.
 _left: weakref.WeakKeyDictionary[type, OrderedDict] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -283,7 +282,7 @@ _outside = trace_state()
 
 
 def static_before(modules: list[Node], trace: object) -> list[tuple[Node, Any]]:
-    """The static data of modules that a trace begins with; nothing outside of traces."""
+    """Returns the static data of the modules at the start of a trace."""
     if trace == _outside:
         return []
     return [(module, flatten(module)[1]) for module in modules]

@@ -36,10 +36,10 @@ _stream = _ThreadStream()
 
 
 def seed_rng_key(seed: int) -> None:
-    """Starts the key stream of the running thread afresh.
+    """Seeds the key stream of the running thread.
 
-    The main thread starts at seed 42.  Other threads start at seeds of their
-    own, no two alike; seed them to have their keys repeat.
+    The main thread starts at seed 42. Each other thread starts at a seed of its own; seed it for
+    reproducible keys.
 
     Args:
         seed: an integer, numpy's included; negative ones are allowed.

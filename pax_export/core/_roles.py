@@ -9,7 +9,7 @@ from pax_export.core._edit import with_class
 from pax_export.core._subclassing import aspect_of, derived
 from pax_export.core._traversal import apply_bottom_up, named_leaves
 
-#: A module has the first of these that an array of it has.
+# #: A module has the first of these roles that any of its arrays has.
 ROLES = TRAINABLE, FROZEN, STATE = "trainable", "frozen", "state"
 
 
@@ -27,7 +27,7 @@ def named_roles(module: PyTree) -> list[tuple[str, Any, str]]:
 
 
 def _without_freezing(module: PyTree) -> Any:
-    """The module as if nothing of it were frozen."""
+    """Returns the module with nothing frozen."""
 
     def thaw(each: PyTree) -> Any:
         if aspect_of(type(each), "frozen") is None:

@@ -60,7 +60,7 @@ def _arrays_at_hand(frames: list[tuple[FrameType, int]], roots: list[Any]) -> li
 def _leaves_if_sortable(value: object) -> list[Any]:
     try:
         return jax.tree_util.tree_leaves(value)
-    except (TypeError, ValueError):  # a dict whose keys have no order, among the locals
+    except (TypeError, ValueError):  # a dict with unordered keys among the locals
         return []
 
 
@@ -101,7 +101,7 @@ _SETTING = frozenset({"__setattr__", "__delattr__"})
 
 
 def owner_of_frame(frame: FrameType) -> Any:
-    """The module whose method, or function of a module, a frame runs; None if there is none."""
+    """Returns the module whose method, or function of a module, a frame runs, or None."""
     code = frame.f_code
     if code.co_argcount == 0:
         return None
@@ -110,7 +110,7 @@ def owner_of_frame(frame: FrameType) -> Any:
 
 
 def running_modules(frame: FrameType | None) -> Iterator[tuple[Any, str]]:
-    """The modules whose methods run, the innermost first, each with the name of the method."""
+    """Yields the modules whose methods run, innermost first, each with the name of the method."""
     while frame is not None:
         module, name = owner_of_frame(frame), frame.f_code.co_name
         if module is not None and name not in _SETTING and hasattr(type(module), name):
@@ -119,7 +119,7 @@ def running_modules(frame: FrameType | None) -> Iterator[tuple[Any, str]]:
 
 
 def layer_in_training(frame: FrameType | None) -> Any:
-    """The layer in train mode whose call changes a state, or None; the outermost of several."""
+    """Returns the outermost layer in train mode whose call changes a state, or None."""
     layer = None
     for module, _ in running_modules(frame):
         if module._pax_changes == "":
@@ -130,5 +130,5 @@ def layer_in_training(frame: FrameType | None) -> Any:
 
 
 def call_in_progress(frame: FrameType | None) -> Any:
-    """The innermost module whose ``__call__`` runs, or None."""
+    """Returns the innermost module whose ``__call__`` runs, or None."""
     return next((module for module, name in running_modules(frame) if name == "__call__"), None)

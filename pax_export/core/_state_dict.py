@@ -27,8 +27,8 @@ from pax_export.core._tree import EmptyNode, Node, flatten, is_array
 class _Loading:
     """The state of one call of `load_state_dict`."""
 
-    parameters: set[int] | None = None  # ids of arrays whose shapes must match; None for all
-    taken: list[str] = field(default_factory=list)  # what was loaded with another shape
+    parameters: set[int] | None = None  # ids of arrays whose shapes must match; None: all
+    taken: list[str] = field(default_factory=list)  # paths of arrays loaded with another shape
 
 
 def state_dict(module: PyTree) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def state_dict(module: PyTree) -> dict[str, Any]:
 
     Returns:
         Attribute name -> value.  A submodule is again such a dict; lists,
-        tuples and dicts stay; arrays are the module's own, not copies; what is
-        no array in a mixed container is None.
+        tuples and dicts stay; arrays are the module's own, not copies; a value that is
+        not an array in a mixed container is None.
 
     Raises:
         InvalidArgumentTypeError: ``module`` is not a module.
@@ -72,7 +72,7 @@ def load_state_dict(module: PyTree, weights: dict[str, Any]) -> Any:
     """Makes a module with the arrays of a dict that `state_dict` made.
 
     Args:
-        module: the module to start from; it stays as it is.
+        module: the module to start from; it does not change.
         weights: the dict.  Every array of the module must be in it, with the
             same shape and dtype; None keeps the module's own.
 
@@ -80,10 +80,10 @@ def load_state_dict(module: PyTree, weights: dict[str, Any]) -> Any:
         The new module, in the mode (train or eval) of ``module``.
 
     Raises:
-        MissingWeightError: (a KeyError) an array of the module is not there.
+        MissingWeightError: (a KeyError) an array of the module is missing.
         StructureMismatchError: (a ValueError) a container, a shape or a dtype
             differs, or the dict has names that the module lacks.  After
-            `install_as_pax` a state of another shape is taken, with a warning.
+            `install_as_pax` a state of another shape is loaded, with a warning.
 
     Example:
         >>> import pax_export as pax
@@ -158,7 +158,7 @@ def _load_subtree(own: object, given: object, path: str, loading: _Loading) -> A
 def _load_container(own: object, given: object, path: str, loading: _Loading) -> Any:
     items, treedef = one_level(own)
     others, other_def = one_level(given)
-    # Only the keys matter: what a mixed container holds beside arrays is None here.
+    # Only the keys matter: non-arrays in a mixed container are None here.
     if type(own) is not type(given) or [k for k, _ in items] != [k for k, _ in others]:
         raise StructureMismatchError(
             "A container of the weights differs from that of the module.",

@@ -66,7 +66,7 @@ class UnhashableKey(ObjectKey):
 
 
 class _IdentityKey:
-    """Stands in a key for an object that is the same as no other, whatever it says."""
+    """Replaces, in a key, an object that equals no other object."""
 
     __slots__ = ("value",)
 
@@ -81,24 +81,24 @@ class _IdentityKey:
 
 
 def _is_same_object(a: object, b: object) -> bool:
-    """True for two objects of one class that call each other equal and consist of the same."""
+    """Returns whether two objects of one class compare equal and consist of the same parts."""
     if type(a) is not type(b):
         return False
     if getattr(type(a), "_pax_equal_is_same", None) is type(a).__eq__:
         return a == b
     try:
-        # What a list or dict of a user's kind holds is compared by keys, as in any other:
-        # two partials, say, are never equal.
+        # Containers of a user's class are compared by keys, as other containers are: two partials,
+        # for example, are never equal.
         by_content = type(a).__eq__ in (dict.__eq__, list.__eq__)
         parts = _parts_by_pickle(a) if by_content or a == b else None
         return parts is not None and static_key(parts) == static_key(_parts_by_pickle(b))
-    except Exception:  # whatever a foreign class raises, it has not said "equal"
+    except Exception:  # whatever a third-party class raises, the objects are not equal
         return False
 
 
 def _parts_by_pickle(value: object) -> Any:
-    """What an object consists of, as pickle takes it apart; None where it cannot be told."""
-    if isinstance(value, (set, frozenset)):  # their order says nothing
+    """Returns the parts of an object, as pickle takes it apart, or None if it cannot."""
+    if isinstance(value, (set, frozenset)):  # their order has no meaning
         return frozenset(value), dict(getattr(value, "__dict__", {}))
     reduced = value.__reduce_ex__(4)
     if isinstance(reduced, str):
@@ -145,7 +145,7 @@ def static_key(value: PyTree) -> Any:
 
 
 def _standard_key(value: PyTree) -> Any:
-    """The key of what is neither plain nor compared by identity."""
+    """Returns the key of a value that is neither plain nor compared by identity."""
     kind = type(value)
     if kind is complex:
         return kind, value.real.hex(), value.imag.hex()
@@ -187,7 +187,7 @@ def _object_key(value: object) -> Any:
 
 
 def is_opaque(key: object) -> bool:
-    """True if a key holds an object that has no hash, at any depth."""
+    """Returns whether a key contains an unhashable object, at any depth."""
     if isinstance(key, UnhashableKey):
         return True
     if isinstance(key, (tuple, frozenset)):
@@ -208,7 +208,7 @@ class StaticLeaf:
 
 
 class _LeafValue:
-    """The value of a `StaticLeaf` as treedefs hold it: compared by key."""
+    """The value of a `StaticLeaf` in treedefs, compared by key."""
 
     __slots__ = ("value", "key", "changes")
 
@@ -218,7 +218,7 @@ class _LeafValue:
         self.key = static_key(value)
 
     def leaf(self) -> StaticLeaf:
-        """A leaf with this value, and its own copy of what can change."""
+        """Returns a leaf with this value; mutable containers are copied."""
         return StaticLeaf(copy_containers(self.value) if self.changes else self.value)
 
     def __eq__(self, other: object) -> bool:
@@ -243,7 +243,7 @@ _STORES = ("STORE_DEREF", "DELETE_DEREF")
 def function_key(
     function: types.FunctionType, key_of: Callable, may_change: Callable[[Any], bool]
 ) -> Any:
-    """The key of a function; `key_of` gives that of a value, `may_change` says what is no value."""
+    """Returns the key of a function; `key_of` returns keys of values."""
     values = _closed_over(function)
     defaults = (function.__defaults__, tuple((function.__kwdefaults__ or {}).items()))
     if values is None or function.__dict__ or may_change(defaults):

@@ -34,7 +34,7 @@ def recipe_of(cls: type) -> Recipe:
 
 
 def aspect_of(cls: type, name: str) -> Any:
-    """The value of one aspect of a class, or None."""
+    """Returns the value of one aspect of a class, or None."""
     return dict(recipe_of(cls)).get(name)
 
 

@@ -36,7 +36,7 @@ def module_line(module: Node, info: dict[str, Any] | None = None) -> str:
 
 
 def pax_line(module: Node, info: dict[str, Any] | None = None) -> str:
-    """PAX's line for a module, ``(name) Class(key=value, ...)``; None values are left out."""
+    """Returns PAX's line for a module, ``(name) Class(key=value, ...)``, without None values."""
     policy = aspect_of(type(module), "mp_policy")
     if policy is not None:
         info = {**(info or {}), "mp_policy": policy_letters(policy)}
@@ -48,7 +48,7 @@ def pax_line(module: Node, info: dict[str, Any] | None = None) -> str:
     return text if name is None else f"({name}) {text}"
 
 
-#: Set while a tree of lines is made: what a parent holds stands below it.
+# #: Set while a tree of lines is printed: children are printed below their parent.
 _within_a_summary: ContextVar[bool] = ContextVar("within_a_summary", default=False)
 
 
@@ -71,7 +71,7 @@ def count_elements(module: Node) -> dict[str, Any]:
         return {}
     count: dict[str, int] = dict.fromkeys(ROLES, 0)
     try:
-        with _pax_lines():  # an error on the way prints the module: that line counts nothing
+        with _pax_lines():  # an error while printing prints the module: that line counts nothing
             if not _is_tree(module):
                 return {}
             for _, leaf, role in named_roles(module):
@@ -87,12 +87,12 @@ def count_elements(module: Node) -> dict[str, Any]:
 
 
 def elements(leaf: object) -> int:
-    """How many numbers an array holds; what is not an array holds none."""
+    """Returns the number of elements of an array; 0 for other values."""
     return math.prod(getattr(leaf, "shape", (0,)))
 
 
 def _is_tree(module: Node) -> bool:
-    """Whether every module of it stands there once: jax finds no end of one in itself."""
+    """Returns whether every submodule occurs once, so that jax can flatten the module."""
     modules, _ = modules_and_leaves(module, once=True)
     return len(set(map(id, modules))) == len(modules)
 

@@ -18,7 +18,7 @@ Steps = tuple[Any, ...]  # attribute names, indices and dict keys, from the root
 
 
 def plain(key: object) -> Any:
-    """The name, index or dict key of one entry of a jax key path."""
+    """Returns the name, index or dict key of one entry of a jax key path."""
     for field in ("name", "key", "idx"):
         if hasattr(key, field):
             return getattr(key, field)
@@ -47,7 +47,7 @@ def rebuilt(tree: PyTree) -> Any:
 
 
 def collect_in_python(cls: type, modules: list, met: set[int] | None) -> Callable[[Any], bool]:
-    """A function that stops jax nowhere, or at what it `met`, and lists what is of a class."""
+    """Returns an ``is_leaf`` that lists instances of a class and stops at the nodes in `met`."""
 
     def collect(value: object) -> bool:
         if isinstance(value, cls):
@@ -110,7 +110,7 @@ def _stop_at_submodules(module: Node) -> Callable[[Any], bool]:
     def stop(value: object) -> bool:
         nonlocal outside
         if outside and value is module:
-            outside = False  # met again, it stands in itself
+            outside = False  # met again: it contains itself
             return False
         return isinstance(value, Node)
 
@@ -130,14 +130,14 @@ def named_submodules(module: Node) -> list[tuple[str, Any]]:
 
 
 def map_attributes(module: Node, function: Callable[[str, Any], Any]) -> Any:
-    """A module whose every subtree is ``function(attribute name, subtree)``."""
+    """Returns a module with ``function(attribute name, subtree)`` for each subtree."""
     children, moduledef = flatten(module)
     pairs = zip(moduledef.names, children)
     return unflatten(moduledef, tuple([function(name, child) for name, child in pairs]))
 
 
 def map_submodules(module: Node, function: Callable[[Any], Any]) -> Any:
-    """A module whose every direct submodule is ``function(submodule)``."""
+    """Returns a module with ``function(submodule)`` for each direct submodule."""
     items, treedef = tree_flatten(module, is_leaf=_stop_at_submodules(module))
     items = [function(x) if isinstance(x, Node) else x for x in items]
     return tree_unflatten(treedef, items)
@@ -153,7 +153,7 @@ def fold_bottom_up(
     while left:
         order.append(left.pop())
         left += below(order[-1])
-    built: list[Any] = []  # of the modules so far whose parent is still to come
+    built: list[Any] = []  # modules whose parent is not built yet
     for each in reversed(order):
         first = len(built) - len(below(each))
         parts = built[first:]
@@ -173,7 +173,7 @@ def apply_bottom_up(module: PyTree, function: Callable[[Any], Any]) -> Any:
 
 
 def is_labelled(module: PyTree) -> bool:
-    """Whether a module knows its path: then its treedef must not be exchanged for an equal one."""
+    """Returns whether a module has its path; its treedef is then unlike an equal one."""
     return Label.in_use and is_node(module) and attributes_of(module).get(LABEL) is not None
 
 
@@ -183,8 +183,8 @@ def cached_by_treedef(
     """Decorates a function of a module that moves or drops leaves and depends on the treedef alone.
 
     It runs once per treedef, on placeholders; later calls replay its plan in C: flatten, pick,
-    unflatten. So ``eval()`` and ``parameters()`` cost as much as a copy. Further arguments must
-    be hashable. `runs_foreign_code` is True for modules whose code must get real leaves.
+    unflatten. So ``eval()`` and ``parameters()`` cost as much as a copy. Other arguments must be
+    hashable. `runs_foreign_code` returns True for modules whose code needs real leaves.
     """
 
     def decorate(function):
@@ -194,7 +194,7 @@ def cached_by_treedef(
             numbers = {id(leaf): number for number, leaf in enumerate(stand_ins)}
             skeleton = tree_unflatten(treedef, stand_ins)
             for module in modules_and_leaves(skeleton)[0]:
-                # Equal treedefs may hold equal but different objects where
+                # Equal treedefs may contain equal but different objects where
                 # these have no hash; a plan would exchange one for the other.
                 if flatten(module)[1].opaque or runs_foreign_code(module):
                     return None

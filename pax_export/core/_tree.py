@@ -39,7 +39,7 @@ _object_new = object.__new__
 
 
 class Node:
-    """The storage under every module; knows attributes and nothing of modules.
+    """The base class of modules: stores attributes and knows nothing of modules.
 
     It has a plain metaclass, so that ``isinstance(x, Node)`` stays a fast check
     in C, whatever the metaclass of `Module` is.
@@ -48,12 +48,12 @@ class Node:
         _pax_flat: ``(children, moduledef)``; absent while a container among the
             attributes may still change what is a subtree.
         _pax_moduledef: the last moduledef, kept only while `_pax_flat` is absent.
-        _pax_kinds: what each attribute is, of an open module whose moduledef waits
-            for the next look (see `_mutable.py`).
-        _pax_seen: what the containers held at the last look, while `_pax_flat` is absent
-            (see `_mutation_detection.py`); a pair that is kept has that with it.
-        _pax_owner: who may change this module now (see `_mutable.py`).
-        _pax_folded: ``((leaves,), treedef)`` of a module that nobody has looked at
+        _pax_kinds: what each attribute is, of an open module whose moduledef is made
+            when it is next needed (see `_mutable.py`).
+        _pax_seen: the contents of the containers when last checked, while `_pax_flat` is absent
+            (see `_mutation_detection.py`); a stored pair includes them.
+        _pax_owner: the scope that may change this module (see `_mutable.py`).
+        _pax_folded: ``((leaves,), treedef)`` of a module not accessed
             since a jitted function returned it (see `transforms/_jit.py`).
     """
 
@@ -68,13 +68,13 @@ class Node:
         "__weakref__",
     )
 
-    # The attributes of a class that hold random keys of the legacy kind, uint32.
+    # Attributes of a class that are random keys of the legacy kind, uint32.
     rng_attributes: ClassVar[tuple[str, ...]] = ()
     # When a call changes the state of the module itself: "in train mode", "always"; "" is unknown.
     _pax_changes: ClassVar[str] = ""
 
     def __getattr__(self, name: str) -> Any:
-        """Serves what normal lookup misses: the slots, and unfilled attributes."""
+        """Handles what normal lookup misses: the slots, and attributes not filled in yet."""
         if name == "_pax_flat":
             made = unfold_node(self) or update_if_changed(self)
             return self._pax_flat if made else _flatten_afresh(self)
@@ -89,7 +89,7 @@ class Node:
 
 _MAY_BE_ABSENT = frozenset([name for name in Node.__slots__ if name.startswith("_pax_")])
 
-attributes_now = Node.__dict__["__dict__"].__get__  # the dict as it is, maybe unfilled
+attributes_now = Node.__dict__["__dict__"].__get__  # the dict itself, perhaps not filled in yet
 _get_flat = Node.__dict__["_pax_flat"].__get__
 set_flat = Node.__dict__["_pax_flat"].__set__
 _delete_flat = Node.__dict__["_pax_flat"].__delete__
@@ -101,7 +101,7 @@ set_owner = Node.__dict__["_pax_owner"].__set__
 
 
 def flatten_in_python(node: Node) -> tuple[tuple, ModuleDef]:
-    """The pair for jax; a closed module whose containers were changed outside says so."""
+    """Returns the pair for jax; raises if containers of a closed module were changed outside."""
     kept = node._pax_flat
     if type(kept) is not Watched:
         return kept
@@ -137,7 +137,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
-array_types: set[type] = set()  # those of jax, as they are met
+array_types: set[type] = set()  # jax's array types, added when first seen
 
 
 def is_array(value: object) -> bool:
@@ -154,7 +154,7 @@ def is_array(value: object) -> bool:
 
 
 def _has_numbers(dtype: np.dtype) -> bool:
-    # The small floats and integers of ml_dtypes are of the kind of records, "V".
+    # numpy reports the small floats and integers of ml_dtypes as kind "V", like records.
     return dtype.kind in "biufc" or (dtype.kind == "V" and not issubclass(dtype.type, np.void))
 
 
@@ -201,7 +201,7 @@ def leaves_of_attribute(value: object) -> list[Any]:
 
 
 def cycle_error(value: object) -> InvalidArgumentError:
-    """What is raised where a value holds itself."""
+    """Returns the error for a value that contains itself."""
     return InvalidArgumentError(
         "An attribute of a module holds itself; a tree has an end.",
         got=f"a {type(value).__name__} that lies in itself",
@@ -221,7 +221,7 @@ def attributes_of(node: Node) -> dict[str, Any]:
 
 
 def _find_kinds(node: Node, known: Mapping[str, str]) -> dict[str, str]:
-    """What each attribute is; those not in `known` are looked at."""
+    """Classifies each attribute; those in `known` are not inspected."""
     attributes = attributes_of(node)
     try:
         return {name: known.get(name) or kind_of(value) for name, value in attributes.items()}
@@ -292,7 +292,7 @@ def current_kinds(node: Node) -> dict[str, str]:
 
 
 def known_moduledef(node: Node) -> tuple[ModuleDef, Iterable]:
-    """The moduledef without a look into containers, and the subtrees as they are now."""
+    """Returns the moduledef without inspecting containers, and the current subtrees."""
     update_if_changed(node)
     pair = _kept_flat(node)
     if pair is not None:
@@ -305,12 +305,12 @@ def known_moduledef(node: Node) -> tuple[ModuleDef, Iterable]:
 
 
 def _note_content(node: Node, moduledef: ModuleDef, subtrees: list[Any]) -> None:
-    """Writes down what the containers of a module hold that keeps no pair."""
+    """Records the contents of the containers of a module that stores no pair."""
     _set_seen(node, (seen_in(subtrees), _leaves_key(moduledef, subtrees)))
 
 
 def _leaves_key(moduledef: ModuleDef, subtrees: list[Any]) -> Any:
-    """The key of what can change inside of static leaves, in mixed containers."""
+    """Returns the key of the mutable static leaves in mixed containers."""
     mixed = subtrees[moduledef.array_count :]
     return static_key([_changing_leaves(value) for value in mixed]) if mixed else None
 
@@ -322,10 +322,10 @@ def _changing_leaves(value: object) -> list[Any]:
 
 
 def is_as_seen(node: Node) -> bool:
-    """True if every container of a module holds what it held at the last look."""
+    """Returns whether every container of a module has the contents it had when last checked."""
     kept = _kept_slot(node)
     if kept is not None:
-        # Of a pair that replaced another one, in an open module, nothing was written down.
+        # A pair that replaced another one in an open module has no record.
         return is_unchanged(kept.seen) if type(kept) is Watched else not seen_in(kept[0])
     moduledef, seen, attributes = node._pax_moduledef, node._pax_seen, attributes_of(node)
     if seen is None or not is_unchanged(seen[0]):
@@ -338,7 +338,7 @@ def is_as_seen(node: Node) -> bool:
 
 
 def watch_again(node: Node) -> None:
-    """Writes down anew what the containers hold of a module that is being closed."""
+    """Records the contents of the containers of a module that is being closed."""
     pair = _kept_flat(node)
     if pair is None:
         update_moduledef(node, current_kinds(node))
@@ -417,7 +417,7 @@ def _flatten_afresh(node: Node) -> tuple[tuple, ModuleDef]:
 
 
 def _wrap_static_leaves(value: object) -> object:
-    """In a mixed container, hides what is not an array inside nodes without leaves."""
+    """Wraps the values of a mixed container that are not arrays in nodes without leaves."""
     if shows_static_leaves(value):
         return value
     return jax.tree_util.tree_map(
@@ -430,14 +430,14 @@ def _wrap_static_leaves(value: object) -> object:
 def _unwrap_static_leaves(value: object) -> object:
     leaves = jax.tree_util.tree_leaves(value, is_leaf=_is_node_or_static_leaf)
     if not all(is_array(x) or isinstance(x, (Node, EmptyNode, StaticLeaf)) for x in leaves):
-        # In a tree of masks or shapes nothing but the wrapping tells which
+        # In a tree of masks or shapes only the wrapping tells which
         # leaves are static: there it stays.
         return value
     return without_static_leaves(value)
 
 
 def without_static_leaves(value: object) -> Any:
-    """The value with what its static leaves wrap."""
+    """Unwraps the static leaves of a value."""
     return jax.tree_util.tree_map(
         lambda x: x.value if isinstance(x, StaticLeaf) else x,
         value,
@@ -504,7 +504,7 @@ def from_folded(pair: tuple[tuple[Any], Any]) -> Any:
 
 
 def unfold_node(node: Node) -> bool:
-    """Makes what a folded module holds; False if it was not folded."""
+    """Unflattens a folded module; returns False if it was not folded."""
     pair = node._pax_folded
     if pair is None:
         return False
@@ -515,7 +515,7 @@ def unfold_node(node: Node) -> bool:
 
 
 def _kept_slot(node: Node) -> tuple | None:
-    """What the slot holds, the pair for jax or a `Watched`, or may be made to hold."""
+    """Returns the slot's value, the pair for jax or a `Watched`, filling it if possible."""
     for _ in range(2):
         try:
             return _get_flat(node)
@@ -540,8 +540,8 @@ def fill_node(node: Node) -> bool:
         return False  # still before its constructor
     children, moduledef = kept.pair if type(kept) is Watched else kept
     if type(kept) is not Watched and (seen := seen_in(children)):
-        set_flat(node, Watched(kept, seen))  # before anybody gets hold of a container
-    # One update, so that another thread never sees half of it.
+        set_flat(node, Watched(kept, seen))  # before a container can be referenced
+    # One update, so that other threads never see a partial one.
     attributes.update({**moduledef.template, **dict(zip(moduledef.names, children))})
     return True
 
@@ -552,7 +552,7 @@ def _flatten_with_keys(node: Node) -> tuple[tuple, ModuleDef]:
 
 
 def register_class(cls: type) -> None:
-    """Makes a class of modules known to jax."""
+    """Registers a class of modules with jax."""
     jax.tree_util.register_pytree_with_keys(
         cls, _flatten_with_keys, unflatten, flatten_func=flatten
     )

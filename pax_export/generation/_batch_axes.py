@@ -12,12 +12,12 @@ from pax_export._types import Array, DTypeLike, PyTree
 from pax_export.export import spec
 from pax_export.generation._new_cache import new_cache
 
-#: Longer than any window, so that what grows with the room of a cache shows.
+# #: Longer than any window, so that sizes that grow with a cache's length are visible.
 _LARGE = 1 << 20
 
 
 def batch_axes(lm: PyTree, room: int, dtype: Any) -> list[int | None]:
-    """The axis of each leaf that grows with the number of rows; None where there is none."""
+    """Returns the batch axis of each leaf of a cache; None for leaves without one."""
     axes = []
     for two, three in zip(*(jax.tree.leaves(_shapes(lm, batch, room, dtype)) for batch in (2, 3))):
         grown = [i for i, sizes in enumerate(zip(two.shape, three.shape)) if sizes[0] != sizes[1]]
@@ -35,9 +35,9 @@ def batch_axes(lm: PyTree, room: int, dtype: Any) -> list[int | None]:
 def shapes_of_cache(
     lm: PyTree, batch: int | str, room: int | str, dtype: Any, **wishes: object
 ) -> Any:
-    """A cache of specs, whose sizes are these numbers or names; wishes as of `new_cache`.
+    """Returns a cache of specs with these sizes, numbers or names; options as for `new_cache`.
 
-    A store of a fixed window does not grow with the room, and stays as large as it is.
+    An array of a fixed window keeps its size.
     """
     rows = batch if isinstance(batch, int) else 2
     places = room if isinstance(room, int) else _LARGE

@@ -59,9 +59,9 @@ class Beams(NamedTuple):
 
 
 class _BeamSearch(NamedTuple):
-    texts: jax.Array  # [batch, beams, count], of the beams, none of which has ended
+    texts: jax.Array  # [batch, beams, count], of unfinished beams
     newest: jax.Array  # [batch, beams]
-    total: jax.Array  # [batch, beams], sums of log-probabilities; -inf where there is no beam
+    total: jax.Array  # [batch, beams], sums of log-probabilities; -inf for missing beams
     ended: Beams  # the best texts that have ended; -inf is the score of none
     is_open: jax.Array  # [batch], whether texts that end later are still considered
     step: jax.Array
@@ -91,37 +91,36 @@ def beam_search(
     early_stopping: EarlyStopping = False,
     prefill_chunk: int | None = None,
 ) -> Beams:
-    """Searches the likeliest texts: several beginnings of each are extended at a time.
+    """Searches for the most likely continuations with several beams per row.
 
-    Texts that have ended are kept apart, as many as there are beams, so they take no beam from
-    those that go on.  Tokens and scores are those of ``generate(num_beams=...)`` of transformers.
+    Finished sequences are stored separately, up to ``beams`` of them, and take no beam from
+    unfinished ones.  Tokens and scores equal those of ``generate(num_beams=...)`` of transformers.
     With one beam, unless ``early_stopping="never"``, the tokens are those of `generate`.
 
     Args:
         lm: a net with a cache, as for `generate`.
         tokens: ``[batch, length]``, or lists of any lengths.
-        lengths: ``[batch]``, how many tokens of each row are meant.
-        mask: ``[batch, length]``, 1 at the tokens that are meant, in place of lengths.
-        max_new_tokens: how many tokens a text has at most.
-        beams: how many texts of each row are extended, and how many are returned.
-        stop: what ends a text: ids of tokens, sequences of ids, strings; by default as for
-            `generate`.
+        lengths: ``[batch]``, the number of valid tokens per row.
+        mask: ``[batch, length]``, 1 at valid tokens; instead of ``lengths``.
+        max_new_tokens: the maximum number of new tokens.
+        beams: the number of beams per row, and of returned sequences.
+        stop: stop tokens, token sequences or strings; default as for `generate`.
         tokenizer: for strings, as for `generate`.
-        pad: the id that stands behind it; negative for none of the vocabulary; likewise.
-        length_penalty: the power of its length by which the log-probability of a text is divided.
-            0 compares probabilities of whole texts, which short ones win; 1 compares those of a
-            token in the mean; more favors long texts, and less than 0 short ones.
-        early_stopping: when a row is done, once as many texts have ended as there are beams.
-            ``True``: at once.  ``False``: when no beam would be better than the worst of them if
-            it ended now.  ``"never"``: when no beam can become better, however long.
-        prefill_chunk: read the prompts so many tokens at a time.
+        pad: the id of padding after a stop, as for `generate`.
+        length_penalty: log-probabilities are divided by the length to this power. 0 compares
+            whole sequences, which favors short ones; 1 compares means per token; larger values
+            favor long sequences, negative ones short sequences.
+        early_stopping: when a row is finished, once it has ``beams`` finished sequences.
+            ``True``: immediately.  ``False``: when no beam would beat the worst of them if it
+            ended now.  ``"never"``: when no beam can beat it at any length.
+        prefill_chunk: read the prompts this many tokens at a time.
 
     Returns:
-        The texts, their lengths and scores.  Where the logits of the net are NaN, the score is
-        NaN and all tokens are -1.
+        `Beams`: sequences, lengths and scores.  If logits are NaN, the score is NaN and all
+        tokens are -1.
 
     Raises:
-        InvalidArgumentError: as for `generate`; more beams than there are tokens; a
+        InvalidArgumentError: as for `generate`; more beams than tokens in the vocabulary; a
             ``length_penalty`` that is not finite, or too large for ``max_new_tokens``.
 
     Example:
@@ -132,6 +131,7 @@ def beam_search(
         >>> found = pax.generation.beam_search(lm, [[1, 2], [3]], max_new_tokens=5, beams=3)
         >>> found.tokens.shape, found.scores.shape
         ((2, 3, 5), (2, 3))
+
     """
     where = "beam_search"
     lm = checked_net(lm, where)
@@ -261,13 +261,13 @@ def _read_newest(lm: PyTree, search: _BeamSearch) -> tuple[_BeamSearch, jax.Arra
 def _extended(
     search: _BeamSearch, logits: jax.Array, axes: list[Any], rules: _ScoreRules
 ) -> _BeamSearch:
-    """Keeps the best of what can follow the beams, and the best of what ends with it."""
+    """Keeps the best unfinished continuations, and the best finished ones."""
     batch, beams, _ = search.texts.shape
     size = logits.shape[-1]
     more = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1).reshape(batch, beams, size)
     totals = (search.total[:, :, None] + more).reshape(batch, -1)
-    # A beam ends with as many tokens as there are stops: so many more are left to go on.
-    # Of what ends with several tokens transformers counts one.
+    # A beam can end with each of the stops, so that many more candidates are kept.
+    # For a stop of several tokens, transformers counts one.
     stop = rules.stop
     ways = max(len(stop.ids), 1 if stop.sequences or stop.strings else 0)
     candidates = beams * min(1 + ways, size)
@@ -279,7 +279,7 @@ def _extended(
     step = search.step + 1
     last = jnp.broadcast_to(search.step, total.shape)
     ends = ends_at(texts, last, search.is_open[:, None] & (total > -jnp.inf), stop)
-    # Only what is among the best ends; candidates behind are there to go on.
+    # Only the best candidates may end; later ones only continue.
     new = jnp.where((ends | (step == rules.limit)) & search.is_open[:, None], total, -jnp.inf)
     length = step.astype(jnp.float32)
     new = Beams(texts, jnp.full_like(token, step), new / length**rules.penalty)
@@ -299,7 +299,7 @@ def _extended(
 
 
 def _best(ended: Beams, new: Beams) -> Beams:
-    """The best of two lots of texts, as many as there are in the first."""
+    """Returns the best of two sets of sequences, as many as the first set has."""
     tokens, lengths, scores = (jnp.concatenate(both, axis=1) for both in zip(ended, new))
     scores, kept = jax.lax.top_k(scores, ended.scores.shape[1])
     return Beams(_of_beams(tokens, kept), _of_beams(lengths, kept), scores)
@@ -308,11 +308,11 @@ def _best(ended: Beams, new: Beams) -> Beams:
 def _goes_on(
     total: jax.Array, scores: jax.Array, length: jax.Array, rules: _ScoreRules
 ) -> jax.Array:
-    """``[batch]``: whether a text that ends later may be better than one that has ended."""
+    """``[batch]``: whether an unfinished sequence may still beat a finished one."""
     has_room = ~jnp.all(scores > -jnp.inf, axis=1)
     if rules.early_stopping is True:
         return has_room
-    if rules.early_stopping == "never":  # a sum that grows no more, over the largest length
+    if rules.early_stopping == "never":  # a sum that no longer grows, over the largest length
         length = jnp.where(rules.penalty > 0, jnp.float32(rules.limit), length)
     return has_room | (total[:, 0] / length**rules.penalty > scores[:, -1])
 

@@ -1,7 +1,7 @@
 """Length buckets, so that texts of many lengths share compiled programs.
 
-Prompts are filled up, and their lengths say what counts; new tokens have places for more than are
-asked for, and the number that is asked for is an operand.
+Prompts are padded, with their lengths as an operand; the number of new tokens is rounded up, with
+the requested number as an operand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pax_export._jax import is_tracer
 from pax_export._types import Array, DTypeLike, PyTree
 from pax_export.generation._prompt import room_of
 
-#: Shorter prompts take hardly less time.  New tokens take a place of the cache each, and no time.
+# #: Shorter prompts hardly take less time.  An unused new token takes cache space, and no time.
 _FEWEST_READ, _FEWEST_NEW = 16, 64
 #: From here on a step is half a power of two: filling up to a whole one doubles the time.
 _MANY = 512
@@ -28,12 +28,12 @@ class BucketSizes(NamedTuple):
     tokens: Any  # [batch, width]
     lengths: Any  # [batch]
     places: int  # for new tokens
-    limit: int | None  # how many of them are chosen; None for all
+    limit: int | None  # the number of tokens to choose; None: all
     room: int  # of a new cache
 
 
 def bucket(size: int, least: int) -> int:
-    """The next power of two; above 512 also what is halfway between two of them.
+    """Rounds up to a power of two; above 512 also to the middle between two.
 
     Example:
         >>> [bucket(size, 16) for size in (2, 16, 17, 100, 600, 800)]
@@ -55,17 +55,17 @@ def sized(
     spare: int = 0,
     dtype: DTypeLike | None = None,
 ) -> BucketSizes:
-    """Prompts and sizes in buckets; as they are where values are not known or lie on many devices.
+    """Pads prompts and sizes to buckets, unless values are traced or span several processes.
 
     Args:
-        nets: those that read them, which may have a longest text.
+        nets: the nets, which may have a maximum length.
         tokens: ``[batch, length]``.
         lengths: ``[batch]``.
-        count: how many new tokens at most.
-        cache: that the prompts continue, if any.
-        room: of a new cache, if a caller says it.
-        spare: how many places a cache has besides.
-        dtype: of a new cache.
+        count: the maximum number of new tokens.
+        cache: the cache that the prompts continue, if any.
+        room: the length of a new cache, if given.
+        spare: additional length of the cache.
+        dtype: the dtype of a new cache.
     """
     if not all(map(_is_at_hand, jax.tree.leaves((nets, tokens, lengths, cache)))):
         exact = tokens.shape[1] + count + spare
@@ -88,7 +88,7 @@ def sized(
 
 
 def _is_at_hand(leaf: object) -> bool:
-    """Whether the values of an array are known, and it need not be moved to be changed."""
+    """Returns whether an array is concrete and addressable."""
     if is_tracer(leaf):
         return False
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
@@ -104,7 +104,7 @@ def _of_width(tokens: Array, width: int) -> Any:
 
 
 def _room(lm: PyTree, batch: int, wanted: int, needed: int, dtype: Any) -> int:
-    """The room of a new cache: what is wanted, if the net has so many positions."""
+    """Returns the length of a new cache: `wanted`, limited by the net's positions."""
     most = getattr(getattr(lm, "config", None), "max_positions", None)
     if isinstance(most, int):
         return max(needed, min(wanted, most))
@@ -116,7 +116,7 @@ def _room(lm: PyTree, batch: int, wanted: int, needed: int, dtype: Any) -> int:
 
 
 def cut(made: PyTree, count: int | None) -> Any:
-    """What was made, without the places behind the last; None stays None."""
+    """Returns the first `count` columns; None stays None."""
     if made is None or count is None or made.shape[-1] == count:
         return made
     if not _is_at_hand(made):

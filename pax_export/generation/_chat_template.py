@@ -1,6 +1,6 @@
 """Chat templates: convert conversations to prompts.
 
-A template is a program of the model's author, so it runs in jinja2's sandbox, and sees JSON alone.
+A template is a program of the model's author, so it runs in jinja2's sandbox with JSON data only.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _PURPOSE = "Tokenizer.apply_chat_template"
 
 
 def render(template: str, variables: Mapping[str, Any], where: str) -> str:
-    """The text that a template makes.
+    """Renders a chat template.
 
     Args:
-        template: in jinja's language, as transformers runs it.
-        variables: what it sees; values are JSON.
+        template: a jinja template, as in transformers.
+        variables: its variables, as JSON.
         where: for messages.
 
     Raises:
         TokenizerError: the template is wrong, or raises an error itself.
-        InvalidArgumentTypeError: a variable is no JSON.
+        InvalidArgumentTypeError: a variable is not JSON.
     """
     plain = {name: _plain(value, f"{where}: {name}") for name, value in variables.items()}
     try:
         return _compiled(template).render(**plain)
     except PaxError:
         raise
-    except Exception as error:  # whatever its author wrote
+    except Exception as error:  # any exception of the template
         raise TokenizerError(
             "The chat template fails.",
             where=where,
@@ -84,7 +84,7 @@ def _now(format: str) -> str:
 
 
 def _plain(value: object, where: str) -> Any:
-    # Objects have methods of which the sandbox does not know what they do.
+    # The sandbox does not know what methods of objects do.
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):

@@ -23,17 +23,17 @@ def _of_net(lm: PyTree) -> GenerationDefaults:
 
 
 def default_stop(stop: object, lm: PyTree) -> Any:
-    """What ends a text; None is what the net says."""
+    """Returns the stop condition; by default that of the net's generation config."""
     return _of_net(lm).stop if stop is None else stop
 
 
 def default_pad(pad: object, lm: PyTree) -> Any:
-    """What stands behind a text; None is what the net says, or 0."""
+    """Returns the pad id; by default that of the net's generation config, or 0."""
     return (_of_net(lm).pad or 0) if pad is None else pad
 
 
 def default_sampler(sampler: object, lm: PyTree, key: PRNGKey | None = None) -> Any:
-    """How a token is chosen; None is what the net says, which draws if there is a key."""
+    """Returns the sampler; by default that of the net's generation config."""
     if sampler is not None:
         return sampler
     said = _of_net(lm)

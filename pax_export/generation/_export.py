@@ -46,10 +46,10 @@ RUNTIMES = {each.name: each for each in (GENAI, GGUF, LITERTLM, WEB)}
 _DEFAULTS = {"max_new_tokens": 64, "batch": "batch", "length": "length"}
 SIGNATURES = ("prefill", "decode", "generate")
 LAYERS = ("listed", "scanned")
-#: Runtimes that copy an array to change a part of it get one of each layer: onnxruntime takes
+# #: Runtimes that copy an array to update it get one array per layer: onnxruntime takes
 #: a ninth of the time then.
 _LISTED = ("onnx",)
-#: Where prompts for a test are not given, they have so many tokens, and so many are added.
+# #: Length of random test prompts, and number of new tokens, if no prompts are given.
 _LENGTHS, _STEPS = (5, 3), 3
 
 
@@ -72,73 +72,71 @@ def export(
     prompts: Any = None,
     **options: Any,
 ) -> Any:
-    """Writes a language model for those who serve it.
+    """Exports a language model.
 
-    For a runtime of language models that is the whole model with its tokenizer and chat template:
+    For a language-model runtime, the export is the whole model with tokenizer and chat template:
 
-    * ``"genai"``: a folder for onnxruntime-genai, which transformers.js reads, too.
-    * ``"gguf"``: a file for llama.cpp, of the families that it knows;
-    * ``"litertlm"``: a file for LiteRT-LM, whose name ends with ``.litertlm``;
-    * ``"web"``: a folder for browsers, that of ``"genai"`` with a page to chat on and the
-      module ``model.js``, which any static server hosts.
+    * ``"genai"``: a folder for onnxruntime-genai and transformers.js;
+    * ``"gguf"``: a file for llama.cpp, for the families that it supports;
+    * ``"litertlm"``: a file for LiteRT-LM; its name ends with ``.litertlm``;
+    * ``"web"``: a folder for any static server: that of ``"genai"`` with a chat page and the
+      module ``model.js``.
 
-    Before it takes its name the runtime itself, in a process of its own, continues prompts with the
-    tokens of jax.  Where logits are so near to each other that its arithmetic chooses otherwise,
-    the report shows their distance, which is bounded.
+    The export is validated: the runtime continues prompts in a process of its own and must return
+    jax's tokens.  Where it chooses another token because logits are nearly equal, the report has
+    their distance, which is bounded.
 
-    For other servers it is three functions over shared variables:
+    For other servers, the export has three functions over shared variables:
 
-    * ``prefill`` takes ``tokens [batch, length]``, ``lengths [batch]`` and ``cache``, and gives
-      ``logits [batch, vocabulary]`` after each row, and ``cache``,
-    * ``decode`` takes ``token [batch]`` and ``cache``, and gives the same,
-    * ``generate`` takes ``tokens``, ``lengths``, and ``seed [2]`` if the sampler draws, and gives
-      ``tokens [batch, max_new_tokens]``.
+    * ``prefill`` takes ``tokens [batch, length]``, ``lengths [batch]`` and ``cache``, and returns
+      ``logits [batch, vocabulary]`` after each row, and ``cache``;
+    * ``decode`` takes ``token [batch]`` and ``cache``, and returns the same;
+    * ``generate`` takes ``tokens``, ``lengths``, and ``seed [2]`` if the sampler draws, and
+      returns ``tokens [batch, max_new_tokens]``.
 
-    The cache is an input and an output, so a server holds as many sessions as it likes.
-    An empty one is zeros.  In ``decode`` a negative token leaves its row of the cache as it is.
-    Nothing is raised: logits are NaN in a row that was given a token of no vocabulary, or more
-    tokens than its cache has places; ``generate`` gives -1 where it has no logits.
+    The cache is an input and an output, so a server holds any number of sessions.  An empty cache
+    is zeros.  In ``decode`` a negative token leaves its row of the cache unchanged.  Invalid input
+    raises nothing: logits are NaN in a row with a token outside of the vocabulary, or with more
+    tokens than its cache has room for; ``generate`` returns -1 there.
 
     Args:
         lm: a net with a cache, as for `generate`.
-        path: where to write; a folder for a SavedModel, a bundle, ``"genai"`` and ``"web"``,
-            else a file.
+        path: a folder for a SavedModel, a bundle, ``"genai"`` and ``"web"``, otherwise a file.
         format: ``"genai"``, ``"gguf"``, ``"litertlm"`` or ``"web"`` for a `Decoder`; or
             ``"saved_model"``, ``"stablehlo"``, ``"onnx"`` or ``"tflite"`` for the functions.
-        max_length: how many tokens each row of the cache has room for; of functions a name
-            (``"room"``) leaves it open; for a runtime all positions of the net by default.
-        tokenizer: for a runtime: a `Tokenizer`, or the folder, ``tokenizer.json`` or GGUF file
-            of one.  The options that follow are of the functions, but for ``prompts``.
+        max_length: the length of the cache; for functions, a name such as ``"room"`` makes it
+            symbolic; for a runtime the default is the net's maximum.
+        tokenizer: for a runtime: a `Tokenizer`, or its folder, ``tokenizer.json`` or GGUF file.
+            The following arguments, except ``prompts``, are for the functions.
         max_new_tokens: of ``generate``.
-        signatures: some of the three; all by default.  An ONNX file holds one: by default
-            ``prefill``, which with one token a row does what ``decode`` does.
-        batch: how many rows; a name leaves it open.
-        length: how many tokens a call of ``prefill`` and ``generate`` is given; likewise.
-        cache_dtype: of keys and values, if not the net's.
-        layers: ``"listed"``: the layers of a `Decoder` are written one after the other, and the
-            cache is an array of keys and one of values for each (``cache.keys.0``, ...);
-            ``"scanned"``: one loop, and one array for all (``cache.keys``).  By default what is
-            faster: listed for ONNX, else as the net has its layers, and one array.
-        sampler: of ``generate``; the likeliest tokens by default.  This, ``stop`` and ``pad`` are
-            by default what ``lm.config.generation`` says, as for `generate` without a key.
-        stop: the id of the token that ends a text in ``generate``, a sequence of ids, or several.
-        pad: the id that stands behind it; negative for none of the vocabulary.
-        prompts: token lists, to test the export with; random ones by default.  For a runtime also
-            texts.
-        options: what the exporter of the format takes: ``validate``, ``overwrite``,
-            ``accuracy_level`` (a runtime takes no others, llama.cpp no level), ``sign``,
+        signatures: some of the three functions; default: all.  An ONNX file has one: by default
+            ``prefill``, which with one token per row is equivalent to ``decode``.
+        batch: the batch size, or a name for a symbolic size.
+        length: the number of tokens per call of ``prefill`` and ``generate``, or a name.
+        cache_dtype: the dtype of keys and values; default: the net's.
+        layers: ``"listed"``: layers are unrolled, and the cache has an array of keys and one of
+            values per layer (``cache.keys.0``, ...); ``"scanned"``: one loop, and one array for
+            all layers (``cache.keys``).  The default is the faster one: listed for ONNX, else as
+            in the net, with one array.
+        sampler: of ``generate``; default: the most likely token.  The defaults of ``sampler``,
+            ``stop`` and ``pad`` are those of ``lm.config.generation``, as for `generate` without
+            a key.
+        stop: the id of the stop token of ``generate``, a sequence of ids, or several.
+        pad: the id of padding after a stop; may be negative.
+        prompts: token lists for the validation; random by default.  For a runtime also strings.
+        options: arguments of the format's exporter: ``validate``, ``overwrite``,
+            ``accuracy_level`` (runtimes accept these three, llama.cpp the first two), ``sign``,
             ``platforms``, ``consumer``, ``opset``, ``quantize``, ...
 
     Returns:
-        The report of the export.  `pax_export.export.load` reads it back.
+        The report of the export.  `pax_export.export.load` loads the export.
 
     Raises:
-        TokenizerError: a runtime is given no tokenizer, one of another vocabulary, or one without
-            a chat template.
-        ValidationError: a runtime continues a prompt otherwise than jax, and it is no tie.
-        InvalidArgumentError: another format or signature; more than one for ONNX; sizes for
-            which no call would have room; stops or a pad of no vocabulary.
-        PaxError: as the exporter of the format raises it; nothing is written then.
+        TokenizerError: for a runtime: no tokenizer, another vocabulary, or no chat template.
+        ValidationError: the runtime's tokens differ from jax's, and logits are not nearly equal.
+        InvalidArgumentError: unsupported format or signature; more than one for ONNX; sizes that
+            leave no room for a call; a stop or pad outside of the vocabulary.
+        PaxError: any error of the format's exporter; nothing is written then.
 
     Example:
         >>> import tempfile, numpy as np, pax_export as pax
@@ -152,6 +150,7 @@ def export(
         ...     served = pax.export.load(folder + "/lm")
         ...     served(np.array([[1, 2, 3]]), np.array([3])).shape
         (1, 4)
+
     """
     where = "export"
     if isinstance(format, str) and format in RUNTIMES:
@@ -201,8 +200,8 @@ def export(
     if options.get("validate", True) not in (False, "variables"):
         options.setdefault("examples", made.examples(chosen, prompts))
     if format == "saved_model":
-        options.setdefault("vjp_order", 0)  # nobody trains through a cache
-    options.setdefault("outputs", "model")  # the cache goes in again as it came out
+        options.setdefault("vjp_order", 0)  # no training through a cache
+    options.setdefault("outputs", "model")  # the output cache is the next input
     write = getattr(exporters, FUNCTION_FORMATS[format])
     return write(
         lm,
@@ -245,12 +244,12 @@ def _signatures(given: Any, format: str) -> tuple[str, ...]:
 
 
 def _size(name: str, given: Any) -> int | str:
-    """A size, or the name of one that is left open."""
+    """Returns a size, or the name of a symbolic size."""
     return given if isinstance(given, str) else checked_count(given, name, f"export: {name}")
 
 
 def _in_form(lm: Any, layers: str | None, format: str) -> tuple[Any, bool]:
-    """The net with its layers in a list or in one, and whether each has its own cache."""
+    """Returns the net with listed or scanned layers, and whether each layer has its own cache."""
     if layers is not None and layers not in LAYERS:
         raise InvalidArgumentError(
             'layers must be "listed" or "scanned".',
@@ -264,7 +263,7 @@ def _in_form(lm: Any, layers: str | None, format: str) -> tuple[Any, bool]:
     if callable(change):
         return change(), layers != "scanned"
     if layers is None:
-        return lm, True  # by itself, whatever the net makes of it
+        return lm, True  # separate arrays, in any net
     raise InvalidArgumentError(
         "The net has no layers that can be listed or scanned.",
         where="export: layers",
@@ -274,9 +273,9 @@ def _in_form(lm: Any, layers: str | None, format: str) -> tuple[Any, bool]:
 
 
 def _fuller(cache: Any, room: int, coming: int) -> list[Any]:
-    """The cache as if what comes filled half of its room, and all of it; what is added are zeros.
+    """Returns the cache as if `coming` filled half of its room, and all of it, with zeros.
 
-    Attention to the places that are filled is another program then.
+    Attention to the filled positions is another program then.
     """
     lengths = getattr(cache, "lengths", None)
     if lengths is None or not hasattr(cache, "with_lengths"):
@@ -288,7 +287,7 @@ def _fuller(cache: Any, room: int, coming: int) -> list[Any]:
 
 @dataclass
 class _Served:
-    """The functions, what they are given, and calls of them for a test."""
+    """The exported functions, their inputs, and example calls."""
 
     lm: Any
     settings: Settings
@@ -302,7 +301,7 @@ class _Served:
     def check_sizes(self, chosen: Iterable[str]) -> None:
         """Refuses sizes for which no call would have room."""
         length = 1 if isinstance(self.length, str) else self.length
-        if "generate" in chosen:  # a net with learned positions refuses what is behind them
+        if "generate" in chosen:  # a net with learned positions refuses longer ones
             jax.eval_shape(lambda: self.empty(self.lm, 1, length + self.count))
         if "prefill" in chosen and not isinstance(self.room, str) and length > self.room:
             raise InvalidArgumentError(
@@ -351,7 +350,7 @@ class _Served:
         return new_cache(lm, batch, room, self.dtype, listed=self.listed)
 
     def inputs(self, key: str) -> tuple[Any, ...]:
-        """What a function is given."""
+        """Returns the inputs of a function."""
         tokens = exporters.spec((self.batch, self.length), "int32")
         rows = exporters.spec((self.batch,), "int32")
         if key == "generate":
@@ -362,7 +361,7 @@ class _Served:
         return (tokens, rows, cache) if key == "prefill" else (rows, cache)
 
     def examples(self, chosen: Iterable[str], prompts: Any) -> Mapping[str, Any]:
-        """Calls along a greedy text: of the prompts, and of some tokens behind them."""
+        """Returns calls along a greedy continuation: of the prompts, and of some later tokens."""
         tokens, lengths = self._prompts(prompts)
         rows, width = tokens.shape
         room = width + self.count if isinstance(self.room, str) else self.room
@@ -401,7 +400,7 @@ class _Served:
         return np.asarray(tokens), np.asarray(lengths)
 
     def _next_turn(self, tokens: np.ndarray, made: Any, room: int) -> list[Any]:
-        """One more prompt behind what the cache holds, where there is room for it."""
+        """Returns one more prompt after the contents of the cache, if there is room."""
         held = np.max(getattr(made["cache"], "lengths", room))
         if held + tokens.shape[1] > room:
             return []

@@ -17,7 +17,7 @@ _BANNED = f"sampler=...: a rule that sets logits to -inf, derived from Sampler, 
 _NOWHERE = "nothing: leave it out"
 
 KEYWORDS = {
-    # The one that must be there.
+    # The required argument.
     "max_new_tokens": "max_new_tokens=64, how many tokens to choose at most; max_length= is the "
     "room of the cache",
     # The prompt.
@@ -80,7 +80,7 @@ KEYWORDS = {
         ),
         _SPECULATE,
     ),
-    # What is given back.
+    # Return values.
     "output_scores": _LOG_PROBS,
     "output_logits": _LOG_PROBS,
     "output_attentions": _CAPTURE,

@@ -21,7 +21,7 @@ from pax_export.nets import Decoder, PlacedReading, generation_config, hf_config
 
 #: Where transformers.js looks for it.
 _MODEL = "onnx/model.onnx"
-#: What onnxruntime-genai calls the families whose caches are arrays of each layer, which all are.
+# #: onnxruntime-genai's name for model types with one cache array per layer, as all of ours are.
 _KINDS = {"gemma3": "gemma3_text", "gpt2": "llama"}
 
 
@@ -65,7 +65,7 @@ def _write(job: Job, place: Path) -> Report:
     lm, config = job.listed(), job.lm.config
     spec = exporters.spec
     (place / _MODEL).parent.mkdir()
-    # Ids are int64, as in the exports of others, and nothing else is.
+    # Ids are int64, as in other exporters; all other arrays keep their dtype.
     with jax.enable_x64(True):
         cache = ("batch", config.num_kv_heads, "past", config.head_size)
         store = spec(cache, lm.embed.weight.dtype.name)
@@ -147,7 +147,7 @@ def _genai_config(job: Job) -> dict[str, Any]:
 
 
 def _config(job: Job) -> dict[str, Any]:
-    """That of transformers, as far as it has such a net: by it transformers.js knows the cache."""
+    """Returns transformers' config of the net, by which transformers.js creates the cache."""
     config = job.lm.config
     try:
         made = hf_config(config, job.where)

@@ -34,15 +34,14 @@ from pax_export.generation.samplers import Sampler
 
 
 class Generated(NamedTuple):
-    """What `generate` gives if more than tokens is asked for.
+    """The result of `generate` with ``log_probs`` or ``return_cache``.
 
     Attributes:
         tokens: ``[batch, max_new_tokens]``, int32, padded after a stop.
-        lengths: ``[batch]``, how many tokens of each row are meant, the stop among them and -1
-            not.
-        log_probs: ``[batch, max_new_tokens]``, the logarithm of the probability that the net
-            itself gave to each token, before the sampler; None unless asked for.
-        cache: the prompts and all new tokens, for a next turn; None unless asked for.
+        lengths: ``[batch]``, the number of valid tokens per row, including the stop, without -1.
+        log_probs: ``[batch, max_new_tokens]``, the net's log-probability of each token, before the
+            sampler; None without ``log_probs``.
+        cache: the prompts and all new tokens, for a next turn; None without ``return_cache``.
 
     Example:
         >>> from pax_export.generation import Generated
@@ -102,30 +101,30 @@ def stream(
     cache_dtype: object = None,
     prefill_chunk: int | None = None,
 ) -> Stream:
-    """The tokens of `generate` as they come.
+    """Yields the tokens of `generate` one by one.
 
-    Each step is one call of one compiled program, which is given the cache to write
-    into (it is donated): memory holds it once.
+    Each step is one call of one compiled program.  The cache is donated to it, so memory holds
+    the cache once.
 
     Args:
-        lm: as for `generate`, as all that follows.
-        tokens: see there.
-        lengths: see there.
-        mask: see there.
-        max_new_tokens: see there.
-        sampler: see there.
-        key: see there.
-        stop: see there.
-        tokenizer: see there.
-        pad: see there.
-        cache: see there.
-        max_length: see there.
-        cache_dtype: see there.
-        prefill_chunk: see there.
+        lm: as for `generate`, like all other arguments.
+        tokens: see `generate`.
+        lengths: see `generate`.
+        mask: see `generate`.
+        max_new_tokens: see `generate`.
+        sampler: see `generate`.
+        key: see `generate`.
+        stop: see `generate`.
+        tokenizer: see `generate`.
+        pad: see `generate`.
+        cache: see `generate`.
+        max_length: see `generate`.
+        cache_dtype: see `generate`.
+        prefill_chunk: see `generate`.
 
     Returns:
-        An iterator of arrays ``[batch]``, int32 of numpy, one for each token, which ends
-        when all rows have ended.  Its `cache` is that of all texts so far.
+        An iterator of int32 numpy arrays ``[batch]``, one per token; it ends when all rows have
+        ended.  Its attribute `cache` has all tokens so far.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -140,6 +139,7 @@ def stream(
         2
         3
         4
+
     """
     given = request(
         "generate.stream", lm, tokens, lengths, mask, max_new_tokens, sampler, key, stop,
@@ -171,58 +171,54 @@ def generate(
 ) -> Any:
     """Continues each row of a batch of prompts.
 
-    A row gives the tokens that it gives alone, however long the others are.  Lengths
-    are rounded up and the numbers of samplers are operands, so texts of many lengths
-    share a few compiled programs: the guide on language models says what compiles
-    when.  In a function that is compiled, sizes are as they are.
+    The tokens of a row do not depend on the other rows.  Lengths are rounded up, and the
+    parameters of samplers are operands, so prompts of many lengths share a few compiled
+    programs; see the guide on language models.  In a function that is itself compiled, sizes are
+    not rounded.
 
     Args:
-        lm: a net as `pax.nets.Decoder` is one: ``lm.init_cache(batch, max_length,
-            dtype=None)`` makes an empty cache, and ``lm(tokens, cache=cache,
-            lengths=lengths)`` gives logits ``[batch, length, vocabulary]`` and the
-            cache with ``lengths[row]`` tokens more in each row.  It runs in eval mode.
+        lm: a net such as `pax.nets.Decoder`: ``lm.init_cache(batch, max_length, dtype=None)``
+            returns an empty cache, and ``lm(tokens, cache=cache, lengths=lengths)`` returns
+            logits ``[batch, length, vocabulary]`` and the cache, with ``lengths[row]`` more
+            tokens in each row.  It runs in eval mode.
         tokens: ``[batch, length]`` token ids, or a list of lists of any lengths.
-        lengths: ``[batch]``, how many tokens of each row are meant; all by default.
-            What stands behind may be anything.  Prompts are filled up, so a net is always
-            given lengths that it has to heed.
-        mask: ``[batch, length]``, in place of lengths: 1 or True at the tokens that are meant,
-            on whichever side padding is; `attention_mask` of tokenizers.
-        max_new_tokens: how many tokens to choose at most.
-        sampler: how; of `pax_export.generation.samplers`.  By default, as ``lm.config.generation``
-            says (of ``generation_config.json``): drawn if it has ``do_sample`` and there is a
-            key; the likeliest tokens, otherwise.
-        key: a random key, or one for each row, if the sampler draws.  Of one key each
-            row folds in its number.
-        stop: what ends a text, or several such things: the id of a token, a sequence
-            of ids, a string.  The token with which it is complete is the last of its row;
-            new tokens alone count.  When all rows have ended, the rest is not computed.
-            For strings, each token is looked at as in a stream.  By default
-            ``lm.config.generation.stop``; ``()`` for nothing.
-        tokenizer: for strings: one of tokenizers or transformers, or anything with
+        lengths: ``[batch]``, the number of valid tokens per row; default: all.  Later tokens
+            are ignored.  Prompts are padded, so the net is always called with lengths.
+        mask: ``[batch, length]``, instead of ``lengths``: 1 or True at valid tokens, with
+            padding on either side; the `attention_mask` of tokenizers.
+        max_new_tokens: the maximum number of new tokens.
+        sampler: from `pax_export.generation.samplers`.  The default follows
+            ``lm.config.generation`` (of ``generation_config.json``): it draws if that has
+            ``do_sample`` and a key is given, and otherwise takes the most likely token.
+        key: a random key, or one per row, if the sampler draws.  A single key is folded with
+            the number of each row.
+        stop: the end of a sequence: a token id, a sequence of ids, a string, or several of
+            these.  The token that completes it is the last of its row; only new tokens count.
+            Generation ends when all rows have ended.  Strings are checked after each token, as
+            in a stream.  The default is ``lm.config.generation.stop``; ``()`` turns it off.
+        tokenizer: for strings: a tokenizer of tokenizers or transformers, or any object with
             ``decode(ids, skip_special_tokens=False)``.
-        pad: the id that stands behind it; negative for none of the vocabulary.  By default
+        pad: the id of padding after a stop; may be negative.  The default is
             ``lm.config.generation.pad``, or 0.
-        log_probs: whether to give log-probabilities, too.
-        cache: texts that were read before; the prompts continue these.  It stays
-            as it is.
-        max_length: how many tokens a new cache has room for; by default as many as
-            this call needs, rounded up; of ``cache``, if there is one, no other number.
-        cache_dtype: of a new cache, if not the net's.
-        prefill_chunk: read the prompts so many tokens at a time, with less memory.
-        return_cache: whether to give the cache, too.
+        log_probs: whether to return log-probabilities, too.
+        cache: the cache of earlier calls, which the prompts continue.  It does not change.
+        max_length: the length of a new cache; default: as many tokens as this call needs,
+            rounded up.  With ``cache``, it must be the length of that cache.
+        cache_dtype: the dtype of a new cache; default: the net's.
+        prefill_chunk: read the prompts this many tokens at a time, with less memory.
+        return_cache: whether to return the cache, too.
 
     Returns:
-        ``[batch, max_new_tokens]``, int32; or a `Generated`, if log-probabilities or
-        the cache are asked for.  Where the logits of the net are NaN, a row has the
-        token -1, which no vocabulary has, and ends.  In a compiled function, where
-        prompts are not known, so does a row of which `Decoder` can make no logits, or
-        whose length is not from 1 to that of the prompts.
+        ``[batch, max_new_tokens]``, int32; or a `Generated`, with ``log_probs`` or
+        ``return_cache``.  Where logits are NaN, the token is -1, which is in no vocabulary, and
+        the row ends.  In a compiled function, where prompts are traced, this also happens to
+        rows with invalid tokens or lengths.
 
     Raises:
-        InvalidArgumentError: an empty prompt, a length that is not that of its row,
-            ids outside of the vocabulary, no key for a sampler that draws, no room
-            in the cache.  All caches are then as they were.
-        InvalidArgumentTypeError: an argument is of another kind.
+        InvalidArgumentError: an empty prompt, a length that does not fit its row, ids outside
+            of the vocabulary, no key for a sampler that draws, no room in the cache.  Caches
+            do not change then.
+        InvalidArgumentTypeError: an argument has the wrong type.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -234,6 +230,7 @@ def generate(
         ...         return jax.nn.one_hot(tokens + 1, 10), cache
         >>> pax.generate(Counter(), [[1, 2, 3], [5]], max_new_tokens=4, stop=7).tolist()
         [[4, 5, 6, 7], [6, 7, 0, 0]]
+
     """
     given = request(
         "generate", lm, tokens, lengths, mask, max_new_tokens, sampler, key, stop,

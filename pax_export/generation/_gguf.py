@@ -27,7 +27,7 @@ from pax_export.nets import (
 _PURPOSE = 'generation.export(format="gguf")'
 _MARK = "pax_export.version"
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-#: Texts by which two tokenizers are told apart: numbers, cases, signs, spaces, lines, letters.
+# #: Texts that distinguish tokenizers: numbers, cases, punctuation, spaces, lines, letters.
 _PROBES = (
     "Hello World! It's 2024, isn't it? I'LL pay $1,234.56 for 7 items.",
     "  two  spaces\t\ttabs \n\n\nlines \r\n  end  ",
@@ -106,7 +106,7 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
 
 
 class _GgufTensor(NamedTuple):
-    """As what a tensor is stored: one axis as float32, which llama.cpp adds and multiplies by."""
+    """The stored form of a tensor; one-dimensional ones are float32, as llama.cpp requires."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -134,9 +134,9 @@ def _floats(gguf: Any, tensor: WrittenTensor) -> np.ndarray:
 
 
 def _blocks(tensor: WrittenTensor) -> np.ndarray:
-    """The rows of a quantized tensor: the scale and the minimum of each block, and its integers.
+    """Returns the rows of a quantized tensor as blocks of scale, minimum and integers.
 
-    Those of 4 bits lie in bytes as in llama.cpp's, which counts from 0 where ours go from -8.
+    4-bit integers are packed as in llama.cpp, whose range starts at 0 where ours starts at -8.
     """
     assert tensor.form is not None and tensor.scales is not None
     integers, scales = tensor.read().view(np.uint8), tensor.scales().astype(np.float16, copy=False)
@@ -149,17 +149,17 @@ def _blocks(tensor: WrittenTensor) -> np.ndarray:
 
 
 def _minima(tensor: WrittenTensor, scales: np.ndarray) -> np.ndarray:
-    """What llama.cpp adds to ``integer * scale``, of integers that it counts from 0."""
+    """Returns the minima that llama.cpp adds to ``integer * scale``, for integers from 0."""
     if tensor.zeros is None:
         return np.zeros_like(scales)
     return ((-8.0 - tensor.zeros()) * scales.astype(np.float32)).astype(np.float16)
 
 
 def _compare(gguf: Any, job: Job, tensors: Iterable[WrittenTensor], place: Path) -> None:
-    """Reads the file by the package gguf, and compares the integers and scales of its blocks.
+    """Reads the file with the package gguf, and compares the integers and scales of its blocks.
 
     Raises:
-        ValidationError: the file holds others.
+        ValidationError: the file has different ones.
     """
     found = {each.name: each for each in gguf.GGUFReader(place).tensors}
     for each in tensors:

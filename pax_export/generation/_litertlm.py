@@ -31,7 +31,7 @@ _PREFILLS = (8, 64, 512)
 
 
 def _called(lm: Decoder, tokens: Array, input_pos: Array, stores: PyTree, last: bool) -> Any:
-    """A call: what stands behind the tokens that are meant has positions that do not go on."""
+    """Runs one call; padding after the valid tokens has positions that do not increase."""
     room, count = stores[0][0].shape[2], tokens.shape[1]
     held = jnp.arange(room, dtype=jnp.int32)[None]
     begin = input_pos[0]
@@ -128,7 +128,7 @@ def _write_container(job: Job, place: Path, model: Path) -> None:
 
 
 def _header(sections: list[tuple[int, str, int, int]]) -> bytes:
-    """The flat buffer that says where each section lies."""
+    """Returns the flat buffer with the offsets of all sections."""
     flatbuffers: Any = require("flatbuffers", "litertlm", _PURPOSE)
     builder = flatbuffers.Builder(1024)
 

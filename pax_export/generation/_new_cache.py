@@ -9,7 +9,7 @@ from pax_export._types import PyTree
 
 
 def new_cache(lm: PyTree, batch: PyTree, room: object, dtype: Any, **wishes: object) -> Any:
-    """What ``lm.init_cache`` gives; of the wishes it gets those that it has a name for."""
+    """Calls ``lm.init_cache`` with those of the options that it has parameters for."""
     known = inspect.signature(lm.init_cache).parameters
     options = {name: wish for name, wish in wishes.items() if name in known}
     return lm.init_cache(batch, room, dtype=dtype, **options)

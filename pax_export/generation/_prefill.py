@@ -39,27 +39,26 @@ def prefill(
     prefill_chunk: int | None = None,
     copies: int = 1,
 ) -> tuple[jax.Array, Any]:
-    """Reads prompts into a cache, which `generate` goes on with.
+    """Reads prompts into a cache, which `generate` continues.
 
-    What many texts begin with, instructions say, is read once in this way.
+    A common prefix of many prompts, such as instructions, is read once in this way.
 
     Args:
         lm: a net with a cache, as for `generate`.
         tokens: ``[batch, length]``, or lists of any lengths.
-        lengths: ``[batch]``, how many tokens of each row are meant.
-        mask: ``[batch, length]``, 1 at the tokens that are meant, in place of lengths.
-        max_length: how many tokens a new cache has room for: these and all that will follow.
-        cache: one that these continue, instead of a new one.  It stays as it is.
-        cache_dtype: of a new cache, if not the net's.
-        prefill_chunk: read so many tokens at a time, with less memory.
-        copies: how many rows to make of each, one after the other: the cache of one
-            beginning for several texts.
+        lengths: ``[batch]``, the number of valid tokens per row.
+        mask: ``[batch, length]``, 1 at valid tokens; instead of ``lengths``.
+        max_length: the length of a new cache, including all tokens that will follow.
+        cache: a cache that the prompts continue, instead of a new one.  It does not change.
+        cache_dtype: the dtype of a new cache; default: the net's.
+        prefill_chunk: read this many tokens at a time, with less memory.
+        copies: the number of adjacent copies of each row, for several continuations.
 
     Returns:
         The logits after each row, ``[batch * copies, vocabulary]``, and the cache.
 
     Raises:
-        InvalidArgumentError: as for `generate`; neither a cache nor ``max_length``.
+        InvalidArgumentError: as for `generate`; neither ``cache`` nor ``max_length``.
 
     Example:
         >>> import jax, pax_export as pax
@@ -70,6 +69,7 @@ def prefill(
         >>> _, cache = pax.generation.prefill(lm, beginning, max_length=20, copies=2)
         >>> pax.generate(lm, [[1, 2], [3]], cache=cache, max_new_tokens=4).shape
         (2, 4)
+
     """
     where = "prefill"
     lm = checked_net(lm, where)

@@ -13,22 +13,22 @@ from pax_export.nets import Decoder
 
 
 def from_pretrained(path: str | os.PathLike[str], **options: PyTree) -> tuple[Decoder, Tokenizer]:
-    """A language model and its tokenizer.
+    """Loads a language model and its tokenizer.
 
-    Where the files of the net do not say at which tokens a text ends, the tokenizer does.
+    Stop tokens come from the net's files or, if these have none, from the tokenizer.
 
     Args:
         path: a folder of transformers with ``tokenizer.json``, or a GGUF file.
-        options: what `Decoder.from_pretrained` or `Decoder.from_gguf` takes: ``layers``,
+        options: arguments of `Decoder.from_pretrained` or `Decoder.from_gguf`: ``layers``,
             ``dtype``, ``config``.
 
     Returns:
         A `Decoder` and a `Tokenizer`.
 
     Raises:
-        MissingWeightsFileError: there is nothing at the path.
-        TokenizerError: there is no tokenizer, or one with more tokens than the net.
-        PaxError: as `Decoder.from_pretrained` and `Decoder.from_gguf` raise it.
+        MissingWeightsFileError: the path does not exist.
+        TokenizerError: no tokenizer, or one with more tokens than the net.
+        PaxError: any error of `Decoder.from_pretrained` or `Decoder.from_gguf`.
 
     Example:
         >>> import tempfile, pax_export as pax

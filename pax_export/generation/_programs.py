@@ -1,7 +1,7 @@
 """The compiled programs of `generate` and its streams.
 
-Prompts are read by one, so that a prompt of another size compiles nothing else; all tokens after
-the first are chosen by another, or each by one call of a third.
+One program reads prompts, so a prompt of another size recompiles only that one; another generates
+all tokens after the first, or a third one token per call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def begun(
     return begin(lm, tokens, lengths, cache, keys, settings, numbers)
 
 
-# The cache of a state is given away: what comes is written into it.
+# The cache of the state is donated: the next one is written into it.
 
 
 @partial(jax.jit, static_argnames="settings", donate_argnames="cache")
@@ -59,21 +59,21 @@ settled = jax.jit(settle)
 
 
 def without_cache(state: DecodeState) -> tuple[Any, DecodeState]:
-    """The cache of a state, and the rest of it."""
+    """Splits a state into its cache and the rest."""
     return state.cache, state._replace(cache=None)
 
 
 def finish(
     lm: PyTree, state: DecodeState, settings: Settings, count: int, limit: object = None
 ) -> Made:
-    """Chooses tokens until all rows have ended.
+    """Generates tokens until all rows have ended.
 
     Args:
         lm: the net.
-        state: after the first token.
-        settings: what does not change.
-        count: for how many tokens there are places.
-        limit: how many are chosen at most; None for as many.
+        state: the state after the first token.
+        settings: constants of the generation.
+        count: the number of positions for tokens.
+        limit: the maximum number of tokens; None: `count`.
     """
     limit = count if limit is None else limit
     batch = state.token.shape[0]

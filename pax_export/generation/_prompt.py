@@ -40,10 +40,10 @@ def checked_net(lm: Module, where: str) -> Any:
 def checked_prompt(
     lm: Module, tokens: Array, lengths: Any, where: str, mask: Array | None = None
 ) -> Prompt:
-    """The tokens of a batch of prompts, and how many of each row are meant.
+    """Returns the tokens of a batch of prompts, and the number of valid ones per row.
 
-    Lists of different lengths are filled up, and say by themselves how long they are.  With a
-    mask, what is meant comes first in its row, and what is not behind it.
+    Lists of different lengths are padded. With a mask, valid tokens are moved to the start of their
+    row.
     """
     if mask is not None:
         tokens, lengths = _by_mask(_integers(tokens, f"{where}: tokens"), lengths, mask, where)
@@ -156,7 +156,7 @@ def _check_lengths(lengths: np.ndarray, longest: int, where: str) -> None:
 
 
 def vocabulary_of(lm: Module) -> int | None:
-    """The size of the vocabulary, where a net says it: itself, or its configuration."""
+    """Returns the vocabulary size of a net or its configuration, or None."""
     for owner in (lm, getattr(lm, "config", None)):
         size = getattr(owner, "vocab_size", None)
         if isinstance(size, int):
@@ -165,7 +165,7 @@ def vocabulary_of(lm: Module) -> int | None:
 
 
 def check_vocabulary(stop: Iterable[int], pad: int, size: int, where: str) -> None:
-    """Refuses ids that the net never gives; called where the shape of its logits is known."""
+    """Refuses ids that the net never returns; called once the shape of the logits is known."""
     outside = [str(each) for each in stop if not 0 <= each < size]
     if outside:
         raise InvalidArgumentError(
@@ -209,7 +209,7 @@ def checked_chunk(value: object, where: str) -> int | None:
 
 
 def checked_cache_dtype(value: object, where: str) -> np.dtype | None:
-    """The dtype of a new cache, by which programs are told apart; None for the net's own."""
+    """Returns the dtype of a new cache, part of the key of programs; None: the net's own."""
     return None if value is None else cache_dtype(value, where, "cache_dtype")
 
 
@@ -219,7 +219,7 @@ def checked_pad(value: object, where: str) -> int:
 
 
 def checked_sampler(sampler: PyTree, where: str) -> Sampler:
-    """A sampler, and not the class of one."""
+    """Returns the sampler; refuses a sampler class."""
     if isinstance(sampler, Sampler):
         return sampler
     is_class = isinstance(sampler, type) and issubclass(sampler, Sampler)
@@ -234,9 +234,9 @@ def checked_sampler(sampler: PyTree, where: str) -> Sampler:
 
 
 def row_keys(key: PRNGKey | None, batch: int, sampler: Sampler, where: str) -> jax.Array | None:
-    """A random key for each row, so that a row depends on no other; None if nothing is drawn.
+    """Returns a random key per row, so rows are independent; None if nothing is drawn.
 
-    A single key is folded with the number of the row; an array of keys is taken as it is.
+    A single key is folded with the number of the row; an array of keys is used unchanged.
     """
     if not sampler.draws:
         return None
@@ -272,14 +272,14 @@ def row_keys(key: PRNGKey | None, batch: int, sampler: Sampler, where: str) -> j
 def check_room(
     cache: PyTree, lengths: Any, new: int, where: str, max_length: int | None = None
 ) -> None:
-    """Refuses prompts for which a cache has too few rows or places, where its sizes are known.
+    """Refuses prompts for which a cache has too few rows or positions, if its sizes are known.
 
     Args:
-        cache: that of a call before.
-        lengths: of the prompts.
-        new: how many tokens may follow.
-        where: the function that was given it.
-        max_length: what else was said of its room; nobody makes it larger.
+        cache: the cache of an earlier call.
+        lengths: the lengths of the prompts.
+        new: the maximum number of new tokens.
+        where: the calling function.
+        max_length: the given length, which must be the cache's.
     """
     for leaf in jax.tree.leaves(cache):
         if not hasattr(leaf, "shape") and not _is_number(leaf):
@@ -328,7 +328,7 @@ def _is_number(leaf: object) -> bool:
 
 
 def room_of(cache: object) -> int | None:
-    """How many tokens of a row have room in a cache; None if it does not say, or has no end."""
+    """Returns the length of a cache per row; None if it is unknown or unlimited."""
     most = getattr(cache, "max_length", None)
     return int(most) if isinstance(most, int) else None
 

@@ -1,10 +1,10 @@
-"""Texts that runtimes of language models write: a program of its own, without jax.
+"""Runs prompts in a language-model runtime: a separate program, without jax.
 
     python _runtime_calls.py RUNTIME PATH CALLS.json RESULTS.json
 
-``CALLS.json`` holds ``prompts`` (lists of ids), ``texts`` (the same as texts), ``steps`` and
-``room``; ``RESULTS.json`` gets for each prompt the ids that follow, or a text where the runtime
-says no ids.
+``CALLS.json`` has ``prompts`` (lists of ids), ``texts`` (the same as strings), ``steps`` and
+``room``; ``RESULTS.json`` gets the new ids for each prompt, or a string if the runtime returns no
+ids.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def gguf(path: str, calls: dict[str, Any]) -> list[Any]:
 
 
 def litertlm(path: str, calls: dict[str, Any]) -> list[Any]:
-    """By LiteRT-LM, which takes and gives texts."""
+    """Runs LiteRT-LM, whose inputs and outputs are strings."""
     runtime: Any = importlib.import_module("litert_lm")
     runtime.set_min_log_severity(runtime.LogSeverity.ERROR)
     made = []

@@ -1,7 +1,7 @@
-"""Exports of language models to the runtimes of others: what they have in common.
+"""The common part of exports to language-model runtimes.
 
-What is refused is refused before any work; what was written is run by the runtime itself, in a
-process of its own, before it takes its name.
+Unsupported models are refused before any work; the runtime runs the export, in a process of its
+own, before it gets its final name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from pax_export.quantization import QuantizedArray
 
 Report = exporters.Report
 
-#: Formats that hold the functions of any net with a cache, and what exports them.
+# #: Formats for the functions of any net with a cache, and their exporters.
 FUNCTION_FORMATS = {
     "saved_model": "to_saved_model",
     "stablehlo": "to_stablehlo",
@@ -53,7 +53,7 @@ FUNCTION_FORMATS = {
     "tflite": "to_tflite",
 }
 
-#: Prompts where none are given, and how many tokens follow each of them.
+# #: Default prompts, and the number of tokens that follow each.
 _TEXTS = (
     "The capital of France is",
     "Once upon a time there was a king who had three daughters, and the youngest of them",
@@ -68,20 +68,20 @@ _MOST_TIES = 4
 #: because threads of several programs wait for each other.
 _SECONDS, _SECONDS_PER_GIB = 1800, 1800
 _LARGEST_REPORT = 1 << 26
-#: What is left of a letter of which some bytes are missing.
+# #: The replacement for a character with missing bytes.
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A language model as it is to be exported.
+    """A language model to export.
 
     Attributes:
         lm: the net, in eval mode.
         tokenizer: with its chat template.
-        room: how many tokens a text may have.
+        room: the maximum number of tokens.
         where: for messages.
-        accuracy_level: of products of quantized weights, as for `to_tflite`.
+        accuracy_level: the accuracy of quantized products, as for `to_tflite`.
     """
 
     lm: Decoder
@@ -91,12 +91,12 @@ class Job:
     accuracy_level: Literal[1, 4] = 4
 
     def listed(self) -> Decoder:
-        """The net with a list of layers, whose arrays are views: the host holds no further copy."""
+        """Returns the net with a list of layers, whose arrays are views without copies."""
         return jax.tree.map(np.asarray, self.lm).listed()
 
     @property
     def stop(self) -> tuple[int, ...]:
-        """The ids that end a text: what the net says, or else the tokenizer."""
+        """The stop ids of the net, or else of the tokenizer."""
         own = self.lm.config.generation.stop
         return own or (() if self.tokenizer is None else self.tokenizer.stop)
 
@@ -112,7 +112,7 @@ class Job:
 
     @property
     def pad(self) -> int | None:
-        """The id of the token that stands behind a text, if one is said."""
+        """The id of the padding token, or None."""
         own = self.lm.config.generation.pad
         return self.special("pad_token") if own is None else own
 
@@ -123,22 +123,22 @@ class Job:
 
 
 class Runtime(NamedTuple):
-    """What runs an export.
+    """A language-model runtime.
 
     Attributes:
         name: the format, and the function of `_runtime_calls`.
         title: its name in sentences.
-        packages: what must be there to import, for a test.
-        extra: that brings them.
-        check: refuses, before any work, what the runtime lacks.
-        write: writes into a folder or to a file; gives what the report says, or a report.
+        packages: packages that a validation imports.
+        extra: the extra that installs them.
+        check: refuses, before any work, models that the runtime does not support.
+        write: writes a folder or a file; returns entries for the report, or a report.
         is_file: whether one file is written.
-        mark: what such a file of ours holds near its beginning.
-        suffix: what its name must end with, if it opens no others.
-        find: refuses a test whose programs are missing.
-        run: continues the prompts of a test, in place of the function of `_runtime_calls`.
-        reads_texts: whether it is given texts, and tokenizes them itself.
-        has_levels: whether a file says how products of quantized weights are computed.
+        mark: bytes near the beginning of such a file of ours.
+        suffix: the required suffix of the name, if any.
+        find: refuses a validation whose programs are missing.
+        run: continues prompts, instead of the function of `_runtime_calls`.
+        reads_texts: whether it takes strings, and tokenizes them itself.
+        has_levels: whether a file sets the accuracy of quantized products.
     """
 
     name: str
@@ -238,7 +238,7 @@ def _distributions(runtime: Runtime) -> list[str]:
     return [each.split(">=")[0] for each in PACKAGES[runtime.extra]]
 
 
-# --- what is refused --------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------
 
 
 def _job(
@@ -342,7 +342,7 @@ def _is_tested(runtime: Runtime, validate: bool, path: str | os.PathLike[str], w
 
 
 def _ours(runtime: Runtime) -> overwrite_guard.Recognize:
-    """What belongs to an export of this kind."""
+    """Returns a recognizer of earlier exports of this kind."""
 
     def recognized(path: Path) -> overwrite_guard.Belongs | None:
         try:
@@ -363,7 +363,7 @@ def _ours(runtime: Runtime) -> overwrite_guard.Recognize:
 
 
 def _test_prompts(job: Job, given: PyTree) -> list[list[int]]:
-    """The prompts, as ids: of several lengths, and one longer than a window."""
+    """Returns the test prompts as ids: of several lengths, and one longer than a window."""
     if given is not None:
         texts = [given] if isinstance(given, str) else list(given)
         if job.tokenizer is not None:
@@ -401,7 +401,7 @@ def _test_prompts(job: Job, given: PyTree) -> list[list[int]]:
 def _as_texts(
     runtime: Runtime, job: Job, prompts: Sequence[Sequence[int]], is_given: bool
 ) -> list[list[int]]:
-    """Prompts whose texts have these ids; others are refused if a user gave them."""
+    """Returns the prompts whose text has these ids; others raise if the user gave them."""
     assert job.tokenizer is not None
     made = [job.tokenizer.encode(text) for text in _texts(job, prompts)]
     for row, (ids, again) in enumerate(zip(prompts, made)):
@@ -426,10 +426,10 @@ def _texts(job: Job, prompts: Sequence[Sequence[int]]) -> list[str]:
 def prove_continuations(
     runtime: Runtime, job: Job, place: Path, prompts: Sequence[Sequence[int]]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Has the runtime continue prompts; gives what the report says, and where ties fell otherwise.
+    """Compares the runtime's continuations with jax's; returns report entries and broken ties.
 
     Raises:
-        ValidationError: it says other tokens than jax, and it is no tie.
+        ValidationError: its tokens differ from jax's, and logits are not nearly equal.
     """
     steps = min(_STEPS, job.room - max(map(len, prompts)))
     calls = {"prompts": prompts, "steps": steps, "room": job.room}
@@ -490,10 +490,10 @@ def _is_wide(job: Job) -> bool:
 def run_runtime(
     runtime: Runtime, place: Path, calls: Mapping[str, Any], seconds: float
 ) -> list[Any]:
-    """What the runtime says, in a process of its own.
+    """Runs the runtime in a process of its own.
 
     Raises:
-        ValidationError: it fails, or takes more than these seconds.
+        ValidationError: it fails, or exceeds the time limit.
     """
     with stale_temporaries.scratch() as folder:
         given, made = folder / "calls.json", folder / "results.json"
@@ -524,7 +524,7 @@ def run_runtime(
 
 
 def _greedy(job: Job, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
-    """What jax says; a text ends with its stop."""
+    """Returns jax's greedy tokens; a sequence ends with its stop."""
     stop = list(job.stop)
     options = {"max_new_tokens": steps, "stop": stop or None, "pad": 0}
     rows = [list(each) for each in prompts]
@@ -538,7 +538,7 @@ def _up_to_stop(tokens: list[int], stop: Sequence[int]) -> list[int]:
 
 
 def _first_other(job: Job, own: list[int], said: list[int], start: int) -> int | None:
-    """Where two continuations begin to differ; a stop at the end may be said or not."""
+    """Returns the index of the first difference of two continuations; a final stop is optional."""
     stop = job.stop
     one, other = ([*x[:-1]] if x and x[-1] in stop else x for x in (own, said))
     places = range(start, max(len(one), len(other)))
@@ -554,7 +554,7 @@ def _distance(job: Job, tokens: list[int], said: list[int]) -> tuple[float, floa
 
 
 def _ids_of(job: Job, own: list[int], text: str) -> list[int]:
-    """The ids of a text that a runtime gave: jax's own, as far as they make the same text."""
+    """Returns the ids of a runtime's text: jax's own, as far as they decode to that text."""
     assert job.tokenizer is not None
     decode = job.tokenizer.decode
     if text.rstrip(_BROKEN) == decode(own).rstrip(_BROKEN):  # the last letter may be incomplete
@@ -566,7 +566,7 @@ def _ids_of(job: Job, own: list[int], text: str) -> list[int]:
     return [*own[:count], *job.tokenizer.encode(rest, add_special_tokens=False)]
 
 
-# --- files beside a model ---------------------------------------------------------------------
+# --- files of tokenizer and configuration --------------------------------------------------------
 
 
 def json_file(content: Mapping[str, Any]) -> bytes:

@@ -46,27 +46,27 @@ def save_pretrained(
     validate: bool = True,
     overwrite: bool = False,
 ) -> Report:
-    """Writes what transformers reads: ``AutoModelForCausalLM.from_pretrained(folder)``.
+    """Writes a folder for ``AutoModelForCausalLM.from_pretrained(folder)`` of transformers.
 
-    `from_pretrained` reads it, too.  One leaf after the other is written.
+    `from_pretrained` reads it, too.  Arrays are written one by one.
 
     Args:
         lm: a net of one of the families that `Decoder` loads.
         folder: where to write ``config.json``, ``generation_config.json``, ``model.safetensors``
             and the files of the tokenizer.
-        tokenizer: a `Tokenizer`, or the folder, ``tokenizer.json`` or GGUF file of one.
-        prompts: texts or lists of ids that transformers continues as a test, as jax does.
-        validate: whether there is this test; without transformers and torch there is none, and
-            a warning says so.
-        overwrite: replace a folder that this function wrote; nothing else is ever replaced.
+        tokenizer: a `Tokenizer`, or its folder, ``tokenizer.json`` or GGUF file.
+        prompts: strings or lists of ids; transformers must continue them as jax does.
+        validate: whether to run this test; without transformers and torch it is skipped with a
+            warning.
+        overwrite: replace a folder that this function wrote; other folders are never replaced.
 
     Returns:
-        The report, which can be printed, and lies in the folder as ``pax_export.json``.
+        The report, which is also in the folder as ``pax_export.json``.
 
     Raises:
-        InvalidArgumentError: transformers has no net that computes so.
-        TokenizerError: a tokenizer of another vocabulary, or without a chat template.
-        ValidationError: transformers continues a prompt otherwise than jax, and it is no tie.
+        InvalidArgumentError: transformers has no equivalent net.
+        TokenizerError: the tokenizer has another vocabulary, or no chat template.
+        ValidationError: transformers' tokens differ from jax's, and logits are not nearly equal.
 
     Example:
         >>> import tempfile, pax_export as pax
@@ -77,6 +77,7 @@ def save_pretrained(
         ...     report = pax.generation.save_pretrained(lm, folder + "/lm", validate=False)
         ...     pax.nets.Decoder.from_pretrained(folder + "/lm").config.dim
         8
+
     """
     return export_for_runtime(
         TRANSFORMERS, lm, folder, tokenizer=tokenizer, max_length=None, prompts=prompts,
@@ -115,7 +116,7 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
 
 
 def _write_safetensors(tensors: Sequence[WrittenTensor], file: Path) -> None:
-    """One tensor after the other: safetensors' own writer is given all of them."""
+    """Writes tensors one by one; safetensors' own writer needs all of them in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for each in tensors:

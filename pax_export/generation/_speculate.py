@@ -36,7 +36,7 @@ from pax_export.generation._stops import Stop, TextEnds, checked_text_ends
 
 class _Texts(NamedTuple):
     tokens: jax.Array  # [batch, count]
-    made: jax.Array  # [batch], how many of them there are
+    made: jax.Array  # [batch], their number
     newest: jax.Array  # [batch], in neither cache yet
     done: jax.Array  # [batch]
     cache: PyTree
@@ -58,35 +58,34 @@ def speculate(
     pad: int | None = None,
     prefill_chunk: int | None = None,
 ) -> jax.Array:
-    """The greedy tokens of a net, in fewer calls of it.
+    """Generates greedy tokens with speculative decoding, in fewer calls of the net.
 
-    A smaller net of the same vocabulary proposes tokens; the net reads them in one call, keeps
-    those that it would have chosen, and adds one of its own.  So the tokens are those of
-    ``generate(lm, ..., sampler=greedy())``, whatever the smaller net says; the better it guesses,
-    the fewer calls there are.  Both caches have room for ``ahead + 1`` tokens more than those of
-    `generate`, which nets with learned positions need to have.
+    A smaller net with the same vocabulary proposes tokens; the net reads them in one call, keeps
+    those that it would have chosen, and adds one.  The tokens equal those of
+    ``generate(lm, ..., sampler=greedy())``, whatever the smaller net proposes; better proposals
+    mean fewer calls.  Both caches need room for ``ahead + 1`` tokens more than those of
+    `generate`, so nets with learned positions need as many more positions.
 
     Args:
         lm: a net with a cache, as for `generate`, whose cache has ``with_lengths(lengths)``: the
-            same cache, cut to these lengths.
-        draft: a smaller one, likewise.
+            same cache, truncated to these lengths.
+        draft: a smaller net of the same kind.
         tokens: ``[batch, length]``, or lists of any lengths.
-        lengths: ``[batch]``, how many tokens of each row are meant.
-        mask: ``[batch, length]``, 1 at the tokens that are meant, in place of lengths.
-        max_new_tokens: how many tokens at most.
-        ahead: how many tokens are proposed at once.
-        stop: what ends a text: ids of tokens, sequences of ids, strings; by default as for
-            `generate`.
+        lengths: ``[batch]``, the number of valid tokens per row.
+        mask: ``[batch, length]``, 1 at valid tokens; instead of ``lengths``.
+        max_new_tokens: the maximum number of new tokens.
+        ahead: the number of tokens proposed at once.
+        stop: stop tokens, token sequences or strings; default as for `generate`.
         tokenizer: for strings, as for `generate`.
-        pad: the id that stands behind it; negative for none of the vocabulary; likewise.
-        prefill_chunk: read the prompts so many tokens at a time.
+        pad: the id of padding after a stop, as for `generate`.
+        prefill_chunk: read the prompts this many tokens at a time.
 
     Returns:
         ``[batch, max_new_tokens]``, int32; -1 as for `generate`.
 
     Raises:
         InvalidArgumentError: as for `generate`.
-        InvalidArgumentTypeError: a cache that cannot be cut.
+        InvalidArgumentTypeError: a cache that cannot be truncated.
 
     Example:
         >>> import jax, pax_export as pax
@@ -95,6 +94,7 @@ def speculate(
         >>> lm, small = pax.nets.Decoder(config), pax.nets.Decoder(config)
         >>> pax.generation.speculate(lm, small, [[1, 2], [3]], max_new_tokens=6).shape
         (2, 6)
+
     """
     where = "speculate"
     lm, draft = checked_net(lm, where), checked_net(draft, f"{where}: draft")
@@ -160,7 +160,7 @@ def _speculated(
 
 
 def _cache(lm: PyTree, batch: PyTree, room: object) -> Any:
-    """A cache that can be cut: one that has lost nothing to make room."""
+    """Returns a cache that can be truncated: one that drops no tokens."""
     cache = new_cache(lm, batch, room, None, rolling=False)
     if not hasattr(cache, "with_lengths"):
         raise InvalidArgumentTypeError(
@@ -173,9 +173,9 @@ def _cache(lm: PyTree, batch: PyTree, room: object) -> Any:
 
 
 def _proposed(draft: PyTree, texts: _Texts, ahead: int, size: int) -> tuple[jax.Array, Any]:
-    """The tokens that the small net would add, ``[batch, ahead]``; its cache has all of them.
+    """Returns the tokens that the draft proposes, ``[batch, ahead]``; its cache then has them all.
 
-    Of a larger vocabulary, only the ids that the net has too are proposed.
+    If its vocabulary is larger, only ids of the net's vocabulary are proposed.
     """
     alive = (~texts.done).astype(jnp.int32)
 
@@ -195,7 +195,7 @@ def _likeliest(logits: jax.Array) -> jax.Array:
 
 
 def _accepted(lm: PyTree, texts: _Texts, proposed: jax.Array, stop: TextEnds, limit: int) -> _Texts:
-    """Keeps of the proposals what the net itself would have said, and one token of its own."""
+    """Keeps the proposals that the net would have chosen, and adds one token."""
     ahead, count = proposed.shape[1], texts.tokens.shape[1]
     alive = ~texts.done
     read = jnp.concatenate([texts.newest[:, None], proposed], axis=1)
@@ -210,7 +210,7 @@ def _accepted(lm: PyTree, texts: _Texts, proposed: jax.Array, stop: TextEnds, li
     put = lambda new: texts.tokens.at[rows, jnp.where(new, place, count)].set(own, mode="drop")  # noqa: E731
     candidates = jnp.broadcast_to(put(new)[:, None], (*own.shape, count))
     is_end = ends_at(candidates, place, new, stop)
-    # A text ends with its first stop, and when it is as long as was asked for.
+    # A sequence ends with its first stop, or at the requested length.
     new = new & (jnp.cumsum(is_end.astype(jnp.int32), axis=1) - is_end == 0)
     tokens = put(new)
     made = texts.made + new.sum(axis=1, dtype=jnp.int32)

@@ -1,8 +1,8 @@
 """Prefill and decode steps, shared by all generation functions.
 
-All of it is pure functions of arrays, which a caller compiles.  A net is asked in one way only:
-``logits, cache = lm(tokens, cache=cache, lengths=lengths)`` appends ``lengths[row]`` tokens to
-each row at the row's own place.
+These are pure functions of arrays, which callers compile. The net is called in one way only:
+``logits, cache = lm(tokens, cache=cache, lengths=lengths)`` appends ``lengths[row]`` tokens at the
+end of each row.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pax_export.generation._prompt import check_vocabulary
 from pax_export.generation._stops import TextEnds
 from pax_export.generation.samplers import Sampler
 
-#: In place of a token where the logits of a net are NaN: no vocabulary has it, so nothing reads it
-#: as a text.
+# #: Instead of a token where the logits of a net are NaN: it is in no vocabulary, so no tokenizer
+# decodes it.
 NO_TOKEN = -1
 
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """What does not change from token to token; static data of the compiled programs.
+    """Constants of a generation; static data of the compiled programs.
 
-    A sampler of a user's own may call equal what is not the same, or hold a list: settings are
-    compared by what all of it consisted of when they were made, as static data of modules is.
+    User-defined samplers may have an inexact ``__eq__`` or contain lists, so settings are compared
+    by their contents at creation, as static data of modules is.
     """
 
     sampler: Sampler
@@ -55,14 +55,14 @@ class Settings:
 
 
 class DecodeState(NamedTuple):
-    """A batch of texts between two tokens.
+    """The state of a batch of sequences between two tokens.
 
     The newest token of a row is known, and the cache does not have it yet.
     """
 
     token: jax.Array  # [batch], the padding in rows that have ended; or NO_TOKEN
     alive: jax.Array  # [batch], whether `token` is one of the text
-    done: jax.Array  # [batch], whether nothing comes after it
+    done: jax.Array  # [batch], whether the sequence has ended
     log_prob: jax.Array | None  # [batch]
     step: jax.Array  # how many tokens have been chosen
     keys: jax.Array | None  # [batch]
@@ -75,10 +75,10 @@ class DecodeState(NamedTuple):
 def read_prompt(
     lm: PyTree, tokens: Array, lengths: Any, cache: object, chunk: int | None = None
 ) -> tuple[jax.Array, Any]:
-    """Puts prompts into a cache; gives the logits after the last token of each row.
+    """Reads prompts into a cache; returns the logits after the last token of each row.
 
-    With a chunk the prompt is read so many tokens at a time, by one program in a loop: memory
-    for activations is that of a chunk.  The loop ends with the longest row.
+    With `chunk` the prompt is read that many tokens at a time, by one program in a loop, so
+    activations take the memory of one chunk. The loop ends with the longest row.
     """
     length = tokens.shape[1]
     if chunk is None or not isinstance(length, int) or chunk >= length:
@@ -100,7 +100,7 @@ def read_prompt(
 
 def last_logits(lm: PyTree, tokens: Array, cache: object, lengths: Any) -> tuple[jax.Array, Any]:
     """The logits after the last of ``lengths[row]`` tokens, ``[batch, vocabulary]``."""
-    if _picks_last(lm):  # the head then computes one place of each row, and not all
+    if _picks_last(lm):  # the head then computes only the last position of each row
         logits, cache = lm(tokens, cache=cache, lengths=lengths, last_only=True)
         return logits, cache
     logits, cache = lm(tokens, cache=cache, lengths=lengths)
@@ -150,7 +150,7 @@ def of_real_prompts(logits: jax.Array, tokens: Array, lengths: Any) -> jax.Array
 
 
 def _occurred(tokens: Array, lengths: Any, size: int) -> jax.Array:
-    """Which ids stand in each prompt; what is behind its length does not count."""
+    """Returns which ids occur in each prompt, up to its length."""
     tokens = jnp.asarray(tokens)
     place = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
     ids = jnp.where(place < lengths[:, None], tokens, size)  # nowhere
@@ -213,7 +213,7 @@ def unless_nan(chosen: jax.Array, logits: jax.Array) -> jax.Array:
 
 
 def ends(tokens: jax.Array, stop: tuple[int, ...]) -> jax.Array:
-    """After which tokens nothing comes."""
+    """Returns after which tokens a sequence ends."""
     return is_any(tokens, stop) | (tokens < 0)
 
 
@@ -235,13 +235,13 @@ def end_with_any(texts: jax.Array, sequences: tuple[tuple[int, ...], ...]) -> ja
 
 
 def ends_at(texts: jax.Array, last: jax.Array, alive: jax.Array, stops: TextEnds) -> jax.Array:
-    """``[...]``: which texts end with their token at ``last``.
+    """``[...]``: which sequences end with their token at ``last``.
 
     Args:
         texts: ``[..., length]``.
         last: ``[...]``.
-        alive: ``[...]``, which of them are asked for.
-        stops: at what; strings are looked for outside of the program.
+        alive: ``[...]``, which of them are valid.
+        stops: the stop conditions; strings are checked outside of the program.
     """
 
     def tokens_before(count: int) -> jax.Array:

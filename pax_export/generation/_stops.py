@@ -13,12 +13,12 @@ from pax_export._errors import InvalidArgumentTypeError
 from pax_export._jax import is_tracer
 from pax_export._types import Array, PyTree
 
-#: What a caller may give.
+# #: Types that a caller may pass.
 Stop = int | str | Iterable[int | str | Iterable[int]] | None
 
 
 class Stops(NamedTuple):
-    """What ends a text, sorted: equal sets are equal static data."""
+    """Stop conditions, sorted, so that equal sets are equal static data."""
 
     ids: tuple[int, ...] = ()
     sequences: tuple[tuple[int, ...], ...] = ()  # of two tokens and more
@@ -26,7 +26,7 @@ class Stops(NamedTuple):
 
 
 def checked_stops(stop: Any, where: str) -> Stops:
-    """What ends a text, by kinds."""
+    """Returns the stop conditions by type."""
     if isinstance(stop, (np.ndarray, jax.Array)) and not is_tracer(stop):
         stop = np.asarray(stop).tolist()
     alone = isinstance(stop, str) or not isinstance(stop, Iterable)
@@ -56,12 +56,12 @@ def _is_id(value: PyTree) -> TypeGuard[int]:
 
 
 class StringMatcher:
-    """Whether tokens contain a string; equal matchers are equal static data.
+    """Checks whether tokens contain a string; equal matchers are equal static data.
 
     Args:
-        strings: of which one is enough.
+        strings: any of which is a match.
         tokenizer: with ``decode(ids, skip_special_tokens=False)``.
-        where: the function that was given it.
+        where: the calling function.
     """
 
     def __init__(self, strings: tuple[str, ...], tokenizer: Any, where: str):
@@ -106,18 +106,18 @@ class TextEnds(NamedTuple):
 
 
 def checked_text_ends(stop: object, tokenizer: object, where: str) -> TextEnds:
-    """Returns what ends a text where all new tokens are at hand."""
+    """Returns stop conditions to apply to a complete sequence."""
     ids, sequences, strings = checked_stops(stop, where)
     return TextEnds(ids, sequences, StringMatcher(strings, tokenizer, where) if strings else None)
 
 
 class StringEnds:
-    """Which rows have come to a string that ends them; it is told each token of all rows.
+    """Tracks which rows contain a stop string; called with each new token of all rows.
 
     Args:
-        matcher: of the strings.
-        rows: how many there are.
-        where: the function that was given it.
+        matcher: matches the strings.
+        rows: the number of rows.
+        where: the calling function.
     """
 
     def __init__(self, matcher: StringMatcher, rows: int, where: str):
@@ -129,7 +129,7 @@ class StringEnds:
 
         Args:
             tokens: ``[batch]``.
-            alive: ``[batch]``, whether they are of the texts.
+            alive: ``[batch]``, whether the rows are unfinished.
         """
         if is_tracer(tokens):
             raise InvalidArgumentTypeError(

@@ -12,16 +12,16 @@ from pax_export.generation._steps import DecodeState, Settings
 
 
 class Stream(Iterator[np.ndarray]):
-    """The tokens of a batch of texts, one after the other; `generate.stream` makes it.
+    """An iterator of the tokens of a batch of sequences; the result of `generate.stream`.
 
     Args:
         operands: the net, the prompts, their lengths, a cache or None, keys or None, and numbers
             of the sampler.
-        settings: what does not change.
-        count: how many tokens at most.
-        room: for how many tokens a new cache is made.
-        dtype: of a new cache.
-        ends: which rows end for another reason, by their newest tokens.
+        settings: constants of the generation.
+        count: the maximum number of tokens.
+        room: the length of a new cache.
+        dtype: the dtype of a new cache.
+        ends: additional stop conditions, by the newest tokens.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax
@@ -65,7 +65,7 @@ class Stream(Iterator[np.ndarray]):
                 dtype=self._dtype,
             )
         else:
-            # Taken away first: after an error in between, the arrays belong to nobody.
+            # Detached first: after an error in between, the arrays are donated and invalid.
             state, self.state = self.state, None
             made = advanced(self._lm, *without_cache(state), settings=self._settings)
         if self._ends is not None:
@@ -76,10 +76,10 @@ class Stream(Iterator[np.ndarray]):
 
     @property
     def cache(self) -> Any:
-        """The prompts and all tokens given so far, for a next turn.
+        """The cache with the prompts and all tokens so far, for a next turn.
 
-        Before the first token it is the cache that the stream was given.  It is another array
-        than what the stream goes on to write into.
+        Before the first token it is the cache passed to the stream. It is a copy of the cache that
+        the stream continues to write.
         """
         if self.state is None:
             return self._prompt[2]

@@ -17,30 +17,29 @@ from pax_export.generation._vocabularies import of_gguf, of_json
 from pax_export.weights import open_source
 
 _LARGEST = 1 << 28  # bytes of a tokenizer.json
-#: What is left of a letter of which some bytes are missing.
+# #: The replacement for a character with missing bytes.
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 #: The names of special tokens in ``tokenizer_config.json``.
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
 class Tokenizer:
-    """Texts and conversations to ids of tokens, and back.
+    """Converts texts and conversations to token ids, and back.
 
-    It is the package tokenizers with what its files do not hold: special tokens by their names, and
-    the chat template.
+    It wraps the package tokenizers, and adds named special tokens and the chat template.
 
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
         special_tokens: such as ``{"eos_token": "</s>"}``.
-        chat_template: in jinja's language; or several by name, of which ``"default"`` is taken, and
-            ``"tool_use"`` for a call with tools.
+        chat_template: a jinja template; or several by name, of which ``"default"`` is used, and
+            ``"tool_use"`` for calls with tools.
 
     Attributes:
-        special_tokens: the same.
-        chat_templates: by name.
+        special_tokens: as above.
+        chat_templates: the templates by name.
 
     Raises:
-        TokenizerError: a special token that is none of the vocabulary.
+        TokenizerError: a special token is not in the vocabulary.
 
     Example:
         >>> import tokenizers, pax_export as pax
@@ -87,15 +86,15 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """The tokenizer of a folder of transformers, or of a file ``tokenizer.json``.
+        """Loads the tokenizer of a transformers folder, or a file ``tokenizer.json``.
 
         Args:
-            path: the folder, with ``tokenizer.json``; special tokens and chat templates are
-                those of ``tokenizer_config.json``, ``special_tokens_map.json`` and
-                ``chat_template.jinja`` beside it, where there are such files.
+            path: the folder with ``tokenizer.json``; special tokens and chat templates are read
+                from ``tokenizer_config.json``, ``special_tokens_map.json`` and
+                ``chat_template.jinja`` next to it, if these exist.
 
         Raises:
-            TokenizerError: no ``tokenizer.json``, or none that can be read.
+            TokenizerError: ``tokenizer.json`` is missing or unreadable.
             MissingPackageError: tokenizers is not installed.
         """
         path = Path(os.fspath(path))
@@ -112,15 +111,15 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """The tokenizer that a GGUF file holds, with its chat template.
+        """Loads the tokenizer and the chat template of a GGUF file.
 
         Args:
-            path: of the file, whose vocabulary is one of bytes (``gpt2``, cut as GPT-2, Llama 3,
-                Mistral's Tekken, Qwen 2 or SmolLM cut) or of sentence pieces (``llama``).
+            path: the file; its vocabulary is of bytes (``gpt2``, pre-tokenized as in GPT-2, Llama
+                3, Mistral's Tekken, Qwen 2 or SmolLM) or of sentence pieces (``llama``).
 
         Raises:
-            TokenizerError: another vocabulary.
-            WeightsFileError: no GGUF file, or a damaged one.
+            TokenizerError: an unsupported vocabulary.
+            WeightsFileError: not a GGUF file, or a damaged one.
             MissingPackageError: tokenizers is not installed.
         """
         with open_source(path) as source:
@@ -166,11 +165,11 @@ class Tokenizer:
         """The content of ``tokenizer.json``."""
         return self._inner.to_str(pretty=False).encode()
 
-    # --- what it knows --------------------------------------------------------------------
+    # --- properties -----------------------------------------------------------------------
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are: the largest one and 1."""
+        """The number of ids: the largest id plus 1."""
         return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
@@ -199,11 +198,11 @@ class Tokenizer:
     # --- texts ----------------------------------------------------------------------------
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text.
+        """Converts a text to ids.
 
         Args:
-            text: in which special tokens are found.
-            add_special_tokens: whether those that the tokenizer puts around a text are added.
+            text: the text; special tokens in it are recognized.
+            add_special_tokens: whether to add the special tokens around a text.
         """
         if not isinstance(text, str):
             raise InvalidArgumentTypeError(
@@ -215,25 +214,25 @@ class Tokenizer:
         return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: PyTree, skip_special_tokens: bool = False) -> str:
-        """The text of ids.
+        """Converts ids to a text.
 
         Args:
             ids: integers; a list, or an array of one axis.
-            skip_special_tokens: whether special tokens are left out.
+            skip_special_tokens: whether to omit special tokens.
         """
         ids = [int(each) for each in ids]
         return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def stream(self, ids: Iterable[Any], skip_special_tokens: bool = True) -> Iterator[str]:
-        """The text of ids that come one by one, in pieces.
+        """Converts a stream of ids to pieces of text.
 
-        A piece is given when no letter in it is incomplete; together they are the whole text.
-        (Where a vocabulary of sentence pieces ends a run of bytes with bytes of no letter, `decode`
-        makes other letters of those before, too.)
+        A piece has no incomplete characters; together the pieces are the whole text. (In a
+        vocabulary of sentence pieces, invalid bytes at the end of a run of bytes also change the
+        earlier characters of that run in `decode`.)
 
         Args:
-            ids: as a generator gives them.
-            skip_special_tokens: whether special tokens are left out.
+            ids: an iterable of ids.
+            skip_special_tokens: whether to omit special tokens.
 
         Example:
             >>> import tokenizers, pax_export as pax
@@ -247,7 +246,7 @@ class Tokenizer:
             ['n', 'é', '€']
         """
         window: list[int] = []  # tokens before those that are not shown yet, and these
-        shown = 0  # of which so many are shown
+        shown = 0  # number of characters returned so far
         for token in ids:
             window.append(int(token))
             text = self.decode(window, skip_special_tokens)
@@ -271,21 +270,21 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: object,
     ) -> Any:
-        """A conversation as the model was trained to read it.
+        """Formats a conversation with the chat template.
 
         Args:
             messages: such as ``{"role": "user", "content": "Hello"}``.
-            add_generation_prompt: whether the beginning of an answer comes at the end.
-            tokenize: whether the result is ids; else the text.
+            add_generation_prompt: whether to append the beginning of an answer.
+            tokenize: whether to return ids instead of a text.
             tools: as JSON schemas.
-            variables: what else the template takes.
+            variables: other variables of the template.
 
         Returns:
             A list of ids, or a text.
 
         Raises:
-            TokenizerError: there is no template, or it fails.
-            InvalidArgumentTypeError: (a TypeError) messages that are no JSON.
+            TokenizerError: no template, or it fails.
+            InvalidArgumentTypeError: (a TypeError) messages are not JSON.
         """
         where = "Tokenizer.apply_chat_template"
         name = "tool_use" if tools and "tool_use" in self.chat_templates else "default"
@@ -355,7 +354,7 @@ def _no_tokenizer(file: Path) -> TokenizerError:
 
 
 def _keys(file: Path) -> dict[str, Any]:
-    """The keys of a file beside the tokenizer, which need not be there."""
+    """Reads an optional JSON file next to the tokenizer."""
     if not file.exists():
         return {}
     try:
@@ -378,7 +377,7 @@ def _token(value: object) -> str:
 
 
 def _mark_special(inner: PyTree, tokens: Iterable[str]) -> None:
-    """Special tokens are found in a text and left out of one, whether the file says so or not."""
+    """Marks special tokens, so that they are recognized in texts and omitted from them."""
     marked = {each.content for each in inner.get_added_tokens_decoder().values()}
     new = [
         token for token in tokens if token not in marked and inner.token_to_id(token) is not None

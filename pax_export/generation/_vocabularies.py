@@ -16,14 +16,14 @@ _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
 
 @dataclass(frozen=True)
 class _Cut:
-    """How llama.cpp cuts a text before it merges, for one ``tokenizer.ggml.pre``.
+    """A pre-tokenizer of llama.cpp: how a text is split before merges, by ``tokenizer.ggml.pre``.
 
     Attributes:
-        pattern: a regular expression whose matches are the parts; None for that of GPT-2.
-        digits: whether each digit is a part of its own.
-        whole: whether a part that is a token is not merged.
-        begins: whether a text begins with the token for it, if the file does not say so.
-        normal: whether texts are brought to the normal form NFC.
+        pattern: a regular expression that matches the parts; None: that of GPT-2.
+        digits: whether each digit is a separate part.
+        whole: whether a part that is a token is not split.
+        begins: the default for adding the token for the beginning of a text.
+        normal: whether texts are normalized to NFC.
     """
 
     pattern: str | None = None
@@ -65,7 +65,7 @@ def of_json(content: bytes, where: str) -> Any:
             got=str(error)[:200],
             write="the file tokenizer.json, as tokenizers or transformers wrote it",
         ) from None
-    found.no_truncation()  # what a file says of batches for training
+    found.no_truncation()  # the file's setting for training batches
     found.no_padding()
     return found
 

@@ -1,7 +1,7 @@
 """Samplers: rules that choose the next token, combined by ``|``.
 
-Each rule is a frozen dataclass of numbers, so equal samplers are equal static data.  `generate`
-hands the numbers of these rules to its programs as arrays: other ones compile nothing again.
+Each rule is a frozen dataclass of numbers, so equal samplers are equal static data. `generate`
+passes the numbers of these rules to its programs as arrays, so other numbers do not recompile.
 
 Example:
     >>> from pax_export.generation import samplers
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-#: Logits times or over such numbers are finite in float32.
+# #: Logits times or divided by numbers in this range are finite in float32.
 _LEAST, _MOST = 1e-20, 1e20
 #: So many tokens are looked for as fast as fewer.
 _FEW = 64
@@ -43,16 +43,15 @@ _FEW = 64
 
 @dataclass(frozen=True)
 class Sampler:
-    """One rule, or several in their order.  A rule of your own derives from this class.
+    """One rule, or several in order. Derive your own rules from this class.
 
-    It is a frozen dataclass of numbers, and `adjust` says what it makes of logits.
+    It is a frozen dataclass of numbers, and `adjust` maps logits to logits.
 
     Attributes:
-        draws: whether a token is drawn at random; otherwise the likeliest is taken.
-        looks_back: whether `adjust` is given which tokens have occurred.
-        traced: the names of fields that compiled programs take as arrays, so that another value
-            does not compile again: `adjust` finds traced scalars in them.  All other fields are
-            static.
+        draws: whether tokens are drawn at random; otherwise the most likely one is chosen.
+        looks_back: whether `adjust` gets the tokens that have occurred.
+        traced: the names of fields that compiled programs take as arrays, so other values do not
+            recompile; in `adjust` they are traced scalars.  All other fields are static.
 
     Example:
         >>> import dataclasses, jax.numpy as jnp
@@ -73,36 +72,36 @@ class Sampler:
     traced: ClassVar[tuple[str, ...]] = ()
 
     def _split(self) -> tuple[Sampler, Any]:
-        """What is static of the rule, and the values that `_joined` puts back."""
+        """Splits the rule into its static part and the values that `_joined` puts back."""
         values = {name: getattr(self, name) for name in self.traced}
         return self._joined(dict.fromkeys(values)), values
 
     def _joined(self, values: PyTree) -> Sampler:
         if not values:
             return self
-        made = copy.copy(self)  # its own checks are for numbers
+        made = copy.copy(self)  # its own checks expect numbers
         for name, value in values.items():
             object.__setattr__(made, name, value)
         return made
 
     def adjust(self, logits: jax.Array, seen: jax.Array | None) -> jax.Array:
-        """The logits after this rule; minus infinity for a token that is not to be chosen.
+        """Returns the logits after this rule; minus infinity excludes a token.
 
         Args:
             logits: ``[batch, vocabulary]``, in float32.
-            seen: ``[batch, vocabulary]``, whether a token stands in the row's prompt or has been
-                generated; None if no rule looks back.
+            seen: ``[batch, vocabulary]``, whether a token is in the row's prompt or has been
+                generated; None if no rule needs it.
         """
         return logits
 
     def choose(
         self, logits: jax.Array, keys: PyTree = None, seen: jax.Array | None = None
     ) -> jax.Array:
-        """A token for each row.
+        """Chooses a token for each row.
 
         Args:
             logits: ``[batch, vocabulary]``.
-            keys: a random key for each row, if tokens are drawn.
+            keys: a random key per row, if tokens are drawn.
             seen: as for `adjust`.
 
         Returns:
@@ -187,16 +186,16 @@ class greedy(Sampler):
 
 @dataclass(frozen=True, repr=False)
 class temperature(Sampler):
-    """Divides logits: below 1 the likely tokens become likelier, above 1 the others.
+    """Divides logits: values below 1 favor likely tokens, values above 1 unlikely ones.
 
-    ``temperature(1.0)`` draws a token with the probability that the net gives it.
+    ``temperature(1.0)`` draws tokens with the net's own probabilities.
 
     Args:
         value: above 0; from 1e-20 to 1e20.
 
     Raises:
-        InvalidArgumentError: it is not.
-        InvalidArgumentTypeError: it is not a number.
+        InvalidArgumentError: out of range.
+        InvalidArgumentTypeError: not a number.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -228,14 +227,14 @@ class temperature(Sampler):
 
 @dataclass(frozen=True, repr=False)
 class top_k(Sampler):
-    """Keeps the likeliest tokens, and those that are as likely as the last of them.
+    """Keeps the most likely tokens, and ties with the last of them.
 
     Args:
-        count: how many, at least 1.
+        count: the number of tokens, at least 1.
 
     Raises:
-        InvalidArgumentError: it is less.
-        InvalidArgumentTypeError: it is not an integer.
+        InvalidArgumentError: less than 1.
+        InvalidArgumentTypeError: not an integer.
 
     Example:
         >>> import jax.numpy as jnp
@@ -278,16 +277,16 @@ class top_k(Sampler):
 
 @dataclass(frozen=True, repr=False)
 class top_p(Sampler):
-    """Keeps the likeliest tokens whose probabilities add up to a part of all.
+    """Keeps the most likely tokens whose probabilities add up to `part` (nucleus sampling).
 
-    The token with which the sum reaches the part is kept, so one always is.
+    The token at which the sum reaches `part` is kept, so at least one is.
 
     Args:
         part: above 0, and 1 at most.
 
     Raises:
-        InvalidArgumentError: it is not.
-        InvalidArgumentTypeError: it is not a number.
+        InvalidArgumentError: out of range.
+        InvalidArgumentTypeError: not a number.
 
     Example:
         >>> import jax.numpy as jnp
@@ -308,7 +307,7 @@ class top_p(Sampler):
         ordered = -jnp.sort(-logits, axis=-1)
         probabilities = jax.nn.softmax(ordered, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
-        # The first is kept whatever rounding says.
+        # The first token is kept regardless of rounding.
         kept = (before < self.part).at[:, 0].set(True)
         return _at_least(logits, jnp.min(jnp.where(kept, ordered, jnp.inf), -1, keepdims=True))
 
@@ -347,18 +346,17 @@ class min_p(Sampler):
 
 @dataclass(frozen=True, repr=False)
 class repetition_penalty(Sampler):
-    """Makes tokens less likely that stand in the prompt or have been generated.
+    """Makes tokens of the prompt and generated tokens less likely.
 
-    Their logits are divided by the penalty where they are positive, and multiplied with it
-    where they are negative (Keskar et al., 2019).  Of a cache that was given, the tokens are
-    not known: those of this call's prompt count.
+    Positive logits are divided by the penalty, negative ones multiplied by it (Keskar et al.,
+    2019). The tokens in a given cache are unknown: only this call's prompt counts.
 
     Args:
         penalty: above 0, from 1e-20 to 1e20; more than 1 makes repetitions less likely.
 
     Raises:
-        InvalidArgumentError: it is not.
-        InvalidArgumentTypeError: it is not a number.
+        InvalidArgumentError: out of range.
+        InvalidArgumentTypeError: not a number.
 
     Example:
         >>> import jax.numpy as jnp

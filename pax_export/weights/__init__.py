@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pax_export.weights.adoption import AdoptionReport, Row, adopt, save_as
     from pax_export.weights.sources import Entry, Source, open_source
 
-# What is imported and not listed is for other rooms of the package.
+# Names that are imported but not in `__all__` are for other packages of pax_export.
 __all__ = [
     "AdoptionReport",
     "Entry",
@@ -43,7 +43,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the rooms below when something of them is first used."""
+    """Imports the subpackages below on first use."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     value = getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -36,7 +36,9 @@ class BinaryFile(RandomAccessBytes):
         content = os.pread(self._number, count, offset)
         if len(content) == count:
             return content
-        return self.in_memory(offset, count).tobytes()  # the system gives two gigabytes at a time
+        return self.in_memory(
+            offset, count
+        ).tobytes()  # the system returns at most two gigabytes at a time
 
     def in_memory(self, offset: int, count: int) -> np.ndarray:
         """The same as an array, which is in memory once."""
@@ -46,7 +48,7 @@ class BinaryFile(RandomAccessBytes):
         return content
 
     def fill(self, content: np.ndarray, offset: int) -> None:
-        """Reads bytes into an array of them; an EOFError if the file ends before."""
+        """Fills a byte array from the file; raises EOFError at the end of the file."""
         at = 0
         while at < len(content):
             done = os.preadv(self._number, [content[at:].data], offset + at)
@@ -55,11 +57,11 @@ class BinaryFile(RandomAccessBytes):
             at += done
 
     def begin(self, count: int) -> bytes:
-        """The first bytes, or fewer if there are no more."""
+        """Returns the first bytes, or fewer if the file is shorter."""
         return self.read(0, min(count, self.size))
 
     def array(self, dtype: Any, shape: Iterable[int], offset: int) -> np.ndarray:
-        """An array that lies in the file from a place on, in C's order; a view if it is large."""
+        """Returns the array at an offset, in C order; a view of the file if it is large."""
         dtype, shape = np.dtype(dtype), tuple(shape)
         if any(size < 0 for size in shape):
             raise ValueError(f"the shape {list(shape)}")
@@ -80,7 +82,7 @@ class BinaryFile(RandomAccessBytes):
         return FileStream(self, begin, size)
 
     def close(self) -> None:
-        """Closes the file; what was mapped stays."""
+        """Closes the file; mapped arrays stay valid."""
         if self._number >= 0:
             os.close(self._number)
             self._number = -1
@@ -113,7 +115,7 @@ class FileStream:
         return self._at
 
     def read(self, count: int | None = -1) -> bytes:
-        """`count` bytes, or as many as are left: a false length takes no memory."""
+        """Reads at most `count` bytes; a false length in the file allocates no memory."""
         left = max(0, self._size - self._at)
         count = left if count is None or count < 0 else min(count, left)
         begin = self._at - self._piece_at
@@ -144,7 +146,7 @@ def _open_regular(path: Path) -> int:
     """The number of an open regular file, or a WeightsFileError."""
     where = str(path).replace("\0", "\\0")
     try:
-        # Opening a FIFO waits for a writer, unless it is told not to.
+        # Opening a FIFO blocks until there is a writer, unless it is opened non-blocking.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingWeightsFileError(

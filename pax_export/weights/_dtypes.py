@@ -29,7 +29,7 @@ NUMPY_NAMES = {
     "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
 
-# The rest is written under its own name by every safetensors that we support; these are
+# All supported versions of safetensors write the other dtypes under their own names; these are
 # read, when another program has written them.
 _READ_ONLY = {"float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"}
 _NATIVE = frozenset(NUMPY_NAMES.values()) - _READ_ONLY
@@ -41,7 +41,7 @@ def is_key(dtype: DTypeLike) -> bool:
 
 
 def to_stored(value: PyTree) -> tuple[np.ndarray, Note | None]:
-    """An array or typed keys as stored, without a copy if possible, and what it was or None."""
+    """Returns the stored array, without a copy if possible, and its note or None."""
     if is_key(value.dtype):
         return np.asarray(jax.random.key_data(value)), {"key": key_algorithm(value.dtype)}
     array = np.asarray(value, dtype=value.dtype.newbyteorder("="), order="C")
@@ -60,7 +60,7 @@ def to_stored(value: PyTree) -> tuple[np.ndarray, Note | None]:
 
 @dataclass(frozen=True)
 class Description:
-    """What an array in a file is, notes taken into account: as it was saved."""
+    """Shape and dtype of a stored array as it was saved, with its note applied."""
 
     shape: tuple[int, ...]
     dtype: str  # its name; of keys ``key<algorithm>``
@@ -70,14 +70,14 @@ class Description:
 
 
 def describe_array(value: PyTree) -> Description:
-    """What an array, or a ShapeDtypeStruct, would be in a file."""
+    """Describes an array or a ShapeDtypeStruct as it would be stored."""
     if is_key(value.dtype):
         return Description(value.shape, f"key<{key_algorithm(value.dtype)}>")
     return Description(value.shape, np.dtype(value.dtype).name)
 
 
 def key_algorithm(key_dtype: object) -> str:
-    """The algorithm of a key dtype, e.g. ``"threefry2x32"``; jax tells it of arrays only."""
+    """Returns the algorithm of a key dtype, e.g. ``"threefry2x32"``."""
     found: list[Any] = []
     one_key = jax.ShapeDtypeStruct((), key_dtype)
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), one_key)
@@ -87,7 +87,7 @@ def key_algorithm(key_dtype: object) -> str:
 
 
 def describe_stored(code: str, shape: tuple[int, ...], note: Note | None) -> Description:
-    """What an array in a file is, from its header and its note."""
+    """Describes a stored array from its header and its note."""
     name = NUMPY_NAMES.get(code, code)
     if note is None:
         return Description(shape, name)
@@ -97,7 +97,7 @@ def describe_stored(code: str, shape: tuple[int, ...], note: Note | None) -> Des
 
 
 def from_stored(array: np.ndarray, note: Note | None) -> Any:
-    """The array that was saved, from the one that was stored: numpy's, or typed keys."""
+    """Restores the saved array, numpy or typed keys, from the stored one."""
     if note is None:
         return array
     if "key" in note:

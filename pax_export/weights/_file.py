@@ -28,7 +28,7 @@ from pax_export.weights._header import NOTES, corruption_error, is_safetensors, 
 _LARGE = 1 << 25
 _CHUNK = 1 << 20
 
-# What other files begin with; a user who mistakes one for weights is told so.
+# First bytes of other file types, for the error about a file that is not safetensors.
 _SIGNATURES = {
     b"": "an empty file",
     b"PK\x03\x04": "a zip archive, as numpy's .npz and PyTorch's files are",
@@ -47,7 +47,7 @@ def write_weights(
     sign: Key | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes arrays to a file, instead of one that may be there, or a WeightsFileError."""
+    """Writes arrays to a file, replacing an existing one; raises WeightsFileError."""
     signer = signer_with(sign, "save_weights")
     library = require("safetensors.numpy", "safetensors", "save_weights")
     metadata = {**(extra or {}), _checksums.ENTRY: _checksums.checksums_text(arrays)}
@@ -90,7 +90,7 @@ def whole_file(path: Path, recognized: Recognize, what: str) -> Iterator[Path]:
 
 
 def _target_file(path: Path, recognized: Recognize, what: str) -> Path:
-    """The file to write, or a WeightsFileError: a link stays; what it leads to is replaced."""
+    """Returns the file to write; a link is kept and its target replaced."""
     if "\0" in str(path):
         raise _write_error(path, "a path with a null character")
     if directory.is_remote(path):
@@ -118,7 +118,7 @@ def _target_file(path: Path, recognized: Recognize, what: str) -> Path:
 
 
 def _recognize_weights(path: Path) -> Belongs | None:
-    """Of what lies at a path: a file of weights, whoever wrote it, or an empty file."""
+    """Recognizes a weights file, or an empty file, at a path."""
     with path.open("rb") as file:
         begin = file.read(9)
     return (lambda name: False) if is_safetensors(begin) or not begin else None
@@ -142,7 +142,7 @@ def _file_mode(target: Path, new: Path) -> int:
 
 @contextmanager
 def open_weights(path: Path) -> Iterator[WeightsFile]:
-    """Opens a file of weights for a ``with`` block, at whose end checksums are compared."""
+    """Context manager that opens a weights file; checksums are compared at the end."""
     library = require("safetensors", "safetensors", "load_weights")
     with BinaryFile(path) as file, _checksums.Computed() as computed:
         try:
@@ -161,7 +161,7 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
 
 
 class WeightsFile:
-    """An open file of weights; `entries` has what is in it by name, in the order of the file."""
+    """An open weights file; `entries` maps names to contents, in the order of the file."""
 
     def __init__(self, file: BinaryFile, computed: _checksums.Computed):
         self._file, self._computed = file, computed
@@ -206,14 +206,14 @@ class WeightsFile:
             self._computed.add(name, self._mapped(name))
 
     def compare(self) -> None:
-        """Compares what was read with its checksums, or a WeightsFileError."""
+        """Compares the checksums of the arrays that were read; raises WeightsFileError."""
         for name, found in self._computed.sums().items():
             if self._sums[name] != found:
                 where = f"{name} in {self._file.where}"
                 raise corruption_error(where, "its numbers differ from their checksum")
 
     def read_part(self, name: str, index: Any) -> np.ndarray:
-        """Makes a part of an array that has no note, and reads no more than that."""
+        """Reads a part of an array without a note, and nothing else."""
         return np.array(self._mapped(name)[index])
 
     def _mapped(self, name: str) -> np.ndarray:
@@ -227,7 +227,7 @@ def _kind_at(path: Path) -> str:
 
 
 def _file_kind(file: BinaryFile) -> str:
-    """What a file seems to be, by its first bytes."""
+    """Returns the file type that the first bytes suggest."""
     begin = file.begin(16)
     for signature, kind in _SIGNATURES.items():
         if begin.startswith(signature) and (signature or not begin):

@@ -21,7 +21,7 @@ LARGEST_HEADER = 100_000_000
 
 @dataclass(frozen=True)
 class HeaderEntry:
-    """One array of a file: where it is and what it is; `code` is the dtype as the file has it."""
+    """Offset, shape and dtype of one array of a file; `code` is the dtype in the file."""
 
     code: str
     shape: tuple[int, ...]

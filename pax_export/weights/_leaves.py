@@ -46,10 +46,10 @@ def _shared_name(tree: PyTree, names: list[str]) -> WeightNameError:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What was found on disk, and what of it a module has a place for.
+    """The names that a file and a module have in common, and those that differ.
 
     Attributes:
-        loaded: names of the arrays that were taken from the file.
+        loaded: names of the arrays that were loaded.
         missing: names that the module has and the file lacks.
         unexpected: names that the file has and the module lacks.
         mismatched: name -> what differs, for arrays of another shape or dtype.
@@ -83,7 +83,7 @@ class LoadReport:
 
 
 def compare_leaves(wanted: Mapping[str, object], there: Mapping[str, object]) -> LoadReport:
-    """Compares what a module has with what is on disk: name -> shape and dtype."""
+    """Compares the leaves of a module with those on disk: name -> shape and dtype."""
     loaded, missing, mismatched = [], [], {}
     for name, own in wanted.items():
         if name not in there:
@@ -97,7 +97,7 @@ def compare_leaves(wanted: Mapping[str, object], there: Mapping[str, object]) ->
 
 
 def mismatch_error(what: str, report: LoadReport, where: str, write: str) -> WeightsMismatchError:
-    """The error that lists all differences of a report, and holds it."""
+    """Returns the error that lists all differences of a report and has it as `report`."""
     _, *lines = str(report).splitlines()
     listed = "\n".join(f"  - {line}" for line in lines)
     error = WeightsMismatchError(f"{what}:\n{listed}", where=where, write=write)

@@ -28,14 +28,14 @@ def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | No
     An array is named by its path, such as ``modules.0.weight``. Dtypes that the format lacks are
     stored as others with a note in the metadata, typed PRNG keys as their data.
 
-    The file is written atomically, and replaces nothing but a file of weights. Its metadata have
-    checksums, which `load_weights` compares.
+    The file is written atomically and replaces only a weights file. Its metadata have checksums,
+    which `load_weights` compares.
 
     Args:
         module: a module, or any pytree of arrays, e.g. ``{"model": model,
             "optimizer": optimizer}``. An EmptyNode is not an array.
         path: the file, usually ``*.safetensors``. Missing directories are created.
-        sign: the file of a private key. The signature is written beside the file
+        sign: the file of a private key. The signature is written next to the file
             (``net.safetensors.sig``), for ``load_weights(..., verify=)``.
 
     Raises:

@@ -1,7 +1,7 @@
 """Selections of parts of a net, and edits of these parts.
 
-`_path_patterns` reads paths, `_filters` says which leaves are meant, `_finding` which places;
-`_selection` has the verbs.  It stands above all files of `core` but `_module`, whose `at` it is.
+`_path_patterns` parses paths, `_filters` selects leaves, `_finding` finds places, and `_selection`
+has the edits. It imports all of `core` but `_module`, whose `at` uses it.
 """
 
 from pax_export.core.selections._filters import (

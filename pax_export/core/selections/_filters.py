@@ -27,12 +27,12 @@ Mask = list[bool]
 
 @dataclass(frozen=True, eq=False)
 class FilteredLeaf:
-    """A leaf, where it stands, and the modules around it."""
+    """A leaf, its path, and the modules around it."""
 
     path: tuple  # attribute names, indices and dict keys from the outermost module
     value: Any
-    owners: tuple[Any, ...]  # the modules that hold it, the outermost first
-    attribute: str  # that of the innermost owner in which it lies
+    owners: tuple[Any, ...]  # the modules that contain it, outermost first
+    attribute: str  # the attribute of the innermost owner
 
     @property
     def name(self) -> str:
@@ -64,7 +64,7 @@ def _walk_leaves(module: Node, path: tuple, owners: tuple) -> Iterator[FilteredL
 class Param:
     """Filter: the leaves that ``module.parameters()`` keeps.
 
-    So what `freeze_parameters` froze is not selected.
+    Leaves that `freeze_parameters` froze are not selected.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -153,11 +153,11 @@ class PathIn:
 
 
 class _Several:
-    """A filter made of filters."""
+    """A filter composed of filters."""
 
     def __init__(self, *filters: object):
         for each in filters:
-            as_filter(each)  # a mistake shows where it is made
+            as_filter(each)  # raises an error here, where the filter is made
         self.filters = filters
         self._key = static_key(filters)  # predicates count by their code
 
@@ -226,7 +226,7 @@ class Not(_Several):
         super().__init__(filter)
 
 
-# Pickles of a `Vmap` with filters go by these names, wherever this file may lie.
+# Pickles of a `Vmap` with filters use these names, whatever module defines them.
 PLAIN_FILTERS = (Param, State, RngState)
 MADE_FILTERS = (All, AnyOf, Not, PathContains, PathIn)
 for _each in (*PLAIN_FILTERS, *MADE_FILTERS):
@@ -246,7 +246,7 @@ Rule = Callable[[Any, list[FilteredLeaf]], Mask]
 
 
 def as_rule(value: object) -> Rule:
-    """Like `as_filter`, for a module whose leaves are listed already."""
+    """Like `as_filter`, for a module whose leaves are already listed."""
     if isinstance(value, (All, AnyOf, Not, list, tuple)):
         return _rule_of_several(value)
     if value is Param or value is State:
@@ -314,7 +314,7 @@ def _rule_of_several(value: PyTree) -> Rule:
 def _parameter_mask(module: PyTree) -> Mask:
     """Which leaves ``module.parameters()`` keeps."""
     if module is None:
-        return [False]  # the ambient stream of keys, which no module holds
+        return [False]  # the ambient stream of keys, which is in no module
     return _mask_of(module, tree_map(lambda leaf: True, module.parameters()))
 
 

@@ -28,11 +28,11 @@ from pax_export.core.selections._selectable import (
 
 
 def find(tree: PyTree, what: object) -> tuple[Steps, ...]:
-    """The places that a selection means, in tree order.
+    """Finds the places that a selector matches, in tree order.
 
     Raises:
-        InvalidArgumentError: there is none.
-        InvalidArgumentTypeError: it is no selection.
+        InvalidArgumentError: nothing matches.
+        InvalidArgumentTypeError: not a valid selector.
     """
     found = _find_paths(tree, what)
     if not found:
@@ -109,11 +109,11 @@ def _by_predicate(tree: PyTree, predicate: Callable[..., Any]) -> tuple[Steps, .
 def matcher(
     what: object, *, anywhere: bool, with_path: bool = False
 ) -> Callable[[str, Any], Any] | None:
-    """A function that says of a path and a module whether it is meant; None if `what` says nothing.
+    """Returns a function ``(path, module) -> bool`` for a selector; None if it is not one.
 
     Args:
         what: a path, a class, places of a selection, a function of a module or of path and module.
-        anywhere: whether any path may begin anywhere, as `PathPattern` says.
+        anywhere: whether paths may begin anywhere, as in `PathPattern`.
         with_path: whether a function of unknown signature gets the path as well.
     """
     if isinstance(what, str):
@@ -151,14 +151,14 @@ def in_order(tree: PyTree, paths: Iterable[Steps]) -> tuple[Steps, ...]:
     order = {place.steps: number for number, place in enumerate(places)}
 
     def key(steps: Steps) -> tuple[int, int]:
-        # A static attribute comes after the module around it.
+        # Static attributes come after the module that has them.
         known = next(steps[:n] for n in range(len(steps), -1, -1) if steps[:n] in order)
         return order[known], len(steps)
 
     return tuple(sorted(dict.fromkeys(paths), key=key))
 
 
-# --- what there is instead ------------------------------------------------------------
+# --- suggestions ----------------------------------------------------------------------
 
 
 def _describe_selector(what: object) -> str:

@@ -102,7 +102,7 @@ def _freeze_arrays(module: PyTree, paths: frozenset[str]) -> Any:
 
 
 def _with_again(module: PyTree, paths: frozenset[str], every: frozenset[str]) -> Any:
-    """A module some of whose own arrays are trained again; of one frozen whole the others stay."""
+    """Unfreezes some of a module's own arrays; of a module frozen whole, the others stay frozen."""
     cls = type(module)
     frozen = aspect_of(cls, "frozen") is not None
     held = every if frozen else frozenset(aspect_of(cls, "held") or ())

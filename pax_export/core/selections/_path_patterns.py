@@ -68,7 +68,7 @@ class PathPattern:
         return self._around.fullmatch(_with_last_dot(path)) is not None
 
     def taken(self, path: str) -> tuple[tuple[str, ...], str] | None:
-        """The text that each star matches in a path, and the rest of it; ``**`` is not greedy.
+        """Returns the text that each star matches in a path, and the rest of the path.
 
         Example:
             >>> PathPattern("h.*.attn_*").taken("h.3.attn_q.weight")
@@ -126,7 +126,7 @@ def _of_steps(steps: tuple[str, ...]) -> str:
 
 
 def _of_step(step: str, taking: bool = False) -> str:
-    """The regular expression of one step; with `taking` there is a group for each star."""
+    """Returns the regular expression of one step, with a group for each star if `taking`."""
     if step == "*":
         return r"([^.]+)" if taking else r"[^.]+"
     star = r"([^.]*)" if taking else r"[^.]*"
@@ -159,7 +159,7 @@ def escaped(step: object) -> str:
 
 
 def better_path(text: str, paths: Iterable[str]) -> str:
-    """What to write in place of a path that fits none of these."""
+    """Suggests a path in place of one that matches none of these."""
     paths = [path for path in dict.fromkeys(paths) if path]
     deeper = f"**.{text.removeprefix('.')}"
     found = [path for path in paths if text.strip(".") and path_pattern(deeper).fits(path)]
@@ -184,9 +184,9 @@ def with_several_steps(text: str, path: str) -> str:
 
 
 def lost_by_steps(pattern: PathPattern, paths: Iterable[str]) -> list[str]:
-    """Paths that the pattern matched when wildcards still crossed dots.
+    """Returns the paths that the pattern matched when wildcards still crossed dots.
 
-    A pattern that says by a leading dot or by ``**`` how it is meant is not asked.
+    Patterns with a leading dot or ``**`` are explicit, so they are not checked.
     """
     if pattern.text.startswith(".") or "**" in pattern.steps or "*" not in pattern.text:
         return []

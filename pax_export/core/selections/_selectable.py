@@ -26,10 +26,10 @@ def path_or_root(path: str) -> str:
 
 
 class Chosen:
-    """Places of a tree, whoever chose them: what a filter, a rule or an exemption may be given.
+    """Places of a tree, as filters, rules and exemptions accept them.
 
     Attributes:
-        paths: the steps that lead to them, in the order of the tree.
+        paths: the steps to each place, in tree order.
     """
 
     paths: tuple[Steps, ...]
@@ -148,7 +148,7 @@ def outermost_paths(paths: Sequence[Steps]) -> tuple[Steps, ...]:
 
 
 def rest_of(tree: PyTree, paths: Sequence[Steps]) -> tuple[Steps, ...]:
-    """The largest places of a tree that share nothing with these."""
+    """Returns the largest places of a tree that are disjoint from these."""
     chosen = frozenset(paths)
     around = {path[:n] for path in paths for n in range(len(path))}
     found: set[Steps] = set()

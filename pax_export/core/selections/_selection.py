@@ -37,11 +37,11 @@ from pax_export.core.selections._selectable import (
 class Selection(Chosen):
     """Parts of a net: modules, arrays, containers, static attributes.
 
-    ``net.at(what)`` makes one.  Like the net it never changes: what changes something returns a
-    new net.  Of two selections of one net ``a | b`` is what either selects, ``a & b`` what lies
-    in both, and ``~a`` all the rest.
+    ``net.at(what)`` makes one. Like the net it is immutable: edits return a new net. For two
+    selections of one net, ``a | b`` is their union, ``a & b`` their intersection, and ``~a`` all
+    other places.
 
-    A selection is a filter as well: `pax_export.transforms` (``wrt=``), rules of
+    A selection is also a filter: `pax_export.transforms` (``wrt=``), rules of
     `pax_export.sharding`, exemptions of `pax_export.precision`, `pax_export.debug.capture` and
     ``trainable=`` of exports take one of the net, or of an earlier version of it.
 
@@ -78,8 +78,8 @@ class Selection(Chosen):
             what: see `Module.at`.
 
         Raises:
-            InvalidArgumentError: nothing in the net is meant.
-            InvalidArgumentTypeError: ``net`` is not a module, or this says no parts of one.
+            InvalidArgumentError: nothing in the net matches.
+            InvalidArgumentTypeError: ``net`` is not a module, or ``what`` is not a valid selector.
         """
         require_module(net, "at")
         return cls(net, find(net, what))
@@ -108,7 +108,7 @@ class Selection(Chosen):
         return zip(self.names(), self.values())
 
     def get(self) -> Any:
-        """The part, or a list of the parts where there are several."""
+        """Returns the part, or a list if there are several."""
         values = self.values()
         return values[0] if len(values) == 1 else values
 
@@ -132,13 +132,13 @@ class Selection(Chosen):
     # --- other selections ------------------------------------------------------------
 
     def at(self, what: object) -> Selection:
-        """Selects below: paths begin at each of these parts.
+        """Selects within these parts: paths begin at each of them.
 
         Args:
             what: see `Module.at`.
 
         Raises:
-            InvalidArgumentError: nothing below these parts is meant.
+            InvalidArgumentError: nothing within these parts matches.
         """
         parts = [(s, v) for s, v in zip(self.paths, self.values()) if is_node(v)]
         if not parts:
@@ -189,16 +189,16 @@ class Selection(Chosen):
     # --- replacing values ------------------------------------------------------------
 
     def set(self, value: object) -> Any:
-        """Returns the net with something else in place of the parts.
+        """Returns the net with a new value at each part.
 
         Args:
             value: the new value: an array, a module, static data.  For several
-                parts a list with one for each, as `get` gives it; anything else is for each of
-                them, and an array is then copied, since it can stand at one place only.
+                parts, a list with one value each, as `get` returns it; any other value is used for
+                all of them, and an array is then copied, because it can occur only once.
 
         Raises:
-            InvalidArgumentError: a list of another length; one module for several places; one
-                part lies in another, and so what is set there would be lost.
+            InvalidArgumentError: a list of another length; one module for several places; one part
+                is inside another, so its new value would be lost.
             SharedNodeError: a module or array would be at two places.
 
         Example:
@@ -319,13 +319,13 @@ class Selection(Chosen):
     # --- new nets: how the parts behave ------------------------------------------------
 
     def freeze(self, *, statistics: bool = False) -> Any:
-        """Returns the net with the arrays of these parts out of training.
+        """Returns the net with the arrays of these parts frozen.
 
-        They are out of ``parameters()``, and so of gradients and the states of optimizers.
+        They are not in ``parameters()``, so gradients and optimizer states omit them.
 
         Args:
-            statistics: whether modules are in eval mode for good as well, so that running
-                means and the like stay as they are and no dropout drops.
+            statistics: whether modules also stay in eval mode, so that running
+                statistics are not updated and dropout is not applied.
 
         Raises:
             InvalidArgumentError: the parts contain no modules and no arrays.
@@ -342,11 +342,11 @@ class Selection(Chosen):
         return freeze_at(self.root, self.paths, statistics)
 
     def unfreeze(self) -> Any:
-        """Returns the net with these parts trained again.
+        """Returns the net with these parts trainable.
 
-        No array changes, whatever was exchanged since they were frozen.  Modules that were in
-        eval mode for good take the mode of the module around the parts; if the whole net is
-        selected they stay in eval mode.
+        No array changes, even if arrays were replaced since they were frozen. Modules that stayed
+        in eval mode take the mode of the module around the parts; if the whole net is selected they
+        stay in eval mode.
 
         Raises:
             InvalidArgumentError: the parts contain no modules and no arrays.
@@ -431,7 +431,7 @@ class Selection(Chosen):
             rank: the size between the two arrays of an adapter.
             alpha: an adapter is multiplied by ``alpha / rank``; the rank itself by default.
             key: the key of the initial values; the next of the ambient stream by default.
-            **options: the rest of what `pax_export.adapters.add` takes.
+            **options: other arguments of `pax_export.adapters.add`.
 
         Raises:
             InvalidArgumentError: there are no modules in these parts, or none can be adapted.
@@ -443,8 +443,8 @@ class Selection(Chosen):
     def init(self, key: object, initializer: Callable[[Any, Any], Any] | None = None) -> Any:
         """Returns the net with new initial values for the parameters in these parts.
 
-        Each array has its own key, split off ``key`` in tree order.  States, such as running
-        means, and what is frozen stay as they are.
+        Each array has its own key, split from ``key`` in tree order. States, such as running means,
+        and frozen arrays do not change.
 
         Args:
             key: a random key; None takes the next of the ambient stream.
@@ -452,8 +452,8 @@ class Selection(Chosen):
                 those that the layer's class makes.
 
         Raises:
-            InvalidArgumentError: without an initializer: an array of a class that has not said
-                how its initial values are made; an initializer that makes another shape.
+            InvalidArgumentError: without an initializer: an array of a class without a rule for
+                its initial values; an initializer that returns another shape.
             InvalidArgumentTypeError: no key, or no function.
         """
         if initializer is not None:

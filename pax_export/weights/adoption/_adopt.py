@@ -213,7 +213,7 @@ def adopt(
 
 
 def choose_only_way(study: Study, source: Source) -> Choice:
-    """The one way that is left, or the error that lists what is not decided."""
+    """Returns the one possible way; otherwise raises the error that lists what is ambiguous."""
     if not all(hypothesis.decided for hypothesis in study.possible):
         raise _refusals.ambiguity_error(study, source)
     found = {choice.key(): choice for choice in reversed(list(find_choices(study.possible)))}
@@ -225,7 +225,7 @@ def choose_only_way(study: Study, source: Source) -> Choice:
 
 
 def _refuse_doubled(choice: Choice, source: Source) -> None:
-    """Refuses two equal layers for two places, unless both are called as what they fill."""
+    """Refuses two equal layers for two places, unless both have the names of their targets."""
     seen: dict[tuple, list[tuple[Layer, Group]]] = {}
     for layer, group in choice.pairs:
         if group.name != layer.name and group.within is None:
@@ -246,7 +246,7 @@ def _refuse_doubled(choice: Choice, source: Source) -> None:
 
 
 def _first_row(source: Source, piece: Piece) -> np.ndarray:
-    """The beginning of an array, or of the part of it that is meant."""
+    """Returns the beginning of an array, or of the selected part of it."""
     if piece.take is not None:
         part = apply_piece(source.entries[piece.source].read(), piece)
         return part[(slice(0, 1),) * (part.ndim - 1)]
@@ -263,7 +263,7 @@ def _equal_arrays(one: Group, other: Group, source: Source) -> bool:
 
 
 class _Filler:
-    """Makes modules of choices; leaves that two of them fill alike are read once."""
+    """Builds modules from choices; leaves that two choices fill alike are read once."""
 
     def __init__(
         self, net: PyTree, leaves: dict[str, Any], source: Source, study: Study,
@@ -307,7 +307,7 @@ class _Filler:
 def report_of(
     study: Study, source: Source, choice: Choice, leaves: Mapping[str, Any], tried: int = 0
 ) -> AdoptionReport:
-    """What was done, in rows in the order of the module."""
+    """Returns the report, with rows in the order of the module."""
     why = {
         leaf.path: "rename=" if group.within is not None else choice.why.get(layer, "the reference")
         for layer, group in choice.pairs
@@ -344,7 +344,7 @@ def _refusal_of(
     study: Study,
     version: Source,
 ) -> AdoptionError:
-    """The error about a source that does not fit, with what of it could be left out."""
+    """Returns the error about a source that does not fit, with suggestions for ``ignore=``."""
 
     def possible(patterns: tuple[str, ...]) -> bool:
         less = replace(options, ignore=(*options.ignore, *patterns))
@@ -384,7 +384,7 @@ def ways_out(
 
 
 def _split_beginnings(names: Sequence[str]) -> dict[str, list[str]]:
-    """By the beginnings at which the names part: what follows."""
+    """Groups names by the prefix at which they differ."""
     steps = [re.findall(r"[^./:]+", name) for name in names]
     for depth in range(1, max(map(len, steps), default=0)):
         found: dict[str, list[str]] = {}
@@ -396,7 +396,7 @@ def _split_beginnings(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _is_net(at: str, parts: dict[str, list[str]]) -> bool:
-    """Whether what begins so may be a net: it has several layers, or is like another part."""
+    """Whether the arrays under a prefix may be a net: several layers, or like another part."""
     mine = parts[at]
     layers = {name.rpartition(".")[0] for name in mine}
     return len(layers) > 1 or any(

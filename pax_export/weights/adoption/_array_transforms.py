@@ -42,12 +42,12 @@ class Piece:
         return shape if self.take is None else shape_of(shape, self.take)
 
     def key(self) -> tuple:
-        """Equal for pieces that do the same, whatever they are called."""
+        """A key that is equal for pieces with equal effects, whatever their names."""
         steps = _canonical_steps(self.part_shape, self.steps)
         return (self.source, self.split, str(self.take), steps, str(self.put), self.room, self.adds)
 
     def stacked(self, sizes: Shape) -> Piece:
-        """What it does with one layer, done with an array of several that are stacked."""
+        """Returns the piece for an array of stacked layers, from the piece for one layer."""
         count, every = len(sizes), (slice(None),) * len(sizes)
         return replace(
             self,
@@ -63,11 +63,11 @@ class Piece:
         """The same for a part of a leaf instead of a whole one."""
         region = place.region
         put = place.index
-        if self.put is not None:  # a part of the part: of a layer among several
+        if self.put is not None:  # a part of the part, for one of several layers
             put = (*place.index[: len(region) - len(self.put)], *self.put)
             region = shape_of(place.room, put)
         piece = self.then(*place.steps, says=place.says)
-        if region == place.room:  # all of it: one layer that is a stack
+        if region == place.room:  # the whole array, for one layer that is a stack
             return piece if piece.after == region else piece.then(("reshape", region))
         if piece.after != region:
             piece = piece.then(("reshape", region))
@@ -75,7 +75,7 @@ class Piece:
 
     @property
     def is_part(self) -> bool:
-        """Whether it is made of a part of its array, or was changed already."""
+        """Whether the piece is a part of its array, or was transformed already."""
         return self.split is not None or self.take is not None or bool(self.steps)
 
     @property
@@ -100,13 +100,13 @@ class LeafPart:
 
 
 def shape_of(shape: Shape, index: Index) -> Shape:
-    """The shape of what an index of slices takes from an array."""
+    """Returns the shape of an array indexed by slices."""
     taken = [len(range(*one.indices(size))) for one, size in zip(index, shape)]
     return (*taken, *shape[len(taken) :])
 
 
 class _Kind(NamedTuple):
-    """What a kind of step does with an array, and how it is undone."""
+    """A kind of step: how it transforms an array, and its inverse."""
 
     apply: Callable[[np.ndarray, Any], np.ndarray]
     undo: Callable[[np.ndarray, Any, Shape], np.ndarray]  # the shape is that before the step
@@ -138,7 +138,7 @@ _KINDS = {
 
 
 def _canonical_steps(shape: Shape, steps: Sequence[Step]) -> tuple:
-    """Steps without those that change no number's place: axes of one, empty flips."""
+    """Drops steps that move no element: transposed axes of size one, empty flips."""
     found: list[tuple] = []
     for step in steps:
         after = shape_after(shape, (step,))
@@ -167,7 +167,7 @@ def _squeeze_shape(shape: Shape) -> Shape:
 
 
 def squeezed_equal(one: Shape, other: Shape) -> bool:
-    """Whether two shapes differ in axes of one at most."""
+    """Returns whether two shapes are equal without axes of size one."""
     return _squeeze_shape(one) == _squeeze_shape(other)
 
 
@@ -193,7 +193,7 @@ def apply_piece(array: np.ndarray, piece: Piece) -> np.ndarray:
 
 
 def undo_piece(value: np.ndarray, piece: Piece, into: np.ndarray) -> None:
-    """Puts what a leaf has at the piece's place back into the array of the source."""
+    """Writes the piece's part of a leaf back into the array of the source."""
     if piece.put is not None:
         value = leaf_region(value, piece)
     shapes = [piece.part_shape]
@@ -206,7 +206,7 @@ def undo_piece(value: np.ndarray, piece: Piece, into: np.ndarray) -> None:
 
 
 def assemble_leaf(shape: Shape, dtype: Any, pieces: Sequence[Piece], read: PyTree) -> np.ndarray:
-    """A leaf from its pieces; `read` gives the array of a name."""
+    """Assembles a leaf from its pieces; `read` returns an array by name."""
     if len(pieces) == 1 and pieces[0].put is None:
         return apply_piece(read(pieces[0].source), pieces[0]).astype(dtype)
     # The sum of two biases is rounded once, in the dtype of the file or the leaf's if wider.
@@ -228,7 +228,7 @@ def leaf_region(leaf: np.ndarray, piece: Piece) -> np.ndarray:
 
 
 def axes_alone(piece: Piece, shape: Shape) -> tuple[int, ...] | None:
-    """The permutation of axes by which a piece fills a leaf, if it does nothing else; or None."""
+    """Returns the axis permutation of a piece that does nothing else, or None."""
     if piece.split is not None or piece.take is not None or piece.adds:
         return None
     if piece.room not in (None, shape):

@@ -27,7 +27,7 @@ from pax_export.weights.adoption._order import contradicts_order, is_norm, norm_
 
 #: The number of steps spent on looking for a second assignment.
 _STEPS = 20_000
-#: Whose last number counts as a word: norm1 and norm2 are counted in a block, and are no blocks.
+# #: Words with a number that does not count blocks: norm1 and norm2 are in one block.
 _APART = ((False, False), (True, False), (False, True))
 
 Pairs = list[tuple[Layer, Group]]
@@ -49,21 +49,21 @@ class Component:
 
 @dataclass
 class Outcome:
-    """What became of all layers and groups."""
+    """The result of the assignment, for all layers and groups."""
 
     pairs: Pairs = field(default_factory=list)
     why: dict[Layer, str] = field(default_factory=dict)
     open: list[Component] = field(default_factory=list)
-    #: Those that the order of norms has decided: a reference may know better.
+    # #: Pairs decided by the order of norms; a reference may override them.
     by_order: list[Component] = field(default_factory=list)
     missing: list[Layer] = field(default_factory=list)
     left: list[Group] = field(default_factory=list)
-    #: Those among which some are missing or left over, and no name tells which.
+    # #: Components with missing or unused arrays that names do not identify.
     unbalanced: list[Component] = field(default_factory=list)
 
     @property
     def possible(self) -> bool:
-        """Whether nothing is missing or left over."""
+        """Whether no array is missing or unused."""
         return not (self.missing or self.left)
 
 
@@ -98,7 +98,7 @@ def assign_groups(
 
 
 def _user_choice(layers: Sequence[Layer], groups: Sequence[Group], fits: Callable) -> Pairs:
-    """What the user has said of one group and one layer: nobody else may have them."""
+    """Applies the user's assignment of groups to layers; other pairs cannot use these."""
     found: dict[Layer, list[Group]] = {}
     for group in groups:
         if group.within is not None:
@@ -136,7 +136,7 @@ def _find_components(
 
 
 def _record_unbalanced(component: Component, outcome: Outcome) -> None:
-    """Says which are too many, by their names if these tell; nothing of it is used."""
+    """Records the surplus layers or groups of a component, by name if names identify them."""
     missing, left = component.layers, component.groups
     if missing and left:
         found = [_find_extra(component, *apart) for apart in _APART]
@@ -147,7 +147,7 @@ def _record_unbalanced(component: Component, outcome: Outcome) -> None:
             missing = []
             left = min([some for _, some in found if some], key=len, default=left)
         if len(missing or left) == len(component.layers if missing else component.groups):
-            outcome.unbalanced.append(component)  # which of them is not known
+            outcome.unbalanced.append(component)  # which of them is unknown
     outcome.missing += missing
     outcome.left += left
 
@@ -313,26 +313,26 @@ def _common_words(
 
 
 def _shared_words(layer: Layer, group: Group, norms: bool) -> frozenset:
-    """The words that both have, and that say what they belong to."""
+    """Returns the common words of a layer and a group that identify their position."""
     if not norms:
         return layer.said & group.said
     return (norm_place(layer.name.words).said | layer.also) & norm_place(group.name.words).said
 
 
 def _best_options(options: Mapping[Any, frozenset]) -> list[Any]:
-    """Those that share all that any other shares; all of them, if none does."""
+    """Returns the options whose words include those of all others; all options if none do."""
     every = frozenset().union(*options.values()) if options else frozenset()
     best = [other for other, words in options.items() if words == every]
     return best or list(options)
 
 
 def find_matchings(options: Mapping[Any, Sequence[Any]]) -> Iterator[dict[Any, Any]]:
-    """All ways to give each key one of its options, and no option twice."""
+    """Yields all ways to give each key one of its options, each option at most once."""
     steps = itertools.count()
 
     def search(left: dict[Any, list[Any]], done: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
         if next(steps) > _STEPS:
-            yield {}  # too many to know: it counts as one more way, and is none
+            yield {}  # too many to enumerate: counts as one more way, without content
             return
         if not left:
             yield dict(done)
@@ -350,7 +350,7 @@ def find_matchings(options: Mapping[Any, Sequence[Any]]) -> Iterator[dict[Any, A
     yield from search({key: list(several) for key, several in options.items()}, {})
 
 
-# Where a layer stands
+# The position of a layer
 
 
 def _paths_above(path: str) -> list[str]:
@@ -361,7 +361,7 @@ def _paths_above(path: str) -> list[str]:
 def _find_links(
     pairs: Pairs, layers: Sequence[Layer], groups: Sequence[Group]
 ) -> dict[tuple[Layer, Group], frozenset]:
-    """For each possible pair, the enclosing modules whose other layers all went to each other."""
+    """Returns, for each possible pair, the enclosing modules whose other layers are all matched."""
     ours: dict[str, set[int]] = {}
     theirs: dict[str, set[int]] = {}
     for number, (layer, group) in enumerate(pairs):
@@ -393,11 +393,11 @@ def _find_links(
     return {pair: frozenset(("at", above) for above in words) for pair, words in found.items()}
 
 
-# What a reference run may choose among
+# Ways that a reference run may choose among
 
 
 def find_ways(component: Component) -> Iterator[Pairs]:
-    """All ways of an open component, those first that do alike in every layer of a stack."""
+    """Yields all ways of an ambiguous component, uniform treatments of stacked layers first."""
     for apart, others_apart in itertools.product((False, True), repeat=2):
         ours = _by_words(component.layers, apart)
         theirs = _by_words(component.groups, others_apart)

@@ -19,19 +19,19 @@ from pax_export.weights.adoption._name_parsing import WEIGHT
 from pax_export.weights.adoption._order import is_norm
 
 AS_IT_IS, FIRST = "as it is", "channels_first"
-#: What the user says of all layers, or by path how many channels were flattened.
+# #: The user's option for all layers, or the number of flattened channels by path.
 Told = str | Mapping[str, int] | None
 
 _CHANNELS_FIRST = ("torch", "torch, Conv1D", "onnx")
 _CELLS = ("lstm", "gru", "rnn")
-#: What the report says of such an array.
+# #: The report's text for such an array.
 SAYS = "channels last"
 _SPLITS = 4  # of a gated layer, or of queries, keys and values
 
 
 @dataclass
 class _Sizes:
-    """What goes into a layer and comes out of it, and where it stands on both sides."""
+    """Input and output sizes of a layer, and its path on both sides."""
 
     layer: Layer
     kind: str
@@ -76,7 +76,7 @@ def with_flattened(
 
 
 def flattened_channels(recipe: Recipe) -> int | None:
-    """How many channels a recipe says were flattened first; None if it says nothing of it."""
+    """Returns the number of channels that a recipe flattened first, or None."""
     found = [re.search(rf"(\d+) {SAYS}", p.says) for pieces in recipe.values() for p in pieces]
     return next((int(each[1]) for each in found if each), None)
 
@@ -104,7 +104,7 @@ def _find_sizes(layer: Layer, group: Group, place: int) -> Iterator[_Sizes]:
     leaf = layer.leaves.get(WEIGHT)
     if leaf is None or not leaf.shape:
         return
-    # A leaf of another class may hold layers, and is taken for one here.
+    # A leaf of another class may belong to a layer, and is treated as one here.
     count = len(layer.stack.sizes) if layer.stack and kind != "free" else 0
     shape = list(leaf.shape[count:])
     if kind == "free" and WEIGHT in group.parts and layer.options != ("alone",) and len(shape) > 1:
@@ -126,7 +126,7 @@ def _find_sizes(layer: Layer, group: Group, place: int) -> Iterator[_Sizes]:
 def _possible_channels(
     layer: Layer, sizes: Sequence[_Sizes], place: int, outputs: bool
 ) -> list[int]:
-    """How many channels what a layer takes, or gives, may have had before the flatten."""
+    """Returns the possible numbers of channels before a flatten, for a layer's input or output."""
     mine = next((each for each in sizes if each.layer is layer), None)
     if mine is None or mine.kind not in ("linear", "norm", *_CELLS):
         return []
@@ -141,7 +141,7 @@ def _possible_channels(
     dense = [each for each in sizes if each.kind not in ("conv", "norm")]
     if outputs:
         near = [each for each in convs if each.place > place]
-        images = {each.inputs for each in convs}  # a part of such a size may be an image's
+        images = {each.inputs for each in convs}  # an image may have a part of this size
         after = {each.inputs for each in dense if each.place > place}
         if any(part == size or _is_split(size, part) for part in after - images):
             return []
@@ -159,7 +159,7 @@ def _is_split(size: int, part: int) -> bool:
 
 
 def _may_return(each: _Sizes, size: int) -> bool:
-    """Whether a layer may return an array of this size, or a larger one that contains it."""
+    """Returns whether a layer may return an array of this size or one that contains it."""
     return _is_split(each.outputs, size) or (each.kind in _CELLS and size == 2 * each.outputs)
 
 
@@ -182,11 +182,11 @@ def _reorder_piece(piece: Piece, layer: Layer, outputs: bool, channels: int) -> 
 
 
 def _flattened_axis(piece: Piece, shape: Shape, layer: Layer, outputs: bool) -> int | None:
-    """The axis of a piece along which the flattened numbers lie."""
+    """Returns the axis of a piece with the flattened elements."""
     if layer.kind in _CELLS:  # of the product with the input
         first = piece.put is not None and len(piece.put) == 2 and piece.put[0].start == 0
         return len(shape) - 1 if first else None
-    if len(shape) == 1:  # a bias, or what a norm has
+    if len(shape) == 1:  # a bias, or an array of a norm
         return 0 if outputs or is_norm(layer) or layer.kind == "batch_norm" else None
     turned: Any = ("transpose", (1, 0)) in piece.steps or layer.kind == "free"
     return (0 if outputs else 1) if turned else (1 if outputs else 0)

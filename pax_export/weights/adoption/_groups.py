@@ -40,7 +40,7 @@ class Group:
 
     @cached_property
     def own_words(self) -> frozenset[str]:
-        """The words but for those before the names of all groups, such as ``model``."""
+        """The words without the prefix of all names, such as ``model``."""
         return name_of_words(self.raw[self.around :]).said
 
     @cached_property
@@ -79,7 +79,7 @@ class Group:
 
 
 def is_conv1d_of_transformers(group: Group) -> bool:
-    """Whether it is called as the layers of GPT-2, whose weights are in x out in torch too."""
+    """Returns whether the name is that of GPT-2's Conv1D, whose weights are in x out in torch."""
     return group.raw[-2:] in (("c", "attn"), ("c", "fc"), ("c", "proj"))
 
 
@@ -109,7 +109,7 @@ def group_arrays(
             continue
         role = found.role or WEIGHT
         key: Any = name if alone or found.role is None else (found.words, within)
-        if role in groups.get(key, {}):  # two of one kind: each stands for itself
+        if role in groups.get(key, {}):  # two of one kind are separate groups
             key = name
         entry = source.entries[name]
         says = entry.note if entry.note in NOTES else ""
@@ -148,7 +148,7 @@ def _of_operators(source: Source, names: Sequence[str]) -> dict[str, str]:
 def _operator_settings(
     source: Source, pieces: Iterable[Piece]
 ) -> tuple[tuple[str, Any], ...] | None:
-    """What a graph says of the one operator that takes these arrays."""
+    """Returns the graph's settings of the one operator that uses these arrays."""
     known = source.metadata.get("settings", {}) if source.kind == "onnx" else {}
     found = {setting for piece in pieces for setting in known.get(piece.source, ())}
     return next(iter(found)) if len(found) == 1 else None
@@ -233,7 +233,7 @@ def one_of_three(
 
 
 def without_fused(raw: tuple[str, ...]) -> list[str]:
-    """The words without those that say that it is three in one."""
+    """Returns the words without those that mark a fused array."""
     if raw[-2:] == ("c", "attn"):
         return [*raw[:-2], "attn"]
     if raw[-2:] == ("in", "proj"):
@@ -259,7 +259,7 @@ def is_fused_name(words: Sequence[str]) -> bool:
 
 
 def says_order(group: Group) -> bool:
-    """Whether its name alone says that it is in blocks."""
+    """Returns whether the name alone implies the order in blocks."""
     return group.raw[-2:] in (("in", "proj"), ("c", "attn"))
 
 
@@ -295,11 +295,11 @@ def possible_origins(source: Source, given: PyTree, module: bool) -> list[str]:
     return found
 
 
-#: Under this name a file that `save_as` wrote says whose conventions its arrays follow.
+# #: Metadata entry in which `save_as` stores the origin of the arrays.
 WRITTEN_AS = "written_as"
 _EVERYONE = ("torch", "torch, Conv1D", "keras", "flax", "flax, transposed", "onnx", "pax", "mlx",
              "tflite")  # fmt: skip
-#: What a user may write, and what it means.
+# #: Values of ``origin=``, and their meaning.
 _OF_WORD = {
     "torch": ["torch", "torch, Conv1D"], "keras": ["keras"], "tensorflow": ["keras"],
     "flax": ["flax", "flax, transposed"], "onnx": ["onnx"], "pax": ["pax"], "mlx": ["mlx"],
@@ -325,7 +325,7 @@ _SIGNS = {
 
 
 def _by_names(names: Iterable[str]) -> Iterator[str]:
-    """Whoever uses all of the names; anyone, if nobody does."""
+    """Returns the frameworks that use all of the names; all frameworks if none does."""
     everyone = (*_TORCH, *_KERAS, *_FLAX, "pax", "mlx")
     left = list(everyone)
     for name in names:

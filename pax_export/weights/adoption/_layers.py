@@ -53,7 +53,7 @@ class Leaf:
 
     @property
     def says(self) -> str:
-        """Its path, or what a part of a leaf is called."""
+        """The leaf's path, or the name of a part of a leaf."""
         return self.part or self.path
 
 
@@ -66,8 +66,8 @@ class Layer:
     leaves: dict[str, Leaf]  # role -> leaf
     name: Name
     also: frozenset[str] = frozenset()  # words of the names given to modules
-    options: tuple = ()  # what else its recipes depend on
-    heads: int | None = None  # of the attention around it, if known
+    options: tuple = ()  # other options of its recipes
+    heads: int | None = None  # heads of the enclosing attention, if known
     stack: Stack | None = None  # the layers that its leaves stack; `kind` is that of one layer
 
     @cached_property
@@ -119,7 +119,7 @@ _ROLES = {
 
 
 def _rank_of_weight(kind: str, module: Module) -> int:
-    """How many axes the weight of such a layer has, where nothing is stacked."""
+    """Returns the number of axes of the weight of such a layer, without stacking."""
     if kind in ("conv", "conv_transpose"):
         return len(module.kernel_shape) + 2
     if kind == "batch_norm":
@@ -128,7 +128,7 @@ def _rank_of_weight(kind: str, module: Module) -> int:
 
 
 def find_layers(net: Module) -> Wanted:
-    """Takes a module apart into layers; of another pytree every leaf stands alone."""
+    """Splits a module into layers; in another pytree every leaf is a layer."""
     leaves = {
         path: Leaf(path, tuple(leaf.shape), leaf.dtype)
         for path, leaf in leaves_by_name(net).items()
@@ -174,7 +174,7 @@ def _layers_at(
         shapes = [leaf.shape for leaf in roles.values()]
         stack = stack_at(path, around, shapes, count, leaves) if count > 0 else None
         if stack is None:
-            return  # a weight that was changed: leaves that stand alone
+            return  # a replaced weight: its leaves are separate
     if roles:
         options = _layer_options(kind, module)
         yield Layer(path, kind, roles, name_of(path), _given_words(around), options,
@@ -182,7 +182,7 @@ def _layers_at(
 
 
 def as_pax_keeps_them(layers: Iterable[Layer]) -> list[Layer]:
-    """The layers as a file of ours names their arrays: those of a GRU are of two linear ones."""
+    """Returns the layers with the arrays of our own files: a GRU has those of two dense layers."""
     found = []
     for layer in layers:
         if layer.kind != "gru":
@@ -216,7 +216,7 @@ def _layer_options(kind: str, module: Module) -> tuple:
 
 
 def _count_heads(around: Around) -> int | None:
-    """How many heads the attention around a layer has, if it says so."""
+    """Returns the number of heads of the enclosing attention, if it has that attribute."""
     for _, module in reversed(around):
         for attribute in ("num_heads", "heads", "n_heads", "n_head"):
             count = getattr(module, attribute, None)

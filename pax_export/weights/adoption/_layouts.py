@@ -30,7 +30,7 @@ from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._name_parsing import BIAS, MEAN, VAR, WEIGHT
 from pax_export.weights.adoption._recurrent import read_recurrent
 
-#: For each leaf, by its path, what fills it.
+# #: Leaf path -> the pieces that fill it.
 Recipe = dict[str, tuple[Piece, ...]]
 
 #: Out, height, width, in.
@@ -41,7 +41,7 @@ _GENERAL = (WEIGHT, BIAS, MEAN, VAR)
 def find_recipes(
     layer: Layer, group: Group, origin: str, axes: Mapping[str, tuple[int, ...]]
 ) -> list[Recipe]:
-    """All recipes by which a group can fill a layer; `axes` are permutations that the user gave."""
+    """Returns all recipes by which a group can fill a layer; `axes` are given permutations."""
     if layer.stack is not None and layer.kind != "free":
         return _recipes_of_stack(layer, layer.stack.sizes, group, origin, axes)
     places = {leaf.path: leaf.place for leaf in layer.leaves.values() if leaf.place is not None}
@@ -57,7 +57,7 @@ def find_recipes(
 def _recipes_of_stack(
     layer: Layer, sizes: Shape, group: Group, origin: str, axes: Mapping[str, tuple[int, ...]]
 ) -> list[Recipe]:
-    """The ways of one layer, for arrays that hold all of them as the leaves do."""
+    """Returns recipes for arrays that stack all layers as the leaves do."""
     count = len(sizes)
     if any(p.shape[:count] != sizes or p.is_part for p in group.parts.values()):
         return []
@@ -99,7 +99,7 @@ def _recipes_of_layer(
 
 
 def recipe_key(recipe: Recipe) -> tuple:
-    """Equal for recipes that give the same numbers."""
+    """A key that is equal for recipes with equal results."""
     return tuple(
         (path, tuple(sorted([piece.key() for piece in pieces], key=str)))
         for path, pieces in sorted(recipe.items())
@@ -107,7 +107,7 @@ def recipe_key(recipe: Recipe) -> tuple:
 
 
 def join_recipes(recipes: Iterable[Recipe]) -> Recipe:
-    """One recipe of several; what fills parts of one leaf comes together."""
+    """Merges recipes into one; pieces of one leaf are concatenated."""
     found: Recipe = {}
     for recipe in recipes:
         for path, pieces in recipe.items():
@@ -116,13 +116,13 @@ def join_recipes(recipes: Iterable[Recipe]) -> Recipe:
 
 
 def _by_role(layer: Layer, group: Group) -> dict[str, Piece] | None:
-    """The parts by the roles of the layer; None if there are others or less."""
+    """Returns the parts by the roles of the layer; None if they do not match."""
     if set(group.parts) == set(layer.leaves):
         return group.parts
     numbered = all(role.isdigit() for role in group.parts)
     if numbered and len(group.parts) == len(layer.leaves):  # Keras numbers the arrays of a layer
         order = [role for role in _GENERAL if role in layer.leaves]
-        # Of a norm with a scale or an offset alone, a number does not say which of the two it is.
+        # A number does not identify the scale or offset of a norm that has only one of them.
         sure = layer.kind not in ("norm", "batch_norm") or {WEIGHT, BIAS} <= set(order)
         counted = {str(place) for place in range(len(order))} == set(group.parts)
         if len(order) == len(layer.leaves) and sure and counted:
@@ -145,7 +145,7 @@ def _pieces_for_leaf(
 
 
 def _fit_piece(piece: Piece, shape: Shape, says: str, *steps: Step) -> list[Piece]:
-    """The piece with these steps, and axes of one put in or left out, if that gives the shape."""
+    """Returns the piece with these steps, adding or removing axes of size one, if it fits."""
     after = shape_after(piece.part_shape, piece.steps + steps)
     if after == shape:
         return [piece.then(*steps, says=says)]
@@ -190,13 +190,13 @@ def _read_linear(
 
 
 def _without_reshape(piece: Piece, shape: Shape, transposed: bool) -> list[Piece]:
-    """The piece as it is or transposed, if that gives the shape without axes of one."""
+    """Returns the piece, transposed or not, if the shape fits without axes of size one."""
     steps: list[Step] = [("transpose", (1, 0))] if transposed else []
     found = _fit_piece(piece, shape, "transposed" if transposed else "", *steps)
     return [one for one in found if not one.steps or one.steps[-1][0] != "reshape" or piece.split]
 
 
-#: The axes of kernels: ``*`` stands for the spatial ones. Other origins have our own.
+# #: The axes of kernels: ``*`` stands for the spatial axes. Other origins use our layout.
 _KERNELS = {"torch": "OI*", "torch, Conv1D": "OI*", "onnx": "OI*", "mlx": "O*I", "tflite": "O*I"}
 #: The same of transposed convolutions, and whether their kernels are flipped.
 _TRANSPOSED = {
@@ -208,7 +208,7 @@ _SPATIAL = {3: "W", 4: "HW", 5: "DHW"}
 
 
 def _order_of_axes(theirs: str, ours: str, rank: int) -> tuple[tuple[int, ...], str]:
-    """The permutation from one layout to another, and what a report says of it.
+    """Returns the permutation from one layout to another, and its text for reports.
 
     Example:
         >>> _order_of_axes("OI*", "*IO", 4)
@@ -233,7 +233,7 @@ def _read_conv(
         if groups > 1 and kernels.get(origin) == (True, shape):
             yield piece.then(("reshape", shape), says="depthwise")
     elif len(now) == rank + 1 and rank > 2:
-        # A convolution of more axes, whose kernel has the width 1 along one of them.
+        # A convolution of more axes, whose kernel has size 1 along one of them.
         order, _ = _order_of_axes(theirs, "*IO", rank + 1)
         after = tuple(now[axis] for axis in order)
         for axis in range(rank - 1):
@@ -265,7 +265,7 @@ def _read_transposed(
 def _read_free(
     shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer
 ) -> Iterable[Piece]:
-    """An array of a class that is not ours: as it is; a weight also as a layer of ours has it."""
+    """Reads an array of a third-party class unchanged; a weight also in our layers' layouts."""
     yield from _squeeze_piece(shape, piece)
     if layer.options == ("alone",):
         return

@@ -11,7 +11,7 @@ from pax_export.weights.adoption._name_parsing import KINDS, ROLES, Name
 
 Fits = Callable[[Layer, Group], bool]
 
-#: What a name says of a part or a copy beside the model that is used.
+# #: Words for a part or a copy that the model itself does not use.
 _BESIDE = frozenset(
     "aux auxiliary extra teacher student ema swa shadow momentum velocity avg averaged backup "
     "old previous target draft optimizer optim opt grad gradient exp".split()
@@ -30,7 +30,7 @@ def without_strangers(layers: Sequence[Layer], groups: Sequence[Group], fits: Fi
     ]  # fmt: skip
     if 2 * len(alike) < len(layers):
         return fits
-    # What most arrays are called, as those of a file of the teacher alone, sets none apart.
+    # A word of most names, as in a file of the teacher alone, distinguishes none.
     beside = {
         word for word in _BESIDE if 2 * sum(word in name.said for name in names) <= len(names)
     }
@@ -50,7 +50,7 @@ def _name_endings(name: Name) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]
 
 
 def is_stranger(layer: Layer, group: Group) -> bool:
-    """Whether the name of a group says something, and nothing of what the layer is called."""
+    """Returns whether the name of a group has meaningful words, and none of the layer's."""
     said, ours = group.own_words - ROLES, layer.said - ROLES
     if group.within is not None or said <= KINDS or not ours.isdisjoint(group.said):
         return False

@@ -45,7 +45,7 @@ _SYNONYMS = {
     for word in words.split()
 }  # fmt: skip
 
-# Words for what a layer is: "dense_1" and "dense_2" are counted as layers are.
+# Words for layer types: "dense_1" and "dense_2" are numbered as layers are.
 KINDS = frozenset(
     "layer linear dense conv norm embed attention mlp group stage head projection transpose "
     "separable depthwise lstm gru recurrent simple cell module sequential features encoder "
@@ -56,13 +56,13 @@ _RANK = re.compile(r"(conv|norm|normalization|pool|pooling|dropout)_?[123]d", re
 _PIECES = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 # torch's LSTM, GRU and RNN: one module with the arrays of several layers and directions.
 _TORCH_RNN = re.compile(r"(weight|bias)_(ih|hh)(?:_l(\d+))?(_reverse)?$")
-#: What the names of the arrays of one such layer differ by.
+# #: Words that distinguish the arrays of one such layer.
 OF_CELL = re.compile(r"(weight|bias)_(ih|hh)(?=(_l\d+)?(_reverse)?$)")
 # flax's cells have a Dense for each gate: ii, if, ig, io, hi, hf, hg, ho.
 # nnx has one for all gates, of the input and of the state.
 _NNX_CELL = re.compile(r"(?:^|[./])dense_(i|h)[./](kernel|bias)$")
 _FLAX_GATE = re.compile(r"(?:^|[./])([ih][ifgo])[./](kernel|bias)$")
-# What stands around the name of an array, and says nothing of it.
+# Words around the name of an array that carry no meaning.
 _AROUND = re.compile(r":0$|[./]\.ATTRIBUTES[./]VARIABLE_VALUE$|[./](?:raw_)?value$")
 _COLLECTIONS = re.compile(r"(?:(?<=[./])|^)(?:params|batch_stats|variables|state_dict)[./]")
 _KERAS_PLACE = re.compile(r"^(.*?)[./]vars[./](\d+)$")
@@ -77,7 +77,7 @@ class Name:
 
     @property
     def said(self) -> frozenset[str]:
-        """The words that say something."""
+        """The words that carry meaning."""
         return frozenset(self.words) - {"#", "projection"}
 
 
@@ -127,7 +127,7 @@ def name_of(text: str) -> Name:
 
 
 def number_first(names: Iterable[str]) -> dict[str, str]:
-    """Numbers the first of Keras's names: ``dense`` beside ``dense_1`` becomes ``dense_0``.
+    """Numbers the first of Keras' names: ``dense`` becomes ``dense_0`` if there is a ``dense_1``.
 
     Example:
         >>> number_first(["a/dense/kernel", "a/dense_1/kernel"])["a/dense/kernel"]
@@ -161,7 +161,7 @@ class Parsed:
 
     layer: str  # as written
     words: tuple[str, ...]  # of the layer, as written
-    role: str | None  # also of a recurrent layer, or a place such as ``"0"``
+    role: str | None  # also of a recurrent layer, or an index such as ``"0"``
 
 
 def parse_array_name(name: str) -> Parsed:
@@ -202,7 +202,7 @@ def _parse_plain_name(bare: str) -> Parsed:
         return Parsed(_strip_role(bare), tuple(raw[: -1 - _role_at_end(raw[:-1])[1]]), COUNT)
     if raw[-2:] == ["recurrent", "kernel"]:
         return Parsed(_strip_role(bare), tuple(raw[:-2]), RECURRENT)
-    if len(raw) > 1 and raw[-1] == "r" and bare[-1] == "R":  # of ONNX, beside W and B
+    if len(raw) > 1 and raw[-1] == "r" and bare[-1] == "R":  # of ONNX, with W and B
         return Parsed(_strip_role(bare), tuple(raw[:-1]), RECURRENT)
     role, count = _role_at_end(raw)
     if role is not None:
@@ -213,7 +213,7 @@ def _parse_plain_name(bare: str) -> Parsed:
 
 
 def _role_at_end(raw: list[str]) -> tuple[str | None, int]:
-    """The role that the last words say, and how many they are."""
+    """Returns the role at the end of a name, and its number of words."""
     for count in (3, 2, 1):
         tail = tuple(raw[-count:])
         one = _JOINED.get(tail, tail[0] if len(tail) == 1 else "")
@@ -223,7 +223,7 @@ def _role_at_end(raw: list[str]) -> tuple[str | None, int]:
 
 
 def _strip_role(bare: str) -> str:
-    """The text before the role, as well as it can be told from it."""
+    """Returns the text before the role, as far as it can be separated."""
     for separator in "./":
         head, _, tail = bare.rpartition(separator)
         if head and tail in ("averages", "debias"):

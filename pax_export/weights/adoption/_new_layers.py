@@ -145,7 +145,7 @@ def _array_name(
     layer: Layer, role: str, leaf: Leaf, origin: str, told: Mapping[str, str],
     beside: str, replaced: Iterable[str],
 ) -> tuple[str, str | None]:  # fmt: skip
-    """What the array of a leaf is called, and the array in whose place it goes."""
+    """Returns the name of a leaf's array, and the array that it replaces."""
     target = _nearest_target(leaf.path, told)
     if target is not None and target == leaf.path:
         return told[target], next((name for name in replaced if name == told[target]), None)
@@ -185,7 +185,7 @@ def _piece_for_leaf(layer: Layer, role: str, leaf: Leaf, name: str, origin: str)
     words = parse_array_name(name).words
     front = 0 if layer.stack is None else len(layer.stack.sizes)
     behind = leaf.shape[front:]
-    norm = layer.kind in _NORMS  # whose numbers lie along one axis everywhere else
+    norm = layer.kind in _NORMS  # elsewhere, elements along one axis
     orders = [(math.prod(behind),)] if norm else itertools.permutations(behind)
     for shape in dict.fromkeys(orders):
         piece = Piece(name, (*leaf.shape[:front], *shape))

@@ -18,7 +18,7 @@ _ORDERS = ("blocks", "by head")
 
 @dataclass(frozen=True)
 class Options:
-    """What `adopt` and `save_as` were told of the names."""
+    """The naming options of `adopt` and `save_as`."""
 
     rename: Mapping[str, str]
     ignore: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ def named_by(pattern: str, names: Iterable[str]) -> set[str]:
 def matching_names(
     patterns: Iterable[str], names: Iterable[str], what: str, where: str
 ) -> set[str]:
-    """The names that any pattern names, or the beginning of; an error for one that names none."""
+    """Returns the names that match a pattern or a prefix; raises for a pattern without matches."""
     names = list(names)
     found: set[str] = set()
     for pattern in patterns:
@@ -168,7 +168,7 @@ def _no_match_error(
 def rename_arrays(
     options: Options, source: Source, leaves: Sequence[str], where: str
 ) -> dict[str, tuple[str, str]]:
-    """For arrays that a pattern names: the name they are known by, and the path they belong to."""
+    """Returns, for each array that matches a pattern, its new name and its target path."""
     found: dict[str, tuple[str, str]] = {}
     for pattern, target in options.rename.items():
         hits = _match_names(pattern, source.entries)
@@ -187,7 +187,7 @@ def rename_arrays(
                     got=f"{pattern!r}: {target!r}",
                     write="one * on both sides for each part that is kept",
                 ) from None
-            base = re.sub(r"\.+", ".", base).strip(".")  # of ** that stands for no step
+            base = re.sub(r"\.+", ".", base).strip(".")  # of a ** that matches no step
             if not any(is_at(leaf, base) for leaf in leaves):
                 raise _no_match_error(
                     base, _paths_and_above(leaves), "in the module", f"{where}(rename=)"
@@ -197,7 +197,7 @@ def rename_arrays(
 
 
 def _paths_and_above(leaves: Sequence[str]) -> list[str]:
-    """The leaves, and what is around them."""
+    """Returns the paths of the leaves and of all modules around them."""
     found: dict[str, None] = {}
     for leaf in leaves:
         parts = leaf.split(".")

@@ -1,6 +1,6 @@
 """The order of norms in a block, from their names.
 
-``post_attention_layernorm`` of a Llama is the norm before the dense block: such words tell an
+``post_attention_layernorm`` of a Llama is the norm before the dense block: such words give an
 order, not the part of the block.
 """
 
@@ -29,13 +29,13 @@ def is_norm(layer: Layer) -> bool:
 
 @dataclass(frozen=True)
 class NormPlace:
-    """The position of a norm in its block, as its name tells."""
+    """The position of a norm in its block, parsed from its name."""
 
     block: tuple[str, ...]  # words up to the last number, which counts blocks
-    at: float | None  # position in the block; None if no word tells it
+    at: float | None  # position in the block; None if no word gives it
     number: int | None  # of the norm in the block
-    exact: bool  # whether the name says before or after which part
-    said: frozenset[str]  # words of what it belongs to
+    exact: bool  # whether the name has before or after, and a part
+    said: frozenset[str]  # the other words of the name
 
 
 @functools.lru_cache
@@ -51,7 +51,7 @@ def norm_place(words: tuple[str, ...]) -> NormPlace:
     own = list(words[:-1] if words[-1:] == ("#",) else words)
     begin = len(own) - own[::-1].index("#") if "#" in own else 0
     block, own = tuple(own[:begin]), own[begin:]
-    cross = "encoder attention" in " ".join(own)  # of a decoder, to what an encoder gave
+    cross = "encoder attention" in " ".join(own)  # of a decoder, over the encoder's output
     part = next((n for w, n in _PARTS.items() if w in own or (w == "cross" and cross)), None)
     after, before = not _AFTER.isdisjoint(own), not _BEFORE.isdisjoint(own)
     if part is None:
@@ -65,7 +65,7 @@ def norm_place(words: tuple[str, ...]) -> NormPlace:
 
 
 def sort_norms(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]] | None:
-    """Names of norms of one block in the order of their places; None if they do not say it."""
+    """Sorts the names of the norms of one block by position; None if names do not give it."""
     places = {name: norm_place(name) for name in names}
     if len({place.block for place in places.values()}) > 1:
         return None
@@ -84,14 +84,14 @@ def _all_differ(values: PyTree) -> bool:
 
 
 def contradicts_order(pairs: Mapping[tuple[str, ...], tuple[str, ...]]) -> bool:
-    """Whether norms of one block would be exchanged: their names say another order on each side."""
+    """Returns whether matching would swap norms whose names give their order on each side."""
     places = [(norm_place(own), norm_place(other)) for own, other in pairs.items()]
     for own, other in places:
         for second, theirs in places:
             if own.block != second.block or other.block != theirs.block:
                 continue
             if own.exact and theirs.exact and own.at == theirs.at and own != second:
-                return True  # what is called alike went elsewhere
+                return True  # equal names were matched elsewhere
             if _comes_before(own, second) and _comes_before(theirs, other):
                 return True
     return False

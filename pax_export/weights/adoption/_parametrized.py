@@ -10,8 +10,9 @@ spectral norm      ``weight_orig``, ``weight_u``,      ``parametrizations.weight
 pruning            ``weight_orig``, ``weight_mask``
 =================  ==================================  =====================================
 
-The weight is ``g * v / |v|``, ``orig / (u' orig v)`` in eval mode, or ``orig * mask``.  What else
-a parametrization computes, such as an orthogonal matrix, is in no file, so its arrays are refused.
+The weight is ``g * v / |v|``, ``orig / (u' orig v)`` in eval mode, or ``orig * mask``. Other
+parametrizations, such as an orthogonal matrix, compute values that no file contains, so their
+arrays are refused.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class SpectralNorm:
         for axis in self.axes:
             matrix = np.moveaxis(weight, axis, 0).reshape(len(u), len(v))
             rows, columns = matrix @ v, u @ matrix
-            # One of both is what the other's product with the matrix was, before the last step.
+            # One of the two is the other times the matrix, before the last step.
             off = min(_distance_of_directions(rows, u), _distance_of_directions(columns, v))
             found.append((off, float(u @ rows)))
         first, *others = sorted(found) if weight.ndim > 2 or _is_decisive(sorted(found)) else found
@@ -142,7 +143,7 @@ def _distance_of_directions(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _is_decisive(found: Sequence[tuple[float, float]]) -> bool:
-    """Whether the first axis is the one: vectors fit it and no other, or all norms are alike."""
+    """Returns whether the first axis is the only one that fits, or all norms are equal."""
     (off, norm), *others = found
     return all(
         abs(other - norm) <= 1e-6 * abs(norm) or (off < 0.5 and further > 2 * off)
@@ -168,7 +169,7 @@ class Pruned:
         return weight.astype(dtype) * mask.astype(dtype)
 
     def apart(self, weight: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The weight before the mask: where that is zero, what was there."""
+        """Returns the weight before the mask; where the mask is zero, the old values."""
         before, mask = arrays
         if weight[mask == 0].any():
             raise AdoptionError(
@@ -220,19 +221,19 @@ def _computed_entry(source: Source, name: str, one: Parametrized) -> Entry:
 
 
 def source_versions(source: Source) -> list[Source]:
-    """The source with its weights put together, and as it is: a module may have `g` and `v`."""
+    """Returns the source with computed weights, and unchanged: a module may have `g` and `v`."""
     made_of = dict(_find_parametrized(source))
     return [Resolved(source, made_of), source] if made_of else [source]
 
 
 def file_names(source: Source, name: str) -> tuple[str, ...]:
-    """The arrays of the file that an array of a source is made of."""
+    """Returns the arrays of the file from which an array of a source is computed."""
     one = source.made_of.get(name) if isinstance(source, Resolved) else None
     return one.arrays if one else (name,)
 
 
 def no_weights(names: Iterable[str]) -> dict[str, str]:
-    """The arrays from which torch computes a weight, and which are none -> what they are."""
+    """Returns the arrays from which torch computes weights -> what they are."""
     names = list(names)
     letters: dict[str, set[str]] = {}
     for name in names:
@@ -256,7 +257,7 @@ _HALF = "half of a weight norm, whose {} are not there"
 
 
 def _parts_of_weights(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """By the name of a weight: the arrays that are called as parts of it, by part."""
+    """Groups arrays that are named as parts of a weight: weight name -> part -> array."""
     parts: dict[str, dict[str, str]] = {}
     for name in names:
         if found := _NEW.match(name):

@@ -56,7 +56,7 @@ def _read_part(
     dtype: DTypeLike,
     path: str,
 ) -> np.ndarray:
-    """A part of a leaf, of the pieces that lie in it; no more of each is read than that."""
+    """Reads one slice of a leaf; reads no more of each piece than that."""
     wanted = [slice(*one.indices(size)[:2]) for one, size in zip(index, shape)]
     found = np.empty([one.stop - one.start for one in wanted], dtype)
     for piece, order in pieces:
@@ -106,7 +106,7 @@ def _sum_arrays(
 
 
 def _fill_region(into: np.ndarray, array: np.ndarray, path: str) -> None:
-    """Puts numbers into a leaf, a few at a time: what is made on the way is small."""
+    """Converts values into a leaf a few at a time, so temporaries are small."""
     array = np.broadcast_to(array, into.shape)
     if array.dtype == into.dtype:
         into[...] = array
@@ -181,7 +181,7 @@ def _unfit_error(path: str, dtype: DTypeLike, got: str) -> AdoptionError:
 
 
 def constant_leaf(own: PyTree, sharding: object, number: int) -> Any:
-    """A leaf of one number: a counter that says that statistics are there, or no bias."""
+    """Returns a leaf filled with one number: a counter for existing statistics, or a zero bias."""
     if isinstance(own, np.ndarray):
         return np.full_like(own, number)
     sharding = chosen_sharding(own) if sharding is None else sharding
@@ -190,7 +190,7 @@ def constant_leaf(own: PyTree, sharding: object, number: int) -> Any:
 
 
 def keep_leaf(own: object, path: str, sharding: object, draw: Callable[..., Any]) -> Any:
-    """A leaf that stays; of an abstract module there is none, but random keys can be drawn."""
+    """Returns a kept leaf; in an abstract module random keys are drawn, others raise."""
     if isinstance(own, jax.ShapeDtypeStruct):
         if not (is_key(own.dtype) or (own.dtype == np.uint32 and own.shape[-1:] == (2,))):
             raise AdoptionError(
@@ -238,7 +238,7 @@ def on_devices(
         for device in devices:
             there = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
             shards.append(jax.device_put(made, there))
-        # One part is on its way while the next is read, and no more: the others are let go of.
+        # At most one part is in transit while the next is read; earlier ones are freed.
         jax.block_until_ready(before)
         before = shards[-len(devices) :]
     return jax.make_array_from_single_device_arrays(shape, sharding, shards, dtype=dtype)

@@ -44,15 +44,15 @@ T = TypeVar("T")
 
 #: Arrays that are not parameters, in files of torch.
 BOOKKEEPING = ("position_ids",)
-#: Kinds of sources that hold a graph, and all that it computes with.
+# #: Source types that contain a graph, with all constants of its computation.
 _GRAPHS = ("onnx", "tflite")
-#: What readers note of arrays that no net is made of.
+# #: Notes of readers for arrays that belong to no net.
 _NO_NET = ("optimizer", "metric")
 
 
 @dataclass
 class Hypothesis:
-    """The conventions of a framework, and what follows if the source was written by them."""
+    """The conventions of a framework, and the assignment that follows from them."""
 
     origin: str
     fused: str
@@ -62,12 +62,12 @@ class Hypothesis:
 
     @property
     def possible(self) -> bool:
-        """Whether nothing is missing or left over."""
+        """Whether no array is missing or unused."""
         return self.outcome.possible
 
     @property
     def decided(self) -> bool:
-        """Whether nothing is open."""
+        """Whether nothing is ambiguous."""
         return not self.outcome.open and all(
             len(self.options[pair]) == 1 for pair in self.outcome.pairs
         )
@@ -83,7 +83,7 @@ class Choice:
     origin: str
 
     def key(self) -> tuple:
-        """Equal for ways that give the same numbers."""
+        """A key that is equal for ways with equal results."""
         return recipe_key(self.recipe)
 
 
@@ -104,7 +104,7 @@ class Study:
 def best_study(
     net: PyTree, given: object, source: Source, options: Options, where: str
 ) -> tuple[Study, Source]:
-    """What can be known of a source, and the version of it that leaves a way, if any does."""
+    """Returns the study of a source, in the version that leaves a possible way if any does."""
     found = []
     for version in source_versions(source):
         study = study_source(net, given, version, options, where)
@@ -129,7 +129,7 @@ def study_source(net: PyTree, given: object, source: Source, options: Options, w
         flatten = _by_path(flatten, paths, f"{where}(flatten=)")
     found = possible_origins(source, options.origin, isinstance(given, Node))
     tied = {name: first for name, first in source.tied.items() if name in names and first in names}
-    # Who names the place of a weight has said nothing of the bias beside it.
+    # Naming the target of a weight does not name that of its bias.
     by_leaf = not {within for _, within in told.values()}.isdisjoint(_leaf_paths(study.wanted))
     for without_tied, alone in itertools.product(
         (False, True) if tied else (False,), (False, True)
@@ -154,7 +154,7 @@ def study_source(net: PyTree, given: object, source: Source, options: Options, w
 
 
 def _whole_layers(told: Mapping[str, tuple[str, str]], found: Wanted) -> dict[str, tuple[str, str]]:
-    """What is told of each leaf of a layer, told of the layer."""
+    """Applies what is given for every leaf of a layer to the layer."""
     within = {place for _, place in told.values()}
     whole = {
         leaf.path: layer.path
@@ -226,7 +226,7 @@ def _leaf_paths(found: Wanted) -> list[str]:
 
 
 def _places_to_name(found: Wanted, options: Options) -> list[str]:
-    """What a user may name: the leaves, and the layers that they hold."""
+    """Returns the paths that a user may name: leaves, and the layers that contain them."""
     places = dict.fromkeys(_leaf_paths(found))
     for layer in found.layers if options.rename else ():
         for way in range(len(layer.stack.roots) if layer.stack else 0):
@@ -239,7 +239,7 @@ def _places_to_name(found: Wanted, options: Options) -> list[str]:
 
 
 def _by_path(options: Mapping[str, T], paths: list[str], where: str) -> dict[str, T]:
-    """What an option says for patterns of paths, by path."""
+    """Resolves an option's patterns to paths."""
     return {
         path: value
         for pattern, value in options.items()
@@ -248,7 +248,7 @@ def _by_path(options: Mapping[str, T], paths: list[str], where: str) -> dict[str
 
 
 def _each_alone(layers: Sequence[Layer]) -> list[Layer]:
-    """Leaves one by one, for a file whose names do not say what belongs together."""
+    """Returns layers of one leaf each, for a file whose names do not show layers."""
     return [
         layer
         if layer.kind in ("lstm", "gru", "rnn")
@@ -350,7 +350,7 @@ def _split_group(
     sizes = sizes_of_module(layers, group)
     if says_order(group):
         return parts_of_fused(group, origin, "blocks", None, sizes)
-    if not order.told:  # it must be known what the other order gives
+    if not order.told:  # the result of the other order is required
         uneven = [three for three in sizes.values() if len(set(three)) > 1]
         if count is None or not all(one_of_three(each, 0, "by head", count) for each in uneven):
             return []
@@ -373,7 +373,7 @@ def find_choices(hypotheses: Sequence[Hypothesis], reopened: bool = False) -> It
 
 
 def _lazy_product(several: Sequence[Iterator[Pairs]]) -> Iterator[list[Pairs]]:
-    """As `itertools.product`, but nothing is asked for before it is needed."""
+    """A lazy `itertools.product`."""
     if not several:
         yield []
         return

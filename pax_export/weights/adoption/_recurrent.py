@@ -1,7 +1,7 @@
 """Layouts of recurrent layers: the arrays of each framework, and the order of the gates in them.
 
-Ours are ``i g f o`` of an LSTM and ``z r`` and ``h`` of a GRU. The GRUs of torch and flax apply the
-reset gate after the projection, which is another function; ours is before, like Keras' with
+Our order is ``i g f o`` for an LSTM, ``z r`` and ``h`` for a GRU. The GRUs of torch and flax apply
+the reset gate after the projection, which is another function; ours is before, like Keras' with
 ``reset_after=False`` and ONNX' with ``linear_before_reset=0``.
 """
 
@@ -27,9 +27,9 @@ class _Array(NamedTuple):
     """One array of a layout; ``*`` in its role stands for a gate."""
 
     role: str
-    axes: str  # i inputs, h hidden, g all gates, G the gates of both biases, 1 an axis of one
+    axes: str  # i inputs, h hidden, g all gates, G the gates of both biases, 1 an axis of size one
     fills: str  # WEIGHT, the rows of the inputs; RECURRENT, those of the state; or BIAS
-    adds: bool = False  # to what fills the same part
+    adds: bool = False  # added to the array of the same part
 
 
 _KERAS_ARRAYS = (
@@ -51,7 +51,7 @@ _LAYOUTS: tuple[tuple[dict[str, str], tuple[_Array, ...]], ...] = (
 
 
 def read_recurrent(layer: Layer, group: Group, origin: str) -> dict[str, tuple[Piece, ...]] | None:
-    """What fills the leaves of a recurrent layer, or None if the group cannot."""
+    """Returns the recipes for a recurrent layer, or None if the group does not fit."""
     if explain_other_function(group):
         return None
     if origin == "pax":
@@ -109,13 +109,13 @@ def _fill_gates(
                     put: tuple[slice, ...] = (columns,)
                     steps.append(("reshape", (h,)))
                     if gate == "f" and extra and not adds:
-                        steps.append(("add", -extra))  # what our layer adds to it
+                        steps.append(("add", -extra))  # added by our layer
                 else:
                     put = (rows[fills], columns)
                     if axes[-1] != "g" and "*" not in role:
                         size = rows[fills].stop - rows[fills].start
                         steps += [("reshape", (h, size)), ("transpose", (1, 0))]
-                if gate == "z":  # theirs keeps the old state: 1 - sigmoid(x) is sigmoid(-x)
+                if gate == "z":  # the other gate keeps the old state: 1 - sigmoid(x) is sigmoid(-x)
                     steps.append(("negate", None))
                 says = "gates joined" if "*" in role else "gates reordered"
                 target = prefix + (BIAS if fills == BIAS else WEIGHT)
@@ -127,14 +127,14 @@ def _shapes_of(parts: dict[str, Piece]) -> dict[str, Shape]:
     return {role: piece.shape for role, piece in parts.items()}
 
 
-#: What ONNX's operators do unless they are told otherwise, and what ours do.
+# #: Default settings of ONNX's operators, which ours implement.
 _DEFAULTS = {
     "LSTM": {"activations": ("sigmoid", "tanh", "tanh"), "input_forget": ("0",)},
     "GRU": {"activations": ("sigmoid", "tanh"), "linear_before_reset": ("0",)},
     "RNN": {"activations": ("tanh",)},
 }
 _OUR_CLASSES = {"LSTM": "LSTM", "GRU": "GRU", "RNN": "VanillaRNN"}
-#: What does not touch the function, or is seen by the shapes.
+# #: Settings that do not change the function, or are visible in the shapes.
 _HARMLESS = ("operator", "direction", "hidden_size", "layout", "activation_alpha",
              "activation_beta")  # fmt: skip
 

@@ -110,7 +110,7 @@ def _what_to_write(
 
 
 def _present_half(layer: Layer, left: Sequence[Group]) -> Group | None:
-    """The group of what is there of a layer, where an array of it is missing."""
+    """Returns the group with some arrays of a layer whose others are missing."""
     found = [
         group for group in left
         if set(group.parts) < set(layer.leaves) and group.sure and layer.said & group.said
@@ -135,7 +135,7 @@ def _fits_by_shape(group: Group, hypothesis: Hypothesis) -> str:
 
 
 def _nearest_group(layer: Layer, groups: Sequence[Group]) -> str:
-    """What of the file may have been meant, with its shapes."""
+    """Suggests the array of the file that may have been meant, with its shape."""
     found = near_names(layer.path, [group.path for group in groups], 1)
     group = next((each for each in groups if found and each.path == found[0]), None)
     return f"; near: {_group_text(group)}" if group is not None else ""
@@ -158,7 +158,7 @@ def _explain_group(group: Group) -> str:
 
 
 def _explain_layer(layer: Layer, hypothesis: Hypothesis) -> str:
-    """What to say of a layer that may be queries, keys and values in one."""
+    """Explains a layer that may fuse queries, keys and values."""
     called = {word for group in hypothesis.outcome.left for word in group.said}
     if not is_fused_name(words_of(layer.path)) or not called & {"query", "key", "value"}:
         return ""
@@ -173,7 +173,7 @@ def _has_three_gates(group: Group) -> bool:
 
 
 def ambiguity_error(study: Study, source: Source, agreeing: int = 0) -> AmbiguousWeightsError:
-    """The error if more than one way is left: every array with its candidates."""
+    """Returns the error for several possible ways: every array with its candidates."""
     candidates: dict[str, list[str]] = {}
     layouts: dict[str, list[str]] = {}
     for hypothesis in study.possible:
@@ -183,7 +183,7 @@ def ambiguity_error(study: Study, source: Source, agreeing: int = 0) -> Ambiguou
                 for name in group.arrays:
                     candidates.setdefault(name, [])
                     candidates[name] += [p for p in fitting if p not in candidates[name]]
-    # Where arrays may go is of more use than what each way would do with them.
+    # The targets of arrays are more helpful than the conversions of each way.
     _collect_differences(study.possible, candidates, layouts)
     lines = [f"  - {name}: {' or '.join(paths[:8])}" for name, paths in candidates.items()]
     lines += [f"  - {name}: {' or '.join(says)}" for name, says in layouts.items()]
@@ -258,7 +258,7 @@ def _by_source(recipe: Recipe) -> dict[str, tuple[object, str]]:
 
 
 def _changes_layer(name: str, hypotheses: Sequence[Hypothesis]) -> bool:
-    """Whether an array goes to another layer under another hypothesis."""
+    """Returns whether an array has another target layer under another hypothesis."""
     found = {
         tuple(layer.path for layer, group in each.outcome.pairs if name in group.arrays)
         for each in hypotheses
@@ -292,7 +292,7 @@ def _hint_for_layouts(study: Study, layouts: Mapping[str, list[str]]) -> str:
 
 
 def no_agreement_error(source: Source, tried: int, nearest: float, most: int) -> AdoptionError:
-    """The error if no way that is left gives the outputs of the reference."""
+    """Returns the error if no possible way reproduces the outputs of the reference."""
     more = tried >= most
     return AdoptionError(
         "No way to give these arrays to the module has the outputs of the reference.",
@@ -308,7 +308,7 @@ def no_agreement_error(source: Source, tried: int, nearest: float, most: int) ->
 def equal_arrays_error(
     source: Source, names: tuple[str, str], paths: tuple[str, str]
 ) -> AdoptionError:
-    """The error about two equal arrays for two places, where no name says that this is meant."""
+    """Returns the error for two equal arrays with two targets that their names do not explain."""
     return AdoptionError(
         "Two equal arrays of the source would fill two leaves.",
         where=source.where,

@@ -1,4 +1,4 @@
-"""The report of an adoption: one row per leaf, and what was left over."""
+"""The report of an adoption: one row per leaf, and unused arrays."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class AdoptionReport:
         kind: its format.
         origin: the framework whose conventions its arrays follow.
         rows: one `Row` for each leaf that was filled.
-        counters: leaves that tell whether statistics were gathered, set to 1.
-        kept: leaves with unchanged values, by ``keep=`` or because no file has them.
+        counters: leaves that count batches of statistics, set to 1.
+        kept: leaves with unchanged values, by ``keep=`` or because files do not store them.
         ignored: arrays of the source that were left out.
         constants: arrays that are not weights: graph constants, optimizer state.
         tied: arrays of the source that repeat others -> these.

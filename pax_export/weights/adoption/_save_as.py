@@ -63,16 +63,16 @@ _STORAGES = {
 
 _NOT_OURS = "Cannot replace a file that save_as did not write."
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same bytes whenever it is written
-_ALIGNED = 64  # torch maps storages into memory where they begin there
+_ALIGNED = 64  # torch memory-maps storages that begin at multiples of this
 
 _DICT = b"ccollections\nOrderedDict\n)R"
-_BEGIN = b"\x80\x02" + _DICT + b"("  # torch's own pickles number what they hold
+_BEGIN = b"\x80\x02" + _DICT + b"("  # torch's own pickles number their contents
 _PICKLE = "archive/data.pkl"
 _TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
 
 
 def write_torch(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
-    """Writes a state dict that ``torch.load(path, weights_only=True)`` reads, or nothing."""
+    """Writes a state dict for ``torch.load(path, weights_only=True)``, atomically."""
     require_dtypes(
         arrays,
         lambda dtype: dtype.name in _STORAGES,
@@ -93,7 +93,7 @@ def write_torch(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str
 
 
 def _recognize_archive(path: Path) -> Belongs | None:
-    """Of what lies at a path: an archive that `write_torch` made, or an empty file."""
+    """Recognizes an archive of `write_torch`, or an empty file, at a path."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open(_PICKLE) as file:
             ours = file.read(len(_BEGIN)) == _BEGIN
@@ -167,7 +167,7 @@ def require_dtypes(
 
 
 def write_npz(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
-    """Writes arrays under their names, whole or not at all, over nothing but one of ours."""
+    """Writes an npz file atomically; replaces only files that this function wrote."""
     require_dtypes(
         arrays,
         lambda dtype: dtype.kind in "biufc",
@@ -265,7 +265,7 @@ def save_as(
 
 
 def _without_new(options: Options, leaves: Mapping[str, Any], source: Source) -> Options:
-    """The options without what ``rename`` says of leaves that are kept: where these go."""
+    """Returns the options without entries of ``rename`` for leaves that are kept."""
     kept = matching_names(options.keep, leaves, "in the module", "save_as(keep=)")
     new = {
         name: target for name, target in options.rename.items()
@@ -277,7 +277,7 @@ def _without_new(options: Options, leaves: Mapping[str, Any], source: Source) ->
 
 
 def _version_of(recipe: Recipe, source: Source) -> Source:
-    """The version of a source whose arrays a recipe names."""
+    """Returns the version of a source that has the arrays of a recipe."""
     used = {piece.source for pieces in recipe.values() for piece in pieces}
     return next((each for each in source_versions(source) if used <= set(each.entries)), source)
 
@@ -390,7 +390,7 @@ def _has_its_shape(pieces: tuple[Piece, ...], leaf: PyTree) -> bool:
 def _changed_arrays(
     recipe: Recipe, leaves: Mapping[str, Any], source: Source
 ) -> dict[str, np.ndarray]:
-    """The arrays whose leaves have other numbers than those that were adopted."""
+    """Returns the arrays whose leaves have changed since they were adopted."""
     new: dict[str, np.ndarray] = {}
     kept: dict[str, np.ndarray] = {}
 
@@ -404,7 +404,7 @@ def _changed_arrays(
         value = np.asarray(leaves[path])
         before = _as_adopted(value, pieces, read)
         if before.shape == value.shape and before.tobytes() == value.tobytes():
-            continue  # the bytes of the source are those of this leaf, whatever was rounded
+            continue  # the source's bytes are those of this leaf, regardless of rounding
         _undo_leaf(value, pieces, read, new)
         changed.append(path)
     for path in changed:
@@ -413,7 +413,7 @@ def _changed_arrays(
 
 
 def _update_tied(tied: Mapping[str, str], new: dict[str, np.ndarray]) -> None:
-    """What is one array under several names stays one."""
+    """Keeps tied arrays equal."""
     for name, first in tied.items():
         changed = new.get(first, new.get(name))
         if changed is not None:
@@ -455,7 +455,7 @@ def _undo_leaf(
 def _require_back(
     path: str, leaf: PyTree, pieces: tuple[Piece, ...], read: Callable[[str], np.ndarray]
 ) -> None:
-    """What was put into the arrays is the leaf, as far as their dtypes have room for it."""
+    """Checks that the written arrays restore the leaf, as far as their dtypes allow."""
     value, dtypes = np.asarray(leaf), [read(piece.source).dtype for piece in pieces]
     back = np.asarray(_as_adopted(value, pieces, read))
     if not jax.numpy.issubdtype(value.dtype, np.inexact):
@@ -468,7 +468,7 @@ def _require_back(
         facts = [jax.numpy.finfo(dtype) for dtype in (*dtypes, leaf.dtype)]
         room = 4 * max(float(each.eps) for each in facts) * (np.abs(value) + sum(terms))
         least = max(float(each.smallest_subnormal) for each in facts)
-        with np.errstate(invalid="ignore"):  # infinities stay what they are
+        with np.errstate(invalid="ignore"):  # infinities do not change
             good = (np.abs(back - value) <= room + least) | (back == value) | np.isnan(value)
             good &= np.isnan(back) == np.isnan(value)
             good &= np.isinf(back) == np.isinf(value)

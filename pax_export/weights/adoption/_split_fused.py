@@ -34,7 +34,7 @@ class FusedOrder:
 
 
 def may_be_fused(layer: Layer, order: FusedOrder) -> bool:
-    """Whether a layer may hold queries, keys and values in one: it is called so, or it is said."""
+    """Returns whether a layer may fuse queries, keys and values, by its name or the options."""
     return layer.kind in ("linear", "free") and (
         order.told or is_fused_name(split_words(layer.path))
     )
@@ -46,7 +46,7 @@ def find_arrangements(
     fits: Callable[[Layer, Group], bool],
     order: FusedOrder,
 ) -> Iterator[list[list[Layer]]]:
-    """Lists of layers in which those are split whose parts are in the file, for each numbering."""
+    """Yields lists of layers with fused ones split, where the file has the parts."""
     if not any(layer.stack or may_be_fused(layer, order) for layer in layers):
         yield [list(layers)]
         return
@@ -80,7 +80,7 @@ def _split_layer(
     way: int,
     whole_first: bool,
 ) -> Sequence[Layer]:
-    """The first splitting whose parts are all in the file; a tuple if the file has both forms."""
+    """Returns the first split whose parts are all in the file; a tuple if both forms are."""
 
     def in_file(parts: Sequence[Layer]) -> bool:
         kinds = {part.signature: part for part in parts}
@@ -140,7 +140,7 @@ def unfold_stack(layer: Layer, way: int = 0) -> list[Layer]:
 
 
 def _split_fused_layer(layer: Layer, groups: Sequence[Group], order: FusedOrder) -> list[Layer]:
-    """Three layers of one; none if its shapes do not leave one way."""
+    """Splits a layer into three; returns nothing if its shapes allow several ways."""
     found = []
     sizes = _sizes_in_file(layer, groups)
     for number, word in enumerate(PARTS):
@@ -172,7 +172,7 @@ def _split_fused_layers(
 
 
 def _place_within(leaf: Leaf, place: LeafPart) -> LeafPart:
-    """A place in a leaf that may itself be a part: of a layer among several."""
+    """Returns a place in a leaf that may itself be a part, of one of several layers."""
     if leaf.place is None:
         return place
     count = len(leaf.place.room) - len(leaf.shape)
@@ -215,7 +215,7 @@ def _unambiguous_sums(heard: dict[str, set[int]], wanted: set[int]) -> dict[int,
 
 
 def _sizes_of(shape: Shape, role: str) -> set[int]:
-    """How large queries may be by an array of theirs; heads may be apart."""
+    """Returns the possible sizes of queries by the shape of their array; heads may be an axis."""
     if role == BIAS:
         return {math.prod(shape)}
     return set(shape) if len(shape) < 3 else {math.prod(shape[1:])}
@@ -224,7 +224,7 @@ def _sizes_of(shape: Shape, role: str) -> set[int]:
 def _part_of_leaf(
     layer: Layer, role: str, leaf: Leaf, number: int, order: FusedOrder, sizes: dict[int, Three]
 ) -> tuple[str, Shape, LeafPart] | None:
-    """One of the three in a leaf: as which kind of layer it is read, its shape, its place."""
+    """Returns the layer kind, shape and place of one of the three parts of a leaf."""
     shape, rank = leaf.shape, len(leaf.shape)
     bias = role == BIAS or rank == 1
     if layer.kind == "free" and rank == (2 if bias and role == BIAS else 3):
@@ -261,13 +261,13 @@ def _along_an_axis_of_three(
 def _cut_along_axis(
     layer: Layer, shape: Shape, axis: int, number: int, order: FusedOrder, sizes: Three
 ) -> tuple[Shape, LeafPart] | None:
-    """The shape of a part along an axis, and where it lies."""
+    """Returns the shape of a part along an axis, and its place."""
     part = (*shape[:axis], sizes[number], *shape[axis + 1 :])
     heads = layer.heads
     other = one_of_three(sizes, number, "by head", heads)
     if order.says == "blocks" and not order.told:
         if heads is None or (other is None and len(set(sizes)) > 1):
-            return None  # it cannot be known what the other order gives
+            return None  # the result of the other order is unknown
     found = other if order.says == "by head" else one_of_three(sizes, number, "blocks", heads)
     if found is None:
         return None

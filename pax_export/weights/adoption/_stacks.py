@@ -1,7 +1,7 @@
 """Stacked layers: the modules whose leaves have an axis of layers.
 
-`Scan` and `Vmap` are known by class. For others (`stack_layers`, `jax.vmap` of a constructor) the
-shapes tell, and several positions in the path may have the layer's number.
+`Scan` and `Vmap` are known by class. Others (`stack_layers`, `jax.vmap` of a constructor) are
+recognized by shapes, and several positions in the path may have the layer's number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Stack:
         path: the path of the layer.
         around: the paths of the modules around it, the outermost first.
         leaves: all leaves of the net by path.
-        known: the paths of stacking modules, if their classes tell.
+        known: the paths of stacking modules, if known by class.
     """
 
     def __init__(

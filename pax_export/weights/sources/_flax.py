@@ -27,7 +27,7 @@ _SIZES = {1: ">B", 2: ">H", 4: ">I"}
 
 
 def matches(file: InputFile) -> bool:
-    """Whether a file begins with a dict whose first key is a text."""
+    """Returns whether a file begins with a dict whose first key is a string."""
     begin = file.begin(6)
     if not begin:
         return False
@@ -38,7 +38,7 @@ def matches(file: InputFile) -> bool:
 
 @dataclass(frozen=True)
 class _ArrayChunk:
-    """An array of the file, or a part of a large one: what it is and where it lies."""
+    """An array of the file, or a chunk of a large one: its dtype, shape and offset."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class _ArrayChunk:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """An array that is kept in parts, each of one dimension."""
+    """An array stored in one-dimensional chunks."""
 
     shape: tuple[int, ...]
     parts: tuple[_ArrayChunk, ...]
@@ -74,7 +74,7 @@ class _MsgpackReader:
         self._containers = 0
 
     def value(self, depth: int) -> Any:
-        """The next value; an array as the place where it lies."""
+        """Reads the next value; an array as its place in the file."""
         if depth > _DEEPEST:
             raise ValueError("containers in containers without end")
         code = self._number(">B")
@@ -131,7 +131,7 @@ class _MsgpackReader:
         return [self.value(depth + 1) for _ in range(count)]
 
     def _bytes(self, size: int) -> range:
-        """Where some bytes lie; they are not read."""
+        """Returns the range of some bytes without reading them."""
         begin = self.stream.tell()
         self._skip(size)
         return range(begin, begin + size)

@@ -39,7 +39,7 @@ def matches(file: InputFile) -> bool:
 
 
 def read(file: InputFile) -> Source:
-    """The arrays of a file, and all that it says of its model."""
+    """Reads the arrays of a file, and its metadata."""
     entries: dict[str, Entry] = {}
     stream = file.stream()
     version, arrays, keys = struct.unpack("<4xIQQ", _read_exactly(stream, 24))
@@ -104,7 +104,7 @@ def _read_heads(stream: FileStream, count: int) -> Iterator[tuple[str, tuple[int
             raise ValueError(f"{name!r:.200} has {dimensions} dimensions")
         sizes = struct.unpack(f"<{dimensions}Q", _read_exactly(stream, 8 * dimensions))
         code, offset = struct.unpack("<IQ", _read_exactly(stream, 12))
-        yield name, sizes[::-1], code, offset  # the fastest dimension comes first in the file
+        yield name, sizes[::-1], code, offset  # the fastest dimension is first in the file
 
 
 def _make_entries(
@@ -146,7 +146,7 @@ def _make_entries(
 def _dequantize_rows(
     library: Any, raw: np.ndarray, kind: Any, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """The numbers, made a few rows at a time: what is made on the way is small."""
+    """Dequantizes a few rows at a time, so temporaries are small."""
     array = np.empty(shape, np.float32)
     if not array.size:
         return array
@@ -175,7 +175,7 @@ class _Code(NamedTuple):
     """A kind of blocks."""
 
     unpack: Callable[[np.ndarray], Unpacked]
-    size: int  # bytes of one block
+    size: int  # bytes per block
     block: int = 32  # neighbors to a scale
     has_minima: bool = False
     dtype: type = np.float16  # of the scales
@@ -213,7 +213,7 @@ def _unpack_nibbles(raw: np.ndarray) -> np.ndarray:
 
 
 def _unpack_low_bits(raw: np.ndarray, bits: int, has_minima: bool) -> Unpacked:
-    """Integers of four or five bits; without least values, half of them are negative."""
+    """Unpacks integers of four or five bits; signed unless there are minima."""
     begin = 4 if has_minima else 2
     whole = _unpack_nibbles(raw[:, begin + 4 * (bits - 4) :])
     if bits == 5:

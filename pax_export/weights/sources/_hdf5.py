@@ -22,7 +22,7 @@ _MOST_CHUNKS = 1_000_000
 
 
 def dtype_of(dataset: Object) -> np.dtype | None:
-    """What a dataset holds, if numbers; HDF5 has no bfloat16, which Keras notes beside."""
+    """Returns the dtype of a numeric dataset, also Keras' bfloat16, which is in an attribute."""
     if dataset.dtype is None and dataset.itemsize == 2:
         return np.dtype("bfloat16") if dataset.attributes.get("dtype") == "bfloat16" else None
     return dataset.dtype
@@ -76,7 +76,7 @@ def make_entry(
     )  # fmt: skip
 
 
-#: Where a chunk begins in the array, its bytes, what was left out, and where it lies.
+# #: A chunk's start in the array, its size in bytes, its filter mask, its address.
 Chunk = tuple[tuple[int, ...], int, int, int]
 
 
@@ -169,7 +169,7 @@ class Object:
 
 
 class Hdf5:
-    """The objects of a file, or of the part of one, by their paths."""
+    """The objects of a file by path."""
 
     def __init__(self, file: BinaryFile, begin: int, size: int):
         self._file, self._begin, self._size = file, begin, size
@@ -251,7 +251,7 @@ class Hdf5:
         return this
 
     def _messages(self, address: int) -> Iterator[tuple[int, int, bytes]]:
-        """The messages of a header: their kinds, their flags and what they hold."""
+        """Yields the messages of an object header: kind, flags, content."""
         left = _MOST_MESSAGES
         newer = self.read(address, 4) == b"OHDR"
         order = 0
@@ -362,7 +362,7 @@ class Hdf5:
         attributes[name] = texts if shape else texts[0]
 
     def _text(self, reference: bytes) -> bytes:
-        """A text in a heap: how long it is, where the heap lies, and its number there."""
+        """Reads a string from a heap: its length, the address of the heap, its index there."""
         length, heap, number = struct.unpack_from("<IQI", reference)
         if not length:
             return b""
@@ -386,7 +386,7 @@ def _read_shape(content: bytes) -> tuple[int, ...] | None:
     if rank > _MOST_DIMENSIONS:
         raise ValueError(f"{rank} dimensions")
     if version == 2 and content[3] == 2:
-        return None  # nothing at all
+        return None  # an empty dataspace
     return struct.unpack_from(f"<{rank}Q", content, 8 if version == 1 else 4)
 
 
@@ -395,7 +395,7 @@ def _read_itemsize(content: bytes) -> int:
 
 
 def _read_dtype(content: bytes) -> np.dtype | None:
-    """The dtype in numpy of numbers; None for what is none."""
+    """Returns the numpy dtype of a numeric datatype message, else None."""
     kind, bits, size = content[0] & 15, content[1], _read_itemsize(content)
     order = ">" if bits & 1 else "<"
     if kind == _FIXED and size in (1, 2, 4, 8):
@@ -411,7 +411,7 @@ def _read_dtype(content: bytes) -> np.dtype | None:
 
 
 def _of_float(precision: int, exponent: int, mantissa: int) -> bytes:
-    """What a header says of a float, by how many bits its parts have."""
+    """Returns the datatype message of a float by the bits of its parts."""
     bias = (1 << (exponent - 1)) - 1
     return struct.pack("<HHBBBBI", 0, precision, mantissa, exponent, 0, mantissa, bias)
 

@@ -156,7 +156,7 @@ def _newer_name(hdf5: Hdf5, path: str, layers: dict[str, str], counts: dict[str,
 
 
 def _variable_names(group: str, count: int) -> tuple[str, ...]:
-    """The names of the variables of a group, if it has as many as such a layer has."""
+    """Returns the variable names of a group, if it has as many variables as such a layer."""
     kind = re.sub(r"_\d+$", "", group)
     if kind.endswith("_dense"):  # the projections of attention
         kind = "dense"
@@ -167,7 +167,7 @@ def _variable_names(group: str, count: int) -> tuple[str, ...]:
 
 
 def _configured_names(config: object, path: str = "", depth: int = 0) -> dict[str, str]:
-    """What the configuration calls the layers, by their groups: those of a class are counted."""
+    """Returns the configured layer names by group; layers of one class are numbered."""
     found: dict[str, str] = {}
     inner = config.get("config") if isinstance(config, dict) else None
     layers = inner.get("layers") if isinstance(inner, dict) else None

@@ -43,7 +43,7 @@ def read(tree: PyTree) -> Source:
 
 
 def _to_dicts(tree: PyTree, depth: int) -> Any:
-    """A tree whose pytrees, which only jax can take apart, are dicts of names."""
+    """Converts pytrees that only jax can flatten to dicts of names."""
     if _is_array(tree) or isinstance(tree, (str, bytes, numbers.Number)) or depth > 200:
         return tree
     if isinstance(tree, Mapping):
@@ -75,7 +75,7 @@ def _is_array(value: ArrayLike) -> bool:
 
 
 def _is_of_torch(value: PyTree) -> bool:
-    torch = sys.modules.get("torch")  # who has such an array has imported it
+    torch = sys.modules.get("torch")  # whoever has such an array has imported torch
     return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
 
 

@@ -13,7 +13,7 @@ _MOST = 1_000_000
 
 
 def flatten_containers(tree: PyTree, is_leaf: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The leaves by dotted name, and the strings and numbers beside them.
+    """Returns the leaves by dotted name, and the strings and numbers by dotted name.
 
     Example:
         >>> flatten_containers({"a": [1.5j, "text"], "b": {}}, lambda x: isinstance(x, complex))
@@ -43,7 +43,7 @@ def flatten_containers(tree: PyTree, is_leaf: PyTree) -> tuple[dict[str, Any], d
 
 
 def join_name(name: str, key: object) -> str:
-    """The dotted name of what stands under a key."""
+    """Returns the dotted name of the value under a key."""
     return f"{name}.{key}" if name else str(key)
 
 

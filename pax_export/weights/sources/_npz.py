@@ -24,7 +24,7 @@ def matches(file: InputFile) -> bool:
 
 
 def read(file: InputFile) -> Source:
-    """The arrays of an archive, which stays as it is; each is read when it is asked for."""
+    """Opens the arrays of an archive; each is read on demand."""
     entries, archive = {}, file.archive
     assert archive is not None  # `matches` has looked
     for member in archive.names:

@@ -43,13 +43,13 @@ _INPUT, _OUTPUT, _NODE_NAME, _OPERATOR, _ATTRIBUTE = 1, 2, 3, 4, 5
 _NAME, _TENSOR, _SUBGRAPH, _SUBGRAPHS = 1, 5, 6, 11
 _FUNCTION_NODE = 7
 _FLOAT, _WHOLE, _TEXT, _FLOATS, _TEXTS = 2, 3, 4, 7, 9
-#: Operators whose attributes decide what function their weights belong to.
+# #: Operators whose attributes change the function of their weights.
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _VALUES = {"value_float": 2, "value_int": 3, "value_floats": 7, "value_ints": 8}
 
 
 def matches(file: InputFile) -> bool:
-    """Whether a file is a model: it has a version and a graph, and nothing that no model has."""
+    """Returns whether a file is a model: it has a version, a graph, and only fields of models."""
     numbers = set()
     try:
         for number, _ in Message(file).fields():
@@ -62,7 +62,7 @@ def matches(file: InputFile) -> bool:
 
 
 def read(file: InputFile) -> Source:
-    """The arrays of a model, those in files beside it too."""
+    """Reads the arrays of a model, including those in external files."""
     fields, found = MessageFields(Message(file)), _ModelArrays(file)
     for graph in fields.messages(_GRAPH):
         found.add_graph(graph, "", 0)
@@ -85,7 +85,7 @@ class _ModelArrays:
         self.entries: dict[str, Entry] = {}
         #: By name of an array: the operators that take it, as which input, in which node.
         self.used_by: dict[str, list[tuple[str, int, str]]] = {}
-        #: By name of an array: what is set of the recurrent operators that take it.
+        # #: Array name -> settings of the recurrent operators that use it.
         self.settings: dict[str, list[tuple[tuple[str, Any], ...]]] = {}
 
     def add_graph(self, graph: Message, path: str, depth: int) -> None:
@@ -164,7 +164,7 @@ _MOST_DIMENSIONS = 64
 
 
 class OnnxTensor:
-    """What a model says of an array, and where its numbers are."""
+    """The description of an array in a model, and the place of its data."""
 
     def __init__(self, tensor: Message):
         fields = MessageFields(tensor)
@@ -183,7 +183,7 @@ class OnnxTensor:
 
     @classmethod
     def of_numbers(cls, values: list[int | Message], many: bool, floats: bool) -> Self:
-        """The array of a node that gives its numbers as attributes."""
+        """Returns the array of a node that has its values as attributes."""
         made = cls(Message(Memory(b"")))
         made.dtype = 1 if floats else 7
         made.numbers = [(_FLOAT_DATA if floats else _INT64_DATA, value) for value in values]
@@ -192,12 +192,12 @@ class OnnxTensor:
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds texts, which are not weights."""
+        """Whether it contains strings, which are not weights."""
         return self.dtype == _STRING_DTYPE
 
 
 class ExternalFiles:
-    """The files beside a model; none that lies elsewhere is opened."""
+    """The external data files of a model; paths outside its folder are refused."""
 
     def __init__(self, model: InputFile):
         self._model = model
@@ -286,7 +286,7 @@ def _half_byte_reader(
 
 
 def _read_listed(tensor: OnnxTensor, dtype: np.dtype) -> np.ndarray:
-    """The array of numbers that a model gives one by one."""
+    """Reads an array that a model stores as a list of numbers."""
     numbers = _join_numbers(tensor)
     if dtype.kind == "c":
         return numbers.view(dtype).reshape(tensor.shape)

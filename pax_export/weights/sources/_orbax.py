@@ -25,7 +25,7 @@ from pax_export.weights.sources._source import (
 KIND = "checkpoint of orbax"
 _TREE = "_METADATA"
 _LARGEST = 1 << 28
-#: A checkpoint of zeros takes nearly no room; one that announces more than this is none.
+# #: A checkpoint of zeros takes little space; larger announced sizes are refused.
 _MOST_UNPACKED, _MOST_TIMES = 1 << 30, 1000
 _NO_ARRAYS = ("string", "None", "Dict", "List", "Tuple", "NamedTuple", "Custom")
 
@@ -73,7 +73,7 @@ def read(path: Path, found: dict[str, Path]) -> Source:
 
 
 def _require_files(folder: Path) -> None:
-    """Refuses what tensorstore would wait for, without an end."""
+    """Refuses special files, for which tensorstore would wait indefinitely."""
     strange = file_types.first_unusual(folder)
     if strange is not None:
         raise WeightsFileError(

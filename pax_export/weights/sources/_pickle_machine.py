@@ -30,7 +30,7 @@ _MARK = object()
 
 
 class Global:
-    """What a name of a pickle stands for: a function of ours for its arguments, or nothing."""
+    """A global name of a pickle: one of our functions, or None."""
 
     __slots__ = ("build", "name", "value")
 
@@ -43,7 +43,7 @@ class Instance(dict):
 
 
 class Buildable:
-    """What takes its state from a pickle by a method of its own."""
+    """An object that takes its state from a pickle by its own method."""
 
     def build(self, state: Any) -> None:
         """Takes the state over."""
@@ -51,7 +51,7 @@ class Buildable:
 
 
 class PickleMachine:
-    """Reads pickles with a table of known names, and the storages that persistent ids name."""
+    """Reads pickles with a table of known names, and storages by their persistent ids."""
 
     def __init__(
         self, where: str, known: Callable[[str, str], Global | None], persistent: Callable[..., Any]
@@ -62,7 +62,7 @@ class PickleMachine:
         self._memo: dict[int, Any] = {}
 
     def load(self, stream: FileStream) -> Any:
-        """What the next pickle of a stream holds."""
+        """Reads the next pickle of a stream."""
         self._stack, self._memo = [], {}
         for code, argument, _ in pickletools.genops(stream):  # pyright: ignore[reportArgumentType]
             self._steps += 1
@@ -140,7 +140,7 @@ class PickleMachine:
         return self._stack[-1]
 
     def _popped(self, count: int | None) -> list[Any]:
-        """The last values; with None all above the last mark, which goes too."""
+        """Pops the last values; with None all above the last mark, and the mark."""
         stack = self._stack
         if count is None:
             at = len(stack) - 1
@@ -213,7 +213,7 @@ def _require_kind(value: Any, kind: type) -> Any:
     return value
 
 
-#: Containers of the last values, or of those above a mark: how many values, and what is made.
+# #: Opcodes that build containers, of a number of values or of those above a mark.
 _MADE: dict[str, tuple[int | None, Callable[[list[Any]], Any]]] = {
     "EMPTY_LIST": (0, list), "EMPTY_DICT": (0, dict), "EMPTY_SET": (0, set),
     "EMPTY_TUPLE": (0, tuple), "TUPLE1": (1, tuple), "TUPLE2": (2, tuple), "TUPLE3": (3, tuple),

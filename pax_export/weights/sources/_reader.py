@@ -45,7 +45,7 @@ class Reader(Protocol):
 
     @property
     def KIND(self) -> str:
-        """What an error calls a file of this format."""
+        """The name of this file format in errors."""
         ...
 
     def matches(self, file: InputFile) -> bool:

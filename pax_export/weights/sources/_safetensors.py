@@ -23,7 +23,7 @@ def matches(file: InputFile) -> bool:
 
 
 def read(file: InputFile) -> Source:
-    """The arrays of one file."""
+    """Reads the arrays of one file."""
     library = require("safetensors", "safetensors", "open_source of a safetensors file")
     begin = file.read(0, 8)
     header = read_header(begin, file.read(8, int.from_bytes(begin, "little")), file.where)

@@ -45,7 +45,7 @@ def in_folder(path: Path) -> Path | None:
 
 
 def read(path: Path, read_file: Callable[[Path], Source]) -> Source:
-    """The arrays of all files that an index names, each from the file that it says."""
+    """Reads the arrays of all files of an index."""
     with refuse_damaged(str(path), KIND):
         index = json.loads(bounded.read_bytes(path, _LARGEST))
         files = index["weight_map"]
@@ -68,7 +68,7 @@ def read(path: Path, read_file: Callable[[Path], Source]) -> Source:
 
 
 def _path_beside(path: Path, name: str) -> Path:
-    """A file beside the index; a name that leads elsewhere is refused."""
+    """Returns the path of a file next to the index; names that lead elsewhere are refused."""
     if not name or name in (".", "..") or Path(name).name != name or "\\" in name or "\0" in name:
         raise WeightsFileError(
             "The index refers to a file outside of its folder.",

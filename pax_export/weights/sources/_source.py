@@ -12,7 +12,7 @@ import numpy as np
 from pax_export._errors import PaxError, UnsupportedDtypeError, WeightsFileError, a_few
 from pax_export._types import DTypeLike
 from pax_export._wire import RandomAccessBytes
-from pax_export.weights._dtypes import NUMPY_NAMES  # which makes jax's dtypes known to numpy
+from pax_export.weights._dtypes import NUMPY_NAMES  # registers jax's dtypes with numpy
 
 Index = tuple[slice, ...]
 Read = Callable[[], np.ndarray]
@@ -105,7 +105,7 @@ class Entry:
         cls, file: RandomAccessBytes, where: str, kind: str, shape: Iterable[int], dtype: DTypeLike,
         offset: int, note: str = "",
     ) -> Self:  # fmt: skip
-        """An array whose numbers follow each other in a file, from an offset on."""
+        """Returns the entry of a contiguous array at an offset of a file."""
         shape, stored = tuple(shape), np.dtype(dtype)
         native = stored if stored.isnative else stored.newbyteorder("=")
         file.require(offset, math.prod(shape) * stored.itemsize)
@@ -139,7 +139,7 @@ class Entry:
         return array
 
     def read_part(self, index: Index) -> np.ndarray:
-        """A part of the array, as an array of its own; no more is read, where that can be."""
+        """Reads a part of the array as a new array, without the rest if possible."""
         with refuse_damaged(self._where, self._kind):
             if self._part is None:
                 return np.array(self._checked(self._read())[index])
@@ -147,7 +147,7 @@ class Entry:
 
     @property
     def in_parts(self) -> bool:
-        """Whether a part can be read without the rest; what is packed is unpacked as a whole."""
+        """Whether a part can be read without the rest; packed arrays are unpacked whole."""
         return self._part is not None
 
     def __repr__(self) -> str:
@@ -190,12 +190,12 @@ class Source:
         self._closing = contextlib.ExitStack()
 
     def closing(self, opened: contextlib.ExitStack) -> Self:
-        """Takes over what must be closed with this source."""
+        """Closes `opened` together with this source."""
         self._closing = opened
         return self
 
     def close(self) -> None:
-        """Closes the files; arrays that were read stay as they are."""
+        """Closes the files; arrays that were read stay valid."""
         self._closing.close()
 
     def __enter__(self) -> Self:

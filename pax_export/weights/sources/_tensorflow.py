@@ -58,7 +58,7 @@ def in_folder(path: Path) -> Path | None:
 
 
 def of_prefix(path: Path) -> Path | None:
-    """The index of a checkpoint whose name without an ending was given, as TensorFlow does."""
+    """Returns the index of a checkpoint given by its prefix, as in TensorFlow."""
     index = path.with_name(f"{path.name}{_INDEX}")
     return index if not path.exists() and index.is_file() else None
 
@@ -105,7 +105,7 @@ def _count_shards(header: Message) -> int:
 
 
 class _Shards:
-    """The files of numbers beside an index."""
+    """The data files of an index."""
 
     def __init__(self, index: InputFile, count: int):
         self._index, self._count = index, count
@@ -183,7 +183,7 @@ def _keys_by_name(saved: dict[str, SavedTensor], names: list[tuple[str, str]]) -
 def _tied_names(
     names: list[tuple[str, str]], found: dict[str, str], saved: dict[str, SavedTensor]
 ) -> dict[str, str]:
-    """One variable that an export holds twice: its key -> its name."""
+    """Returns variables that an export stores twice: key -> name."""
     given = {key: name for key, name in names if name in found}
     return {
         name: given[key]
@@ -193,7 +193,7 @@ def _tied_names(
 
 
 def _note_of_key(key: str) -> str:
-    """Of what no net is made; an optimizer also lists the net's own variables."""
+    """Returns the note of a variable that belongs to no net; optimizers also list the net's own."""
     if "/.OPTIMIZER_SLOT/" in key or re.search(r"(^|/)optimizer/(?!_trainable_)", key):
         return "optimizer"
     return "metric" if "keras_api/metrics/" in key else ""

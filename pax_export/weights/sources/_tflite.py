@@ -50,7 +50,7 @@ def read(file: InputFile) -> Source:
 
 
 class _TfliteTensor:
-    """What a model says of an array, and where its bytes are."""
+    """The description of an array in a model, and the place of its bytes."""
 
     def __init__(self, table: FlatTable, buffers: list[FlatTable]):
         number = table.number(_BUFFER, "<I")

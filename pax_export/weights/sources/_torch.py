@@ -50,7 +50,7 @@ def _read_archive(file: InputFile, archive: ZipArchive) -> Source:
         _require_little(file.where, archive.read(f"{root}byteorder", 100) == b"little")
     tree = _load_pickle(file.where, archive, f"{root}{_PICKLE}")
     found = _make_source(file, tree, ZipStorages(archive, f"{root}data/"))
-    if f"{root}constants.pkl" in archive:  # what TorchScript's code names CONSTANTS.c0
+    if f"{root}constants.pkl" in archive:  # named CONSTANTS.c0 in TorchScript's code
         tree = _load_pickle(file.where, archive, f"{root}constants.pkl")
         constants = ZipStorages(archive, f"{root}constants/")
         found.entries |= _make_source(file, tree, constants, "CONSTANTS.c").entries

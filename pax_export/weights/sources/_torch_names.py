@@ -35,7 +35,7 @@ STORAGES = {
 
 @dataclass(frozen=True)
 class Storage:
-    """Where numbers lie: under this key in the file, `begin` of them behind its first."""
+    """A storage of numbers: its key in the file, and an offset of `begin` elements."""
 
     key: str
     dtype: np.dtype
@@ -56,7 +56,7 @@ class TorchTensor:
 
 
 def known_global(module: str, name: str) -> Global | None:
-    """What a name stands for; None for all that is no data."""
+    """Returns the value of a global name; None if it is not data."""
     full = f"{module}.{name}"
     if module == "__torch__" or module.startswith("__torch__."):
         return Global(full, lambda *_: Instance())  # a class of TorchScript: its attributes
@@ -185,7 +185,7 @@ _NUMBERS = "biufc"
 
 
 def _known_of_numpy(module: str, name: str) -> Global | None:
-    """What a name stands for; None for all that is not an array and no number."""
+    """Returns the value of a global name of numpy; None if it is not an array or a number."""
     full = f"{module}.{name}"
     if full == "_codecs.encode":
         return Global(full, _encode_bytes)
@@ -212,7 +212,7 @@ class PickledDtype(Buildable):
 
 
 class PickledArray(Buildable):
-    """An array, whose shape and numbers come after it."""
+    """An array whose shape and data follow later in the pickle."""
 
     def __init__(self, *_: object):
         self.array: np.ndarray | None = None

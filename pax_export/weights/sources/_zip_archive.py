@@ -11,7 +11,7 @@ import numpy as np
 from pax_export.weights import _checksums
 from pax_export.weights._binary_file import BinaryFile
 
-#: No array that is worth keeping is packed so tightly, beyond what any machine has room for.
+# #: Limit of the compression ratio: no useful array is packed more tightly.
 _MOST_UNPACKED, _MOST_TIMES = 1 << 28, 100
 _LOCAL_HEADER = 30
 _MOST_MEMBERS = 1_000_000
@@ -78,7 +78,7 @@ class ZipArchive:
         return content
 
     def place(self, name: str) -> int | None:
-        """Where the bytes of a member begin in the file, if they stand there as they are."""
+        """Returns the offset of an uncompressed member, or None."""
         info = self._members[name]
         size = self.size(name)
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
