@@ -22,7 +22,7 @@ from pax_export.nets._layer_kind import LayerKind
 from pax_export.nets._resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152, ResNet200
 from pax_export.nets._transformer import DenseBlock, Transformer
 
-# What is imported and not listed is for other rooms of the package.
+# Names that are imported but not in `__all__` are for other packages of pax_export.
 __all__ = [
     "Decoder",
     "DecoderCache",

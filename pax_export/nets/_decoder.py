@@ -126,8 +126,8 @@ class Decoder(Module):
     def from_gguf(cls, path: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
         """Loads a GGUF file of llama.cpp.
 
-        Quantized weights are dequantized one leaf at a time, so at most one leaf is in memory
-        beside the net.
+        Quantized weights are dequantized one leaf at a time, so at most one leaf is in memory in
+        addition to the net.
 
         Args:
             path: the path of the file; see `DecoderConfig.from_gguf` for supported models.
@@ -380,7 +380,7 @@ class Decoder(Module):
                 heads, after = reading.attend(attention, x, kinds[place], index, stores)
                 return heads
 
-            # What a policy makes wider in a layer stays as it was between the layers.
+            # Arrays that a policy widens inside a layer keep their dtype between layers.
             return layer(h, attend).astype(h.dtype), after
 
         def of_list(layers: Any, h: Any, stores: tuple, group: Any) -> tuple:
@@ -512,11 +512,11 @@ class Decoder(Module):
 
 @partial(jax.jit, static_argnames="last_only", inline=True)
 def _compiled_call(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_only: bool) -> Any:
-    # By itself a call would compile its loop anew each time; within a program this is not there.
+    # Called directly, this would recompile its loop each time; within a program it does not exist.
     if not on_explicit_mesh((lm, tokens, cache)):
         return lm._read(tokens, counts, cache, last_only)
     # On Explicit axes jax cannot go over layers that are split along their number, nor turn halves
-    # of heads that are split.  A cache lies afterwards as it did.
+    # of split heads.  The layout of the cache is restored afterwards.
     operands, treedef = tree_flatten((lm, tokens, counts, cache))
 
     def read(*operands: Any) -> tuple:

@@ -48,11 +48,11 @@ class UncachedCall:
         return self._angles[base, scaling]
 
     def not_read(self, tokens: Array, counts: PyTree) -> jax.Array:
-        """``[batch]``: rows with a token of no vocabulary, or one for which there is no place.
+        """``[batch]``: rows with a token outside of the vocabulary, or without a position.
 
         Args:
             tokens: ``[batch, length]``.
-            counts: ``[batch]``: how many of the tokens of each row count.
+            counts: ``[batch]``: the number of valid tokens per row.
         """
         ids = tokens.astype(jnp.promote_types(tokens.dtype, jnp.int32))
         outside = (ids < 0) | (ids >= self.config.vocab_size) | self._has_no_place()
@@ -65,7 +65,7 @@ class UncachedCall:
         return self.positions >= self.config.max_positions
 
     def after(self, stores: Stores, counts: object) -> DecoderCache | None:
-        """The cache after the call, if there is one."""
+        """Returns the cache after the call, or None."""
         return None
 
     def rolls(self, kind: LayerKind) -> bool:
@@ -77,7 +77,7 @@ class UncachedCall:
         return attention.project(x, self.angles(kind), self.config.rotary_pairing)
 
     def bias(self, places: object) -> Any:
-        """What is added to the logits, for keys at these positions, or None."""
+        """Returns the bias added to the logits for keys at these positions, or None."""
         if self.config.positions != "alibi":
             return None
         return alibi_bias(alibi_slopes(self.config.num_heads), places, self.positions)
@@ -135,7 +135,7 @@ class CachedReading(UncachedCall):
         first = 2 if self.rolls(kind) else 0
         pair = stores[first : first + 2]
         places, mask, bias = self._seen(kind)
-        # In a circle, what several tokens write may be what the first of them still sees.
+        # In a ring buffer, later tokens of the call may overwrite keys that earlier ones attend to.
         several = self.rolls(kind) and not _is_one(self.length)
         seen = [read_store(store, index, query.dtype) for store in pair] if several else []
         pair = tuple([write_store(s, index, places, new) for s, new in zip(pair, (key, value))])
@@ -174,7 +174,7 @@ class CachedReading(UncachedCall):
         size = places_of(self.cache.window_keys)
         places = jnp.where(self.counted & self._last, self.positions % size, size)
         slots = jnp.arange(size, dtype=jnp.int32)[None, :]
-        # A slot holds the last position that fell on it; a negative one, none.
+        # A slot has the last position written to it; negative: empty.
         newest = self.positions if _is_one(self.length) else self.start - 1
         held = newest - (newest - slots) % size
         if not _is_one(self.length):
@@ -186,7 +186,7 @@ def _is_one(length: object) -> bool:
     return isinstance(length, int) and length == 1
 
 
-#: What is compiled beside the whole room: a quarter and a half of it.
+# #: Fractions of the length that are compiled in addition to the whole: a quarter and a half.
 _PARTS = (4, 2)
 #: Fewer places are attended to in a moment, and a program of their own is not worth its compiling.
 _LEAST = 128
@@ -204,7 +204,7 @@ class FilledPlaces:
         self._chosen = sum(passed, jnp.zeros((), jnp.int32))
 
     def attended(self, attend: Callable[[int | None], jax.Array]) -> jax.Array:
-        """What ``attend(count)`` gives for the first ``count`` places; None is all of them."""
+        """Returns ``attend(count)`` for the first ``count`` positions; None: all positions."""
         if not self.parts:
             return attend(None)
         branches = [lambda count=count: attend(count) for count in (*self.parts, None)]
@@ -214,7 +214,7 @@ class FilledPlaces:
 
 
 def parts_of(room: object) -> tuple[int, ...]:
-    """To how many places attention is compiled beside the whole room, from the fewest on."""
+    """Returns the lengths for which attention is compiled besides the whole, in ascending order."""
     if not isinstance(room, int):
         return ()
     return tuple(room // part for part in _PARTS if room // part >= _LEAST)

@@ -63,8 +63,8 @@ class DecoderCache:
     Layers with a sliding window have ring buffers of the size of the window, unless the cache was
     created with ``rolling=False``.
 
-    The layers are in one array, or in a tuple of arrays; `stacked` and `listed` convert between
-    the two.  A `Decoder` accepts both, and returns the form that it is given.
+    The layers are in one array, or in a tuple of arrays; `stacked` and `listed` convert between the
+    two. A `Decoder` accepts both, and returns the form of its input.
 
     Attributes:
         keys: ``[layers, batch, max_length, kv_heads, head_size]``, or an `Int8Store`; or a tuple of
@@ -73,7 +73,7 @@ class DecoderCache:
         window_keys: ``[windowed layers, batch, window, kv_heads, head_size]``, or None.
         window_values: as `window_keys`.
         lengths: ``[batch]`` of int32, the number of tokens in each row.  A length above
-            `max_length` means that tokens were lost.
+            `max_length` means that tokens were dropped.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -211,7 +211,7 @@ def _list_store(store: Store) -> Store:
     if store is None or isinstance(store, tuple):
         return store
     count = _array_of_store(store).shape[0]
-    # Of no layers an array stays, which says for how many tokens there would be room.
+    # Without layers the array remains, because its shape has the length of the cache.
     each = tuple(jax.tree.map(lambda x: x[i], store) for i in range(count))  # noqa: B023
     return each or store
 
@@ -223,7 +223,7 @@ def _stack_store(store: Store) -> Store:
 
 
 def new_store(shape: tuple, dtype: DTypeLike, listed: bool = False) -> Store:
-    """A store of zeros, whose first axis is that of layers; of int8 it has scales."""
+    """Creates a zero array, whose first axis is that of layers; int8 arrays have scales."""
     if listed and shape[0]:
         return tuple(new_store(shape[1:], dtype) for _ in range(shape[0]))
     if jnp.dtype(dtype) == jnp.int8:

@@ -124,7 +124,7 @@ class DecoderConfig:
         if self.positions == "rotary":
             for own, scaled in {(kind.rotary_base, kind.scaled) for kind in self.kinds}:
                 base = self.rotary_base if own is None else own
-                if base != 0:  # which turns nothing
+                if base != 0:  # a rotation by zero
                     scaling = self.rotary_scaling if scaled else None
                     check_frequencies(turned, base, scaling, "DecoderConfig.rotary_base")
         if not 1 <= len(self.kinds) <= self.num_layers:

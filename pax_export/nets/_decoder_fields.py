@@ -53,7 +53,7 @@ class Fields:
                 raise unsupported_error(self, name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A value; the default if there is none, or null."""
+        """Returns a value, or the default if it is missing or null."""
         value = self._value(name)
         if isinstance(value, numbers.Integral) and abs(int(value)) > _LARGEST:
             raise self._too_large(name, value, "a size")
@@ -74,21 +74,21 @@ class Fields:
         return value
 
     def layers(self, name: str) -> int:
-        """How many layers there are."""
+        """Returns the number of layers."""
         count = self.size(name)
         if count > _MOST_LAYERS:
             raise self._too_large(name, count, "a size")
         return count
 
     def size(self, name: str) -> int:
-        """An integer of one or more; it must be there."""
+        """Returns a required integer of one or more."""
         value = self.need(name)
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
             raise self.wrong(name, "an integer of 1 or more")
         return int(value)
 
     def optional_size(self, name: str) -> int | None:
-        """The same, or None if there is none."""
+        """Like `size`, or None if it is missing."""
         return None if self.get(name) is None else self.size(name)
 
     def number(self, name: str, zero: bool = False) -> float:
@@ -103,7 +103,7 @@ class Fields:
         return number
 
     def optional(self, name: str, zero: bool = False) -> float | None:
-        """The same, or None if there is none."""
+        """Like `number`, or None if it is missing."""
         return None if self.get(name) is None else self.number(name, zero)
 
     def flag(self, name: str) -> bool:
@@ -114,7 +114,7 @@ class Fields:
         return bool(value)
 
     def sizes(self, names: Mapping[str, str], optional: Set[str]) -> dict[str, Any]:
-        """Fields of a DecoderConfig by the keys that hold them; the optional ones have defaults."""
+        """Reads fields of a DecoderConfig from the given keys; optional ones have defaults."""
         readers = {"num_layers": self.layers, "tied": self.flag,
                    "norm_eps": lambda key: self.number(key, zero=True)}  # fmt: skip
         found: dict[str, Any] = {}
@@ -126,7 +126,7 @@ class Fields:
         return found | {n: default for n, default in defaults.items() if found.get(n) is None}
 
     def part(self, name: str) -> Mapping[str, Any]:
-        """What is a mapping itself; an empty one if there is none."""
+        """Returns a value that is itself a mapping; an empty one if it is missing."""
         value = self.get(name, {})
         if not isinstance(value, Mapping):
             raise self.wrong(name, "keys and values")
@@ -181,7 +181,7 @@ def short_repr(value: object) -> str:
 
 
 def require_mapping(values: object, where: str) -> Mapping[str, Any]:
-    """Keys and values, and nothing else."""
+    """Requires a mapping."""
     if isinstance(values, Mapping):
         return values
     raise InvalidArgumentTypeError(

@@ -20,7 +20,7 @@ _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 
 
 def _keys_of(metadata: Mapping[str, Any], family: str) -> Fields:
-    """The keys of one architecture, without its name before them; others say no function."""
+    """Returns the keys of one architecture without its prefix."""
     own = {
         key.removeprefix(f"{family}."): value
         for key, value in metadata.items()
@@ -69,12 +69,12 @@ def _read_sizes(keys: Fields, family: str) -> dict[str, Any]:
         if not isinstance(words, Sized):
             raise keys.wrong("tokenizer.ggml.tokens", "a list of words")
         tokens = len(words)
-    # Tied, unless there is a tensor ``output.weight``.
+    # Tied, unless the file has a tensor ``output.weight``.
     return {**found, "family": family, "vocab_size": tokens, "tied": True}
 
 
 def _read_rope(keys: Fields, head_size: int) -> dict[str, Any]:
-    # Files of Llama keep neighbors beside each other; their weights are put in halves when read.
+    # Files of Llama pair neighboring channels; their weights are reordered to halves when read.
     found: dict[str, Any] = {"rotary_base": keys.number("rope.freq_base")}
     size = keys.optional_size("rope.dimension_count")
     if size not in (None, head_size):
@@ -82,7 +82,7 @@ def _read_rope(keys: Fields, head_size: int) -> dict[str, Any]:
     kind = keys.get("rope.scaling.type")
     if kind not in ("none", "linear", "yarn"):
         raise unsupported_error(keys, "rope.scaling.type")
-    # 0 says that there is none, and so does "none" whatever the factor is.
+    # 0 and "none" both mean no scaling, whatever the factor is.
     named = [
         keys.optional(f"rope.{name}", zero=True) for name in ("scaling.factor", "scale_linear")
     ]
@@ -115,5 +115,5 @@ def _of_gemma(keys: Fields, family: str, found: dict[str, Any]) -> dict[str, Any
     if family == "gemma2":
         own["attention_softcap"] = keys.number("attn_logit_softcapping")
     own["logit_softcap"] = keys.optional("final_logit_softcapping")
-    # The one that is added to the scales of norms is in the weights of these files.
+    # In these files the scales of norms already include the added one.
     return own | {"kinds": shortest_pattern(kinds), "post_norms": True, "norm_offset": 0.0}

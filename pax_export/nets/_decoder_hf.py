@@ -35,10 +35,10 @@ def fields_of_hf(config: Mapping[str, Any]) -> Found:
     """See `DecoderConfig.from_hf`."""
     config, where = require_mapping(config, "config.json"), "config.json"
     family = config.get("model_type")
-    if family == "gemma3":  # of text and images: the language model is a part of it
+    if family == "gemma3":  # a model of text and images, which contains the language model
         whole = Fields(config, where, GEMMA3)
         text = whole.part("text_config")
-        # The whole has the head, and gives its logits as they are.
+        # The whole model has the head, and does not change its logits.
         config = {**text, "tie_word_embeddings": whole.flag("tie_word_embeddings")}
         family, where = text.get("model_type", "gemma3_text"), f"{where}: text_config"
         cap = config.pop("final_logit_softcapping", None)
@@ -94,7 +94,7 @@ def _kinds_of_qwen(fields: Fields) -> tuple[LayerKind, ...]:
 
 def _gemma(fields: Fields) -> Found:
     word = fields.get("hidden_act")
-    # The first files of Gemma say "gelu", and mean its approximation by tanh.
+    # The first files of Gemma have "gelu", but use its approximation by tanh.
     activation = "gelu_tanh" if word == "gelu" else _read_activation(fields, "hidden_act")
     _require_same_activation(fields, "hidden_activation", activation)
     return _common_fields(fields, "gemma", activation) | _read_biases(fields) | _of_gemma(fields)
@@ -131,7 +131,7 @@ def _gemma3(fields: Fields) -> Found:
 
 
 def _with_post_norms(fields: Fields, family: str) -> Found:
-    """What Gemma 2 and 3 have in common."""
+    """Returns the fields that Gemma 2 and 3 share."""
     activation = _read_activation(fields, "hidden_activation")
     _require_same_activation(fields, "hidden_act", activation)
     return {
@@ -174,7 +174,7 @@ _FAMILIES: dict[str, Callable[[Fields], Found]] = {
 
 
 def _common_fields(fields: Fields, family: str, activation: str | None = None) -> Found:
-    """What the families of Llama, Qwen and Gemma have in common."""
+    """Returns the fields that the families of Llama, Qwen and Gemma share."""
     sizes = fields.sizes(HF_NAMES, OPTIONAL)
     base, scaling = (None, None) if family == "gemma3" else _read_rope(fields)
     return {
@@ -300,6 +300,6 @@ def _read_activation(fields: Fields, name: str) -> str:
 
 
 def _require_same_activation(fields: Fields, name: str, activation: str) -> None:
-    """Refuses a second key about the activation that says another one."""
+    """Refuses a second key for the activation with a different value."""
     if fields.get(name) is not None and _read_activation(fields, name) != activation:
         raise unsupported_error(fields, name)

@@ -1,7 +1,7 @@
 """Configuration keys of each model family: read, fixed or ignored.
 
-The defaults of a ``config.json`` are those of the configuration classes of transformers.  What
-reads a key gives it a meaning; what is in none of these tables is refused by name.
+The defaults of a ``config.json`` are those of the configuration classes of transformers. Keys in
+none of these tables are refused by name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OPTIONAL = frozenset(
 
 # --- config.json ----------------------------------------------------------------------------
 
-# Where a file comes from, training, tokens, generation and what a call returns.
+# Origin of the file, training, tokens, generation, and outputs of a call.
 _IGNORED = frozenset(
     """
     model_type architectures auto_map _name_or_path name_or_path _commit_hash transformers_version
@@ -62,7 +62,7 @@ _IGNORED = frozenset(
     return_dict_in_generate suppress_tokens target_lookbehind temperature top_k top_p typical_p
     """.split()
 )
-# What other models choose otherwise, and a Decoder does by one value.
+# Settings that have only one supported value.
 _FIXED: dict[str, tuple] = {
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
@@ -76,7 +76,7 @@ _FIXED: dict[str, tuple] = {
     "quantization": (),
 }
 _ROPE = {"rope_theta": 10000.0, "rope_scaling": None, "rope_parameters": None}
-# Whether there are biases, the arrays of a file say where the configuration does not.
+# Where the configuration does not say whether there are biases, the arrays of the file do.
 _BIASES = ("attention_bias", "mlp_bias", "qkv_bias")
 
 
@@ -161,7 +161,7 @@ HF = {
     ),
 }  # fmt: skip
 
-# A model of text and images: its language model is a part of it.
+# A model of text and images, which contains the language model.
 GEMMA3 = Keys(
     {"text_config": None, "tie_word_embeddings": True},
     _FIXED,
@@ -186,7 +186,7 @@ _ROPES: dict[str, dict[str, Any]] = {
         "truncate": True,
     },
 }  # fmt: skip
-# How a rotary embedding is scaled, by its kind; a key of another kind says nothing.
+# Kinds of rotary scaling, and their keys; other keys are ignored.
 ROPES = {
     kind: Keys(
         _ROPE_KEYS | own,

@@ -54,7 +54,7 @@ class DecoderLayer(Module):
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
-        # The variance of what is added stays that of one layer, as in GPT-2.
+        # The variance added to the residual stream stays that of one layer, as in GPT-2.
         w_init = variance_scaling(1.0)
         self.attention_norm = norm_of(config)
         self.attention = GroupedQueryAttention(
@@ -79,7 +79,7 @@ class DecoderLayer(Module):
 
         Args:
             h: ``[batch, length, dim]``.
-            attend: a function of the attention layer and its input that gives the heads,
+            attend: a function of the attention layer and its input that returns the heads,
                 ``[batch, length, num_heads, head_size]``.
 
         Returns:

@@ -34,7 +34,7 @@ from pax_export.weights import Source, open_source
 
 _LARGEST_CONFIG = 1 << 24  # bytes
 
-# Tables that others keep beside the weights, and parts that are no language model.
+# Tables stored with the weights, and parts that do not belong to the language model.
 _IGNORED = re.compile(
     r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^rope_freqs\.weight$|rope_factors_\w+\.weight$"
     r"|^(model\.)?(vision_tower|multi_modal_projector|vision_model)\."
@@ -86,7 +86,7 @@ def decoder_of_folder(
 def _with_generation(
     config: DecoderConfig, path: Path, described: dict[str, Any] | None
 ) -> DecoderConfig:
-    """The configuration with what the folder says of texts, unless it says so itself."""
+    """Adds the folder's generation settings to the configuration, unless it has its own."""
     if config.generation != GenerationDefaults():
         return config
     if path.exists():
@@ -228,7 +228,7 @@ def _as_leaf(array: np.ndarray, dtype: DTypeLike) -> jax.Array:
 def _check_names(
     source: Source, places: list[_LeafSource], config: DecoderConfig, used: set
 ) -> None:
-    """Nothing is missing, and nothing is left that would change what the net computes."""
+    """Raises if arrays are missing, or if unused ones would change the function of the net."""
     for place in places:
         for name in place.names(config.num_layers):
             if name not in source.entries:

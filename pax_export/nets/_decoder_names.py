@@ -48,7 +48,7 @@ def pieces_of_hf(config: DecoderConfig, names: Iterable[str]) -> Pieces:
     """Where the files of transformers keep the leaves; names begin as those of this file do."""
     names, is_gpt2 = list(names), config.family == "gpt2"
     ending = "wte.weight" if is_gpt2 else "embed_tokens.weight"
-    # What stands before the names of the language model: nothing, ``model.`` and others.
+    # Prefixes of the names of the language model: none, ``model.`` and others.
     found = [name.removesuffix(ending) for name in names if name.endswith(ending)]
     start = min(found, key=len, default="model.")
     heads = [name for name in names if name.endswith("lm_head.weight") and not is_gpt2]

@@ -1,4 +1,4 @@
-"""A call of a Decoder over keys and values that another program keeps, as runtimes of others do."""
+"""A call of a Decoder over keys and values in external storage, as in language-model runtimes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import seen_in_order
 from pax_export.nets._layer_kind import LayerKind
 
-#: The store of one layer, ``[batch, kv_heads, places, head_size]``, with new vectors in it.
+# #: Writes new vectors into the store of one layer, ``[batch, kv_heads, places, head_size]``.
 Put = Callable[[Any, Any], Any]
 
 
 class PlacedReading(UncachedCall):
-    """A call that puts keys and values into each layer's stores, then reads all of them.
+    """A call that writes keys and values to each layer's stores, then attends to all of them.
 
     Args:
         config: the configuration of the net.
-        positions: of the tokens, ``[batch, length]``.
-        held: positions in the stores after the call, ``[batch, places]``; negative ones are empty.
-        put: stores new vectors, both ``[batch, kv_heads, places, head_size]``.
+        positions: the positions of the tokens, ``[batch, length]``.
+        held: the positions in the stores after the call, ``[batch, places]``; negative: empty.
+        put: writes new vectors to a store, both ``[batch, kv_heads, places, head_size]``.
     """
 
     def __init__(self, config: DecoderConfig, positions: Array, held: Array, put: Put):

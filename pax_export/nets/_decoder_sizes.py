@@ -18,7 +18,7 @@ _MOST = np.iinfo(np.int32).max
 
 
 def weight_dtype(value: object, where: str) -> np.dtype | None:
-    """The dtype of weights; None for what they have."""
+    """Returns a floating dtype for the weights; None keeps theirs."""
     dtype = None if value is None else _to_dtype(value)
     if dtype is None or jnp.issubdtype(dtype, jnp.floating):
         return dtype
@@ -44,7 +44,7 @@ def cache_dtype(value: object, where: str, name: str = "dtype") -> np.dtype:
 
 
 def _to_dtype(value: PyTree) -> np.dtype:
-    if type(value).__module__ == "torch":  # whose dtypes have the names of numpy's
+    if type(value).__module__ == "torch":  # torch's dtypes have the names of numpy's
         value = str(value).removeprefix("torch.")
     try:
         return jnp.dtype(value)
@@ -53,7 +53,7 @@ def _to_dtype(value: PyTree) -> np.dtype:
 
 
 def require_integers(value: object, what: str, where: str) -> Any:
-    """An array of integers, of whatever jax makes one."""
+    """Converts a value to an array of integers."""
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError, OverflowError):  # words, None, or lists of different lengths
@@ -83,7 +83,7 @@ def _is_cut(value: np.ndarray, dtype: np.dtype) -> bool:
 
 
 def check_ids(tokens: Array, lengths: Array | None, size: int | None, where: str) -> None:
-    """Raises for invalid tokens in the first `lengths` of each row, if their values are known."""
+    """Raises for invalid tokens in the first `lengths` of each row, if values are concrete."""
     for each in (tokens, lengths):
         if is_tracer(each) or (isinstance(each, jax.Array) and not each.is_fully_addressable):
             return
@@ -121,6 +121,6 @@ def cache_size(value: object, name: str) -> Any:
 
 
 def _has_name(size: Any) -> bool:
-    from jax import export  # which a program without such sizes has no need of
+    from jax import export  # which programs without symbolic sizes do not need
 
     return export.is_symbolic_dim(size)

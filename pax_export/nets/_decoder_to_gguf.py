@@ -1,4 +1,4 @@
-"""What a DecoderConfig is in the metadata of a GGUF file: `DecoderConfig.from_gguf` undone."""
+"""Converts a DecoderConfig to GGUF metadata: the inverse of `DecoderConfig.from_gguf`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pax_export.nn import RotaryScaling, rotary_frequencies
 #: The architectures of llama.cpp, by our families where another one has the same net.
 _NAMES = {"mistral": "llama"}
 _KNOWN = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2")
-#: Those whose queries are as wide as the net, by llama.cpp.
+# #: Architectures of llama.cpp whose queries are as wide as the net.
 _SQUARE = ("qwen2", "gpt2")
 TITLE = "llama.cpp"
 
@@ -32,7 +32,7 @@ def config_of_gguf(config: DecoderConfig) -> DecoderConfig:
 
 
 def gguf_metadata(config: DecoderConfig, where: str) -> dict[str, Any]:
-    """The architecture's keys for a GGUF file.
+    """Returns the architecture's keys for a GGUF file.
 
     Raises:
         InvalidArgumentError: llama.cpp has no such architecture.
@@ -45,7 +45,7 @@ def gguf_metadata(config: DecoderConfig, where: str) -> dict[str, Any]:
         back = DecoderConfig.from_gguf({**made, **own})
     except InvalidArgumentError as error:
         raise no_such_net_error(config, TITLE, where, str(error.got)) from error
-    # What the tensors of a file say.
+    # Stored with the tensors of a file.
     said = ("tied", "vocab_size", "projection_bias", "output_bias")
     back = dataclasses.replace(back, **{name: getattr(config, name) for name in said})
     table = config.rotary_scaling

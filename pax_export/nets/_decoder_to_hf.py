@@ -1,4 +1,4 @@
-"""What a DecoderConfig is in a ``config.json`` of transformers: `DecoderConfig.from_hf` undone."""
+"""Converts a DecoderConfig to a ``config.json``: the inverse of `DecoderConfig.from_hf`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CLASSES = {
 _HEADS = {"gpt2": "LMHeadModel"}
 _WORDS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 _GPT2_WORDS = {"gelu_tanh": "gelu_new"}
-#: What says nothing of the function; the kinds are compared layer by layer.
+# #: Fields that do not change the function; layer kinds are compared layer by layer.
 _UNSEEN = ("generation", "implementation", "rotary_pairing", "family", "kinds")
 
 
@@ -39,7 +39,7 @@ def config_of_hf(config: DecoderConfig) -> DecoderConfig:
 
 
 def hf_config(config: DecoderConfig, where: str) -> dict[str, Any]:
-    """The content of ``config.json``.
+    """Returns the content of ``config.json``.
 
     Raises:
         InvalidArgumentError: transformers has no such architecture.
@@ -62,7 +62,7 @@ def hf_pieces(config: DecoderConfig) -> Pieces:
 
 
 def check_same(meant: DecoderConfig, back: DecoderConfig, title: str, where: str) -> None:
-    """Refuses a configuration that a file of others does not hold: it comes back another one."""
+    """Refuses a configuration that does not survive the conversion and back."""
     names = [each.name for each in dataclasses.fields(meant) if each.name not in _UNSEEN]
     lost = [
         name
@@ -86,7 +86,7 @@ def _kind_as_computed(config: DecoderConfig, number: int) -> tuple:
 
 
 def _field_as_computed(config: DecoderConfig, name: str) -> object:
-    """A field, as it works where it says nothing."""
+    """Returns the effective value of a field."""
     if config.positions != "rotary" and name.startswith("rotary"):
         return None
     own = {"attention_scale": config.head_size**-0.5, "rotary_size": config.head_size}
@@ -202,16 +202,16 @@ _Part = tuple[SourceArray, Any, int | None, float]
 
 
 class WrittenTensor(NamedTuple):
-    """A tensor of a file, whose numbers are made when they are asked for.
+    """A tensor of a file, with data computed on demand.
 
     Attributes:
-        name: in the file.
-        shape: of the numbers.
-        dtype: of the numbers.
-        read: gives them; of a quantized tensor the integers, of 4 bits two in a byte.
-        form: what the integers of a quantized tensor mean; None of others.
-        scales: gives the scales of a quantized tensor.
-        zeros: gives the zero points of one whose scheme is asymmetric.
+        name: the name in the file.
+        shape: the shape of the data.
+        dtype: the dtype of the data.
+        read: returns the data; for a quantized tensor the integers, two 4-bit ones per byte.
+        form: the format of a quantized tensor; None for others.
+        scales: returns the scales of a quantized tensor.
+        zeros: returns the zero points, for an asymmetric scheme.
     """
 
     name: str
@@ -226,16 +226,16 @@ class WrittenTensor(NamedTuple):
 def file_tensors(
     lm: PyTree, pieces: Pieces, norm_shift: float = 0.0, where: str = "lm"
 ) -> list[WrittenTensor]:
-    """The tensors of a file that these pieces are read from.
+    """Returns the tensors of a file from which these pieces can be read.
 
     Args:
         lm: a `Decoder`.
-        pieces: where the file keeps each leaf.
-        norm_shift: what is added to the scales of norms.
-        where: for messages.
+        pieces: the pieces of each leaf in the file.
+        norm_shift: added to the scales of norms.
+        where: the place in error messages.
 
     Raises:
-        InvalidArgumentError: the net has a leaf that such files have not.
+        InvalidArgumentError: the net has a leaf that such files lack.
     """
     found: dict[str, list[_Part]] = {}
     leaves, _ = tree_flatten_with_path(lm, is_leaf=lambda each: isinstance(each, ArrayLike))

@@ -11,7 +11,7 @@ class LayerKind:
 
     Attributes:
         window: the number of positions that a query attends to, including its own; None for all
-            previous ones.
+            earlier ones.
         rotary_base: the base of the rotary embedding; None for that of the configuration, 0 for
             no rotation.
         scaled: whether the rotary scaling of the configuration applies.
@@ -30,7 +30,7 @@ class LayerKind:
 
 def shortest_pattern(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
     """Returns the shortest pattern that repeats to these kinds, in linear time."""
-    # Of what stands before each place: how much of the beginning it ends in (Morris and Pratt).
+    # For each prefix, the length of its longest border (Morris and Pratt).
     ends = [0] * len(kinds)
     for i in range(1, len(kinds)):
         length = ends[i - 1]

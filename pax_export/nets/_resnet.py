@@ -124,7 +124,7 @@ class ResNet(Module):
         self.logits = Linear(**{"in_dim": channels, **logits}, name="fc")
 
     def _groups(self, in_channels: int) -> tuple[list[BlockGroup], int]:
-        """The groups, and how many channels the last one gives."""
+        """Returns the groups, and the number of output channels of the last one."""
         steps_of, width = (_bottleneck_steps, 256) if self.bottleneck else (_basic_steps, 64)
         groups = []
         for index, count in enumerate(self.blocks_per_group):

@@ -1,8 +1,8 @@
 """Checks and normalizes arguments of layers.
 
-Layers keep tuples and plain Python numbers: static data that cannot change is fast to flatten,
-and two layers built from ``2`` and ``np.int64(2)`` have equal treedefs.  ``where`` is the place
-that the message names, ``Linear.in_dim`` for example.
+Layers keep tuples and plain Python numbers: static data that cannot change is fast to flatten, and
+two layers built from ``2`` and ``np.int64(2)`` have equal treedefs. ``where`` is the place in error
+messages, for example ``Linear.in_dim``.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def wide(dtype: DTypeLike) -> Any:
 
 
 def cast(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """``x.astype(dtype)``, which takes time in a trace even where it changes nothing."""
+    """``x.astype(dtype)``, skipped if it changes nothing, because it takes time in a trace."""
     return x if x.dtype == dtype and not x.weak_type else x.astype(dtype)
 
 
@@ -151,7 +151,7 @@ def with_one_batch_axis(
 
 
 def require_batch_axis(x: jax.Array, form: str, layer: Module) -> None:
-    """Raises for a number, and in programs of PAX, whose layers refuse it, for one example."""
+    """Raises for a scalar; in programs of PAX also for a single example, as PAX does."""
     if x.ndim == 0 or runs_pax_programs():
         raise InvalidArgumentError(
             f"The input must have the form {form}.",

@@ -16,8 +16,8 @@ from pax_export.nn._explicit import explicit_mesh, joined, spec_of, under_auto_a
 from pax_export.nn._initializers import variance_scaling
 from pax_export.nn._linear import Linear
 
-# What a hidden logit becomes: small enough that its weight is 0, and finite, so
-# that a row with nothing to attend to gives a mean and not NaN.
+# The logit of a masked key: small enough for a weight of 0, and finite, so that a row whose keys
+# are all masked gets a mean and not NaN.
 _LOWEST = -1e30
 
 
@@ -27,12 +27,12 @@ class MultiHeadAttention(Module):
     Each head weighs the projected values by ``softmax(query · key / sqrt(key_size))``.
 
     Args:
-        num_heads: how many heads.
+        num_heads: the number of heads.
         key_size: the size of query, key and value of one head.
         w_init_scale: the initial weights have variance ``w_init_scale / model_size``.
 
     Attributes:
-        value_size: the same as ``key_size``.
+        value_size: equal to ``key_size``.
         model_size: ``num_heads * key_size``.
         query_projection: a `Linear` of width ``model_size``.
         key_projection: the same.
@@ -74,8 +74,8 @@ class MultiHeadAttention(Module):
             query: ``[..., t, model_size]``.
             key: ``[..., T, model_size]``.
             value: ``[..., T, model_size]``.
-            mask: broadcasts to ``[..., num_heads, t, T]``; where it is False or 0, a query does
-                not see a key.  A query that sees none gets the mean of all values.
+            mask: broadcasts to ``[..., num_heads, t, T]``; where it is False or 0, a query does not
+                attend to a key.  A query whose keys are all masked gets the mean of all values.
 
         Returns:
             ``[..., t, model_size]``.
@@ -105,7 +105,7 @@ class MultiHeadAttention(Module):
         """``[..., t, model_size]`` as ``[..., t, num_heads, key_size]``."""
         return x.reshape((*x.shape[:-1], self.num_heads, self.key_size))
 
-    # One method, from product to softmax: what a method under a mixed-precision
+    # One method, from product to softmax: a method under a mixed-precision
     # policy returns is cast, and logits in float16 overflow.
     def _weights(self, query: jax.Array, key: jax.Array, mask: Array | None) -> jax.Array:
         """``[..., num_heads, t, T]``: how much each query takes of each value."""

@@ -46,11 +46,10 @@ class _BatchNorm(Module):
         self.ema_var = EMA(filled(shape, 1), self.decay_rate, debias=True)
 
     def __call__(self, x: Array) -> jax.Array:
-        """Normalises each channel.
+        """Normalizes each channel.
 
-        In train mode by mean and variance of this batch, whose moving averages
-        are kept; in eval mode by these averages, and nothing changes.
-        Statistics are computed in float32 at least.
+        Train mode uses mean and variance of the batch, and updates their moving averages; eval mode
+        uses these averages, and changes nothing. Statistics are computed in float32 at least.
 
         Args:
             x: ``[batch, *spatial, num_channels]``, or ``[batch, num_channels, *spatial]`` if
@@ -72,7 +71,7 @@ class _BatchNorm(Module):
             x = x.astype(jnp.float32)
         if not features_alone:
             return self._of_any_rank(x)
-        place = -2 if self.data_format.endswith("C") else -1  # one stands for the spatial axis
+        place = -2 if self.data_format.endswith("C") else -1  # 1 for the spatial axis
         return jnp.squeeze(self._of_any_rank(jnp.expand_dims(x, place)), place)
 
     def _of_any_rank(self, x: jax.Array) -> jax.Array:
@@ -154,7 +153,7 @@ class _BatchNorm(Module):
 class BatchNorm1D(_BatchNorm):
     """Batch normalization of inputs with one spatial axis, or of features alone.
 
-    Of an input ``[batch, num_channels]`` it takes the statistics over the batch.
+    For an input ``[batch, num_channels]``, statistics are over the batch.
 
     Args:
         num_channels: the size of the channel axis.

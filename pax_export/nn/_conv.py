@@ -77,7 +77,7 @@ class Convolution(ParameterModule):
             return self._with_bias(self._convolved(self, x, weight, numbers), bias)
 
         if self._groups_of_features() > 1:
-            # XLA gives wrong gradients of them where a batch is split over one of two mesh axes.
+            # XLA returns wrong gradients for these if the batch is split over one of two mesh axes.
             return shard_map_over_batch(convolved, x, (weight, self.bias))
         return under_auto_axes(convolved, (x, weight, self.bias), lambda: joined(spec_of(x)[0]))
 
@@ -110,7 +110,7 @@ class Convolution(ParameterModule):
         for name in self._shown_if_not_one:
             own[name] = None if own[name] in (1, (1,), (1, 1)) else own[name]
         if not isinstance(self.padding, str):
-            own["padding"] = list(self.padding)  # as it is written in a call
+            own["padding"] = list(self.padding)  # as in a call
         return super()._repr({**own, **(info or {})})
 
 
@@ -228,7 +228,7 @@ class Conv1D(_Conv):
             default (variance), where fan_in is ``kernel * in_features / groups``.
         b_init: the same for the bias; zeros by default.
         data_format: ``"NWC"`` or ``"NCW"``.
-        feature_group_count: into how many groups the channels are split.
+        feature_group_count: the number of groups of channels.
         name: shown by ``repr`` and ``summary``.
         rng_key: the key of the initial values; the next of the ambient stream by default.
 
@@ -288,7 +288,7 @@ class Conv2D(_Conv):
             where fan_in is ``height * width * in_features / groups``.
         b_init: the same for the bias; zeros by default.
         data_format: ``"NHWC"`` or ``"NCHW"``.
-        feature_group_count: into how many groups the channels are split.
+        feature_group_count: the number of groups of channels.
         name: shown by ``repr`` and ``summary``.
         rng_key: the key of the initial values; the next of the ambient stream by default.
 
@@ -339,7 +339,7 @@ class Conv1DTranspose(_ConvTranspose):
         in_features: the number of channels of the input.
         out_features: the number of channels of the output.
         kernel_shape: the width of the kernel.
-        stride: by how much the spatial axis grows.
+        stride: the factor by which the spatial axis grows.
         padding: ``"SAME"``, ``"VALID"``, or one pair ``(before, after)``.
         with_bias: whether there is a bias; ``bias`` is None without one.
         w_init: ``w_init(key, shape)`` makes the weight; N(0, 1/fan_in) by
@@ -393,7 +393,7 @@ class Conv2DTranspose(_ConvTranspose):
         in_features: the number of channels of the input.
         out_features: the number of channels of the output.
         kernel_shape: height and width of the kernel; an integer means both.
-        stride: by how much the spatial axes grow, both or each.
+        stride: the factor by which the spatial axes grow, for both or for each.
         padding: ``"SAME"``, ``"VALID"``, or a pair ``(before, after)`` for each of the two axes.
         with_bias: whether there is a bias; ``bias`` is None without one.
         w_init: ``w_init(key, shape)`` makes the weight; N(0, 1/fan_in) by

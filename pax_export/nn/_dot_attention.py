@@ -33,22 +33,22 @@ def dot_product_attention(
 ) -> jax.Array:
     """Attention of ``heads`` queries to ``kv_heads`` keys and values.
 
-    It is `jax.nn.dot_product_attention` where that gives the numbers and is fastest; a soft cap, a
-    single query, and halves without a kernel are computed by products that every format of
-    `pax_export.export` knows.  Logits and softmax are of float32 at least.
+    It calls `jax.nn.dot_product_attention` where that is exact and fastest; a soft cap, a single
+    query, and float16 or bfloat16 without a kernel use products that every format of
+    `pax_export.export` supports. Logits and softmax are at least float32.
 
     Args:
         query: ``[batch, length, heads, size]``.
-        key: ``[batch, keys, kv_heads, size]``; ``kv_heads`` divides ``heads``, and each serves
-            that many queries in a row.
+        key: ``[batch, keys, kv_heads, size]``; ``kv_heads`` divides ``heads``, and each is shared
+            by adjacent query heads.
         value: the shape of ``key``.
-        mask: booleans that broadcast to ``[batch, heads or 1, length, keys]``; False is not seen.
+        mask: booleans that broadcast to ``[batch, heads or 1, length, keys]``; False masks a key.
         bias: added to the scaled logits; broadcasts as the mask does.
-        scale: of the logits, ``1 / sqrt(size)`` by default.
+        scale: the factor of the logits; default ``1 / sqrt(size)``.
         softcap: logits become ``softcap * tanh(logits / softcap)`` (Gemma 2).
-        is_causal: whether query ``i`` sees keys up to ``i`` only.
-        window: how many keys a query sees at most, itself included; counts with ``is_causal``.
-        implementation: of `jax.nn.dot_product_attention`: ``"cudnn"`` for the fused kernel of
+        is_causal: whether query ``i`` attends only to keys up to ``i``.
+        window: the maximum number of keys per query, including its own; requires ``is_causal``.
+        implementation: that of `jax.nn.dot_product_attention`: ``"cudnn"`` for the fused kernel of
             NVIDIA's GPUs, which takes bfloat16 and float16 and cannot be exported, or ``"xla"``.
 
     Returns:
@@ -67,7 +67,7 @@ def dot_product_attention(
     _check_inputs(query, key, softcap, implementation)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     if softcap is None and (implementation is not None or _suits_jax(query)):
-        # jax counts the keys to the left of a query, without its own.
+        # jax counts the keys before a query, without its own.
         sides = None if window is None else (window - 1, 0)
         kernel: Any = implementation
         return jax.nn.dot_product_attention(
@@ -132,7 +132,7 @@ def _of_one_query(
 ) -> jax.Array:
     """Attention of one query per row: a block-diagonal product for all heads, without copies.
 
-    XLA's CPU does it in a sixth of the time that copying keys and values by head takes.
+    XLA's CPU takes a sixth of the time of copying keys and values by head.
     """
     batch, _, heads, size = query.shape
     keys, kv_heads = key.shape[1:3]

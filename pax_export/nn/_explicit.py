@@ -21,7 +21,7 @@ Spec = tuple[Entry, ...]
 
 
 def explicit_mesh(*arrays: PyTree) -> Any:
-    """The mesh with Explicit axes that one of these arrays lies on, or None.
+    """Returns the mesh with Explicit axes of one of these arrays, or None.
 
     Some may be None, or trees of arrays, as quantized weights are.
     """
@@ -62,9 +62,9 @@ def under_auto_axes(function: Callable[..., Any], operands: tuple, out: Callable
 
 
 def shard_map_over_batch(function: Callable[..., Any], x: Array, weights: tuple) -> Any:
-    """Calls a function of examples; on Explicit axes each device computes its own examples.
+    """Applies a function to examples; on Explicit axes each device computes its own ones.
 
-    The weights, which may be None, are whole then.
+    The weights, which may be None, are replicated then.
     """
     mesh = explicit_mesh(x, *weights)
     if mesh is None:
@@ -87,7 +87,7 @@ def shard_map_over_batch(function: Callable[..., Any], x: Array, weights: tuple)
 def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error: Exception) -> Any:
     """Calls a function whose output sharding jax cannot infer on Explicit axes.
 
-    Results with the length of the batch are split, others replicated; raises our error for jax's.
+    Results with the size of the batch are split, others replicated; converts jax's error.
     """
     arrays = [leaf for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, "shape")]
     mesh = explicit_mesh(*arrays)

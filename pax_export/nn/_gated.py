@@ -29,15 +29,15 @@ class GatedDense(Module):
 
     Args:
         dim: the size of the last axis of input and output.
-        hidden_dim: how wide it is inside.
+        hidden_dim: the hidden size.
         activation: ``"silu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"relu"``.
         with_bias: whether the three layers have a bias.
         w_init: ``w_init(key, shape)`` makes the weights, as for a `Linear`.
 
     Attributes:
         gate: the `Linear` that is activated.
-        up: the `Linear` beside it.
-        down: the `Linear` back.
+        up: the parallel `Linear`.
+        down: the output `Linear`.
 
     Raises:
         InvalidArgumentError: a size is less than one, or an unknown activation.

@@ -26,21 +26,21 @@ class GroupedQueryAttention(Module):
     """Causal self-attention in which several query heads share a key and a value head.
 
     ``num_kv_heads=num_heads`` is the attention of Vaswani et al. (2017), ``num_kv_heads=1``
-    multi-query attention (Shazeer, 2019), and what is between grouped (Ainslie et al., 2023).
+    multi-query attention (Shazeer, 2019), and values in between grouped (Ainslie et al., 2023).
 
     Args:
         dim: the size of the last axis of input and output.
-        num_heads: how many query heads.
-        num_kv_heads: how many key and value heads, a divisor of ``num_heads``; as many by default.
+        num_heads: the number of query heads.
+        num_kv_heads: the number of key and value heads, a divisor of ``num_heads``; default: equal.
         head_size: the size of a head, ``dim / num_heads`` by default.
         with_bias: whether query, key and value projections have a bias.
-        output_bias: whether the output projection has one; as the others by default.
+        output_bias: whether the output projection has a bias; default: ``with_bias``.
         query_key_norm: the ``eps`` of norms of each query and key head, or None for no norms.
         norm_offset: the ``scale_offset`` of these norms.
         rotary: a `Rotary` for queries and keys.
-        window: how many places a query sees at most, its own included.
-        softcap: of the logits, see `dot_product_attention`.
-        scale: of the logits, ``1 / sqrt(head_size)`` by default.
+        window: the maximum number of positions per query, including its own.
+        softcap: the soft cap of the logits, see `dot_product_attention`.
+        scale: the factor of the logits; default ``1 / sqrt(head_size)``.
         implementation: as in `dot_product_attention`.
         w_init: ``w_init(key, shape)`` makes the weights, as for a `Linear`.
 
@@ -132,14 +132,14 @@ class GroupedQueryAttention(Module):
     def __call__(
         self, x: Array, positions: Array | None = None, mask: Array | None = None
     ) -> jax.Array:
-        """Attends from each place to itself and to those before it.
+        """Attends from each position to itself and to earlier ones.
 
         Args:
             x: ``[batch, length, dim]``, or ``[length, dim]`` of a single example.
             positions: integers that broadcast to ``[batch, length]``, for `rotary`; from 0 up by
                 default.
-            mask: booleans that broadcast to ``[batch, num_heads or 1, length, length]``; what is
-                False is not seen either.
+            mask: booleans that broadcast to ``[batch, num_heads or 1, length, length]``; False also
+                masks a key.
 
         Returns:
             The shape of ``x``.
@@ -181,7 +181,7 @@ class GroupedQueryAttention(Module):
         return self.output(under_auto_axes(of_operands, operands, out))
 
     def project(self, x: Array, angles: Angles = None, pairing: str = "halves") -> tuple:
-        """Queries, keys and values by heads, normalized and turned.
+        """Returns queries, keys and values by head, normalized and rotated.
 
         Args:
             x: ``[batch, length, dim]``.

@@ -147,7 +147,7 @@ class Embed(ParameterModule):
 
         Args:
             x: integers of any shape ``[...]``.  Negative ones count from the
-                end of the table; those outside of it give its nearest row.
+                end of the table; indices outside of it return its nearest row.
 
         Returns:
             ``[..., embed_dim]``.

@@ -92,7 +92,7 @@ class _Norm(ParameterModule):
 
 
 class LayerNorm(_Norm):
-    """Normalises over some axes, then scales and shifts each channel.
+    """Normalizes over some axes, then scales and shifts each channel.
 
     Args:
         num_channels: the size of the last axis.
@@ -111,9 +111,9 @@ class LayerNorm(_Norm):
         offset: ``[num_channels]`` or None.
 
     Raises:
-        InvalidArgumentError: (a ValueError) an initializer for what is not
-            created, or ``num_channels`` less than one.
-        InvalidArgumentTypeError: (a ValueError) ``axis`` is of another kind.
+        InvalidArgumentError: (a ValueError) an initializer for an array that is not created, or
+            ``num_channels`` less than one.
+        InvalidArgumentTypeError: (a ValueError) ``axis`` has another type.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -163,7 +163,7 @@ class LayerNorm(_Norm):
             mean = jnp.mean(x, axes, keepdims=True)
             variance = jnp.var(x, axes, keepdims=True)
             # Another order of these operations would round differently, and trained
-            # weights of other libraries would give other last bits.
+            # weights of other libraries would change in the last bits.
             factor = jax.lax.rsqrt(variance + eps)
             factor = factor if scale is None else scale * factor
             y = factor * (x - mean)
@@ -201,10 +201,10 @@ class GroupNorm(_Norm):
     """Splits the channels into groups, and normalizes each group.
 
     Args:
-        groups: into how many groups; a divisor of ``num_channels``.
+        groups: the number of groups; a divisor of ``num_channels``.
         num_channels: the size of the channel axis.
         axis: the axes of the input over which mean and variance are taken; all but the batch by
-            default.  The channel axis stands for the channels of one group.  A negative axis
+            default.  The channel axis means the channels of one group.  A negative axis
             counts in the grouped array, in which the channel axis has become two, ``groups`` and
             ``num_channels / groups``.
         create_scale: whether there is a trainable scale.
@@ -221,8 +221,8 @@ class GroupNorm(_Norm):
         offset: ``[num_channels]``; missing if not created.
 
     Raises:
-        InvalidArgumentError: (a ValueError) the groups do not divide the channels, an
-            initializer for what is not created, or an unknown data format.
+        InvalidArgumentError: (a ValueError) the groups do not divide the channels, an initializer
+            for an array that is not created, or an unknown data format.
         InvalidArgumentTypeError: (a ValueError) ``axis`` is of another kind.
 
     Example:

@@ -1,7 +1,7 @@
 """LSTM, GRU and VanillaRNN: cells that compute one time step.
 
-A cell is called as ``cell(state, x) -> (state, output)``, the form of a loop
-body, so it can be handed to `scan` as it is.
+A cell is called as ``cell(state, x) -> (state, output)``, the form of a loop body, so it can be
+passed to `scan` directly.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class RMSNorm(ParameterModule):
         num_channels: the size of the last axis.
         eps: added to the mean square.
         scale_offset: added to the scale; 1 for the weights of Gemma, which are kept around zero.
-        scale_init: ``scale_init(key, shape)`` makes the scale; by default what scales by one.
+        scale_init: ``scale_init(key, shape)`` makes the scale; by default the total scale is one.
         rng_key: the key of the initial values; the next of the ambient stream by default.
         name: shown by ``repr`` and ``summary``.
 

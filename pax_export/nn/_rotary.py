@@ -20,26 +20,25 @@ _KINDS = ("linear", "llama3", "yarn", "table")
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """How the angles of a rotary embedding are changed for sequences longer than in training.
+    """Changes the angles of a rotary embedding for sequences longer than in training.
 
     Attributes:
-        kind: ``"linear"`` divides all of them (Chen et al., 2023); ``"llama3"`` those of the slow
-            pairs, and keeps those of the fast ones; ``"yarn"`` does so with a ramp between, and
-            scales the result (Peng et al., 2023); ``"table"`` each by a number of its own.
-        factor: by what they are divided.
-        original_length: the longest sequence of the training before; not for ``"linear"``.
-        low: for ``"llama3"`` the pairs that turn less often than this in ``original_length`` are
-            slow; for ``"yarn"`` the same (``beta_slow``).
-        high: those that turn more often than this are fast; for ``"yarn"`` (``beta_fast``) 32 in
+        kind: ``"linear"`` divides all angles (Chen et al., 2023); ``"llama3"`` only those of slow
+            pairs; ``"yarn"`` too, with a ramp between slow and fast ones, and scales the result
+            (Peng et al., 2023); ``"table"`` divides each by its own number.
+        factor: the divisor.
+        original_length: the sequence length of the original training; not for ``"linear"``.
+        low: for ``"llama3"`` pairs with fewer rotations in ``original_length`` than this are slow;
+            for ``"yarn"`` the same (``beta_slow``).
+        high: pairs with more rotations than this are fast; for ``"yarn"`` (``beta_fast``) 32 in
             most models.
-        attention_factor: for ``"yarn"`` by what the result is multiplied;
-            ``0.1 * log(factor) + 1`` by default.
-        table: for ``"table"`` by what the frequency of each pair is divided, as GGUF files of
-            Llama 3 have it.
+        attention_factor: for ``"yarn"`` the factor of the result; default ``0.1 * log(factor) +
+            1``.
+        table: for ``"table"`` the divisor of each pair's frequency, as in GGUF files of Llama 3.
         truncated: for ``"yarn"`` whether the ends of the ramp are rounded to whole pairs.
 
     Raises:
-        InvalidArgumentError: another kind, or a number that is not above zero, or without end.
+        InvalidArgumentError: an unknown kind, or a number that is not positive and finite.
 
     Example:
         >>> import pax_export as pax
@@ -83,7 +82,7 @@ class RotaryScaling:
 
     @property
     def result_factor(self) -> float:
-        """By what cosines and sines are multiplied."""
+        """The factor of cosines and sines."""
         if self.kind != "yarn":
             return 1.0
         if self.attention_factor is not None:
@@ -96,7 +95,7 @@ _NUMBERS = {"llama3": _FULL, "yarn": _FULL}  # that a kind needs; others a facto
 
 
 def _is_positive(value: object) -> bool:
-    """Whether a number is above zero, and so far from it and from infinity that sums end."""
+    """Returns whether a number is positive and its products stay finite and normal."""
     is_real = isinstance(value, (int, float, np.integer, np.floating))
     return is_real and bool(1e-30 <= value <= 1e30)
 
@@ -135,12 +134,12 @@ def check_frequencies(size: int, base: float, scaling: RotaryScaling | None, whe
 def rotary_frequencies(
     size: int, base: float = 10000.0, scaling: RotaryScaling | None = None
 ) -> np.ndarray:
-    """By how much each pair of channels turns from one position to the next.
+    """Returns the angle by which each pair of channels rotates per position.
 
     Args:
-        size: how many channels turn; an even number.
-        base: of the geometric series of frequencies (theta).
-        scaling: for sequences longer than those of the training.
+        size: the number of rotated channels; even.
+        base: the base of the geometric series of frequencies (theta).
+        scaling: for sequences longer than in training.
 
     Returns:
         ``[size / 2]`` of float64, in numpy: they are constants of a program.
@@ -158,7 +157,7 @@ def rotary_frequencies(
         return plain / scaling.factor
     if scaling.kind == "table":
         return plain / np.asarray(scaling.table, np.float64)
-    assert scaling.original_length is not None  # as its own check says
+    assert scaling.original_length is not None  # checked at construction
     turns = scaling.original_length * plain / (2 * math.pi)  # in a sequence of the training
     if scaling.kind == "llama3":
         kept = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
@@ -216,17 +215,17 @@ def rotate(x: Array, cos: Array, sin: Array, pairing: str = "halves") -> jax.Arr
 
 
 class Rotary(Module):
-    """A rotary embedding (Su et al., 2021): turns queries and keys by their positions.
+    """A rotary embedding (Su et al., 2021): rotates queries and keys by their positions.
 
     It has no parameters.
 
     Args:
-        size: how many channels of a head turn; an even number.
-        base: of the geometric series of frequencies (theta).
-        pairing: ``"halves"`` (channel ``i`` turns with ``i + size / 2``: Llama in the layout of
+        size: the number of rotated channels per head; even.
+        base: the base of the geometric series of frequencies (theta).
+        pairing: ``"halves"`` (channel ``i`` pairs with ``i + size / 2``: Llama in the layout of
             transformers, Qwen, Gemma, NeoX) or ``"neighbors"`` (``2i`` with ``2i + 1``: the
             paper, GPT-J, Llama in llama.cpp).
-        scaling: for sequences longer than those of the training.
+        scaling: for sequences longer than in training.
 
     Raises:
         InvalidArgumentError: an odd size, or another pairing.

@@ -43,7 +43,7 @@ class Sequential(Module):
             x: the input of the first layer.
 
         Returns:
-            What the last layer returns; ``x`` itself if there is none.
+            The output of the last layer; ``x`` itself if there are no layers.
         """
         for layer in self.modules:
             x = layer(x)
@@ -54,15 +54,15 @@ class Sequential(Module):
         return self.modules[index]
 
     def set(self, index: int, value: Callable) -> Self:
-        """Returns a new Sequential in which one layer is another.
+        """Returns a new Sequential with one layer replaced.
 
         Args:
-            index: which one; negative numbers count from the end.
+            index: the index of the layer; negative numbers count from the end.
             value: a module or a function.
 
         Raises:
             IndexError: there is no such layer.
-            SharedNodeError: the new layer is already at another place.
+            SharedNodeError: the new layer already occurs elsewhere.
         """
         modules = list(self.modules)
         modules[index] = self._in_own_mode(value)
@@ -151,7 +151,7 @@ def function_name(func: Callable[..., Any]) -> str:
         values = [_argument_text(x) for x in func.args]
         values += [f"{key}={_argument_text(x)}" for key, x in func.keywords.items()]
         return f"functools.partial({', '.join([function_name(func.func), *values])})"
-    # What custom_jvp and jit return wraps the function that has the name.
+    # custom_jvp and jit return wrappers of the function that has the name.
     name = getattr(inspect.unwrap(func) if callable(func) else func, "__name__", None)
     if isinstance(name, str):
         return name

@@ -19,15 +19,15 @@ from pax_export.nn._explicit import laid_like, on_explicit_mesh
 class EMA(StateModule):
     """Keeps the exponential moving average of a pytree.
 
-    Each call in train mode makes it ``decay * average + (1 - decay) * new``.
-    Averages keep the dtypes of the initial value, whatever is averaged in; they
-    are never trainable, not even if they form a module.
+    Each call in train mode updates it to ``decay * average + (1 - decay) * new``. Averages keep the
+    dtypes of the initial value, whatever the dtype of new values; they are never trainable, even if
+    they form a module.
 
     Args:
         initial_value: a pytree of arrays or numbers; it is copied.
-        decay_rate: from 0 to 1; how much of the old average stays.
+        decay_rate: from 0 to 1; the weight of the old average.
         debias: whether the first call replaces the initial value, so that
-            averages are not drawn towards it.
+            averages are not biased towards it.
         allow_int: whether integer leaves are allowed; they are not averaged
             but replaced by the newest value.
 
@@ -66,7 +66,7 @@ class EMA(StateModule):
         self.debias = jnp.zeros(()) if debias else None
 
     def __call__(self, value: PyTree) -> Any:
-        """Averages a value in, in train mode.
+        """Adds a value to the average, in train mode.
 
         Args:
             value: a pytree of the structure of the averages; ignored in eval mode.
@@ -77,7 +77,7 @@ class EMA(StateModule):
         Raises:
             ImmutableModuleError: in train mode, outside of `pure` and `purecall`.
             InvalidArgumentTypeError: (a ValueError) an integer leaf without ``allow_int``.
-            StructureMismatchError: (a ValueError) another structure.
+            StructureMismatchError: (a ValueError) the structure differs.
         """
         if not self.training:
             return self.averages
@@ -131,14 +131,15 @@ class RngSeq(StateModule):
 
     Args:
         seed: the number to start from.
-        rng_key: the key to start from; it counts more than ``seed``.  Without
-            either, the next key of the ambient stream.
+        rng_key: the key to start from; it takes precedence over ``seed``.  Without either, the next
+            key of the ambient stream.
 
     Attributes:
         _rng_key: the state.  (The name is that of PAX's checkpoints.)
 
     Raises:
-        InvalidArgumentTypeError: (a ValueError) ``rng_key`` is no array, or ``seed`` no integer.
+        InvalidArgumentTypeError: (a ValueError) ``rng_key`` is not an array, or ``seed`` not an
+            integer.
 
     Example:
         >>> import pax_export as pax

@@ -15,7 +15,7 @@ from pax_export.transforms._sharding import PARTITION_NAME, get_named_sharding, 
 from pax_export.transforms._stack import stack_layers, unstack_layers
 from pax_export.transforms._vmap import vmap
 
-# What is imported and not listed is for other rooms of the package.
+# Names that are imported but not in `__all__` are for other packages of pax_export.
 __all__ = [
     "All",
     "Any",

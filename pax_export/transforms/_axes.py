@@ -32,16 +32,14 @@ Axes = list[int | None]
 
 
 class StateAxes(Mapping):
-    """Says for the leaves of a module along which axis they are mapped.
+    """The axes along which the leaves of a module are mapped.
 
     Args:
-        axes: an ordered mapping from filters to axes; the first filter that
-            selects a leaf counts.  None, and no filter at all, mean that the
-            leaf is not mapped: all calls share it.
+        axes: an ordered mapping from filters to axes; the first filter that selects a leaf applies.
+             Leaves with None or without a filter are not mapped: all calls share them.
 
     Raises:
-        InvalidArgumentTypeError: (a TypeError) a key is not a filter, or a value
-            no axis.
+        InvalidArgumentTypeError: (a TypeError) a key is not a filter, or a value not an axis.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -163,7 +161,7 @@ class MapOptions:
 
     @classmethod
     def of(cls, transform: str, **options: PyTree) -> MapOptions:
-        """Checks what can be checked before a call, of the options of a transform."""
+        """Checks the options of a transform as far as possible before a call."""
 
         def check(name: str, value: PyTree, kinds: PyTree, write: str) -> None:
             if not is_axis(value) and not isinstance(value, kinds):
@@ -209,11 +207,11 @@ class Slot:
     """One leaf of the arguments."""
 
     number: int  # which leaf of the call
-    name: str  # where it stands, for messages
+    name: str  # the argument's name, for messages
     value: Any
     axis: int | None  # along which it is mapped
     root: int | None = None  # to which module of the arguments it belongs
-    path: tuple = ()  # where it stands in that
+    path: tuple = ()  # the path in the argument
     is_key: bool = False  # whether it is a random key of a module
     split: bool = False  # whether that key is to be split, being no array of keys that is mapped
 
@@ -222,9 +220,9 @@ class Slot:
 class MappedArguments:
     """The arguments of a call."""
 
-    call: LiftedCall  # on modules whose specs lack the mapped axis
+    call: LiftedCall  # for modules whose specs lack the mapped axis
     slots: list[Slot]  # one for each leaf
-    prefixes: list[Any]  # for each module, what says its axes
+    prefixes: list[Any]  # the given axes of each module
 
 
 def inputs_of(
@@ -347,9 +345,9 @@ def _is_arraylike(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Target:
-    """What becomes of one leaf of a result."""
+    """How one leaf of a result is returned."""
 
-    name: str  # where it stands, for messages
+    name: str  # the leaf's path, for messages
     axis: int | None  # where to stack it; None if it is not covered by any axis
     is_key: bool  # whether it is a random key of a module
     source: Slot | None  # the leaf at its place in the module of the arguments that this is
@@ -357,7 +355,7 @@ class Target:
 
 
 def targets_of(result: Result, inputs: MappedArguments, options: MapOptions) -> list[Target]:
-    """What becomes of each leaf of a result, in order."""
+    """Returns the target of each leaf of a result, in order."""
     value, finals = result.treedef.unflatten(result.leaves)
     axes = axes_of(options.out_axes, value, options.state_axes, "out_axes")
     for number, final in finals.items():

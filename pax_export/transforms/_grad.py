@@ -34,7 +34,7 @@ from pax_export.core import (
 )
 from pax_export.transforms._lift import LiftedCall, Result, as_pair, describe_result, wraps
 
-#: What is done to each function before this thread differentiates it.
+# #: Applied to each function before this thread differentiates it.
 _prepare: ContextVar[Callable[[Callable], Callable] | None] = ContextVar(
     "pax_export_prepare", default=None
 )
@@ -64,17 +64,15 @@ def value_and_grad(
 
     Args:
         fun: takes modules and returns a scalar loss, or ``(loss, aux)``.  Inside,
-            modules are fresh copies that may be changed, as in `pure`: return
-            one in ``aux`` to have it.
-        argnums: which positional arguments to differentiate: an integer or
-            several, negative ones counted from the end.  They may be modules,
-            arrays, or pytrees of both.  (True or False stands for ``has_aux``,
-            PAX's second argument.)
+            modules are mutable copies, as in `pure`: return one in ``aux`` to keep its changes.
+        argnums: the positional arguments to differentiate: an integer or several; negative ones
+            count from the end.  They may be modules, arrays, or pytrees of both.  (True or False
+            means ``has_aux``, PAX's second argument.)
         has_aux: whether ``fun`` returns ``(loss, aux)``.
         holomorphic: as in `jax.grad`.
         allow_int: whether integer leaves may be differentiated; their gradients
             have the dtype float0.
-        reduce_axes: must be empty; jax no longer has it.
+        reduce_axes: must be empty; jax removed it.
         wrt: a filter that selects the leaves of modules to differentiate; the
             trainable ones by default.
 
@@ -152,7 +150,7 @@ def grad(
 
     Args:
         fun: takes a module first and returns a scalar loss, or ``(loss, aux)``.
-        argnums: as in `value_and_grad`, like everything that follows.
+        argnums: as in `value_and_grad`, like all following arguments.
         has_aux: whether ``fun`` returns ``(loss, aux)``.
         holomorphic: as in `jax.grad`.
         allow_int: whether integer leaves may be differentiated.
@@ -166,7 +164,7 @@ def grad(
     Raises:
         UnsupportedOperationError: (a NotImplementedError) ``reduce_axes``.
         InvalidArgumentTypeError: (a TypeError) ``wrt`` is not a filter; (a ValueError,
-            when called) no argument holds a module.
+            when called) no argument contains a module.
         NotDifferentiableError: (a TypeError, when called) an integer leaf.
 
     Example:
@@ -233,7 +231,7 @@ def _argument_places(argnums: int | Sequence[int], count: int) -> list[int]:
 
 
 def _require_module(argnums: int | Sequence[int], args: tuple, call: LiftedCall) -> None:
-    """Refuses what PAX refuses: a gradient where there is no module at all."""
+    """Refuses, as PAX does, a gradient without any module."""
     if not call.roots and _is_one(argnums) and not argnums:
         raise InvalidArgumentTypeError(
             "Gradients are taken with respect to a module: the first argument must be one.",
@@ -262,7 +260,7 @@ class _DiffArgument:
         self.numbers = [n for mask in self.masks for n in mask if n is not None]
 
     def require_floating(self) -> None:
-        """Raises if a leaf that is to be differentiated holds no floating-point numbers."""
+        """Raises if a leaf to differentiate is not of a floating dtype."""
         for part, mask in zip(self.parts, self.masks):
             for at, number in enumerate(mask):
                 if number is None or _is_floating(self.call.leaves[number]):
@@ -285,7 +283,7 @@ class _DiffArgument:
             if not part.is_module:
                 return grads[part.start]
             found = [EmptyNode() if n is None else grads[n] for n in mask]
-            if self.by_parameters:  # whose method may leave out whole submodules
+            if self.by_parameters:  # whose method may omit whole submodules
                 kept = tree_structure(value.parameters())
                 return kept.unflatten([x for x in found if not isinstance(x, EmptyNode)])
             return tree_structure(value).unflatten(found)

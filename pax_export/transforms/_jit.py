@@ -63,27 +63,27 @@ def jit(
 ) -> Jitted:
     """Compiles a function that takes and returns modules.
 
-    It equals ``jax.jit(pax.pure(fun))``.  A module argument that is open for
-    change where the call stands gets its updates in place.
+    It equals ``jax.jit(pax.pure(fun))``. A module argument that is mutable at the call is updated
+    in place.
 
     Args:
-        fun: the function.  A module or a bound method is captured: its arrays
-            are constants of the program, and it cannot be changed.
+        fun: the function.  A module or a bound method is captured: its arrays are constants of the
+            program, and it is immutable.
         in_shardings: as in `jax.jit`: prefixes, or trees of the classes of the
             arguments, as `get_named_sharding` makes them.
-        out_shardings: the same for what is returned.
-        static_argnums: as in `jax.jit`, like all that is not explained here.
-        static_argnames: see there.
-        donate_argnums: see there.
-        donate_argnames: see there.
-        keep_unused: see there.
-        device: see there.
-        backend: see there.
-        inline: see there.
-        abstracted_axes: must be None; jax no longer has it.
+        out_shardings: the same for results.
+        static_argnums: as in `jax.jit`.
+        static_argnames: as in `jax.jit`.
+        donate_argnums: as in `jax.jit`.
+        donate_argnames: as in `jax.jit`.
+        keep_unused: as in `jax.jit`.
+        device: as in `jax.jit`.
+        backend: as in `jax.jit`.
+        inline: as in `jax.jit`.
+        abstracted_axes: must be None; jax removed it.
         donate_state: whether the arrays of all modules among the arguments are
-            donated, and no others; beside ``in_shardings`` an argument with
-            modules must hold nothing else.
+            donated, and no others; with ``in_shardings``, an argument with modules must contain
+            nothing else.
         constrain_state: True constrains the arrays of modules, at entry and at
             exit, to the partition specs that the modules declare; a function
             takes a module and returns it with constraints of its own.
@@ -121,12 +121,12 @@ def jit(
         "keep_unused": keep_unused,
         "inline": inline,
     }
-    # These are passed only where they are given: jax warns, or will.
+    # Passed only if given: jax warns about them, or will.
     options |= {k: v for k, v in {"device": device, "backend": backend}.items() if v is not None}
     if in_shardings is not _UNSPECIFIED:
         options["in_shardings"] = fold(in_shardings)
     if out_shardings is not _UNSPECIFIED:
-        options["out_shardings"] = (fold(out_shardings), None)  # None for what is written back
+        options["out_shardings"] = (fold(out_shardings), None)  # None for updated modules
     return Jitted(fun, options, donate_state, constrain_state)
 
 
@@ -140,7 +140,7 @@ class Jitted:
                 setattr(self, name, getattr(fun, name))
         self._static = StaticArgs(fun, options["static_argnums"], options["static_argnames"])
         self._donate, self._constraint = donate, constraint
-        # Beside `in_shardings` jax takes no keywords, so there is a program for each case.
+        # With `in_shardings` jax accepts no keywords, so each case has its own program.
         self._has_places = "in_shardings" in options
         if donate and not self._has_places:
             names = options["donate_argnames"] or ()
@@ -186,7 +186,7 @@ class Jitted:
             jitted.clear_cache()
 
     def _arguments(self, args: tuple, kwargs: dict) -> tuple[Any, Any, dict[str, Any]]:
-        """What jax calls, and the arguments as it gets them."""
+        """Returns the jitted program and its arguments."""
         held: Any = args
         if self._static:
             held, kwargs = self._static.wrap_static(args, kwargs)
@@ -210,7 +210,7 @@ class Jitted:
         return jitted, from_folded, keywords
 
     def _case(self, opened: _Opened | None, from_folded: Sequence[Any]) -> Any:
-        """The program for arguments with places: for these open modules, these donated ones."""
+        """Returns the program for arguments with these mutable and donated modules."""
         donated = _only_modules(from_folded) if self._donate else ()
         if opened is None and not donated:
             return self._jitted
@@ -224,7 +224,7 @@ class Jitted:
 
 
 def _only_modules(from_folded: Sequence[Any]) -> tuple[int, ...]:
-    """Which arguments hold modules; jax donates an argument beside its places as a whole."""
+    """Returns the arguments that consist of modules; jax donates others only as a whole."""
     numbers = []
     for number, argument in enumerate(from_folded):
         rest, modules = take_out(argument, _is_folded)
@@ -243,13 +243,13 @@ def _only_modules(from_folded: Sequence[Any]) -> tuple[int, ...]:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Opened:
-    """Which modules of the arguments are open for change: for jax, static data."""
+    """Marks the mutable modules of the arguments; static data for jax."""
 
     flags: tuple[bool, ...]
 
 
 def _with_signature(program: Callable, fun: Callable) -> Callable:
-    """A program by whose signature jax finds the arguments that it is given names of."""
+    """Returns the program with a signature, so that jax resolves the names of arguments."""
     signature = signature_of(fun)
     if signature is None:
         return program
@@ -265,7 +265,7 @@ def _with_signature(program: Callable, fun: Callable) -> Callable:
 def _make_program(
     fun: Callable, static: StaticArgs, constraint: PyTree, opened_here: _Opened | None = None
 ) -> Callable:
-    """What jax compiles: takes folded modules, returns folded ones and those to write back."""
+    """Returns the function that jax compiles, which takes and returns folded modules."""
     warn = _warning_once()
 
     def program(*args: PyTree, **kwargs: PyTree) -> tuple[Any, Changed]:

@@ -1,8 +1,8 @@
 """Lifts a JAX transform to functions of modules.
 
-Arguments become a flat list of leaves, some of which the transform gives to jax. Under its trace,
-they are fresh modules, open for change (`LiftedCall.inside`). Results and changed modules come
-out as leaves, and changes are written back to the caller's objects (`LiftedCall.finish`).
+Arguments become a flat list of leaves, some of which the transform passes to jax. Under its trace
+they become new, mutable modules (`LiftedCall.inside`). Results and changed modules are returned as
+leaves, and changes are written back to the caller's objects (`LiftedCall.finish`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pax_export.core import (
 class Part:
     """An outermost module of a tree, or a leaf outside of modules."""
 
-    path: tuple  # where it stands, as jax keys
+    path: tuple  # the path, as jax keys
     value: Any
     start: int  # the number of its first leaf in the tree
     stop: int  # the number after that of its last leaf
@@ -78,7 +78,7 @@ Origins = tuple[tuple[int | None, ...], ...]
 class Result:
     """The traced results of a function."""
 
-    head: Any  # what the transform took out of the returned value, if anything
+    head: Any  # the part of the returned value that the transform took out, if any
     copies: list[Any]  # the argument modules, after the call
     leaves: list[Any]  # those of ``(rest of the value, final modules by their number)``
     treedef: Any  # their structure
@@ -118,14 +118,14 @@ def _nothing_taken(value: object) -> tuple[Any, Any]:
 
 
 class LiftedCall:
-    """One call of a lifted function, taken apart into leaves, structure and modules.
+    """One call of a lifted function, split into leaves, structure and modules.
 
     Args:
-        function: the function; modules that it closes over are captured.
+        function: the function; modules in its closure are captured.
         args: the positional arguments; static ones are unwrapped for the function.
         kwargs: the keyword arguments.
-        roots: the caller's modules, where ``args`` has others in their place.
-        written: which of them to write back; by default those that are open here.
+        roots: the caller's modules, if ``args`` has replacements.
+        written: the modules to write back; by default those that are mutable here.
     """
 
     def __init__(
@@ -152,10 +152,10 @@ class LiftedCall:
         changed: Mapping[int, Any] = MappingProxyType({}),
         take: Callable[[Any], tuple[Any, Any]] = _nothing_taken,
     ) -> Result:
-        """Runs the function on fresh modules; jax traces this.
+        """Runs the function on new modules; jax traces this.
 
-        `changed` replaces leaves of the arguments by number; `take` splits off what the transform
-        needs of the result.
+        `changed` replaces leaves of the arguments by number; `take` splits off the part of the
+        result that the transform needs.
         """
         given = [changed.get(number, leaf) for number, leaf in enumerate(self.leaves)]
         args, kwargs = self.treedef.unflatten(given)
@@ -202,7 +202,7 @@ def _modules_of(roots: list[Any]) -> list[Any]:
 
 
 def write_back(roots: list[Any], value: object, finals: Collection[Any], origins: Origins) -> Any:
-    """Writes back what modules became; the value with the caller's modules in their places."""
+    """Writes changes back to the caller's modules; returns the value with these in place."""
     if not finals:
         return value
     originals = _modules_of(roots)
@@ -216,7 +216,7 @@ def write_back(roots: list[Any], value: object, finals: Collection[Any], origins
 
 
 def _write_back(final: PyTree, places: Iterator[int | None], originals: list[Any]) -> Any:
-    """The object that the caller holds, with what became of it; a new module as it is."""
+    """Updates the caller's object and returns it; returns a new module unchanged."""
     place = next(places)
     final = map_submodules(final, lambda sub: _write_back(sub, places, originals))
     if place is None or not is_open(originals[place]):
@@ -228,7 +228,7 @@ def _write_back(final: PyTree, places: Iterator[int | None], originals: list[Any
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _TakenOut:
-    """Placeholder for what was taken out of a tree."""
+    """A placeholder for a part taken out of a tree."""
 
 
 def take_out(tree: PyTree, is_taken: Callable[[Any], bool]) -> tuple[Any, tuple[Any, ...]]:
@@ -251,7 +251,7 @@ def put_back(tree: PyTree, taken: Iterable[Any]) -> Any:
 
 
 def wraps(function: Callable) -> Callable[[Callable], Any]:
-    """`functools.wraps`, also for what has no name to copy."""
+    """`functools.wraps`, also for callables without a name."""
     if isinstance(function, Node):
         return lambda wrapper: wrapper
     return functools.wraps(function)

@@ -50,7 +50,7 @@ def _takes_options_of(
 
 
 def _argument_docs(doc: str) -> tuple[str, dict[str, str]]:
-    """The lines of a docstring that explain arguments, and those of each of them."""
+    """Returns the docstring lines of all arguments, and those of each argument."""
     block = re.search(r"(?<=^Args:\n)(?: .*\n)+", doc, re.M)
     lines = block[0] if block else ""
     return lines, {m[1]: m[0] for m in re.finditer(r"^ {4}(\w+):.*\n(?: {5}.*\n)*", lines, re.M)}
@@ -66,12 +66,12 @@ def _with_options(doc: str, transform: Callable[..., Any]) -> str:
     return doc.replace(lines, "".join(texts)) if lines else doc
 
 
-# --- what Vmap, Scan and Remat have in common -----------------------------------------
+# --- the common part of Vmap, Scan and Remat -----------------------------------------
 
 
 @dataclass(frozen=True)
 class Constructor:
-    """Builds instances of a lifted module class: of an inner constructor, and options."""
+    """Constructs lifted modules from an inner constructor and options."""
 
     cls: type[Lifted]
     inner: Callable[..., Any]
@@ -94,11 +94,11 @@ class Constructor:
 
 
 class Lifted(Module):
-    """What Vmap, Scan and Remat have in common."""
+    """The common base of Vmap, Scan and Remat."""
 
     _attribute: ClassVar[str]  # the name of the inner module
     _transform: ClassVar[Callable[..., Any]]
-    _size: ClassVar[str]  # the option that says how many there are; empty for one
+    _size: ClassVar[str]  # the option with the number of modules; empty for one
     options: tuple[tuple[str, Any], ...]
 
     def __init_subclass__(cls, **kwargs: object):
@@ -130,11 +130,11 @@ class Lifted(Module):
             **kwargs: its keyword arguments.
 
         Returns:
-            What the transform makes of its results.
+            The transformed results.
 
         Raises:
-            ImmutableModuleError: the inner call changes state, and the module is
-                not open for change: use ``module % x``.
+            ImmutableModuleError: the inner call changes state, and the module is immutable: use
+                ``module % x``.
         """
         return self._run("__call__", args, kwargs)
 
@@ -157,12 +157,12 @@ class Lifted(Module):
         return transformed(self._inner, *args, **kwargs)
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:
-        size = {self._size: dict(self.options).get(self._size)}  # None is left out
+        size = {self._size: dict(self.options).get(self._size)}  # without None
         return super()._repr({**size, **self._pax_contents(), **(info or {})})
 
     @classmethod
     def _check(cls, inner: Callable[..., Any], options: dict[str, Any]) -> None:
-        """Checks the options, and makes static data of them."""
+        """Checks the options, and converts them to static data."""
         checked = MapOptions.of(cls.__name__, **options)
         options["state_axes"] = checked.state_axes
         options["transform_metadata"] = tuple(options["transform_metadata"].items())
@@ -173,7 +173,7 @@ class Lifted(Module):
         """The inner module, stacked as often as required."""
         names = ("axis_name", "state_axes", "split_rngs", "transform_metadata")
         given = {name: options[name] for name in names if name in options}
-        shared = (StateAxes({}),) * len(modules)  # the axes are those of what is made
+        shared = (StateAxes({}),) * len(modules)  # axes are those of the created module
         return vmap(make, axis_size=options[cls._size], in_axes=shared, **given)(*modules)
 
     @classmethod
@@ -209,18 +209,17 @@ class Methods:
 
 
 class Vmap(Lifted):
-    """Modules of one kind, stacked, and called all at once.
+    """Stacked modules of one class, called in parallel.
 
-    ``Vmap(constructor, **options)`` is a constructor: called with the arguments
-    of the inner one it builds all modules in one trace.  A module among these arguments
-    is open there, and its keys are split: of an `RngSeq` each inner module draws its own.
-    Beside the constructor it takes the options of `vmap`, in which the stacked module
-    is the first argument.
+    ``Vmap(constructor, **options)`` is a constructor: called with the arguments of the inner one,
+    it builds all modules in one trace. A module among these arguments is mutable there, and its
+    keys are split: each inner module draws its own keys from an `RngSeq`. It also takes the options
+        of `vmap`, in which the stacked module is the first argument.
 
     Args:
         ctor: a class of modules, or another constructor.
-        axis_size: how many modules.
-        state_axes: which leaves each module has for itself, and at which axis.
+        axis_size: the number of modules.
+        state_axes: which leaves are separate for each module, and at which axis.
         split_rngs: as in `vmap`; without ``"params"`` all modules are built equal.
 
     Attributes:
@@ -247,18 +246,18 @@ class Vmap(Lifted):
 
 
 class Scan(Lifted):
-    """Layers of one kind, stacked, and called one after the other by a compiled loop.
+    """Stacked layers of one class, called in sequence by a compiled loop.
 
-    ``Scan(constructor, length=n)`` is a constructor, as `Vmap` is.  The inner
-    call takes the carry and returns ``(carry, y)``.  Beside the constructor it takes
-    the options of `scan`, in which the stacked module is the first argument.
+    ``Scan(constructor, length=n)`` is a constructor, as `Vmap` is. The inner call takes the carry
+    and returns ``(carry, y)``. It also takes the options of `scan`, in which the stacked module is
+    the first argument.
 
     Args:
         ctor: a class of modules, or another constructor.
-        length: how many layers.
+        length: the number of layers.
         carry_argnum: which argument is the carry; the module is number 0.
-        state_axes: which leaves each layer has for itself, and at which axis;
-            the layers share all others, and those go from layer to layer.
+        state_axes: which leaves are separate for each layer, and at which axis; all others are
+            shared, and passed from layer to layer.
         split_rngs: as in `scan`; without ``"params"`` all layers are built equal.
 
     Attributes:
@@ -298,10 +297,9 @@ class Scan(Lifted):
 
 
 class Remat(Lifted):
-    """A module whose inner values are computed again for its gradient.
+    """A module whose intermediate values are recomputed for its gradient.
 
-    ``Remat(constructor)`` is a constructor, as `Vmap` is.  Beside that one it takes
-    the options of `remat`.
+    ``Remat(constructor)`` is a constructor, as `Vmap` is. It also takes the options of `remat`.
 
     Args:
         ctor: a class of modules, or another constructor.
@@ -321,7 +319,7 @@ class Remat(Lifted):
 
     _attribute, _size = "remat_module", ""
 
-    # As in nnx these options may stand by position, which ``P`` cannot say.
+    # As in nnx, these options may be positional, which ``P`` cannot express.
     @_takes_options_of(cast(Any, remat), inspect.Parameter.POSITIONAL_OR_KEYWORD)
     def __init__(self, ctor: Callable[..., Any], **options: object):
         raise NotImplementedError  # never runs: it is the signature of the class

@@ -17,16 +17,16 @@ def remat(
     static_argnums: int | Sequence[int] = (),
     policy: Callable[..., bool] | None = None,
 ) -> Callable[..., Any]:
-    """Makes a function that keeps nothing for its gradient but its arguments.
+    """Makes a function that stores only its arguments for its gradient.
 
-    What happened inside is computed again, with the same random keys, so that
-    dropout drops the same elements.
+    Intermediate values are recomputed, with the same random keys, so dropout drops the same
+    elements.
 
     Args:
         f: takes arrays and modules.
         prevent_cse: as in `jax.checkpoint`; False inside of `scan` saves time.
         static_argnums: the positional arguments that are not arrays.
-        policy: which values to keep all the same, e.g.
+        policy: which values to store nevertheless, e.g.
             ``jax.checkpoint_policies.dots_saveable``.
 
     Returns:
@@ -44,7 +44,7 @@ def remat(
     @wraps(f)
     def recomputed(*args: object, **kwargs: object) -> Any:
         call = LiftedCall(f, tuple(wrap_static(args, static)), kwargs)
-        # Held arguments are leaves of the call, and no business of jax.
+        # Static arguments are leaves of the call, unseen by jax.
         leaves = {n: leaf for n, leaf in enumerate(call.leaves) if type(leaf) is not Held}
         results: list[Result] = []
 

@@ -18,11 +18,10 @@ AMBIENT = "params"
 
 @contextmanager
 def rng_fold(index: int) -> Iterator[None]:
-    """While the block runs, every ambient key is folded with an index.
+    """Context manager that folds every ambient key with an index.
 
-    `next_rng_key` returns ``fold_in(key, index)``, where ``key`` is what it
-    would return outside.  Layer ``i`` that `Vmap` or `Scan` builds equals the
-    module built under ``rng_fold(i)`` from the same seed.
+    `next_rng_key` returns ``fold_in(key, index)``, where ``key`` is its result outside. Layer ``i``
+    that `Vmap` or `Scan` builds equals the module built under ``rng_fold(i)`` from the same seed.
 
     Args:
         index: an integer, or an array without axes.
@@ -43,7 +42,7 @@ def rng_fold(index: int) -> Iterator[None]:
 
 
 class SplitRngs:
-    """What ``split_rngs`` selects: keys of modules, and whether the ``ambient`` stream."""
+    """The selection of ``split_rngs``: keys of modules, and whether to split the ambient stream."""
 
     def __init__(self, filters: object):
         self.rule = as_rule(filters)  # which leaves of a module are split, if they are keys
@@ -57,14 +56,14 @@ class SplitRngs:
 
 
 class _StreamModule:
-    """Owns the ambient keys as a module owns its own."""
+    """Owns the ambient keys, as a module owns its keys."""
 
     name = None
     rng_attributes = (AMBIENT,)
 
 
 def is_stacked(key: PyTree) -> bool:
-    """Whether a key leaf holds several keys."""
+    """Returns whether a key leaf contains several keys."""
     is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return key.ndim > (0 if is_typed else 1)
 

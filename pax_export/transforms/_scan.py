@@ -34,23 +34,23 @@ def scan(
     transform_metadata: Mapping[str, Any] = MappingProxyType({}),
     scan_output: bool = True,
 ) -> Callable[..., Any]:
-    """Makes a function that calls another one step by step, as a Python loop does.
+    """Makes a function that calls another one in a compiled loop.
 
-    This is a transform, as flax nnx has it.  ``pax.scan`` is another function, PAX's: it takes a
-    first state and a sequence, and runs the loop.
+    This is a transform, as in flax nnx. ``pax.scan`` is PAX's function: it takes an initial state
+    and a sequence, and runs the loop.
 
     Args:
         f: takes the carry among its arguments and returns ``(carry, y)``.
-        length: how many steps, where nothing is scanned.
+        length: the number of steps, if nothing is scanned.
         reverse: whether to go from the last step to the first.
-        unroll: how many steps the compiled loop makes at a time; True for all.
+        unroll: the number of loop iterations to unroll; True for all.
         _split_transpose: as in `jax.lax.scan`.
         in_axes: the axis along which each positional argument is sliced, None
             for one that is the same in all steps: a single entry for all, or a
             tuple with one for each, the carry included (whose entry does not
             count).  An entry may be `StateAxes`, for a module.
         in_axes_kwargs: the same for keyword arguments: one entry, or a dict.
-        out_axes: along which axis ``y`` is stacked.
+        out_axes: the axis along which ``y`` is stacked.
         carry_argnum: which positional argument is the carry.  It is carried
             whole, modules included.
         state_axes: an ordered mapping from filters to axes.  If given, it alone
@@ -128,20 +128,20 @@ def scan_over_time(
     *,
     reverse: bool = False,
 ) -> tuple[Any, Any]:
-    """Calls a function once for each step in time, carrying a state along: PAX's ``pax.scan``.
+    """Calls a function for each time step with a carried state: PAX's ``pax.scan``.
 
-    It runs the loop, as `jax.lax.scan` does.  `transforms.scan` is another function: it transforms
-    a function of modules, with axes for arguments, states and random keys.
+    It runs the loop, as `jax.lax.scan` does. `transforms.scan` is a transform of functions of
+    modules, with axes for arguments, states and random keys.
 
     Args:
         func: takes ``(state, x)`` and returns ``(state, y)``; a function, or a
             module such as a recurrent cell.
-        init: the first state, any pytree.
+        init: the initial state, any pytree.
         xs: a pytree of arrays ``[time, ...]``, or None.
         length: the number of steps; needed if ``xs`` has no arrays.
-        unroll: how many steps the compiled loop makes at a time.
+        unroll: the number of loop iterations to unroll.
         time_major: if False, arrays of ``xs`` and of the result are
-            ``[batch, time, ...]``.  One that has a time axis alone stays as it is.
+            ``[batch, time, ...]``.  Arrays with only a time axis are unchanged.
         reverse: whether to go from the last step to the first.
 
     Returns:

@@ -23,7 +23,7 @@ from pax_export.transforms._lift import Result, as_pair, parts_of
 
 Leaves = dict[int, Any]  # by their numbers
 
-# Where a leaf of the result comes from: stacked by the loop, its last slice, the
+# The source of a leaf of the result: stacked by the loop, its last slice, the
 # last carry, the state after the last step, or the caller's own leaf.
 STACKED, LAST, CARRIED, THREADED, GIVEN = "stacked", "last", "carried", "threaded", "given"
 
@@ -133,7 +133,7 @@ class ScanBody:
     def _origin(
         self, target: Target, untouched: int | None, is_final: bool, root: int | None
     ) -> tuple[str, int]:
-        """Where a leaf of the result comes from, and its number or axis there."""
+        """Returns the source of a leaf of the result, and its number or axis there."""
         source = target.source
         if source is not None and source.number not in self.carried:
             if source.axis is None:

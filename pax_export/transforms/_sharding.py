@@ -60,7 +60,7 @@ def _declared_specs(module: PyTree) -> list[PartitionSpec]:
 
 
 def get_named_sharding(tree: PyTree, mesh: Mesh) -> Any:
-    """The shardings on a mesh that modules declare.
+    """Returns the shardings on a mesh that modules declare.
 
     Args:
         tree: a module, or a pytree of modules and arrays.
@@ -96,12 +96,12 @@ def constrain(module: PyTree) -> Any:
 
 
 def with_stacked_axis(module: PyTree, axes: Sequence[int | None], name: str | None) -> Any:
-    """The specs of a module whose leaves got an axis more, here (None: not this leaf)."""
+    """Returns the specs of a module whose leaves got a new axis at these positions, or None."""
     return _change_specs(module, axes, lambda spec, axis: _insert_axis(spec, axis, name))
 
 
 def without_stacked_axis(module: PyTree, axes: Sequence[int | None]) -> Any:
-    """The specs of a module whose leaves lose this axis."""
+    """Returns the specs of a module whose leaves lose this axis."""
     return _change_specs(module, axes, _remove_axis)
 
 

@@ -17,22 +17,22 @@ from pax_export.transforms._sharding import with_stacked_axis, without_stacked_a
 
 
 def stack_layers(layers: Sequence[Any], *, axis: int = 0, axis_label: str | None = None) -> Any:
-    """Makes one module of a list of equal ones, as `Scan` and `Vmap` hold it.
+    """Stacks a list of equal modules into one, as in `Scan` and `Vmap`.
 
-    So a checkpoint of a network with a list of layers loads into one with
-    scanned layers: load it into the former, stack.
+    A checkpoint of a network with a list of layers loads into one with scanned layers: load it into
+    the former, then stack.
 
     Args:
         layers: modules of one structure, whose leaves have the same shapes and
             dtypes.
-        axis: where every leaf gets the axis of layers.
+        axis: the position of the new axis of layers.
         axis_label: the name of that axis in partition specs.
 
     Returns:
         A module of the class of the layers.
 
     Raises:
-        InvalidArgumentError: (a ValueError) there are no layers.
+        InvalidArgumentError: (a ValueError) the list is empty.
         StructureMismatchError: (a ValueError) two layers differ.
 
     Example:
@@ -87,15 +87,15 @@ def _leaves_with_names(layer: PyTree) -> list[tuple[str, Any]]:
 
 
 def unstack_layers(stacked: PyTree, *, axis: int = 0) -> list[Any]:
-    """The list of layers that `stack_layers` would make one of.
+    """Splits a stacked module into a list of layers: the inverse of `stack_layers`.
 
     Args:
         stacked: a module whose leaves all have an axis of layers, such as
             ``Scan(...)(...).scan_module``.
-        axis: where that axis is.
+        axis: the position of that axis.
 
     Returns:
-        The layers, each a module of the same class; arrays of numpy are views of the stacked ones.
+        The layers, each a module of the same class; numpy arrays are views of the stacked ones.
 
     Raises:
         InvalidArgumentError: (a ValueError) the leaves have no such axis, or
@@ -127,7 +127,7 @@ def unstack_layers(stacked: PyTree, *, axis: int = 0) -> list[Any]:
 
 
 def _unstack_leaf(leaf: Array, axis: int) -> Sequence[Any]:
-    """The layers of a leaf; those of an array of numpy are views of it."""
+    """Splits a leaf into layers; numpy arrays into views."""
     if isinstance(leaf, np.ndarray):
         moved = np.moveaxis(leaf, axis, 0)
         return [moved[index, ...] for index in range(len(moved))]

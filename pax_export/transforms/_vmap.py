@@ -39,18 +39,18 @@ def vmap(
     split_rngs: object = ...,
     transform_metadata: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[..., Any]:
-    """Makes a function that calls another one for every index of an axis, at once.
+    """Makes a function that calls another one for every index of an axis, in parallel.
 
     Args:
         f: takes arrays and modules of one call.  A module or a bound method is
-            captured: all calls share it, and none can change it.
+            captured: all calls share it, and it is immutable.
         in_axes: the axis along which each positional argument is mapped, None
             for one that all calls share: a single entry for all, or a tuple.
             An entry may be `StateAxes`, for a module.
-        out_axes: along which axis results are stacked; None for what is the
-            same in all calls.
+        out_axes: the axis along which results are stacked; None for results that are equal in all
+            calls.
         axis_name: a name for collectives such as `jax.lax.pmean`.
-        axis_size: how many calls, where nothing is mapped.
+        axis_size: the number of calls, if nothing is mapped.
         spmd_axis_name: as in `jax.vmap`.
         in_axes_kwargs: the same as ``in_axes`` for keyword arguments: one
             entry, or a dict.
@@ -109,7 +109,7 @@ class _Run:
 
     result: Result
     targets: list[Target] | None = None  # once the function has been traced
-    known: dict[int, Any]  # the leaves of the result that jax need not give back
+    known: dict[int, Any]  # the leaves of the result that jax need not return
 
     def __init__(
         self, inputs: MappedArguments, options: MapOptions, size: int, names: dict[str, Any]
@@ -124,7 +124,7 @@ class _Run:
         self.keys = {number: pair[1] for number, pair in pairs.items()}
 
     def of_all(self, one_call: Callable[..., Any], out_axes: object) -> Any:
-        """Maps a function of one call over all of them."""
+        """Maps a function of one call over all calls."""
         of_all = jax.vmap(one_call, (self.axes, 0, 0), out_axes, **self.names)
         return of_all(self.mapped, self.keys, jnp.arange(self.size))
 
