@@ -1,8 +1,8 @@
 """Immutable pytree modules for JAX, and exporters to the common serving runtimes.
 
-A module is data: arrays and a static description of everything else. Only `pure`, `mutable`
-and constructors change one, as an open copy. Transforms, precision policies, freezing and
-exports follow one rule: split the leaves, do one thing, merge.
+A module is data: arrays and a static description of everything else. Only `pure`, `mutable` and
+constructors change one, as a mutable copy. Transforms, precision policies, freezing and exports
+follow one rule: split the leaves, change some, merge.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pax_export._optional import is_installed, require
 
-# Without jax there is no library.  But a process that serves what was exported may have none,
+# The library requires jax, but a process that only serves an export may not have it,
 # and the command line inspects, tests and runs SavedModels there.
 if TYPE_CHECKING or is_installed("jax"):
     from pax_export.core import EmptyNode as EmptyNode
@@ -35,8 +35,8 @@ if TYPE_CHECKING or is_installed("jax"):
     from pax_export.core import unfreeze_parameters as unfreeze_parameters
     from pax_export.core import update_parameters as update_parameters
 
-# What loads on first use, as type checkers and editors see it.  `_ROOMS` and `_NAMES` below
-# say the same to Python; a test compares the two.
+# Names loaded on first use, for type checkers and editors. `_ROOMS` and `_NAMES` below list the
+# same for Python; a test compares them.
 if TYPE_CHECKING:
     from pax_export import adapters as adapters
     from pax_export import checkpoint as checkpoint
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Rooms that load on first use, as attributes of the package or by their names: a program pays
-# for what it uses.  `core` is loaded at once; `cli` has nothing to offer to programs.
+# for what it uses.  `core` is imported eagerly; `cli` is not for programs.
 _PUBLIC_ROOMS = frozenset(
     "adapters checkpoint debug errors experimental export generation inspection nets optim "
     "precision quantization sharding transforms utils weights".split()
@@ -116,7 +116,7 @@ if not TYPE_CHECKING:  # they take the names above, and would believe in any nam
             raise AttributeError(
                 f"module {__name__!r} has no attribute {name!r}{_elsewhere(name)}",
                 name=name,
-                obj=sys.modules[__name__],  # Python suggests names that are alike
+                obj=sys.modules[__name__],  # Python suggests similar names
             )
         if name not in _WITHOUT_JAX:
             require("jax", "all", f"{__name__}.{name}")
@@ -129,7 +129,7 @@ if not TYPE_CHECKING:  # they take the names above, and would believe in any nam
     def _elsewhere(name: str) -> str:
         """Where a public name that is not one of the package's own is found."""
         if name.startswith("_"):
-            return ""  # Python and notebooks ask for such names
+            return ""  # names that Python and notebooks look up
         homes = []
         for room in sorted(_PUBLIC_ROOMS):
             try:

@@ -22,7 +22,7 @@ def _made_public(cls: type) -> None:
 
 
 def a_few(names: Sequence[str], most: int) -> str:
-    """The first of some names, and how many there are besides.
+    """Formats the first of some names, and the number of others.
 
     Example:
         >>> a_few(["a", "b"], 3), a_few(list("abcde"), 3)
@@ -36,7 +36,7 @@ class PaxError(Exception):
     """The root of every error that this package raises on purpose.
 
     Args:
-        what: one sentence that says what went wrong.
+        what: one sentence about what is wrong.
         where: the path of the leaf, layer, file or dimension concerned.
         got: the value that caused it, described in a few words.
         write: what to write instead.
@@ -62,7 +62,7 @@ class PaxError(Exception):
         got: object | None = None,
         write: str | None = None,
     ):
-        # Only `what` goes into `args`: the rest travels in `__dict__`, so
+        # Only `what` is in `args`: the rest is in `__dict__`, so
         # that an error raised in a worker process can be pickled.
         super().__init__(what)
         hide_frames()
@@ -94,23 +94,23 @@ class PaxWarning(UserWarning):
 
 
 class ChangedOutsideWarning(PaxWarning):
-    """A list or dict of an immutable module was changed in place where it is not open."""
+    """A list or dict of an immutable module was changed in place."""
 
 
 class RetracingWarning(PaxWarning):
-    """Static data changes in every call of a jitted function, so jax traces each anew."""
+    """Static data changes in every call of a jitted function, so jax retraces each time."""
 
 
 class NearNameWarning(PaxWarning):
-    """An attribute is added whose name is nearly that of one that the module has."""
+    """A new attribute has almost the same name as an existing one."""
 
 
 class UntrainedArrayWarning(PaxWarning):
-    """A class says of a floating array neither that it is trained nor that it is state."""
+    """A class does not declare whether a floating array is trained or state."""
 
 
 class NotValidatedWarning(PaxWarning):
-    """An export was not tested, because what runs it is not installed."""
+    """An export was not validated, because its runtime is not installed."""
 
 
 class LoadedShapeWarning(PaxWarning):
@@ -126,11 +126,11 @@ class InvalidArgumentError(PaxError, ValueError, AssertionError):
 
 
 class InvalidArgumentTypeError(PaxError, TypeError, ValueError, AssertionError):
-    """An argument is of a kind that the function cannot work with."""
+    """An argument has the wrong type."""
 
 
 class ImmutableModuleError(PaxError, ValueError, AttributeError):
-    """A module was changed outside the places where it is open for change."""
+    """A module was changed outside of the scopes in which it is mutable."""
 
 
 class NotMaterializedError(ImmutableModuleError):
@@ -138,7 +138,7 @@ class NotMaterializedError(ImmutableModuleError):
 
 
 class SharedNodeError(PaxError, ValueError):
-    """One module or one array stands at two places of a tree."""
+    """One module or one array occurs twice in a tree."""
 
 
 class HiddenArrayError(PaxError, ValueError):
@@ -158,7 +158,7 @@ class MissingWeightError(PaxError, KeyError, ValueError):
 
 
 class WeightNameError(PaxError, ValueError):
-    """A weight has no name of its own under which a file could keep it."""
+    """A weight has no unique name to store it under."""
 
 
 class WeightsFileError(PaxError, OSError, ValueError):
@@ -205,11 +205,11 @@ class MissingPackageError(PaxError, ImportError):
 
 
 class MissingValueError(PaxError, AttributeError):
-    """A value is asked for that a Flattener does not hold."""
+    """A Flattener does not have the requested value."""
 
 
 class NameTakenError(PaxError, ImportError):
-    """A module is to be known by a name that another module has already."""
+    """A name is already taken by another module."""
 
 
 class NotInPaxError(PaxError, ModuleNotFoundError):
@@ -229,7 +229,7 @@ class NotDifferentiableError(PaxError, TypeError, ValueError):
 
 
 class NonFiniteError(PaxError, FloatingPointError):
-    """An operation gave NaN or infinity out of finite numbers."""
+    """An operation produced NaN or infinity from finite numbers."""
 
 
 class UnknownOptionError(PaxError, AttributeError):
@@ -237,19 +237,19 @@ class UnknownOptionError(PaxError, AttributeError):
 
 
 class UncoveredStateError(InvalidArgumentError):
-    """A leaf of a module may differ from call to call, and no axis says how to stack it."""
+    """A leaf of a module may differ between calls, but no axis is given to stack it."""
 
 
 class ShardingError(InvalidArgumentError):
-    """An array cannot lie on a mesh as a spec says, or a rule is for no array."""
+    """A partition spec does not fit its array or mesh, or a rule matches no array."""
 
 
 class ProcessesError(PaxError, RuntimeError):
-    """Processes that are to work together do not find each other, or one of them is lost."""
+    """Cooperating processes do not find each other, or one of them is lost."""
 
 
 class NotPicklableError(PaxError, TypeError, AttributeError):
-    """Something made on the spot was to be pickled, and no name leads to it."""
+    """A local object was to be pickled, but has no importable name."""
 
 
 class NegativeToleranceError(PaxError, OverflowError, ValueError):
@@ -261,7 +261,7 @@ class DTensorStateError(PaxError, RuntimeError):
 
 
 class QuantizationError(PaxError, ValueError):
-    """Weights are quantized already, or their integers or scales are not what they should be."""
+    """Weights are already quantized, or their integers or scales are invalid."""
 
 
 class ExportPathError(PaxError, OSError, ValueError):
@@ -269,11 +269,11 @@ class ExportPathError(PaxError, OSError, ValueError):
 
 
 class UntrustedExportError(PaxError, PermissionError, ValueError):
-    """An export is a program that does more than compute, and nobody said that it may."""
+    """An export contains a program that does more than compute, and is not trusted."""
 
 
 class SignatureError(PaxError, PermissionError, ValueError):
-    """What is to be opened is not what the holder of a key has signed."""
+    """A file does not match its signature."""
 
 
 class UnsupportedDtypeError(PaxError, TypeError, ValueError):
@@ -285,7 +285,7 @@ class UnsupportedOperationError(PaxError, NotImplementedError, ValueError):
 
 
 class SymbolicDimensionError(PaxError, TypeError, ValueError):
-    """A model needs to know the size of a dimension that was given as symbolic."""
+    """A model requires the value of a symbolic dimension."""
 
 
 class TracedValueError(PaxError, TypeError, ValueError):
@@ -293,7 +293,7 @@ class TracedValueError(PaxError, TypeError, ValueError):
 
 
 class StateChangeError(PaxError, ValueError):
-    """A model changes its own state while it is exported as one that does not."""
+    """A model exported as stateless changes its own state."""
 
 
 class ConsumerError(PaxError, ValueError):
@@ -301,16 +301,16 @@ class ConsumerError(PaxError, ValueError):
 
 
 class ValidationError(PaxError, ValueError):
-    """What was written does not compute what the model computes.
+    """The results of an export differ from those of the model.
 
     Attributes:
-        parting: the first operation after which jax and the export differ, where it was
-            found: its `operation`, the `path` and `kind` of the module, the `source` line,
-            and how far they are `apart`.
+        parting: the first operation after which jax and the export differ, if found: its
+            `operation`, the `path` and `kind` of the module, the `source` line, and how far they
+            are `apart`.
     """
 
     parting: Any = None
 
 
 class GradientMismatchError(ValidationError):
-    """What was written computes what the model computes, and its gradient is another."""
+    """The results of an export agree with the model, but its gradients differ."""

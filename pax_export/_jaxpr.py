@@ -1,7 +1,6 @@
 """An interpreter of jaxprs with hooks.
 
-Nothing here is imported from jax's internals: a program is data with names that
-its text shows.
+Nothing here is imported from jax's internals: a program is data, with the names in its text.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from typing import Any
 
 from pax_export._types import Equation, Jaxpr, TracedProgram
 
-#: The hook of `interpret`: what stands for the results of an equation.
+#: The hook of `interpret`: returns the results of an equation.
 Operate = Callable[[Any, list[Any]], Sequence[Any] | None]
 
-#: Operations that only call a program, and the parameter that holds it.
+#: Operations that only call a program, and the parameter with that program.
 _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -35,7 +34,7 @@ _WRAPPERS = {**_CALLS, **_WITH_DERIVATIVE}
 
 
 def is_literal(atom: object) -> bool:
-    """Whether an operand is a value that stands in the program, and no variable."""
+    """Returns whether an operand is a literal, not a variable."""
     return hasattr(atom, "val")
 
 
@@ -45,7 +44,7 @@ def is_program(value: object) -> bool:
 
 
 def inner_programs(equation: Equation) -> Iterator[Any]:
-    """The programs in an equation: what it calls, the body of a loop, branches."""
+    """Yields the programs in an equation: a called one, the body of a loop, branches."""
     for value in equation.params.values():
         for inner in value if isinstance(value, (tuple, list)) else (value,):
             if is_program(inner):
@@ -59,14 +58,14 @@ def called_program(equation: Equation) -> Any:
 
 
 def wrapped_program(equation: Any) -> Any:
-    """The only program of an equation with the same operands and results, which may be a call.
+    """Returns the only program of an equation, if it has the same operands and results.
 
-    It is a guess: a loop looks the same. `called_program` goes by names.
+    The equation may be a call or a loop; `called_program` decides by name.
     """
     called = called_program(equation)
     if called is not None:
         return called
-    held = equation.params.get("callee")  # which has a transpose beside it
+    held = equation.params.get("callee")  # which also has a transpose
     programs = [held] if is_program(held) else list(inner_programs(equation))
     if len(programs) == 1:
         jaxpr = getattr(programs[0], "jaxpr", programs[0])
@@ -88,7 +87,7 @@ def branch_for_cpu(platforms: Sequence[Any]) -> int | None:
 
 
 def has_own_derivative(equation: Equation) -> bool:
-    """Whether an operation calls a program whose derivative is given apart."""
+    """Returns whether an operation calls a program with a custom derivative."""
     return equation.primitive.name in _WITH_DERIVATIVE
 
 
@@ -101,7 +100,7 @@ def walk_equations(program: TracedProgram, callers: tuple = ()) -> Iterator[tupl
 
 
 def _walk_programs(program: TracedProgram, seen: set[int] | None = None) -> Iterator[Any]:
-    """A program and those inside of it, each once however often it is called."""
+    """Yields a program and its inner programs, each once."""
     seen = set() if seen is None else seen
     if id(program) not in seen:
         seen.add(id(program))
@@ -118,7 +117,7 @@ def _equations_once(program: TracedProgram) -> Iterator[Any]:
 
 
 def jaxpr_constants(program: TracedProgram) -> Iterator[Any]:
-    """The arrays that a traced program closes over, those of programs inside of it too."""
+    """Yields the constants of a traced program and its inner programs."""
     for each in _walk_programs(program):
         yield from getattr(each, "consts", ())
 
@@ -129,18 +128,18 @@ def jaxpr_primitives(program: TracedProgram) -> set[str]:
 
 
 def jaxpr_size(program: TracedProgram) -> int:
-    """How many operations a traced program has, with those of what it calls."""
+    """Returns the number of operations of a traced program and the programs it calls."""
     return sum(1 for _ in walk_equations(program))
 
 
 def jaxpr_dtypes(program: TracedProgram) -> set[Any]:
-    """The dtypes of what the operations in a traced program give."""
+    """Returns the dtypes of the results of all operations in a traced program."""
     results = (each for equation in _equations_once(program) for each in equation.outvars)
     return {each.aval.dtype for each in results if hasattr(each.aval, "dtype")}
 
 
 def jaxpr_parameters(program: TracedProgram, primitives: Iterable[str]) -> Iterator[Any]:
-    """What the operations of these names are told, wherever they stand in a program."""
+    """Yields the parameters of the operations with these names, at any depth."""
     names = set(primitives)
     for equation, _ in walk_equations(program) if names else ():
         if equation.primitive.name in names:
@@ -148,7 +147,7 @@ def jaxpr_parameters(program: TracedProgram, primitives: Iterable[str]) -> Itera
 
 
 def bound(equation: Equation, given: Sequence[Any]) -> Sequence[Any]:
-    """The results of one operation, as the program has it."""
+    """Returns the results of one operation, executed with its parameters."""
     parameters = equation.primitive.get_bind_params(equation.params)
     with equation.ctx.manager:
         results = equation.primitive.bind(*given, **parameters)
@@ -217,7 +216,7 @@ def interpret(
 def jaxpr_operations(
     program: TracedProgram, primitives: Iterable[str]
 ) -> Iterator[tuple[Any, ...]]:
-    """The operations of these names in a program, nested ones too, each after what calls it."""
+    """Yields the operations with these names, at any depth, each after its callers."""
     names = set(primitives)
     for equation, callers in walk_equations(program):
         if equation.primitive.name in names:
@@ -225,7 +224,7 @@ def jaxpr_operations(
 
 
 def equation_place(equation: Equation) -> str:
-    """Where an operation stands: ``file.py:line (Layer.__call__)``; empty for one of jax's own."""
+    """Returns the source of an operation: ``file.py:line (Layer.__call__)``; empty inside jax."""
     return line_of(equation).rsplit("/", 1)[-1]
 
 

@@ -12,7 +12,7 @@ from pax_export._errors import MissingPackageError
 
 _TENSORFLOW = "tensorflow>=2.21,<3"
 _SAFETENSORS = ("safetensors>=0.7", "zlib-ng>=0.5")
-#: What each extra of ``setup.cfg`` brings; under "all", what the whole library needs.
+#: The packages of each extra of ``setup.cfg``; under "all", those of the whole library.
 PACKAGES = {
     "all": ("jax>=0.10.2", "jaxlib>=0.10.2", "numpy>=2.0", "jmp>=0.0.4", "google-crc32c>=1.7"),
     "tensorflow": (_TENSORFLOW,),
@@ -69,12 +69,12 @@ def _load_tensorflow() -> None:
 
     with quiet_start():
         tensorflow = importlib.import_module("tensorflow")
-        # It looks for GPUs now, and says that there is none now.
+        # It searches for GPUs now, and reports that there is none.
         tensorflow.config.list_physical_devices()
 
 
 def find(package: str, extra: str, purpose: str) -> ModuleSpec:
-    """Finds what `require` would import, without importing it."""
+    """Finds an optional package, without importing it."""
     if spec := _spec_of(package):
         return spec
     raise _missing_package(package, extra, purpose)

@@ -26,7 +26,7 @@ from pax_export._optional import require
 _FEW = 5
 #: A key has a few hundred bytes.
 _LARGEST_KEY = 1 << 16
-#: What the list of a signature calls the only file.
+#: The name of a single file in a signature.
 _ITSELF = "."
 _PRIVATE = (
     "an elliptic key without a password, as `openssl ecparam -genkey -name prime256v1 -noout "
@@ -37,7 +37,7 @@ _PUBLIC = (
     "writes it"
 )
 _AS_SIGNED = "a copy of it, as it was signed"
-#: The piece of a larger file whose hash model-signing can sign, behind its name.
+#: The suffix of a chunk of a larger file whose hash model-signing can sign.
 _PIECE = re.compile(r":\d+:\d+$")
 _WHOLE_FILES = {"method": "files", "hash_type": "sha256"}
 
@@ -57,7 +57,7 @@ class Signer:
         file = _key_file(key, "sign")
         try:
             self._config.use_elliptic_key_signer(private_key=file)
-        except Exception as error:  # of what reads keys, for whatever is wrong in the file
+        except Exception as error:  # any exception of the key parser
             raise _no_key("This is no private key to sign with.", file, error, _PRIVATE) from error
 
     def sign_folder(self, folder: Path, name: str) -> None:
@@ -67,7 +67,7 @@ class Signer:
         self._sign_manifest(folder, name, place)
 
     def sign_file(self, file: Path) -> None:
-        """Signs one file; its signature is written beside it."""
+        """Signs one file; the signature is written next to it."""
         self._sign_manifest(file, file.name, signature_file.of_file(file))
 
     def _sign_manifest(self, path: Path, name: str, place: Path) -> None:
@@ -76,7 +76,7 @@ class Signer:
 
 
 def signer(key: Key | None, purpose: str) -> Signer | None:
-    """The signer with a key, if there is one."""
+    """Returns a signer for a key; None without a key."""
     return None if key is None else Signer(key, purpose)
 
 
@@ -84,7 +84,7 @@ def verify(path: str | os.PathLike[str], key: Key | None, purpose: str) -> None:
     """Verifies the signature of an export by a public key; does nothing without a key.
 
     Raises:
-        SignatureError: it is not signed by the key, or has changed.
+        SignatureError: it is not signed with the key, or has changed.
         MissingPackageError: model-signing is not installed.
         InvalidArgumentError: the file has no public key.
     """
@@ -94,7 +94,7 @@ def verify(path: str | os.PathLike[str], key: Key | None, purpose: str) -> None:
     file = _key_file(key, "verify")
     try:
         config.use_elliptic_key_verifier(public_key=file)
-    except Exception as error:  # of what reads keys, for whatever is wrong in the file
+    except Exception as error:  # any exception of the key parser
         raise _no_key("This is no public key to verify with.", file, error, _PUBLIC) from error
     if os.path.lexists(path):
         _verify_signature(config, Path(os.path.realpath(path)), str(path))
@@ -194,7 +194,7 @@ class _Comparing:
         self.reached = False
 
     def add_ignored_paths(self, **_: object) -> None:
-        """Whatever a signature lists: no file is left out."""
+        """Regardless of the signature, no files are ignored."""
 
     def hash(self, path: Path, **_: object) -> Any:
         self.reached = True
@@ -280,7 +280,7 @@ def _decode_base64(text: str) -> bytes:
 
 
 def _changed_error(path: Path, listed: _List, shown: str, error: Exception) -> SignatureError:
-    """Some file is another than the one that was signed."""
+    """Returns the error that names the changed files."""
     changed = []
     for name, digest in listed.hashes.items() if listed.of_whole_files else ():
         with suppress(OSError):

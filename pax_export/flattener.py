@@ -45,15 +45,14 @@ class _NotShared:
 
 
 class Flattener(Module):
-    """Keeps pytrees as flat lists of arrays, for calls that only hand them on.
+    """Stores pytrees as flat lists of arrays, for calls that only pass them on.
 
-    jax flattens every argument of a jitted function at each call.  Models and
-    optimizers with many submodules are faster to flatten as a Flattener, which
-    is three levels deep whatever it holds.  Reading ``flattener.key`` rebuilds
-    the value, so read it inside of the jitted function.
+    jax flattens every argument of a jitted function at each call. Models and optimizers with many
+    submodules are faster to flatten as a Flattener, which always has three levels. Reading
+    ``flattener.key`` rebuilds the value, so read it inside of the jitted function.
 
-    What is not an array in a value (a number, a function) is static data of the
-    Flattener, as it is in every module.
+    Leaves that are not arrays (numbers, functions) are static data of the Flattener, as in every
+    module.
 
     Args:
         **kwargs: the values: any pytrees, usually modules.  A name must not be
@@ -113,7 +112,8 @@ class Flattener(Module):
     @property
     def treedef_dict(self) -> dict[str, Any]:
         """Name -> treedef of the value."""
-        # Not self._structures: what a constructor has not set yet, __getattr__ seeks here.
+        # Not self._structures: __getattr__ is called for attributes that a constructor has not set
+        # yet.
         structures = vars(self).get("_structures", ())
         return {structure.name: structure.treedef for structure in structures}
 
@@ -153,7 +153,7 @@ class Flattener(Module):
 
 
 def _restore(cls: type, names: tuple, attributes: dict[str, Any], values: dict) -> Any:
-    """Makes a Flattener from what a pickle holds: ``{name: (value, its static leaves)}`` apart."""
+    """Makes a Flattener from pickled values: ``{name: (value, its static leaves)}``."""
     parts = {name: _taken_apart(name, *value) for name, value in values.items()}
     attributes["leaves_dict"] = {name: leaves for name, (leaves, _) in parts.items()}
     attributes["_structures"] = tuple([structure for _, structure in parts.values()])
@@ -166,7 +166,7 @@ _Structures = tuple[_Structure, ...]
 def _merge_values(
     leaves: dict[str, list[Any]], structures: _Structures, values: dict[str, Any]
 ) -> tuple[dict[str, list[Any]], _Structures]:
-    """What a Flattener holds after values were replaced or added."""
+    """Returns the contents of a Flattener after values were replaced or added."""
     leaves, by_name = dict(leaves), {structure.name: structure for structure in structures}
     for name, value in values.items():
         leaves[name], by_name[name] = _taken_apart(name, value)
@@ -189,7 +189,7 @@ def _check_names(cls: type, names: Iterable[str]) -> None:
 def _taken_apart(
     name: str, value: object, static: Container[int] | None = None
 ) -> tuple[list[Any], _Structure]:
-    """The array leaves of a value and its structure; or those whose numbers are not in `static`."""
+    """Splits a value into array leaves and structure; `static` numbers its other leaves."""
     leaves, treedef = tree_flatten(value)
     if static is None:
         static = [number for number, leaf in enumerate(leaves) if not is_array(leaf)]
@@ -207,6 +207,6 @@ def _rebuild_value(structure: _Structure, data: list[Any]) -> Any:
 
 
 def _in_mode(structure: _Structure, training: bool) -> _Structure:
-    """The structure of a value whose modules are all in train or in eval mode."""
+    """Returns the structure of a value with all modules in train or eval mode."""
     value = tree_unflatten(structure.treedef, range(structure.treedef.num_leaves))
     return structure._replace(treedef=tree_structure(set_training(value, training)))

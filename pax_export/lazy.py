@@ -44,9 +44,8 @@ M = TypeVar("M")
 class LazyModule(Module):
     """A module that creates a submodule when a call first needs it.
 
-    Its first call must be one that may change it: ``module, y = module % x``.
-    Before ``jit``, a training step or an export, `materialize` creates all
-    submodules at once.
+    Its first call must be able to change it: ``module, y = module % x``. Before ``jit``, a training
+    step or an export, `materialize` creates all submodules at once.
 
     Args:
         training: whether it starts in train mode.
@@ -74,8 +73,8 @@ class LazyModule(Module):
     def get_or_create(self, name: str, create_fn: Callable[[], T]) -> T:
         """Returns an attribute; creates it first if the module lacks it.
 
-        What was created can be used at once, also by a call that changes it.
-        Modules are created in eval mode if this module is in eval mode, and frozen if it is.
+        A created module can be used immediately, also by a call that changes it. Modules are
+        created in eval mode if this module is in eval mode, and frozen if it is.
 
         Args:
             name: the attribute.
@@ -83,10 +82,9 @@ class LazyModule(Module):
                 any other value.  The module keeps a copy.
 
         Raises:
-            NotMaterializedError: (a ValueError) the attribute must be created,
-                and this module is not open for change.
-            InvalidArgumentTypeError: (an AssertionError too) ``create_fn``
-                cannot be called.
+            NotMaterializedError: (a ValueError) the attribute must be created, and this module is
+                immutable.
+            InvalidArgumentTypeError: (an AssertionError too) ``create_fn`` is not callable.
         """
         if name in attributes_of(self) or (hasattr(self, name) and not is_verb(type(self), name)):
             return getattr(self, name)
@@ -95,7 +93,7 @@ class LazyModule(Module):
         if kind_of(value) is STATIC:
             setattr(self, name, value)
             return value
-        # A copy: others may hold what was created, and must not see it change.
+        # A copy, because others may reference the created module and must not see it change.
         value = rebuilt(value) if self.training else set_training(value, False)
         frozen = aspect_of(type(self), "frozen")
         if frozen is not None:
@@ -134,17 +132,15 @@ def materialize(module: M, *example_inputs: PyTree, **kwargs: object) -> M:
 
     Args:
         module: a `LazyModule`, or a module that contains some.
-        *example_inputs: what the module is called with.
+        *example_inputs: the inputs of the call.
         **kwargs: keyword arguments of the call.
 
     Returns:
-        The module with the structure that the call left.  Its arrays are the
-        first ones: those it had, and those of created submodules as they were
-        when created.  So a batch norm has not seen the example, and a dropout
-        has not used its key.
+        The module with the structure after the call.  Its arrays have their initial values: so a
+        batch norm has not seen the example, and a dropout has not used its key.
 
     Raises:
-        InvalidArgumentTypeError: ``module`` is not a module that can be called.
+        InvalidArgumentTypeError: ``module`` is not a callable module.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax
@@ -168,7 +164,7 @@ def materialize(module: M, *example_inputs: PyTree, **kwargs: object) -> M:
 
 
 class _CreationRecorder:
-    """Remembers what was created during a call, as it was when created."""
+    """Records the submodules created during a call, with their initial values."""
 
     def __init__(self) -> None:
         # By the id of each created module, that module and its first state.
@@ -179,7 +175,7 @@ class _CreationRecorder:
 
     def record_creation(self, parent: object, name: str, value: object) -> None:
         first = rebuilt(value)
-        # What an id belongs to is kept with it, or the id might be given anew.
+        # The object is kept with its id, because a freed id could be reused.
         self.values[id(parent), name] = (parent, first)
         pairs = zip(modules_and_leaves(value)[0], modules_and_leaves(first)[0])
         self.modules |= {id(now): (now, then) for now, then in pairs}

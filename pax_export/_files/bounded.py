@@ -11,7 +11,7 @@ from pax_export._files import file_types
 
 def read_bytes(file: Path, most: int) -> bytes:
     """The content of a regular file of at most `most` bytes; an OSError otherwise."""
-    # Opening a FIFO waits for a writer, unless it is told not to.
+    # Opening a FIFO blocks until there is a writer, unless it is opened non-blocking.
     number = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     with open(number, "rb") as content:
         about = os.fstat(number)

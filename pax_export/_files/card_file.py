@@ -1,4 +1,4 @@
-"""The path of an export's HTML card: in a folder, or beside a file. Any card may be replaced."""
+"""The path of an export's HTML card: inside a folder, or next to a file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pax_export._files.overwrite_guard import Belongs
 
 #: The name in a folder.
 NAME = "pax_export.html"
-#: What the name of a file is followed by.
+#: The suffix after the name of the file.
 SUFFIX = ".html"
-#: What stands in its second line.
+#: The mark in the second line.
 MARK = "<!-- the card of an export of pax_export -->"
 _LOOKED_AT = 200
 
@@ -28,7 +28,7 @@ def of_file(path: Path) -> Path:
 
 
 def recognized(path: Path) -> Belongs | None:
-    """What belongs to a card at a path, which is nothing else; None if there is none."""
+    """Returns the files of a card at a path, which are none but itself; None without a card."""
     if path.is_symlink() or not path.is_file():
         return None
     with path.open("rb") as file:
@@ -51,7 +51,7 @@ def check(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes the card beside a file, of an export that is no longer there."""
+    """Removes the card of a file that no longer exists."""
     place = of_file(path)
     if recognized(place) is not None:
         place.unlink(missing_ok=True)

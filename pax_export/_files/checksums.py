@@ -21,7 +21,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Checked:
-    """A folder whose listed files are as they were written; no other file of it may be read."""
+    """A folder whose listed files are unchanged; other files in it may not be read."""
 
     directory: Path
     digest: str  # of the list, and so of all that it lists
@@ -55,7 +55,7 @@ def write(
 
 
 def names(directory: Path) -> set[str] | None:
-    """The names of the files whose hashes a folder holds; None if it holds none."""
+    """Returns the names of the listed files; None without a list."""
     try:
         return set(_parse_list(_read_list(directory)))
     except (OSError, ValueError):
@@ -67,7 +67,7 @@ def _read_list(directory: Path) -> str:
 
 
 def check(directory: Path) -> Checked:
-    """Compares all listed files with their hashes; the card, which nobody reads, may be missing."""
+    """Compares all listed files with their hashes; the card may be missing."""
     try:
         text = _read_list(directory)
         expected = _parse_list(text)
@@ -86,7 +86,7 @@ def check(directory: Path) -> Checked:
 
 
 def _parse_list(text: str) -> dict[str, str]:
-    """The hashes in the text, by names of files that lie in the folder."""
+    """Parses the hashes, by names of files in the folder."""
     lines = text.split("\n")
     if lines.pop():
         raise ValueError("it does not end with a line")

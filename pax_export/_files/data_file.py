@@ -14,7 +14,7 @@ def of_file(path: Path, digest: str) -> Path:
 
 
 def all_of_file(path: Path) -> list[Path]:
-    """The files of arrays that lie beside a file, of it or of one that was there before."""
+    """Returns all external data files of a path, current and old."""
     if not path.parent.is_dir():
         return []
     name = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{{_DIGITS}}}\.data")

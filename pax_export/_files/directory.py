@@ -23,7 +23,7 @@ _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 #: The place is not as it was a moment ago: another process saves to it, too.
 _CHANGED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT)
 _TRIES = 100
-#: What is a pattern to TensorFlow, which looks for variables by patterns that begin with the path.
+#: Glob characters, because TensorFlow finds variables by patterns that begin with the path.
 _PATTERN = re.compile(r"[*?\\]|\[[^/]*\]")
 
 
@@ -34,12 +34,12 @@ def place(path: str | os.PathLike[str]) -> Path:
         if given.name in ("", ".."):
             return given.resolve()
         return given.parent.resolve() / given.name
-    except (OSError, RuntimeError) as error:  # of links in a loop, as Python before 3.13 says it
+    except (OSError, RuntimeError) as error:  # a loop of links, in Python before 3.13
         raise unwritable(given, str(error)) from error
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """True for a path of another machine, such as ``gs://bucket/net``.
+    """Returns whether a path is remote, such as ``gs://bucket/net``.
 
     Example:
         >>> [is_remote(path) for path in ("gs://bucket/net", Path("s3://net"), "a:/b", "/a")]
@@ -91,7 +91,7 @@ def replaced(
 
 @contextmanager
 def begun(path: Path, needed: int) -> Iterator[Path]:
-    """Yields a hidden directory beside a path, removed with the parents made for it."""
+    """Yields a hidden directory next to a path, removed with the parents created for it."""
     made: list[Path] = []
     try:
         with disk.full_disk_explained(path, needed), ExitStack() as until_moved:
@@ -178,7 +178,7 @@ def move(
 ) -> None:
     """Gives a file or directory its name; of several processes that do so, the last one wins."""
     error: OSError | None = None
-    for _ in range(_TRIES):  # what is at the place may change between two looks at it
+    for _ in range(_TRIES):  # the path may change between two checks
         try:
             if not os.path.lexists(path):
                 return rename_to_nothing(temporary, path)
@@ -237,7 +237,7 @@ def _replace_in_two_steps(temporary: Path, path: Path) -> None:
 
 
 def taken(path: Path) -> ExportPathError:
-    """There is something, and nobody said that it may be replaced."""
+    """Returns the error for an existing path without ``overwrite=True``."""
     return ExportPathError(
         "There is something at this place already.",
         where=str(path),

@@ -11,14 +11,14 @@ from pathlib import Path
 from pax_export._errors import ExportPathError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: Some file systems cannot do it, and say so with one of these.
+#: Errors of file systems that do not support it.
 _NOT_DONE_HERE = (errno.EINVAL, errno.ENOTSUP, errno.EROFS)
 
 
 def check_room(path: Path, needed: int) -> None:
     """Refuses, by an ExportPathError, to begin a write that cannot end well."""
     room = os.statvfs(path.parent)
-    # A file system that does not count says that it has no blocks at all.
+    # A file system that does not count blocks reports none at all.
     if room.f_blocks and room.f_bavail * room.f_frsize < needed:
         raise _full_disk_error(path, needed, f"{bytes_text(room.f_bavail * room.f_frsize)} free")
 
@@ -41,7 +41,7 @@ def full_disk_explained(path: Path, needed: int) -> Iterator[None]:
 def _is_full(error: Exception) -> bool:
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _FULL
-    # TensorFlow passes on what the system said, in a class of its own.
+    # TensorFlow wraps the system's error in its own class.
     return any(os.strerror(number) in str(error) for number in _FULL)
 
 

@@ -24,7 +24,7 @@ def unusual(path: Path) -> str | None:
 
 
 def kind(mode: int) -> str | None:
-    """What has this mode, in words; None for a regular file."""
+    """Describes the type of a file by its mode; None for a regular file."""
     return next((name for is_such, name in _KINDS if is_such(mode)), None)
 
 

@@ -15,7 +15,7 @@ _STYLE = (
 
 
 def block(title: str, *parts: str) -> str:
-    """What a notebook shows of one value; the parts are HTML already."""
+    """Returns HTML for notebooks; the parts are HTML already."""
     head = f"<b>{escape(title)}</b>" if title else ""
     return f'<div class="pax-report">{_STYLE}{head}{"".join(parts)}</div>'
 
@@ -31,7 +31,7 @@ def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def lines(texts: Iterable[str]) -> str:
-    """Lines below one another; those that are empty are left out."""
+    """Returns lines as HTML; empty ones are omitted."""
     return "".join(f"<div>{escape(text)}</div>" for text in texts if text)
 
 

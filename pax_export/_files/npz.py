@@ -15,7 +15,7 @@ from pax_export._files.overwrite_guard import Belongs
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same bytes whenever it is written
 #: The comment of each member: one of the archive as a whole would stop some readers.
 _MARK = b"pax_export"
-#: What zipfile raises for archives that are none, or damaged.
+#: Exceptions of zipfile for damaged or other files.
 UNREADABLE = (
     zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, struct.error,
 )  # fmt: skip

@@ -11,9 +11,9 @@ from pathlib import Path
 from pax_export._errors import ExportPathError
 from pax_export._files import file_types
 
-#: Whether a file belongs to what lies there, by its path in the folder, with ``/``.
+#: Whether a file, by its path in the folder, with ``/``, belongs to the export there.
 Belongs = Callable[[str], bool]
-#: What belongs to the file or folder at a path; None if that is not ours at all.
+#: Recognizes the files of the export at a path; None if it is not ours.
 Recognize = Callable[[Path], "Belongs | None"]
 
 _SHOWN = 5
@@ -21,7 +21,7 @@ _LOOKS = 100
 
 
 def now_in(folder: Path) -> Recognize:
-    """What is in a folder now, for a folder that is copied whole into its successor."""
+    """Returns the current files of a folder, for a folder that is copied into its successor."""
     there = frozenset(files(folder)) if folder.is_dir() else frozenset()
     return lambda _: there.__contains__
 
@@ -91,7 +91,7 @@ def some_names(folder: Path) -> str:
 
 
 def named(names: Collection[str]) -> str:
-    """Up to five of some names, such as ``a, b, c, d, e and more``."""
+    """Formats up to five names, such as ``a, b, c, d, e and more``."""
     shown = ", ".join(islice(names, _SHOWN))
     return f"{shown} and more" if len(names) > _SHOWN else shown
 

@@ -1,4 +1,4 @@
-"""The path of a signature, in a folder or beside a file, and a check for such files."""
+"""The path of a signature, inside a folder or next to a file, and a check for such files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pax_export._files.overwrite_guard import Belongs
 
 #: The name in a folder, which is that of the tools of model-signing.
 NAME = "model.sig"
-#: What the name of a file is followed by.
+#: The suffix after the name of the file.
 SUFFIX = ".sig"
 #: A signature names every file, and has some 200 bytes for each.
 LARGEST = 1 << 26
@@ -28,7 +28,7 @@ def of_file(path: Path) -> Path:
 
 
 def recognized(path: Path) -> Belongs | None:
-    """What belongs to a signature at a path, which is nothing else; None if there is none."""
+    """Returns the files of a signature at a path, which are none but itself; None without one."""
     with suppress(OSError, ValueError, RecursionError):
         content = json.loads(bounded.read_bytes(path, LARGEST))
         if isinstance(content, dict) and str(content.get("mediaType")).startswith(_KIND):

@@ -50,17 +50,17 @@ def _check_place(path: Path, ours: overwrite_guard.Recognize | None) -> None:
 def replaced(path: Path, ours: overwrite_guard.Recognize | None, needed: int = 0) -> Iterator[Path]:
     """Yields the path of a file that becomes ``path``, or replaces `ours`, if the block succeeds.
 
-    A signature, a card and external data beside it move along.
+    Its signature, card and external data are replaced, too.
     """
     check(path, ours)
     path = path.absolute()
     stale_temporaries.sweep(path.parent)
     old = set(data_file.all_of_file(path))
     with directory.begun(path, needed) as folder:
-        temporary = folder / path.name  # in a directory, with whatever a runtime leaves beside
+        temporary = folder / path.name  # in a directory, together with side files of a runtime
         yield temporary
         disk.sync(folder)
-        # Under names of their own: until the file is there, nobody reads them.
+        # Under their own names: until the file exists, they are not read.
         new = {each.rename(path.with_name(each.name)) for each in data_file.all_of_file(temporary)}
         try:
             _move_file(temporary, path, ours)

@@ -21,23 +21,23 @@ except ImportError:  # a system without such locks
 
 #: The end of the name of a directory that is being written, or being removed.
 PART = ".part"
-#: That of an old export which stands aside while the new one takes its place.
+#: An old export, set aside while the new one replaces it.
 OLD = ".old"
 
 _RANDOM = 6
 _TRIES = 100
-#: ``.NAME.RANDOM.part``, where NAME is what is being written.
+#: ``.NAME.RANDOM.part``, where NAME is the file or folder being written.
 _NAME = re.compile(
     rf"\.(?P<of>.+)\.[0-9a-f]{{{2 * _RANDOM}}}(?P<suffix>{re.escape(PART)}|{re.escape(OLD)})",
     re.DOTALL,
 )
-#: What computations leave for a while where the system keeps such things.
+#: Temporary files of computations, in the system's directory for them.
 _SCRATCH = "pax_export"
 
 
 @contextmanager
 def claimed(path: Path, mode: int = 0o777) -> Iterator[Path]:
-    """Yields a new hidden directory beside a path, which is removed when the block ends."""
+    """Yields a new hidden directory next to a path, removed at the end of the block."""
     temporary, lock = _claim_directory(path, mode)
     try:
         yield temporary
@@ -102,7 +102,7 @@ def _release_lock(lock: int | None) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what killed saves left in a folder; an old export without heir comes back."""
+    """Removes temporaries of killed saves; restores an old export without a successor."""
     with suppress(OSError):  # of a folder that is not there, or may not be read
         found = [match for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
         for match in sorted(found, key=lambda each: each["suffix"]):  # the old ones come first

@@ -12,7 +12,7 @@ import numpy as np
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import AnyMesh
 
-#: What one device sends, as a part of the whole array, where ``n`` exchange it in a ring.
+#: The share of the whole array that one device sends, for ``n`` devices in a ring.
 _SENT = {
     "all-reduce": lambda n: 2 * (n - 1) / n,
     "all-gather": lambda n: (n - 1) / n,
@@ -24,20 +24,20 @@ _SENT = {
 
 
 def sent_bytes(kind: str, size: int, devices: int) -> float:
-    """What each device sends at least, when several exchange an array in a ring.
+    """Returns the minimum that each device sends when several exchange an array in a ring.
 
     Args:
         kind: ``"all-reduce"``, ``"all-gather"``, ``"reduce-scatter"``,
             ``"all-to-all"``, ``"collective-permute"`` or ``"collective-broadcast"``.
-        size: the bytes of the whole array: what every device holds before an
-            all-reduce or a reduce-scatter, and after an all-gather.
-        devices: how many exchange it.
+        size: the bytes of the whole array: the array of each device before an all-reduce or a
+            reduce-scatter, and after an all-gather.
+        devices: the number of devices.
 
     Returns:
         Bytes.
 
     Raises:
-        InvalidArgumentTypeError: (a ValueError too) another kind.
+        InvalidArgumentTypeError: (a ValueError too) an unknown kind.
 
     Example:
         >>> import pax_export as pax
@@ -53,20 +53,19 @@ def sent_bytes(kind: str, size: int, devices: int) -> float:
 
 @dataclass(frozen=True)
 class Collective:
-    """An instruction of a compiled program in which devices exchange arrays.
+    """An instruction of a compiled program by which devices exchange arrays.
 
     Attributes:
         kind: ``"all-reduce"``, ``"all-gather"``, ...
-        arrays: the arrays on one device, such as ``("bf16[8192,1024]",)``; of an
-            all-gather those that come out, of a reduce-scatter those that go in
-            are larger, see `size`.
+        arrays: the arrays on one device, such as ``("bf16[8192,1024]",)``; of an all-gather the
+            results; of a reduce-scatter the operands are larger, see `size`.
         size: the bytes of the whole arrays, as `sent_bytes` counts them.
-        group: the devices that exchange them, by their place in the mesh; all
-            other groups are as large.
-        times: how often it runs in one call.
-        times_known: False if it is in a loop whose length the text does not
-            give; `times` counts one round of that.
-        source: the operation of the model that needs it, as jax names it.
+        group: the devices that exchange them, by their index in the mesh; all groups have the same
+            size.
+        times: the number of executions per call.
+        times_known: False if it is in a loop of unknown length; `times` counts one iteration of
+            that.
+        source: jax's name of the operation that needs it.
 
     Example:
         >>> import pax_export as pax
@@ -101,14 +100,14 @@ class Collective:
 
 
 def collectives(compiled: object) -> tuple[Collective, ...]:
-    """What devices send each other in a compiled program.
+    """Returns the collectives of a compiled program.
 
     Args:
-        compiled: what ``jax.jit(f).lower(...).compile()`` gives, or its text.
+        compiled: the result of ``jax.jit(f).lower(...).compile()``, or its text.
 
     Returns:
-        Each instruction in which devices exchange arrays, with how often it runs.
-        In a conditional every branch is counted.
+        The instructions by which devices exchange arrays, with their numbers of executions. All
+        branches of a conditional are counted.
 
     Raises:
         InvalidArgumentTypeError: (a TypeError) neither.
@@ -142,7 +141,7 @@ _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
 _CALLED = re.compile(r"\b(?:body|to_apply|calls|called_computation|\w+_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
 _WHILE = re.compile(r" while\(.*\bcondition=%?([\w.\-]+)")
-_CONTINUED = re.compile(r" async-(?:update|done)\(")  # name again what async-start runs
+_CONTINUED = re.compile(r" async-(?:update|done)\(")  # refer to the computation of async-start
 _BODY = re.compile(r"\bbody=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _BOUND = re.compile(r"= [su]\d+\[\]\S* constant\((\d+)\)")
@@ -186,7 +185,7 @@ class _HloProgram:
         return {name: each for name, each in found.items() if name in self.computations}
 
     def _called_computations(self, line: str) -> Iterator[tuple[str, int | None]]:
-        """The computations that an instruction runs, each with how often; None: not known."""
+        """Yields the computations that an instruction runs, with counts; None: unknown."""
         if _CONTINUED.search(line):
             return
         loop = _WHILE.search(line)
@@ -200,7 +199,7 @@ class _HloProgram:
             yield from ((name.strip().lstrip("%"), 1) for name in names.split(","))
 
     def _loop_rounds(self, line: str, condition: str) -> int | None:
-        """How many rounds a loop makes: as annotated, or what its counter is compared with."""
+        """Returns the number of iterations of a loop: annotated, or compared with its counter."""
         known = _TRIPS.search(line)
         if known is not None:
             return int(known[1])
@@ -220,7 +219,7 @@ _SOURCE = re.compile(r'op_name="([^"]*)"')
 
 
 def _read_collective(line: str, devices: int, times: int, known: bool) -> Collective | None:
-    """What an instruction exchanges, if it does."""
+    """Parses a collective; None for other instructions."""
     found = _EXCHANGE.match(line)
     if found is None:
         return None
@@ -233,7 +232,7 @@ def _read_collective(line: str, devices: int, times: int, known: bool) -> Collec
     elif found["start"] and found["kind"] != "all-reduce":
         arrays = arrays[len(arrays) // 2 :]  # operands, then results
     size = sum([_item_size(dtype) * math.prod(_read_numbers(sizes)) for dtype, sizes in arrays])
-    if found["kind"] == "reduce-scatter":  # the text has what comes out
+    if found["kind"] == "reduce-scatter":  # the text has the result
         size *= len(group)
     names = tuple([f"{dtype}[{sizes}]" for dtype, sizes in arrays])
     source = _SOURCE.search(line)

@@ -12,14 +12,14 @@ from pax_export._types import AnyMesh
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call of a compiled program costs each device; `str` gives a table.
+    """The cost of one call of a compiled program on each device; prints as a table.
 
     Attributes:
-        arguments: bytes of what goes in.
-        results: bytes of what comes out.
-        reused: how many bytes of the arguments become results (donated arrays).
-        temporary: bytes of everything in between, where it is largest.
-        collectives: what devices exchange, see `Collective`.
+        arguments: bytes of the arguments.
+        results: bytes of the results.
+        reused: bytes of arguments reused for results (donated arrays).
+        temporary: the peak of bytes of intermediate values.
+        collectives: the exchanges between devices, see `Collective`.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax
@@ -82,7 +82,7 @@ class Cost:
 
 
 def cost(compiled: object) -> Cost:
-    """The cost of a compiled program for each device, by the compiler's estimate.
+    """Returns the compiler's estimate of the cost of a program on each device.
 
     Nothing is computed, and no array is needed: lower the function for abstract
     arguments (`jax.eval_shape`, `jax.ShapeDtypeStruct`) and compile it for a mesh
@@ -90,14 +90,14 @@ def cost(compiled: object) -> Cost:
     or TPUs; the page on scale explains how.
 
     Args:
-        compiled: what ``jax.jit(f).lower(...).compile()`` gives.
+        compiled: the result of ``jax.jit(f).lower(...).compile()``.
 
     Returns:
         A `Cost`.
 
     Raises:
-        InvalidArgumentTypeError: (a TypeError) no compiled program, or one that
-            was compiled for a platform that does not tell its memory.
+        InvalidArgumentTypeError: (a TypeError) not a compiled program, or one for a platform that
+            does not report memory.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pax_export._jax._watched import jitted_call as jitted_call
     from pax_export._jax._watched import watched as watched
 
-# Every program imports this room, and only exporters and many processes need more of it.
+# Every program imports this package; only exporters and multi-process programs need the rest.
 _HOMES = {
     "_processes": "devices_are_known join_processes",
     "_programs": "call_part call_with_constants equations_of expanded needed_part read_arguments "

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-#: What is less without each name.  Nothing stands for a public way that does the same.
+#: What degrades without each name, where no public API does the same.
 PRIVATE: dict[str, str] = {
     "jax._src.core.get_opaque_trace_state": "",
     "jax.interpreters.partial_eval.dce_jaxpr_consts": (
@@ -36,7 +36,7 @@ PRIVATE: dict[str, str] = {
 #: Attributes of jax's objects, in the same way.
 PRIVATE_ATTRIBUTES: dict[str, str] = {"jax.export.SymbolicScope._explicit_constraints": ""}
 
-#: What was not there at all, and is said in the same way: fallbacks of the second kind.
+#: APIs that older versions of jax lack, reported in the same way.
 _LESS: dict[str, str] = {
     "jax.lax.add_p": (
         "a module that is changed under a jit, grad or vmap that began after it was opened is "
@@ -51,7 +51,7 @@ _LESS: dict[str, str] = {
 
 @functools.cache
 def private(name: str) -> Any:
-    """What jax has under a name of `PRIVATE`, or None where it has nothing there."""
+    """Returns jax's object for a name of `PRIVATE`, or None if jax does not have it."""
     if name not in PRIVATE:
         raise KeyError(name)
     module, _, attribute = name.rpartition(".")
@@ -63,7 +63,7 @@ def private(name: str) -> Any:
 
 @functools.cache
 def say_less(name: str) -> None:
-    """Warns, once, of what is less because jax no longer has this name."""
+    """Warns once about what degrades because jax removed this name."""
     less = (PRIVATE | PRIVATE_ATTRIBUTES | _LESS)[name]
     text = f"jax {jax.__version__} no longer has {name}, so {less}. A newer pax-export may."
     warnings.warn(text, RuntimeWarning, stacklevel=3)

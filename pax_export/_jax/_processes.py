@@ -15,7 +15,7 @@ _STATE = "jax._src.distributed.global_state"
 class Joined(NamedTuple):
     """How this process reaches the others."""
 
-    client: Any  # of jax's coordination service, through which processes tell what they please
+    client: Any  # the client of jax's coordination service, which also carries our messages
     coordinator: str  # the "host:port" of that service
     processes: int
     process: int  # which one this is
@@ -39,7 +39,7 @@ def join_processes(*who: Any, within: float, lost_after: float) -> Joined | None
         return None
     try:
         jax.config.update("jax_enable_recoverability", True)
-    except AttributeError:  # what jax says of options that it does not know
+    except AttributeError:  # jax's error for unknown options
         say_less("the option jax_enable_recoverability")
     seconds = {"initialization_timeout": within, "heartbeat_timeout_seconds": lost_after}
     jax.distributed.initialize(*who, **{name: int(value) for name, value in seconds.items()})

@@ -36,7 +36,7 @@ def call_with_constants(
         program: ``trace(...).jaxpr``.
         replaced: `id` of a constant -> new value.
         arguments: the flat arguments.
-        count: evaluate only what the first `count` results need.
+        count: evaluate only operations that the first `count` results need.
         keep_derivatives: keep functions with their own derivatives, and constants in them.
     """
     jaxpr = getattr(program, "jaxpr", program)
@@ -62,7 +62,7 @@ def call_with_constants(
         is_call = called_program(equation) is not None
         return bound(equation, given) if made is None and not is_call else made
 
-    # Since jax 0.12 a jaxpr may hold its constants itself.
+    # Since jax 0.12 a jaxpr may contain its constants.
     held = () if getattr(jaxpr, "consts", ()) else constants
     return interpret(jaxpr, (*held, *arguments), operate, constant=lambda x: replaced.get(id(x), x))
 
@@ -82,7 +82,7 @@ def call_part(
 
 
 def expanded(equation: Any) -> Callable[..., list[Any]] | None:
-    """What an operation of jax's newer kind is made of, as a function; None for all others."""
+    """Returns the expansion of an operation of jax's newer kind as a function; None for others."""
     primitive = equation.params.get("_prim")
     if not hasattr(primitive, "expand"):
         return None
@@ -97,9 +97,9 @@ def expanded(equation: Any) -> Callable[..., list[Any]] | None:
 def run_inside(
     equation: Any, given: Sequence[Any], run: Callable[[Any, Sequence[Any]], list[Any]]
 ) -> list[Any] | None:
-    """The results of a loop, of branches or of a remat, each of whose programs ``run`` evaluates.
+    """Evaluates a loop, branches or a remat, with ``run`` for each inner program.
 
-    Operands may be pytrees.  None for other equations.
+    Operands may be pytrees. Returns None for other equations.
     """
     opened = _OPENED.get(equation.primitive.name)
     return None if opened is None else opened(run, equation.params, list(given))
@@ -111,7 +111,7 @@ def _expand_remat(run: Any, params: Any, given: list[Any]) -> list[Any]:
 
 
 def scan_operands(params: Any, given: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """The operands of a scan: constants of its body, the first carry, and what it goes over."""
+    """Splits the operands of a scan: constants of its body, the initial carry, the inputs."""
     if "ft_in" in params:  # since jax 0.12
         constants, start, inputs = map(list, params["ft_in"].update(given).unpack())
         return constants, start, inputs
@@ -151,8 +151,8 @@ def _expand_cond(run: Any, params: Any, given: list[Any]) -> list[Any]:
     return jax.lax.switch(given[0], branches, *given[1:])
 
 
-#: How an equation is made anew from functions that are given what its programs close over;
-#: what only calls one is not needed any more.
+#: Rebuilds an equation from functions with their closed-over values as arguments; equations that
+#: only call one are inlined.
 _OPENED = {
     **dict.fromkeys(("checkpoint", "remat", "remat2"), _expand_remat),
     "scan": _expand_scan,
@@ -178,7 +178,7 @@ def _prune_program(program: Any, count: int, instantiate: bool) -> tuple[Any, li
 
 
 def _sweep_program(jaxpr: Any, count: int) -> tuple[Any, list[bool]]:
-    """The same without looking into what equations call: a sweep from the end."""
+    """The same without inner programs: a backward sweep."""
     reduced = jaxpr.replace(
         outvars=jaxpr.outvars[:count], debug_info=jaxpr.debug_info.with_unknown_names()
     )
@@ -203,21 +203,22 @@ _CONSTRAINT = re.compile(r".+(==|>=|<=).+")
 
 
 def scope_constraints(scope: object) -> tuple[str, ...]:
-    """What may be assumed of the symbolic dimensions of a scope, as it was written."""
+    """Returns the constraints of a scope of symbolic dimensions, as written."""
     found = getattr(scope, "_explicit_constraints", None)
     if found is not None:
         return tuple(each.debug_str for each in found)
-    # After a line that says where it was made, its text has one line for each.
+    # After a line with its source location, its text has one line per constraint.
     lines = [line.strip() for line in str(scope).splitlines()[1:]]
     return tuple(line for line in lines if _CONSTRAINT.fullmatch(line))
 
 
-#: As jax calls an operation of a program, and as we do; where neither does, nothing is found.
+#: Local variable names for equations in jax's interpreters and ours; without them, nothing is
+#: found.
 _NAMES = ("eqn", "equation")
 
 
 def equations_of(error: BaseException) -> list[Any]:
-    """The operations whose rules an error came through, from the outermost to the innermost."""
+    """Returns the operations whose rules an error passed through, outermost first."""
     found: list[Any] = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for equation in map(frame.f_locals.get, _NAMES):

@@ -12,23 +12,23 @@ from jax.core import Tracer
 from pax_export._jax._private import private, say_less
 
 #: The class of jax's operations.  jax.extend.core has it too, and loads Pallas with it,
-#: which takes a quarter as long as all of our own import.
+#: which takes a quarter of our own import time.
 Primitive: Any = type(jax.lax.add_p)
 
 
 def is_tracer(value: object) -> bool:
-    """True for the stand-ins that jax passes to a function while it traces it."""
+    """Returns whether a value is a tracer of jax."""
     return isinstance(value, Tracer)
 
 
 def is_mapped(value: object) -> bool:
-    """True for what `jax.vmap`, of all transformations the innermost, maps over."""
+    """Returns whether `jax.vmap`, as the innermost transformation, maps over a value."""
     return type(value).__name__ == "BatchTracer"
 
 
 @functools.cache
 def asked() -> Any:
-    """A way to the trace that needs nothing private: an operation that says who runs it."""
+    """Finds the current trace by public API only: an operation that reports its trace."""
 
     class Asking(Primitive):
         def bind_with_trace(self, trace: object, *_: object) -> weakref.ref:
@@ -37,12 +37,12 @@ def asked() -> Any:
     ask = Asking("pax_export_trace").bind
     try:
         return ask if isinstance(ask(), weakref.ref) else None
-    except Exception:  # whatever comes of an operation that jax knows in another way
+    except Exception:  # whatever jax raises for an unknown operation
         return None
 
 
 def _return_nothing() -> None:
-    """Where nobody can tell one trace from another, they all are the same."""
+    """A fallback for which all traces are the same."""
     say_less("jax.lax.add_p")
 
 

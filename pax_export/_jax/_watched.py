@@ -27,9 +27,9 @@ def is_computing() -> bool:
 
 @contextmanager
 def watched(heard: Heard) -> Iterator[None]:
-    """Calls ``heard(operation, parameters, operands, results)`` for all that this thread computes.
+    """Context manager that reports this thread's computations to ``heard``.
 
-    A jitted function is one operation. Tracing, and what ``heard`` computes, is left out.
+    A jitted function is one operation. Tracing, and computations of ``heard``, are excluded.
     """
     plain, entered = private(_CURRENT), private(_SET)
     _hide_module(__file__, inspect.getfile(heard))
@@ -40,7 +40,7 @@ def watched(heard: Heard) -> Iterator[None]:
         return
 
     class Watching(type(plain)):  # type: ignore[misc]
-        """Computes as jax does, and tells."""
+        """Evaluates operations as jax does, and reports them."""
 
         def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
             params = _without_donation(params)
@@ -63,7 +63,7 @@ def _hide_module(*files: str) -> None:
 
 
 def _without_donation(params: dict[str, Any]) -> dict[str, Any]:
-    """Without donation: what went in is looked at if what comes out is wrong."""
+    """Removes donation, because operands are inspected if results are wrong."""
     if not any(params.get("donated_invars", ())):
         return params
     return {**params, "donated_invars": (False,) * len(params["donated_invars"])}

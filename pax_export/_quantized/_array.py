@@ -1,4 +1,4 @@
-"""QuantizedArray: integers and scales in place of a weight."""
+"""QuantizedArray: integers and scales instead of a weight."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pax_export.core import StateModule
 
 
 class ArrayLike:
-    """What functions of jax and layers ask of a module that stands for an array."""
+    """The interface that jax functions and layers expect of a module that represents an array."""
 
     __array_ufunc__ = None  # so that `array @ this` of numpy asks here
-    #: What rounds the inputs of products with it; None for float inputs.
+    #: Rounds the inputs of products with it; None: float inputs.
     inputs: Any = None
 
     def rounded_inputs(self, x: Any, axes: Sequence[int] = (-1,)) -> Any:
-        """What is multiplied with it, rounded; along ``axes`` a scale of each call serves."""
+        """Rounds the inputs of a product; dynamic scales are shared along ``axes``."""
         return x if self.inputs is None else self.inputs.rounded(x, axes)
 
     def dequantized(self) -> jax.Array:
@@ -37,7 +37,7 @@ class ArrayLike:
         return np.asarray(self.dequantized(), dtype)
 
     def astype(self, dtype: Any) -> jax.Array:
-        """The array they stand for, in a dtype."""
+        """Returns the represented array in a dtype."""
         return self.dequantized().astype(dtype)
 
     def __getitem__(self, index: int) -> jax.Array:
@@ -51,24 +51,24 @@ class ArrayLike:
 
 
 class QuantizedArray(ArrayLike, StateModule):
-    """Integers and scales, which stand for an array: ``(integers - zeros) * scales``.
+    """Integers and scales that represent an array: ``(integers - zeros) * scales``.
 
-    `quantize` puts them instead of weights.  Layers multiply with them as they are; any
-    other function of jax is given the numbers that they stand for.  They are not trained.
+    `quantize` replaces weights by them. Layers multiply with them directly; other functions of jax
+    get the dequantized array. They are not trained.
 
     Args:
         integers: int8; of 4 bits two in each byte, along ``axis``; float8 of scheme ``"float"``.
-        scales: one for each channel, so that they broadcast to the array, or with ``group`` one
-            for each group along ``axis``.
-        form: what they mean.
-        inputs: rounds what is multiplied with it to 8 bits: `StaticInputs` or `DynamicInputs`.
-        zeros: the integer of each group that stands for 0; None where it is 0.
+        scales: one per channel, broadcast to the array, or with ``group`` one per group along
+            ``axis``.
+        form: the format of the integers.
+        inputs: rounds the inputs of products to 8 bits: `StaticInputs` or `DynamicInputs`.
+        zeros: the zero point of each group; None if it is 0.
 
     Attributes:
-        integers: as given.
-        scales: as given.
-        zeros: as given.
-        inputs: as given; None where inputs stay as they are.
+        integers: as passed.
+        scales: as passed.
+        zeros: as passed.
+        inputs: as passed; None for unrounded inputs.
         form: the ``bits``, the ``group``, the ``axis``, the ``dtype`` and the ``scheme``.
 
     Example:
@@ -94,28 +94,28 @@ class QuantizedArray(ArrayLike, StateModule):
 
     @property
     def stored(self) -> tuple[jax.Array, ...]:
-        """Integers, scales, and zero points where there are any."""
+        """Integers, scales, and zero points if there are any."""
         held = (self.integers, self.scales, self.zeros)
         return tuple(jnp.asarray(each) for each in held if each is not None)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array they stand for."""
+        """The shape of the represented array."""
         return self.form.shape(self.integers.shape)
 
     @property
     def ndim(self) -> int:
-        """Of the array they stand for."""
+        """The rank of the represented array."""
         return len(self.integers.shape)
 
     @property
     def size(self) -> int:
-        """Of the array they stand for."""
+        """The size of the represented array."""
         return math.prod(self.shape)
 
     @property
     def dtype(self) -> Any:
-        """Of the array they stand for."""
+        """The dtype of the represented array."""
         return jnp.dtype(self.form.dtype)
 
     @property
@@ -125,7 +125,7 @@ class QuantizedArray(ArrayLike, StateModule):
         return sum(each.nbytes for each in held if each is not None)
 
     def dequantized(self) -> jax.Array:
-        """The array they stand for."""
+        """Returns the represented array."""
         return dequantize(*self.stored, form=self.form)
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""How far outputs are apart, of two nets or of a net and a file."""
+"""Differences between outputs, of two nets or of a net and a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Apart(NamedTuple):
 
 
 def apart(pairs: Iterable[tuple[Arrays, Arrays]]) -> Apart:
-    """Compares the outputs of calls, those that are right first; leaves out what is not finite."""
+    """Compares the outputs of calls, reference first; ignores non-finite values."""
     largest, total, size, count = 0.0, 0.0, 0.0, 0
     divergences: list[Any] = []
     same: list[Any] = []

@@ -1,4 +1,4 @@
-"""Rounding of what is multiplied with a quantized weight to 8 bits."""
+"""Rounding of the inputs of quantized products to 8 bits."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class StaticInputs(StateModule):
 
     Args:
         scale: float32.
-        zero: int8, the integer that stands for 0.
+        zero: int8, the zero point.
 
     Attributes:
-        scale: as given.
-        zero: as given.
+        scale: as passed.
+        zero: as passed.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -42,7 +42,7 @@ class StaticInputs(StateModule):
         self.zero = zero
 
     def rounded(self, x: Array, axes: Sequence[int]) -> jax.Array:
-        """The numbers that the integers of ``x`` stand for, in its dtype."""
+        """Returns ``x`` rounded to the values of its integers, in its dtype."""
         return _round_inputs.bind(x, jnp.asarray(self.scale), jnp.asarray(self.zero))
 
 
@@ -59,7 +59,7 @@ class DynamicInputs(StateModule):
     """
 
     def rounded(self, x: Array, axes: Sequence[int]) -> jax.Array:
-        """The numbers that the integers of ``x`` stand for, in its dtype."""
+        """Returns ``x`` rounded to the values of its integers, in its dtype."""
         return _round_rows.bind(x, axes=tuple(axes))
 
 

@@ -1,7 +1,7 @@
 """Packing of low-bit integers in arrays, and dequantization.
 
-Of 4-bit integers, each group of 32 along an axis is 16 bytes: low halves are the first 16
-integers, high halves the others, so that neither half is shuffled before a product.
+Each group of 32 4-bit integers along an axis is 16 bytes: low halves are the first 16 integers,
+high halves the others, so neither half is shuffled before a product.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _HALF = GROUP // 2
 
 
 class Form(NamedTuple):
-    """What integers and scales mean; static.
+    """The format of integers and scales; static.
 
     Attributes:
         bits: 8 or 4.
-        group: how many neighbors along ``axis`` share a scale; None where scales broadcast.
-        axis: along which groups and packed bytes lie, counted from the last (-1).
-        dtype: the name of the dtype of the numbers they stand for.
+        group: the number of neighbors along ``axis`` that share a scale; None if scales broadcast.
+        axis: the axis of groups and packed bytes, counted from the last (-1).
+        dtype: the name of the dtype of the represented array.
         scheme: ``"symmetric"``; ``"asymmetric"``, where each group has a zero point; or
             ``"float"``, where the integers are float8 numbers.
     """
@@ -44,7 +44,7 @@ class Form(NamedTuple):
 
 
 def packed(integers: object, axis: int) -> Any:
-    """Integers of 4 bits, two in each byte; the axis has a multiple of 32 of them."""
+    """Packs 4-bit integers, two per byte; the size of the axis is a multiple of 32."""
     low, high = _split(integers, axis, _HALF)
     return _joined(((low & 15) | (high << 4)).astype("int8"), axis)
 

@@ -1,4 +1,4 @@
-"""Three JAX primitives on integers and scales, which formats write with their runtime's kernels.
+"""Three JAX primitives on integers and scales, which exporters write as their runtime's kernels.
 
 Others use `dequantized` and an ordinary product. CPUs compute products in blocks of rows, which
 reads the integers once; docs/decisions/quantization.md has the measurements.
@@ -19,7 +19,7 @@ from pax_export._quantized._primitive import is_zero, primitive
 
 
 def dequantize(*stored: Any, form: Form) -> Any:
-    """The numbers that integers and scales, and zero points where there are any, stand for."""
+    """Returns the array that integers, scales and optional zero points represent."""
     return _dequantize.bind(*stored, **form._asdict())
 
 
@@ -29,7 +29,7 @@ def quantized_dot(x: Any, *stored: Any, form: Form, contracted: int) -> Any:
 
 
 def quantized_rows(index: Any, *stored: Any, form: Form) -> Any:
-    """Rows of a table, by integers that lie in it."""
+    """Returns rows of a quantized table."""
     return _rows.bind(index, *stored, **form._asdict())
 
 
@@ -46,7 +46,7 @@ def decomposed_dequantize(*stored: Any, **form: Any) -> Any:
 
 
 def decomposed_dot(x: Any, *stored: Any, contracted: int, **form: Any) -> Any:
-    """`quantized_dot` as a product of what `dequantize` gives."""
+    """`quantized_dot` as an ordinary product with the dequantized array."""
     return plain_dot(x, dequantize(*stored, form=Form(**form)), contracted)
 
 
@@ -59,7 +59,7 @@ def _in_blocks(x: Any, integers: Any, *scales: Any, contracted: int, **form: Any
 
 
 def few_rows(index: Any, *stored: Any, **form: Any) -> Any:
-    """`quantized_rows` in other operations of jax: of integers, those that are asked for."""
+    """`quantized_rows` in ordinary operations: dequantizes only the selected rows."""
     return dequantized(*(each[index] for each in stored), form=Form(**form))
 
 
@@ -81,7 +81,7 @@ def _sum(*tangents: Any) -> Any:
 def _jvp_of(
     primitive: Any, of_x: Callable[..., Any] | None, of_scales: Callable[..., Any], scales: int
 ) -> Callable[..., Any]:
-    """The rule of an operation, whose operand of this number are the scales."""
+    """Returns the JVP rule of an operation whose operand number `scales` has the scales."""
 
     def jvp(primals: Any, tangents: Any, **told: Any) -> tuple[Any, Any]:
         made = primitive.bind(*primals, **told)
@@ -108,7 +108,7 @@ def _batched(primitive: Any, plain: Callable[..., Any], leading: bool) -> Callab
     """The rule of `jax.vmap`: where only the first operand is mapped, one more leading axis."""
 
     def batch(operands: Any, axes: Any, **told: Any) -> tuple[Any, int]:
-        of_first, *of_others = axes  # None for what is not mapped
+        of_first, *of_others = axes  # None: not mapped
         if leading and of_first is not None and set(of_others) == {None}:
             first = jnp.moveaxis(operands[0], axes[0], 0)
             return primitive.bind(first, *operands[1:], **told), 0
@@ -135,7 +135,7 @@ _FEW, _SHORT = 4, 64
 def blockwise(x: Any, integers: object, scales: Sequence[Any], form: Form, contracted: int) -> Any:
     """``x [..., k]`` times a matrix ``[k, n]`` (contracted -2) or ``[n, k]`` (-1).
 
-    ``scales`` are these and, where there are any, the zero points.
+    ``scales`` are the scales and the optional zero points.
     """
     dtype = jnp.result_type(x.dtype, form.dtype)
     flat = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
@@ -148,7 +148,7 @@ def blockwise(x: Any, integers: object, scales: Sequence[Any], form: Form, contr
 
 
 def _block(size: int) -> int:
-    """How many rows a block has: a divisor if there is a good one, in whole groups."""
+    """Returns the rows per block: a divisor if there is a suitable one, in whole groups."""
     if size <= _LARGEST:
         return size
     fitting = [n for n in range(_LARGEST, _SMALLEST - 1, -GROUP) if size % n == 0]
@@ -156,11 +156,11 @@ def _block(size: int) -> int:
 
 
 def _over_rows(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
-    """The sum over blocks of what is contracted."""
+    """Sums over blocks of the contracted axis."""
     size = x.shape[-1]
     block = _block(size)
     count = size // block
-    by_column = form.group is None  # one scale for each column: of the whole sum
+    by_column = form.group is None  # one scale per column: a factor of the whole sum
     groups = () if by_column else scales
 
     def rows(array: Any, first: int, several: int, of_each: int) -> Any:
@@ -170,7 +170,7 @@ def _over_rows(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
 
     def summed(first: int, several: int, of_each: int) -> Any:
         part = x[:, first : first + several * of_each].reshape(-1, several, of_each)
-        parts = part.transpose(1, 0, 2)  # what a step of the loop takes lies together
+        parts = part.transpose(1, 0, 2)  # the data of one loop step are contiguous
         own = [rows(each, first, several, of_each) for each in (integers, *groups)]
         return _summed(parts, own, form)
 

@@ -20,7 +20,7 @@ _ONES = 0xFFFFFFFF
 
 
 def crc32c(content: Any, value: int = 0) -> int:
-    """The CRC-32C of bytes, which continue those whose checksum is `value`."""
+    """Returns the CRC-32C of bytes, continuing the checksum `value`."""
     import google_crc32c  # a process that only serves an export may not have it
 
     return google_crc32c.extend(value, np.frombuffer(content, np.uint8))

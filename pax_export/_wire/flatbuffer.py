@@ -21,7 +21,7 @@ def root(places: RandomAccessBytes) -> FlatTable:
 
 
 class FlatTable:
-    """A table: its fields by their numbers, each of which may be absent."""
+    """A table: its fields by number; each may be absent."""
 
     __slots__ = ("_known", "_left", "_offsets", "_size", "place", "places")
 
@@ -34,19 +34,19 @@ class FlatTable:
 
     def _field(self, number: int) -> int | None:
         known = self._known
-        if known is None:  # read at once, when the first of them is asked for
+        if known is None:  # the offsets of all fields are read on the first access
             count = min(max(0, self._size - 4) // 2, _MOST_FIELDS)
             self._known = known = self.places.unpack(f"<{count}H", self._offsets + 4)
         offset = known[number] if number < len(known) else 0
         return self.place + offset if offset else None
 
     def number(self, number: int, kind: str, default: int = 0) -> int:
-        """A number that stands in the table itself."""
+        """Returns a number stored in the table itself."""
         place = self._field(number)
         return default if place is None else self.places.unpack(kind, place)[0]
 
     def span(self, number: int, itemsize: int) -> tuple[int, int]:
-        """Where a list begins, and how many it has; all of them lie in the file."""
+        """Returns the offset and length of a vector; all of it is in the file."""
         place = self._field(number)
         if place is None:
             return 0, 0
@@ -62,7 +62,7 @@ class FlatTable:
         return self.places.array(dtype, (count,), begin)
 
     def text(self, number: int, most: int) -> str:
-        """A text, or the first bytes of it."""
+        """Returns a string, or its first bytes."""
         begin, size = self.span(number, 1)
         return self.places.read(begin, min(size, most)).decode("utf-8", "replace")
 

@@ -9,10 +9,10 @@ from pax_export._wire.checksums import masked_crc32c
 from pax_export._wire.places import RandomAccessBytes
 from pax_export._wire.varint import encode_varint, varint
 
-#: What a table ends with.
+#: The end of a table.
 MAGIC = bytes.fromhex("57fb808b247547db")
 _FOOTER = 48
-#: A key repeats what it shares with the one before, so that few bytes could make many.
+#: Limit: keys share prefixes with the key before, so a few bytes could expand to many.
 _LONGEST_KEY, _MOST_OF_KEYS = 1 << 14, 1 << 28
 _TRAILER = 5
 #: The number of keys between two that are stored without a shared prefix.
@@ -22,7 +22,7 @@ _RESTART = 16
 def table_entries(file: RandomAccessBytes) -> Iterator[tuple[bytes, bytes]]:
     """The keys and the values."""
     footer = file.read(file.size - _FOOTER, _FOOTER)
-    _, _, behind = _read_handle(footer, 0)  # the place of a block that says nothing of the names
+    _, _, behind = _read_handle(footer, 0)  # the handle of the meta index, which has no names
     offset, size, _ = _read_handle(footer, behind)
     left, unread = _MOST_OF_KEYS, file.size
     for _, place in _read_block(file, offset, size):
@@ -66,7 +66,7 @@ def _read_handle(raw: bytes, at: int) -> tuple[int, int, int]:
 
 
 def write_table(values: Mapping[bytes, bytes]) -> bytes:
-    """A table of one block, with the bytes that TensorFlow writes."""
+    """Returns a table of one block, with the bytes that TensorFlow writes."""
     keys, file = sorted(values), bytearray()
     entries = _append_block(file, [(key, values[key]) for key in keys])
     about = _append_block(file, [])
@@ -76,7 +76,7 @@ def write_table(values: Mapping[bytes, bytes]) -> bytes:
 
 
 def _append_block(file: bytearray, pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Adds a block; gives its place and size."""
+    """Appends a block; returns its handle."""
     block = _write_block(pairs)
     handle = encode_varint(len(file)) + encode_varint(len(block))
     file += block + b"\0" + struct.pack("<I", masked_crc32c(block + b"\0"))

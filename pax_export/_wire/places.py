@@ -22,14 +22,14 @@ class RandomAccessBytes(ABC):
 
     @abstractmethod
     def array(self, dtype: Any, shape: Iterable[int], offset: int) -> np.ndarray:
-        """An array that lies here from a place on, in C's order; a view if it is large."""
+        """Returns the array at an offset, in C order; a view if it is large."""
 
     def unpack(self, kind: str, offset: int) -> tuple[Any, ...]:
         """Numbers of a kind of `struct`, e.g. ``"<2I"``."""
         return struct.unpack(kind, self.read(offset, struct.calcsize(kind)))
 
     def require(self, offset: int, count: int) -> None:
-        """An error if some bytes do not all lie here."""
+        """Raises unless some bytes are all in the file."""
         if offset < 0 or count < 0 or offset + count > self.size:
             end = offset + count
             raise ValueError(f"bytes {offset} to {end} of a file of {self.size} bytes")

@@ -17,7 +17,7 @@ _LONGEST_TEXT = 1 << 20
 _MOST_FIELDS = 1 << 22
 #: Bytes read at a time, at most, of skipped content too.
 _PIECE = 1 << 12
-#: What stands before the content of a field: its number and kind, and its size.
+#: The header of a field: its number and kind, and its size.
 _HEAD = 2 * LONGEST
 
 
@@ -52,7 +52,7 @@ class Message:
             if behind - at < _HEAD and behind < end:
                 first, raw = piece = at, self.places.read(at, min(end - at, _PIECE))
             place = at - first + 1
-            if (tag := raw[place - 1]) > 127:  # most numbers are one byte, and no call is faster
+            if (tag := raw[place - 1]) > 127:  # most numbers are one byte, and calls are slow
                 tag, place = varint(raw, at - first, end - first)
             number, kind = tag >> 3, tag & 7
             if not number:
@@ -118,14 +118,14 @@ def signed(value: int | Message) -> int:
 
 
 def whole(value: int | Message) -> int:
-    """A whole number, or an error if the field holds something else."""
+    """Returns an integer, or raises if the field has another type."""
     if not isinstance(value, int):
         raise ValueError("a message where a whole number belongs")
     return value
 
 
 def message(value: int | Message) -> Message:
-    """What a field holds, or an error if that is a whole number."""
+    """Returns a message, or raises if the field is an integer."""
     if not isinstance(value, Message):
         raise ValueError("a whole number where a message belongs")
     return value

@@ -9,7 +9,7 @@ from typing import Any
 from pax_export._wire.varint import encode_varint
 
 _VARINT, _BYTES = 0, 2
-#: The numbers of fields of a fixed size, which a format of `struct` stands for.
+#: Wire types of fields of fixed size, by their `struct` format.
 _FIXED = {"<I": 5}
 
 
@@ -32,17 +32,17 @@ class Schema:
         self.add(**fields)
 
     def add(self, **fields: Any) -> None:
-        """Adds fields, which may hold messages of the schema itself."""
+        """Adds fields, which may have the schema itself as type."""
         for name, field in fields.items():
             self.fields[name] = (field, None) if isinstance(field, int) else field
         self.fields = dict(sorted(self.fields.items(), key=lambda item: item[1][0]))
 
     def encode(self, message: Mapping[str, Any]) -> bytes:
-        """The bytes of a message; a field that is None is left out."""
+        """Encodes a message; fields that are None are omitted."""
         return b"".join(self.pieces(message))
 
     def pieces(self, message: Mapping[str, Any]) -> list[bytes]:
-        """The same in pieces, so that what is long is not copied for each message around it."""
+        """Encodes a message in pieces, so long ones are not copied per enclosing message."""
         if unknown := message.keys() - self.fields:
             raise KeyError(f"fields that the message has not: {sorted(unknown)}")
         pieces: list[bytes] = []
@@ -72,7 +72,7 @@ class Map:
 
 
 def _pack_numbers(values: list[Any]) -> list[Any]:
-    """Numbers stand together in one field."""
+    """Packs numbers into one field."""
     if values and all(isinstance(each, int) for each in values):
         return [b"".join(map(encode_varint, values))]
     return values

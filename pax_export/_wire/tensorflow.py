@@ -16,7 +16,7 @@ _MOST_DIMENSIONS = 64
 
 
 class SavedTensor:
-    """What the index of a checkpoint says of an array: a `BundleEntryProto`."""
+    """The entry of an array in a checkpoint's index: a `BundleEntryProto`."""
 
     def __init__(self, value: Message):
         fields = MessageFields(value)
@@ -37,5 +37,5 @@ class SavedTensor:
 
     @property
     def same(self) -> tuple[Any, ...]:
-        """Equal for two that hold the same array."""
+        """A key that is equal for entries of the same array."""
         return self.dtype, tuple(self.shape), self.size, self.crc

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: What stands in a file behind its first four bytes.
+#: The file identifier, after the first four bytes.
 MARK = b"TFL3"
 #: The dtypes of arrays by their numbers, as numpy and jax call them.
 DTYPES = {

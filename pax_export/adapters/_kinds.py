@@ -133,7 +133,7 @@ def adapter_output(layer: PyTree, x: Array, a: Any, b: Any, like: PyTree) -> Any
     numbers = _dimension_numbers(layer)
     x, a, b = x.astype(dtype), a.astype(dtype), b.astype(dtype)
     if getattr(layer, "feature_group_count", 1) > 1:
-        # Each group has few channels, and only its own outputs of `b`.
+        # Each group has few channels, and its own outputs of `b`.
         def convolved_by_groups(x: Array, a: Array, b: Array) -> Any:
             return layer._convolved(layer, x, weight_of_product(layer, a, b), numbers)
 

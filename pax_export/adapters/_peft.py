@@ -176,7 +176,7 @@ def config_of(adapters: Mapping[str, LoRA], whole: list[str]) -> dict[str, Any]:
 
 def _alpha_in_file(adapter: LoRA, rslora: bool) -> float | int:
     alpha = adapter.alpha
-    if adapter.rslora and not rslora:  # a file says it once for all layers
+    if adapter.rslora and not rslora:  # a file has one value for all layers
         alpha = adapter.scale * adapter.rank
     return int(alpha) if alpha == int(alpha) else alpha
 

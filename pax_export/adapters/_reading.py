@@ -108,7 +108,7 @@ class Reading:
         missing = [names[each] for each in (a_name, b_name) if each not in found.arrays]
         self._missing += missing
         if b_name not in found.arrays:
-            return  # it tells the rank
+            return  # its shape gives the rank
         rank = peft.rank_of(layer, found.arrays[b_name].shape)
         wanted = dict(zip(names, peft.peft_shapes(layer, path, rank)))
         for suffix, array in found.arrays.items():

@@ -102,7 +102,7 @@ def save(
         arrays[peft.full_name(own, attribute)] = peft.whole_to_torch(module, attribute, leaf)
     config = peft.config_of(saved, list(dict.fromkeys(whole)))
     target = directory.place(folder)
-    directory.check(target, lambda _: lambda name: True)  # what lies there is looked at now
+    directory.check(target, lambda _: lambda name: True)  # checks an existing folder now
     _require_replaceable(target)
     with directory.replaced(target, _recognize_adapters) as temporary:
         save_weights(arrays, temporary / peft.WEIGHTS)

@@ -60,7 +60,7 @@ class Checkpoint:
                 tree: {name: LeafEntry.from_json(fields) for name, fields in leaves.items()}
                 for tree, leaves in about["trees"].items()
             }
-        except Exception as error:  # orbax and what it builds on have no common error
+        except Exception as error:  # orbax and its dependencies have no common error class
             raise CheckpointError(
                 "The directory is not a complete checkpoint of pax_export.",
                 where=str(directory),

@@ -82,7 +82,7 @@ class Checkpoints:
         if directories.is_remote(directory):
             raise self._no_directory("a path of another machine")
 
-    # --- what is there -------------------------------------------------------------
+    # --- contents ------------------------------------------------------------------
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -340,7 +340,7 @@ class Checkpoints:
         if step not in self._metrics:
             try:
                 self._metrics[step] = self.open(step).metrics
-            except CheckpointError:  # a damaged one is not the best, and keeps nobody from saving
+            except CheckpointError:  # a corrupted one is not the best, and does not prevent saving
                 self._metrics[step] = {}
         return self._metrics[step]
 
@@ -422,7 +422,7 @@ class Checkpoints:
         )
 
 
-#: Files that orbax writes in a step beside its trees, and in each tree.
+#: Files that orbax writes next to the trees of a step, and in each tree.
 _OF_STEP = re.compile(rf"_CHECKPOINT_METADATA|commit_success\.txt|{ABOUT}/[^/]+")
 _OF_TREE = re.compile(
     r"[^/]+/(_METADATA|_sharding|commit_success\.txt|array_metadatas/process_\d+"

@@ -37,10 +37,10 @@ OPEN = "/proc/self/fd/{}"
 ABOUT = "about"
 
 #: Where checkpoints wait to be deleted: moved there in one step, so that a
-#: process killed while it deletes leaves no half of one behind.
+#: process killed while it deletes leaves no partial one.
 DELETED = ".deleted"
 
-#: Where the arrays of a tree begin, once what all processes wrote is put together.
+#: The start of a tree's arrays, after the data of all processes are merged.
 MERGED = "manifest.ocdbt"
 
 #: ``(steps) -> those to keep``

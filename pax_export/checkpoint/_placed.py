@@ -62,7 +62,7 @@ def place_array(array: PyTree, own: PyTree, sharding: object) -> Any:
     return jax.device_put(array) if sharding is None else jax.device_put(array, sharding)
 
 
-#: The tree whose rules the others follow.
+#: The tree whose rules also apply to the others.
 MODEL = "model"
 
 

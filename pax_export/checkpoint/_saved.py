@@ -25,7 +25,7 @@ from pax_export._types import DTypeLike, PyTree
 from pax_export.checkpoint._orbax import ABOUT, PATTERN
 from pax_export.weights import Description, describe_array, explain_absence, is_key, leaves_by_name
 
-#: Kinds of Python values that JSON gives back as they were.
+#: Python types that JSON restores exactly.
 PLAIN = (bool, int, float, str)
 
 _WIDER = {"uint4": np.uint8, "uint2": np.uint8, "int2": np.int8}
@@ -45,9 +45,9 @@ def full_name(tree_name: str, name: str) -> str:
 class LeafEntry:
     """The original type of a saved leaf."""
 
-    description: Description | str  # its shape and dtype, or in words what it is
-    value: PyTree = None  # the leaf itself, if it lies in the entry
-    checksum: int | None = None  # of the array on disk, if it is known
+    description: Description | str  # its shape and dtype, or a description of the value
+    value: PyTree = None  # the leaf itself, if it is stored in the entry
+    checksum: int | None = None  # of the stored array, if known
 
     @classmethod
     def of(cls, leaf: object) -> LeafEntry:
@@ -257,7 +257,7 @@ def _on_one_device(array: jax.Array) -> np.ndarray:
         return np.asarray(array)  # the same memory
     try:
         cpu = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # jax was told to see other devices only
+    except RuntimeError:  # jax is limited to other platforms
         return np.array(array)
     return np.asarray(jax.device_put(array, cpu))
 
@@ -271,7 +271,7 @@ def _aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
 
 
 def array_checksum(array: object) -> int | None:
-    """Returns the CRC-32 of an array; None if other processes hold parts of it."""
+    """Returns the CRC-32 of an array; None if other processes have parts of it."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return None
     flat = np.ascontiguousarray(on_host(array)).reshape(-1)

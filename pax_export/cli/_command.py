@@ -13,7 +13,7 @@ from typing import Any
 
 from pax_export._errors import PaxError
 
-#: What a script sees: 0 done, 1 refused or failed, 2 (argparse's) wrong usage.
+#: Exit codes: 0 done, 1 refused or failed, 2 (argparse's) wrong usage.
 DONE, REFUSED = 0, 1
 
 #: The end of the help of every command.
@@ -80,7 +80,7 @@ def add_shared_options(parser: argparse.ArgumentParser, *names: str) -> None:
 
 
 def help_epilog(examples: str) -> str:
-    """The end of a help page: examples, if there are any, and the exit codes."""
+    """Returns the end of a help page: examples, if any, and the exit codes."""
     return f"examples:\n{examples}\n{EXIT_CODES}" if examples else EXIT_CODES
 
 
@@ -125,7 +125,7 @@ def fail(error: PaxError) -> None:
 
 
 def printable(text: str) -> str:
-    """Without the characters that a terminal obeys: names in a file may hold anything."""
+    """Escapes control characters, because names in a file may contain any."""
     return "".join(
         each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text
     )

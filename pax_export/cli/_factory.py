@@ -57,7 +57,7 @@ def make(place: str) -> Any:
 
 
 def named(text: str) -> tuple[str, str]:
-    """Splits ``NAME=VALUE``; the name is empty if there is none."""
+    """Splits ``NAME=VALUE``; the name is empty if there is no ``=``."""
     name, equals, value = text.rpartition("=")
     parts = name.strip().split(".")
     if equals and not all(part.isidentifier() or part.isdigit() for part in parts):
@@ -100,13 +100,13 @@ class InputArguments:
 
     @property
     def inputs(self) -> Any:
-        """What an export takes as ``inputs``."""
+        """The ``inputs`` argument of an export."""
         found = {key: tuple(each) for key, each in self._positional.items()}
         return found.get(_ONLY, found)
 
     @property
     def kwargs(self) -> Any:
-        """What an export takes as ``kwargs``."""
+        """The ``kwargs`` argument of an export."""
         return self._named.get(_ONLY, self._named)
 
 

@@ -70,7 +70,7 @@ def _call_export(options: argparse.Namespace) -> int:
     return DONE
 
 
-#: TensorFlow runs them itself, with arguments of its own.
+#: TensorFlow executes them itself, with its own arguments.
 _NOT_CALLED = ("__saved_model_init_op", "__saved_model_train_op")
 
 Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
@@ -110,7 +110,7 @@ def _of_foreign(path: Path, key: str | None, trusted: bool) -> tuple[Function, d
     tf = require("tensorflow", "tensorflow", "run")
     try:
         model = tf.saved_model.load(str(path))
-    except Exception as error:  # of TensorFlow, for whatever is wrong in the file
+    except Exception as error:  # any exception of TensorFlow about the file
         raise ExportPathError(
             "The SavedModel cannot be loaded.", where=str(path), got=str(error)[:500]
         ) from error
@@ -203,7 +203,7 @@ def _save_outputs(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
 
 @contextmanager
 def _stream_to(place: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of the old one whole; a pipe or a device is written into."""
+    """Opens a file that atomically replaces the old one; writes directly to pipes and devices."""
     if file_types.unusual(place) or not place.parent.is_dir():
         with place.open("wb") as stream:
             yield stream

@@ -74,11 +74,11 @@ def _run_program(rest: list[str], compat_jax: bool) -> int:
         return REFUSED
     from pax_export.compat import run  # with jax, which an export of TensorFlow does not need
 
-    return run(rest, compat_jax=compat_jax)  # what the program raises is the program's
+    return run(rest, compat_jax=compat_jax)  # exceptions of the program are its own
 
 
 def _is_export(path: str) -> bool:
     if os.path.isdir(path):
-        # Python runs a directory that holds a program.
+        # Python runs a directory that contains a program.
         return not os.path.exists(os.path.join(path, "__main__.py"))
     return path.endswith(tuple(each.suffix for each in all_formats().values() if each.suffix))

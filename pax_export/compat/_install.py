@@ -22,18 +22,18 @@ _PACKAGE = __name__.split(".")[0]
 
 
 def install_as_pax() -> None:
-    """Lets this process import this package as ``pax``, and opax as ``opax``.
+    """Makes this package importable as ``pax``, and opax as ``opax``, in this process.
 
-    Afterwards ``import pax``, ``from pax.experimental import graph`` or ``import
-    opax.schedule`` work in every file that is imported, pickles that name classes
-    of ``pax`` can be loaded, and a ``pax`` that is installed is not looked at.
-    opax must be installed, and is loaded when a program first imports it.
+    Afterwards ``import pax``, ``from pax.experimental import graph`` or ``import opax.schedule``
+    work in every file that is imported, pickles that name classes of ``pax`` can be loaded, and an
+    installed ``pax`` is ignored. opax must be installed, and is loaded when a program first imports
+    it.
 
     Call it before the first ``import pax``.  Calling it again does nothing.
 
     Raises:
         NameTakenError: (an ImportError) another ``pax`` or ``opax`` is imported
-            already; its classes and ours would be mixed.
+            already; its classes would be mixed with ours.
 
     Example:
         >>> import pax_export
@@ -173,7 +173,7 @@ class _Internals(ModuleType):
 
 
 def internal_module(name: str) -> ModuleType:
-    """A stand-in for one file or folder of PAX's sources."""
+    """Returns a stand-in for one file or folder of PAX's sources."""
     module = _Internals(name)
     module.__path__ = []  # so that names below it can be imported
     return module

@@ -28,7 +28,7 @@ def _and_above(name: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
-# Modules that have old names, or in which such modules are.
+# Modules with old names, or with submodules that have them.
 _SEEN_OTHERWISE = {above for name in (*OLD_NAMES, *OLD_MODULES) for above in _and_above(name)}
 _views: dict[str, ModuleType] = {}
 
@@ -66,7 +66,7 @@ class _View(ModuleType):
 
 
 def view_module(name: str) -> ModuleType:
-    """A module of jax as a program sees it; the module itself where there is nothing old."""
+    """Returns a view of a jax module with its old names, or the module if it has none."""
     if name not in _SEEN_OTHERWISE:
         return importlib.import_module(name)
     if name not in _views:

@@ -94,7 +94,7 @@ def xla_computation(function: Callable, static_argnums: PyTree = ()) -> Callable
 
 
 def where(*args: PyTree, **kwargs: PyTree) -> Any:
-    """`jnp.where`, whose arguments had names."""
+    """`jnp.where` with its old argument names."""
     named = [kwargs.pop(name) for name in ("condition", "x", "y") if name in kwargs]
     return jnp.where(*args, *named, **kwargs)
 
@@ -143,7 +143,7 @@ def shuffle(key: PyTree, x: PyTree, axis: int = 0) -> jax.Array:
 
 
 def with_implementation(kind: str) -> Callable[[int], jax.Array]:
-    """Makes a function from a seed to a key of one kind."""
+    """Returns a function from a seed to a key of one implementation."""
     return functools.partial(jax.random.PRNGKey, impl=kind)
 
 

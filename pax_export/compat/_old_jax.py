@@ -1,6 +1,6 @@
 """Names removed from JAX since 2021, and their replacements, by module.
 
-Most are current names, others are made by `_old_functions.py`. A test compares the list with the
+Most are current names; the others are in `_old_functions.py`. A test compares the list with the
 migration guide.
 """
 
@@ -21,11 +21,11 @@ class Old(NamedTuple):
     """One removed name."""
 
     now: str | Callable[[], Any]  # dotted name of the replacement, or its factory
-    write: str  # what programs should use
+    write: str  # the current name for programs
 
 
 def _same_names(names: str, home: str, write: str | None = None) -> dict[str, Old]:
-    """Names that a module of today has as they are."""
+    """Returns entries for names that a current module has unchanged."""
     return {name: Old(f"{home}.{name}", f"{write or home}.{name}") for name in names.split()}
 
 
@@ -37,7 +37,7 @@ _ARRAY = Old("jax.Array", "jax.Array")
 _MESHES = _same_names("Mesh PartitionSpec NamedSharding", "jax.sharding")
 _MAP = Old("jax.tree_util.tree_map", "jax.tree.map")
 
-#: Module -> name -> what stands there instead.
+#: Module -> name -> replacement.
 OLD_NAMES: dict[str, dict[str, Old]] = {
     "jax": {
         **{

@@ -18,14 +18,13 @@ from pax_export.compat._install import install_as_pax
 
 
 def run(arguments: Sequence[str], *, compat_jax: bool = False) -> int:
-    """Runs a program that says ``import pax``, as ``python`` runs one.
+    """Runs a program that imports ``pax``, as ``python`` does.
 
     Args:
-        arguments: what would stand behind ``python``: a file, or a directory or
-            zip archive with a ``__main__.py``, or ``-m`` and a module; then the
-            program's own arguments.
-        compat_jax: whether the program sees what jax has taken away since 2021, as the
-            migration guide lists it; modules outside of the program do not.
+        arguments: the arguments of ``python``: a file, or a directory or zip archive with a
+            ``__main__.py``, or ``-m`` and a module; then the program's own arguments.
+        compat_jax: whether the program sees names removed from jax since 2021, listed in the
+            migration guide; other modules do not see them.
 
     Returns:
         The exit code: 0, or 1 after an exception, whose traceback is printed.
@@ -44,7 +43,7 @@ def run(arguments: Sequence[str], *, compat_jax: bool = False) -> int:
     except BaseException as error:
         _print_error(error)
         if isinstance(error, KeyboardInterrupt):
-            # Python itself must end the process, as one that was interrupted.
+            # Python itself must end the process as interrupted.
             sys.excepthook = lambda *_: None
             raise
         return 1
@@ -125,7 +124,7 @@ def _set_path(first: list[str]) -> None:
 
 
 def _print_error(error: BaseException) -> None:
-    """Prints an exception of the program as Python would: from its own first line."""
+    """Prints an exception of the program as Python would, starting at its own first line."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace):
         trace = trace.tb_next

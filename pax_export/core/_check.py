@@ -148,7 +148,7 @@ def _check_class_attributes(module: Node) -> None:
 _PLAIN = frozenset(
     {str, int, float, bool, type(None), property, classmethod, staticmethod, types.FunctionType}
 )
-# #: Names and annotations that Python itself writes into a class.
+#: Names and annotations that Python itself writes into a class.
 _OF_PYTHON = frozenset({"__annotations__", "__static_attributes__", "__type_params__"})
 _SIMPLE = (str, bytes, int, float, complex, bool, type(None), type)
 

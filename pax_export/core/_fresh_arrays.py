@@ -15,10 +15,10 @@ from pax_export._types import DTypeLike, PRNGKey
 
 #: Minimum number of values to draw, so that all smaller shapes share one program.
 _LEAST = 1 << 10
-# #: Sizes are rounded up to a power of two up to here, then by a quarter: drawing takes time per
-# number.
+#: Sizes are rounded up to a power of two up to here, then by a quarter: drawing takes time per
+#: number.
 _DOUBLED = 1 << 16
-# #: Above this size drawing takes longer than compiling, so arrays are drawn in their exact size.
+#: Above this size drawing takes longer than compiling, so arrays are drawn in their exact size.
 _MOST = 1 << 22
 
 

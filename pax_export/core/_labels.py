@@ -25,7 +25,7 @@ from pax_export.core._tree import STATIC, Node, attributes_of, current_kinds, up
 
 R = TypeVar("R")
 Labelling = Callable[[Any], Any]
-# #: Attributes that `called` adds to a `__call__`.
+#: Attributes that `called` adds to a `__call__`.
 SAYS_PATH = "_pax_says_path"
 _SCOPE = re.compile(r"<([^<>]*)>")
 
@@ -38,7 +38,7 @@ class Recorder(Protocol):
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("pax_export_recorder", default=None)
-# #: The path and the class of the labelled module whose call runs.
+#: The path and the class of the labelled module whose call runs.
 _around: ContextVar[tuple[str, type] | None] = ContextVar("pax_export_around", default=None)
 _trace = jax.make_user_context()
 

@@ -9,7 +9,7 @@ from pax_export.core._edit import with_class
 from pax_export.core._subclassing import aspect_of, derived
 from pax_export.core._traversal import apply_bottom_up, named_leaves
 
-# #: A module has the first of these roles that any of its arrays has.
+#: A module has the first of these roles that any of its arrays has.
 ROLES = TRAINABLE, FROZEN, STATE = "trainable", "frozen", "state"
 
 

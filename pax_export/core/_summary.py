@@ -48,7 +48,7 @@ def pax_line(module: Node, info: dict[str, Any] | None = None) -> str:
     return text if name is None else f"({name}) {text}"
 
 
-# #: Set while a tree of lines is printed: children are printed below their parent.
+#: Set while a tree of lines is printed: children are printed below their parent.
 _within_a_summary: ContextVar[bool] = ContextVar("within_a_summary", default=False)
 
 

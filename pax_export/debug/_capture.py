@@ -28,7 +28,7 @@ from pax_export.debug._harvest import PREFIX, Harvest
 
 @dataclass
 class _Marks:
-    """Marks what chosen modules return, as a recorder of labelled modules."""
+    """Marks the outputs of chosen modules, as a recorder of labelled modules."""
 
     paths: frozenset[str]
     trees: dict[str, Any] = field(default_factory=dict)
@@ -46,13 +46,13 @@ class _Marks:
 
 
 class Capture:
-    """A net whose calls also return the outputs of chosen modules; made by `capture`.
+    """A net whose calls also return the outputs of chosen modules; created by `capture`.
 
-    It is a function of arrays: it goes under `jax.jit`, `jax.vmap` and `jax.grad`.
+    It is a function of arrays, for `jax.jit`, `jax.vmap` and `jax.grad`.
 
     Attributes:
         net: the net.
-        paths: those of the chosen modules.
+        paths: the paths of the chosen modules.
 
     Example:
         >>> import pax_export as pax
@@ -67,9 +67,9 @@ class Capture:
         """Calls the net.
 
         Returns:
-            The output, and what the modules returned, by path.  A module that is called
-            several times has a tuple of values; in a `scan` the values of all rounds are
-            stacked on a first axis, in a `while` they are those of the last round.
+            The output, and the outputs of the modules by path.  A module called several times has a
+            tuple of values; in a `scan` the values of all steps are stacked along a first axis, in
+            a `while` they are those of the last iteration.
         """
         output, taken, trees = self._run_captured(self.net, args, kwargs, {})
         return output, {path: _value(path, trees[path], taken) for path in trees}
@@ -80,12 +80,12 @@ class Capture:
         """Returns gradients of a loss with respect to the outputs of modules.
 
         Args:
-            loss: a function of the net's output that gives a scalar.
-            *args: what the net is called with.
-            **kwargs: likewise.
+            loss: a function from the net's output to a scalar.
+            *args: the net's inputs.
+            **kwargs: the net's keyword inputs.
 
         Returns:
-            By path, arrays of the shapes that a call gives.
+            Arrays with the shapes of the outputs, by path.
 
         Example:
             >>> import jax.numpy as jnp, pax_export as pax
@@ -159,14 +159,14 @@ def capture(net: PyTree, paths: object = ...) -> Capture:
 
     Args:
         net: a module.
-        paths: which modules: a path, in which ``*`` matches one name, a class, a
+        paths: the modules: a path, in which ``*`` matches one name, a class, a
             function ``(path, module) -> bool``, or a list of these; all by default.
 
     Returns:
-        A function that is called like the net and gives ``(output, values by path)``.
+        A function with the net's arguments that returns ``(output, values by path)``.
 
     Raises:
-        InvalidArgumentError: no module is meant by one of the paths.
+        InvalidArgumentError: a path matches no module.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax
@@ -180,13 +180,13 @@ def capture(net: PyTree, paths: object = ...) -> Capture:
 
 
 def selected_paths(net: PyTree, selection: PyTree) -> tuple[str, ...]:
-    """The paths of the modules that are meant, in tree order.
+    """Returns the paths of the selected modules, in tree order.
 
-    ``selection`` is a path as `Module.at` reads it, a class, a function of a module or of path
-    and module, a selection of ``net.at(...)``, or several of these; ``...`` means all.
+    ``selection`` is a path as for `Module.at`, a class, a function of a module or of path and
+    module, a selection of ``net.at(...)``, or several of these; ``...`` means all.
 
     Raises:
-        InvalidArgumentError: one of them is for no module.
+        InvalidArgumentError: a selector matches no module.
     """
     modules = named_modules(net)
     if selection is ...:

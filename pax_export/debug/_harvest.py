@@ -104,7 +104,7 @@ class Harvest:
         return [*carry, *outputs]
 
     def _harvest_while(self, equation: Equation, given: list[Any]) -> list[Any]:
-        """The values of the last round; zeros if there is none."""
+        """Returns the values of the last iteration; zeros if there is none."""
         params = equation.params
         of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
         test, fixed = given[:of_test], given[of_test : of_test + of_body]

@@ -32,33 +32,32 @@ def nans() -> AbstractContextManager[None]: ...
 def nans(function: Callable[..., Any] | None = None) -> Any:
     """Wraps a function so that NaN or infinity in its results raises a detailed error.
 
-    The error names the first operation, in the forward or the backward pass, that gave
-    such a number out of finite ones and that the result depends on: the path of the
-    module, the line of the source, the operation and its operands.
+    The error names the first operation, in the forward or the backward pass, that produced the
+    number from finite ones, and on which the result depends: the path of the module, the line of
+    source, the operation and its operands.
 
-    A value that the function drops is no result and is not looked at, such as the loss of a
-    step that returns the net alone: return it as well.
+    Values that the function drops are not checked, such as the loss of a step that returns only
+    the net: return the loss as well.
 
-    Without a function it is a context, ``with pax.debug.nans():``, for code that stays as
-    it is: what jax computes in the block, in this thread, is looked at: each call of a
-    jitted function as a whole, and code outside of one operation by operation.
-    An infinity out of infinities, such as of a mask, passes there; NaN never does.
+    Without a function it is a context manager, ``with pax.debug.nans():``, for unchanged code: it
+    checks what jax computes in the block, in this thread: each call of a jitted function as a
+    whole, and other code operation by operation.  An infinity that results from infinities, such
+    as those of a mask, is ignored there; NaN never is.
 
     Args:
-        function: a module, or a function of arrays and modules, such as a whole step of
-            training; it is compiled by `jax.jit`.
+        function: a module, or a function of arrays and modules, such as a training step; it is
+            compiled by `jax.jit`.
 
     Returns:
-        A function that is called like it and returns what it returns.  With the watch,
-        a call costs what it costs under `jax.jit`, and a look at the results.  In the
-        context each call is waited for, and donated arguments are kept (their function is
-        compiled again for that); a function that was compiled ahead, by
-        ``lower().compile()``, is not heard of.
+        A function with the same arguments and results.  It costs a call under `jax.jit` and a
+        check of the results.  The context manager waits for each call, and keeps donated
+        arguments (it recompiles their functions for that); it does not see functions compiled
+        ahead of time by ``lower().compile()``.
 
     Raises:
-        NonFiniteError: (a FloatingPointError; when called) a result, or an argument, is
-            not finite.
-        InvalidArgumentError: (of the context) it is entered while jax traces a function.
+        NonFiniteError: (a FloatingPointError; when called) a result, or an argument, is not
+            finite.
+        InvalidArgumentError: (of the context manager) it is entered while jax traces a function.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax
@@ -75,6 +74,7 @@ def nans(function: Callable[..., Any] | None = None) -> Any:
         ...     except pax.errors.NonFiniteError as error:
         ...         print(error.what, error.where.split(",")[0])
         log gives -inf out of finite numbers. modules.1
+
     """
     if function is None:
         return watching(explained)
@@ -173,7 +173,7 @@ _JITS = ("jit", "pjit")
 
 @contextmanager
 def watching(explain: Explain) -> Iterator[None]:
-    """Raises ``explain(function, args, kwargs)`` where finite numbers give NaN or infinity."""
+    """Raises ``explain(function, args, kwargs)`` if finite numbers result in NaN or infinity."""
     if not is_computing():
         raise InvalidArgumentError(
             "The block of pax.debug.nans() is entered while jax traces a function.",
@@ -201,7 +201,7 @@ def _judge_operation(
 ) -> None:
     given = [value for value in operands if is_inexact(value) and not jnp.isfinite(value).all()]
     if given and not any(map(_has_nan, (*given, *results))):
-        return  # infinities, as of a mask, that stay what they are
+        return  # unchanged infinities, such as those of a mask
     error = _of_the_function(explain) if operation.name in _JITS else None
     if error is None and given:
         error = argument_error(given[0], _users_line())
@@ -218,7 +218,7 @@ def _of_the_function(explain: Explain) -> Exception | None:
         return None
     try:
         return explain(*call)
-    except Exception:  # such as static arguments, or a function that does another thing now
+    except Exception:  # such as static arguments, or a function with side effects
         return None
 
 

@@ -29,7 +29,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class _Producer:
-    """An operation of a program, with what went in; none for a constant."""
+    """An operation of a program with its operands; None for a constant."""
 
     equation: Any
     path: str
@@ -125,7 +125,7 @@ def _first_producer(program: TracedProgram, arguments: Sequence[Any], around: st
 
 
 def _bad_operand(found: _Producer, made: dict[Any, _Producer]) -> _Producer | None:
-    """The operation that gave an operand that is not finite; None if all operands are finite."""
+    """Returns the operation that produced a non-finite operand; None if all are finite."""
     operands = zip(found.equation.invars, found.operands)
     bad = (atom for atom, value in operands if not is_literal(atom) and is_bad(value))
     return next((made[atom] for atom in bad if atom in made), None)

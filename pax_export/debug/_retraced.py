@@ -20,16 +20,15 @@ _SHOWN = 8
 def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function so that each retrace prints its reason.
 
-    It is detected from the arguments, as in `jax.jit`: their structure, with the static
-    data of modules, and the shapes, dtypes and weak types of arrays.  Each call that
-    differs from all before it is a `RetracingWarning`, which compares it with the call
-    that is most like it.
+    It compares arguments as `jax.jit` does: their structure, with the static data of modules, and
+    the shapes, dtypes and weak types of arrays. Each call that differs from all earlier ones issues
+    a `RetracingWarning`, which compares it with the most similar call.
 
     Args:
         function: usually a jitted one.
 
     Returns:
-        A function that is called like it and returns what it returns.
+        A function with the same arguments and results.
 
     Example:
         >>> import warnings, jax, jax.numpy as jnp, pax_export as pax
@@ -73,7 +72,7 @@ def _cache_key(tree: PyTree) -> Any:
 
 
 def _leaf_kind(leaf: object) -> Any:
-    """What jax compares of a leaf; of a static argument, its type and value."""
+    """Returns the key of a leaf in jax's cache; for a static argument, its type and value."""
     if is_array(leaf) or isinstance(leaf, (bool, int, float, complex)):
         shaped = jax.typeof(leaf)
         return shaped.shape, str(shaped.dtype), bool(getattr(shaped, "weak_type", False))

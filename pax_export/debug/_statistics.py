@@ -16,13 +16,13 @@ from pax_export.debug._capture import capture
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of one array: what its elements are like.
+    """Summary statistics of one array.
 
     Attributes:
         mean: the mean; like all but `nan`, without NaN.
         std: the standard deviation.
-        min: the least element.
-        max: the largest.
+        min: the smallest element.
+        max: the largest element.
         nan: the share of NaN.
         zeros: the share of zeros.
 
@@ -68,9 +68,9 @@ def statistics(net: PyTree, *inputs: PyTree, paths: object = ..., **kwargs: obje
 
     Args:
         net: a module.
-        *inputs: what it is called with.
-        paths: which modules, as for `capture`.
-        **kwargs: inputs by name.
+        *inputs: its inputs.
+        paths: the modules, as for `capture`.
+        **kwargs: its keyword inputs.
 
     Returns:
         A dict from paths to `Statistics`, which prints as a table.  A module that

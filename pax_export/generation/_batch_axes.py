@@ -12,7 +12,7 @@ from pax_export._types import Array, DTypeLike, PyTree
 from pax_export.export import spec
 from pax_export.generation._new_cache import new_cache
 
-# #: Longer than any window, so that sizes that grow with a cache's length are visible.
+#: Longer than any window, so that sizes that grow with a cache's length are visible.
 _LARGE = 1 << 20
 
 

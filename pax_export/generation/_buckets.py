@@ -16,7 +16,7 @@ from pax_export._jax import is_tracer
 from pax_export._types import Array, DTypeLike, PyTree
 from pax_export.generation._prompt import room_of
 
-# #: Shorter prompts hardly take less time.  An unused new token takes cache space, and no time.
+#: Shorter prompts hardly take less time.  An unused new token takes cache space, and no time.
 _FEWEST_READ, _FEWEST_NEW = 16, 64
 #: From here on a step is half a power of two: filling up to a whole one doubles the time.
 _MANY = 512

@@ -46,10 +46,10 @@ RUNTIMES = {each.name: each for each in (GENAI, GGUF, LITERTLM, WEB)}
 _DEFAULTS = {"max_new_tokens": 64, "batch": "batch", "length": "length"}
 SIGNATURES = ("prefill", "decode", "generate")
 LAYERS = ("listed", "scanned")
-# #: Runtimes that copy an array to update it get one array per layer: onnxruntime takes
+#: Runtimes that copy an array to update it get one array per layer: onnxruntime takes
 #: a ninth of the time then.
 _LISTED = ("onnx",)
-# #: Length of random test prompts, and number of new tokens, if no prompts are given.
+#: Length of random test prompts, and number of new tokens, if no prompts are given.
 _LENGTHS, _STEPS = (5, 3), 3
 
 

@@ -21,7 +21,7 @@ from pax_export.nets import Decoder, PlacedReading, generation_config, hf_config
 
 #: Where transformers.js looks for it.
 _MODEL = "onnx/model.onnx"
-# #: onnxruntime-genai's name for model types with one cache array per layer, as all of ours are.
+#: onnxruntime-genai's name for model types with one cache array per layer, as all of ours are.
 _KINDS = {"gemma3": "gemma3_text", "gpt2": "llama"}
 
 

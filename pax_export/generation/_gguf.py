@@ -27,7 +27,7 @@ from pax_export.nets import (
 _PURPOSE = 'generation.export(format="gguf")'
 _MARK = "pax_export.version"
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-# #: Texts that distinguish tokenizers: numbers, cases, punctuation, spaces, lines, letters.
+#: Texts that distinguish tokenizers: numbers, cases, punctuation, spaces, lines, letters.
 _PROBES = (
     "Hello World! It's 2024, isn't it? I'LL pay $1,234.56 for 7 items.",
     "  two  spaces\t\ttabs \n\n\nlines \r\n  end  ",

@@ -45,7 +45,7 @@ from pax_export.quantization import QuantizedArray
 
 Report = exporters.Report
 
-# #: Formats for the functions of any net with a cache, and their exporters.
+#: Formats for the functions of any net with a cache, and their exporters.
 FUNCTION_FORMATS = {
     "saved_model": "to_saved_model",
     "stablehlo": "to_stablehlo",
@@ -53,7 +53,7 @@ FUNCTION_FORMATS = {
     "tflite": "to_tflite",
 }
 
-# #: Default prompts, and the number of tokens that follow each.
+#: Default prompts, and the number of tokens that follow each.
 _TEXTS = (
     "The capital of France is",
     "Once upon a time there was a king who had three daughters, and the youngest of them",
@@ -68,7 +68,7 @@ _MOST_TIES = 4
 #: because threads of several programs wait for each other.
 _SECONDS, _SECONDS_PER_GIB = 1800, 1800
 _LARGEST_REPORT = 1 << 26
-# #: The replacement for a character with missing bytes.
+#: The replacement for a character with missing bytes.
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 

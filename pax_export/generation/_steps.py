@@ -21,8 +21,8 @@ from pax_export.generation._prompt import check_vocabulary
 from pax_export.generation._stops import TextEnds
 from pax_export.generation.samplers import Sampler
 
-# #: Instead of a token where the logits of a net are NaN: it is in no vocabulary, so no tokenizer
-# decodes it.
+#: Instead of a token where the logits of a net are NaN: it is in no vocabulary, so no tokenizer
+#: decodes it.
 NO_TOKEN = -1
 
 

@@ -13,7 +13,7 @@ from pax_export._errors import InvalidArgumentTypeError
 from pax_export._jax import is_tracer
 from pax_export._types import Array, PyTree
 
-# #: Types that a caller may pass.
+#: Types that a caller may pass.
 Stop = int | str | Iterable[int | str | Iterable[int]] | None
 
 

@@ -17,7 +17,7 @@ from pax_export.generation._vocabularies import of_gguf, of_json
 from pax_export.weights import open_source
 
 _LARGEST = 1 << 28  # bytes of a tokenizer.json
-# #: The replacement for a character with missing bytes.
+#: The replacement for a character with missing bytes.
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 #: The names of special tokens in ``tokenizer_config.json``.
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")

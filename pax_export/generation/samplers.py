@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-# #: Logits times or divided by numbers in this range are finite in float32.
+#: Logits times or divided by numbers in this range are finite in float32.
 _LEAST, _MOST = 1e-20, 1e20
 #: So many tokens are looked for as fast as fewer.
 _FEW = 64

@@ -47,7 +47,7 @@ def as_module(function: Any) -> Module:
 
 
 def _owner_in_tree(function: Callable[..., Any]) -> Any:
-    """A bound method of a module as a module; anything else as it is."""
+    """Converts a bound method of a module to a module; returns other values unchanged."""
     owner = getattr(function, "__self__", None)
     if not inspect.ismethod(function) or not isinstance(owner, Module):
         return function

@@ -17,13 +17,13 @@ from pax_export.graph._program import compile_graph, draw_program
 class GraphModule(Module):
     """A module that computes one node of a graph from others.
 
-    It keeps the modules of the graph and a program that says which calls which; of the nodes it
-    keeps nothing.  So it is a module as any other: it can be copied, pickled and exported, and
-    two made by one recipe, with example inputs of equal shapes and dtypes, have equal treedefs.
+    It has the modules of the graph and a program of their calls, but not the nodes. So it is an
+    ordinary module: it can be copied, pickled and exported, and two that were built alike, with
+    example inputs of equal shapes and dtypes, have equal treedefs.
 
     Args:
         inputs: a tuple or list of nodes, one for each argument.
-        output: the node to compute.  That of ``a & b`` or ``a | b`` gives a tuple.
+        output: the node to compute.  ``a & b`` or ``a | b`` results in a tuple.
         name: shown by ``repr`` and ``summary``.
 
     Attributes:
@@ -31,8 +31,8 @@ class GraphModule(Module):
 
     Raises:
         ForeignInputError: (a ValueError) the output needs an input that is not among the inputs.
-        InvalidArgumentError: (a ValueError) a node stands there twice.
-        InvalidArgumentTypeError: these are no nodes.
+        InvalidArgumentError: (a ValueError) a node occurs twice.
+        InvalidArgumentTypeError: not nodes.
         SharedNodeError: (a ValueError) one module is used by two nodes.
 
     Example:
@@ -148,7 +148,7 @@ def build_graph_module(func: Callable[..., Node]) -> Callable[..., GraphModule]:
 
 
 def _argument_names(func: Callable, example_inputs: tuple) -> list[str | None]:
-    """The function's names for its arguments, where it has names for them."""
+    """Returns the function's argument names, if it has any."""
     try:
         parameters = inspect.signature(func).parameters.values()
     except (TypeError, ValueError):

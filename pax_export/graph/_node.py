@@ -12,25 +12,24 @@ from pax_export.graph._adapters import Spread, as_module, identity
 
 
 class Node:
-    """A value, the nodes that it was computed from, and the module that did it.
+    """A value, with its parent nodes and the module that computed it.
 
-    Nodes are joined to a graph by operators; a `GraphModule` is made of a graph.
-    Each operator computes the value of the new node at once, on a copy of the
-    module: a layer that changes when it is called stays as it is.
+    Operators join nodes to a graph, and a graph becomes a `GraphModule`. Each operator computes the
+    value of the new node immediately, on a copy of the module, so a layer with state does not
+    change.
 
-    Nodes are compared by identity.  They are material for a graph module and
-    can be neither copied nor pickled; the graph module can.
+    Nodes are compared by identity. They can be neither copied nor pickled; a graph module can.
 
     Args:
-        parents: the nodes whose values `fx` takes.
-        fx: a module or a function of one value: that of the parent, or with
-            several parents the tuple of theirs.
+        parents: the nodes of the inputs of `fx`.
+        fx: a module or a function of one value: that of the parent, or a tuple with several
+            parents.
         value: the value; any pytree.
 
     Attributes:
         parents: a tuple.
-        fx: a module; a function was made a `Lambda`.
-        value: as given.
+        fx: a module; functions become a `Lambda`.
+        value: as passed.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax
@@ -88,8 +87,8 @@ class Node:
             A node whose ``fx`` takes one pair.
 
         Raises:
-            InvalidArgumentTypeError: (a ValueError) ``other`` is no node, or
-                ``fn`` cannot be called.
+            InvalidArgumentTypeError: (a ValueError) ``other`` is not a node, or ``fn`` is not
+                callable.
         """
         _require_node(other, "The second argument of binary_ops")
         values = (self.value, other.value)
@@ -127,7 +126,7 @@ class InputNode(Node):
 
     Args:
         value: the example; any pytree.
-        fx: only kept; a graph module takes the argument as it is given.
+        fx: stored only; a graph module does not apply it.
         name: shown in drawings and error messages.
 
     Example:
@@ -176,7 +175,7 @@ def _apply_node(parents: tuple[Node, ...], module: Module, value: object) -> Nod
 
 
 def _side_by_side(kind: type, *nodes: Node) -> tuple[Node, ...]:
-    """The nodes, with those of one kind replaced by their parents."""
+    """Returns the nodes, with those of one kind replaced by their parents."""
     parents: list[Node] = []
     for node in nodes:
         parents += node.parents if isinstance(node, kind) else (node,)
@@ -198,7 +197,7 @@ def _node_values(nodes: tuple[Node, ...]) -> tuple:
 
 
 def describe_value(value: PyTree) -> str:
-    """What kind of value a node has, e.g. ``float32[3,8]``; never the value itself."""
+    """Describes the type of a node's value, e.g. ``float32[3,8]``, without the value itself."""
     if is_array(value):
         return describe_array(value)
     if type(value) in (tuple, list):

@@ -66,7 +66,7 @@ def _quote_text(text: str) -> str:
 
 
 class Input(NamedTuple):
-    """One argument of a program: its name, and what its example was."""
+    """One argument of a program: its name, and a description of its example."""
 
     name: str
     shape: str
@@ -88,7 +88,7 @@ class Program(NamedTuple):
     output: int
 
     def run(self, modules: Sequence[Any], args: Sequence[Any]) -> Any:
-        """Calls every module once; there is one for each step, and an argument for each input."""
+        """Calls every module once, one per step, with one argument per input."""
         values = list(args)
         for module, step in zip(modules, self.steps):
             taken = [values[number] for number in step.inputs]

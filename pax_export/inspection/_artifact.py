@@ -92,7 +92,7 @@ def _call_fields(signature: PyTree) -> dict[str, Any]:
 
 
 def leaf_path(variable: VariableInfo) -> str:
-    """The path of the leaf that a variable holds; of another program's, its name."""
+    """Returns the path of the leaf of a variable; for another program's export, its name."""
     if not variable.leaves:
         return variable.name
     return _STEP.sub(r".\1", variable.leaves[0]).lstrip(".")

@@ -57,7 +57,7 @@ def traced(
     kwargs: Mapping[str, Any] | None,
     function: Callable[..., Any] | None = None,
 ) -> Trace:
-    """Traces a call of a net, or another function of it; no array is made."""
+    """Traces a call of a net, or another function of it; no arrays are created."""
     function = function or type(net).__call__
     resolved = resolve(function, 1, inputs, kwargs, ())
     args, named = jax.tree_util.tree_unflatten(
@@ -82,7 +82,7 @@ def traced(
 
 
 def traced_as_one(model: Exportable, inputs: tuple, kwargs: Mapping[str, Any] | None) -> Trace:
-    """Traces a model that is not a module, whose parts are unknown."""
+    """Traces a model that is not a module, as one part."""
     (method,) = model.methods
     resolved = resolve(method.signature_of, method.skip, inputs, kwargs, ())
     trace = Trace(inputs=tuple(entry.name for entry in resolved.flat))
@@ -101,7 +101,7 @@ def traced_as_one(model: Exportable, inputs: tuple, kwargs: Mapping[str, Any] | 
 
 
 def module_inputs(call: ModuleCall) -> list[Any]:
-    """The arrays that a module was called with; modules among its arguments are left out."""
+    """Returns the array arguments of a module call; modules among them are omitted."""
     leaves = jax.tree_util.tree_leaves(call.arguments, is_leaf=is_node)
     return [leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
 

@@ -23,11 +23,11 @@ class Change:
     """One array that differs.
 
     Attributes:
-        path: of the leaf.
-        kind: ``"added"`` or ``"dropped"`` in the second; ``"reshaped"``; ``"retyped"``;
+        path: the path of the leaf.
+        kind: ``"added"`` or ``"dropped"`` in the second model; ``"reshaped"``; ``"retyped"``;
             ``"changed"`` in value.
-        before: shape and dtype in the first; empty if it is not there.
-        after: likewise in the second.
+        before: shape and dtype in the first model; empty if it is missing.
+        after: the same for the second model.
         difference: the largest absolute difference of values; None if they were not
             compared.
 
@@ -54,12 +54,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Diff:
-    """All that differs; an empty one is false.
+    """The differences of two models; false if there are none.
 
     Attributes:
-        changes: one for each array that differs, in the order of the first, then what
-            the second alone has.
-        unseen: arrays whose values one of the two does not keep by name.
+        changes: one for each array that differs, in the order of the first model, then arrays of
+            the second only.
+        unseen: arrays whose values were not compared, because one model does not store them by
+            name.
 
     Example:
         >>> import pax_export as pax

@@ -19,8 +19,8 @@ from pax_export.nn import Lambda, function_name
 
 _MARK = "<!-- pax_export drawing -->"
 _LETTER, _LINE, _GAP = 7.2, 16, 46  # of the text, in pixels
-_SMALL = 10 / 12  # the letters of paths and edges, beside those of titles
-# Each rule names the drawing: inside a page its style would hold for the whole page.
+_SMALL = 10 / 12  # letters of paths and edges, relative to those of titles
+# Each rule names the drawing, because in a page its style would apply to the whole page.
 _STYLE = """
 .pax-drawing text { font: 12px ui-monospace, monospace; text-anchor: middle; fill: #222 }
 .pax-drawing .path, .pax-drawing .edge { font-size: 10px; fill: #666 }
@@ -66,11 +66,11 @@ class Drawing:
         return _draw_svg(self)
 
     def save_svg(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Writes the drawing into a file, whole or not at all.
+        """Writes the drawing to a file, atomically.
 
         Args:
-            path: of the file.
-            overwrite: whether a drawing that was written so before is replaced.
+            path: the path of the file.
+            overwrite: whether to replace an earlier drawing.
 
         Raises:
             ExportPathError: (an OSError) the file cannot be written.
@@ -88,16 +88,15 @@ def draw(
 
     Args:
         net: a module; it may be abstract.
-        *inputs: what its call takes, as for `inspect`.
-        kwargs: inputs that are given by name.
-        depth: how many levels of modules are drawn; deeper ones are part of the node
-            around them.
+        *inputs: the inputs of its call, as for `inspect`.
+        kwargs: keyword inputs.
+        depth: the number of levels of modules; deeper ones are part of the node around them.
 
     Returns:
         A `Drawing`.
 
     Raises:
-        InvalidArgumentTypeError: no module.
+        InvalidArgumentTypeError: not a module.
         InvalidArgumentError: no inputs, or a depth below one.
 
     Example:

@@ -12,7 +12,7 @@ from pax_export._types import Equation, TracedProgram
 from pax_export.core import describe_array, path_in
 from pax_export.inspection._calls import Trace
 
-#: Operations that only look at a value in another way: an edge goes through them.
+#: Operations that only rearrange a value: edges pass through them.
 _LOOKS = frozenset(
     "broadcast_in_dim reshape squeeze expand_dims convert_element_type transpose copy "
     "stop_gradient optimization_barrier copy_p reduce_precision sharding_constraint name".split()
@@ -96,7 +96,7 @@ class _FlowReader:
         return interpret(program, given, operate, constant=lambda value: None)
 
     def _add_node(self, equation: Equation, operands: list[int | None], path: str) -> int | None:
-        """The node of an operation, with edges to it; None for one that reads constants only."""
+        """Adds the node of an operation, with edges to it; None for one of constants only."""
         home = self._home_of(path)
         given = [(x, atom) for x, atom in zip(operands, equation.invars) if x is not None]
         if home is None and equation.primitive.name in _LOOKS and len(given) == 1:
@@ -119,7 +119,7 @@ class _FlowReader:
         return any(self._home_of(path) != home for path in paths)
 
     def _home_of(self, path: str) -> str | None:
-        """The module whose node an operation belongs to; None between modules."""
+        """Returns the module whose node an operation belongs to; None between modules."""
         for each in (path, *self._paths_up(path)):
             if each in self.shown:
                 return None if each in self.containers else each
@@ -138,18 +138,18 @@ class _FlowReader:
 
 
 def _one_to_one(equation: Equation) -> Any:
-    """The program whose operands and results are those of an operation; None if it has none."""
+    """Returns the program with the same operands and results as an operation, or None."""
     if equation.primitive.name == "scan":
         return equation.params["jaxpr"]
     return called_program(equation)
 
 
 def _operation_title(equation: Equation) -> str:
-    """The name of the jitted function that an operation calls, or its own."""
+    """Returns the name of the jitted function that an operation calls, or its own name."""
     name = equation.params.get("name")
     if isinstance(name, str) and name:
         return name
-    if equation.primitive.name.startswith("custom_"):  # as relu: what it wraps has the name
+    if equation.primitive.name.startswith("custom_"):  # the wrapped function has the name
         for program in inner_programs(equation):
             for inner, _ in walk_equations(program):
                 return _operation_title(inner)

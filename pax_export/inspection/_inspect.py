@@ -52,31 +52,30 @@ from pax_export.inspection._row import Row
 def inspect(
     net: Module, *inputs: PyTree, kwargs: Mapping[str, Any] | None = None, measure: bool = False
 ) -> Inspection:
-    """Describes a model or an export: a row for each module and array.
+    """Describes a model or an export: one row per module and array.
 
-    Nothing is computed and no array is made, unless time is measured: the call is traced
-    with shapes alone.  So the model may be abstract, as ``jax.eval_shape(constructor)``
-    gives it, and larger than any memory.
+    Nothing is computed and no array is created, unless time is measured: the call is traced with
+    shapes only.  So the model may be abstract, such as ``jax.eval_shape(constructor)``, and larger
+    than memory.
 
     Args:
-        net: a module; another model that can be exported (a function, a module of
-            equinox), whose arrays are rows below one row; or the path of an export: a
-            SavedModel, another program's too, a StableHLO bundle, a TFLite or ONNX model
-            of ours.  It is read as data; its report has the work of a call, that of
-            another program is not counted.
-        *inputs: what its call takes: arrays, `jax.ShapeDtypeStruct`, or `export.spec`,
-            whose sizes may be symbolic; counts of work are formulas then.  Without any
-            the shapes of activations, and the work, are unknown.
-        kwargs: inputs that are given by name.
-        measure: whether each module's call is timed as well, alone and compiled, on
-            random inputs; sizes must be numbers then.
+        net: a module; another model that can be exported (a function, an Equinox module), whose
+            arrays are rows below one row; or the path of an export: a SavedModel, also of another
+            program, or a StableHLO bundle, TFLite or ONNX model of ours.  Exports are read as
+            data; their report has the FLOPs of a call.
+        *inputs: the inputs of its call: arrays, `jax.ShapeDtypeStruct`, or `export.spec`, whose
+            sizes may be symbolic; FLOPs are formulas then.  Without inputs, shapes of activations
+            and FLOPs are unknown.
+        kwargs: keyword inputs.
+        measure: whether to also time each module's call, separately and compiled, on random
+            inputs; sizes must be numbers then.
 
     Returns:
         An `Inspection`.
 
     Raises:
-        InvalidArgumentTypeError: no model, and no path; inputs for an export; a
-            measurement of anything but a module.
+        InvalidArgumentTypeError: neither a model nor a path; inputs for an export; ``measure``
+            for anything but a module.
         ExportPathError: there is no export at the path.
         InvalidArgumentError: the inputs do not fit the call.
 
@@ -93,6 +92,7 @@ def inspect(
           modules.1  Linear      float32  trainable          16   64 B
         <BLANKLINE>
         56 parameters, all trainable, 224 B
+
     """
     if isinstance(net, (str, os.PathLike)) and not (inputs or kwargs or measure):
         return inspected(Path(net))

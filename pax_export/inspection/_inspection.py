@@ -20,7 +20,7 @@ class Inspection:
 
     Attributes:
         rows: one for each module and array, in tree order, parents first.
-        uncounted: operations of the call whose work is in no count.
+        uncounted: operations of the call without a FLOP count.
 
     Example:
         >>> import pax_export as pax
@@ -44,14 +44,14 @@ class Inspection:
 
     @property
     def flops(self) -> Count | None:
-        """Of one call; None without inputs, and of an export whose program cannot be read."""
+        """FLOPs of one call; None without inputs, or if the program of an export cannot be read."""
         return self.rows[0].flops
 
     def __getitem__(self, path: str) -> Row:
         """Returns the row of a path.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such row.
         """
         for row in self.rows:
             if row.path == path:
@@ -65,7 +65,7 @@ class Inspection:
         return len(self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all of it as plain data, with the totals ``parameters``, ``bytes``, ``flops``."""
+        """Returns plain data, with the totals ``parameters``, ``bytes``, ``flops``."""
         return {
             "parameters": self.parameters,
             "bytes": self.bytes,
@@ -89,11 +89,11 @@ class Inspection:
         return page(self.rows, self.uncounted)
 
     def save_html(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Writes the page into a file, whole or not at all.
+        """Writes the page to a file, atomically.
 
         Args:
-            path: of the file; conventionally it ends in ``.html``.
-            overwrite: whether a page that was written so before is replaced.
+            path: the path of the file, usually ``*.html``.
+            overwrite: whether to replace an earlier page.
 
         Raises:
             ExportPathError: (an OSError) the file cannot be written.
@@ -135,7 +135,7 @@ def table(rows: Sequence[Row], uncounted: Sequence[str], depth: int | None, arra
 
 
 def totals(rows: Sequence[Row], uncounted: Sequence[str]) -> Iterator[str]:
-    """Totals of the model, and what they exclude."""
+    """Returns the totals of the model, and what they exclude."""
     root = rows[0]
     parts = {"trainable": 0, "frozen": 0, "state": 0}
     for row in rows:
@@ -157,7 +157,7 @@ def totals(rows: Sequence[Row], uncounted: Sequence[str]) -> Iterator[str]:
 
 
 def count_text(count: int | str | None) -> str:
-    """A number of operations as people read it; a formula as it is."""
+    """Formats a count with separators; a formula stays unchanged."""
     return f"{count:,}" if isinstance(count, int) else count or ""
 
 
@@ -215,7 +215,7 @@ _STYLE = """
 
 
 def page(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
-    """A page of its own."""
+    """Returns a whole HTML page."""
     title = escape(rows[0].class_name)
     return (
         f'<!doctype html>\n{_MARK}\n<html lang="en"><head><meta charset="utf-8">'
@@ -225,7 +225,7 @@ def page(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
 
 
 def fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
-    """What a notebook shows."""
+    """Returns the HTML for notebooks."""
     shown = [column for column in COLUMNS if any(column[1](row) for row in rows)]
     columns = " ".join(_grid_track(column, rows) for column in shown)
     width = sum(_column_width(column, rows) + _GAP for column in shown)
@@ -250,7 +250,7 @@ def _column_width(column: Column, rows: Sequence[Row]) -> float:
 
 
 def _grid_track(column: Column, rows: Sequence[Row]) -> str:
-    """A column of the grid; on a narrow page the long ones share what the short ones leave."""
+    """Returns a grid column; on a narrow page long columns share the remaining width."""
     width = _column_width(column, rows)
     if width <= _SHORT * _DIGIT:
         return f"{width:.1f}em"
@@ -294,7 +294,7 @@ def _cell_html(row: Row, title: str, text: Callable[[Row], str], right: bool) ->
 
 
 def save_marked(text: str, path: Path, mark: str, overwrite: bool) -> Path:
-    """Writes a text that has a mark near its beginning, over no other than one with the mark."""
+    """Writes a text that begins with a mark; replaces only files with that mark."""
 
     def recognize(path: Path) -> overwrite_guard.Belongs | None:
         with path.open("rb") as file:

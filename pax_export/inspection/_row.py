@@ -11,33 +11,31 @@ Count = int | str
 class Row:
     """A module or an array of a model.
 
-    Counts of a module are those of all that is below it.  A count is a number, or text
-    with a formula where inputs have symbolic sizes.
+    Counts of a module include everything below it. A count is a number, or a formula as text if
+    inputs have symbolic sizes.
 
     Attributes:
-        path: from the root, with dots, as `net.replace` and errors use it; the root's is
-            empty.
+        path: the dotted path, as in errors; empty for the root.
         kind: ``"module"`` or ``"array"``.
-        depth: how many modules contain it.
-        class_name: of a module, its class; of an array, empty.
-        name: the name that a module was given, or None.
-        mode: of a module ``"train"`` or ``"eval"``.
-        shape: of an array.
-        inputs: of a module that was called, what its first call took: ``float32[batch,3]``.
-        outputs: what that call returned.
-        calls: how often the module was called.
-        dtype: in which the arrays are kept; several are joined by commas.
+        depth: the number of modules around it.
+        class_name: the class of a module; empty for arrays.
+        name: the ``name`` of a module, or None.
+        mode: ``"train"`` or ``"eval"`` for a module.
+        shape: the shape of an array.
+        inputs: the inputs of a module's first call: ``float32[batch,3]``.
+        outputs: the outputs of that call.
+        calls: the number of calls of the module.
+        dtype: the dtype of the arrays; several are joined by commas.
         computed_in: the dtype of most of its arithmetic; without inputs, that of its policy.
-        role: ``"trainable"``, ``"frozen"`` or ``"state"``; of a module, the
-            first of these that an array in it has.
-        parameters: how many elements are trainable or frozen.
-        bytes: of all arrays, state too.
+        role: ``"trainable"``, ``"frozen"`` or ``"state"``; for a module, the first of these that
+            applies to one of its arrays.
+        parameters: the number of elements that are trainable or frozen.
+        bytes: the size of all arrays, including state.
         flops: additions, multiplications and comparisons of one call, as XLA counts them;
-            None without inputs.  Of an export, those of the program in it; None if
-            nothing of it can be counted.
-        transcendentals: exponentials, logarithms, roots, counted apart; None likewise.
-        time_share: of the time of one call, if it was measured.
-        function: of a `Lambda`, the name of its function; else empty.
+            None without inputs, or if the program of an export cannot be counted.
+        transcendentals: exponentials, logarithms, roots, counted separately; None as for ``flops``.
+        time_share: the share of the time of one call, if measured.
+        function: the name of a `Lambda`'s function; else empty.
 
     Example:
         >>> import pax_export as pax

@@ -186,7 +186,7 @@ def _is_one(length: object) -> bool:
     return isinstance(length, int) and length == 1
 
 
-# #: Fractions of the length that are compiled in addition to the whole: a quarter and a half.
+#: Fractions of the length that are compiled in addition to the whole: a quarter and a half.
 _PARTS = (4, 2)
 #: Fewer places are attended to in a moment, and a program of their own is not worth its compiling.
 _LEAST = 128

@@ -14,7 +14,7 @@ from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import seen_in_order
 from pax_export.nets._layer_kind import LayerKind
 
-# #: Writes new vectors into the store of one layer, ``[batch, kv_heads, places, head_size]``.
+#: Writes new vectors into the store of one layer, ``[batch, kv_heads, places, head_size]``.
 Put = Callable[[Any, Any], Any]
 
 

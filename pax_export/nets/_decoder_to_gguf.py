@@ -14,7 +14,7 @@ from pax_export.nn import RotaryScaling, rotary_frequencies
 #: The architectures of llama.cpp, by our families where another one has the same net.
 _NAMES = {"mistral": "llama"}
 _KNOWN = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2")
-# #: Architectures of llama.cpp whose queries are as wide as the net.
+#: Architectures of llama.cpp whose queries are as wide as the net.
 _SQUARE = ("qwen2", "gpt2")
 TITLE = "llama.cpp"
 

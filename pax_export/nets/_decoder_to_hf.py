@@ -28,7 +28,7 @@ _CLASSES = {
 _HEADS = {"gpt2": "LMHeadModel"}
 _WORDS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 _GPT2_WORDS = {"gelu_tanh": "gelu_new"}
-# #: Fields that do not change the function; layer kinds are compared layer by layer.
+#: Fields that do not change the function; layer kinds are compared layer by layer.
 _UNSEEN = ("generation", "implementation", "rotary_pairing", "family", "kinds")
 
 

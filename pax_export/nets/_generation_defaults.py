@@ -10,7 +10,7 @@ from typing import Any
 from pax_export._errors import PaxWarning, a_few
 from pax_export.nets._decoder_fields import Fields, Keys, short_repr
 
-# #: Keys read from generation_config.json, with transformers' defaults.
+#: Keys read from generation_config.json, with transformers' defaults.
 _TAKEN = {
     "eos_token_id": None,
     "pad_token_id": None,
@@ -21,7 +21,7 @@ _TAKEN = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-# #: Keys that do not change the tokens, or are arguments here.
+#: Keys that do not change the tokens, or are arguments here.
 _SAID_ELSEWHERE = frozenset(
     """bos_token_id decoder_start_token_id max_length max_new_tokens max_time use_cache
     cache_implementation cache_config max_cache_len prefill_chunk_size transformers_version

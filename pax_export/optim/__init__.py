@@ -5,7 +5,7 @@ from pax_export.optim._opax import load_opax
 from pax_export.optim._optax import OptaxOptimizer, PackedOptimizer, from_optax
 from pax_export.optim._update_fn import build_update_fn
 
-# What is imported and not listed is for other rooms of the package.
+# Names that are imported but not in `__all__` are for other packages of pax_export.
 __all__ = [
     "OptaxOptimizer",
     "PackedOptimizer",

@@ -1,9 +1,8 @@
-"""One step of an optimizer: gradients in, updated model and optimizer out.
+"""One step of an optimizer: updates a model and its optimizer by gradients.
 
-An optimizer is a module.  Called with gradients and parameters, it returns
-updates, which are *subtracted* from the parameters.  This is opax's convention;
-optax's updates are to be added, so `from_optax` turns their sign, and nothing
-else in this package needs to know which of the two an optimizer came from.
+An optimizer is a module. Called with gradients and parameters, it returns updates, which are
+*subtracted* from the parameters. This is opax's convention; optax's updates are added, so
+`from_optax` negates them, and the rest of this package treats both alike.
 """
 
 from __future__ import annotations
@@ -43,20 +42,19 @@ def apply_gradients(
 
     Args:
         model: the model.
-        optimizer: a module of opax or of `from_optax`, made for
-            ``model.parameters()``.  (Its updates are subtracted.)
-        grads: gradients, of the structure of ``model.parameters()``.
-        all_finite: boolean scalar; where it is False, both stay as they were.
-        **extra: what else the optimizer takes, e.g. ``value=loss``.
+        optimizer: a module of opax or of `from_optax`, created for ``model.parameters()``.  (Its
+            updates are subtracted.)
+        grads: gradients with the structure of ``model.parameters()``.
+        all_finite: a boolean scalar; if it is False, model and optimizer do not change.
+        **extra: other arguments of the optimizer, e.g. ``value=loss``.
 
     Returns:
         ``(model, optimizer)``; every array keeps its dtype.
 
     Raises:
-        InvalidArgumentTypeError: (an AssertionError too) no module.
-        StructureMismatchError: gradients, updates or the new state of the
-            optimizer have another structure than what they belong to, or the
-            optimizer was made for another model.
+        InvalidArgumentTypeError: (an AssertionError too) not a module.
+        StructureMismatchError: the structures of gradients, updates or optimizer state do not
+            match, or the optimizer was created for another model.
 
     Example:
         >>> import optax, pax_export as pax
@@ -87,26 +85,25 @@ def apply_scaled_gradients(
 ) -> tuple[M, O, L]:
     """Updates a model, its optimizer and its loss scale by gradients of a scaled loss.
 
-    With a dynamic loss scale, a step whose gradients are not finite leaves the
-    model and the optimizer as they were and lowers the scale.  What the model
-    itself changed in that step, the statistics of a BatchNorm for example, is
-    kept: it came with the ``model`` that was passed.
+    With a dynamic loss scale, a step with non-finite gradients changes neither the model nor the
+    optimizer, and lowers the scale. State that changed in that step, such as BatchNorm statistics,
+    is kept, because it is part of the ``model`` argument.
 
     Args:
         model: the model.
         optimizer: a module of opax or of `from_optax`.
         loss_scale: a loss scale of `pax_export.precision` or of jmp.
         grads: gradients of ``loss_scale.scale(loss)``.
-        **extra: what else the optimizer takes, e.g. ``value=loss``, not scaled.
+        **extra: other arguments of the optimizer, e.g. ``value=loss``, unscaled.
 
     Returns:
         ``(model, optimizer, loss_scale)``; every array keeps its dtype, so a
         jitted step is traced once.
 
     Raises:
-        InvalidArgumentTypeError: (an AssertionError too) something is not a module,
-            or no loss scale.
-        StructureMismatchError: gradients of another structure.
+        InvalidArgumentTypeError: (an AssertionError too) an argument is not a module, or not a loss
+            scale.
+        StructureMismatchError: the structure of the gradients differs.
 
     Example:
         >>> import optax, pax_export as pax
@@ -177,7 +174,7 @@ def _subtract_updates(params: PyTree, updates: PyTree) -> Any:
 
 
 def _choose_tree(condition: Array, new: object, old: object) -> Any:
-    """The new tree if the condition holds, else the old one."""
+    """Selects the new tree if the condition holds, else the old one."""
     assert_structure_equal(new, old)
 
     def choose(path: tuple, a: object, b: object) -> Any:
@@ -188,7 +185,7 @@ def _choose_tree(condition: Array, new: object, old: object) -> Any:
 
 
 def _check_replacement(path: tuple, before: PyTree, after: PyTree) -> Any:
-    """An array that takes the place of another."""
+    """Checks the replacement of an array."""
     same_shape = jnp.shape(before) == jnp.shape(after)
     if not same_shape or jnp.result_type(before) != jnp.result_type(after):
         raise StructureMismatchError(

@@ -28,13 +28,13 @@ from pax_export.optim._optax import opax_contents
 
 
 def load_opax(module: types.ModuleType) -> None:
-    """Makes an empty module into opax, whose files are run in it and in submodules of it."""
+    """Turns an empty module into opax; its files are executed in it and its submodules."""
     name = module.__name__
     installed = find("opax", "opax", name)
     if not any(isinstance(finder, _SubmoduleFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _SubmoduleFinder(name))
     folders = list(installed.submodule_search_locations or ())
-    # What makes a module a package: it has submodules, and names them by a dot.
+    # A package has submodules, and names them with a dot.
     module.__path__ = folders
     module.__package__ = name
     if module.__spec__ is not None:
@@ -61,7 +61,7 @@ class _SubmoduleFinder(MetaPathFinder):
 
 
 class _OpaxLoader(SourceFileLoader):
-    """Runs a file of opax with its own ``__import__`` and ``jnp``."""
+    """Executes a file of opax with its own ``__import__`` and ``jnp``."""
 
     def exec_module(self, module: types.ModuleType) -> None:
         names = vars(module)
@@ -124,7 +124,7 @@ def _one_result_for_equal_calls(factory: Callable[..., Any]) -> Callable[..., An
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if any(map(is_array, jax.tree_util.tree_leaves(bound.arguments))):
-            # An array has a value of its own, and must not be kept indefinitely.
+            # An array is not hashable by value, and must not be kept indefinitely.
             return remembered(factory(*args, **kwargs), args, kwargs)
         key = static_key(tuple(bound.arguments.values()))
         if key not in known:

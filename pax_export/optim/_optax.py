@@ -35,7 +35,7 @@ def optimizer_contents(optimizer: Module, rules: list[str]) -> dict[str, Any]:
 
 
 def opax_contents(self: Module) -> dict[str, Any]:
-    """Of an optimizer of opax: a chain holds others, of classes that functions made."""
+    """Describes an optimizer of opax: a chain contains others, of classes created by functions."""
     chained = vars(self).get("transforms", ())
     return optimizer_contents(self, [type(each).__name__ for each in chained])
 
@@ -48,22 +48,22 @@ def optax_contents(self: Module) -> dict[str, Any]:
 
 
 def _flatten_chain(state: PyTree) -> list[Any]:
-    """The states of all rules: a chain may hold chains."""
+    """Returns the states of all rules; chains may be nested."""
     if type(state) is not tuple:
         return [state]
     return [rule for each in state for rule in _flatten_chain(each)]
 
 
 class OptaxOptimizer(StateModule):
-    """An optimizer of optax with its state; made by `from_optax`.
+    """An optimizer of optax with its state; created by `from_optax`.
 
     Attributes:
         recipe: the transformation, static data.
-        state: the state of the transformation.  Moments are modules of the
-            model's class that hold the parameters' shapes.
+        state: the state of the transformation.  Moments are modules of the model's class with the
+            parameters' shapes.
         slow_params: for `optax.lookahead`, the parameters to evaluate and serve
-            (``model.update_parameters(optimizer.slow_params)``), else None.  The
-            model holds the fast ones.
+            (``model.update_parameters(optimizer.slow_params)``), else None.  The model has the fast
+            ones.
 
     Example:
         >>> import optax, pax_export as pax
@@ -85,13 +85,13 @@ class OptaxOptimizer(StateModule):
         self.state = _as_state(recipe.init(self._given(params)), params)
 
     def __call__(self, grads: Any, params: Any = None, **extra: PyTree) -> Any:
-        """Returns the updates to subtract; the state is changed, so call it with `%`.
+        """Returns the updates to subtract; it changes the state, so call it with `%`.
 
         Args:
             grads: gradients.
             params: the parameters, for transformations that need them.
-            **extra: what else the transformation takes, e.g. ``value=loss``; what
-                it does not take is ignored, as in optax.
+            **extra: other arguments of the transformation, e.g. ``value=loss``; unknown ones are
+                ignored, as in optax.
 
         Raises:
             InvalidArgumentTypeError: (a TypeError) an argument that the
@@ -109,14 +109,14 @@ class OptaxOptimizer(StateModule):
     def remade(self, params: PyTree) -> OptaxOptimizer:
         """Returns the same optimizer for other parameters, with the state of those that remain.
 
-        For a model that changed in the middle of training: another head, other frozen parts.
+        For a model that changed during training: another head, other frozen parts.
 
         Args:
             params: the parameters of the changed model.
 
         Returns:
-            An optimizer of this class.  Arrays of its state have the values of this one's where
-            path, shape and dtype are the same; others begin anew.
+            An optimizer of this class.  Arrays of its state keep this one's values where path,
+            shape and dtype match; others are initialized.
 
         Example:
             >>> import optax, pax_export as pax
@@ -139,7 +139,7 @@ class OptaxOptimizer(StateModule):
     _pax_contents = optax_contents
 
     def _given(self, params: PyTree) -> Any:
-        """The parameters as the transformation wants them: for lookahead, twice."""
+        """Returns the parameters in the transformation's form: for lookahead, a pair."""
         if self.slow_params is None:
             return params
         optax = require("optax", "optax", "optax.lookahead")
@@ -253,28 +253,25 @@ class PackedOptimizer(OptaxOptimizer):
 
 
 def from_optax(transformation: object, *, packed: bool = False) -> Callable[[Any], OptaxOptimizer]:
-    """Makes modules of an optimizer of optax.
+    """Wraps an optax optimizer as a module.
 
-    Such a module holds optax's state.  Called with gradients and parameters, it
-    returns optax's updates with their sign turned: they are *subtracted*, as
-    opax's are.  `build_update_fn`, `apply_gradients` and `apply_scaled_gradients`
-    do that.
+    The module has optax's state. Called with gradients and parameters, it returns optax's negated
+    updates: they are *subtracted*, as opax's are. `build_update_fn`, `apply_gradients` and
+    `apply_scaled_gradients` do that.
 
-    What else an optimizer needs, such as the loss (`optax.polyak_sgd`, line
-    searches, `optax.contrib.reduce_on_plateau`), `build_update_fn` gives it, and
-    `apply_gradients` passes on.  `optax.lookahead` keeps its slow parameters in
-    the module.
+    Other arguments of an optimizer, such as the loss (`optax.polyak_sgd`, line searches,
+    `optax.contrib.reduce_on_plateau`), are supplied by `build_update_fn` and passed on by
+    `apply_gradients`. `optax.lookahead` keeps its slow parameters in the module.
 
     Args:
-        transformation: what ``optax.adam(1e-3)`` or ``optax.chain(...)`` gives;
-            or a function without arguments that makes it, such as
+        transformation: an optax transformation such as ``optax.adam(1e-3)`` or
+            ``optax.chain(...)``; or a function without arguments that returns one, such as
             ``functools.partial(optax.adam, 1e-3)``, which can be pickled.
-        packed: whether the state holds one array for each dtype instead of one
-            for each parameter.  A step of a model with many small arrays is
-            faster then.  Only for transformations that treat each number by
-            itself, all by one rule: adam, adamw, sgd, lion, rmsprop and others,
-            alone or after `optax.clip_by_global_norm`; not lamb, adafactor or
-            masks.  For parameters on one device: packing gathers those that are
+        packed: whether the state has one array per dtype instead of one per parameter, which is
+            faster for models with many small arrays.  Only for elementwise transformations with one
+            rule for all parameters: adam, adamw, sgd, lion, rmsprop and others, alone or after
+                `optax.clip_by_global_norm`; not lamb, adafactor or masks.  For parameters on one
+                device: packing gathers those that are
             spread over several.
 
     Returns:
@@ -300,7 +297,7 @@ def from_optax(transformation: object, *, packed: bool = False) -> Callable[[Any
 
 
 def _as_state(state: PyTree, params: PyTree) -> Any:
-    """A state as `jax.jit` would return it: strongly typed arrays that nothing shares."""
+    """Returns a state as `jax.jit` would: strongly typed arrays, none of them shared."""
     taken = set(map(id, tree_leaves(params)))
 
     def own(leaf: PyTree) -> Any:

@@ -1,8 +1,8 @@
 """Checks that an optimizer computes the same on concatenated arrays.
 
-Each number of an update may depend only on the same number of gradients, parameters and moments,
-by one rule per dtype, and on scalars. The programs for separate and packed parameters are
-evaluated with *formulas* in place of arrays and compared.
+Each number of an update may depend only on the same number of gradients, parameters and moments, by
+one rule per dtype, and on scalars. The programs for separate and packed parameters are evaluated
+with *formulas* instead of arrays and compared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BY_NUMBER = frozenset(
 class _Formula:
     """How a value is computed."""
 
-    number: int  # of the formula; those that are written alike have the same one
+    number: int  # the number of the formula; equal formulas have equal numbers
     shape: tuple[int, ...]  # of the value
     leaf: int | None = None  # the parameter to which the numbers of this array belong
     is_uniform: bool = False  # whether it is an array with one number everywhere
@@ -52,7 +52,7 @@ class _Formula:
 
 
 class _Unpackable(Exception):
-    """An operation for which the arrays must stay apart: its words, and a leaf if known."""
+    """An operation that requires separate arrays: its description, and a leaf if known."""
 
     def __init__(self, reason: str, leaf: int | None = None):
         super().__init__(reason)
@@ -126,7 +126,7 @@ def _require_alike(
 
 
 class _OptimizerReader:
-    """Reads what an optimizer computes from shapes and dtypes; numbers formulas across programs."""
+    """Evaluates an optimizer on shapes and dtypes; numbers formulas across programs."""
 
     def __init__(self, numbers: dict[Any, int], params: PyTree, dtypes: list[str]):
         self.numbers, self.params, self.dtypes = numbers, params, dtypes
@@ -231,7 +231,7 @@ class _OptimizerReader:
         return self._formula((name, _format_program(params), numbers), shape, leaf)
 
     def _add_sums(self, a: _Formula, b: _Formula) -> _Formula | None:
-        """The sum of two sums over arrays; None if it is no such sum."""
+        """Adds two sums over arrays; returns None if they are not such sums."""
         if a.summed and b.summed and not a.summed & b.summed:
             return replace(a, summed=a.summed | b.summed)
         if a.number in self.zeros or b.number in self.zeros:
@@ -242,7 +242,7 @@ class _OptimizerReader:
         return bool(formula.summed) and len(formula.summed) != len(self.dtypes)
 
     def _converted(self, formula: _Formula, params: Mapping[str, Any]) -> _Formula:
-        """A sum over the arrays of one dtype, on its way to those of another one."""
+        """Converts a sum over the arrays of one dtype to another dtype."""
         parts = [
             (leaf, self._formula(("converted", _format_program(params), number), ()).number)
             for leaf, number in formula.summed

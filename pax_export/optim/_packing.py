@@ -40,7 +40,7 @@ class Packing:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The keys of what `pack` returns."""
+        """The keys of the result of `pack`."""
         return tuple(sorted({entry.dtype for entry in self.entries}))
 
     def pack(self, tree: PyTree, what: str = "parameters") -> dict[str, jax.Array]:
@@ -65,11 +65,11 @@ class Packing:
         return tree_unflatten(tree_structure(like), leaves)
 
     def is_packed(self, value: object) -> bool:
-        """Whether a value is what `pack` returns."""
+        """Returns whether a value is a result of `pack`."""
         return isinstance(value, dict) and tuple(sorted(value)) == self.dtypes
 
     def carried(self, packed: dict[str, Any], other: Packing, fresh: PyTree) -> dict[str, Any]:
-        """What another packing packs: arrays of this one where the entries agree, else fresh."""
+        """Repacks arrays for another packing: this one's where entries agree, else `fresh`."""
         known = dict(zip(self.entries, self.unpack(packed, list(self.entries))))
         own = zip(other.entries, other.unpack(fresh, list(other.entries)))
         return other.pack([known.get(entry, array) for entry, array in own])

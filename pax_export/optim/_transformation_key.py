@@ -54,13 +54,13 @@ class KeyedTransformation:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KeyedTransformation) and self._key == other._key
 
-    _pax_equal_is_same = __eq__  # the key tells types and values apart, and goes into closures
+    _pax_equal_is_same = __eq__  # the key distinguishes types and values, and includes closures
 
     def __hash__(self) -> int:
         return hash(self._key)
 
     def __copy__(self) -> KeyedTransformation:
-        return self  # nothing in it can change
+        return self  # it is immutable
 
     def __deepcopy__(self, memo: dict) -> KeyedTransformation:
         return self
@@ -89,7 +89,7 @@ def _lookahead_code() -> frozenset[types.CodeType]:
     """The code of the functions that optax.lookahead returns."""
     optax = sys.modules.get("optax")
     if optax is None:
-        return frozenset()  # then it made none of them
+        return frozenset()  # it created none of them
     constants = optax.lookahead.__code__.co_consts
     return frozenset([const for const in constants if isinstance(const, types.CodeType)])
 

@@ -14,27 +14,26 @@ from pax_export.transforms import describe_result, value_and_grad
 
 
 def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> Callable[..., Any]:
-    """Makes a training step of a loss function.
+    """Makes a training step from a loss function.
 
     Args:
         loss_fn: called as ``loss_fn(model, *inputs)``, returns
             ``(loss, (aux, model))`` with the updated model.  It must not change
             the model itself: write ``model, y = model % x``.
-        scan_mode: whether the step takes and returns a pair, as
-            `jax.lax.scan` wants it.
+        scan_mode: whether the step takes and returns a pair, for `jax.lax.scan`.
 
     Returns:
         ``update(model, optimizer, *inputs) -> (model, optimizer, aux)``; in scan
         mode ``update((model, optimizer), *inputs) -> ((model, optimizer), aux)``.
         The optimizer is a module of opax or of `pax_export.optim.from_optax`.
-        One of optax is also told the loss (``value``), the gradients (``grad``)
-        and how to compute the loss for other parameters (``value_fn``).
+        An optax optimizer also gets the loss (``value``), the gradients (``grad``) and a function
+        that computes the loss for other parameters (``value_fn``).
 
     Raises:
         InvalidArgumentTypeError: (an AssertionError too, when called) the model
             or the optimizer is not a module, or ``loss_fn`` returns no model.
         StructureMismatchError: (a ValueError, when called) the returned model
-            has another structure than the given one.
+            has another structure than the argument.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, pax_export as pax
@@ -51,7 +50,7 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
     """
 
     def of_immutable(model: PyTree, *inputs: PyTree) -> Any:
-        # The gradient's copy of a model may be changed; but what is changed and
+        # The gradient's copy of a model is mutable; but what is changed and
         # not returned would be lost, so here it is an error.
         returned = loss_fn(rebuilt(model), *inputs)
         if not isinstance(returned, (tuple, list)) or len(returned) != 2:

@@ -10,7 +10,7 @@ from pax_export.precision._loss_scale import (
 from pax_export.precision._mixed import mixed_precision, remove_policies, under_policy
 from pax_export.precision._policy import apply_mp_policy, policy_of, unwrap_mp_policy
 
-# What is imported and not listed is for other rooms of the package.
+# Names that are imported but not in `__all__` are for other packages of pax_export.
 __all__ = [
     "DynamicLossScale",
     "NoOpLossScale",

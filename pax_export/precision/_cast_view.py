@@ -35,7 +35,7 @@ _MISSING = object()
 
 
 class CastView:
-    """The view of a module, cast by a policy, on whose ``module`` one call of a method runs."""
+    """The cast view of a module on whose ``module`` one call of a method runs."""
 
     def __init__(self, original: PyTree, policy: jmp.Policy):
         self.original = original

@@ -1,7 +1,8 @@
 """Loss scales: prevent underflow of gradients in half precision.
 
-They are jmp's as pytrees; jmp's own work, too. (In jmp 0.0.4, a static scale is no argument of
-jitted functions, and a dynamic one loses its lower bound there and rejects float16.)
+They are jmp's loss scales as pytrees; jmp's own classes also work. (In jmp 0.0.4, a static scale
+cannot be an argument of jitted functions, and a dynamic one loses its lower bound there and rejects
+float16.)
 """
 
 from __future__ import annotations
@@ -56,18 +57,18 @@ class StaticLossScale(jmp.StaticLossScale):
 
 
 class DynamicLossScale(jmp.DynamicLossScale):
-    """Scales by the largest power of the factor that keeps gradients finite, found in training.
+    """A loss scale that grows until gradients overflow, and then shrinks.
 
     Args:
-        loss_scale: the first scale: a number, or a floating-point scalar array,
-            whose dtype the scale keeps.
-        counter: int32 scalar: steps with finite gradients since the last change.
+        loss_scale: the initial scale: a number, or a floating-point scalar array, whose dtype is
+            kept.
+        counter: int32 scalar: the number of steps with finite gradients since the last change.
         period: the number of finite steps after which the scale grows.
-        factor: how much it grows, or shrinks after a step that overflowed.
-        min_loss_scale: it never shrinks below this.
+        factor: the factor by which it grows, or shrinks after an overflow.
+        min_loss_scale: the smallest scale.
 
     Raises:
-        InvalidArgumentTypeError: a scale is not a number and no floating-point scalar.
+        InvalidArgumentTypeError: a scale is neither a number nor a floating-point scalar.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -124,7 +125,7 @@ def _set_fields(scale: object, **fields: object) -> None:
 
 
 def unscale(scale: PyTree, tree: T) -> T:
-    """The gradients of a loss that a scale scaled, ours, jmp's or with its own ``unscale``."""
+    """Unscales gradients by our loss scales, jmp's, or another class with ``unscale``."""
     method = getattr(type(scale), "unscale", None)
     if method is None:
         raise InvalidArgumentTypeError(
@@ -138,7 +139,7 @@ def unscale(scale: PyTree, tree: T) -> T:
 
 
 def adjust(scale: PyTree, grads_finite: Any) -> Any:
-    """The next state of a dynamic loss scale, ours, jmp's, or with its own ``adjust``."""
+    """Returns the next state of a dynamic loss scale, ours, jmp's, or one with ``adjust``."""
     if type(scale).adjust is jmp.DynamicLossScale.adjust:
         return adjust_dynamic(scale, grads_finite)
     return scale.adjust(grads_finite)
@@ -172,7 +173,7 @@ def _lowest_scale(scale: PyTree) -> Any:
     lowest = scale.min_loss_scale
     if isinstance(lowest, (int, float, np.ndarray, np.generic)):
         # A plain number leaves a weakly typed scale, jnp.asarray(2.0**15), as it
-        # is; jmp's own may be such, and must not change its type after one step.
+        # is; this also happens with jmp's own, and must not change its type after one step.
         return float(lowest)
     return lowest.astype(jnp.result_type(scale.loss_scale))
 

@@ -36,24 +36,22 @@ def mixed_precision(
 ) -> M:
     """Puts a module and all its submodules under a mixed-precision policy.
 
-    What is exempt keeps its parameters and computes in float32, with everything
-    inside it, and still returns the output dtype of the policy.  A module that
-    has a policy already keeps it, so other exceptions are set first.  (Attention
-    needs no exemption: its softmax is in float32 under every policy.)
+    Exempt modules, with all submodules, keep their parameters and compute in float32, and still
+    return the output dtype of the policy.  A module that already has a policy keeps it, so set
+    other exceptions first.  (Attention needs no exemption: its softmax is in float32 under every
+    policy.)
 
     Args:
-        module: the net; it stays as it is.
+        module: the net; it does not change.
         mp_policy: a `jmp.Policy`, e.g. ``jmp.get_policy("p=f32,c=f16,o=f32")``.
-        exempt: what is exempt, one filter or several.  A filter is
+        exempt: the exempt modules, as one filter or several.  A filter is
 
             * a class: its instances;
             * a path, such as ``"layers.0.attention"`` or ``"attention.*_norm"``:
-              the modules whose dotted names, as in `named_modules` and in files
-              of weights, end so; ``*``, ``?`` and ``[..]`` stand for parts of
-              one name, ``**`` for any number of names, and a path that begins
-              with a dot begins at the net;
-            * a function of a module, or of path and module, that says whether it
-              is exempt;
+              the modules whose dotted names, as in `named_modules` and in weights files, end with
+              it; ``*``, ``?`` and ``[..]`` match parts of one name, ``**`` any number of names, and
+              a path that begins with a dot begins at the net;
+            * a function of a module, or of path and module, that returns whether it is exempt;
             * a selection of ``net.at(...)``.
 
     Returns:
@@ -100,24 +98,24 @@ def mixed_precision(
 
 
 def under_policy(module: M, mp_policy: PyTree) -> M:
-    """What ``net.at(...).policy(p)`` does: p may also be the text of a policy, or None for none."""
+    """``net.at(...).policy(p)``; p may also be the text of a policy, or None to remove it."""
     if mp_policy is None:
         return remove_policies(module)
     try:
         policy = jmp.get_policy(mp_policy) if isinstance(mp_policy, str) else mp_policy
-    except Exception:  # whatever jmp's reader stumbles over
+    except Exception:  # any exception of jmp's parser
         policy = canonical_policy(mp_policy)
     return mixed_precision(module, policy)
 
 
 def remove_policies(module: M) -> M:
-    """Takes the policies off a module and all its submodules.
+    """Removes the policies of a module and all its submodules.
 
     Args:
-        module: the net, some or none of whose modules are under policies.
+        module: the net; any of its modules may have policies.
 
     Returns:
-        The same data, arrays in the dtypes they have, under no policy.
+        The same data without policies; arrays keep their dtypes.
 
     Raises:
         InvalidArgumentTypeError: ``module`` is not a module.

@@ -35,27 +35,24 @@ M = TypeVar("M", bound=Module)
 def apply_mp_policy(module: M, mp_policy: jmp.Policy) -> M:
     """Puts a module under a mixed-precision policy.
 
-    The module's own floating-point arrays, in containers too, are kept in the
-    param dtype.  Its methods see them, and their array arguments, in the compute
-    dtype; what they return comes in the output dtype; arrays that they change
-    are kept in the param dtype again.  So gradients have the param dtype.
+    The module's own floating-point arrays, also in containers, are stored in the param dtype. Its
+    methods see them, and their array arguments, in the compute dtype; results have the output
+    dtype; changed arrays are stored in the param dtype again. So gradients have the param dtype.
 
-    The policy concerns this module alone: submodules, and modules that are
-    passed to a method or returned by it, follow policies of their own.  Methods
-    that `Module` itself has, properties, static and class methods and special
-    methods other than ``__call__`` run as they are, and so does everything while
-    a constructor runs.
+    The policy applies to this module only: submodules, and modules passed to or returned by a
+    method, have their own policies. Methods of `Module` itself, properties, static and class
+    methods, special methods other than ``__call__``, and constructors are not affected.
 
     Args:
-        module: the module; it stays as it is.
+        module: the module; it does not change.
         mp_policy: a `jmp.Policy`, e.g. ``jmp.get_policy("p=f32,c=f16,o=f32")``.
 
     Returns:
         The same data as an instance of a subclass of the same name.
 
     Raises:
-        PolicyError: (a ValueError) the module is under a policy already.
-        InvalidArgumentTypeError: no module, or no policy of floating dtypes.
+        PolicyError: (a ValueError) the module already has a policy.
+        InvalidArgumentTypeError: not a module, or not a policy of floating dtypes.
 
     Example:
         >>> import jax.numpy as jnp, jmp, pax_export as pax
@@ -141,14 +138,14 @@ def canonical_policy(policy: object) -> jmp.Policy:
 # --- the derived class ---------------------------------------------------------
 
 
-# A method of a user's own may have the name of one that gives way to it.
+# A user's method may have the name of an exempt one.
 _MODULE_NAMES = frozenset(
     [name for cls in Module.__mro__ for name in vars(cls) if not is_verb(cls, name)]
 )
 
 
 def _under_policy(base: type, namespace: dict[str, Any], policy: PyTree) -> dict[str, Any]:
-    """The methods that a policy concerns, as their classes hold them, wrapped."""
+    """Returns wrappers of the methods to which a policy applies."""
     found: dict[str, Any] = {}
     for cls in reversed(base.__mro__):
         if cls not in Module.__mro__:

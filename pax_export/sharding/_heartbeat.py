@@ -1,8 +1,8 @@
 """Heartbeats between processes: detect and report lost ones.
 
-A process whose peer is lost waits in a collective forever. So threads listen for failing
-processes, call the roll, and check process 0, which runs jax's coordination service; each ends
-this process with an error that names the lost one.
+A process whose peer is lost waits in a collective forever. So threads listen for failures, poll all
+processes, and check process 0, which runs jax's coordination service; each ends this process with
+an error that names the lost one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HERE, _NEWS, _DONE = "pax_export/here", "pax_export/news", "pax_export/done"
 _START, _END = "pax_export start", "pax_export end"
 
 _EVERY = 1.0  # seconds between two roll calls
-_FAREWELL = 10.0  # seconds for what is tried on the way out
+_FAREWELL = 10.0  # seconds to report to the others before the exit
 _LONG = 2**31 - 1  # milliseconds
 
 
@@ -72,7 +72,7 @@ class Heartbeat:
         try:
             self._client.wait_at_barrier(_END, _LONG)
         except jax.errors.JaxRuntimeError:
-            # A process is lost; the roll call says which.
+            # A process is lost; polling finds out which.
             time.sleep(self._lost_after + _FAREWELL)
             raise
         finally:
@@ -88,7 +88,7 @@ class Heartbeat:
             self._tell(f"{self._index}\n{words}")
             self._end()
         except jax.errors.JaxRuntimeError:
-            pass  # what is reported is `error`
+            pass  # `error` is reported instead
 
     def await_news(self, error: BaseException) -> None:
         """After a broken connection, waits until the threads end the process with a reason."""
@@ -174,7 +174,7 @@ class Heartbeat:
                 return self._without_coordinator(str(error))
             except OSError:
                 pass  # a busy network
-            # Not before jax's runtime would give up, and before `_hold_aborts` ends.
+            # After jax's own timeout, and before `_hold_aborts` ends.
             if time.monotonic() - self._answered > self._lost_after + 3 * _EVERY:
                 self._without_coordinator(f"no answer for {self._lost_after:g} s")
 

@@ -23,26 +23,24 @@ T = TypeVar("T")
 def init(constructor: Callable[[], T], mesh: Mesh, rules: object = None) -> T:
     """Builds a module whose arrays are created on a mesh.
 
-    The constructor is traced once and compiled; each device computes its own parts
-    of the initial values.  They are those of ``constructor()`` up to float rounding,
-    and the ambient stream of keys goes on as after it.  With several processes each
-    one calls this, from the same seed.
+    The constructor is traced once and compiled; each device computes its own parts of the initial
+    values. They equal those of ``constructor()`` up to rounding, and the ambient stream of keys
+    continues as after it. With several processes, each one calls this with the same seed.
 
     Args:
         constructor: builds a module, or a pytree of modules and arrays, without
-            arguments.  Like any traced function it cannot look at the values of
-            arrays that it makes.
+            arguments.  Like any traced function it cannot use the values of the arrays that it
+            creates.
         mesh: a `jax.sharding.Mesh`.
         rules: `Rules`, or a mapping; see `Rules.of`.
 
     Returns:
-        What the constructor builds.
+        The result of the constructor.
 
     Raises:
-        ShardingError: (a ValueError) a rule is for no leaf, a spec does not fit
-            its leaf or the mesh, two processes build different models, or the
-            constructor looks at values.
-        InvalidArgumentTypeError: (a TypeError) no mesh, or no rules.
+        ShardingError: (a ValueError) a rule matches no leaf, a spec does not fit its leaf or the
+            mesh, two processes build different models, or the constructor uses values.
+        InvalidArgumentTypeError: (a TypeError) not a mesh, or not rules.
 
     Example:
         >>> import jax, optax, pax_export as pax
@@ -63,7 +61,7 @@ def init(constructor: Callable[[], T], mesh: Mesh, rules: object = None) -> T:
 
 @dataclass(frozen=True)
 class InitProgram:
-    """What computes the leaves of a new module."""
+    """The compiled program that computes the leaves of a new module."""
 
     function: Callable[[list[Any]], list[Any]]  # from the constants to the leaves
     constants: list[Any]  # that the constructor took from outside
@@ -76,10 +74,10 @@ class InitProgram:
 
 
 def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: object) -> InitProgram:
-    """What `init` compiles."""
+    """Returns the program that `init` compiles."""
     require_devices(mesh)
-    # A new function each time: jax would not trace one that it knows again, and
-    # two models of one constructor would have the same keys.
+    # A new function each time: jax caches traces by function, and two models of one constructor
+    # would get the same keys.
     try:
         traced, made = jax.make_jaxpr(lambda: constructor(), return_shape=True)()
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:

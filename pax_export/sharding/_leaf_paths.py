@@ -25,16 +25,15 @@ class Owner:
 
 @dataclass(frozen=True, eq=False)
 class LeafPath:
-    """A leaf and where it stands."""
+    """A leaf and its path."""
 
     steps: tuple[str, ...]  # from the root, each as text
     shape: tuple[int, ...]
     dtype: Any
-    owners: tuple[Owner, ...]  # the modules that hold it, the outermost first
+    owners: tuple[Owner, ...]  # the modules that contain it, outermost first
     declared: Spec | None  # by its module
     #: For each `Vmap` and `Scan` around it, the outermost first, the axis along which
-    #: that stacks it, counted in what the ones further out left of its shape; None
-    #: where it is shared.
+    #: that stacks it, counted in the shape that outer ones leave; None where it is shared.
     stacked: tuple[int | None, ...]
     is_key: bool
 

@@ -38,7 +38,7 @@ class LeafSharding:
         return f"{names}: {self.match.note}" if self.match.note else names
 
     def shard_shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """The shape of what one device holds."""
+        """Returns the shape of one device's shard."""
         shape = list(self.leaf.shape)
         for axis, entry in enumerate(self.spec):
             shape[axis] //= parts_of(entry, sizes)
@@ -62,23 +62,23 @@ def _match_leaf(leaf: LeafPath, sizes: Sizes, rules: Rules) -> Match | None:
 
 
 def shardings(tree: PyTree, mesh: AnyMesh, rules: object = None) -> Any:
-    """The shardings of the leaves of a tree on a mesh.
+    """Returns the shardings of the leaves of a tree on a mesh.
 
     Args:
         tree: a module, or a pytree of modules and arrays; abstract ones of
             `jax.eval_shape` too.
         mesh: a `jax.sharding.Mesh`, or an abstract one.
-        rules: `Rules`, or a mapping; see `Rules.of`.  What a module declares by
-            `with_sharding` counts more.
+        rules: `Rules`, or a mapping; see `Rules.of`.  Specs declared with `with_sharding` take
+            precedence.
 
     Returns:
         The same pytree with a `jax.sharding.NamedSharding` for each array, as
         ``in_shardings`` and ``out_shardings`` of `jax.jit` take it.
 
     Raises:
-        ShardingError: (a ValueError) a rule is for no leaf, or a spec does not
-            fit its leaf or the mesh.
-        InvalidArgumentTypeError: (a TypeError) no mesh, or no rules.
+        ShardingError: (a ValueError) a rule matches no leaf, or a spec does not fit its leaf or the
+            mesh.
+        InvalidArgumentTypeError: (a TypeError) not a mesh, or not rules.
 
     Example:
         >>> import pax_export as pax

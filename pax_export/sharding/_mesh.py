@@ -14,21 +14,19 @@ from pax_export._types import AnyMesh, PyTree
 
 
 def make_mesh(devices: Sequence[Any] | None = None, **axes: int) -> Mesh:
-    """A mesh of devices whose shardings the compiler completes.
+    """Creates a mesh with Auto axes, on which the compiler infers shardings.
 
-    It differs from what `jax.make_mesh` gives since jax 0.9: its axes are of type
-    Auto, so that a model written for one device runs on it unchanged.  (On Explicit
-    axes jax asks for the sharding of each result that is not clear.)
+    Since jax 0.9, `jax.make_mesh` creates Explicit axes, on which ambiguous results need a given
+    sharding. On Auto axes, a model written for one device runs unchanged.
 
     Args:
         devices: the devices; all of `jax.devices()` by default.
-        **axes: the size of each axis, by its name; one of them may be -1, for
-            what the others leave.
+        **axes: the size of each axis by name; one of them may be -1, for the remaining devices.
 
     Raises:
-        ShardingError: (a ValueError) the sizes do not make up the devices.
-        InvalidArgumentTypeError: (a TypeError) a size is not an integer, or what stands
-            for the devices are none: axes are given by name.
+        ShardingError: (a ValueError) the product of the sizes is not the number of devices.
+        InvalidArgumentTypeError: (a TypeError) a size is not an integer, or ``devices`` are not
+            devices (axes are keywords).
 
     Example:
         >>> import pax_export as pax
@@ -42,7 +40,7 @@ def make_mesh(devices: Sequence[Any] | None = None, **axes: int) -> Mesh:
 
 
 def abstract_mesh(**axes: int) -> AbstractMesh:
-    """A mesh without devices, to plan with: for `table`, and for compiling.
+    """Creates a mesh without devices, for `table` and for ahead-of-time compilation.
 
     Args:
         **axes: the size of each axis, by its name.

@@ -13,15 +13,15 @@ from pax_export.sharding._rules import Match, Rules, Sizes
 
 
 def following(model: PyTree, rules: object = None) -> Rules:
-    """Rules that shard the state of an optimizer like the parameters.
+    """Returns rules that shard the state of an optimizer like the parameters.
 
-    A leaf follows a parameter of its shape whose path its own path ends with: the
-    momentum ``state.0.trace.fc.weight`` follows ``fc.weight``.  All other leaves,
-    such as counters, are replicated.
+    A leaf follows a parameter of its shape if its path ends with that of the parameter: the
+    momentum ``state.0.trace.fc.weight`` follows ``fc.weight``. All other leaves, such as counters,
+    are replicated.
 
     Args:
         model: the model, or its abstract module of `jax.eval_shape`.
-        rules: the rules by which it lies on its mesh.
+        rules: the sharding rules of the model.
 
     Example:
         >>> import jax, optax, pax_export as pax
@@ -58,7 +58,7 @@ class Followers(Rules):
 
     leaders: Mapping[tuple[str, ...], LeafSharding]
     must_match = False
-    overrides = True  # of what is declared for the parameters, not for a leaf of another shape
+    overrides = True  # of declared specs of the parameters, not for a leaf of another shape
 
     def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
         for start in range(len(leaf.steps)):  # the longest end first

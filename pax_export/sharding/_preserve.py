@@ -17,23 +17,21 @@ F = Callable[..., Any]
 
 
 def keep(function: F, *trees: PyTree) -> F:
-    """Wraps a function so that its results are sharded like these trees.
+    """Wraps a function so that its results keep the shardings of these trees.
 
-    The compiler chooses for itself how results of a jitted function lie.  Mostly
-    it keeps what the arguments have, but it may split a small array that was
-    replicated, and then the next call is compiled anew.
+    The compiler chooses the shardings of results of a jitted function. It mostly keeps those of the
+    arguments, but it may split a small replicated array, and then the next call recompiles.
 
     Args:
         function: for example a training step, to be jitted.
         *trees: placed modules, such as the model and the optimizer.
 
     Returns:
-        A function that constrains whatever it returns, alone or in containers, and
-        has the structure of one of the trees, to the shardings of that tree.
+        A function whose results, also in containers, are constrained to the shardings of the tree
+        with the same structure.
 
     Raises:
-        ShardingError: (a ValueError, when called) it returns nothing of these
-            structures.
+        ShardingError: (a ValueError, when called) no result has one of these structures.
 
     Example:
         >>> import jax, optax, pax_export as pax

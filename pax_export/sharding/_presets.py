@@ -18,7 +18,7 @@ Axis = str | tuple[str, ...]
 
 
 def data_parallel() -> Rules:
-    """Rules by which every device holds the whole model; only the batch is split.
+    """Returns rules that replicate the model on every device; only the batch is split.
 
     Example:
         >>> import pax_export as pax
@@ -31,19 +31,17 @@ def data_parallel() -> Rules:
 
 
 def fully_sharded(axis: Axis = "data", min_size: int = 1024) -> Rules:
-    """Rules by which each device holds a part of every large array.
+    """Returns rules that split every large array over the devices.
 
-    An array is split along its largest axis that the mesh axis divides and that
-    is not an axis of stacked layers; the later one of two equally large.  Random keys
-    are never split.
+    An array is split along its largest axis that is divisible by the mesh axis and is not an axis
+    of stacked layers; of two equal ones, along the later. Random keys are never split.
 
     Args:
         axis: the mesh axis, or several as one.
-        min_size: an array of fewer numbers is replicated.
+        min_size: arrays with fewer elements are replicated.
 
     Raises:
-        InvalidArgumentTypeError: (a TypeError) the axis is not a name, or the size
-            no integer.
+        InvalidArgumentTypeError: (a TypeError) the axis is not a name, or the size not an integer.
 
     Example:
         >>> import pax_export as pax
@@ -62,24 +60,24 @@ def fully_sharded(axis: Axis = "data", min_size: int = 1024) -> Rules:
 
 
 def tensor_parallel(axis: Axis = "model") -> Rules:
-    """Rules that split the layers of this library so that devices share each product.
+    """Returns rules that split the products of this library's layers over the devices.
 
     =======================  ==========================================================
     `MultiHeadAttention`     query, key and value by heads; output by its input
     `GroupedQueryAttention`  the same; keys and values by their own heads
     ``DenseBlock``           of a `Transformer`: ``fc1`` by output, ``fc2`` by input
     `GatedDense`             ``gate`` and ``up`` by output, ``down`` by input
-    `Linear` in Sequential   in turns by output and by input
+    `Linear` in Sequential   alternately by output and by input
     other `Linear`           by output
     convolutions             by output channels
-    `Embed`                  by words, else by the size of a vector
+    `Embed`                  by words, or by the size of a vector
     norms, EMA, dropout      replicated
     adapters of a layer      as its weight: inputs in ``lora_a``, outputs in ``lora_b``
     =======================  ==========================================================
 
-    (That of a Transformer is Megatron's, Shoeybi et al., 2019: two sums over the
-    devices in each layer.)  What an axis does not divide is replicated; the table
-    says so.  Of layers that are not this library's it says nothing.
+    (For a Transformer this is Megatron-LM, Shoeybi et al., 2019: two sums over the devices per
+    layer.) Sizes that an axis does not divide are replicated, as the table shows. Layers of other
+    classes have no rules.
 
     Args:
         axis: the mesh axis, or several as one.
@@ -190,7 +188,7 @@ class Layout:
     """Along which axis a leaf is split; axes are counted from the last, for stacked layers too."""
 
     axes: tuple[int, ...] = ()  # negative; the first that can be split; none: replicated
-    units: int | None = None  # what must not be cut: the number of heads
+    units: int | None = None  # must not be split: the number of heads
 
 
 #: The axis of a dense layer's weight, [in, out], or of its bias, [out].

@@ -30,36 +30,35 @@ def processes(
     start_within: float = 300,
     lost_after: float = 100,
 ) -> Iterator[None]:
-    """Joins this process to others that run the same program, for the block.
+    """Context manager that joins this process to others that run the same program.
 
-    It is `jax.distributed.initialize` and `shutdown` with an ending for each way
-    to fail.  In the block `jax.devices()` are those of all processes.  A process
-    that raises tells the others why; they print that, and exit with code 75.  One
-    that is killed, or whose machine is gone, is missed by the others after
-    ``lost_after`` seconds, and process 0 at once: they print which one it is, and
-    exit with code 75, too.  The block ends when all have come to its end.
+    It is `jax.distributed.initialize` and `shutdown` with an exit for each kind of failure.
+    In the block, `jax.devices()` are those of all processes.  If a process raises, the others
+    print its error and exit with code 75.  If one is killed, or its machine is lost, the others
+    notice after ``lost_after`` seconds (for process 0 immediately), print which one it was, and
+    exit with code 75, too.  The block ends when all processes have reached its end.
 
     Args:
-        coordinator: ``"host:port"`` of process 0, a port free there.
-        count: how many processes there are.  1 joins nothing: the block runs as it
-            would without.
-        index: which one this is, from 0.
-        start_within: seconds for all processes to come.
-        lost_after: seconds without a sign of life until one counts as lost.
+        coordinator: ``"host:port"`` of process 0, with a port that is free there.
+        count: the number of processes.  With 1 the block runs without others.
+        index: the index of this process, from 0.
+        start_within: the time for all processes to start, in seconds.
+        lost_after: the time without a heartbeat until a process is lost, in seconds.
 
-    With none of ``coordinator``, ``count`` and ``index``, jax takes them from the
-    cluster that started the process: SLURM, Open MPI, GKE, Cloud TPU.
+    Without ``coordinator``, ``count`` and ``index``, jax takes them from the cluster that
+    started the process: SLURM, Open MPI, GKE, Cloud TPU.
 
     Raises:
-        ProcessesError: (a RuntimeError) a process did not come; jax knows of no
-            cluster; or jax has been asked for devices or arrays before.
-        InvalidArgumentError: (a ValueError) the arguments do not fit each other.
+        ProcessesError: (a RuntimeError) a process did not start; jax detects no cluster; or
+            devices or arrays of jax were used before.
+        InvalidArgumentError: (a ValueError) the arguments are inconsistent.
 
     Example:
         >>> import jax, pax_export as pax
         >>> with pax.sharding.processes(count=1):  # "host:1234", 2, 0 for the first of two
         ...     jax.process_count()
         1
+
     """
     seconds = {"start_within": start_within, "lost_after": lost_after}
     _require_fitting(coordinator, count, index, seconds)
@@ -157,7 +156,7 @@ def _late_error() -> ProcessesError:
 
 @contextmanager
 def _left_to_jax() -> Iterator[None]:
-    """The block where this process cannot hear of the others, nor they of it."""
+    """Runs the block if processes cannot exchange messages."""
     try:
         yield
     except BaseException:

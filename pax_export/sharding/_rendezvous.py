@@ -136,7 +136,7 @@ def _refusal_error(problem: str, count: int, index: int) -> ProcessesError:
 
 
 def _read_line(connection: socket.socket) -> str:
-    """What the other side says, up to a line's end; nothing where it does not."""
+    """Reads a line from a connection; returns an empty one on errors."""
     said = b""
     try:
         while b"\n" not in said and len(said) < 2000:

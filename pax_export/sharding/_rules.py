@@ -21,7 +21,7 @@ class Match:
     """The result of rules for one leaf."""
 
     spec: Spec
-    rules: tuple[Rules, ...]  # that gave it
+    rules: tuple[Rules, ...]  # the rules that gave it
     note: str = ""  # why an axis that a rule would split stays whole
 
 
@@ -49,19 +49,16 @@ class Rules:
         Args:
             rules: a mapping, rules, or None for no rules.  Its keys are
 
-                * paths of leaves, or of what they lie in, as `Module.at` reads
-                  them: ``"*.attention.*.weight"``.  ``*`` stands for one name or a
-                  part of it, ``**`` for any number of names; a path that begins
-                  with ``*`` may begin anywhere,
-                * classes of modules,
-                * selections of ``net.at(...)``.
+                * paths of leaves, or of modules around them, as for `Module.at`:
+                ``"*.attention.*.weight"``.  ``*`` matches one name or a part of it, ``**`` any
+                number of names; a path that begins with ``*`` matches at any depth, * classes of
+                modules, * selections of ``net.at(...)``.
 
-                The value is a spec, for a class the spec of its ``weight``; or
-                for a class a mapping from paths below it to specs.  The first
-                key that is for a leaf counts.
+                The value is a spec, for a class the spec of its ``weight``; or for a class a
+                mapping from paths below it to specs. The first key that matches a leaf applies.
 
         Raises:
-            InvalidArgumentTypeError: (a TypeError) something else.
+            InvalidArgumentTypeError: (a TypeError) another type.
         """
         if isinstance(rules, Rules):
             return rules
@@ -89,7 +86,7 @@ class Rules:
 
     #: Whether it is a mistake if it is for no leaf.
     must_match = True
-    #: Whether it counts more than what a module declares by `with_sharding`.
+    #: Whether it takes precedence over specs declared with `with_sharding`.
     overrides = False
 
     def __or__(self, other: object) -> Rules:
@@ -161,7 +158,7 @@ class Both(Rules):
 
 @dataclass(frozen=True)
 class PathRule(Rules):
-    """A spec for the leaves whose path fits a pattern."""
+    """A spec for the leaves whose path matches a pattern."""
 
     pattern: str
     spec: Spec
@@ -218,7 +215,7 @@ def _as_text(paths: tuple[tuple[Any, ...], ...]) -> frozenset[tuple[str, ...]]:
 
 
 def _rules_of(key: object, value: object) -> list[Rules]:
-    """The rules of one entry of a mapping."""
+    """Returns the rules for one entry of a mapping."""
     if isinstance(key, str):
         return [PathRule(key, as_spec(value, repr(key)))]
     if isinstance(key, Chosen):
@@ -257,7 +254,7 @@ def _is_entry(entry: object) -> bool:
 
 
 def merge_specs(taken: Sequence[Any], spec: Sequence[Any]) -> Spec:
-    """A spec whose free entries are those of another one."""
+    """Fills the None entries of one spec with those of another."""
     if not any(entry is not None for entry in taken):
         return tuple(spec)
     length = max(len(taken), len(spec))

@@ -26,27 +26,25 @@ T = TypeVar("T")
 def shard(tree: T, mesh: AnyMesh, rules: object = None) -> T:
     """Places the arrays of a module on a mesh.
 
-    With several processes each one calls this with the same values; each keeps
-    its own part of them.  Arrays that lie on the mesh already are sent to where
-    they belong now.  Inside a jitted function it is a constraint.
+    With several processes, each one calls this with the same values and keeps its own part of them.
+    Arrays that are on the mesh already are moved. Inside a jitted function it is a sharding
+    constraint.
 
     Args:
-        tree: a module, or a pytree of modules and arrays.  Of an abstract one, of
-            `jax.eval_shape`, the leaves get their shardings, as
-            ``jax.jit(step).lower`` and checkpoints take them.
+        tree: a module, or a pytree of modules and arrays.  Leaves of an abstract one, from
+            `jax.eval_shape`, get their shardings, for ``jax.jit(step).lower`` and checkpoints.
         mesh: a `jax.sharding.Mesh`; for an abstract module an abstract one, too.
-        rules: `Rules`, or a mapping; see `Rules.of`.  What a module declares by
-            `with_sharding` counts more.  For the state of an optimizer,
-            `following`.
+        rules: `Rules`, or a mapping; see `Rules.of`.  Specs declared with `with_sharding` take
+            precedence.  For the state of an optimizer, see `following`.
 
     Returns:
-        The same pytree with placed arrays.  Leaves that no rule is for are
-        replicated; `table` lists them.
+        The same pytree with placed arrays.  Leaves without a rule are replicated; `table` lists
+        them.
 
     Raises:
-        ShardingError: (a ValueError) a rule is for no leaf, a spec does not fit
-            its leaf or the mesh, or two processes have different values.
-        InvalidArgumentTypeError: (a TypeError) no mesh, or no rules.
+        ShardingError: (a ValueError) a rule matches no leaf, a spec does not fit its leaf or the
+            mesh, or two processes have different values.
+        InvalidArgumentTypeError: (a TypeError) not a mesh, or not rules.
 
     Example:
         >>> import jax, pax_export as pax
@@ -69,7 +67,7 @@ def _needs_no_device(leaf: object) -> bool:
 
 
 def _is_held_here(leaf: object) -> bool:
-    """True for values that this process holds whole."""
+    """Returns whether this process has all values of a leaf."""
     if _needs_no_device(leaf):
         return False
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
@@ -92,7 +90,7 @@ def _same(x: object) -> Any:
 
 
 def _own_part(leaf: PyTree, sharding: NamedSharding) -> jax.Array:
-    """What this process holds of an array that spans several."""
+    """Returns this process' part of an array that spans several."""
     if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
         data = _own_part(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
@@ -101,19 +99,17 @@ def _own_part(leaf: PyTree, sharding: NamedSharding) -> jax.Array:
 
 
 def gather(tree: T, *, host: bool = False) -> T:
-    """Brings the arrays of a module together: whole on every device, or in numpy.
+    """Gathers the arrays of a module: replicated on every device, or as numpy arrays.
 
     With several processes each one must call it.
 
     Args:
         tree: a module, or a pytree of modules and arrays.
-        host: numpy arrays, one leaf at a time, so that a device holds no more than
-            one whole leaf beside what it has.  (Typed random keys stay jax
-            arrays, replicated.)
+        host: return numpy arrays, one leaf at a time, so that a device needs memory for one more
+            whole leaf.  (Typed random keys stay jax arrays, replicated.)
 
     Returns:
-        The same pytree.  Arrays that lie on no mesh are those of ``tree``, or
-        copies in numpy.
+        The same pytree.  Arrays that are not on a mesh are those of ``tree``, or numpy copies.
 
     Example:
         >>> import jax, pax_export as pax
@@ -150,9 +146,9 @@ def _on_host(leaf: object) -> Any:
 def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...] = "data") -> T:
     """Splits a batch over a mesh, along the first axis of its arrays.
 
-    With several processes each one gives the examples for its own devices, in the
-    order of the processes along the axis; together they are one batch.  Processes
-    whose devices stand at the same places of the axis give the same examples.
+    With several processes, each one passes the examples of its own devices, in the order of the
+    processes along the axis; together they are one batch. Processes whose devices have the same
+    positions along the axis pass the same examples.
 
     Args:
         batch: a pytree of arrays ``[batch, ...]``.
@@ -194,7 +190,7 @@ def shard_batch(batch: T, mesh: Mesh, axis: str | tuple[str, ...] = "data") -> T
 
 
 def _parts_here(sharding: NamedSharding, parts: int) -> int:
-    """How many parts of the batch the devices of this process hold."""
+    """Returns the number of parts of the batch on this process' devices."""
     slices = sharding.addressable_devices_indices_map((parts,)).values()
     return len({index[0].indices(parts) for index in slices if index is not None})
 
@@ -212,14 +208,14 @@ def _to_canonical(leaf: object) -> np.ndarray:
 
 
 def require_same_values(values: Sequence[Any], mesh: AnyMesh) -> None:
-    """Raises a ShardingError, in every process, where they give different values for a mesh."""
+    """Raises a ShardingError in every process if their values for a mesh differ."""
     if values:
         what = "The processes of a mesh must give the same values."
         _require_same(map(_bytes_of, values), mesh, what)
 
 
 def require_same_program(text: str, mesh: AnyMesh) -> None:
-    """Raises a ShardingError, in every process, where they would run different programs."""
+    """Raises a ShardingError in every process if their programs differ."""
     _require_same([text.encode()], mesh, "The processes of a mesh must build the same model.")
 
 

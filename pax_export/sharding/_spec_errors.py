@@ -63,7 +63,7 @@ def require_axis(name: str, sizes: Sizes, where: str, given: str) -> None:
 
 
 def spec_text(spec: Spec) -> str:
-    """A spec as it is written: ``P(None, 'model')``."""
+    """Formats a spec as in code: ``P(None, 'model')``."""
     return f"P({', '.join(map(repr, PartitionSpec(*spec)))})"
 
 
@@ -73,7 +73,7 @@ def spec_text(spec: Spec) -> str:
 def require_used(
     rules: Rules, sizes: Sizes, matched: Sequence[tuple[LeafPath, Match | None]]
 ) -> None:
-    """Raises unless every rule matched a leaf, also one that declares its own spec."""
+    """Raises unless every rule matched a leaf, including leaves with declared specs."""
     used = {id(rule) for _, match in matched if match is not None for rule in match.rules}
     for rule in rules.parts():
         _require_steps(rule, [leaf for leaf, _ in matched])
@@ -95,7 +95,7 @@ def require_used(
 
 
 def _require_steps(rule: Rules, leaves: Sequence[LeafPath]) -> None:
-    """Raises for a path that meant leaves before ``*`` stood for one name, and not since then."""
+    """Raises for a path that matched when ``*`` matched several names, and no longer does."""
     if not isinstance(rule, (PathRule, ClassRule)):
         return
     pattern = path_pattern(rule.pattern)
@@ -130,7 +130,7 @@ def _for_no_leaf(rule: Rules, leaves: list[LeafPath]) -> ShardingError:
 
 
 def _explain_class(rule: ClassRule, leaves: list[LeafPath]) -> tuple[str, str]:
-    """What there is instead of a leaf of a class."""
+    """Suggests leaves for a class rule without matches."""
     pairs = [(leaf, owner) for leaf in leaves for owner in leaf.owners]
     own = {leaf.name_in(each): None for leaf, each in pairs if isinstance(each.module, rule.cls)}
     if own:

@@ -23,15 +23,14 @@ class Row:
     """One leaf of a table.
 
     Attributes:
-        path: with dots.
-        shape: of the whole array.
-        dtype: its name.
+        path: the dotted path.
+        shape: the shape of the whole array.
+        dtype: the name of the dtype.
         spec: the partition spec, as a tuple; ``()`` is replicated.
-        shard_shape: the shape of what one device holds.
-        bytes: of the whole array.
-        bytes_per_device: of what one device holds.
-        rule: what gave the spec, and why an axis stays whole; empty if no rule is
-            for this leaf.
+        shard_shape: the shape of one device's shard.
+        bytes: the size of the whole array.
+        bytes_per_device: the size of one device's shard.
+        rule: the source of the spec, and why an axis is not split; empty if no rule matches.
 
     Example:
         >>> import pax_export as pax
@@ -55,8 +54,7 @@ class Row:
 class Table:
     """The leaves of a tree on a mesh; ``str(table)`` is the text, ``table[path]`` a row.
 
-    In the text the arrays of equal layers are one line; one line's bytes are those
-    of one array.
+    The text has one line for the arrays of equal layers, with the size of one array.
 
     Attributes:
         mesh: the size of each axis.
@@ -80,7 +78,7 @@ class Table:
 
     @property
     def bytes_per_device(self) -> int:
-        """What one device holds."""
+        """The number of bytes on one device."""
         return sum(row.bytes_per_device for row in self.rows)
 
     @property
@@ -92,7 +90,7 @@ class Table:
         """Returns the row of a leaf.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such leaf.
         """
         for row in self.rows:
             if row.path == path:
@@ -116,14 +114,13 @@ class Table:
 
 
 def table(tree: PyTree, mesh: AnyMesh, rules: object = None) -> Table:
-    """What each device would hold of a module.
+    """Plans the placement of a module: the shards and bytes per device.
 
-    Nothing is placed or computed: the module may be abstract, and so may the
-    mesh.
+    Nothing is placed or computed: module and mesh may be abstract.
 
     Args:
-        tree: a module, or a pytree of modules and arrays; for a model that is too
-            large to be made, ``jax.eval_shape(constructor)``.
+        tree: a module, or a pytree of modules and arrays; for a model too large to create,
+            ``jax.eval_shape(constructor)``.
         mesh: a `jax.sharding.Mesh`, or an `abstract_mesh`.
         rules: `Rules`, or a mapping; see `Rules.of`.
 
@@ -131,9 +128,9 @@ def table(tree: PyTree, mesh: AnyMesh, rules: object = None) -> Table:
         A `Table`.
 
     Raises:
-        ShardingError: (a ValueError) a rule is for no leaf, or a spec does not
-            fit its leaf or the mesh.
-        InvalidArgumentTypeError: (a TypeError) no mesh, or no rules.
+        ShardingError: (a ValueError) a rule matches no leaf, or a spec does not fit its leaf or the
+            mesh.
+        InvalidArgumentTypeError: (a TypeError) not a mesh, or not rules.
 
     Example:
         >>> import jax, pax_export as pax

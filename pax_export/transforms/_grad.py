@@ -34,7 +34,7 @@ from pax_export.core import (
 )
 from pax_export.transforms._lift import LiftedCall, Result, as_pair, describe_result, wraps
 
-# #: Applied to each function before this thread differentiates it.
+#: Applied to each function before this thread differentiates it.
 _prepare: ContextVar[Callable[[Callable], Callable] | None] = ContextVar(
     "pax_export_prepare", default=None
 )

@@ -36,9 +36,7 @@ class BinaryFile(RandomAccessBytes):
         content = os.pread(self._number, count, offset)
         if len(content) == count:
             return content
-        return self.in_memory(
-            offset, count
-        ).tobytes()  # the system returns at most two gigabytes at a time
+        return self.in_memory(offset, count).tobytes()  # pread returns at most two gigabytes
 
     def in_memory(self, offset: int, count: int) -> np.ndarray:
         """The same as an array, which is in memory once."""

@@ -26,7 +26,7 @@ _HEADER, _ZEROS = "", "00000000"
 #: The size in bytes from which a thread pays.
 _LARGE = 1 << 20
 _THREADS = min(8, os.cpu_count() or 1)
-# #: How the entry begins, as text and in the file; no other text of ours begins so.
+#: How the entry begins, as text and in the file; no other text of ours begins so.
 _BEGIN = '{"": "'
 _RAW_BEGIN = re.compile(rb'\{\\"\\": \\"')
 

@@ -27,7 +27,7 @@ from pax_export.weights.adoption._order import contradicts_order, is_norm, norm_
 
 #: The number of steps spent on looking for a second assignment.
 _STEPS = 20_000
-# #: Words with a number that does not count blocks: norm1 and norm2 are in one block.
+#: Words with a number that does not count blocks: norm1 and norm2 are in one block.
 _APART = ((False, False), (True, False), (False, True))
 
 Pairs = list[tuple[Layer, Group]]
@@ -54,11 +54,11 @@ class Outcome:
     pairs: Pairs = field(default_factory=list)
     why: dict[Layer, str] = field(default_factory=dict)
     open: list[Component] = field(default_factory=list)
-    # #: Pairs decided by the order of norms; a reference may override them.
+    #: Pairs decided by the order of norms; a reference may override them.
     by_order: list[Component] = field(default_factory=list)
     missing: list[Layer] = field(default_factory=list)
     left: list[Group] = field(default_factory=list)
-    # #: Components with missing or unused arrays that names do not identify.
+    #: Components with missing or unused arrays that names do not identify.
     unbalanced: list[Component] = field(default_factory=list)
 
     @property

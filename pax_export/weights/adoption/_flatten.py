@@ -19,12 +19,12 @@ from pax_export.weights.adoption._name_parsing import WEIGHT
 from pax_export.weights.adoption._order import is_norm
 
 AS_IT_IS, FIRST = "as it is", "channels_first"
-# #: The user's option for all layers, or the number of flattened channels by path.
+#: The user's option for all layers, or the number of flattened channels by path.
 Told = str | Mapping[str, int] | None
 
 _CHANNELS_FIRST = ("torch", "torch, Conv1D", "onnx")
 _CELLS = ("lstm", "gru", "rnn")
-# #: The report's text for such an array.
+#: The report's text for such an array.
 SAYS = "channels last"
 _SPLITS = 4  # of a gated layer, or of queries, keys and values
 

@@ -295,11 +295,11 @@ def possible_origins(source: Source, given: PyTree, module: bool) -> list[str]:
     return found
 
 
-# #: Metadata entry in which `save_as` stores the origin of the arrays.
+#: Metadata entry in which `save_as` stores the origin of the arrays.
 WRITTEN_AS = "written_as"
 _EVERYONE = ("torch", "torch, Conv1D", "keras", "flax", "flax, transposed", "onnx", "pax", "mlx",
              "tflite")  # fmt: skip
-# #: Values of ``origin=``, and their meaning.
+#: Values of ``origin=``, and their meaning.
 _OF_WORD = {
     "torch": ["torch", "torch, Conv1D"], "keras": ["keras"], "tensorflow": ["keras"],
     "flax": ["flax", "flax, transposed"], "onnx": ["onnx"], "pax": ["pax"], "mlx": ["mlx"],

@@ -30,7 +30,7 @@ from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._name_parsing import BIAS, MEAN, VAR, WEIGHT
 from pax_export.weights.adoption._recurrent import read_recurrent
 
-# #: Leaf path -> the pieces that fill it.
+#: Leaf path -> the pieces that fill it.
 Recipe = dict[str, tuple[Piece, ...]]
 
 #: Out, height, width, in.
@@ -196,7 +196,7 @@ def _without_reshape(piece: Piece, shape: Shape, transposed: bool) -> list[Piece
     return [one for one in found if not one.steps or one.steps[-1][0] != "reshape" or piece.split]
 
 
-# #: The axes of kernels: ``*`` stands for the spatial axes. Other origins use our layout.
+#: The axes of kernels: ``*`` stands for the spatial axes. Other origins use our layout.
 _KERNELS = {"torch": "OI*", "torch, Conv1D": "OI*", "onnx": "OI*", "mlx": "O*I", "tflite": "O*I"}
 #: The same of transposed convolutions, and whether their kernels are flipped.
 _TRANSPOSED = {

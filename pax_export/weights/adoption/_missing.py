@@ -11,7 +11,7 @@ from pax_export.weights.adoption._name_parsing import KINDS, ROLES, Name
 
 Fits = Callable[[Layer, Group], bool]
 
-# #: Words for a part or a copy that the model itself does not use.
+#: Words for a part or a copy that the model itself does not use.
 _BESIDE = frozenset(
     "aux auxiliary extra teacher student ema swa shadow momentum velocity avg averaged backup "
     "old previous target draft optimizer optim opt grad gradient exp".split()

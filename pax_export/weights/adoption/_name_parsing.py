@@ -56,7 +56,7 @@ _RANK = re.compile(r"(conv|norm|normalization|pool|pooling|dropout)_?[123]d", re
 _PIECES = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 # torch's LSTM, GRU and RNN: one module with the arrays of several layers and directions.
 _TORCH_RNN = re.compile(r"(weight|bias)_(ih|hh)(?:_l(\d+))?(_reverse)?$")
-# #: Words that distinguish the arrays of one such layer.
+#: Words that distinguish the arrays of one such layer.
 OF_CELL = re.compile(r"(weight|bias)_(ih|hh)(?=(_l\d+)?(_reverse)?$)")
 # flax's cells have a Dense for each gate: ii, if, ig, io, hi, hf, hg, ho.
 # nnx has one for all gates, of the input and of the state.

@@ -44,9 +44,9 @@ T = TypeVar("T")
 
 #: Arrays that are not parameters, in files of torch.
 BOOKKEEPING = ("position_ids",)
-# #: Source types that contain a graph, with all constants of its computation.
+#: Source types that contain a graph, with all constants of its computation.
 _GRAPHS = ("onnx", "tflite")
-# #: Notes of readers for arrays that belong to no net.
+#: Notes of readers for arrays that belong to no net.
 _NO_NET = ("optimizer", "metric")
 
 

@@ -127,14 +127,14 @@ def _shapes_of(parts: dict[str, Piece]) -> dict[str, Shape]:
     return {role: piece.shape for role, piece in parts.items()}
 
 
-# #: Default settings of ONNX's operators, which ours implement.
+#: Default settings of ONNX's operators, which ours implement.
 _DEFAULTS = {
     "LSTM": {"activations": ("sigmoid", "tanh", "tanh"), "input_forget": ("0",)},
     "GRU": {"activations": ("sigmoid", "tanh"), "linear_before_reset": ("0",)},
     "RNN": {"activations": ("tanh",)},
 }
 _OUR_CLASSES = {"LSTM": "LSTM", "GRU": "GRU", "RNN": "VanillaRNN"}
-# #: Settings that do not change the function, or are visible in the shapes.
+#: Settings that do not change the function, or are visible in the shapes.
 _HARMLESS = ("operator", "direction", "hidden_size", "layout", "activation_alpha",
              "activation_beta")  # fmt: skip
 

@@ -76,7 +76,7 @@ def make_entry(
     )  # fmt: skip
 
 
-# #: A chunk's start in the array, its size in bytes, its filter mask, its address.
+#: A chunk's start in the array, its size in bytes, its filter mask, its address.
 Chunk = tuple[tuple[int, ...], int, int, int]
 
 

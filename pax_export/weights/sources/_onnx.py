@@ -43,7 +43,7 @@ _INPUT, _OUTPUT, _NODE_NAME, _OPERATOR, _ATTRIBUTE = 1, 2, 3, 4, 5
 _NAME, _TENSOR, _SUBGRAPH, _SUBGRAPHS = 1, 5, 6, 11
 _FUNCTION_NODE = 7
 _FLOAT, _WHOLE, _TEXT, _FLOATS, _TEXTS = 2, 3, 4, 7, 9
-# #: Operators whose attributes change the function of their weights.
+#: Operators whose attributes change the function of their weights.
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _VALUES = {"value_float": 2, "value_int": 3, "value_floats": 7, "value_ints": 8}
 
@@ -85,7 +85,7 @@ class _ModelArrays:
         self.entries: dict[str, Entry] = {}
         #: By name of an array: the operators that take it, as which input, in which node.
         self.used_by: dict[str, list[tuple[str, int, str]]] = {}
-        # #: Array name -> settings of the recurrent operators that use it.
+        #: Array name -> settings of the recurrent operators that use it.
         self.settings: dict[str, list[tuple[tuple[str, Any], ...]]] = {}
 
     def add_graph(self, graph: Message, path: str, depth: int) -> None:

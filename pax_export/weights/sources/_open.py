@@ -26,7 +26,7 @@ from pax_export.weights.sources._reader import InputFile, Reader
 from pax_export.weights.sources._source import Source, refuse_damaged
 
 #: The readers of files, in the order in which they are asked: a format with a longer mark at its
-# #: signatures come first, and msgpack and ONNX, which have none, last.
+#: signatures come first, and msgpack and ONNX, which have none, last.
 READERS: tuple[Reader, ...] = (
     _torch, _keras, _npz, _gguf, _safetensors, _tflite, _tensorflow, _flax, _onnx,
 )  # fmt: skip

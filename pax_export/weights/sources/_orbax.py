@@ -25,7 +25,7 @@ from pax_export.weights.sources._source import (
 KIND = "checkpoint of orbax"
 _TREE = "_METADATA"
 _LARGEST = 1 << 28
-# #: A checkpoint of zeros takes little space; larger announced sizes are refused.
+#: A checkpoint of zeros takes little space; larger announced sizes are refused.
 _MOST_UNPACKED, _MOST_TIMES = 1 << 30, 1000
 _NO_ARRAYS = ("string", "None", "Dict", "List", "Tuple", "NamedTuple", "Custom")
 

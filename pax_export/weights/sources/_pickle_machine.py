@@ -213,7 +213,7 @@ def _require_kind(value: Any, kind: type) -> Any:
     return value
 
 
-# #: Opcodes that build containers, of a number of values or of those above a mark.
+#: Opcodes that build containers, of a number of values or of those above a mark.
 _MADE: dict[str, tuple[int | None, Callable[[list[Any]], Any]]] = {
     "EMPTY_LIST": (0, list), "EMPTY_DICT": (0, dict), "EMPTY_SET": (0, set),
     "EMPTY_TUPLE": (0, tuple), "TUPLE1": (1, tuple), "TUPLE2": (2, tuple), "TUPLE3": (3, tuple),

@@ -11,7 +11,7 @@ import numpy as np
 from pax_export.weights import _checksums
 from pax_export.weights._binary_file import BinaryFile
 
-# #: Limit of the compression ratio: no useful array is packed more tightly.
+#: Limit of the compression ratio: no useful array is packed more tightly.
 _MOST_UNPACKED, _MOST_TIMES = 1 << 28, 100
 _LOCAL_HEADER = 30
 _MOST_MEMBERS = 1_000_000
