@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pax_export.export.tracing.spec import spec
 
 # Loaded when first used: a program pays for the formats that it writes, and a process that
-# serves what was exported may have no jax: it loads SavedModels, and no more.
+# serves an export may not have jax: it loads SavedModels only.
 _WITHOUT_JAX = {
     "LoadedModel": "formats.saved_model.load",
     "Report": "artifact.report",

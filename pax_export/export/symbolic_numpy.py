@@ -29,7 +29,7 @@ from pax_export.export.portable.any_size import differentiable
 
 
 def _with_fallback(first: Callable, made: Callable) -> Callable:
-    """What jax has as `first`; where that refuses a symbolic size, what `made` gives."""
+    """Calls jax's `first`; if it refuses a symbolic size, calls `made` instead."""
 
     @functools.wraps(first)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -40,7 +40,7 @@ def _with_fallback(first: Callable, made: Callable) -> Callable:
         except Exception as error:
             try:
                 result = made(*args, **kwargs)
-            except TypeError:  # it knows fewer arguments
+            except TypeError:  # it has fewer parameters
                 raise error from None
             if result is NotImplemented:
                 raise
@@ -51,7 +51,7 @@ def _with_fallback(first: Callable, made: Callable) -> Callable:
 
 
 def _is_symbolic(*given: PyTree) -> bool:
-    """Whether a size among the arguments, or of one of them, is not a number."""
+    """Returns whether an argument, or a size of one, is symbolic."""
     is_one = jax.export.is_symbolic_dim
     leaves = tree_leaves(given)
     return any(is_one(e) or any(map(is_one, getattr(e, "shape", ()))) for e in leaves)
@@ -251,7 +251,7 @@ def _make_convolution(turned: bool) -> Callable:
             return NotImplemented
         if mode != "full" and not a.shape[0] >= size:  # or the constraints of its size are used
             return NotImplemented
-        if not turned and swapped:  # of what correlates with something longer
+        if not turned and swapped:  # correlated with a longer operand
             return jnp.flip(_slide_kernel(jnp.conj(a), v, mode, precision, preferred_element_type))
         kernel = jnp.flip(v) if turned else jnp.conj(v)
         return _slide_kernel(a, kernel, mode, precision, preferred_element_type)
@@ -326,7 +326,7 @@ def _irfft(a: ArrayLike, n: Any = None, axis: int = -1, norm: Any = None) -> Any
 
 
 def _make_derivative(transform: Callable) -> Callable:
-    """A transform of jax, of a function whose operations jax can differentiate for any size."""
+    """Wraps a transform of jax, so that functions with symbolic sizes can be differentiated."""
 
     @functools.wraps(transform)
     def function(fun: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -338,7 +338,7 @@ def _make_derivative(transform: Callable) -> Callable:
 
 
 def for_any_size(fun: Callable) -> Callable:
-    """The function, traced and made anew where its program contains symbolic sizes."""
+    """Wraps a function so that its program is rebuilt if it contains symbolic sizes."""
 
     @functools.wraps(fun)
     def function(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Symbolic sizes that may be 0.
 
-Where a size is 0 and every result has a dimension that is 0 with it, there is nothing that
-the program could compute wrongly.  So it need not insist, and an empty batch is served.
+If every result has a dimension that is 0 whenever a size is 0, the results are empty and cannot be
+wrong. So the program need not check that size, and an empty batch works.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from jax.extend.mlir import ir
 from pax_export.export.artifact import dimensions
 
 _INSISTS = re.compile(r"Expected value >= 1 for dimension variable '(\w+)'")
-#: What other sizes are while one of them is 0.
+#: Values of the other sizes while one of them is 0.
 _OTHERS = (1, 2, 7)
 
 
 def may_be_empty(results: Iterable[Sequence[Any]]) -> frozenset[str]:
-    """The symbolic sizes that leave nothing of results of these shapes where they are 0."""
+    """Returns the symbolic sizes that make all results of these shapes empty when they are 0."""
     shapes = [[size if isinstance(size, int) else str(size) for size in each] for each in results]
     names = {name for shape in shapes for size in shape for name in dimensions.names(size)}
     return frozenset(name for name in names if all(_is_empty(each, name) for each in shapes))

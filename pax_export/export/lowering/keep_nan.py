@@ -1,8 +1,8 @@
 """Maxima and minima that propagate NaN.
 
-TensorFlow lets XLA take the first of two numbers where it cannot order them: ``max(1, NaN)`` is 1
-there, and NaN in jax.  So a NaN in the second place is taken by a choice of its own; one in the
-first, and one beside a number that is written in the program, stays anyway.
+TensorFlow lets XLA return the first of two numbers that are unordered: ``max(1, NaN)`` is 1 there,
+and NaN in jax. So a NaN in the second operand is selected explicitly; one in the first operand, or
+next to a constant, propagates anyway.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from jax.extend.mlir.dialects import stablehlo
 
 _EXTREMES = ("stablehlo.maximum", "stablehlo.minimum")
 _CLAMP = "stablehlo.clamp"
-#: What stands in the bytes of a module that has such operations.
+#: Bytes of a module that contains such operations.
 _SIGNS = (b"maximum", b"minimum", b"clamp")
-#: What only repeats or converts its operand, and makes no NaN of a number.
+#: Operations that only repeat or convert their operand, and create no NaN.
 _REPEATS = tuple(
     f"stablehlo.{name}"
     for name in ("broadcast_in_dim", "dynamic_broadcast_in_dim", "reshape", "convert")
@@ -56,7 +56,7 @@ def _keep_second(operation: Any) -> bool:
 def _keep_bounds(operation: Any) -> bool:
     """A clamp: the older XLA of TensorFlow takes a bound for a value that is NaN."""
     least, value, most = operation.operands
-    # One bound for all numbers that is NaN itself stays as it is: it would have to be repeated.
+    # A bound that is itself NaN for all elements is not changed: it would have to be broadcast.
     bounds = [each for each in (value, most, least) if each.type == value.type]
     bounds = [each for each in bounds if _is_float(each) and not _is_number(each)]
     if bounds:
@@ -65,7 +65,7 @@ def _keep_bounds(operation: Any) -> bool:
 
 
 def _choose(operation: Any, values: list[Any]) -> None:
-    """Takes one of the values where it is NaN, else the result of the operation."""
+    """Selects a value where it is NaN, else the result of the operation."""
     result = operation.results[0]
     chosen, added = result, []
     with operation.context, operation.location, ir.InsertionPoint.after(operation):

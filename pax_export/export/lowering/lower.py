@@ -1,11 +1,9 @@
 """Lowers a traced function to portable StableHLO for old readers.
 
-jax writes its newest StableHLO: with composites, unused functions and
-locations that readers of last year cannot parse.  Four things make it
-portable.  Composites are replaced by what they stand for and everything is
-inlined; operations that are new are said in old ones; locations (which also
-name files of this machine) are dropped; and the bytes are written for the
-oldest version that has all of the operations.
+jax writes the newest StableHLO, with composites, unused functions and locations that last year's
+readers cannot parse. Four steps make it portable. Composites are replaced by their definitions, and
+everything is inlined; new operations are expressed by old ones; locations (which also name local
+files) are dropped; and the bytes are written for the oldest version that has all of the operations.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _PIPELINE = (
     "stablehlo-compatibility-expander{target=0.9.0},strip-debuginfo)"
 )
 #: Version 9 adds tokens for ordered effects, 10 shardings of another dialect;
-#: modules with either are refused, so version 8 says everything.
+#: modules with either are refused, so version 8 is sufficient.
 CALLING_CONVENTION = 8
 _GATHERS = ("stablehlo.gather", "stablehlo.dynamic_gather")
 
@@ -64,9 +62,9 @@ class Lowered:
     portable: Portable
     kept: tuple[int, ...]
     constants: tuple[Any, ...]
-    results: tuple[jax.ShapeDtypeStruct, ...]  # as they stand outside of jax
+    results: tuple[jax.ShapeDtypeStruct, ...]  # as stored outside of jax
     platforms: tuple[str, ...]
-    neutral: bool = False  # lowered with rules that hold on every platform
+    neutral: bool = False  # lowered with rules for all platforms
     calling_convention: int = CALLING_CONVENTION
 
 
@@ -103,21 +101,21 @@ def lower_traced(
 
 
 def _portable(exported: Any, *arguments: Any, **options: Any) -> Portable:
-    """An export as what one device serves, with empty batches where they leave no result."""
+    """Converts a jax export to a single-device module that accepts empty batches where possible."""
     empty = may_be_empty(result.shape for result in exported.out_avals)
     serialized = exported.mlir_module_serialized
     return portable(serialized, *arguments, **options, empty=empty, single=True)
 
 
 def _export(traced: Traced, program: Any, count: int | None, platforms: Sequence[str]) -> Any:
-    """Exports what a traced function, or a program made of its own, gives first."""
+    """Exports the first results of a traced function, or of a replacement program."""
     operands: tuple[Any, ...] = traced.structs
     function = traced.lowerable
     fewer = count is not None and count < len(traced.results)
     if traced.constants or fewer or program is not traced.program:
         operands += tuple(map(dtypes.struct_of, traced.constants))
         function = jax.jit(lambda values: traced.with_constants(values, count, False, program))
-    # Which custom calls a consumer knows is our own check, with its own words.
+    # We check which custom calls consumers support, with our own errors.
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
     export = jax_export.export(function, platforms=tuple(platforms), disabled_checks=(unchecked,))
     return export(list(operands))
@@ -148,7 +146,7 @@ class Signature:
     forward: Call
     assigned: tuple[int, ...]  # the variables that take the results after the outputs
     gradient: Gradient | None
-    processing: Processing | None = None  # what stands around it
+    processing: Processing | None = None  # functions around it
     no_gradient: str = ""  # why it has no gradient, or its gradient has none
 
     @property
@@ -169,14 +167,14 @@ class Call:
 
     lowered: Lowered
     variables: tuple[int, ...]
-    constants: tuple[int, ...]  # the variables that hold its constants
+    constants: tuple[int, ...]  # the variables of its constants
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """A module that takes all operands of the forward one and cotangents of `of`.
+    """A module that takes all operands of the forward module and cotangents of `of`.
 
-    It gives the cotangents of the operands `wrt`.  `next` is its own gradient.
+    It returns the cotangents of the operands `wrt`. `next` is its own gradient.
     """
 
     call: Call
@@ -195,14 +193,14 @@ class Pullback:
 
 @dataclass(frozen=True)
 class Processing:
-    """TensorFlow functions around a signature; the outer signature that they make of it."""
+    """TensorFlow functions around a signature, and the resulting outer signature."""
 
     inputs: Inputs
     outputs: tuple[ArrayInfo, ...]
     structure: dict[str, Any]  # of the outputs, nested
-    preprocess: Any  # a tf.function of the outer inputs that gives those of the model, in order
-    postprocess: Any  # a tf.function of the model's outputs, in order, that gives the outer ones
-    trackables: tuple[Any, ...]  # what they hold
+    preprocess: Any  # a tf.function from outer inputs to those of the model, in order
+    postprocess: Any  # a tf.function from the model's outputs, in order, to the outer ones
+    trackables: tuple[Any, ...]  # their resources
 
 
 @dataclass(frozen=True)
@@ -224,10 +222,9 @@ def portable(
 ) -> Portable:
     """Makes the serialized module of a `jax.export.Exported` portable.
 
-    Custom calls may stand in it that every consumer has, and those `allowed`; None for any.
-    `changes` is filled with what was said in another way, and how often.  Sizes that are
-    `empty` may be 0; and where devices are named, `single` leaves one.  A refusal says where it
-    stands in the `program` that the module was made of.
+    It may contain custom calls that every consumer supports, and those `allowed` (None: any).
+    `changes` counts the rewritten operations. Sizes in `empty` may be 0; `single` converts to a
+    single device. A refusal has the source in the `program` of the module.
     """
     stablehlo.register_stablehlo_passes()
     with mlir.make_ir_context() as context:
@@ -325,7 +322,7 @@ def _operations(operation: Any) -> Iterator[Any]:
 
 
 def _refuse_custom_calls(module: Any, allowed: frozenset[str], program: Any) -> None:
-    """Names the calls that no consumer has, and what in the model made them."""
+    """Refuses custom calls that consumers do not support, with their sources in the model."""
     found: dict[str, tuple[str, str]] = {}
     for operation in _operations(module.operation):
         if operation.operation.name == "stablehlo.custom_call":
@@ -364,13 +361,12 @@ def _source(location: str) -> tuple[str, str]:
 
 
 def _rewrite_batched(operation: Any) -> bool:
-    """Says a batched gather or scatter as a plain one, which every reader knows.
+    """Rewrites a batched gather or scatter as a plain one, which every reader supports.
 
-    `jax.vmap` of an indexing operation gives a gather (or scatter) that names some
-    dimensions of its operand and of its indices as batches: entry ``i`` of one is
-    looked up in entry ``i`` of the other.  StableHLO has that since 1.1.  The same
-    is said without: the number of the batch becomes one more component of each
-    index, and its dimension one that the index chooses from.
+    `jax.vmap` of an indexing operation results in a gather (or scatter) with batch dimensions of
+    operand and indices: entry ``i`` of one indexes entry ``i`` of the other. StableHLO has these
+    since 1.1. Without them, the batch number becomes one more component of each index, and its
+    dimension an indexed one.
 
     StableHLO has a pass for this, which skips symbolic shapes.
     """
@@ -461,7 +457,7 @@ def _iota(indices: Any, place: int, axis: int) -> Any:
 
 
 def _size(value: Any, dimension: int) -> Any:
-    """The size of a dynamic dimension, as a vector of one number."""
+    """Returns the size of a dynamic dimension, as a vector of one number."""
     size = stablehlo.GetDimensionSizeOp(value, dimension).result
     return stablehlo.ReshapeOp(_vector(1), size).result
 

@@ -40,7 +40,7 @@ from pax_export.export.tracing.traced import Traced, trace, vjp
 
 @dataclass(frozen=True)
 class LoweredModel:
-    """Everything that a format writes of a model, and what its test compares with."""
+    """A lowered model: everything that a format writes, and validation compares."""
 
     model: Exportable
     programs: tuple[Program, ...]
@@ -70,9 +70,9 @@ class LoweredModel:
 
     @functools.cached_property
     def weights(self) -> dict[str, Any]:
-        """The variables by name, for tests: arrays whose memory jax and TensorFlow can share.
+        """Returns the variables by name, as arrays whose memory jax and TensorFlow can share.
 
-        Either of them would copy arrays of numpy, at every call.
+        Both would copy numpy arrays in every call.
         """
         weights = {}
         for variable in self.store.stored:
@@ -82,7 +82,7 @@ class LoweredModel:
         return weights
 
     def with_reason(self, text: str) -> LoweredModel:
-        """The same, where that is why the signatures hold no gradients."""
+        """Returns the model with the reason why its signatures have no gradients."""
         said = " ".join(text.split())[:_LONGEST]
         signatures = (dataclasses.replace(each, no_gradient=said) for each in self.signatures)
         return dataclasses.replace(self, signatures=tuple(signatures))
@@ -152,7 +152,7 @@ def lower(
 
 
 def _initializer(store: Store, platforms: Sequence[str]) -> Call:
-    """What computes the numbers of quantized weights, in the order of their variables."""
+    """Returns the program that computes quantized weights, in the order of their variables."""
     found = [store.variables[place].computed_from for place in store.computed]
     weights = [each for each in found if each is not None]
     read = tuple(dict.fromkeys(place for places, _ in weights for place in places))
@@ -179,7 +179,7 @@ def sign(
 
 
 def _refuse_none(signatures: Sequence[Signature], vjp_order: int) -> None:
-    """Refuses an export that was to hold gradients where no signature of it has anything to."""
+    """Refuses an export with gradients if no signature can have any."""
     if not any(each.gradient for each in signatures):
         raise NotDifferentiableError(
             "There is nothing in the model that a gradient could be of.",
@@ -266,7 +266,7 @@ class VjpOrder:
     @classmethod
     def of(cls, given: object, trainable: bool) -> VjpOrder:
         if given is None:
-            # What nobody asked for is left out where it cannot be had.
+            # Optional gradients are omitted if they cannot be computed.
             return cls(2, 1) if trainable else cls(1, 0)
         if given not in (0, 1, 2) or isinstance(given, bool) or (trainable and given == 0):
             raise InvalidArgumentError(
@@ -283,7 +283,7 @@ _NOTHING = "no floating-point output depends on a floating-point input or traina
 
 @dataclass(frozen=True)
 class Differentiated:
-    """The gradient of a program, where there is one; why there is none, or none of a gradient."""
+    """The gradient of a program; or the reason why there is none, or no second one."""
 
     pullback: Pullback | None = None
     gradient: Gradient | None = None
@@ -299,9 +299,9 @@ def differentiate(
     order: VjpOrder,
     trainable: bool,
 ) -> Differentiated:
-    """The gradient of a program, traced and lowered; the arrays it needs go to the store.
+    """Traces and lowers the gradient of a program; its constants are added to the store.
 
-    It is with respect to what the outputs read and what can have one.
+    It is with respect to the differentiable operands that outputs depend on.
     """
     if not order.wanted:
         return Differentiated()
@@ -345,11 +345,11 @@ def _attempt(
     required: bool,
     before: Lowered,
 ) -> tuple[Pullback, Lowered] | str:
-    """A gradient; or why there is none, where none is required."""
+    """Returns a gradient, or the reason why there is none if it is not required."""
     try:
         pullback = Pullback(vjp(traced, wrt, of), wrt, of)
         lowered = lower_traced(pullback.traced, platforms, names=program.operand_names)
-    # jax, and whoever wrote a derivative of his own, may raise anything here: of an unknown
+    # jax, and any custom derivative, may raise any exception here: of an unknown
     # size, of a loop, of a shape.  The model itself has been traced and lowered by now.
     except Exception as error:
         if not required:
@@ -374,7 +374,7 @@ _LONGEST = 300
 
 
 def _describe_error(error: Exception) -> str:
-    """The class of an error, the first line of what it says, and the line of the model."""
+    """Describes an error by its class, first line, and line in the model."""
     lines = str(error).strip().splitlines()
     said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     place = line_of_model(error)

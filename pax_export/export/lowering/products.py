@@ -1,10 +1,10 @@
 """Removes redundant dot algorithms.
 
-StableHLO 1.7 lets a product name its algorithm: which numbers are multiplied, and which are
-summed.  jax does so in its attention of half precision.  Where operands and result have the
-very types that the algorithm names, the product says nothing new, and years of readers know it.
-In the gradient one operand is wider than that; the other is made as wide, as jax does on CPUs.
-Two wide operands are another matter: to round both is what the algorithm is there for.
+Since StableHLO 1.7, a product may name its algorithm: the dtypes of factors and sums. jax does so
+in half-precision attention. If operands and result already have these dtypes, the algorithm is
+redundant, and older readers support the product without it. In the gradient one operand is wider;
+the other is widened, as jax does on CPUs. An algorithm for two wide operands is kept, because it
+rounds both.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ from pax_export.export.tracing.source_lines import placed
 
 @contextmanager
 def named_refusals() -> Iterator[None]:
-    """Names the operation that could not be lowered in its block, and the user's line.
+    """Context manager that converts lowering errors to ours, with the operation and its line.
 
     Raises:
-        SymbolicDimensionError: it has a size that jax must know.
-        UnsupportedOperationError: jax has no way to say it.
+        SymbolicDimensionError: it has a symbolic size that jax must know.
+        UnsupportedOperationError: jax cannot lower it.
     """
     try:
         yield
@@ -55,7 +55,7 @@ def _refusal(equations: list[Any], error: Exception) -> PaxError:
     return placed(refusal, [chain])
 
 
-#: How jax says that a size is none that it can work with.
+#: jax's messages about sizes that it does not support.
 _OF_SIZES = re.compile(
     "polymorphi|symbolic|static|constant|dynamic|inconclusive|_DimExpr", re.IGNORECASE
 )
@@ -74,7 +74,7 @@ def _holds(equation: Any) -> bool:
 
 
 def _symbolic(equation: Any) -> list[str]:
-    """The symbolic dimensions of what an operation takes, gives, and is told."""
+    """Returns the symbolic dimensions of operands, results and parameters of an operation."""
     atoms = (*equation.invars, *equation.outvars)
     sizes = [size for atom in atoms for size in getattr(atom.aval, "shape", ())]
     for value in equation.params.values():

@@ -1,7 +1,7 @@
 """Converts programs for several devices to single-device programs.
 
-What only asks for a place is dropped.  What devices send each other is nothing where each of
-them is alone, as it is in a mesh of one device; with more of them it is refused.
+Sharding annotations are dropped. Collectives over a single device are identities; over several
+devices they are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ATTRIBUTES = ("sdy.sharding", "mhlo.sharding")
 #: How older programs ask for a place, and go to one device's part and back.
 _CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 _BY_HAND, _END_BY_HAND = "sdy.manual_computation", "sdy.return"
-#: What a device gets of the others; of itself alone, it is what it has.
+#: Collectives that are the identity on a single device.
 _COLLECTIVES = tuple(
     f"stablehlo.{name}"
     for name in (
@@ -32,7 +32,7 @@ _COLLECTIVES = tuple(
     )
 )
 _NUMBERS = ("stablehlo.partition_id", "stablehlo.replica_id")
-#: What stands in the bytes of a module that speaks of devices: names of operations are kept
+#: Bytes of a module that mentions devices: names of operations are kept
 #: there, those of attributes are not always.
 _SIGNS = tuple(
     name.removeprefix("stablehlo.").encode()
@@ -46,10 +46,10 @@ def says_shardings(serialized: bytes) -> bool:
 
 
 def drop_shardings(module: Any, operations: Sequence[Any]) -> None:
-    """Drops what the operations of a module say of devices.
+    """Drops the device annotations of a module's operations.
 
     Raises:
-        UnsupportedOperationError: it computes another thing on each device.
+        UnsupportedOperationError: its results depend on the device.
     """
     sizes = _axes(operations)
     last = []
@@ -62,7 +62,7 @@ def drop_shardings(module: Any, operations: Sequence[Any]) -> None:
             _open(operation)
             last.append(operation)
         elif operation.name in _GROUPS:
-            last.append(operation)  # when nobody names them any more
+            last.append(operation)  # when nothing refers to them any more
         elif operation.name in _COLLECTIVES:
             _let_alone(operation)
             last.append(operation)
@@ -102,7 +102,7 @@ def _is_hint(operation: Any) -> bool:
 
 
 def _axes(operations: Sequence[Any]) -> dict[str, int]:
-    """The sizes of the axes of all meshes; the largest, where they share a name."""
+    """Returns the sizes of all mesh axes; the largest, if meshes share a name."""
     sizes: dict[str, int] = {}
     for each in operations:
         if each.operation.name == "sdy.mesh":
@@ -118,7 +118,7 @@ def _is_alone(operation: Any, sizes: dict[str, int]) -> bool:
 
 
 def _open(operation: Any) -> None:
-    """Puts what is inside of such a part where the part stands."""
+    """Inlines the body of an operation at its place."""
     block = operation.regions[0].blocks[0]
     for argument, operand in zip(block.arguments, operation.operands):
         argument.replace_all_uses_with(operand)
@@ -130,7 +130,7 @@ def _open(operation: Any) -> None:
 
 
 def _let_alone(operation: Any) -> None:
-    """A device that exchanges with itself has what it gives."""
+    """Replaces an exchange of a device with itself by its operands."""
     values = list(zip(operation.operands, operation.results))
     if any(operand.type != result.type for operand, result in values) or not _by_itself(operation):
         _refuse(operation.name.removeprefix("stablehlo."))

@@ -24,23 +24,22 @@ from pax_export.export.tracing.spec import legal_names
 @dataclass
 class Variable:
     name: str
-    value: Any  # as it stands outside of jax
+    value: Any  # as stored outside of jax
     trainable: bool  # in the runtime
     parameter: bool = False  # of the model
     leaves: list[str] = field(default_factory=list)  # their paths; none for a closed-over array
     #: The places of the integers, scales and zero points that it is computed from when an export is
-    #: loaded, and what they mean; None for one that is stored.
+    #: loaded, and their format; None for a stored variable.
     computed_from: tuple[tuple[int, ...], Form] | None = None
 
 
 class Store:
-    """All variables of an export, and where each leaf and each constant is.
+    """All variables of an export, and the variable of each leaf and constant.
 
-    Leaves that are one array (tied weights) are one variable, and so is an
-    array that a method closes over, however many methods and gradients do.  A
-    leaf that calls change is always a variable of its own.
+    Leaves that are one array (tied weights) are one variable, and so is an array in the closures of
+    several methods and gradients. A leaf that calls change is always a separate variable.
 
-    With `defer`, leaves on several devices or on disk stay there until they are read.
+    With `defer`, leaves on several devices or on disk are read on demand.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Store:
             if place is None:
                 name = self._names[index]
                 value = leaf.value
-                if not hasattr(value, "shape"):  # a Python number has no dtype of its own
+                if not hasattr(value, "shape"):  # a Python number has no dtype
                     value = np.asarray(value, leaf.struct.dtype)
                 place = self._add(value, name, trainable and leaf.trainable, leaf.parameter)
             self.variables[place].leaves.append(leaf.path)
@@ -87,7 +86,7 @@ class Store:
         return [at for at, each in enumerate(self.variables) if each.computed_from is not None]
 
     def of_numbers(self, places: tuple[int, ...], form: Form) -> int:
-        """The variable of the numbers that others, first the integers, stand for."""
+        """Returns the variable for dequantized values of others, starting with integers."""
         of = places, form
         for place, variable in enumerate(self.variables):
             if variable.computed_from == of:
@@ -132,8 +131,8 @@ class Store:
         )
 
     def of_constant(self, value: object) -> int:
-        """The variable that holds an array that a method closes over."""
-        value = getattr(value, "val", value)  # jax wraps numpy arrays anew for every trace
+        """Returns the variable of an array in a method's closure."""
+        value = getattr(value, "val", value)  # jax wraps numpy arrays again in every trace
         place = self._by_id.get(id(value))
         if place is None and isinstance(value, np.ndarray):  # ... and sometimes copies them
             content = (value.dtype, value.shape, _digest(value))
@@ -147,16 +146,15 @@ class Store:
 
 
 def _digest(array: np.ndarray) -> bytes:
-    # Without a copy of the array, where it lies in one piece.
+    # Without a copy, if the array is contiguous.
     flat = np.ascontiguousarray(array).reshape(-1)
     return hashlib.sha256(flat.view(np.uint8).data).digest()
 
 
 class Deferred:
-    """An array as it is stored, made anew each time that numpy asks for it.
+    """A stored array that is computed again whenever numpy reads it.
 
-    An export of a model that lies on many devices, or on disk, holds one such
-    array at a time.
+    An export of a model on many devices, or on disk, has one such array in memory at a time.
     """
 
     def __init__(self, struct: jax.ShapeDtypeStruct, read: Callable[[], np.ndarray]):
@@ -172,9 +170,9 @@ class Deferred:
 
 
 def stored(value: object, defer: bool) -> Any:
-    """A leaf as it stands outside of jax.
+    """Returns a leaf as stored outside of jax.
 
-    With `defer`, one that is not in this machine's memory as a whole stays where it is.
+    With `defer`, one that is not entirely in this machine's memory is not copied.
     """
     on_disk = isinstance(value, StoredArray)
     spread = defer and isinstance(value, jax.Array) and len(value.sharding.device_set) > 1

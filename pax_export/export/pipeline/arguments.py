@@ -25,7 +25,7 @@ def checked_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def signature_keys(methods: object) -> list[str]:
-    """The names of the signatures: those that a user gave, or that of the only one."""
+    """Returns the keys of the signatures: the given ones, or the default one."""
     if methods is None:
         return [DEFAULT]
     what = "methods must be a dict by signature."

@@ -1,7 +1,7 @@
 """Finds the first operation whose result in an export differs from jax's, by bisection.
 
-The model is exported in parts, cut behind an operation, with all values that later operations
-read as outputs. Each part that contains the fault is wrong, so halving finds it in log2 exports;
+The model is exported in parts that end with an operation and return all values that later
+operations read. Each part that contains the fault is wrong, so halving finds it in log2 exports;
 see docs/decisions/parting.md.
 """
 
@@ -95,7 +95,7 @@ def _difference_after(
             test(model, search.part(last), place)
     except ValidationError as error:
         return str(error.got)
-    except PaxError:  # the format cannot give such an array
+    except PaxError:  # the format does not support an output of this dtype
         return None
     return ""
 
@@ -132,7 +132,7 @@ class _BisectSearch:
     def __init__(self, program: Program, with_state: bool, end: float):
         self._program = program
         self._end = end
-        # What repeats is written out, so that each operation knows its own line.
+        # Repeated layers are inlined, so that each operation has its own source line.
         traced = program.traced
         self._whole = trace(traced.function, traced.structs, outlined=False)
         self._wanted = range(len(self._whole.results) if with_state else len(program.output_names))
@@ -165,7 +165,7 @@ class _BisectSearch:
         return steps[bad], apart, bad - good
 
     def part(self, last: int) -> Program:
-        """The program up to a step, which gives all that later ones read."""
+        """Returns the program up to a step, with all values that later steps read as results."""
 
         def along(tape: Tape, values: Sequence[Any]) -> list[Any]:
             live = tape.run(last, values).values()
@@ -206,7 +206,7 @@ class _BisectSearch:
 
 
 def _with_sizes(traced: Traced) -> Callable[[Sequence[Any]], list[Any]]:
-    """What a function traced for symbolic sizes gives for numbers, as jax itself lowers it."""
+    """Returns results of a function traced for symbolic sizes, as jax's export lowers it."""
 
     @functools.cache
     def exported() -> Any:
@@ -223,7 +223,7 @@ def _step_names(tape: Tape) -> list[tuple[str, int]]:
 
 
 def _exportable_arrays(value: Any) -> list[Any]:
-    """A value as arrays that every format can give."""
+    """Returns a value as arrays of dtypes that every format supports."""
     value = dtypes.store(value)
     if jnp.iscomplexobj(value):
         return [jnp.real(value), jnp.imag(value)]

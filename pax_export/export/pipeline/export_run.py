@@ -22,9 +22,9 @@ from pax_export.export.validation.budget import SPARE, Budget
 
 
 class ExportRun(Progress):
-    """The phases of one export: where it is written, tested, signed and moved into place.
+    """The phases of one export: writing, validation, signing, and the move to its path.
 
-    It has a phase less without a test. `overwrite` replaces what `ours` recognizes.
+    The validation may be turned off. `overwrite` replaces only exports that `ours` recognizes.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ExportRun(Progress):
             _directory.check_plain(self.path)
         self._ours = ours if overwrite else None
         self._validate = validate
-        #: What the test may cost, once it has begun, and what it left out.
+        #: The time limit of the validation, and what it left out.
         self.budget = Budget()
         super().__init__(phases if validate else phases - 1)
         self._writing = single_file if format.suffix else _directory
@@ -65,7 +65,7 @@ class ExportRun(Progress):
         return self._writing.replaced(self.path, self._ours, needed)
 
     def write_card(self, report: Report, place: Path) -> None:
-        """Writes the page for people, if the user wants it, into a folder or beside a file."""
+        """Writes the HTML card, if wanted, into a folder or next to a file."""
         if self._card:
             of = card_file.of_folder if place.is_dir() else card_file.of_file
             write_card(report, place, of(place), self._drawing)
@@ -83,7 +83,7 @@ class ExportRun(Progress):
             self._signer.sign_file(place)
 
     def tested(self, test: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Tests what was written, if the user wants it; gives the largest error of each output."""
+        """Validates the export, if wanted; returns the largest error of each output."""
         if not self._validate:
             return {}
         before = sum(self.seconds.values()) + SPARE
@@ -98,7 +98,7 @@ class ExportRun(Progress):
 
     @property
     def validated(self) -> Validated:
-        """How the export was tested, as the report says it."""
+        """How the export was validated, for the report."""
         ways: dict[Any, Validated] = {True: "here", "full": "here", False: None}
         return ways.get(self._validate, self._validate)
 
@@ -114,7 +114,7 @@ class ExportRun(Progress):
 
 
 def _read_card(card: Any) -> tuple[bool, str]:
-    """Whether there is a card, and the drawing in it."""
+    """Returns whether to write a card, and the drawing for it."""
     if isinstance(card, bool):
         return card, ""
     if hasattr(card, "to_svg"):

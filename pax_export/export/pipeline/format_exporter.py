@@ -38,14 +38,14 @@ class Request:
     validate: Any = True
     overwrite: bool = False
     sign: Any = None  # the path of a private key
-    card: Any = True  # whether there is one, or the drawing in it
-    state: str = "frozen"  # what becomes of the changes of a call
+    card: Any = True  # whether to write a card, or the drawing for it
+    state: str = "frozen"  # how changed state is handled
     outputs: str = "float32"  # the dtype of half-precision outputs of a policy
     quantization: Any = None  # the report of `pax_export.quantize`
 
 
 class RuntimePackage(NamedTuple):
-    """What runs an export: a package, the extra that brings it, and its name in sentences."""
+    """A package that runs an export, the extra that installs it, and its name in messages."""
 
     package: str
     extra: str
@@ -53,13 +53,13 @@ class RuntimePackage(NamedTuple):
 
 
 class FormatExporter(ABC):
-    """What one format does in the phases of an export.
+    """The phases of an export that depend on the format.
 
     Attributes:
         format: its row in the table of formats.
         loads: the package to load after lowering, as shown to users; "" for none.
-        runtime: what only tests in this process need.
-        tests_reported: whether a test needs the report beside the export.
+        runtime: the package that validation in this process requires.
+        tests_reported: whether validation needs the report next to the export.
         one_by_one: whether the format's `run` makes one call at a time.
     """
 
@@ -107,16 +107,16 @@ class FormatExporter(ABC):
         return self
 
     def run_here(self) -> Run:
-        """What makes the calls of a test in this process."""
+        """Returns the function that makes the calls of a validation in this process."""
         return imported(self.format.run)
 
 
 @dataclass(frozen=True)
 class Contents(ABC):
-    """A lowered model as one format has it.
+    """A lowered model in one format.
 
     Attributes:
-        name: of the model.
+        name: the name of the model.
         variables: the stored arrays, for the report.
     """
 
@@ -136,25 +136,25 @@ class Contents(ABC):
         """The calls of a test, as many as the budget has time for."""
 
     def stored(self) -> Mapping[str, Any]:
-        """The stored arrays by name, where they are in memory; asked for when a test has failed."""
+        """Returns the stored arrays by name, if in memory; used after a failed validation."""
         return {}
 
     def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
-        """Tests what was written; gives the largest error of each output."""
+        """Validates the export; returns the largest error of each output."""
         here = exporter.run_here() if exporter.one_by_one else None
         cases = self.cases(run.budget)
         return validate(exporter.format, place, cases, run.separate, exporter.factor, here)
 
     def drop_optional_gradients(self, error: ValidationError) -> Contents | None:
-        """The same without optional gradients, if a test failed because of them."""
+        """Returns the model without optional gradients, if these made the validation fail."""
         return None
 
     @abstractmethod
     def report_fields(self, place: Path, written: Any, run: ExportRun) -> dict[str, Any]:
-        """What of the report only this format knows; `written` is what `write` gave."""
+        """Returns the format's own fields of the report; `written` is the result of `write`."""
 
     def write_report(self, report: Report, place: Path, written: Any) -> None:
-        """Writes the report where it will be found."""
+        """Writes the report next to the export."""
         write_report(report, place)
 
 

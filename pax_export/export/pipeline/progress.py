@@ -77,7 +77,7 @@ def _choose_display(total: int) -> Any:
 
 
 def _in_notebook() -> bool:
-    """Whether a kernel runs this, whose cells show more than text; IPython is never loaded."""
+    """Returns whether this runs in a notebook kernel; IPython is never imported."""
     ask = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
     return getattr(ask(), "kernel", None) is not None
 

@@ -27,7 +27,7 @@ def scratch_place(format: Format) -> Iterator[Path]:
 
 
 def with_paths(model: object) -> tuple[Any, dict[str, str]]:
-    """A model whose modules record their paths when it is traced, and their classes by path."""
+    """Returns a model whose modules record their paths in traces, and their classes by path."""
     if not isinstance(model, Module):
         return model, {}
     kinds = {path: type(each).__name__ for path, each in named_modules(model)}
@@ -56,7 +56,7 @@ def name_modules(
 
 
 def _of_refusal(attempt: Callable[[], object], error: PaxError) -> tuple[Chain, ...]:
-    """The operations of the error that an attempt ends with, if it is alike."""
+    """Returns the operations of the error of an attempt, if it is the same error."""
     try:
         with traced_anew():
             attempt()
@@ -67,7 +67,7 @@ def _of_refusal(attempt: Callable[[], object], error: PaxError) -> tuple[Chain, 
 
 
 def _module_text(chain: Chain, kinds: Mapping[str, str]) -> str:
-    """``encoder.pool: Pool``; or the names that another library gives its modules."""
+    """Formats ``encoder.pool: Pool``; or another library's names of its modules."""
     path = module_path(chain)
     return ": ".join(filter(None, (path, kinds.get(path, ""))))
 

@@ -1,4 +1,4 @@
-"""Runs an export: check, load, trace, lower, write, validate, report, move into place."""
+"""Runs an export: check, load, trace, lower, write, validate, report, move to its path."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
 
 
 def _missing_runtime(exporter: FormatExporter, request: Request) -> list[str]:
-    """Why nothing is tested: the runtime is missing. An error if the user asked for the test."""
+    """Explains a missing runtime; raises if the user asked for the validation."""
     runtime = exporter.runtime
     if runtime is None or request.validate not in (True, "full", "process"):
         return []
@@ -141,7 +141,7 @@ def _test_export(
     request: Request,
     written: object,
 ) -> dict[str, float]:
-    """Tests what was written; where it differs, weights that are not numbers are the reason."""
+    """Validates the export; a failure is attributed to non-finite weights if there are any."""
     if exporter.runtime and run.calls and not run.separate:
         with run.phase(f"load {exporter.runtime.title}"):
             exporter.load(request)
@@ -171,9 +171,9 @@ def _judge_differences(
     request: Request,
     known: Collection[str],
 ) -> None:
-    """Records the operations that differ for extreme inputs; raises if they do for usual ones.
+    """Records operations that differ for extreme inputs; raises if they differ for usual ones.
 
-    An operator of the runtime that is `known` to differ is recorded in any case.
+    Operators `known` to differ in the runtime are always recorded.
     """
     far: list[ProbeDifference] = run.budget.differences
     if not far:
@@ -258,7 +258,7 @@ def _apart_far(
     factor: float,
     part: Program,
 ) -> list[str]:
-    """What differs from jax in calls of a part of the model with the inputs of these cases."""
+    """Returns the differences from jax in calls of a part of the model."""
     leaves = [dtypes.store(leaf.value) for leaf in model.leaves]
     said = []
     for case, got in zip(cases, run(model, part, [case.inputs for case in cases])):
@@ -279,7 +279,7 @@ def _locate_divergence(
     """Adds to an error where jax and the export begin to differ, for results that do."""
     part = exporter.partial()
     if part is None or isinstance(error, GradientMismatchError) or not_finite(contents.stored()):
-        return  # weights that are not numbers are a reason, and no operation is to blame
+        return  # non-finite weights are the cause, not an operation
     model, kinds = with_paths(request.model)
 
     def test(model: Exportable, program: Program, place: Path) -> None:
@@ -298,7 +298,7 @@ def _locate_divergence(
 
 
 def not_finite(weights: Mapping[str, Any]) -> str:
-    """The names of weights that hold NaN or infinity, a few of them; empty if there are none."""
+    """Formats the names of some weights with NaN or infinity; empty if there are none."""
     names = [name for name, value in weights.items() if not _is_finite(value)]
     return a_few(names, _FEW)
 

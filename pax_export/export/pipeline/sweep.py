@@ -33,13 +33,13 @@ ELEMENTWISE = frozenset(
 )
 #: The number of values tried for each input of an operation.
 COUNT = 8192
-#: Numbers beyond which an argument is not known to its last digit, so that no result is.
+#: Limits beyond which an argument has no exact last digit, so neither has the result.
 _FAR = 1e5
-#: What is left of numbers that some take for 0, times an argument where exponentials end.
+#: Denormals that some runtimes flush to 0, times the argument where exponentials overflow.
 _NOTHING = 128 * float(np.finfo(np.float32).tiny)
 _BIT = float(np.finfo(np.float32).eps)
 
-#: Writes a program of no model at a place of its own, and calls it with arrays by name.
+#: Exports a program without a model to a temporary path, and calls it with arrays by name.
 Runner = Callable[[Exportable, Program, Arrays], Arrays]
 
 
@@ -56,7 +56,7 @@ class SweptOperation:
 
     @property
     def key(self) -> tuple:
-        """What two operations have in common that are one for a runtime."""
+        """A key that is equal for operations that a runtime computes alike."""
         numbers = (str(each.val) for each in self.equation.invars if is_literal(each))
         return self.name, str(self.equation.params), self.dtypes, tuple(numbers)
 
@@ -91,7 +91,7 @@ def _is_number(dtype: Any) -> bool:
 
 
 def grid(operation: SweptOperation) -> list[np.ndarray]:
-    """Values for each operand: of every size, and NaN."""
+    """Returns values for each operand: of every magnitude, and NaN."""
     first, *others = operation.operands
     if not others:
         return [_fill_count(_values_of_dtype(first, 15 if is_inexact(first) else 1))]
@@ -152,7 +152,7 @@ def sweep(
     run: Runner,
     factor: float = 1.0,
 ) -> list[DifferingElements]:
-    """What runtime and jax give for each operation; those that cannot be exported are left out."""
+    """Returns the results of runtime and jax for each operation that can be exported."""
     if not operations:
         return []
     try:
@@ -228,7 +228,7 @@ def _differs(
 
 
 def where_differs(given: list[np.ndarray], differs: np.ndarray) -> str:
-    """``above 88``, ``beyond ±4e+26``, ``at NaN``: for which operands elements differ."""
+    """Describes the operands for which elements differ, e.g. ``above 88``, ``at NaN``."""
     return ", ".join(_differing_regions(given, differs))
 
 

@@ -32,26 +32,26 @@ from pax_export.export.lowering.lower import CALLING_CONVENTION, XLA_EXPANDS, po
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.validation.validate import Case, call, compare
 
-#: The report, beside the mended model.
+#: The report, next to the repaired model.
 FILE = "pax_export_retarget.json"
 
 
 @dataclass(frozen=True)
 class RetargetReport:
-    """What became of a SavedModel.
+    """The result of `retarget`.
 
     Attributes:
-        signatures: for each signature, how it was tested.
-        modules: how many programs of jax were in it.
-        changes: the rewritten operations, and how often.
+        signatures: how each signature was validated.
+        modules: the number of jax programs in it.
+        changes: the rewritten operations, with counts.
         oldest_tensorflow: the oldest release that runs it now, e.g. ``"2.15"``.
-        stablehlo: the newest version of StableHLO that it needed, and needs now.
-        calling_convention: likewise.
+        stablehlo: the required version of StableHLO, before and now.
+        calling_convention: the calling convention, before and now.
         module_bytes: the size of all programs, before and now.
-        versions: of the packages that did it.
-        validated: ``"process"``, ``"here"``, or ``None`` for not at all.
+        versions: the versions of the packages used.
+        validated: ``"process"``, ``"here"``, or ``None`` for none.
         largest_error: the largest absolute difference from the old model, by
-            ``"signature: output"``; empty where TensorFlow could not run that.
+            ``"signature: output"``; empty if TensorFlow could not run that.
         seconds: wall time by phase.
 
     Example:
@@ -130,10 +130,9 @@ def retarget(
             ``overwrite=True``.
         overwrite: replace the model itself, an export of `pax_export`, or an earlier
             result of this function; nothing else is ever replaced.
-        validate: call every signature of the new model with random inputs at two
-            sizes, and compare results and gradients with the old model where the
-            installed TensorFlow can run it; ``"process"`` uses fresh processes
-            without jax.
+        validate: call every signature of the new model with random inputs at two sizes, and compare
+            results and gradients with the old model if the installed TensorFlow can run it;
+            ``"process"`` uses fresh processes without jax.
         trusted: run a model with operations that are not allowed in untrusted ones; see `load`.
         sign: the file of a private key to sign the new model with, as in
             `to_saved_model`; the old signature is dropped.
@@ -165,10 +164,10 @@ def retarget(
     compatibility.requested(consumer)
     source, place = Path(path), Path(path if out is None else out)
     verified(source, verify, "retarget")
-    # Before a place is asked for: there may be nothing to mend.
+    # Before the path is checked: there may be nothing to repair.
     model = inspect.read_saved_model(source, "retarget")
     foreign(source, trusted=True)  # it is screened below, if it is run
-    # In its own place, all files of the model are copied, also foreign ones.
+    # In place, all files of the model are copied, including unknown ones.
     ours = now_in(source) if _same_place(source, place) else _mended_or_ours
     making = ExportRun(
         ANY, place, validate=validate, overwrite=overwrite, phases=3, ours=ours, sign=sign
@@ -214,7 +213,7 @@ def _check(consumer: str | None, modules: Sequence[RetargetedModule]) -> compati
 
 
 def _write_copy(source: Path, directory: Path, model: Any) -> None:
-    # A fingerprint holds hashes of the file that is replaced.
+    # A fingerprint has hashes of the replaced file.
     without = shutil.ignore_patterns(inspect.GRAPH_FILE, "fingerprint.pb", FILE)
     shutil.copytree(source, directory, ignore=without, dirs_exist_ok=True)
     signature_file.of_folder(directory).unlink(missing_ok=True)  # it would fit no longer
@@ -250,15 +249,15 @@ _OPERATION = "XlaCallModule"
 _CALLS_OF_TENSORFLOW = frozenset(("tf.call_tf_function",))
 #: Calling conventions 9 and 10 are needed for these only.
 _SHARDING, _TOKENS = b"sdy.", b"token"
-#: Since when XlaCallModule has an attribute; an older TensorFlow refuses what it does not know.
+#: First release with each attribute of XlaCallModule; older ones refuse unknown attributes.
 _SHARDY = "use_shardy_partitioner"
 
 
 @dataclass(frozen=True)
 class RetargetedModule:
-    """What one operation came from, and what it came to."""
+    """One operation before and after the rewrite."""
 
-    function: str  # the TensorFlow function that holds it
+    function: str  # the TensorFlow function that contains it
     stablehlo: tuple[compatibility.Version, compatibility.Version]  # before, after
     calling_convention: tuple[int, int]
     bytes: tuple[int, int]
@@ -309,7 +308,7 @@ def _mend_operation(function: str, node: Any) -> RetargetedModule:
     node.attr["module"].s = new.module
     needed = convention
     if _SHARDING not in new.module and _TOKENS not in new.module:
-        # An older format than ours has other means; it is read as it is.
+        # An older format has other fields; it is read unchanged.
         needed = min(convention, CALLING_CONVENTION)
     node.attr["version"].i = needed
     if needed < 10 and _SHARDY in node.attr:
@@ -336,11 +335,10 @@ _OPEN = "open"
 
 
 class Trial:
-    """What came of running the signatures, `old` beside `new`.
+    """Results of running the signatures of the `old` and the `new` model.
 
-    Nobody tells what its symbolic sizes may be, and the installed TensorFlow often cannot run
-    the old one: so sizes are tried, and where there is nothing to compare with, it is at least
-    run.
+    Valid symbolic sizes are unknown, and the installed TensorFlow often cannot run the old model:
+    so sizes are tried, and without results to compare, the new model is only run.
     """
 
     def __init__(self, model: object, separate: bool):

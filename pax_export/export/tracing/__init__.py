@@ -1,1 +1,1 @@
-"""Traces models: a model and input specs in, programs with named operands out."""
+"""Traces models: turns a model and input specs into programs with named operands."""

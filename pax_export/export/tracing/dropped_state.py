@@ -1,6 +1,6 @@
-"""Detects state that a function updates and drops, such as statistics of another library's net.
+"""Detects state that a function updates and drops, such as statistics of third-party nets.
 
-The traced program shows it: keys that no input affects, and new values that no result reads.
+It looks in the traced program for keys that no input affects, and new values that no result uses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEY_SIZES = (2, 4)
 
 @dataclass(frozen=True)
 class Dropped:
-    """What a call changes and drops."""
+    """State that a call changes and drops."""
 
     keys: dict[str, str]  # name -> line that draws from the key
     values: dict[str, str]  # recomputed leaves by name
@@ -79,13 +79,13 @@ class _Dependencies:
         self._unused: list[tuple[int, Any, Chain]] | None = None
 
     def results(self, jaxpr: Jaxpr) -> list[int]:
-        """What each result of the program, or of a part of it, depends on."""
+        """Returns the dependencies of each result of a program, or of a part of it."""
         given = [1 << index for index in range(len(jaxpr.invars))]
         held = [self._constant_bit(self._constants.get(each)) for each in jaxpr.constvars]
         return self._run_jaxpr(jaxpr, [*held, *given], ())
 
     def unused(self, program: Any) -> list[tuple[int, Any, Chain]]:
-        """The values of a program that nothing reads, and what each depends on."""
+        """Returns the unused values of a program, and the dependencies of each."""
         self._unused = []
         self.results(program.jaxpr)
         return self._unused
@@ -95,7 +95,7 @@ class _Dependencies:
         return [place for place in range(len(self.avals)) if origins >> place & 1]
 
     def _constant_bit(self, value: PyTree) -> int:
-        """The bit of an array that a program holds; none for numbers, which are written in it."""
+        """Returns the bit of a constant array; 0 for scalars, which are literals."""
         if not hasattr(value, "shape") or not (math.prod(value.shape) > 1 or _is_key(value)):
             return 0
         if id(value) not in self._held:
@@ -159,7 +159,7 @@ class _Dependencies:
         return self._run_jaxpr(getattr(program, "jaxpr", program), [*held, *given], chain)
 
     def _run_loop(self, body: object, given: list[int], carry: slice, chain: Chain) -> list[int]:
-        """What comes of a body that is run until what it carries depends on nothing more."""
+        """Iterates a loop body until the dependencies of its carry do not change."""
         while True:
             results = self._run_call(body, given, chain)
             new = [old | found for old, found in zip(given[carry], results)]
@@ -180,7 +180,7 @@ def _union_of_bits(bits: Iterable[int]) -> int:
 
 
 def _is_key(value: PyTree) -> bool:
-    """Whether an array, or the type of one, is a random key, or may be the data of one."""
+    """Returns whether an array, or its type, is a random key or may be key data."""
     if dtypes.is_key(value.dtype):
         return True
     return value.dtype == jnp.uint32 and value.shape[-1:] in {(size,) for size in _KEY_SIZES}

@@ -1,6 +1,6 @@
 """Exportable: a model as named leaves and functions of their values.
 
-The only file of the exporter that knows `Module`.
+The only file of the exporter that depends on `Module`.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class Exportable:
     tree: PyTree
     methods: tuple[ModelMethod, ...]
     hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
-    is_module: bool = True  # of this package, so a call's changes are known
+    is_module: bool = True  # of this package, so state changes are known
     form: ModelForm | None = None  # of a model that is not a module of this package
 
     def run(
         self, method: ModelMethod, values: list[Any], args: tuple, kwargs: dict
     ) -> tuple[Any, list[Any]]:
-        """Calls a method on other values of the leaves; gives the output and the new values."""
+        """Calls a method with other values of the leaves; returns the output and the new values."""
         model = jax.tree_util.tree_unflatten(self.tree, values)
         output, after = method.call(model, *args, **kwargs)
         new, tree = jax.tree_util.tree_flatten(after)
@@ -105,7 +105,7 @@ def exportable(
 def _of_module(
     module: Module, methods: Mapping[str, Any] | None, function: Callable | None, outputs: str
 ) -> Exportable:
-    """A module, whose call is that of its class or another function of it."""
+    """Makes an Exportable of a module, whose call is that of its class or another function."""
     module.scan_bugs()
     module = enable_eval_mode(module)
     paths, _ = jax.tree_util.tree_flatten_with_path(select_parameters(module))
@@ -127,7 +127,7 @@ def _of_module(
 
 
 def _with_state(function: Callable, halves: frozenset) -> Callable[..., tuple[Any, Any]]:
-    """The call of a function of a module, whose outputs of some dtypes become float32."""
+    """Returns the call of a function of a module, with outputs of some dtypes as float32."""
 
     def widened(leaf: PyTree) -> Any:
         is_half = getattr(leaf, "dtype", None) in halves
@@ -289,7 +289,7 @@ def _beside_optimizer(method: ModelMethod) -> ModelMethod:
 
 
 def layer_of(owners: Iterable[Any]) -> str:
-    """Names the layer that ran last, ``encoder.norm: LayerNorm``, of what methods ran on."""
+    """Returns the name of the layer that ran last, ``encoder.norm: LayerNorm``."""
     modules = [owner for owner in owners if isinstance(owner, Module)]
     if not modules:
         return ""
@@ -412,7 +412,7 @@ def _is_prefix(trainable: PyTree) -> bool:
 
 
 def _trainable_leaves(model: Exportable, name: str) -> list[int]:
-    """The leaves to be trained of this name, or in what has it; else those that a path means."""
+    """Returns the trainable leaves with this name or below it, or else those of a path."""
     names = {i: leaf.name for i, leaf in enumerate(model.leaves) if leaf.trainable}
     found = [i for i, own in names.items() if f"{own}.".startswith(f"{name}.")]
     return found or [i for i, own in names.items() if path_pattern(name).covers(own)]

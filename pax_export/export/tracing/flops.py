@@ -1,7 +1,7 @@
 """Counts the FLOPs of a traced program by module, as XLA's cost analysis does.
 
-Transcendental functions are counted separately. Unlike XLA's, the body of a `scan` counts as
-often as it runs, and counts of symbolic sizes are formulas.
+Transcendental functions are counted separately. Unlike XLA's, the body of a `scan` counts once per
+iteration, and counts of symbolic sizes are formulas.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _TRANSCENDENTAL = frozenset(
 _REDUCTIONS = frozenset(
     "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor reduce".split()
 )
-#: One step of argmax: two comparisons of values and two of places, what joins them, NaN.
+#: One step of argmax: two comparisons of values, two of indices, their combination, NaN.
 _ARG_STEP = 9
-#: Operations beside the exponential in functions that are made of several.
+#: Operations besides the exponential in functions composed of several.
 _BESIDE = {"erf": 62, "erfc": 62, "logistic": 3}
 _CUMULATIVE = frozenset("cumsum cumprod cummax cummin".split())
 _SCATTERS = frozenset(
@@ -52,10 +52,10 @@ _SCATTERS = frozenset(
 
 @dataclass
 class Work:
-    """Costs of calls by module path, each without the modules below: flops, and by dtype.
+    """FLOPs by module path, without those of submodules, and by dtype.
 
-    Transcendentals are exponentials, logarithms, roots and the like. `uncounted` are unknown
-    operations and unbounded loops, whose body counts once.
+    Transcendentals are exponentials, logarithms, roots and similar functions. `uncounted` has
+    unknown operations and unbounded loops, whose body counts once.
     """
 
     flops: dict[str, Any] = field(default_factory=lambda: defaultdict(int))
@@ -65,7 +65,7 @@ class Work:
 
 
 def work_of(program: TracedProgram) -> Work:
-    """Counts the work of a traced program, those inside of it too."""
+    """Counts the work of a traced program and its inner programs."""
     work = Work()
     _count_jaxpr(getattr(program, "jaxpr", program), "", 1, work)
     return work
@@ -79,7 +79,7 @@ def _count_jaxpr(jaxpr: TracedProgram, around: str, times: object, work: Work) -
 
 
 def counted(equation: Any, path: str, times: PyTree, work: Work) -> bool:
-    """Adds an operation that holds no program; False if no count of it is known."""
+    """Adds an operation without inner programs; returns False if its count is unknown."""
     name = equation.primitive.name
     rule = _RULES.get(name)
     if name in _FREE:
@@ -120,12 +120,12 @@ def _count_inner(equation: Equation, path: str, times: object, work: Work) -> No
             _count_jaxpr(program, path, times, work)
     elif name == "cond":
         _count_jaxpr(max(programs, key=_branch_size), path, times, work)
-    else:  # a call, or a function with a derivative of its own: the first program is what runs
+    else:  # a call, or a function with a custom derivative: the first program is executed
         _count_jaxpr(programs[0], path, times, work)
 
 
 def _branch_size(jaxpr: Jaxpr) -> float:
-    """The work of a branch, as a number: of branches the heaviest counts."""
+    """Returns the work of a branch as a number, to find the largest."""
     work = Work()
     _count_jaxpr(jaxpr, "", 1, work)
     return number(total(work))
@@ -162,7 +162,7 @@ def counts(work: Work) -> dict[str, Any]:
     }
 
 
-# --- counts of one operation -------------------------------------------------------------
+# --- counts of single operations ----------------------------------------------------------
 
 
 def _count_elements(variables: Iterable[Any]) -> Any:
@@ -256,7 +256,7 @@ def _convolution_work(equation: Any) -> Any:
             equation.params["lhs_dilation"][place],
             equation.params["rhs_dilation"][place],
         )
-    inputs = kernel[numbers.rhs_spec[1]]  # of one group
+    inputs = kernel[numbers.rhs_spec[1]]  # per group
     batch = image[numbers.lhs_spec[0]]
     batch = batch // equation.params["batch_group_count"]
     return 2 * positions * inputs * output[numbers.out_spec[1]] * batch

@@ -28,7 +28,7 @@ EXPECTED = (
     "(haiku transform, params)"
 )
 CALL = "__call__"
-#: Their objects can be called, and not with arrays of jax.
+#: Types whose objects are callable, but not with jax arrays.
 _NOT_JAX = ("keras", "tensorflow", "torch")
 
 
@@ -67,14 +67,14 @@ class ModelForm:
     """A model as a pytree, and functions of it.
 
     Attributes:
-        name: of its class or function.
-        tree: its arrays; everything else is hidden in the structure.
-        method: gives the entry of a name, such as ``"__call__"``; None if there is none.
-        to_model: makes what functions of the model are given of such a tree.
-        to_tree: the tree of what a function was given, after it was called.
+        name: the name of its class or function.
+        tree: its arrays; everything else is in the structure.
+        method: returns the entry of a name, such as ``"__call__"``, or None.
+        to_model: converts such a tree to the argument of the model's functions.
+        to_tree: converts that argument back to a tree after a call.
         is_trainable: whether the leaf at a path is a parameter.
-        advice: the note added to an error of a call.
-        train_mode: the layers that are in train mode, by their paths, with their classes.
+        advice: a note added to errors of a call.
+        train_mode: the classes of layers in train mode, by path.
     """
 
     name: str
@@ -161,10 +161,10 @@ def _no_model(model: PyTree) -> InvalidArgumentTypeError:
 
 
 def unbind(model: PyTree) -> tuple[Any, Callable | None]:
-    """The model inside of a bound method, a partial or a jitted one, and the function of it.
+    """Returns the model inside a bound method, a partial or a jitted function, and the function.
 
-    The function takes the model first.  It is None for a model by itself, and for a function
-    with no model in it.
+    The function takes the model as its first argument. It is None for a bare model, and for a
+    function without a model.
     """
     if _is_bound_method(model) and _is_model(model.__self__):
         return model.__self__, model.__func__
@@ -196,14 +196,14 @@ def _with_bound(function: Callable, partial: Any) -> Callable:
 
 
 def _called_by(form: ModelForm, function: Callable) -> ModelForm:
-    """The form of a model that is called by another function of it."""
+    """Returns the form of a model called through another function."""
     entry = entry_of(function)
     method = lambda name: entry if name == CALL else form.method(name)  # noqa: E731
     return dataclasses.replace(form, method=method)
 
 
 def _function_form(function: Callable) -> ModelForm:
-    """A function without params: what it closes over are constants of it."""
+    """Returns the form of a function without params; its closure becomes constants."""
 
     def call(_: Any, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         return function(*args, **kwargs), {}
@@ -279,7 +279,7 @@ def _pytree_form(model: PyTree) -> ModelForm:
 
 
 def _with_modes(form: ModelForm, model: PyTree) -> ModelForm:
-    """The form, which knows what layers of equinox are in train mode."""
+    """Returns the form with the Equinox layers in train mode."""
     settings, _ = jax.tree_util.tree_flatten_with_path(model)
     found = [path for path, value in settings if value is False and _layer_of(path) is not None]
     layers = {str(_layer_of(path)): _class_at(model, path[:-1]) for path in found}
@@ -294,7 +294,7 @@ def _with_modes(form: ModelForm, model: PyTree) -> ModelForm:
 
 
 def _layer_of(path: tuple) -> str | None:
-    """The path of the layer whose mode is at a path; None where that is no mode."""
+    """Returns the path of the layer whose mode is at a path, or None."""
     return path_name(path[:-1]) if path_name(path[-1:]) == "inference" else None
 
 
@@ -326,7 +326,7 @@ def _methods_of(model: PyTree) -> Callable[[str], ModelMethod | None]:
 
 
 def _nnx_form(model: PyTree) -> ModelForm:
-    """A module of flax.nnx, split: the graph is known, and the state is the tree."""
+    """Returns the form of a flax.nnx module: a static graph, and the state as tree."""
     nnx = sys.modules["flax.nnx"]
     graph, state = nnx.split(model)
     kinds = jax.tree_util.tree_map(
@@ -391,7 +391,7 @@ def _keras_form(model: Any) -> ModelForm:
 
 
 def _haiku_form(transformed: Any, params: PyTree, *state: PyTree) -> ModelForm:
-    """A transform of haiku, which is given its params, its state, and no random key."""
+    """Returns the form of a haiku transform, called with params, state, and no random key."""
     apply = transformed.apply
     parameters = list(inspect.signature(apply).parameters)
     has_state = parameters[1:2] == ["state"]
@@ -414,7 +414,7 @@ def _haiku_form(transformed: Any, params: PyTree, *state: PyTree) -> ModelForm:
     return dataclasses.replace(form, is_trainable=_is_in_params) if has_state else form
 
 
-# --- what an object is -----------------------------------------------------------------
+# --- kinds of objects --------------------------------------------------------------------
 
 
 def _is_pytree(value: PyTree) -> bool:
@@ -422,7 +422,7 @@ def _is_pytree(value: PyTree) -> bool:
 
 
 def _is_model(value: PyTree) -> bool:
-    """Whether an object holds the arrays of a model where they can be seen."""
+    """Returns whether an object has a model's arrays in a known place."""
     return _is_pytree(value) or _is_nnx(value)
 
 
@@ -452,7 +452,7 @@ def _is_not_jax(value: PyTree) -> bool:
 
 
 def _is_transform(value: PyTree) -> bool:
-    """Whether this is what `haiku.transform` gives."""
+    """Returns whether this is a result of `haiku.transform`."""
     return isinstance(value, tuple) and hasattr(value, "init") and hasattr(value, "apply")
 
 

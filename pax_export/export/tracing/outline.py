@@ -1,8 +1,8 @@
 """Outlines repeated layers of a program as one function, which jax lowers once.
 
-Copies repeat one after the other with equal operations, parameters, literals, shapes, dtypes and
-wiring; weights and the previous layer's result may differ. The exported program has the calls
-inlined again (`lowering/lower.py`). docs/decisions/outlining.md has the measurements.
+Copies follow each other and have equal operations, parameters, literals, shapes, dtypes and wiring;
+weights and the previous layer's result may differ. The exported program has the calls inlined again
+(`lowering/lower.py`). docs/decisions/outlining.md has the measurements.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pax_export._jax import call_part, needed_part
 from pax_export._jaxpr import bound, inner_programs, is_literal, is_program
 from pax_export._types import Equation, Jaxpr, PyTree, TracedProgram
 
-#: Shorter copies are left where they are: a call is as long.
+#: Shorter copies are not outlined, because a call is as long.
 LEAST_LENGTH = 8
 #: The number of operations that outlining must save to be tried.
 LEAST_SAVED = 32
 #: Repeats of kinds that are looked at closely; the others would save little.
 MOST_TRIED = 100
-#: As many derivatives as a SavedModel can hold.
+#: The maximum number of derivatives in a SavedModel.
 DERIVATIVES = 2
 
 
@@ -103,7 +103,7 @@ class _Wires:
         }
 
 
-# --- finding what repeats ----------------------------------------------------
+# --- finding repeats ---------------------------------------------------------
 
 
 def _find_repeats(equations: Sequence[Any], wires: _Wires) -> list[Repeat]:
@@ -136,7 +136,7 @@ def _candidates(kinds: np.ndarray) -> Iterator[tuple[Repeat, int]]:
 
 
 def _equal_runs(equations: Sequence[Any], repeat: Repeat, exactly: Alike) -> Iterator[Repeat]:
-    """The runs among the copies that are equal indeed, and wired alike."""
+    """Yields runs of copies that are exactly equal, with equal wiring."""
     copies = [equations[place : place + repeat.length] for place in repeat.places]
     described = [(_wiring_of(copy), exactly.numbers(copy).tolist()) for copy in copies]
     start = repeat.start
@@ -165,7 +165,7 @@ def _wiring_of(equations: Sequence[Any]) -> list[Hashable]:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Some equations, as a function of what they read that gives what is read later."""
+    """Some equations as a function, from the values they read to those read later."""
 
     call: Callable[..., Sequence[Any]]
     inputs: list[Any]
@@ -221,7 +221,7 @@ class Alike:
 
     def __init__(self, derivatives: int) -> None:
         self._numbers: dict[Hashable, int] = {}
-        # By id; numbered objects are kept alive, so that ids stay theirs.
+        # By id; numbered objects are kept alive, so that ids are not reused.
         self._equations: dict[int, tuple[Any, int]] = {}
         self._programs: dict[int, tuple[Any, int]] = {}
         self._traced: list[Any] = []
@@ -238,7 +238,7 @@ class Alike:
     def _of(self, kind: Hashable) -> int:
         try:
             return self._numbers.setdefault(kind, len(self._numbers))
-        except TypeError:  # it holds what cannot be compared
+        except TypeError:  # it contains a value that cannot be compared
             return self._numbers.setdefault(object(), len(self._numbers))
 
     def _kind_of(self, equation: Equation) -> Hashable:
@@ -268,7 +268,7 @@ class Alike:
         return self._programs[id(program)][1]
 
     def _described(self, jaxpr: TracedProgram, constants: Sequence[Any]) -> Hashable:
-        """A whole program: its equations, how they are wired, and the arrays that it holds."""
+        """Describes a whole program: equations, wiring, and constants."""
         wires = {variable: i for i, variable in enumerate((*jaxpr.constvars, *jaxpr.invars))}
         equations = []
         for equation in jaxpr.eqns:
@@ -281,7 +281,7 @@ class Alike:
         return arguments, tuple(equations), results, tuple(map(id, constants))
 
     def _describe_derivative(self, equation: Equation) -> Hashable:
-        """The program of a function with a derivative of its own."""
+        """Describes the program of a function with a custom derivative."""
         operands = [_struct_of_aval(atom.aval) for atom in equation.invars]
         results = [_struct_of_aval(variable.aval) for variable in equation.outvars]
 
@@ -292,7 +292,7 @@ class Alike:
             program = jax.make_jaxpr(pull_back)(operands, results)
             self._traced.append(program)
             return self._described(needed_part(program), program.consts)
-        except Exception:  # whatever a custom rule raises: the export itself reports it
+        except Exception:  # any exception of a custom rule: the export itself reports it
             return object()  # equal to itself only
 
 
@@ -301,7 +301,7 @@ def _struct_of_aval(aval: PyTree) -> jax.ShapeDtypeStruct:
 
 
 def _comparable_atom(atom: PyTree) -> Hashable:
-    """What identifies an operand: the value of a literal, the type of a variable."""
+    """Identifies an operand: the value of a literal, the type of a variable."""
     if not is_literal(atom):
         return atom.aval
     if np.ndim(atom.val):

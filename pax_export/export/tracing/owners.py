@@ -1,4 +1,4 @@
-"""Finds the module of any library that makes an operation, by tracing again and reading frames."""
+"""Finds the module, of any library, that creates an operation, by reading frames of a new trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEPTH = 8
 
 
 def owner_of(traced: Traced, chain: Chain) -> str:
-    """``encoder.pool: Pool``, or empty: what runs when such an operation is first made there."""
+    """Returns ``encoder.pool: Pool``, the module running when the operation is created, or ""."""
     name, user = chain[0].primitive.name, users_line(chain)
     seen: list[str] = []
 
@@ -45,7 +45,7 @@ def owner_of(traced: Traced, chain: Chain) -> str:
 
 
 def _of_model(frames: Sequence[Any]) -> list[Any]:
-    """From the model inwards, without what called the export."""
+    """Returns the frames from the model inwards, without the callers of the export."""
     files = [each.f_code.co_filename for each in frames]
     ours = [index for index, file in enumerate(files) if file == exportable.__file__]
     return list(reversed(frames[: ours[-1] if ours else len(frames)]))

@@ -221,7 +221,7 @@ def refuse_dropped_state(model: Exportable, program: Program) -> None:
 
 
 def _changed_statistics(model: Exportable, program: Program) -> list[int]:
-    """The leaves of a net of another library that a call makes anew of its inputs."""
+    """Returns leaves of a third-party net that a call recomputes from its inputs."""
     if model.is_module or not program.changed:
         return []
     made = made_of_inputs(program.traced.whole, len(model.leaves))[len(program.output_names) :]
@@ -263,7 +263,7 @@ def _refuse_dropped(
 
 
 def _refuse_train_mode(model: Exportable, program: Program) -> None:
-    """Raises for layers of equinox in train mode, such as a batch norm with new averages."""
+    """Raises for Equinox layers in train mode, such as a batch norm with new averages."""
     form = model.form
     if form is None or program.trains:
         return
@@ -299,7 +299,7 @@ def _few_of(names: Iterable[str]) -> str:
     return a_few(list(names), _FEW)
 
 
-#: What jax raises where Python asks for a value while a function is traced.
+#: jax's errors when Python code needs the value of a tracer.
 _OF_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -361,7 +361,7 @@ _CALLS = re.compile(r"\b(?:jax|jnp|numpy|lax|fft)\.(\w+)\(")
 
 
 def _as_symbolic(error: Exception) -> str:
-    """Our function that takes the symbolic size for which jax's wants a number, if there is one."""
+    """Returns our function for a symbolic size that jax's function does not accept, or None."""
     text = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if _is_of_model(frame.f_code.co_filename):

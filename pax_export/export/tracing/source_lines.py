@@ -21,7 +21,7 @@ Chain = Sequence[Any]
 
 #: The number of operations named in one error.
 _FEW = 5
-#: The operations of errors, stored beside them: an error can be pickled, an operation not.
+#: The operations of errors, stored separately, because errors can be pickled and operations not.
 _operations: WeakKeyDictionary[PaxError, tuple[Chain, ...]] = WeakKeyDictionary()
 
 
@@ -43,7 +43,7 @@ def places(texts: Iterable[str]) -> str:
 
 
 def module_path(equations: Chain) -> str:
-    """The path of the module whose call contains the last of nested equations; see `labelled`."""
+    """Returns the path of the module that contains the last of nested equations; see `labelled`."""
     path = ""
     for equation in equations:
         path = path_in(equation, path)
@@ -75,7 +75,7 @@ def users_line(equations: Chain) -> Line | None:
 
 
 def _users_lines(equation: Equation) -> list[Line]:
-    """Lines of the model itself, the innermost first; what called the export is none."""
+    """Returns source lines of the model itself, innermost first, without callers of the export."""
     trace = getattr(equation.source_info, "traceback", None)
     users = []
     for frame in getattr(trace, "frames", ()):

@@ -37,7 +37,7 @@ _CONSTRAINTS = 'constraints=("length <= 512", "length >= 2")'
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The shape, dtype and name of one input; made by `spec`."""
+    """The shape, dtype and name of one input; created by `spec`."""
 
     shape: str | tuple[int | str | None, ...]
     dtype: str
@@ -57,22 +57,19 @@ def spec(
     """Describes one input of an exported model.
 
     Args:
-        shape: the dimensions, as text (``"batch, 28, 28, 1"``) or one by one
-            (``("batch", 28, 28, 1)``).  A word is a symbolic dimension: the
-            exported model takes any size there, and equal words mean equal
-            sizes, in all inputs of one export.  Expressions (``"2*n"``) work
-            as in `jax.export.symbolic_shape`.  ``None`` is a symbolic
-            dimension with a name of its own.
-        dtype: the dtype, or its name.  ``"string"`` is text, which only a
-            preprocessor takes.
-        name: the input's name in the exported signature, instead of the name
-            of the Python parameter.
+        shape: the dimensions, as a string (``"batch, 28, 28, 1"``) or a sequence (``("batch", 28,
+            28, 1)``).  A name is a symbolic dimension: the exported model accepts any size there,
+            and equal names mean equal sizes, in all inputs of one export.  Expressions (``"2*n"``)
+            work as in `jax.export.symbolic_shape`.  ``None`` is a symbolic dimension with a unique
+            name.
+        dtype: the dtype, or its name.  ``"string"`` is text, for preprocessors only.
+        name: the input's name in the signature; default: the name of the Python parameter.
 
     Returns:
-        A description to hand to an exporter as (a part of) ``inputs``.
+        An input spec for the ``inputs`` of an exporter.
 
     Raises:
-        InvalidArgumentTypeError: a dimension or the dtype is none of these.
+        InvalidArgumentTypeError: a dimension or the dtype has another type.
 
     Example:
         >>> spec(("batch", 28, 28, 1)).shape
@@ -133,7 +130,7 @@ class Inputs:
     tree: Any  # the treedef of `(args, kwargs)`, in which Python values are hidden
     arguments: dict[str, Any]  # parameter name -> tree of ShapeDtypeStruct and Python values
     positional: tuple[str, ...]  # the parameters that are given by position
-    constraints: tuple[str, ...] = ()  # what may be assumed of symbolic dimensions
+    constraints: tuple[str, ...] = ()  # constraints on symbolic dimensions
 
     def structure(self) -> dict[str, Any]:
         """The nested structure of each argument, with the names of the flat inputs."""
@@ -183,7 +180,7 @@ def resolve(
     new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, structs)
     flat = tuple(Input(*entry) for entry in zip(signature_names(names), paths, structs))
     arguments = dict(zip(positional, new_args)) | new_kwargs
-    # What a user wrote of the dimensions: here, or where he made the scope.
+    # The user's own dimension text, from here or from where the scope was created.
     known = constraints or scope_constraints(scope.scope)
     return Inputs(flat, tree, arguments, positional, known)
 
@@ -229,7 +226,7 @@ def _parameter_names(
 
 
 def _refuse_shape(given: PyTree, cause: Exception | None = None) -> None:
-    """Refuses sizes and names where arrays are to be described: what was meant is a shape."""
+    """Refuses bare sizes and names where specs are expected, and suggests a shape."""
     sizes = given if isinstance(given, (tuple, list)) else (given,)
     if sizes and all(each is None or isinstance(each, (int, str)) for each in sizes):
         meant = given if isinstance(given, str) else tuple(sizes)
@@ -294,7 +291,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _from_tensorflow(leaf: PyTree) -> Any:
-    """A `tf.TensorSpec` or a tensor as a `spec`; anything else as it is."""
+    """Converts a `tf.TensorSpec` or a tensor to a `spec`; returns other values unchanged."""
     if not hasattr(getattr(leaf, "dtype", None), "as_numpy_dtype"):
         return leaf
     if leaf.shape.rank is None:
@@ -378,7 +375,7 @@ def dotted(top: str, path: Sequence[Any]) -> str:
 
 
 def legal_names(names: Iterable[str], fold: Callable[[str], str] = str) -> list[str]:
-    """Distinct names that TensorFlow accepts; `fold` decides what is distinct.
+    """Returns distinct names that TensorFlow accepts; `fold` defines which are equal.
 
     Example:
         >>> legal_names(["a.b", "a.b", "_state", "my weight"])

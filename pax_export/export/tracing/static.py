@@ -1,4 +1,4 @@
-"""Static Python values among the arguments, hidden from jax within the tree."""
+"""Static Python values among the arguments, hidden from jax in the tree structure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _StaticValue:
     def _is_like(self, other: _StaticValue) -> bool:
         try:
             return type(self.value) is type(other.value) and bool(self.value == other.value)
-        except Exception:  # of whatever it is
+        except Exception:  # of any class
             return False
 
     def __hash__(self) -> int:
@@ -49,7 +49,7 @@ jax.tree_util.register_pytree_node(
 
 
 def wrap_static(tree: PyTree, is_static: Callable[[Any], bool]) -> Any:
-    """The tree with the leaves hidden that are static; the same object if there are none."""
+    """Wraps the static leaves of a tree; returns the same object if there are none."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     if not any(map(is_static, leaves)):
         return tree
@@ -95,7 +95,7 @@ _LARGEST = 2**53
 
 
 def described(value: PyTree) -> dict[str, Any]:
-    """A Python value as a report has it: itself, if it is plain data, or what it is called."""
+    """Returns a Python value for a report: itself if it is plain data, otherwise its name."""
     plain = type(value) in (bool, str) or (
         type(value) in (int, float) and abs(value) < _LARGEST  # NaN and infinity are no JSON
     )

@@ -35,7 +35,7 @@ class Tape:
         self.steps = self._needed_by(played, self.results)
 
     def live(self, last: int) -> tuple[int, ...]:
-        """What steps up to this one have made, and later ones or the results need."""
+        """Returns the values computed up to a step that later steps or the results need."""
         made = {number for step in self.steps[: last + 1] for number in step.results}
         later = {number for step in self.steps[last + 1 :] for number in step.operands}
         return tuple(sorted(made & (later | set(self.results))))
@@ -62,7 +62,7 @@ class Tape:
         return self._count - 1
 
     def _constant_number(self, value: PyTree) -> int:
-        """The number of an array that the program holds."""
+        """Returns the number of a constant array of the program."""
         if id(value) not in self._numbers:
             self._numbers[id(value)] = number = self._new_number()
             self._held[number] = value  # which keeps the id

@@ -33,14 +33,14 @@ Function = Callable[[list[Any]], list[Any]]
 
 @dataclass(frozen=True)
 class Traced:
-    """A function that has been traced once: what it is made of, and how to run it again."""
+    """A function that has been traced once: its program, and how to run it again."""
 
     function: Function
     structs: tuple[jax.ShapeDtypeStruct, ...]
     constants: tuple[Any, ...]
     jitted: Any  # the function, for arrays of any shapes
-    program: Any  # what the trace gave, as a jaxpr, with repeated layers outlined
-    whole: Any  # the same as it was traced, with what no result needs
+    program: Any  # the traced jaxpr, with repeated layers outlined
+    whole: Any  # the complete jaxpr, including unused operations
     lowerable: Any  # the program as a jitted function, for arrays like `structs` only
     results: tuple[jax.ShapeDtypeStruct, ...]
 
@@ -90,7 +90,7 @@ class Traced:
 def trace(
     function: Function, structs: Sequence[jax.ShapeDtypeStruct], outlined: bool = True
 ) -> Traced:
-    """Traces a flat function, `outlined` if layers repeat; refuses what only a running jax can."""
+    """Traces a flat function, `outlined` if layers repeat; refuses callbacks to Python."""
     jitted = lowerable = jax.jit(function)
     with for_symbolic_sizes(structs):
         traced = jitted.trace(list(structs))
@@ -147,7 +147,7 @@ def _refuse_callbacks(program: Any) -> None:
 
 
 def _is_of_equinox(parameter: Any) -> bool:
-    """Whether a parameter of a callback is, or holds, a function of equinox."""
+    """Returns whether a parameter of a callback is, or contains, a function of Equinox."""
     names = (*getattr(parameter, "__dict__", ()), *getattr(type(parameter), "__slots__", ()))
     held = (parameter, *(getattr(parameter, name, None) for name in names))
     modules = (getattr(each, "__module__", None) for each in held)
@@ -155,11 +155,10 @@ def _is_of_equinox(parameter: Any) -> bool:
 
 
 def vjp(traced: Traced, wrt: Sequence[int], of: Sequence[int]) -> Traced:
-    """The gradient of a traced function, as a function of its own.
+    """Returns the gradient of a traced function, as a function.
 
-    It takes all operands of the function, its constants among them, then one
-    cotangent for each result in `of`, and gives one cotangent for each operand
-    in `wrt`.
+    It takes all operands of the function, including constants, then one cotangent per result in
+    `of`, and returns one cotangent per operand in `wrt`.
     """
     operands = [*traced.structs, *map(dtypes.struct_of, traced.constants)]
     cotangents = [traced.results[index] for index in of]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 #: Seconds that a test may take beyond the time of the steps before it.
 SPARE = 2.0
-#: What is about to be done may take so much longer than was thought.
+#: Margin for steps that take longer than estimated.
 _MARGIN = 1.3
 
 
@@ -21,7 +21,7 @@ class Budget:
 
     def __init__(self, seconds: float | None = None, probes: Literal["no", "few", "all"] = "no"):
         self._end = None if seconds is None else time.perf_counter() + seconds
-        #: What was left out, in words.
+        #: Descriptions of omitted checks.
         self.left_out: list[str] = []
         #: The extreme inputs that are tried, the differences there, and their sentences.
         self.probes = probes
@@ -29,7 +29,7 @@ class Budget:
         self.differs: list[str] = []
 
     def leaves_out(self, seconds: float, what: str) -> bool:
-        """Whether there is no time left for something that will take about so long."""
+        """Returns whether there is too little time for a check of this duration."""
         if self._end is None or time.perf_counter() + seconds * _MARGIN <= self._end:
             return False
         self.left_out.append(what)

@@ -29,11 +29,11 @@ from pax_export.export.validation.probes import probes
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import TOLERANCE, Case, compare_either
 
-#: What to write where random inputs may be the reason of a failure.
+#: Advice if random inputs may be the cause of a failure.
 EXAMPLES = "examples=[...], arguments that mean something to the model, if random ones do not"
-#: A program of no more operations is compiled in no time, at each size.
+#: Programs of at most this many operations compile quickly at each size.
 FEW_OPERATIONS = 100
-#: What a call at a size of 1 may cost, in calls at another.
+#: The cost of a call at size 1, relative to another size.
 _OF_ONE = 4.0
 
 
@@ -100,7 +100,7 @@ def random_cases(
 
 
 def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
-    """What may be assumed of the symbolic sizes."""
+    """Returns the constraints of the symbolic sizes."""
     symbolic = [size for each in structs for size in each.shape if not isinstance(size, int)]
     return tuple(dict.fromkeys(text for size in symbolic for text in scope_constraints(size.scope)))
 
@@ -108,7 +108,7 @@ def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
 def output_cases(
     program: Program, store: Store, budget: Budget | None = None, examples: Sequence[Any] = ()
 ) -> Iterator[Case]:
-    """Calls of one program, for formats that compute outputs only."""
+    """Returns calls of one program, for formats that compute outputs only."""
     leaves = [store.variables[place].value for place in store.of_leaf]
 
     def run(operands: Sequence[Any]) -> Arrays:
@@ -193,7 +193,7 @@ def _outputs_of(report: Report) -> str:
 
 
 def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:
-    """The examples of one signature as flat arrays, by the names of its inputs."""
+    """Returns the examples of one signature as flat arrays by input name."""
     kinds = {entry.name: dtypes.stored(entry.struct).dtype for entry in inputs.flat}
     where = f"examples of {key}"
     write = "a list of calls, each a tuple of arrays, the only one, or a dict of all by name"
@@ -221,11 +221,11 @@ def _example_array(value: Any, dtype: Any) -> np.ndarray:
     return np.array(flat, object).reshape(texts.shape)
 
 
-#: How large the noise is, in units of the last bit: as of one operation, and of many in a row.
+#: Size of the noise, in units of the last bit: as after one operation, and after many.
 _SIZES = (4, 32, 256)
-#: How often each is tried, and how much more than what jax's results move is allowed.
+#: Number of trials, and allowed multiple of the change of jax's results.
 _TRIES, _ALLOWED = 3, 4.0
-#: Noise is at most this part of what results may differ by anyway.
+#: Noise is at most this fraction of the usual tolerance.
 _PART = 0.15
 _FLOAT32 = float(np.finfo(np.float32).eps)
 
@@ -254,7 +254,7 @@ def tolerances(
 
 
 def _coarsest_eps(program: TracedProgram) -> float:
-    """The last bit of one in the dtype that has the fewest of those that a program rounds to."""
+    """Returns the coarsest machine epsilon among the dtypes of a program."""
     floats = (dtype for dtype in jaxpr_dtypes(program) if dtypes.is_floating(dtype))
     return max((float(jax.numpy.finfo(dtype).eps) for dtype in floats), default=0.0)
 

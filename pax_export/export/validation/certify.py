@@ -1,8 +1,7 @@
-"""Certifies an export: its calls are made in every runtime that is installed.
+"""Certifies an export: runs its calls in every installed runtime.
 
-Each runtime is asked in a process of its own with a time limit.  The results are compared with
-those of the model in jax, if it is given, and otherwise with those of the runtime for which the
-export was written.
+Each runtime runs in a process of its own with a time limit. Results are compared with the model in
+jax, if given, otherwise with the runtime that the export was written for.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ class RuntimeResult:
     """The result of one runtime.
 
     Attributes:
-        runtime: its name.
-        version: of the runtime; empty if it is not known.
-        machine: where it ran: system, processor and Python.
-        calls: how many were made.
+        runtime: the name of the runtime.
+        version: its version; empty if unknown.
+        machine: system, processor and Python.
+        calls: the number of calls.
         compared_with: ``"jax"``, the name of another runtime, or empty for no comparison.
         largest_error: the largest absolute difference of any output.
-        problem: why there is none: what the runtime refused, or what differs.
-        differs: whether the problem is another result.
+        problem: the runtime's refusal or the difference; empty if there is none.
+        differs: whether the problem is a different result.
     """
 
     runtime: str
@@ -77,23 +76,23 @@ def certify(
     trusted: bool = False,
     verify: str | os.PathLike[str] | None = None,
 ) -> list[RuntimeResult]:
-    """Makes the calls of an export in several runtimes, and writes the results into its report.
+    """Runs the calls of an export in several runtimes, and writes the results into its report.
 
     Args:
-        path: of the export.
-        model: what it was made of, to compare with.
-        methods: the name of the method of each signature, where it is not that of the signature.
-        runtimes: the names of runtimes to ask; all that are installed, if there are none.
+        path: the path of the export.
+        model: the exported model, to compare with.
+        methods: the method of each signature, if its name differs.
+        runtimes: the names of the runtimes; default: all installed ones.
         seconds: the time limit of each runtime.
-        write: whether the report and the card are written anew.
-        sign: the file of a private key, to sign the export anew.
+        write: whether to update the report and the card.
+        sign: the file of a private key, to sign the export again.
         trusted: as for `load`.
         verify: as for `load`.
 
     Raises:
-        ValidationError: the runtime of the format gives other results than the report describes.
-        SignatureError: the export is signed, and there is no key to sign it anew.
-        PaxError: of a class for each mistake, as for `load`.
+        ValidationError: the results of the format's own runtime do not match the report.
+        SignatureError: the export is signed, and there is no key to sign it again.
+        PaxError: other errors, as for `load`.
     """
     key = signer(sign, "certify")
     report = read_report(path)

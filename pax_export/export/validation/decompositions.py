@@ -1,7 +1,7 @@
 """Reference results of matrix decompositions on the CPU.
 
-Signs of eigenvectors and equal pivots are ambiguous. jax repeats a call with LAPACK, except that
-the export's choice is used if it decomposes the same matrix with LAPACK's eigenvalues.
+Signs of eigenvectors and equal pivots are ambiguous. jax repeats a call with LAPACK, but uses the
+export's choice if it decomposes the same matrix with LAPACK's eigenvalues.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from pax_export.export.portable.without_libraries import (
 Arrays = Sequence[Any]
 #: The tolerance of a product of factors, in roundings per row of the matrix.
 _ROUNDINGS = 500.0
-#: Of 64 bits, the iterations that XLA writes out use no more than this.
+#: With 64 bits, the iterations that XLA unrolls are no more exact than this.
 _FINEST = 1e-10
-#: How often rounding errors are tried out, how much more than theirs is allowed, and how much
-#: of a result that may be at most: more than that is wrong, however sensitive it is.
+#: The number of trials with rounding errors, the allowed multiple of their effect, and the largest
+#: part of a result that may be explained so: larger differences are errors.
 _PERTURBED, _TOLERATED, _MOST = 2, 4.0, 0.05
 
 
@@ -95,7 +95,7 @@ def _tolerance_of(exact: np.ndarray, other: np.ndarray) -> float:
 
 
 def _find_rule(is_right: Callable[..., Any], keep: Sequence[int] = ()) -> Callable[..., list[Any]]:
-    """Rule for an operation with a choice: ``is_right(operands, theirs, ours, parameters)``.
+    """Returns the rule of an ambiguous operation: ``is_right(operands, theirs, ours, parameters)``.
 
     Results `keep` are always LAPACK's.
     """
@@ -120,7 +120,7 @@ def _results_of(equation: Any, given: Sequence[Any]) -> list[Any]:
 
 
 def _exported_results(equation: Any, given: Sequence[Any]) -> list[Any] | None:
-    """The operation as it is exported, and nothing else with it."""
+    """Returns the results of an operation as exported alone."""
     structs = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in given]
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
     program = without_libraries(jax.make_jaxpr(partial(_results_of, equation))(structs))
@@ -130,7 +130,7 @@ def _exported_results(equation: Any, given: Sequence[Any]) -> list[Any] | None:
     except NotImplementedError:
         return None
     here = jax.default_backend()
-    # jax knows a GPU by the names of its makers only.
+    # jax names GPU platforms by vendor only.
     names = {"gpu": ("cuda", "rocm")}.get(here, (here,))
     module = portable(exported.mlir_module_serialized, XLA_EXPANDS).module
     return list(
@@ -147,7 +147,7 @@ def _adjoint_of(matrix: Any) -> Any:
 
 
 def _is_near(one: Any, other: Any, size: Any) -> Any:
-    """Whether two matrices differ by no more than roundings in numbers of some size."""
+    """Returns whether two matrices differ only by rounding of numbers of some size."""
     rows = max(1, *one.shape[-2:])
     apart = jnp.max(jnp.abs(one - other), axis=(-2, -1), initial=0.0)
     rounding = max(_FINEST, float(jnp.finfo(one.dtype).eps))

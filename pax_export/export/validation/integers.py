@@ -1,4 +1,4 @@
-"""Quantized weights in a file: whether they are the integers of the model, and what kernels add."""
+"""Checks that a file has the model's quantized integers, and measures the runtime's kernels."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pax_export._errors import ValidationError
 from pax_export._quantized import GROUP, Form, apart, unpacked
 from pax_export.export.validation.validate import Case
 
-#: The number of calls that measure what kernels add.
+#: The number of calls that measure the kernels' difference.
 _CALLS = 3
-#: The number of calls of which the fastest is timed.
+#: The number of timed calls, of which the fastest counts.
 _TIMED = 3
 #: The factor by which a loss on other inputs may exceed that of the report.
 _SLACK = 4.0
@@ -25,7 +25,7 @@ class Quantized(NamedTuple):
     """Integers of a weight in a file."""
 
     leaf: str  # name of the leaf
-    form: Form  # what the leaf means
+    form: Form  # the format of the leaf
     order: tuple[int, ...] | np.ndarray  # permutation of axes or elements in the file
     packed: bool = False  # whether two integers of 4 bits are in a byte, as in the leaf
 
@@ -84,7 +84,7 @@ def _bits_of(integers: np.ndarray) -> np.ndarray:
 
 
 def _lying(integers: np.ndarray, order: tuple[int, ...] | np.ndarray) -> Sequence[np.ndarray]:
-    """The integers of a leaf in an order; of one that has several layers, those of each."""
+    """Returns the integers of a leaf in an order; for stacked layers, those of each."""
     if isinstance(order, tuple):
         return [integers.transpose(order)]
     flat = integers.reshape(-1)
@@ -121,15 +121,15 @@ def kernels_add(
 def compare_quantized(
     case: Case, got: Mapping[str, np.ndarray], losses: Sequence[Mapping[str, float]]
 ) -> dict[str, float]:
-    """The largest difference of each output of a quantized export; empty if nothing is lost.
+    """Returns the largest difference of each output of a quantized export; empty without losses.
 
     Args:
         case: a call of the model.
-        got: what the export gave.
-        losses: what the report says of weights and kernels, as far as the model has neither.
+        got: the results of the export.
+        losses: the reported losses of weights and kernels that the model does not have itself.
 
     Raises:
-        ValidationError: the mean difference is larger than the report says.
+        ValidationError: the mean difference exceeds the reported one.
     """
     right = {name: each for name, each in case.expected.items() if each.dtype.kind in "fV"}
     if not losses or not right:

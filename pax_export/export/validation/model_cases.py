@@ -60,8 +60,8 @@ def model_cases(
             yield from turn.rest(budget, gradients)
 
 
-#: Programs of so many bytes together, as a signature and its gradient, are compiled in no time,
-#: unless they have more operations than this: of equal layers, the bytes grow slowly.
+#: Programs up to this size in bytes, a signature with its gradient, compile quickly, unless they
+#: have more operations than this: for repeated layers, bytes grow slowly.
 _SMALL = 9000
 
 
@@ -71,7 +71,7 @@ class _RefusedError(Exception):
 
 @contextmanager
 def _raise_refusals() -> Iterator[None]:
-    """Turns what jax or the model raises, which was traced for any size, into a `_RefusedError`."""
+    """Converts errors of a model traced for any size into `_RefusedError`."""
     try:
         yield
     except PaxError:
@@ -83,7 +83,7 @@ def _raise_refusals() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _CaseCall:
-    """One call; what it costs, in calls like the first."""
+    """One call, and its cost relative to the first."""
 
     what: str
     make: Callable[[], Case]
@@ -139,7 +139,7 @@ class _Rounds:
 
 
 class _OfSignature:
-    """The calls of one signature, with the results of jax."""
+    """The calls of one signature, with jax's results."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class _OfSignature:
         self._leaves = [model.weights[name] for name in names]
 
     def steps(self) -> list[_CaseCall]:
-        """The calls without gradients: of the model, and of the model with its processors."""
+        """Yields the calls without gradients: of the model, and with its processors."""
         around, inputs = self._signature.processing, self._program.inputs
         examples = () if around else named_examples(inputs, self._examples, self.key)
         steps = [
@@ -176,7 +176,7 @@ class _OfSignature:
                     _input_structs(around.inputs), examples, self._outputs
                 )
             ]
-            # Of both kinds one comes first.
+            # One of each kind comes first.
             steps = [*steps[:1], *whole[:1], *steps[1:], *whole[1:]]
         return steps
 
@@ -196,7 +196,7 @@ class _OfSignature:
         return case
 
     def probes(self, case: Case, budget: Budget, seconds: float) -> Iterator[Case]:
-        """Calls far from a case; none where such a call would leave its marks."""
+        """Yields calls with extreme inputs; none if such calls would change state."""
         if case.stage or self._signature.assigned:
             return
         program = self._program.traced.program
@@ -206,7 +206,7 @@ class _OfSignature:
             yield each
 
     def gradient_steps(self, case: Case) -> Iterator[_CaseCall]:
-        """The call again, with gradients, where there are some."""
+        """Yields the call again with gradients, if there are any."""
         gradient, pullback = self._signature.gradient, self._pullback
         if pullback is not None and gradient is not None:
             # XLA needs more for a larger program than in proportion to its size.
@@ -217,7 +217,7 @@ class _OfSignature:
 
     @property
     def is_small(self) -> bool:
-        """Whether no call of this signature takes long, so that all of them are made."""
+        """Whether all calls of this signature are fast, so that none is omitted."""
         gradient = self._signature.gradient
         calls = [self._signature.forward, *([gradient.call] if gradient else [])]
         few = jaxpr_size(self._program.traced.whole) <= FEW_OPERATIONS
@@ -252,7 +252,7 @@ class _OfSignature:
         return outputs
 
     def _processed_case(self, label: str, inputs: Arrays) -> Case:
-        """A call of the whole; what reaches the model is known only when it has been made."""
+        """Returns a call with processors; the model's inputs are known only after it has run."""
         names = [entry.name for entry in self._program.inputs.flat]
         case = Case(self.key, inputs, {}, label=label, stage="all", advice=self.advice)
 
@@ -266,7 +266,7 @@ class _OfSignature:
         return case
 
     def _general_of(self, case: Case) -> Callable[[], tuple[Arrays, dict[str, float]]] | None:
-        """The results of jax's CPU for a call whose export has other rules for decompositions."""
+        """Returns the results of jax's CPU for an export with other decomposition rules."""
         forward, gradient = self._signature.forward.lowered, self._signature.gradient
         if not (forward.neutral or (gradient and gradient.call.lowered.neutral)):
             return None
@@ -313,7 +313,7 @@ class _OfSignature:
         return case
 
     def _named_gradients(self, case: Case, wrt: Sequence[int], found: Sequence[Any]) -> Arrays:
-        """Gradients by the names that runtimes give them; those not there are zero."""
+        """Returns gradients by the runtimes' names; missing ones are zero."""
         variables, leaves = self._model.store.variables, self._model.store.of_leaf
         signature = self._signature
         named: dict[str, np.ndarray] = {}
@@ -322,7 +322,7 @@ class _OfSignature:
                 name = variables[leaves[index]].name
             else:
                 name = signature.input_names[index - len(leaves)]
-            value = np.asarray(value)  # of a jax array, its own memory
+            value = np.asarray(value)  # the memory of a jax array itself
             named[name] = named[name] + value if name in named else value  # tied leaves add up
         like = {each.name: each.value for each in variables if each.trainable}
         for name, struct in zip(signature.input_names, signature.input_structs):

@@ -1,6 +1,6 @@
 """Probes: calls with extreme inputs, such as ``sigmoid(1e20)``.
 
-Differences in these calls only do not refuse an export; the report lists them.
+Differences in these calls do not refuse an export; the report lists them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pax_export.export.tracing.tape import Tape
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.serve import Arrays
 
-#: What all elements of an input of floating-point numbers are, one after the other.
+#: Values of all elements of a floating input, one call each.
 _NUMBERS = (0.0, -1.0, 1e-30, 1e2, -1e2, 1e4, -1e4, 1e10, -1e10, 1e20, -1e20, 1e38, -1e38)
 _NO_NUMBERS = (np.nan, np.inf, -np.inf)
-#: What they are side by side in the default validation.
+#: Values within one input in the default validation.
 _USUAL = (0.0, -1.0, 100.0, 1e-30, -1e4, 4.0, -100.0, 1e4, -6.0, 20.0, 0.5)
 #: Primitives that loop until a number is small, which may never happen.
 _MAY_NOT_END = {"while", "eigh", "eig", "svd", "schur", "hessenberg"}
@@ -39,7 +39,7 @@ _SINGULAR = {
 }
 #: Those that take places from integers.
 _READS_PLACES = ("gather", "scatter", "dynamic", "ragged")
-#: What such a call costs, in calls like the first, for which its program was compiled.
+#: The cost of such a call relative to the first, which compiled the program.
 _COST = 0.2
 
 
@@ -58,11 +58,11 @@ class ProbeDifference:
 
     case: Any  # the call
     output: str  # name of the output
-    only: str = ""  # "NaN" or "signs" if nothing else differs
+    only: str = ""  # "NaN" or "signs" if only these differ
 
 
 def may_not_end(program: TracedProgram) -> bool:
-    """Whether a traced program has loops whose end its inputs decide."""
+    """Returns whether a traced program has loops that end depending on inputs."""
     return not _MAY_NOT_END.isdisjoint(jaxpr_primitives(program))
 
 
@@ -74,9 +74,9 @@ def probes(
     seconds: float | None,
     examples: bool,
 ) -> Iterator[Any]:
-    """Calls with extreme numbers like a case of so many seconds, within the budget.
+    """Yields calls with extreme numbers, similar to a case of this duration, within the budget.
 
-    With `examples`, the default validation makes none: other values mean nothing to the model.
+    With `examples`, the default validation makes none, because other values may be meaningless.
     """
     if budget.probes == "no" or may_not_end(program):
         return
@@ -93,7 +93,7 @@ def probes(
     else:
         chosen = _one_by_one(case.inputs)
     for name, kind, inputs in chosen:
-        with suppress(Exception):  # what jax itself does not compute
+        with suppress(Exception):  # jax itself does not compute it
             probe = Probe(name, kind, budget.differences)
             made = {"inputs": inputs, "expected": expected(inputs), "probe": probe}
             yield dataclasses.replace(case, **made, label="", rounding=None, general=None)
@@ -117,7 +117,7 @@ def _probe_values(dtype: np.dtype) -> Collection[Any]:
 
 
 def _side_by_side(inputs: Arrays, program: TracedProgram) -> Arrays:
-    """The inputs with elements that go through unusual values; indices stay as they are."""
+    """Returns the inputs with unusual values among the elements; indices do not change."""
     count = len(getattr(program, "jaxpr", program).invars)
     places = _read_as_places(program)
     changed = {}
@@ -131,7 +131,7 @@ def _side_by_side(inputs: Arrays, program: TracedProgram) -> Arrays:
         else:
             changed[name] = value
             continue
-        # Of two inputs alike, other values meet.
+        # Equal inputs would pair equal values.
         cycle = np.roll(np.array(numbers, object), 3 * at)
         changed[name] = np.resize(cycle, value.shape).astype(dtype)
     return changed

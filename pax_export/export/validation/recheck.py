@@ -29,7 +29,7 @@ from pax_export.export.validation.validate import in_process
 _REFUSED = re.compile("polymorphic shapes|dimension variable")
 #: An input with more elements is not made: a report of others may ask for any number.
 _MOST_ELEMENTS = 1 << 28
-#: A size that the report does not know; a postprocessor has chosen it.
+#: A size that is not in the report, chosen by a postprocessor.
 _UNKNOWN, _ANY_RANK = "?", "..."
 
 
@@ -66,17 +66,17 @@ def recheck(
 class Rechecked:
     """Every signature of an export, called at several sizes.
 
-    A model is what it was made of, to compare with; `methods` names that of each signature,
-    where it is not that of the signature (or ``__call__`` for the default one).
-    It is looked at before it is run, as `load` does, if it is not `trusted`; and its signature
-    is verified, if the file of a public key is given.
+    `model` is the exported model, to compare with; `methods` has the method of each signature, if
+    its name differs (default: ``__call__`` for the default signature). Unless `trusted`, the export
+    is checked before it runs, as in `load`; with the file of a public key, its signature is
+    verified.
 
     Attributes:
-        report: of the export.
-        format: the row of its format.
+        report: the report of the export.
+        format: its format.
         reference: the model to compare with; None without a model.
-        answers: the key of a signature, the call, and what the runtime gave, of each call.
-        checks: what was found.
+        answers: signature key, call, and the runtime's results for each call.
+        checks: the results of the checks.
     """
 
     def __init__(
@@ -125,8 +125,8 @@ class Rechecked:
             _check_answer(key, call, answer, report.signatures[key], self.reference, finite)
             for key, call, answer in self.answers
         ]
-        # Sizes that constraints forbid are no failures, if there are others: a
-        # preprocessor chooses some of them.
+        # Sizes that violate constraints are not failures if other sizes work: a preprocessor
+        # chooses some of them.
         tried = {check.signature for check in checks}
         missing = [key for key in report.signatures if key not in tried]
         self.checks = checks + [
@@ -134,7 +134,7 @@ class Rechecked:
         ]
 
 
-#: None where nothing is known.
+#: None if unknown.
 Shape = tuple[int | None, ...] | None
 
 
@@ -149,7 +149,7 @@ def _make_calls(key: str, info: SignatureInfo) -> list[RandomCall]:
         raise _no_array(key, info.inputs, error) from error
 
 
-#: What making arrays and shapes raises where a report asks for what there is not.
+#: Exceptions for arrays and shapes of an invalid report.
 _OF_NO_ARRAY = (TypeError, ValueError, MemoryError, OverflowError)
 
 

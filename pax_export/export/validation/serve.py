@@ -2,10 +2,10 @@
 
     python serve.py FILE.py:FUNCTION PATH CASES.npz RESULTS.npz all|each|once IMPORT ...
 
-FUNCTION makes the calls, see `pax_export.export.artifact.formats`. A case has a ``signature``,
-``inputs`` by name, and perhaps ``cotangents`` by output. Results are outputs by name, changed
-variables as ``variable:NAME`` and gradients as ``gradient:NAME``. Arrays of dtypes that numpy
-lacks are stored as bytes.
+FUNCTION runs the calls, see `pax_export.export.artifact.formats`. A case has a ``signature``,
+``inputs`` by name, and optional ``cotangents`` by output. Results are outputs by name, changed
+variables as ``variable:NAME`` and gradients as ``gradient:NAME``. Arrays of dtypes that numpy lacks
+are stored as bytes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pax_export._types import PyTree
 
 Arrays = dict[str, np.ndarray]
 Cases = Sequence[Mapping[str, Any]]
-#: What makes the calls of an export at a path.
+#: The function that runs the calls of an export at a path.
 Run = Callable[[str, Any], list[Arrays]]
 
-#: What such a process cannot import, but for what its format needs of it.  A server has no
+#: Packages that such a process cannot import, except those its format needs.  A server has no
 #: Keras either, which TensorFlow would import unasked, in a third of the time that it takes.
 BARRED = ("jax", "jaxlib", "keras", "tf_keras", "pax_export")
 
@@ -48,7 +48,7 @@ def save(file: PyTree, arrays: Sequence[Mapping[str, Arrays | str]]) -> None:
 
 
 def load(file: PyTree) -> list[dict[str, Any]]:
-    dtypes = importlib.import_module("ml_dtypes")  # numpy's names are its own
+    dtypes = importlib.import_module("ml_dtypes")  # numpy's dtypes are built in
     with np.load(file) as stored:
 
         def array(key: PyTree, dtype: str, shape: list[int]) -> np.ndarray:
@@ -70,7 +70,7 @@ def _each_array(entries: Sequence[Mapping[str, Any]], do: Callable) -> list[dict
 
 
 def run_each(run: Run, path: str, cases: Cases) -> list[dict[str, Arrays | str]]:
-    """Makes calls, and goes on where one fails: with ``error`` instead of ``results``."""
+    """Runs calls, and continues after failures: with ``error`` instead of ``results``."""
     found = run_once(run, path, cases)
     if len(cases) < 2 or "results" in found[0]:
         return found
@@ -78,7 +78,7 @@ def run_each(run: Run, path: str, cases: Cases) -> list[dict[str, Arrays | str]]
 
 
 def run_once(run: Run, path: str, cases: Cases) -> list[dict[str, Arrays | str]]:
-    """Makes calls, of which the first that fails is the last: one ``error`` is returned then."""
+    """Runs calls up to the first failure, which is then the only result, as ``error``."""
     try:
         return [{"results": each} for each in run(path, cases)]
     except Exception as error:  # of any runtime, for any reason

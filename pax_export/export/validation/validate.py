@@ -39,11 +39,11 @@ def validate(
     factor: float = 1.0,
     here: Run | None = None,
 ) -> dict[str, float]:
-    """Makes all calls of an export; gives the largest difference for each result with elements.
+    """Runs all calls of an export; returns the largest difference of each non-empty result.
 
-    It runs in a fresh process that cannot import jax, if it is to be `separate`, or
-    `here`, where the next call is asked for when the last one has been made.  By the factor
-    results may differ more than rounding explains, where numbers are stored with fewer bits.
+    It runs in a fresh process without jax if `separate`, or with `here` in this process, which
+    requests calls one by one. `factor` multiplies the tolerance, for numbers stored with fewer
+    bits.
     """
     made: list[Case] = []
     try:
@@ -53,7 +53,7 @@ def validate(
     except Exception as error:
         message = f"{type(error).__name__}: {error}"[-2000:]
         if any(case.cotangents for case in made):
-            # What is wrong with the results themselves comes first.
+            # Errors in usual calls come first.
             plain = [case.without_gradients() for case in made]
             validate(format, place, plain, separate, factor, here)
             raise GradientMismatchError(
@@ -82,7 +82,7 @@ def validate(
             key = f"{case.signature}: {name}"
             if np.size(
                 got[name] if name in got else case.unchanged[name]
-            ):  # an empty one proves nothing
+            ):  # an empty result proves nothing
                 errors[key] = max(difference, errors.get(key, 0.0))
     return errors
 
@@ -95,7 +95,7 @@ def _call_results(
     separate: bool,
     here: Run | None,
 ) -> list[Arrays | str]:
-    """What each call gives; where a call far from the usual ones fails, how it does."""
+    """Returns the results of each call; for a failed call with extreme inputs, its error."""
     if separate:
         made.extend(cases)
         calls = [case.call() for case in made]
@@ -117,7 +117,7 @@ def _call_results(
             except StopIteration:
                 return
             except Exception as error:
-                broken.append(error)  # of the model, and not of the runtime
+                broken.append(error)  # an error of the model, not of the runtime
                 raise
             made.append(case)
             yield case
@@ -155,7 +155,7 @@ def differences(case: Case, got: Arrays | str, factor: float) -> Iterator[ProbeD
 
 
 def _differs_only_in(expected: np.ndarray, got: np.ndarray, factor: float) -> str:
-    """What a difference consists of alone: ``NaN`` in one of the two, or ``signs``."""
+    """Returns what a difference consists of only: ``NaN`` in one result, or ``signs``."""
     relative = TOLERANCE.get(expected.dtype.name, 0.0)
     if not relative or expected.shape != got.shape:
         return ""
@@ -227,7 +227,7 @@ def _run_limited(
         env=environment,
         text=True,
         errors="replace",
-        start_new_session=True,  # to kill what it starts, too
+        start_new_session=True,  # to kill its subprocesses, too
     ) as process:
         try:
             _, said = process.communicate(timeout=seconds)
@@ -257,7 +257,7 @@ def _refuse_import(format: Format, stderr: str) -> None:
 
 
 _GRADIENT = ": gradient:"
-#: Numbers of less than this are zero in some runtimes, as they are in jax on some processors.
+#: Smaller numbers are flushed to zero in some runtimes, and in jax on some processors.
 _TINY = float(np.finfo(np.float32).tiny)
 #: The number of elements compared at a time.
 _PIECE = 1 << 18
@@ -283,17 +283,17 @@ class Case:
     expected: dict[str, np.ndarray]
     cotangents: dict[str, np.ndarray] = field(default_factory=dict)
     label: str = ""
-    #: What jax gives with the choices of the export, where it decomposes matrices by other
-    #: rules than jax on this machine; and what results may be apart then.
+    #: jax's results with the export's decomposition choices, if these differ from jax on this
+    #: machine; and the tolerance for them.
     general: Callable[[], tuple[dict[str, np.ndarray], dict[str, float]]] | None = None
-    #: How far rounding alone moves what jax gives, under more and more of it: a number for each
-    #: result, or a mask of the elements of one without a fraction.
+    #: The effect of rounding on jax's results, for growing perturbations: a number per result, or a
+    #: mask of the elements without a fraction.
     rounding: Callable[[], Iterable[dict[str, Any]]] | None = None
-    tolerance: dict[str, Any] = field(default_factory=dict)  # beyond what the dtype explains
-    unchanged: dict[str, Any] = field(default_factory=dict)  # what a result is if none is given
+    tolerance: dict[str, Any] = field(default_factory=dict)  # beyond the tolerance of the dtype
+    unchanged: dict[str, Any] = field(default_factory=dict)  # the default of a missing result
     stage: str = ""  # "model": without its processors; "all": one after the other
     expect: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
-    advice: str = ""  # what to write where random inputs may be the reason of a failure
+    advice: str = ""  # advice if random inputs may be the cause of a failure
     probe: Probe | None = None  # of a call far from the usual ones
 
     def without_gradients(self) -> Case:
@@ -301,7 +301,7 @@ class Case:
         return dataclasses.replace(self, expected=rest, cotangents={})
 
     def call(self) -> dict[str, Any]:
-        """What a process that does not know the answers is given."""
+        """Returns the call without its expected results, for a separate process."""
         return {
             name: getattr(self, name) for name in ("signature", "inputs", "cotangents", "stage")
         }
@@ -338,7 +338,7 @@ def _add_advice(error: ValidationError, case: Case) -> ValidationError:
     return error
 
 
-#: What to write where an example of the user contains NaN.
+#: Advice if a user's example contains NaN.
 _FINITE = (
     "an example without NaN and infinity: of these, decompositions of matrices, loops that wait "
     "until something is small, and random draws give one thing in jax and another elsewhere"
@@ -362,7 +362,7 @@ def compare(case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0) -> d
             where=where,
             got=f"{sorted(got)} instead of {sorted(all_expected)}",
         )
-    # Of gradients that cancel out, only rounding is left; the others bound it.
+    # If gradients cancel out, only rounding remains; the other gradients bound it.
     gradients = [v for name, v in case.expected.items() if name.startswith("gradient:")]
     scale = 0.01 * max(map(_largest, gradients), default=0.0)
     return {
@@ -439,7 +439,7 @@ def _far_apart(
         apart = np.abs(one - other)
     apart[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
     size = np.where(np.isfinite(one), np.abs(one), 0.0)
-    # `not <=` is true of NaN, so a NaN in one of them only is wrong.
+    # `not <=` is true for NaN, so a NaN in only one of them is an error.
     return ~(apart <= relative * (size + 0.1 * largest) + tolerance), apart
 
 
