@@ -159,7 +159,7 @@ TensorArrayScatter/V2/V3 TensorArraySize/V2/V3 TensorArraySplit/V2/V3 TensorArra
 TensorArrayWrite/V2/V3 VarHandleOp Variable/V2 VariableShape VarIsInitializedOp
 """
 
-#: Tables whose content is in the graph or comes from it.
+#: Tables whose content is in the graph or derived from it.
 _TABLES = """
 AnonymousHashTable AnonymousMutableDenseHashTable AnonymousMutableHashTable
 AnonymousMutableHashTableOfTensors HashTable/V2 InitializeTable/V2 InitializeTableFromDataset
@@ -226,7 +226,7 @@ TakeWhileDataset TensorDataset TensorSliceDataset UnbatchDataset UncompressEleme
 UnwrapDatasetVariant WeightedFlatMapDataset WindowDataset WrapDatasetVariant ZipDataset
 """
 
-#: Stateless, with a kernel for a CPU, and refused: by the reason.
+#: Stateless operations with a CPU kernel that are refused, by reason.
 _REFUSED = {
     "read or write a file whose name is an input or an attribute": """
         CacheDataset GenerateVocabRemapping ImmutableConst MatchingFiles ReadFile
@@ -261,7 +261,7 @@ _STREAMS = (b"stderr", b"stdout", b"log(info)", b"log(warning)", b"log(error)")
 
 
 class Attribute(NamedTuple):
-    """An attribute that may name a file, and the texts of it that do not."""
+    """An attribute that may name a file, and its values that do not."""
 
     name: str
     texts: tuple[bytes, ...]
@@ -279,7 +279,7 @@ BY_ATTRIBUTE = {
     "FixedUnigramCandidateSampler": Attribute("vocab_file", (b"",)),
     "PrintV2": Attribute("output_stream", _STREAMS),
 }
-#: Allowed if the programs of StableHLO in them call nothing that is not.
+#: Allowed if their StableHLO programs call only allowed functions.
 MODULES = frozenset(("XlaCallModule",))
 
 #: They read a vocabulary; the number of the input that is the name of its file.

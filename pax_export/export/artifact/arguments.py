@@ -80,7 +80,7 @@ class Arguments:
 
     def check_shapes(self, shapes: Mapping[str, tuple], cause: Exception | None = None) -> None:
         """Refuses shapes that the function was not exported for, naming the input."""
-        sizes: dict[str, tuple[int, str]] = {}  # known sizes, and the input of each
+        sizes: dict[str, tuple[int, str]] = {}  # known sizes, with the input of each
         for alone in (True, False):  # sizes that are a bare name come first
             for entry in self._info.inputs:
                 given = shapes[entry.name]
@@ -139,7 +139,7 @@ class Arguments:
             if not (fits and all(dimensions.holds(text, sizes) for text in info.constraints)):
                 return None
             found = {each.name: dimensions.shape(each.shape, sizes) for each in info.outputs}
-        except ValueError:  # a size that these do not tell
+        except ValueError:  # a size that cannot be solved for
             return None
         if any(min(shape, default=1) != 0 for shape in found.values()):
             return None
@@ -161,7 +161,7 @@ class Arguments:
 def _fits_in(
     size: int, dimension: int | str, source: str, sizes: dict[str, tuple[int, str]]
 ) -> bool:
-    """Whether a size is that of a dimension; it may tell the size of a name in it."""
+    """Returns whether a size fits a dimension; solves for one unknown name in it."""
     if isinstance(dimension, int):
         return size == dimension
     known = {name: number for name, (number, _) in sizes.items()}
@@ -178,7 +178,7 @@ def _fits_in(
 
 
 def is_of_jax(value: object) -> bool:
-    """Whether this is an array of jax; there is none where jax has not been imported."""
+    """Returns whether this is a jax array; False if jax has not been imported."""
     jax: Any = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.Array)
 

@@ -57,7 +57,7 @@ def page(report: Report, name: str | None, drawing: str = "") -> str:
 
 
 def drawing_in(card: str) -> str:
-    """The drawing in the text of a card; empty if there is none."""
+    """Returns the drawing in the text of a card, or ""."""
     _, _, after = card.partition(_BEGIN)
     drawing, end, _ = after.partition(_END)
     inner = drawing.removeprefix('<div class="drawing">').removesuffix("</div>\n")

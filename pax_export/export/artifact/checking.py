@@ -18,7 +18,7 @@ _COPY = "a copy of it, as it was written"
 
 
 def check(path: Path, report: Report, trusted: bool) -> None:
-    """Refuses an export that is damaged or, unless it is trusted, one that may do harm."""
+    """Refuses an export that is corrupted or, unless trusted, may do harm."""
     format = formats.find(report.target)
     if format is not None and format.check:
         formats.imported(format.check)(path, report, trusted)
@@ -37,7 +37,7 @@ def foreign(path: Path, trusted: bool) -> None:
 
 
 def _check_regular(path: Path) -> None:
-    """Refuses what TensorFlow would wait for; see `file_types`."""
+    """Refuses special files, for which TensorFlow would wait; see `file_types`."""
     try:
         strange = file_types.first_unusual(path)
         kind = strange and file_types.unusual(strange)
@@ -75,7 +75,7 @@ def _of_saved_model(path: Path) -> list[str]:
 
 
 def file(path: Path, report: Report, trusted: bool) -> None:
-    """Compares a file that holds its report with the hash in the report."""
+    """Compares a file that contains its report with the hash in the report."""
     digest = report.details.get(SHA256)
     if digest is None:
         return
@@ -91,7 +91,7 @@ def file(path: Path, report: Report, trusted: bool) -> None:
 
 
 def _check_data(data: Path, report: Report) -> None:
-    """Compares the arrays beside a file with their hash."""
+    """Compares external data with their hash."""
     try:
         kind = file_types.unusual(data)
         got = kind or "other bytes than were written"

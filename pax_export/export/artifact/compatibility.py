@@ -21,7 +21,7 @@ TENSORFLOW: tuple[tuple[Version, Version, int], ...] = (
 )
 
 #: The targets to try, oldest first: the oldest that any StableHLO still
-#: writes, then what each of the releases reads.
+#: written version, then the version that each release reads.
 TARGETS: tuple[Version, ...] = ((0, 9, 0), *(stablehlo for _, stablehlo, _ in TENSORFLOW))
 
 #: 4-bit integers are in every StableHLO, and XLA in TensorFlow 2.15 has none.

@@ -16,12 +16,12 @@ import numpy as np
 
 from pax_export.export.artifact.dtypes import STRING, is_integer
 
-#: What the symbolic dimensions are in tests, different ones side by side.
+#: Values of symbolic dimensions in tests, distinct within a call.
 SIZES: tuple[int, ...] = (1, 2, 5)
-#: What they are where constraints forbid these.
+#: Values if constraints forbid these.
 OTHER_SIZES: tuple[int, ...] = (3, 4, 6, 8, 10, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 _MOST_TRIES = 2000
-#: All tries together read no more expressions; a report of others may have any number of them.
+#: Limit of evaluated expressions, because a third-party report may have any number of them.
 _MOST_READ = 1_000_000
 _LONGEST, _LARGEST = 1000, 2**63
 #: A dimension that is linear up to here is linear.
@@ -29,7 +29,7 @@ _FAR = 2**20 + 1
 
 Size = int | str
 
-#: What dimensions are calculated with, and how it is done with numbers.
+#: Operations on dimensions, and their functions on numbers.
 NUMBERS: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
     "sub": operator.sub,
@@ -42,7 +42,7 @@ NUMBERS: dict[str, Callable[[int, int], int]] = {
 }
 _OPERATORS: dict[type, str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul"}
 _FUNCTIONS = ("floordiv", "mod", "max", "min")
-#: `(one of NUMBERS, left, right)` to what comes of it, where sizes may be something else.
+#: `(operation on numbers, left, right)` -> result, for symbolic sizes.
 Calculate = Callable[[str, Any, Any], Any]
 _RELATIONS: dict[str, Callable[[int, int], bool]] = {
     "==": operator.eq,
@@ -109,7 +109,7 @@ def shape(sizes: Sequence[Size], chosen: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
-    """Whether a constraint such as ``"mod(n, 2) == 0"`` holds, or has variables without a size."""
+    """Returns whether a constraint such as ``"mod(n, 2) == 0"`` holds, or has unknown sizes."""
     sides, relations = _RELATION.split(constraint), _RELATION.findall(constraint)
     if len(relations) != 1:
         raise _parse_error(constraint)
@@ -155,7 +155,7 @@ def choose(
     count = len(variables)
     own = [str(size) for each in outputs for size in each]
     tries = min(_MOST_TRIES, _MOST_READ // (1 + len(dimensions) + len(constraints) + len(own)))
-    # Those of each alone that fit it, the usual ones first; then what fits them together.
+    # First sizes that fit each dimension alone, usual ones first; then combinations that fit all.
     candidates = sorted({*SIZES, *OTHER_SIZES, *_mentioned_numbers((*constraints, *own))})
     ordered = [*SIZES, *(size for size in candidates if size not in SIZES)]
     tried = ordered[: max(tries // count, len(SIZES))]
@@ -179,7 +179,7 @@ def choose(
 
 
 def _leaves_some(outputs: Sequence[Sequence[Size]], chosen: Mapping[str, int]) -> bool:
-    """Whether any of the outputs has elements; so it is where their sizes are not known."""
+    """Returns whether any output has elements, or an unknown size."""
 
     def has_elements(shape: Sequence[Size]) -> bool:
         known = (size for size in shape if set(names(size)) <= set(chosen))
@@ -281,7 +281,7 @@ def _parse_error(text: Size) -> ValueError:
     return ValueError(f"this is no symbolic dimension, and no constraint: {str(text)[:100]!r}")
 
 
-#: What text is in the tests.
+#: Strings in tests.
 _WORDS = np.array([b"", b"a", b"the quick brown fox", "naïve 0.5 ✓".encode(), b"42"], object)
 
 
@@ -300,7 +300,7 @@ class RandomCall:
 
     @property
     def label(self) -> str:
-        """The sizes as a message shows them; nothing if there are none."""
+        """The sizes as text for messages; empty without sizes."""
         text = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
         return text and f"({text})"
 

@@ -21,13 +21,13 @@ def numpy_dtype(name: str) -> np.dtype:
         >>> numpy_dtype("bfloat16").itemsize, numpy_dtype("string").kind
         (2, 'O')
     """
-    # It brings bfloat16 and its like to numpy, as all of jax and TensorFlow know.
+    # It registers bfloat16 and others with numpy, as jax and TensorFlow do.
     importlib.import_module("ml_dtypes")
     return STRING if name == "string" else np.dtype(name)
 
 
 def name_of(dtype: Any) -> str:
-    """The inverse of `numpy_dtype`; TensorFlow knows the same names."""
+    """The inverse of `numpy_dtype`; TensorFlow uses the same names."""
     dtype = np.dtype(dtype)
     return "string" if dtype == STRING else dtype.name
 

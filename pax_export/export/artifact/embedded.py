@@ -53,7 +53,7 @@ _LENGTH_DELIMITED = 2
 _LARGEST = BYTES
 #: An ONNX model has a few of these fields, and a file of others may have one in every byte.
 _MOST_FIELDS = 1 << 20
-#: The largest directory of an archive, in bytes: zipfile makes objects of all of it at once.
+#: Limit of an archive's directory, in bytes, because zipfile creates objects for all entries.
 _LARGEST_LIST = 1 << 20
 #: The end of an archive, without the comment that may follow it.
 _END, _MARK, _LONGEST_COMMENT = struct.Struct("<4s4H2LH"), b"PK\5\6", 1 << 16
@@ -124,7 +124,7 @@ def _encode_entry(key: bytes, value: bytes) -> bytes:
 
 
 def is_whole(path: Path, text: str, digest: str) -> bool:
-    """Whether a file has this hash without the embedded report, whose bytes are compared, too."""
+    """Returns whether a file without its report has this hash; compares the report's bytes, too."""
     content, size = text.encode(), path.stat().st_size
     if zipfile.is_zipfile(path):
         length = len(_zip_archive(content, 0))
@@ -148,14 +148,14 @@ def take(path: Path) -> str:
 
 
 def replace(path: Path, text: str) -> None:
-    """Puts another report into a file, in the place of the one behind its content."""
+    """Replaces the report at the end of a file."""
     append = append_zip if zipfile.is_zipfile(path) else append_field
     take(path)
     append(path, text)
 
 
 def read(path: Path) -> str | None:
-    """The report in a file; None if there is none."""
+    """Reads the report in a file; None without one."""
     try:
         return _read_report(path)
     except _OF_DAMAGED_FILES as error:
@@ -201,7 +201,7 @@ def _open_message(path: Path) -> Message:
 
 
 def _check_list(path: Path) -> None:
-    """Refuses an archive whose names of entries alone would fill the memory."""
+    """Refuses an archive whose list of names would fill the memory."""
     size = path.stat().st_size
     with path.open("rb") as file:
         file.seek(max(0, size - _END.size - _LONGEST_COMMENT - _LENGTH_OF_HUGE))
@@ -220,7 +220,7 @@ def _check_size(size: int) -> None:
 
 
 def _fields(message: Message) -> Iterator[tuple[int, int | Message]]:
-    """The fields of a protobuf message, as far as it is one."""
+    """Yields the fields of a protobuf message up to the first invalid one."""
     fields = itertools.islice(message.fields(), _MOST_FIELDS)
     while True:
         try:

@@ -20,26 +20,26 @@ class Format:
     """One format: its name, and its functions as ``"module:function"``, imported when used.
 
     Attributes:
-        name: in reports, e.g. ``"tflite"``.
-        title: in sentences, e.g. ``"a TFLite model"``.
+        name: the name in reports, e.g. ``"tflite"``.
+        title: the name in messages, e.g. ``"a TFLite model"``.
         export: the writer: ``(model, path, inputs, *, kwargs, methods, validate, overwrite, ...)``.
         load: the loader: ``(path, report)`` returns a callable.
-        run: makes calls with the runtime alone: ``(path, calls)`` returns a dict of outputs by
-            name for each.  A call is a dict with its ``"signature"`` and ``"inputs"`` by name.
+        run: runs calls with the runtime only: ``(path, calls)`` returns a dict of outputs by name
+            for each.  A call is a dict with its ``"signature"`` and ``"inputs"`` by name.
         check: ``(path, report, trusted)`` raises for corrupted and untrusted exports, before
             `load` and `run`.
-        suffix: of the file name; empty for a folder.
+        suffix: the suffix of the file name; empty for a folder.
         option: the name for ``--target``, if it differs.
-        options: further options of ``pax-export export``, for `argparse`.
-        loads_without_jax: whether `load` needs no jax.
+        options: additional options of ``pax-export export``, for `argparse`.
+        loads_without_jax: whether `load` works without jax.
         run_imports: which of ``"jax"`` and ``"pax_export"`` `run` may import.
         has_variables: whether ``validate="variables"`` is supported.
-        files: patterns of the files in its folder, beside the report; other folders are never
+        files: patterns of the files in its folder, except the report; other folders are never
             replaced.
         plain_path: whether its loader treats ``*``, ``?`` and ``[`` in paths as patterns.
         not_in_numpy: dtypes that its runtime does not exchange as numpy arrays; `load` does.
-        runtime: the package that `run` needs, and the extra that brings it.
-        others: a module that makes its calls in other runtimes: ``NAMES``, ``check(names,
+        runtime: the package that `run` needs, and the extra that installs it.
+        others: a module that runs its calls in other runtimes: ``NAMES``, ``check(names,
             purpose)``, ``version(name)`` and ``run(name, path, calls, seconds)``.
 
     Example:
@@ -170,7 +170,7 @@ _FORMATS = (SAVED_MODEL, STABLEHLO, TFLITE, ONNX, WEB)
 
 
 def find(name: str) -> Format | None:
-    """The row of a format; None if nothing that is installed knows it."""
+    """Returns a format by name; None if no installed package provides it."""
     own = {each.name: each for each in _FORMATS}
     return own.get(name) or all_formats().get(name)
 

@@ -46,7 +46,7 @@ class Foreign:
     graph_bytes: int  # of saved_model.pb
     tensorflow: str  # the release that wrote it
     modules: tuple[XlaModule, ...]
-    oldest_tensorflow: str | None  # that runs the modules; None if there are none, or none does
+    oldest_tensorflow: str | None  # that runs the modules; None if none does
     problem: str  # why no release runs it, or empty
 
     def as_dict(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def stablehlo_version(module: bytes) -> str | None:
 
 
 def _oldest_tensorflow(modules: tuple[XlaModule, ...]) -> tuple[str | None, str]:
-    """The oldest TensorFlow that runs all modules, or why there is none."""
+    """Returns the oldest TensorFlow that runs all modules, or the reason why none does."""
     missing = sorted({name for module in modules for name in module.jax_only})
     if missing:
         return None, f"it calls {', '.join(missing)}, which only jax has"
@@ -217,7 +217,7 @@ def unreadable(directory: Path) -> Iterator[None]:
         yield
     except PaxError:
         raise
-    except Exception as error:  # of protobuf, whose classes differ between its versions
+    except Exception as error:  # of protobuf, whose classes differ between versions
         raise ExportPathError(
             "The SavedModel cannot be read.",
             where=str(directory / GRAPH_FILE),

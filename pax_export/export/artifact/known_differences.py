@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-#: What reports leave out: it is so of most operations, and matters to hardly a model.
+#: Omitted from reports, because it affects most operations, and hardly any model.
 SIGNS, TINY = "at -0", "subnormal"
-#: Of what an exact export has nothing.
+#: Differences that exact exports do not have.
 _UNLESS_EXACT = "inexact"
 
 
@@ -116,7 +116,7 @@ DIFFERENCES = tuple(_parse_row(line) for line in _ROWS.strip().splitlines())
 def known_differences(
     runtime: str, operations: Collection[str], exact: bool = False
 ) -> tuple[str, ...]:
-    """What is known of the operations of a program, as a runtime computes them."""
+    """Returns the known differences of a runtime for the operations of a program."""
     found = {
         (name, each.where): f"{name} {each.where}: {each.example}"
         for each in DIFFERENCES

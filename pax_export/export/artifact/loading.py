@@ -26,11 +26,11 @@ def load(
     sandbox: run exports of untrusted sources in one.
 
     Args:
-        path: of the export: a directory, or a file.
-        trusted: open a SavedModel or bundle whatever its operations are. Corrupted files are
-            refused all the same.
-        verify: the file of a public key: raises unless the export was signed (``sign=``) by the
-            holder of the private key, and is unchanged.
+        path: the path of the export, a directory or a file.
+        trusted: load a SavedModel or bundle regardless of its operations. Corrupted files are still
+            refused.
+        verify: the file of a public key: raises unless the export was signed (``sign=``) with the
+            private key, and is unchanged.
 
     Returns:
         A callable like the exported model: a `LoadedModel` of a SavedModel, a
@@ -38,7 +38,7 @@ def load(
         model, or of a folder for browsers.
 
     Raises:
-        ExportPathError: there is no export, or it cannot be read, or is corrupted.
+        ExportPathError: the export is missing, unreadable or corrupted.
         UntrustedExportError: it has operations that are not allowed, and is not trusted.
         SignatureError: the signature is missing or does not match.
         MissingPackageError: the runtime is not installed.
@@ -81,8 +81,8 @@ def load(
     except PaxError:
         raise
     except ImportError:
-        raise  # of what runs it, which is installed and broken
-    except Exception as error:  # of the runtime, whose errors may have no common class
+        raise  # of an installed but broken runtime
+    except Exception as error:  # of the runtime, whose exceptions may have no common class
         raise ExportPathError(
             "This export cannot be loaded: it is damaged, or was not written by pax_export.",
             where=str(path),

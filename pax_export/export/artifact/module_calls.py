@@ -7,7 +7,7 @@ from typing import Any
 
 from pax_export._optional import require
 
-#: XLA writes them out itself, or they are no more than notes to it.
+#: XLA expands them itself, or they are only annotations.
 EXPANDED = frozenset("""
     Sharding SPMDFullToShardShape SPMDShardToFullShape annotate_device_placement shape_assertion
     stablehlo.dynamic_reduce_window stablehlo.dynamic_rng_bit_generator stablehlo.dynamic_top_k
@@ -20,7 +20,7 @@ _OF_TENSORFLOW = frozenset(("tf.call_tf_function",))
 #: Operations that wait for another program.
 WAITING = ("infeed", "outfeed", "send", "recv")
 
-#: A module contains names as they are, or, in its text, with a backslash for some letters.
+#: A module contains names literally or, in its text, with escapes for some letters.
 _MARKS = tuple(each.encode() for each in ("custom_call", *WAITING, "\\"))
 _OPERATION = re.compile(rf"\b(?:stablehlo|mhlo|vhlo)\.({'|'.join(WAITING)})(?:_v\d+)?\b")
 _CALL = re.compile(r"\b(?:stablehlo|mhlo|vhlo)\.custom_call(?:_v\d+)?\b(.)(.?)")
@@ -28,12 +28,12 @@ _TARGET = re.compile(r'custom_call @(?:"((?:[^"\\]|\\.)*)"|([\w$.-]+))\(')
 
 
 def may_call(module: bytes) -> bool:
-    """Whether a module may hold operations that are to be looked at."""
+    """Returns whether a module may contain operations to check."""
     return any(mark in module for mark in _MARKS)
 
 
 def unknown_calls(module: bytes) -> list[str]:
-    """What the program in an `XlaCallModule` calls that is not allowed."""
+    """Returns the calls of an `XlaCallModule` that are not allowed."""
     if not may_call(module):
         return []
     text = _module_text(module)
@@ -48,11 +48,11 @@ def unknown_calls(module: bytes) -> list[str]:
 
 
 def _module_text(module: bytes) -> str | None:
-    """A program as text: of TensorFlow, or of jax, which may be the newer of the two."""
+    """Returns a program as text, by TensorFlow or by jax, whichever can read it."""
     for read in (_text_by_tensorflow, _text_by_jax):
         try:
             return read(module)
-        except Exception:  # of several kinds, and none has a class that is public
+        except Exception:  # of several kinds without a public class
             continue
     return None
 

@@ -19,7 +19,7 @@ _ALWAYS = (embedded.NAME, card_file.NAME, checksums.FILE, signature_file.NAME)
 
 
 def export_of_ours(path: Path) -> Belongs | None:
-    """What belongs to an export of any format that `pax_export` wrote; None if it wrote none."""
+    """Returns the files of an export that `pax_export` wrote, in any format; otherwise None."""
     if path.is_file():
         return _belongs_never if _is_file_of_ours(path) else None
     try:
@@ -47,7 +47,7 @@ def _is_file_of_ours(path: Path) -> bool:
 
 
 def _format_of(report: str | None) -> Format | None:
-    """The format that a report tells of."""
+    """Returns the format named by a report."""
     try:
         data = embedded.parsed(report or "")
         return find(data["target"]) if isinstance(data["format"], int) else None
@@ -58,7 +58,7 @@ def _format_of(report: str | None) -> Format | None:
 def _belongs_to(folder: Path, format: Format) -> Belongs:
     listed = checksums.names(folder)
 
-    @functools.cache  # read for assets only, and once for all of them
+    @functools.cache  # read for assets only, once for all of them
     def graph() -> bytes:
         file = folder / _GRAPH
         return file.read_bytes() if file.is_file() else b""
@@ -81,6 +81,6 @@ def _matches_pattern(name: str, pattern: str) -> bool:
 
 
 def _is_asset(graph: bytes, name: str) -> bool:
-    """Whether the graph names this file: as tensorflow.AssetFileDef.filename, its field 2."""
+    """Returns whether the graph names this asset: tensorflow.AssetFileDef.filename, field 2."""
     encoded = os.fsencode(name)
     return len(encoded) < 128 and b"\x12%c%b" % (len(encoded), encoded) in graph

@@ -1,6 +1,6 @@
 """The report of an export: contents, sizes, requirements and validation.
 
-It can be printed, and is stored beside the model as ``pax_export.json``.
+It can be printed, and is stored with the model as ``pax_export.json``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DEFAULT = "serving_default"
 _FORMAT = 1
 #: Where `details` keep the hash of a file, without the report in it.
 SHA256 = "sha256"
-#: The name of a file of arrays beside it, and the hash of that.
+#: The name of its external data file, and the hash of that file.
 DATA, DATA_SHA256 = "external_data", "external_data_sha256"
 #: The largest difference in other runtimes that were asked, by their names.
 TESTED_IN = "largest_error_in"
-#: By the name of a runtime, what `certify` found there.
+#: Runtime name -> results of `certify`.
 CERTIFIED = "certified"
 _UNSHOWN = ("runs_in", SHA256, DATA_SHA256)
 _FEW = 8  # names that are printed one by one
@@ -52,16 +52,14 @@ class ArrayInfo:
 
 @dataclass(frozen=True)
 class SignatureInfo:
-    """A function that can be called.
+    """A callable function of an export.
 
-    `arguments` and `result` hold the nested structure of the Python call, with
-    names of inputs and outputs in the places of arrays.  `preprocess` is what a
-    preprocessor gives to the model, `postprocess` what a postprocessor is given.
-    `constraints` is what may be assumed of the symbolic dimensions.  `no_gradient`
-    explains why it holds fewer gradients than such an export can.  `flops` and
-    `transcendentals` are those of a call, numbers or formulas of symbolic sizes,
-    most of them done in the dtype `computed_in`; `uncounted` names operations that
-    are in neither.
+    `arguments` and `result` have the nested structure of the Python call, with names of inputs and
+    outputs instead of arrays. `preprocess` is the output of a preprocessor, `postprocess` the input
+    of a postprocessor. `constraints` are those of the symbolic dimensions. `no_gradient` explains
+    missing gradients. `flops` and `transcendentals` are those of a call, numbers or formulas of
+    symbolic sizes, mostly in the dtype `computed_in`; `uncounted` has the names of operations
+    without a count.
     """
 
     inputs: tuple[ArrayInfo, ...]
@@ -109,12 +107,12 @@ class Report:
         graph_bytes: the size of ``saved_model.pb``, or of everything but weights.
         platforms: the platforms it was lowered for.
         oldest_tensorflow: the oldest release that runs it, e.g. ``"2.15"``;
-            empty if it is not for TensorFlow.
-        stablehlo: the required version of StableHLO; empty if it has none.
-        calling_convention: of its StableHLO modules; 0 if it has none.
-        versions: of the packages that wrote it and ran it.
+            empty for other runtimes.
+        stablehlo: the required version of StableHLO; empty without StableHLO.
+        calling_convention: the calling convention of its StableHLO modules; 0 without them.
+        versions: the versions of the packages that wrote and ran it.
         validated: ``"process"``, ``"here"``, ``"variables"`` (without calls) or ``None``.
-        left_out: calls that the validation skipped to save time, or why there was none:
+        left_out: calls that the validation skipped to save time, or why it was skipped:
             ``"not validated: TensorFlow is not installed"``.
         differs: differences from jax for extreme inputs, found by ``validate="full"``:
             ``"differs from jax at: sin beyond ±2.6e+06 (serving_default: output where x is
@@ -160,13 +158,13 @@ class Report:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Report:
-        """Reads the report of an export; TensorFlow is not needed for it.
+        """Reads the report of an export, without TensorFlow.
 
         Args:
-            path: of the export, a directory or a file.
+            path: the path of the export, a directory or a file.
 
         Raises:
-            ExportPathError: there is no export, or its report cannot be read.
+            ExportPathError: the export is missing, or its report is unreadable.
         """
         return read_report(path)
 
@@ -298,7 +296,7 @@ class Report:
 
 
 def certified_text(name: str, told: Mapping[str, Any]) -> str:
-    """What `certify` found in a runtime, as a line."""
+    """Formats the result of `certify` for a runtime as a line."""
     runs = f"{name} {told.get('version', '')}".strip() + f" on {told.get('machine', '?')}"
     if "problem" in told:
         return f"{runs}: {told['problem']}"
@@ -351,7 +349,7 @@ def read_report(path: str | os.PathLike[str]) -> Report:
         ) from error
 
 
-#: What reading raises where a report is damaged, or is made to do harm.
+#: Exceptions for damaged or malicious reports.
 _OF_NO_REPORT = (
     OSError,
     ValueError,
@@ -385,7 +383,7 @@ def _parse_report(text: str) -> Report:
 
 
 def quantized_lines(report: Report) -> list[str]:
-    """What is quantized, what weights lost, and what kernels of the runtime add."""
+    """Formats the quantized weights, their loss, and the effect of the runtime's kernels."""
     told = report.details.get("quantized", {})
     lines = []
     if "weights" in told:
@@ -403,7 +401,7 @@ def quantized_lines(report: Report) -> list[str]:
 
 
 def _loss_text(found: Mapping[str, Any]) -> str:
-    """What a quantized net lost, in a line: outputs, logits, metric, size, time of a call."""
+    """Formats the loss of a quantized net as a line: outputs, logits, metric, size, latency."""
     parts = []
     if "mean" in found:
         far = f"{found['largest']:.3g} at most, {found['mean']:.3g} in the mean"

@@ -1,4 +1,4 @@
-"""Gives an export another report, and its card, without a change of the model in it."""
+"""Replaces the report of an export, and its card, without changing the model."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def check_writable(path: Path) -> None:
 
 
 def replace_report(path: Path, report: Report, signer: Signer | None = None) -> None:
-    """Writes a report in the place of the one that an export has, whole or not at all.
+    """Replaces the report of an export, atomically.
 
-    A card is written anew if there is one, and so are the hashes of a folder.  A signature fits
-    no longer, and is removed unless there is a signer.
+    A card and the hashes of a folder are updated. A signature becomes invalid, and is removed
+    unless there is a signer.
     """
     path = path.absolute()
     if path.is_dir():
@@ -85,7 +85,7 @@ def _drawing_of(card: Path) -> str:
 
 
 def _link_file(file: Path, place: Path) -> None:
-    """The same file at another place: weights may be large, and nothing writes to them."""
+    """Links a file to another path, because weights may be large and are not modified."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(file, place)

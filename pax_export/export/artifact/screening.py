@@ -1,13 +1,13 @@
 """Screens a SavedModel: parses its graph and checks every operation.
 
-Every operation outside of `allowed_operations` is refused, in all graphs and functions, by name,
-attributes, and the custom calls of its StableHLO programs.
+Operations outside of `allowed_operations` are refused, in all graphs and functions, by name,
+attributes, and custom calls of their StableHLO programs.
 
-Two kinds of operations may use files, if the file's name comes from the right tensor:
+Two kinds of operations may use files, if the file name comes from the right tensor:
 
-- lookup tables: from an asset of the SavedModel. TensorFlow 1 stores the exporter's path there
-  and loaders feed another, so nothing else may read that tensor;
-- the saver: from the tensor that is fed with the path of the checkpoint.
+- lookup tables: from an asset of the SavedModel. TensorFlow 1 stores the exporter's path there and
+loaders feed another, so no other operation may read that tensor; - the saver: from the tensor fed
+with the path of the checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DEEPEST = 20
 _SAME = frozenset(("Identity", "IdentityN", "EnsureShape"))
 _LOOKS_AT_VARIABLE = frozenset(("ReadVariableOp", "VarIsInitializedOp"))
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
-#: What is run once, when the model is loaded, with the paths of the assets.
+#: Operations that run once, when the model is loaded, with the paths of the assets.
 _INITIALIZER = "__saved_model_init_op"
 #: Where the first releases of TensorFlow listed the assets.
 _ASSETS = "saved_model_assets"
@@ -38,11 +38,11 @@ _LEADS_AWAY = re.compile(rb"^/|\.\.|://|\\")
 
 
 def screen(path: Path) -> None:
-    """Refuses a SavedModel with operations that are not known to compute and no more.
+    """Refuses a SavedModel with operations that may do more than compute.
 
     Raises:
-        UntrustedExportError: it has some; they and their functions are named.
-        ExportPathError: there is no SavedModel, or it cannot be read.
+        UntrustedExportError: it has such operations; the message names them and their functions.
+        ExportPathError: the SavedModel is missing or unreadable.
     """
     model = inspect.read_saved_model(path, "load")
     with inspect.unreadable(path):
@@ -82,7 +82,7 @@ def _find_violations(model: Any, path: Path) -> Iterator[str]:
 
 
 def _disallowed_parts(node: Any) -> Iterator[str]:
-    """What of an operation is not allowed: itself, or calls of the program in it."""
+    """Yields disallowed parts of an operation: itself, or calls of the program in it."""
     if node.op in operations.MODULES:
         module = node.attr["module"]
         if module.WhichOneof("value") == "s":
@@ -109,7 +109,7 @@ def _names_a_file(node: Any) -> bool:
 
 
 def _assets_outside(graph: Any, path: Path) -> Iterator[str]:
-    """Files that the SavedModel lists as its own, outside of its folder."""
+    """Returns listed assets of the SavedModel outside of its folder."""
     folder = path / "assets"
     for asset in _asset_files(graph):
         name = PurePosixPath(asset.filename)
@@ -119,7 +119,7 @@ def _assets_outside(graph: Any, path: Path) -> Iterator[str]:
 
 
 def _asset_files(graph: Any) -> Sequence[Any]:
-    """What the loader takes for assets."""
+    """Returns the assets that the loader uses."""
     if graph.asset_file_def or _ASSETS not in graph.collection_def:
         return graph.asset_file_def
     packed = graph.collection_def[_ASSETS].any_list.value
@@ -130,7 +130,7 @@ def _asset_files(graph: Any) -> Sequence[Any]:
 
 
 def _tensors_of(arrays: Mapping[str, Any]) -> set[str]:
-    """The nodes that give the tensors of a signature, of a sparse or composite one all of them."""
+    """Returns the nodes of a signature's tensors; for sparse or composite ones, all parts."""
     found = set()
     for info in arrays.values():
         sparse = info.coo_sparse
@@ -147,8 +147,8 @@ def _tensors_of(arrays: Mapping[str, Any]) -> set[str]:
 class _Origin(NamedTuple):
     """Where the name of a file is to come from."""
 
-    saver: bool  # the caller of save or restore gives it; else it is that of an asset
-    fed: bool = False  # the caller gives the names of the assets
+    saver: bool  # the caller of save or restore supplies it; otherwise it is an asset's
+    fed: bool = False  # the caller supplies the names of the assets
 
 
 class _GraphScope(NamedTuple):
@@ -186,7 +186,7 @@ class _FileNames:
             self._saver = "" if self._saver in given else self._saver
 
     def _find_node(self, scope: _GraphScope, tensor: str) -> Any:
-        """The node that gives a tensor."""
+        """Returns the node that produces a tensor."""
         if scope.place not in self._nodes:
             self._nodes[scope.place] = {node.name: node for node in scope.nodes}
         return self._nodes[scope.place].get(_node_of(tensor))
@@ -196,7 +196,7 @@ class _FileNames:
         """Who calls each function; and those that are also used in ways that are not followed."""
         library = self._graph.graph_def.library
         names = Counter(scope.name for scope in self._scopes)
-        # Two functions of one name: which of them TensorFlow takes is not for us to guess.
+        # Two functions with one name: it is unknown which one TensorFlow uses.
         tangled = {name for name, count in names.items() if count > 1}
         tangled.update(each.gradient_func for each in library.gradient)
         tangled.update(each.gradient_func for each in library.registered_gradients)
@@ -210,7 +210,7 @@ class _FileNames:
                     if node.op in _CALLS and key == "f":
                         for name in called:
                             callers.setdefault(name, []).append((scope, node))
-                    else:  # a loop, a branch, a dataset: what it hands over is not followed
+                    else:  # a loop, a branch, a dataset: their operands are not followed
                         tangled.update(called)
         return callers, tangled
 
@@ -226,7 +226,7 @@ class _FileNames:
         )
 
     def _runs_only_when_loaded(self, node: Any) -> bool:
-        """Whether nothing needs an operation of the graph but what initializes the model."""
+        """Returns whether only the initialization of the model uses an operation of the graph."""
         found, new = {node.name}, [node.name]
         while new:
             for user in self._users_of_nodes.get(new.pop(), ()):
@@ -260,7 +260,7 @@ class _FileNames:
     ) -> bool:
         name = _node_of(tensor)
         if (scope.place, name) in seen:
-            return True  # a circle adds nothing
+            return True  # a cycle adds nothing
         seen.add((scope.place, name))
         if name in scope.arguments:
             return self._argument_is_from(origin, scope, scope.arguments[name], seen)
@@ -276,7 +276,7 @@ class _FileNames:
             return self._is_assigned_from(_node_of(inputs[0]), seen)
         if not origin.saver or not inputs:
             return False
-        # The saver composes a path: of the given one, and of words that add to its end.
+        # The saver composes a path from the given one and suffixes.
         if node.op == "ShardedFilename":
             return self._is_from(origin, scope, inputs[0], seen)
         if node.op == "StringJoin":
@@ -289,7 +289,7 @@ class _FileNames:
         return False
 
     def _is_assigned_from(self, name: str, seen: set[tuple[int, str]]) -> bool:
-        """Whether a variable only stores assets, whose paths TensorFlow assigns once."""
+        """Returns whether a variable only stores assets, whose paths TensorFlow assigns once."""
         graph = self._scopes[0]
         handle = self._find_node(graph, name)
         if handle is None or handle.op != "VarHandleOp":
@@ -305,7 +305,7 @@ class _FileNames:
             if name not in map(_node_of, inputs) or node.op in _LOOKS_AT_VARIABLE:
                 continue
             if node.op != "AssignVariableOp" or len(inputs) != 2 or _node_of(inputs[1]) == name:
-                return False  # what else may be done with it is not followed
+                return False  # other uses are not followed
             if not self._is_from(_Origin(saver=False), graph, inputs[1], seen):
                 return False
         return True
@@ -334,7 +334,7 @@ class _FileNames:
         return objects.nodes[bound[captured]].WhichOneof("kind") == "asset"
 
     def _is_fed(self, origin: _Origin, node: Any) -> bool:
-        """Whether the loader of the model gives the path; a default names no folder."""
+        """Returns whether the loader of the model supplies the path; a default names no folder."""
         if node.op == "Placeholder":
             return True
         if node.op == "Const":
@@ -387,6 +387,6 @@ def _node_of(tensor: str) -> str:
 
 
 def _output_number(tensor: str) -> int:
-    """The number of an output: of ``name``, ``name:1`` or ``name:output:1``."""
+    """Returns the index of an output: of ``name``, ``name:1`` or ``name:output:1``."""
     last = tensor.rpartition(":")[2]
     return int(last) if ":" in tensor and last.isdigit() else 0

@@ -12,7 +12,7 @@ from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.report import DEFAULT, ArrayInfo, Report, SignatureInfo
 from pax_export.export.artifact.structure import Fixed, rebuild
 
-#: A folder is called from inside of it.
+#: A folder is called from inside it.
 _HERE = "."
 _TEXT = "string"
 _OF_NUMPY = frozenset(
@@ -51,7 +51,7 @@ def _sizes(info: SignatureInfo) -> dict[str, int]:
 
 
 def _shape_text(entry: ArrayInfo, sizes: Mapping[str, int]) -> str:
-    """The sizes as text; the symbols themselves where no sizes are known to fit."""
+    """Formats the sizes; symbols if no valid sizes are known."""
     try:
         numbers = dimensions.shape(entry.shape, sizes)
     except ValueError:
@@ -154,7 +154,7 @@ outputs = model.run(None, taken)
 """
 
 
-#: What runs a format where pax_export is not installed, and a call of it.
+#: Runtimes for each format without pax_export, and a call in each.
 _RUNTIMES = {
     "saved_model": ("TensorFlow", "import tensorflow as tf", _tensorflow_call),
     "tflite": ("LiteRT", "from ai_edge_litert.interpreter import Interpreter", _litert_call),
@@ -176,7 +176,7 @@ def javascript_name(key: str, keys: Iterable[str]) -> str:
 
 
 def _javascript_text(key: str, info: SignatureInfo, report: Report) -> str:
-    """A call on zeros; empty where no sizes are known to fit."""
+    """Returns a JavaScript call on zeros; empty if no valid sizes are known."""
     try:
         shapes = {each.name: dimensions.shape(each.shape, _sizes(info)) for each in info.inputs}
     except ValueError:

@@ -1,10 +1,10 @@
 """Parsing of reports: typed plain data, nested values with flat names.
 
-Nested arguments and outputs are described as plain data, from which `rebuild` makes them:
+Nested arguments and outputs are described as plain data, from which `rebuild` restores them:
 
     {"leaf": "name"}            an array
     {"none": true}              None
-    {"static": {"value": 3}}    a Python value that was fixed when the model was exported, or
+    {"static": {"value": 3}}    a Python value fixed at export, or
     {"static": {"text": "..."}} the text of a value that is not plain data
     {"list": [...]}, {"tuple": [...]}
     {"dict": [[key, ...], ...]} a dict, or the fields of any other node
@@ -51,7 +51,7 @@ def check(structure: object, names: Collection[str], where: str, depth: int = 0)
 
 
 def rebuild(structure: Mapping[str, Any], leaf: Callable[[str], Any]) -> Any:
-    """Makes the nested value again; ``leaf`` gives the array of a name.
+    """Rebuilds the nested value; ``leaf`` returns the array of a name.
 
     Example:
         >>> rebuild({"tuple": [{"leaf": "a"}, {"none": True}]}, {"a": 1}.get)
@@ -81,7 +81,7 @@ def collect(structure: Mapping[str, Any], value: object, into: dict[str, Any], p
         _check_fixed(rebuild(structure, into.get), value, path)
         return
     if kind == "dict":
-        # A field that was None when the model was exported holds nothing, and may be left out.
+        # A field that was None at export is empty, and may be omitted.
         given = [each for each in content if "none" not in each[1] or _has_key(value, each[0])]
         keyed = {key: _child_of(value, key, path) for key, _ in given}
         if not isinstance(value, Mapping) or all(_first_part(n, keyed) in keyed for n in value):
@@ -127,8 +127,8 @@ class Fixed:
 
 
 def _check_fixed(known: object, value: object, path: str) -> None:
-    """Refuses another Python value than the one that is part of the exported function."""
-    # A bare name does not tell whether two objects are the same.
+    """Refuses a Python value that differs from the fixed one of the exported function."""
+    # A name alone does not show whether two objects are the same.
     if isinstance(known, Fixed) or (type(value) is type(known) and value == known):
         return
     raise InvalidArgumentError(
@@ -182,7 +182,7 @@ _LARGEST = 2**63
 
 
 def read(kind: Any, value: object, where: str = "the report") -> Any:
-    """Converts JSON data to a type; errors tell the path in the data.
+    """Converts JSON data to a type; errors name the path in the data.
 
     The type is a dataclass, or one that its fields may have: `int`, `float`, `str`, `bool`,
     `None`, `Any`, a `Literal`, a union, a ``tuple[X, ...]``, a ``dict[str, X]``.
@@ -285,7 +285,7 @@ _OF_ORIGIN: dict[Any, Callable[[tuple, Any, str], Any]] = {
 
 
 def _check_plain(value: object, where: str, depth: int = 0) -> None:
-    """Refuses what cannot be printed, or is nested so deeply that it cannot be walked."""
+    """Refuses data that cannot be printed or is too deeply nested."""
     if depth > _DEEPEST:
         raise ValueError(f"{where[:200]} is nested too deeply")
     if not isinstance(value, (Mapping, list)):

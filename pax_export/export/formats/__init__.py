@@ -1,8 +1,8 @@
-"""The formats, and what a format of another distribution is written with.
+"""The formats, and the interface for formats of other distributions.
 
 Each format is one file or folder here, which writes a traced model and loads it as a callable.
-Another distribution brings one by an entry point of the group ``pax_export.formats``, which
-names a `Format`; `export_as` does for it what the formats here have in common.
+Another distribution adds one by an entry point of the group ``pax_export.formats``, which names a
+`Format`; `export_as` does the part that all formats share.
 """
 
 from __future__ import annotations

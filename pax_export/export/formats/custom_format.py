@@ -36,12 +36,12 @@ _AS_TRACED = PassOptions(fold=False, keep=False, features_first=False)
 
 @dataclass(frozen=True)
 class FormatProgram:
-    """One signature of a model, as a format writes it.
+    """One signature of a model, for the writer of a format.
 
     Attributes:
-        key: of the signature, e.g. ``"serving_default"``.
+        key: the signature key, e.g. ``"serving_default"``.
         jaxpr: a `jax.extend.core.ClosedJaxpr`.  Its operands are the weights, then the inputs; its
-            results are the outputs.  Calls are inlined; loops and branches are as jax has them.
+            results are the outputs.  Calls are inlined; loops and branches are jax's own.
         weights: the arrays that the program reads, by name, in the order of the operands.
         inputs: shapes and dtypes by name, in the order of the operands; a size may be symbolic.
         outputs: shapes and dtypes by name, in the order of the results.
@@ -64,11 +64,11 @@ class FormatProgram:
     outputs: Mapping[str, jax.ShapeDtypeStruct]
 
     def decomposed(self, has: Callable[[Equation], bool]) -> FormatProgram:
-        """Returns a program in which operations that the format lacks are made of others.
+        """Returns a program in which operations that the format lacks are decomposed.
 
         Args:
-            has: whether the format has the operation of an equation.  It is called for the
-                operations of decompositions too.  An operation that has no decomposition stays.
+            has: whether the format has the operation of an equation.  It is also called for the
+                operations of decompositions.  Operations without a decomposition are unchanged.
         """
         leaves = [Weight(*each) for each in self.weights.items()]
         made = decompose(self.jaxpr, has, normal_forms=False)
@@ -77,12 +77,11 @@ class FormatProgram:
     def unsupported(self, equation: Equation, reason: str = "") -> UnsupportedOperationError:
         """Returns the error for an operation that the format cannot express.
 
-        Raised by the function that writes the format, it names the module and the line of the
-        user that the operation is from.
+        The writer of the format raises it; it names the module and source line of the operation.
 
         Args:
-            equation: of the jaxpr.
-            reason: why, if it is about the operands or parameters.
+            equation: an equation of the jaxpr.
+            reason: the reason, if it concerns operands or parameters.
         """
         text = f"The format has no operation {equation.primitive.name}"
         error = UnsupportedOperationError(
@@ -102,7 +101,7 @@ def _flat_program(
     inputs: Mapping[str, jax.ShapeDtypeStruct],
     outputs: Mapping[str, jax.ShapeDtypeStruct],
 ) -> FormatProgram:
-    """A program with its calls inlined, and the arrays that it holds among its weights."""
+    """Returns a program with inlined calls, and its constants among the weights."""
     made = optimized(jaxpr, leaves, constants, _AS_TRACED, len(outputs))
     weights: dict[str, np.ndarray] = {}
     for each in made.weights:
@@ -135,29 +134,27 @@ def export_as(
 ) -> Report:
     """Exports a model in a format of another distribution.
 
-    As in every export, the model is traced, written beside the path, called at several sizes
-    with ``format.run``, compared with jax, and moved to the path only if it agrees.  The report
-    is written into the folder, or as a zip archive behind the end of the file.
+    The model is traced, written to a temporary path, called at several sizes with ``format.run``,
+    compared with jax, and moved to its path only if the results agree. The report is written into
+    the folder, or appended to the file as a zip archive.
 
     Args:
-        format: the row of the format.
-        write: writes the programs to a path, which does not exist, or into a folder, which
-            is empty.  It may return ``details`` for the report, values of JSON by name; ``runs_in``
-            is the runtime.
+        format: the format.
+        write: writes the programs to a path that does not exist, or into an empty folder.  It may
+            return ``details`` for the report, JSON values by name; ``runs_in`` is the runtime.
         model: as for `to_saved_model`.
-        path: the file or folder to make.
+        path: the file or folder to create.
         inputs: as for `to_saved_model`.
         kwargs: as for `to_saved_model`.
         methods: as for `to_saved_model`.
         constraints: as for `to_saved_model`.
-        state: ``"frozen"`` refuses a model whose calls change what later calls
-            read; with ``"keep"`` every call begins with the state that is exported.
+        state: ``"frozen"`` refuses a model whose calls change state that later calls read; with
+            ``"keep"`` every call starts with the exported state.
         outputs: as for `to_saved_model`.
-        validate: load what was written, make calls at several sizes and compare with jax;
-            ``"process"`` does it in a fresh process, which imports only ``format.run_imports``.
+        validate: load the export, call it at several sizes and compare with jax; ``"process"`` uses
+            a fresh process, which imports only ``format.run_imports``.
         examples: as for `to_saved_model`.
-        overwrite: replace an export of `pax_export` that is there; nothing else is
-            ever replaced.
+        overwrite: replace an existing export of `pax_export`; other files are never replaced.
         sign: as for `to_saved_model`.
         card: as for `to_saved_model`.
 
@@ -165,7 +162,7 @@ def export_as(
         The report.
 
     Raises:
-        PaxError: of a class for each mistake, as for `to_saved_model`.
+        PaxError: a subclass for each error, as for `to_saved_model`.
 
     Example:
         A format of numpy arrays; ``run`` is for models of one product.

@@ -1,13 +1,12 @@
 """Signatures as TensorFlow functions over variables.
 
-The only file that builds TensorFlow graphs.  A writer makes the variables
-once, and then as many functions over them as it likes:
+The only file that builds TensorFlow graphs. A writer creates the variables once, and then any
+number of functions over them:
 
     variables = make_variables(store)
     functions = {each.key: make_function(each, variables) for each in signatures}
 
-One call of a signature is one `XlaCallModule` operation, the operation that
-jax2tf writes.
+One call of a signature is one `XlaCallModule` operation, as in jax2tf.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ def make_variables(store: Store) -> list[Any]:
 
 
 def make_function(signature: Signature, variables: Sequence[Any], gradient: object = None) -> Any:
-    """A `tf.function` of the signature's inputs, by position; gives the outputs by name.
+    """Returns a `tf.function` from the signature's inputs, by position, to outputs by name.
 
-    Its `get_concrete_function()` needs no arguments.  Functions of TensorFlow
-    around the signature are part of it.
+    Its `get_concrete_function()` needs no arguments. It includes the TensorFlow functions around
+    the signature.
     """
     if signature.processing is not None:
         return make_whole(signature, make_stages(signature, variables, gradient))
@@ -57,11 +56,10 @@ def make_function(signature: Signature, variables: Sequence[Any], gradient: obje
 def make_stages(
     signature: Signature, variables: Sequence[Any], gradient: object = None
 ) -> dict[str, Any]:
-    """The model and its processors, each as a `tf.function`.
+    """Returns the model and its processors, each as a `tf.function`.
 
-    ``model`` takes its inputs by position and gives its outputs by name;
-    ``preprocess`` gives these inputs, and ``postprocess`` takes these outputs by
-    position.
+    ``model`` takes inputs by position and returns outputs by name; ``preprocess`` returns these
+    inputs, and ``postprocess`` takes these outputs by position.
     """
     around = signature.processing
     assert around is not None
@@ -107,10 +105,10 @@ def tensor_spec(name: str | None, struct: Any) -> Any:
 def call_signature(
     signature: Signature, variables: Sequence[Any], inputs: Sequence[Any], gradient: object = None
 ) -> dict[str, Any]:
-    """Calls a signature inside of a TensorFlow function; gives the outputs by name.
+    """Calls a signature inside of a TensorFlow function; returns the outputs by name.
 
-    New state is assigned to the variables, which are those of the whole store.  `gradient` is
-    what `make_gradient` made, if it hangs on what will be saved.
+    New state is assigned to the variables, which are those of the whole store. `gradient` is the
+    result of `make_gradient`, if it is attached to the saved root.
     """
     results = _run(tensorflow("to_saved_model"), signature, variables, tuple(inputs), gradient)
     count = len(signature.output_names)
@@ -153,10 +151,10 @@ def _run(
 def _make_differentiable(
     tf: Any, run: Callable, pull_back: Callable, operands: Sequence[Any], gradient: Gradient
 ) -> list[Any]:
-    """The results of a call; those `of` a gradient have the one that `pull_back` gives.
+    """Returns the results of a call; those in `of` have the gradient of `pull_back`.
 
-    The others, of integers, pass beside the custom gradient: a saved one cannot
-    be called with results that have no cotangent.
+    Integer results bypass the custom gradient, because a saved one cannot be called with results
+    that have no cotangent.
     """
     results: list[Any] = []
 
@@ -174,10 +172,10 @@ def _make_differentiable(
 
 
 def make_gradient(signature: Signature) -> Any:
-    """The gradient of a signature as a `tf.function` that has a gradient itself, or None.
+    """Returns the gradient of a signature as a `tf.function` that has a gradient itself, or None.
 
-    A SavedModel keeps the gradients of functions that hang on its root, and not
-    those of gradients: a function to be differentiated twice must be attached there.
+    A SavedModel keeps the gradients of functions attached to its root, but not those of gradients:
+    a function to be differentiated twice must be attached there.
     """
     first = signature.gradient
     if first is None or first.next is None:
@@ -206,7 +204,7 @@ def make_gradient(signature: Signature) -> Any:
 
 
 def _needed_operands(first: Gradient, second: Gradient) -> list[int]:
-    """The operands of a gradient, and constants of its gradient, that either of them uses."""
+    """Returns operands of a gradient, and constants of its gradient, that either of them uses."""
     count, cotangents = len(first.structs), len(second.of)
     used = {*first.call.lowered.kept, *second.wrt}
     for index in second.call.lowered.kept:
@@ -229,7 +227,7 @@ def _call_module(tf: object, lowered: Lowered, operands: Sequence[Any]) -> list[
 
 def module_attributes(lowered: Lowered, results: Sequence[Any]) -> dict[str, Any]:
     """The attributes of an XlaCallModule operation."""
-    # A module for several platforms takes the index of the one that it runs on.
+    # A module for several platforms takes the index of the current one.
     platforms = lowered.platforms[: 1 if lowered.neutral else None]
     unchecked = lowered.neutral and len(lowered.platforms) > 1
     return {

@@ -1,6 +1,6 @@
 """A jax function over the variables of a model, callable from TensorFlow.
 
-It is traced and lowered once for each kind of input; named sizes are one kind.
+It is traced and lowered once per input type; symbolic sizes count as one type.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OPTIONS = {
 
 
 def _check_platforms(key: str, given: Mapping[str, Any], with_gradient: bool) -> tuple[str, ...]:
-    """The platforms that `jax2tf_kwargs` asks for, once all of them are checked."""
+    """Returns the platforms of `jax2tf_kwargs`, after checking all options."""
     if "polymorphic_shapes" in given:
         raise InvalidArgumentError(
             "Do not use `polymorphic_shapes` in `jax2tf_kwargs`.",
@@ -73,7 +73,7 @@ def _check_platforms(key: str, given: Mapping[str, Any], with_gradient: bool) ->
 
 
 def constraints_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The `polymorphic_constraints` of `jax2tf_kwargs`; a text alone is one of them."""
+    """Returns the `polymorphic_constraints` of `jax2tf_kwargs`, also a single string."""
     given = options.get("polymorphic_constraints") or ()
     return as_strings("polymorphic_constraints", given, CONSTRAINTS)
 
@@ -156,7 +156,7 @@ class TensorFlowMethod:
 
 
 def _make_rebuild(tree: PyTree, program: Program) -> Callable[[list[Any]], Any]:
-    """Makes the output of its arrays; what TensorFlow cannot nest becomes a dict."""
+    """Returns a function that nests output arrays; types unknown to TensorFlow become dicts."""
     names = list(program.output_names)
     if _can_nest(jax.tree_util.tree_unflatten(tree, names)):
         return lambda outputs: jax.tree_util.tree_unflatten(tree, outputs)

@@ -1,4 +1,4 @@
-"""The params of a `JaxModule`: arrays are variables named by path, other leaves stay."""
+"""The params of a `JaxModule`: arrays are variables named by path, other leaves are unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEYS = {
     jax.tree_util.GetAttrKey: "name",
     jax.tree_util.FlattenedIndexKey: "key",
 }
-# Of a variable's name, TensorFlow allows these; haiku's names hold slashes.
+# Characters that TensorFlow allows in variable names; haiku's names contain slashes.
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_.\\/>-]")
 _NUMBERS = (bool, int, float, complex)
 _ARRAYS = (
@@ -36,13 +36,13 @@ _ARRAYS = (
 
 
 def get_key_name(key: object) -> int | str:
-    """What one step of a jax key path is called.
+    """Returns the name of one step of a jax key path.
 
     Args:
         key: a `SequenceKey`, `DictKey`, `GetAttrKey` or `FlattenedIndexKey`.
 
     Raises:
-        InvalidArgumentError: it is something else.
+        InvalidArgumentError: another type.
 
     Example:
         >>> get_key_name(jax.tree_util.DictKey("kernel"))
@@ -85,7 +85,7 @@ def _join_path(path: tuple) -> str:
     def name(entry: object) -> str:
         if isinstance(entry, tuple(_KEYS)):
             return str(get_key_name(entry))
-        return jax.tree_util.keystr((entry,), simple=True)  # of a node with keys of its own
+        return jax.tree_util.keystr((entry,), simple=True)  # of a node with its own key class
 
     return ".".join(map(name, path)).replace("~", "_")
 
@@ -115,7 +115,7 @@ class Model:
                 value = value.copy()  # one array that is a leaf of two kinds
             # A Python number takes part in arithmetic as one.
             struct = leaf_struct(given if isinstance(given, _NUMBERS) else value, name)
-            # Of integers there is no gradient; their variables are marked as was asked.
+            # Integers have no gradient; their variables are marked as requested.
             trains = flags[place] and bool(jax.numpy.issubdtype(struct.dtype, jax.numpy.inexact))
             leaves.append(ExportLeaf(name, jax.tree_util.keystr(path), None, struct, trains))
             arrays.append(value)
@@ -146,7 +146,7 @@ class Model:
         return jax.tree_util.tree_unflatten(self.tree, [leaves[i] for i in range(len(leaves))])
 
     def add_variables(self) -> list[Any]:
-        """Makes variables for the arrays that methods close over, once they are known."""
+        """Creates variables for the arrays in closures of methods, once these are traced."""
         new = self.store.variables[len(self.variables) :]
         made = [self._placement.variable(each.value, each.name, False, None) for each in new]
         self.variables.extend(made)
@@ -217,7 +217,7 @@ class _Placement:
             )
 
     def variable(self, value: object, name: str, trainable: bool, pspec: object) -> Any:
-        """A variable that holds the value."""
+        """Creates a variable with the value."""
         if self._mesh is not None:
             tensor = self.stored(value, pspec)
             return tf.experimental.dtensor.DVariable(tensor, trainable=trainable, name=name)
@@ -226,7 +226,7 @@ class _Placement:
             return tf.Variable(value, trainable=trainable, name=name)
 
     def stored(self, value: PyTree, pspec: PyTree) -> Any:
-        """What a variable of this partition spec is assigned for a value."""
+        """Returns the value to assign to a variable with this partition spec."""
         if self._mesh is None:
             return value
         return dtensor_utils.jax_array_to_dtensor(

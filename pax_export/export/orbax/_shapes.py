@@ -1,8 +1,8 @@
 """Converts partially known TensorFlow shapes to symbolic dimensions.
 
-A method's `input_polymorphic_shape` is a pytree, or the beginning of one, like
-its input.  A leaf of it is ``None`` (all sizes are known), text as
-`jax.export.symbolic_shape` reads it (``"b, ..."``), or the dimensions one by one.
+A method's `input_polymorphic_shape` is a pytree, or a prefix of one, like its input. Its leaves are
+``None`` (all sizes are known), a string for `jax.export.symbolic_shape` (``"b, ..."``), or a
+sequence of dimensions.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _suggest_shape(shape: Sequence[int | None]) -> str:
 
 
 def is_spec(value: object) -> bool:
-    """Whether this is the shape of one array, rather than a tree of them."""
+    """Returns whether this is the shape of one array, not a tree of shapes."""
     if isinstance(value, str) or type(value).__name__ == "PolyShape":
         return True
     return isinstance(value, tuple) and any(
@@ -135,7 +135,7 @@ def _first_line(error: Exception) -> str:
 def shapes_of_results(
     results: Sequence[tuple], symbolic_shapes: Sequence[tuple], shapes: Sequence[Sequence]
 ) -> list[list[int | None]]:
-    """The shapes of results in numbers, where they follow from the sizes that TensorFlow knows."""
+    """Returns the shapes of results as numbers, where these follow from known sizes."""
     found: dict[str, int] = {}
     for names, numbers in zip(symbolic_shapes, shapes):
         for name, number in zip(map(str, names), numbers):

@@ -46,7 +46,7 @@ class TensorSpecWithDefault:
         if self.default_val is None:
             raise InvalidArgumentError("Use TensorSpec if no defaults are needed.")
         if not isinstance(self.default_val, tf.Tensor):
-            # What a signature of TensorFlow keeps as a default is a tensor.
+            # Defaults in signatures of TensorFlow are tensors.
             self.default_val = tf.convert_to_tensor(self.default_val, self.tensor_spec.dtype)
         actual = tf.TensorSpec.from_tensor(self.default_val, name=self.tensor_spec.name)
         if not actual.is_subtype_of(self.tensor_spec):
@@ -89,15 +89,15 @@ def _default_values(input_signature: Sequence[PyTree]) -> list[Any]:
 
 
 def with_default_args(tf_fn: Callable[..., Any], input_signature: Sequence[PyTree]) -> Any:
-    """A `tf.function` with the default values of an input signature.
+    """Returns a `tf.function` with the default values of an input signature.
 
     Args:
-        tf_fn: the function, of as many arguments as the signature has parts.
+        tf_fn: the function, with one argument per part of the signature.
         input_signature: a sequence of `tf.TensorSpec`, `TensorSpecWithDefault`
             or nests of them.
 
     Raises:
-        InvalidArgumentError: some tensors of an argument have a default value.
+        InvalidArgumentError: only some tensors of an argument have a default value.
 
     Example:
         >>> import tensorflow as tf
@@ -185,7 +185,7 @@ def _same_batch(batch: Any, tensor: object, is_primary: bool, name: str | None) 
 
 
 def is_flat(output: Any) -> bool:
-    """Whether TensorFlow takes the output of a signature as it is."""
+    """Returns whether TensorFlow accepts the output of a signature without changes."""
     parts = output.values() if isinstance(output, Mapping) else output
     return not isinstance(output, (Mapping, list, tuple)) or jax.tree_util.all_leaves(parts)
 
@@ -203,7 +203,7 @@ def flattened(output: Any) -> Any:
 
 
 class CallableSignatures:
-    """The signatures of a SavedModel in a session of TensorFlow 1, which knows default values.
+    """The signatures of a SavedModel in a session of TensorFlow 1, with default values.
 
     Args:
         sess: a session with the model.
@@ -246,7 +246,7 @@ class CallableSignatures:
 
         Args:
             model_dir: the directory.
-            tags: of the graph to load, mostly ``["serve"]``.
+            tags: the tags of the graph to load, usually ``["serve"]``.
             sess_config: a ``ConfigProto`` for the session.
         """
         with tf.Graph().as_default():

@@ -4,7 +4,7 @@
     config.update("obx_export_tf_preprocess_only", True)
     with obx_export_tf_preprocess_only(True): ...
 
-A block holds for one thread, and takes precedence over the others.
+A context manager applies to one thread, and takes precedence over the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPTIONS = {"obx_export_tf_preprocess_only": False}
 
 
 def bool_env(varname: str, default: bool) -> bool:
-    """Reads a boolean from the environment, `default` where it is not set.
+    """Reads a boolean from the environment; `default` if it is not set.
 
     True is y, yes, t, true, on or 1, False is n, no, f, false, off or 0, in any case.
 
@@ -65,16 +65,16 @@ class Config:
         """Sets an option for the whole process.
 
         Raises:
-            UnknownOptionError: there is none of this name.
+            UnknownOptionError: there is no such option.
         """
         self.read(name)
         self._values[name] = val
 
     def read(self, name: str) -> bool:
-        """The value of an option for the whole process.
+        """Returns the value of an option for the whole process.
 
         Raises:
-            UnknownOptionError: there is none of this name.
+            UnknownOptionError: there is no such option.
         """
         if name not in _OPTIONS:
             raise UnknownOptionError(

@@ -8,10 +8,9 @@ __all__ = ["ExportModelType"]
 
 
 class ExportModelType(enum.Enum):
-    """What an `ExportManager` writes.
+    """The type of model that an `ExportManager` writes.
 
-    Only ``TF_SAVEDMODEL`` can be written; orbax's own ``ORBAX_MODEL`` has no
-    public writer, and `JaxModule` refuses it.
+    Only ``TF_SAVEDMODEL`` is supported; orbax's own ``ORBAX_MODEL`` has no public writer.
 
     Example:
         >>> ExportModelType.TF_SAVEDMODEL.name

@@ -44,7 +44,7 @@ _THREAD = _Thread()
 
 @dataclass(frozen=True)
 class Mesh:
-    """One mesh, as jax and as DTensor know it.
+    """One mesh, for jax and for DTensor.
 
     Example:
         >>> get_current_mesh() is None  # outside of an export over a mesh
@@ -100,10 +100,10 @@ def dtensor_initialized() -> bool:
 
 
 def shutdown_dtensor() -> None:
-    """Ends what `initialize_dtensor` began.
+    """Shuts down DTensor after `initialize_dtensor`.
 
     Raises:
-        DTensorStateError: it has not been called.
+        DTensorStateError: DTensor is not initialized.
 
     Example:
         >>> shutdown_dtensor()  # doctest: +SKIP
@@ -147,12 +147,12 @@ def jax_array_to_dtensor(
 
     Args:
         arr: the array; resharded if `jax_mesh` is given.
-        pspec: how each dimension is sharded.
-        dmesh: the mesh of DTensor.
-        jax_mesh: the same mesh of jax.
+        pspec: the sharding of each dimension.
+        dmesh: the DTensor mesh.
+        jax_mesh: the same mesh in jax.
         allow_multi_axis_sharding_consolidation: shard a dimension with several mesh axes over
             the largest of them; DTensor supports only one.
-        allow_multi_axis_sharding_conslidation: the same.
+        allow_multi_axis_sharding_conslidation: the same, with orbax's spelling.
 
     Raises:
         InvalidArgumentError: the mesh does not divide the array.
@@ -218,12 +218,12 @@ def layout_axes(
 
 @contextmanager
 def maybe_enable_dtensor_export_on(mesh: jax.sharding.Mesh | None) -> Iterator[None]:
-    """A block in which the variables of a `JaxModule` are sharded over a mesh.
+    """Context manager in which the variables of a `JaxModule` are sharded over a mesh.
 
-    It does nothing where DTensor is not initialized or there is no mesh.
+    It does nothing if DTensor is not initialized or the mesh is None.
 
     Args:
-        mesh: a mesh of jax.
+        mesh: a jax mesh.
 
     Example:
         >>> with maybe_enable_dtensor_export_on(None):
@@ -242,7 +242,7 @@ def maybe_enable_dtensor_export_on(mesh: jax.sharding.Mesh | None) -> Iterator[N
 
 
 def get_current_mesh() -> Mesh | None:
-    """The mesh of the innermost block, as jax and DTensor know it.
+    """Returns the mesh of the innermost context, for jax and DTensor.
 
     Example:
         >>> get_current_mesh() is None
@@ -252,7 +252,7 @@ def get_current_mesh() -> Mesh | None:
 
 
 def get_current_dtensor_mesh() -> Any:
-    """The mesh of the innermost block, as DTensor knows it.
+    """Returns the DTensor mesh of the innermost context.
 
     Example:
         >>> get_current_dtensor_mesh() is None

@@ -138,20 +138,19 @@ class ExportManager(ExportManagerBase):
         serving_signatures: Mapping[str, Callable[..., Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Writes the SavedModel, whole or not at all.
+        """Writes the SavedModel, atomically.
 
         Args:
-            model_path: the directory.  One that holds a SavedModel and nothing
-                else is replaced, whole; an empty one is filled.
-            save_options: a `tf.saved_model.SaveOptions`; it is left as it is.
-            signature_overrides: signatures instead of those of the configs, or
-                beside them.
-            serving_signatures: the signatures instead of all those of the configs.
+            model_path: the directory.  An existing one is replaced if it contains only a SavedModel
+                or is empty.
+            save_options: a `tf.saved_model.SaveOptions`; it is not modified.
+            signature_overrides: signatures that replace or add to those of the configs.
+            serving_signatures: signatures that replace all those of the configs.
             **kwargs: none; accepted to raise a clear error.
 
         Raises:
-            ExportPathError: the directory holds something else.
-            InvalidArgumentError: `save_options` is something else.
+            ExportPathError: the directory contains other files.
+            InvalidArgumentError: `save_options` has another type.
         """
         if kwargs:
             raise InvalidArgumentTypeError(
@@ -220,7 +219,7 @@ class ExportManager(ExportManagerBase):
 
 
 def _with_flat_outputs(function: Any, config: ServingConfig) -> Any:
-    """The function of a config as a signature can be: with outputs that are not nested."""
+    """Returns the function of a config with flat outputs, as signatures require."""
     if is_flat(function.get_concrete_function().structured_outputs):
         return function
 

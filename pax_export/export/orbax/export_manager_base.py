@@ -20,4 +20,4 @@ class ExportManagerBase(abc.ABC):
 
     @abc.abstractmethod
     def load(self, model_path: str, **kwargs: Any) -> Any:
-        """Loads what was saved there."""
+        """Loads a saved model."""

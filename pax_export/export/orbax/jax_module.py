@@ -35,12 +35,12 @@ def get_obx_export_tf_preprocess_only() -> bool:
 class JaxModule(tf.Module):
     """TensorFlow variables for the params of a jax function, and TensorFlow functions over them.
 
-    Methods are lowered like those of `to_saved_model`, for TensorFlow 2.15 and later where the
-    model allows it.
+    Methods are lowered like those of `to_saved_model`, for TensorFlow 2.15 and later if the model
+    allows it.
 
     Args:
         params: any pytree. Its arrays become variables named by path,
-            ``layers.0.kernel``; other leaves stay.
+            ``layers.0.kernel``; other leaves are unchanged.
         apply_fn: a function of the params and one (nested) input, or a mapping
             of method keys to such functions.
         trainable: which params are trainable: True, False (default), or a
@@ -53,7 +53,7 @@ class JaxModule(tf.Module):
             methods, a mapping. Options that jax2tf ignores are ignored.
         jit_compile: whether TensorFlow compiles the functions with XLA; for
             several methods also a mapping.
-        name: of the module.
+        name: the name of the module.
         pspecs: the partition specs of the params, within `maybe_enable_dtensor_export_on`.
         allow_multi_axis_sharding_conslidation: shard a dimension with several
             mesh axes over the largest of them.
@@ -111,7 +111,7 @@ class JaxModule(tf.Module):
             key: TensorFlowMethod(key, function, shapes[key], options[key], self._with_gradient)
             for key, function in functions.items()
         }
-        # `tf.Module` would wrap these in containers of its own.
+        # `tf.Module` would wrap these in its own containers.
         self._given = SimpleNamespace(
             functions=functions, shapes=shapes, options=options, jit=jit, methods=made
         )
@@ -121,7 +121,7 @@ class JaxModule(tf.Module):
         self._closed_over: Any = []
         self._methods: Any = {}
         if get_obx_export_tf_preprocess_only():
-            self._given.params = params  # there is no model that holds them
+            self._given.params = params  # no model contains them
         else:
             consolidate = allow_multi_axis_sharding_consolidation
             if consolidate is None:
@@ -131,7 +131,7 @@ class JaxModule(tf.Module):
 
     def _bind_methods(self, model: Model) -> None:
         """Makes the functions over the variables."""
-        # A list of its own each time: what tf.Module holds, it also saves.
+        # A new list each time, because tf.Module saves the lists that it contains.
         self._closed_over = []
         self._tf_var_leaves = model.leaf_variables()
         self._methods = {
@@ -147,17 +147,16 @@ class JaxModule(tf.Module):
 
     @property
     def jax_methods(self) -> Mapping[str, Callable[..., Any]]:
-        """The functions of jax, by their keys, with the params as they are now."""
+        """The jax functions by key, with the current params."""
         params = self.model_params
         return {key: functools.partial(each, params) for key, each in self.apply_fn_map.items()}
 
     def update_variables(self, params: PyTree) -> None:
-        """Gives the variables other values: all of them, or none and an error.
+        """Assigns new values to all variables, or raises and assigns none.
 
-        They are written one after the other, so that there is never a second
-        copy of all.  Params that were one array and are no longer equal get a
-        variable each; functions taken from `methods` before that are not those
-        of the module any more.
+        They are assigned one by one, without a second copy of all. Params that were one array and
+        are no longer equal get separate variables; functions taken from `methods` before that no
+        longer belong to the module.
 
         Args:
             params: a pytree with the structure, shapes and dtypes of the first.
@@ -194,7 +193,7 @@ class JaxModule(tf.Module):
 
     @property
     def apply_fn_map(self) -> Mapping[str, ApplyFn]:
-        """The functions that the module was made of, by their keys."""
+        """The functions of the module by key."""
         return self._given.functions
 
     @property
@@ -204,7 +203,7 @@ class JaxModule(tf.Module):
 
     @property
     def jax2tf_kwargs_map(self) -> Mapping[str, Any]:
-        """The `jax2tf_kwargs` of each method, None where there are none."""
+        """The `jax2tf_kwargs` of each method, or None."""
         return self._given.options
 
     @property
@@ -214,7 +213,7 @@ class JaxModule(tf.Module):
 
     @property
     def export_version(self) -> constants.ExportModelType:
-        """What an `ExportManager` of this module writes."""
+        """The type of model that an `ExportManager` of this module writes."""
         return constants.ExportModelType.TF_SAVEDMODEL
 
     def export_module(self) -> JaxModule:
@@ -255,7 +254,7 @@ class JaxModule(tf.Module):
 
 
 def _make_function(call: Callable[[Any], Any], jit_compile: bool) -> Any:
-    # TensorFlow makes the names of its functions of this one, and not every
+    # TensorFlow derives the names of its functions from this one, and not every
     # reader takes those of lambdas.
     def predict_fn(x: object) -> Any:
         return call(x)

@@ -26,8 +26,8 @@ class ServingConfig:
             or nests of them. By default that of `tf_preprocessor`.
         tf_preprocessor: a TensorFlow function; its output is the method's input.
         tf_postprocessor: a TensorFlow function of the method's output.
-        extra_trackable_resources: resources of both that they do not hold
-            themselves, e.g. vocabularies; they are saved.
+        extra_trackable_resources: resources of both that are not their attributes, e.g.
+            vocabularies; they are saved.
         method_key: the method, if the module has several.
         preprocessors: only for ``ORBAX_MODEL``.
         postprocessors: only for ``ORBAX_MODEL``.
@@ -81,7 +81,7 @@ class ServingConfig:
         return self.signature_key
 
     def get_input_signature(self, required: bool = True) -> Any:
-        """What the signature takes, from here or from `tf_preprocessor`.
+        """Returns the input signature, from here or from `tf_preprocessor`.
 
         Raises:
             InvalidArgumentError: neither has one, and it is required.
@@ -131,12 +131,12 @@ class ServingConfig:
         infer_step_fns: Callable[..., Any] | Mapping[str, Callable[..., Any]],
         require_numpy: bool = True,
     ) -> Mapping[str, Callable[..., Any]]:
-        """The method between its processors, for each key of the signature.
+        """Returns the method between its processors, for each signature key.
 
         Args:
-            infer_step_fns: the methods by their keys, or the only one.
-            require_numpy: give the method arrays of numpy, as one of jax needs
-                them, and give arrays of numpy back; otherwise tensors.
+            infer_step_fns: the methods by key, or the only one.
+            require_numpy: pass numpy arrays to the method, as jax functions need, and return numpy
+                arrays; otherwise tensors.
         """
         step = self.get_infer_step(infer_step_fns)
         before = self.tf_preprocessor and as_function(self.tf_preprocessor)

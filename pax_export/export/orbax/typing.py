@@ -7,7 +7,7 @@ from typing import Any
 
 #: Any nested value that `jax.tree_util` takes apart.
 PyTree = Any
-#: Takes the params and the inputs, each of them one pytree.
+#: A function of params and inputs, each one pytree.
 ApplyFn = Callable[[PyTree, PyTree], PyTree]
 
 # Kinds of arguments are not functions that a page of the reference could show.

@@ -108,8 +108,8 @@ def with_bfloat16(
     """Wraps a function so that it computes in bfloat16 for float32 arguments.
 
     Args:
-        function: of jax or TensorFlow, of nested arguments: an `apply_fn`, whose params
-            are converted as well, or a processor.
+        function: a jax or TensorFlow function of nested arguments: an `apply_fn`, whose params are
+            converted, too, or a processor.
         inputs: convert float32 arguments to bfloat16.
         outputs: convert bfloat16 outputs to float32, so that a signature keeps its dtypes.
 
@@ -200,10 +200,10 @@ def save_jax_exported_map(
 
 
 def load_jax_exported_map(dir_path: str | os.PathLike[str]) -> dict[str, jax_export.Exported]:
-    """Reads what `save_jax_exported_map` wrote.
+    """Reads the files of `save_jax_exported_map`.
 
     Raises:
-        ExportPathError: there is no such directory, or a file of it is damaged.
+        ExportPathError: the directory is missing, or a file in it is damaged.
 
     Example:
         >>> load_jax_exported_map(folder)  # doctest: +SKIP

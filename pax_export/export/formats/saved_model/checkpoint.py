@@ -1,8 +1,7 @@
 """Writes and compares the variables of a SavedModel.
 
-A checkpoint is an index, which is a sorted table of names, and a file of bytes.  Arrays are
-written one after the other and compared piece by piece: a model that fills half of the memory
-must not need the other half.
+A checkpoint is an index, which is a sorted table of names, and a data file. Arrays are written one
+by one and compared in pieces, because a model may fill half of the memory.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: bytes) -> None:
-    """Writes a checkpoint called ``variables``; `objects` is what `tracked_objects` gave."""
+    """Writes a checkpoint named ``variables``; `objects` is the result of `tracked_objects`."""
     header = {"num_shards": 1, "version": {"producer": 1}}
     entries = {b"": schemas.BUNDLE_HEADER.encode(header)}
     with (directory / "variables.data-00000-of-00001").open("wb") as file:

@@ -82,85 +82,69 @@ def to_saved_model(
     It is written without TensorFlow, which `preprocess`, `postprocess` and `validate` need.
 
     Args:
-        model: a `Module`, exported in eval mode; a function; a pair ``(params,
-            function)`` of any pytree and a function of it and the inputs; a bound
-            method or a `functools.partial`; a module of equinox or flax.nnx;
-            ``(module, variables)`` of flax.linen; ``(transformed, params)`` of haiku.
-        path: the directory to make.
-        inputs: what the model is called with: a `spec`, an array, a
-            `jax.ShapeDtypeStruct`, or a pytree of them.  A tuple is several
-            positional arguments.
-        kwargs: the keyword arguments of the call, likewise.
-        methods: a signature for each key: the name of a method, or a function
-            that takes the model first.  `inputs` and `kwargs` are then dicts
-            with the same keys.  All signatures share the variables.
-        constraints: what may be assumed of symbolic dimensions, e.g.
-            ``("length <= 512",)``.
-        state: ``"frozen"`` refuses a model whose calls change what later calls
-            read; ``"update"`` assigns the new state to the variables in every
-            call of the exported model; with ``"keep"`` every call begins with the
-            state that is exported.
-        outputs: ``"float32"`` casts half-precision outputs of a module under a policy
-            to float32, which every runtime has; ``"model"`` keeps their dtype.
-        trainable: make the parameters trainable variables, and keep gradients
-            with respect to them.  True means all that are not frozen; paths
-            (``("head", "encoder.*.norm")``), a selection of ``net.at(...)``, a
-            filter of `pax_export.transforms`, a function of name and array, or a
-            prefix with True and False choose some of them.
-        vjp_order: 1 keeps gradients of the outputs with respect to floating-point
-            inputs and trainable variables, 2 gradients of these too, 0 none; an
-            export that cannot hold them is refused.  By default it holds what
-            it can: 1, or 2 with `trainable`.
-        train_step: a function ``(model, optimizer, *batch) -> (model, optimizer,
-            metrics)``, which becomes the signature ``"train_step"``: a call
-            gives the metrics, and assigns the new model and optimizer to the
-            variables that all signatures share.  The model is in train mode.
-        optimizer: the optimizer, of any kind that is a pytree; its arrays are
-            variables called ``optimizer.…``.
-        train_inputs: the batch, written like `inputs`.
-        preprocess: a TensorFlow function before the model: a `tf.function`, a
-            function of TensorFlow operations, or a `tf.Module` or Keras layer.
-            It gives what the model is called with: a tuple of positional
-            arguments, the only one, or a dict of all by name.  With `methods`,
-            a dict over some of their keys.
-        postprocess: one after it, which takes what the model gives.
-        preprocess_inputs: what the preprocessor takes, written like `inputs`,
-            text (``spec("batch", "string")``) and `tf.TensorSpec` included.  A
-            `tf.function` with an ``input_signature`` says it by itself.
-        platforms: the machines to lower for.
-        consumer: the oldest TensorFlow that must run it, e.g.
-            ``"tensorflow>=2.17"``; refused if the model needs a newer one.
-            The export is always made for the oldest that it can be.
-        validate: load what was written, make calls at several sizes and compare
-            with jax, as far as that takes no longer than the export itself and two
-            seconds; the report lists what was left out.  ``"full"`` leaves nothing out;
-            ``"process"`` does so in a fresh process without jax.
-            ``"variables"`` makes no calls and compares the variables alone, one
-            after the other, for a model on several devices or on disk that is
-            larger than the memory of this machine.  Calls need TensorFlow; where it is
-            not installed, a `NotValidatedWarning` is issued, and ``"full"`` and
-            ``"process"`` are refused.
-        examples: a list of arguments to make these calls with, where random ones
-            mean nothing to the model or its preprocessor; each is a tuple of
-            positional arguments, the only one, or a dict of all by name.  With
+        model: a `Module`, exported in eval mode; a function; a pair ``(params, function)`` of any
+            pytree and a function of it and the inputs; a bound method or a `functools.partial`; a
+            module of Equinox or flax.nnx; ``(module, variables)`` of flax.linen;
+            ``(transformed, params)`` of haiku.
+        path: the directory to create.
+        inputs: the inputs of the model: a `spec`, an array, a `jax.ShapeDtypeStruct`, or a pytree
+            of them.  A tuple is several positional arguments.
+        kwargs: the keyword arguments of the call, in the same form.
+        methods: signature keys -> the name of a method, or a function with the model as its first
+            argument.  `inputs` and `kwargs` are then dicts with the same keys.  All signatures
+            share the variables.
+        constraints: constraints on symbolic dimensions, e.g. ``("length <= 512",)``.
+        state: ``"frozen"`` refuses a model whose calls change state that later calls read;
+            ``"update"`` assigns the new state to the variables in every call of the exported
+            model; with ``"keep"`` every call starts with the exported state.
+        outputs: ``"float32"`` casts half-precision outputs of a module under a policy to float32,
+            which every runtime supports; ``"model"`` keeps their dtype.
+        trainable: make the parameters trainable variables, with gradients.  True means all that
+            are not frozen; paths (``("head", "encoder.*.norm")``), a selection of
+            ``net.at(...)``, a filter of `pax_export.transforms`, a function of name and array, or
+            a prefix with True and False select some of them.
+        vjp_order: 1 includes gradients of the outputs with respect to floating-point inputs and
+            trainable variables, 2 also gradients of these, 0 none; raises if the model has none.
+            The default includes what the model supports: 1, or 2 with `trainable`.
+        train_step: a function ``(model, optimizer, *batch) -> (model, optimizer, metrics)``,
+            exported as the signature ``"train_step"``: a call returns the metrics, and assigns
+            the new model and optimizer to the shared variables.  The model is in train mode.
+        optimizer: the optimizer, any pytree; its arrays become variables named ``optimizer.…``.
+        train_inputs: the batch, in the same form as `inputs`.
+        preprocess: a TensorFlow function before the model: a `tf.function`, a function of
+            TensorFlow operations, or a `tf.Module` or Keras layer.  It returns the arguments of
+            the model: a tuple of positional ones, a single one, or a dict of all by name.  With
             `methods`, a dict over some of their keys.
-        overwrite: replace an export of `pax_export` that is there; nothing else is
-            ever replaced.
-        sign: the file of a private key: the export is signed, in `model.sig`, for
+        postprocess: a TensorFlow function of the model's outputs.
+        preprocess_inputs: the inputs of the preprocessor, in the same form as `inputs`, including
+            text (``spec("batch", "string")``) and `tf.TensorSpec`.  Not needed for a
+            `tf.function` with an ``input_signature``.
+        platforms: the platforms to lower for.
+        consumer: the oldest TensorFlow that must run it, e.g. ``"tensorflow>=2.17"``; raises if
+            the model needs a newer one.  The export always supports the oldest possible one.
+        validate: load the export, call it at several sizes and compare with jax, within the time
+            of the export itself plus two seconds; the report lists omitted calls.  ``"full"``
+            omits none; ``"process"`` uses a fresh process without jax.  ``"variables"`` makes no
+            calls and compares only the variables, one by one, for a model on several devices or
+            on disk that is larger than memory.  Calls need TensorFlow; if it is not installed, a
+            `NotValidatedWarning` is issued, and ``"full"`` and ``"process"`` raise.
+        examples: a list of arguments for these calls, if random ones are meaningless for the
+            model or its preprocessor; each is a tuple of positional arguments, a single one, or a
+            dict of all by name.  With `methods`, a dict over some of their keys.
+        overwrite: replace an existing export of `pax_export`; other files are never replaced.
+        sign: the file of a private key, to sign the export in `model.sig`, for
             ``load(path, verify=...)`` with the public key.
-        card: write ``pax_export.html`` into the folder, the report as a page for people
-            with calls to copy; ``False`` leaves it out, and a drawing of the model,
-            as ``pax.inspection.draw`` gives it, is on it.
-        quantization: the report of `pax_export.quantize`, if it made the model: what weights
-            lost is then in the report of the export, beside what the kernels of the runtime add.
+        card: write ``pax_export.html`` into the folder, the report as HTML with calls to copy;
+            ``False`` omits it, and a drawing of ``pax.inspection.draw`` is included.
+        quantization: the report of `pax_export.quantize`, if it made the model: the export's
+            report then has the loss of the weights, next to the effect of the runtime's kernels.
 
     Returns:
-        The report, which can be printed, and is stored beside the model as
-        ``pax_export.json``.
+        The report, which can be printed, and is stored with the model as ``pax_export.json``.
 
     Raises:
-        PaxError: of a class for each mistake; see the guide on exporting.
-            Nothing is written then, and what was there is still there.
+        PaxError: a subclass for each error; see the guide on exporting.  Nothing is written
+            then, and existing files do not change.
 
     Example:
         >>> import tempfile, jax.numpy as jnp
@@ -173,6 +157,7 @@ def to_saved_model(
         ...     )
         >>> print(report.signatures["serving_default"].inputs[0])
         x: float32[batch, 3]
+
     """
     platforms = checked_platforms(platforms)
     check_choice("state", state, ("frozen", "update", "keep"))
@@ -284,10 +269,10 @@ class _SavedModelContents(Contents):
             return {}
         lowered.store.gather()
         cases, here = self.cases(run.budget), run_saved_model
-        # Functions of TensorFlow may bring variables of their own, and what is computed from
-        # variables is computed when they are read: then all of them are.
+        # TensorFlow functions may have their own variables, and computed variables are computed
+        # when read: in both cases TensorFlow reads all of them.
         if not self.exporter.processes and lowered.initializer is None:
-            # What was written of the variables is compared; calls here share the memory of ours.
+            # The written variables are compared; calls here share the memory of ours.
             checkpoint.compare(place, lowered.weights)
             here = partial(run_saved_model, weights=lowered.weights)
         return validated(exporter.format, place, cases, run.separate, here=here)

@@ -20,22 +20,21 @@ from pax_export.export.artifact.structure import rebuild
 
 
 class LoadedModel:
-    """An export that has been loaded; call it like the model that was exported.
+    """A loaded SavedModel; call it like the exported model.
 
     Positional and keyword arguments, nested arguments and outputs are those of
     the model.  Outputs are TensorFlow tensors if an argument is one, jax arrays
     if one is of jax, and numpy arrays otherwise.
 
-    Threads may call it at once.  Where a signature assigns variables (a step of
-    training, ``state="update"``), one call is made after the other, so that none
-    sees the half of another one's state.
+    It is thread-safe. Calls of a signature that assigns variables (a training step,
+    ``state="update"``) are serialized, so that none sees partial state.
 
     Attributes:
-        report: what the export is.
+        report: the report of the export.
         signatures: by key, functions like the model itself.
         variables: the stored arrays as `tf.Variable`, by name.
-        trainable_variables: those that training changes.
-        root: what `tf.saved_model.load` gave.
+        trainable_variables: the trainable ones.
+        root: the result of `tf.saved_model.load`.
 
     Example:
         >>> import tempfile, pax_export as pax
@@ -66,8 +65,8 @@ class LoadedModel:
         """Calls the default signature, or the only one.
 
         Raises:
-            InvalidArgumentError: there are several and none is the default, or
-                the arguments have another structure than the exported ones.
+            InvalidArgumentError: there are several signatures without a default, or the structure
+                of the arguments differs.
         """
         return default_of(self.signatures)(*args, **kwargs)
 
@@ -98,8 +97,8 @@ class LoadedSignature:
         return rebuild(self.info.result, lambda name: convert(outputs[name]))
 
     def _prepare_inputs(self, named: dict[str, Any]) -> Callable[[Any], Any]:
-        """Makes tensors and arrays of numpy of all inputs; gives what converts the outputs."""
-        # Inside of a tf.function nothing has a value yet.
+        """Converts all inputs to tensors and numpy arrays; returns the converter of the outputs."""
+        # In a tf.function tensors have no values.
         convert: Callable[[Any], Any] = _to_numpy if self._tf.executing_eagerly() else _keep_tensor
         for name, value in named.items():
             if is_of_jax(value):
@@ -125,7 +124,7 @@ class LoadedSignature:
             self._arguments.check_dtypes({n: t.dtype.name for n, t in tensors.items()}, error)
             shapes = {n: tuple(t.shape) for n, t in tensors.items()}
             empty = self._arguments.empty_outputs(shapes)
-            if empty is not None:  # one that an older version of ours wrote
+            if empty is not None:  # written by an older version of ours
                 return {name: tf.constant(value) for name, value in empty.items()}
             self._arguments.check_shapes(shapes, error)
             raise
@@ -154,30 +153,26 @@ def load(path: Path, report: Report) -> LoadedModel:
 
 
 class DirectCall:
-    """The fast way to call a loaded function, which passes by TensorFlow's reading of arguments.
+    """A fast call of a loaded function, without TensorFlow's argument processing.
 
-    Of a call of a small signature, some 150 of 200 µs go into finding out which
-    argument is which, whether its shape fits, and who wants a gradient, and into
-    handing the work over to another thread.  An operation that calls a function,
-    `tf.raw_ops.StatefulPartitionedCall`, does none of this: it takes all tensors
-    in order, the variables among them, and runs the function in place.
+    In a call of a small signature, some 150 of 200 µs are spent on matching arguments, checking
+    shapes, looking for gradient tapes, and switching threads. `tf.raw_ops.StatefulPartitionedCall`
+    does none of this: it takes all tensors in order, including the variables, and runs the function
+    in place.
 
-    So this is for calls that are like one before, which TensorFlow has read and
-    accepted, and only where the difference cannot be observed:
+    So it is used for calls similar to an earlier one that TensorFlow has accepted, and only if the
+    difference is not observable:
 
-    - nothing records gradients: the operation has none;
-    - nothing is traced: a function that is saved should hold a call that TensorFlow
-      can differentiate;
-    - there is one device, and no strategy to spread variables over several: then
-      there is nothing to place;
-    - the function changes no variable: the operation runs what its results need,
-      and leaves the rest out.
+    - no gradients are recorded: the operation has none;
+    - nothing is traced: a saved function should contain a call that TensorFlow can differentiate;
+    - there is one device, and no distribution strategy;
+    - the function changes no variable: the operation runs only what its results need.
     """
 
     def __init__(self, tf: Any, function: Any):
-        """Prepares calls of a signature of a SavedModel, which takes and gives tensors by name."""
+        """Prepares calls of a signature of a SavedModel, with tensors by name."""
         outputs = function.structured_outputs
-        # The order in which TensorFlow keeps what has names.
+        # TensorFlow's order of named arguments.
         self._inputs = sorted(function.structured_input_signature[1])
         self._outputs = sorted(outputs)
         self._variables = list(function.captured_inputs)
@@ -192,9 +187,9 @@ class DirectCall:
         self.known: set[tuple[Any, ...]] = set()
 
     def kind(self, named: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """What this call, with a tensor or array by name, shares with those that are like it.
+        """Returns the key of this call's type, from tensors or arrays by name.
 
-        It is None if the call must go TensorFlow's way, whatever was called before.
+        It is None if the call must use TensorFlow's own path.
         """
         if not self._eager() or self._recording():
             return None
@@ -211,7 +206,7 @@ class DirectCall:
             self.known.add(kind)
 
     def __call__(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        """Calls the function; only for a known kind."""
+        """Calls the function; only for a known type of call."""
         given = [named[name] for name in self._inputs]
         return dict(zip(self._outputs, self._run(args=given + self._variables)))
 
@@ -229,10 +224,10 @@ def direct_call(tf: Any, function: Any, info: SignatureInfo) -> DirectCall | Non
 
 
 def _find_recording() -> Callable[[], bool]:
-    """The functions that tell whether a tape or an accumulator may record a call.
+    """Returns the functions that report whether a tape or an accumulator may record a call.
 
-    TensorFlow has no public name for this.  Where it loses the one that all its
-    releases from 2.15 to 2.21 have, all calls go its own way.
+    TensorFlow has no public API for this. If a release lacks the names of 2.15 to 2.21, all calls
+    use TensorFlow's own path.
     """
     try:
         return importlib.import_module("tensorflow.python.eager.record").could_possibly_record

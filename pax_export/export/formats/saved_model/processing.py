@@ -1,7 +1,7 @@
 """Adds TensorFlow preprocessing and postprocessing to signatures.
 
-What a preprocessor gives must be what the model takes; what a postprocessor
-gives becomes the outputs.  Both are traced here, before anything is written.
+The output of a preprocessor must match the inputs of the model; the output of a postprocessor
+becomes that of the signature. Both are traced here, before anything is written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pax_export.export.tracing.spec import Inputs, bind, describe, resolve, tree
 
 @dataclasses.dataclass(frozen=True)
 class Processors:
-    """What a user wrote: for each signature the functions around it."""
+    """The user's processors of each signature."""
 
     preprocess: Mapping[str, Any]
     postprocess: Mapping[str, Any]
@@ -230,12 +230,12 @@ def as_function(processor: Function) -> Any:
 
 
 def _called_method(processor: Function) -> Any:
-    """What runs when an object is called; a function itself."""
+    """Returns the function that runs when an object is called; a function itself."""
     return processor if inspect.isroutine(processor) else getattr(processor, "__call__", processor)  # noqa: B004
 
 
 def python_function(processor: Function) -> Function:
-    """The Python function whose parameters are those of the processor."""
+    """Returns the Python function with the parameters of the processor."""
     if hasattr(processor, "build"):  # a Keras layer
         return getattr(processor, "call", processor)
     call = _called_method(processor)
@@ -252,11 +252,10 @@ def input_signature(processor: Function) -> tuple | None:
 
 
 def trackables(*processors: object) -> list[Any]:
-    """The objects of TensorFlow that functions hold: variables, tables, modules.
+    """Returns the TensorFlow objects that functions use: variables, tables, modules.
 
-    A SavedModel keeps what hangs on its root.  What a function closes over, or
-    finds among its globals, its defaults and the attributes of its object, does
-    not hang there by itself.
+    A SavedModel contains only objects reachable from its root, which excludes those in a function's
+    closure, globals, defaults, and attributes of its object.
     """
     tf = require("tensorflow", "tensorflow", "processors of an export")
     kind = tf.__internal__.tracking.Trackable
@@ -277,7 +276,7 @@ def trackables(*processors: object) -> list[Any]:
 
 
 def _reachable_values(value: Any) -> Iterator[Any]:
-    """What a value reaches in one step."""
+    """Yields the values reachable from a value in one step."""
     if isinstance(value, Mapping):
         yield from value.values()
     elif isinstance(value, (list, tuple, set, frozenset)):

@@ -45,7 +45,7 @@ def _load_model(tf: Any, directory: str, weights: Mapping[str, Any] | None) -> A
     options = tf.saved_model.LoadOptions(experimental_skip_checkpoint=True)
     model = tf.saved_model.load(directory, options=options)
     for name, variable in model.leaves.items():
-        # A tensor over a jax array has no memory of its own.
+        # A tensor over a jax array does not own its memory.
         variable.assign(weights[name], read_value=False)
     return model
 
@@ -62,10 +62,10 @@ def _restore_changed(model: Any, before: Mapping[str, Any]) -> Arrays:
 
 
 def _to_array(value: Any) -> np.ndarray:
-    """The numbers of a tensor, or of an array.
+    """Returns a tensor or array as numpy array.
 
-    `asarray` copies nothing, and the method `numpy` of a tensor would; but of a bfloat16 without
-    dimensions it makes no array.
+    `asarray` does not copy, unlike the method `numpy` of a tensor, but it does not support a
+    bfloat16 scalar.
     """
     is_scalar = not len(value.shape)
     return np.asarray(value.numpy() if is_scalar and hasattr(value, "numpy") else value)
@@ -76,7 +76,7 @@ def _has_gradient(dtype: Any) -> bool:
 
 
 def _same_bytes(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays have the same bytes; nothing is copied if they share them."""
+    """Returns whether two arrays have the same bytes, without a copy if they share them."""
     if one.ctypes.data == other.ctypes.data:
         return True
     flat, as_flat = (each.reshape(-1).view(np.uint8) for each in (one, other))
@@ -85,11 +85,10 @@ def _same_bytes(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _call_stages(tf: Any, model: Any, case: Mapping[str, Any]) -> Arrays:
-    """A call of a signature that has functions of TensorFlow around it.
+    """Calls a signature with TensorFlow functions around it.
 
-    In the stage ``"model"`` they are left out.  In ``"all"`` the whole is
-    called, and then each part, so that a test sees what reaches the model, as
-    ``input:NUMBER``.
+    The stage ``"model"`` omits these. ``"all"`` calls the whole, and then each part, so that a test
+    sees the model's inputs, as ``input:NUMBER``.
     """
     stages = model.stages[case["signature"]]
     if case["stage"] == "model":
@@ -152,7 +151,7 @@ def run_any(directory: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
 
 
 def _call_any(tf: Any, model: Any, case: Mapping[str, Any]) -> Arrays:
-    """Outputs, and gradients of the sum of all floating-point ones where there are some."""
+    """Returns outputs, and gradients of the sum of all floating-point ones if there are any."""
     signature = model.signatures[case["signature"]]
     inputs = {name: tf.constant(value) for name, value in case["inputs"].items()}
     results = {name: value.numpy() for name, value in signature(**inputs).items()}

@@ -54,7 +54,7 @@ def write(
 
 
 def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Signature]) -> None:
-    """Functions of TensorFlow may hold tables, files and variables: it knows how to save them."""
+    """Saves by TensorFlow, because its functions may have tables, files and variables."""
     tf = tensorflow("to_saved_model")
     variables = make_variables(store)
     root = _make_root(tf, store.variables, variables)
@@ -91,10 +91,10 @@ def _make_signature(root: Any, signature: Signature, variables: Sequence[Any]) -
 
 
 def _make_root(tf: Any, stored: Sequence[Variable], variables: Sequence[Any]) -> Any:
-    """What is saved: the attributes that reusable SavedModels have, and the names.
+    """Returns the root to save, with the attributes of reusable SavedModels, and the names.
 
-    `variables` and `trainable_variables` are methods of `tf.Module`, which a
-    SavedModel would lose; as lists they are there after loading.
+    `variables` and `trainable_variables` are properties of `tf.Module`, which a SavedModel would
+    lose; as lists they exist after loading.
     """
 
     class Root(tf.Module):
@@ -115,11 +115,10 @@ _GRADIENT = re.compile(r"(CustomGradient-)(\d+)")
 
 
 def canonicalize(directory: Path) -> None:
-    """Makes ``saved_model.pb``, which TensorFlow has just written, depend on the model alone.
+    """Makes ``saved_model.pb``, written by TensorFlow, deterministic.
 
-    TensorFlow numbers its functions by a counter that never starts again, and
-    writes maps in the order of their hashes.  Functions are numbered anew in the
-    order in which they were made, and the file is written in sorted order.
+    TensorFlow numbers its functions by a global counter, and writes maps in hash order. Functions
+    are renumbered in the order of their creation, and maps are sorted.
     """
     protobuf = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", "to_saved_model")
     file = directory / "saved_model.pb"
@@ -129,12 +128,12 @@ def canonicalize(directory: Path) -> None:
         _renumber_functions(graph)
         _forget_paths(graph, _folder_digest(directory / "assets"))
     file.write_bytes(model.SerializeToString(deterministic=True))
-    # It holds hashes of the bytes before, and a random number.
+    # It has hashes of the old bytes, and a random number.
     (directory / "fingerprint.pb").unlink(missing_ok=True)
 
 
 def _folder_digest(folder: Path) -> bytes:
-    """What the files of a folder hold, in a few letters."""
+    """Returns a short hash of the files in a folder."""
     found = hashlib.sha256()
     for file in sorted(folder.glob("*")):
         found.update(file.name.encode() + b"\0" + file.read_bytes())
@@ -142,10 +141,10 @@ def _folder_digest(folder: Path) -> bytes:
 
 
 def _forget_paths(graph: Any, digest: bytes) -> None:
-    """Tables that are read from files are called by the paths of these files.
+    """Renames tables that are named after the paths of their files.
 
-    Tables of one name are one table for all models of a process, so the
-    name contains the contents of the files instead.
+    Tables with the same name are shared by all models of a process, so the name gets a hash of the
+    files instead.
     """
     names: dict[bytes, bytes] = {}
     graphs = [graph.graph_def.node, *(each.node_def for each in graph.graph_def.library.function)]

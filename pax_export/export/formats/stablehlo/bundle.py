@@ -29,15 +29,14 @@ from pax_export.export.tracing import dtypes
 
 
 class LoadedBundle:
-    """A StableHLO bundle that has been loaded; call it like the model that was exported.
+    """A loaded StableHLO bundle; call it like the exported model.
 
-    It is a pytree of its weights, so it goes through `jax.jit`, `jax.grad` and
-    `jax.vmap` like a module.  Whoever changes weights gets a new one, so any
-    number of threads may call one bundle at once.
+    It is an immutable pytree of its weights, so `jax.jit`, `jax.grad` and `jax.vmap` take it like a
+    module, and threads may share it.
 
     Attributes:
-        report: what the export is.
-        weights: the arrays by name; none if they are constants of the functions.
+        report: the report of the export.
+        weights: the arrays by name; empty if they are constants of the functions.
         signatures: by key, functions like the model itself.
         exported: by key, the `jax.export.Exported`.
 
@@ -78,18 +77,17 @@ class LoadedBundle:
         return default_of(self.signatures)(*args, **kwargs)
 
     def purecall(self, *args: object, **kwargs: object) -> tuple[LoadedBundle, Any]:
-        """Calls the default signature; gives the bundle with the state after, and the output."""
+        """Calls the default signature; returns the bundle with the new state, and the output."""
         return default_of(self.signatures).purecall(*args, **kwargs)
 
     def replace_weights(self, weights: Mapping[str, Any]) -> LoadedBundle:
-        """The same functions with other weights.
+        """Returns a bundle with the same functions and other weights.
 
         Args:
-            weights: new arrays by name; the others stay.
+            weights: new arrays by name; the others do not change.
 
         Raises:
-            InvalidArgumentError: there is no weight of a name, or it has
-                another shape or dtype.
+            InvalidArgumentError: a name is unknown, or an array has another shape or dtype.
         """
         for name, value in weights.items():
             old = self.weights.get(name)
@@ -109,10 +107,10 @@ class LoadedBundle:
         return LoadedBundle(self._functions, {**self.weights, **weights})
 
     def placed(self, mesh: jax.sharding.Mesh) -> LoadedBundle:
-        """The bundle with its weights where the functions of a sharded export want them.
+        """Returns the bundle with its weights placed for the functions of a sharded export.
 
         Args:
-            mesh: of as many devices as it was exported for.
+            mesh: a mesh with as many devices as it was exported for.
         """
         weights = dict(self.weights)
         for key, exported in self.exported.items():
@@ -145,7 +143,7 @@ jax.tree_util.register_pytree_with_keys(LoadedBundle, _flatten_with_keys, _unfla
 
 
 class Functions:
-    """What of a bundle is no weight: compared and pickled by its content."""
+    """The parts of a bundle other than weights, compared and pickled by content."""
 
     def __init__(self, report: Report, exported: Mapping[str, Exported], digest: str):
         self.report = report
@@ -225,11 +223,10 @@ class BundleSignature:
         self._bundle = bundle
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Calls the function on jax and numpy arrays; gives jax arrays.
+        """Calls the function on jax and numpy arrays; returns jax arrays.
 
         Raises:
-            InvalidArgumentError: the arguments have another structure, dtype
-                or shape than the exported ones.
+            InvalidArgumentError: the structure, a dtype or a shape of the arguments differs.
             StateChangeError: the function changes weights; see `purecall`.
         """
         if self.info.assigns:
@@ -242,7 +239,7 @@ class BundleSignature:
         return self.purecall(*args, **kwargs)[1]
 
     def purecall(self, *args: object, **kwargs: object) -> tuple[LoadedBundle, Any]:
-        """Calls the function; gives the bundle with the state after, and the output."""
+        """Calls the function; returns the bundle with the new state, and the output."""
         arguments = self._bundle._functions.arguments[self.key]
         named = arguments.named(args, kwargs)
         given = {name: _to_operand(arguments, name, value) for name, value in named.items()}
@@ -251,7 +248,7 @@ class BundleSignature:
         return bundle, rebuild(self.info.result, outputs.__getitem__)
 
     def run(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Calls the function on named arrays; gives outputs and new weights by name."""
+        """Calls the function on named arrays; returns outputs and new weights by name."""
         functions, weights = self._bundle._functions, self._bundle.weights
         flat = [
             weights[name] if kind == WEIGHT else inputs[name]
@@ -273,7 +270,7 @@ class BundleSignature:
 
 
 def _to_operand(arguments: Arguments, name: str, value: Any) -> Any:
-    """A jax array stays where it is; everything else becomes a numpy array."""
+    """Converts an operand to a numpy array, unless it is a jax array."""
     if not isinstance(value, jax.Array):
         return arguments.array(name, value)
     value = dtypes.store(value)
@@ -337,14 +334,13 @@ Flat = Callable[..., tuple[Any, ...]]
 
 
 def caller(exported: Exported, order: int, name: str) -> Flat:
-    """A jitted function of the flat operands that gives the flat results.
+    """Returns a jitted function from flat operands to flat results.
 
-    It works under `jit`, `vmap` (a batched call makes one call after the other, as `jax.lax.map`
-    does) and, `order` times, `grad`.  Errors call it by its name.  jax itself calls a
-    deserialised function, and can neither batch it nor explain in a sentence why something has no
-    derivative.
+    It supports `jit`, `vmap` (a batched call is a loop, as in `jax.lax.map`) and, `order` times,
+    `grad`. Errors use its name. jax's own deserialized functions support no `vmap`, and their
+    errors do not explain missing derivatives.
     """
-    # Tracing a call of an Exported takes several times as long as the call.
+    # Tracing a call of an Exported takes several times as long as the call itself.
     return jax.jit(_make_differentiable(exported, order, order, name))
 
 
@@ -367,7 +363,7 @@ def _make_differentiable(exported: Exported, left: int, order: int, name: str) -
         if not left:
             raise _no_gradient(order, name)
         gradient = exported.vjp()
-        # Where nothing has a gradient, float0 arrays take its place; a
+        # Without any gradient, float0 arrays are returned instead; a
         # loop over a batch does not take these, but it takes booleans.
         given = [np.zeros(c.shape, bool) if c.dtype == _FLOAT0 else c for c in cotangents]
         results = iter(_make_differentiable(gradient, left - 1, order, name)(*operands, *given))
@@ -380,7 +376,7 @@ def _make_differentiable(exported: Exported, left: int, order: int, name: str) -
 
 
 def _flat_call(exported: Exported) -> Flat:
-    """The function of flat operands and results; see `backward` for what has no gradient."""
+    """Returns the function of flat operands and results; see `backward` for float0 results."""
 
     def call(*given: Any) -> tuple[Any, ...]:
         operands = [
@@ -420,7 +416,7 @@ def _refuse_forward_mode(*_: object, **__: object) -> NoReturn:
     )
 
 
-# The mark, and what it makes of tangents: both the identity, but a tangent
+# The mark and its tangent rule: both the identity, but a tangent
 # may only be transposed, never computed.
 _mark = Primitive("pax_export_reverse_only")
 _tangent = Primitive("pax_export_reverse_only_tangent")

@@ -73,7 +73,7 @@ def _check(function: FunctionDetails, info: SignatureInfo, weights: list[str], w
 
 
 def _as_json(value: object) -> object:
-    """As JSON has it: a report that was just made has tuples where one that was read has lists."""
+    """Converts tuples to lists, as in JSON, so that new and stored reports compare equal."""
     if isinstance(value, dict):
         return {name: _as_json(each) for name, each in value.items()}
     return [_as_json(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -55,39 +55,35 @@ def to_stablehlo(
     card: object = True,
     quantization: Any = None,
 ) -> Report:
-    """Writes a model as a folder that jax calls without the code of the model.
+    """Writes a model as a folder that jax runs without the code of the model.
 
-    The folder holds jax's own bytes (`jax.export`), portable StableHLO for
-    other compilers, the weights as safetensors, and a hash of every file.
+    The folder has jax's own bytes (`jax.export`), portable StableHLO for other compilers, the
+    weights as safetensors, and a hash of every file.
 
     Args:
-        model: as for `to_saved_model`; or a `jax.export.Exported`, or a dict of
-            them by signature, which bring inputs, platforms and checks with
-            them.
-        path: the folder to make.
+        model: as for `to_saved_model`; or a `jax.export.Exported`, or a dict of them by signature,
+            with their own inputs, platforms and checks.
+        path: the folder to create.
         inputs: as for `to_saved_model`.  Arrays, or `jax.ShapeDtypeStruct`,
-            with a sharding over several devices make a sharded export; so do
-            such weights.
+            with a sharding over several devices result in a sharded export; so do such weights.
         kwargs: as for `to_saved_model`.
         methods: as for `to_saved_model`.
         constraints: as for `to_saved_model`.
-        state: ``"frozen"`` refuses a model whose calls change what later calls
-            read; with ``"update"`` the loaded bundle's ``purecall`` gives a new
-            bundle with the new state; with ``"keep"`` every call begins with the
-            state that is exported.
+        state: ``"frozen"`` refuses a model whose calls change state that later calls read; with
+            ``"update"`` the loaded bundle's ``purecall`` returns a new bundle with the new state;
+            with ``"keep"`` every call starts with the exported state.
         outputs: as for `to_saved_model`.
-        vjp_order: how many times the loaded functions can be differentiated.
-        weights: ``"arguments"`` of the functions, stored apart, readable and
-            replaceable; or ``"constants"`` inside of them.
-        platforms: the machines to lower for.
-        disabled_checks: what `jax.export.export` takes under this name.
-        validate: load what was written, make calls at several sizes and compare
-            with the model; ``"process"`` does it in a fresh process.
+        vjp_order: the number of times that the loaded functions can be differentiated.
+        weights: ``"arguments"`` of the functions, stored separately, readable and replaceable; or
+            ``"constants"`` in them.
+        platforms: the platforms to lower for.
+        disabled_checks: as in `jax.export.export`.
+        validate: load the export, call it at several sizes and compare with the model;
+            ``"process"`` uses a fresh process.
         examples: as for `to_saved_model`.
-        overwrite: replace an export of `pax_export` that is there; nothing else is
-            ever replaced.
-        sign: the file of a private key: the export is signed, in `model.sig`, for
-            ``load(path, verify=...)`` with the public key.
+        overwrite: replace an existing export of `pax_export`; other files are never replaced.
+        sign: the file of a private key: signs the export in `model.sig`, for ``load(path,
+            verify=...)`` with the public key.
         card: as for `to_saved_model`.
         quantization: as for `to_saved_model`.
 
@@ -96,7 +92,7 @@ def to_stablehlo(
         ``pax_export.json``.
 
     Raises:
-        PaxError: of a class for each mistake, as for `to_saved_model`.
+        PaxError: a subclass for each error, as for `to_saved_model`.
 
     Example:
         >>> import tempfile, jax, jax.numpy as jnp
@@ -177,7 +173,7 @@ class _BundleExporter(FormatExporter):
         return _BundleContents(model.name, variables, self, _by_file(made), values, calls)
 
     def partial(self) -> None:
-        """Jax itself runs it: what differs here does so in its gradients or its state."""
+        """Always None: jax runs the whole model itself, and only gradients or state can differ."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +190,7 @@ class _BundleContents(Contents):
         return super().estimate_bytes() + modules + portable
 
     def write(self, place: Path) -> dict[str, str]:
-        """Gives the hashes of what it writes: nothing but report and card comes later."""
+        """Writes all files but report and card, and returns their hashes."""
         for file, each in self.functions.items():
             files.write_function(place, file, each.exported, self.exporter.order, each.modules)
         files.write_weights(place, self.weights)

@@ -40,7 +40,7 @@ class PortableModule:
 
     portable: Portable
     kept: tuple[int, ...]
-    neutral: bool = False  # lowered for no platform in particular: it gets no index of one
+    neutral: bool = False  # lowered without a platform: it has no platform index
 
 
 def make(
@@ -118,7 +118,7 @@ def _structs_of_vjp(exported: Exported) -> list[jax.ShapeDtypeStruct]:
 
 
 def _vjp_function(flat: Callable[..., Any], exported: Exported) -> Callable[..., Sequence[Any]]:
-    """The gradient, with the operands and the results that `Exported.vjp` gives it."""
+    """Returns the gradient function, with the operands and results of `Exported.vjp`."""
     count = len(exported.in_avals)
 
     def gradient(*values: Any) -> Sequence[Any]:
@@ -132,7 +132,7 @@ def _vjp_function(flat: Callable[..., Any], exported: Exported) -> Callable[...,
 def _lowerable(
     flat: Callable[..., Any], change: Callable[[Any], Any] = lambda program: program
 ) -> Callable[..., Sequence[Any]]:
-    """The function, traced and made such that jax lowers it for any size."""
+    """Returns the function, retraced so that jax lowers it for any size."""
 
     def function(*values: Any) -> Sequence[Any]:
         program = jax.make_jaxpr(flat)(*values)
@@ -165,7 +165,7 @@ def widened(found: Sequence[Exported]) -> Exported:
         return exported  # its shardings are written in a dialect of their own
     gradient = widened(rest) if rest else None
     try:
-        # What jax's calls of it may hold is jax's own check.
+        # jax checks itself which calls it may contain.
         module = portable(exported.mlir_module_serialized, allowed=None).module
     except UnsupportedOperationError:  # some calls of LAPACK are in no old version
         module = exported.mlir_module_serialized
@@ -197,7 +197,7 @@ def modules(function: Callable, found: Sequence[Exported]) -> tuple[PortableModu
 
 
 def without_jax(exported: Exported) -> tuple[PortableModule, ...]:
-    """A function that another program exported, as a module that needs no jax; or nothing."""
+    """Returns an exported function of another program as a module without jax, if possible."""
     module = _without_jax(exported.mlir_module_serialized) if exported.nr_devices == 1 else None
     return (PortableModule(module, tuple(exported.module_kept_var_idx)),) if module else ()
 
@@ -210,7 +210,7 @@ def _without_jax(serialized: bytes, allowed: frozenset[str] = frozenset()) -> Po
 
 
 def _export_neutral(flat: Callable, structs: Sequence[Any]) -> Exported | None:
-    """The function lowered by rules that hold everywhere, without LAPACK."""
+    """Lowers the function with rules for all platforms, without LAPACK."""
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
     function = _lowerable(flat, without_libraries)
     try:
@@ -227,10 +227,10 @@ def remade(
     outputs: Any,
     platforms: Sequence[str],
 ) -> Exported:
-    """Makes functions of this jax from modules, of a function and its gradients, of any jax.
+    """Makes functions of this jax version from modules of a function and its gradients.
 
-    `outputs` is the structure of the result with a `jax.ShapeDtypeStruct` for each array, whose
-    symbolic dimensions are those of the inputs.
+    `outputs` is the structure of the result with a `jax.ShapeDtypeStruct` for each array, with the
+    symbolic dimensions of the inputs.
     """
 
     def same_types(weights: dict[str, Any], inputs: dict[str, Any]) -> Any:

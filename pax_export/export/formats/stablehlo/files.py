@@ -7,9 +7,8 @@ NAME.jax_export          what `jax.export.deserialize` reads
 NAME.mlirbc, NAME.mlir   portable StableHLO, as bytes and as text
 NAME.vjp1.mlirbc, ...    its gradient, and the gradient of that
 
-jax reads its own bytes for half a year, and reads none of a jax that is newer
-by a version of its format.  The portable modules beside them are read for five
-years; with the types that the report has, they are made functions again.
+jax reads its own bytes for half a year, and none of a newer format version. The portable modules
+are readable for five years; with the types in the report, they become functions again.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ from pax_export.export.tracing import dtypes
 from pax_export.weights import load_weights, save_weights
 
 WEIGHTS = "weights.safetensors"
-#: Constants of more elements are left out of the text; the bytes have them.
+#: Larger constants are omitted from the text; the bytes have them.
 _LARGEST_CONSTANT = 256
 
 #: The words of jax's error for nodes that are neither dict, list, tuple nor None.
@@ -241,16 +240,15 @@ def renew(
     sign: str | os.PathLike[str] | None = None,
     verify: str | os.PathLike[str] | None = None,
 ) -> Report:
-    """Makes a StableHLO bundle again, as this jax writes it.
+    """Rewrites a StableHLO bundle with the current jax.
 
-    The bytes of jax are promised to be read for half a year.  The portable
-    modules and the weights beside them are not bound to that: from them this
-    makes the bytes anew, in the same place, whole or not at all.
+    jax guarantees to read its bytes for half a year. This rewrites them atomically, from the
+    portable modules and the weights, which have no such limit.
 
     Args:
         path: the folder that `to_stablehlo` wrote.
-        sign: the file of a private key to sign the new bundle with, as
-            `to_stablehlo` does; a signature of the old one is not kept.
+        sign: the file of a private key to sign the new bundle with, as in `to_stablehlo`; the old
+            signature is removed.
         verify: the file of a public key that the old bundle must be signed by, as
             for `load`.
 
@@ -258,8 +256,7 @@ def renew(
         The report of the new bundle.
 
     Raises:
-        ExportPathError: it is no bundle, files are damaged, or it holds
-            nothing but the bytes of jax.
+        ExportPathError: it is not a bundle, files are damaged, or it has only jax's bytes.
 
     Example:
         >>> import tempfile, jax, pax_export as pax
@@ -314,7 +311,7 @@ def renew(
 
 @contextmanager
 def _of_what_it_says(path: Path) -> Iterator[None]:
-    """Whatever jax raises where a report tells of types that there are not, as our own error."""
+    """Converts jax's exceptions for invalid types in a report to our error."""
     try:
         yield
     except (PaxError, OSError):

@@ -34,7 +34,7 @@ from pax_export.export.validation.validate import Case
 _OUTSIDE = ("ffi_call", "pallas_call")
 #: Programs of up to this size in bytes compile in no time, and so do their gradients.
 _SMALL = 9000
-#: What a call with gradients costs, in calls without.
+#: The cost of a call with gradients, relative to one without.
 _GRADIENT = 3.0
 
 
@@ -52,13 +52,13 @@ class Function:
     operands: tuple[tuple[str, str], ...]
     results: tuple[tuple[str, str], ...]
     weights: Mapping[str, Any]
-    reference: Any  # what it must compute, as a function of flat operands
+    reference: Any  # the expected results, as a function of flat operands
     order: int
     remakable: bool = True
     program: Any = None  # as it was traced; None where jax.export has made it already
 
     def details(self, file: str) -> dict[str, Any]:
-        """What the report must have so that the function can be called, and made again."""
+        """Returns the report's fields for calling and rebuilding the function."""
         modules = self.modules if self.remakable else ()
         return {
             "file": file,
@@ -71,12 +71,12 @@ class Function:
     def cases(
         self, budget: Budget | None = None, examples: Sequence[Arrays] = ()
     ) -> Iterator[Case]:
-        """Calls with what they must give; the first again with gradients, if there are any."""
+        """Yields calls with expected results; the first one again with gradients, if any."""
         avals = dict(zip(self.operands, self.exported.in_avals))
         given = {entry.name: avals[INPUT, entry.name] for entry in self.info.inputs}
         structs = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in given.items()}
         if self.exported.nr_devices > 1:
-            return  # it runs where there are as many devices, not here
+            return  # it needs several devices, which may not be available here
         budget = budget or Budget()
         made = zip(self.results, self.exported.out_avals)
         outputs = [aval.shape for (kind, _), aval in made if kind == OUTPUT]
@@ -155,11 +155,11 @@ def lower(
     platforms: Sequence[str],
     disabled_checks: Sequence[Any],
 ) -> tuple[list[Function], Store]:
-    """Exports every method of a model, over the variables that they share.
+    """Exports every method of a model, over shared variables.
 
-    `shardings` are those of the inputs, by signature; with `update` functions give the new state
-    of weights; `order` is how many times they can be differentiated; with `constant` the weights
-    become constants of the functions.
+    `shardings` are those of the inputs, by signature; with `update` functions return the new state
+    of weights; `order` is the number of times they can be differentiated; with `constant` the
+    weights become constants of the functions.
     """
     changed: set[int] = set()
     for program in programs:
@@ -167,7 +167,7 @@ def lower(
             check_updates(program, model.leaves)
             changed.update(program.changed)
     store = Store(model.leaves, changed, trainable=True)
-    places = {  # of leaves, then of what a program closes over: this adds all constants
+    places = {  # of leaves, then of closed-over arrays: this adds all constants
         each.key: [*store.of_leaf, *map(store.of_constant, each.traced.constants)]
         for each in programs
     }
@@ -232,7 +232,7 @@ def _weights_function(
     constant: Mapping[str, Any] | None,
     made: Any = None,
 ) -> Any:
-    """The program, or one that was made of it, as a function of named weights and inputs."""
+    """Returns the program, or a rewritten one, as a function of named weights and inputs."""
     count = len(program.output_names)
     first = len(program.traced.structs) - len(program.inputs.flat)
 
@@ -255,7 +255,7 @@ def _reference_function(
     weights: Sequence[str],
     known: Mapping[str, Any],
 ) -> Any:
-    """The model itself as a function of flat operands: traced anew for every size."""
+    """Returns the model as a function of flat operands, retraced for every size."""
     count = len(program.output_names)
     of_leaf = names[: len(program.traced.structs) - len(program.inputs.flat)]
     inputs = sorted(entry.name for entry in program.inputs.flat)

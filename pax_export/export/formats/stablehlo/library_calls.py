@@ -1,10 +1,9 @@
 """Checks array sizes of LAPACK custom calls.
 
-The library believes the program: it writes a factor as large as its operand, however small the
-result is that the program has room for.  So the sizes of each call are compared with those that
-its routine has.  Where they are symbolic, the program computes the sizes of results at run time;
-those are replaced by the sizes of the operands, which changes nothing in an honest
-program.
+LAPACK trusts the program: it writes a factor as large as its operand, even if the result buffer is
+smaller. So the sizes of each call are compared with those of its routine. If they are symbolic, the
+program computes the sizes of results at run time; they are replaced by the sizes of the operands,
+which changes nothing in a valid program.
 """
 
 from __future__ import annotations
@@ -87,17 +86,17 @@ class SizesError(ValueError):
 
 @dataclass(frozen=True)
 class Looked:
-    """What a program calls, and the program as it may be run."""
+    """The calls of a program, and the program to run."""
 
     names: frozenset[str]
     module: bytes
 
 
 def look(module: bytes) -> Looked:
-    """Reads a program; raises if this jax cannot, which it would tell at the first call.
+    """Parses a program; raises if this jax version cannot read it.
 
     Raises:
-        SizesError: a call of a library has arrays of other sizes than the library takes.
+        SizesError: a library call has arrays of invalid sizes.
     """
     calls, names = [], set()
 
@@ -233,7 +232,7 @@ def _axis_of(operands: Sequence[list[int]], place: int, axis: int) -> _Axis:
 
 
 def _constant_size(axis: _Axis) -> _Axis:
-    """A number, where the sizes that it comes from are numbers."""
+    """Returns a number, if the sizes that it is computed from are numbers."""
     if isinstance(axis, tuple) and axis[0] in ("min", "less"):
         kind, *rest = axis
         if all(isinstance(each, int) for each in rest):

@@ -29,5 +29,5 @@ class TensorFlowModule(JaxModule):
         super().__init__(params, apply_fn, **kwargs)
 
     def export_version(self) -> constants.ExportModelType:  # type: ignore[override]
-        """What is written: a SavedModel."""
+        """The type of the written model: a SavedModel."""
         return constants.ExportModelType.TF_SAVEDMODEL

@@ -16,7 +16,7 @@ from pax_export.export.orbax.validate.validation_utils import Jsonable
 
 @dataclass
 class ValidationSingleJobResult(Jsonable):
-    """What one function gave for each batch, and how long it took.
+    """The outputs of one function for each batch, and its latencies.
 
     Example:
         >>> result = ValidationSingleJobResult([0.1], [(1, 2)], "N/A", {})
@@ -59,7 +59,7 @@ class ValidationJob:
         with_xprof: not used.
 
     Raises:
-        InvalidArgumentError: there is no batch.
+        InvalidArgumentError: there are no batches.
 
     Example:
         >>> job = ValidationJob(lambda x: [2 * x], lambda x: [x + x], [1, 2])

@@ -99,7 +99,7 @@ class NonFloatingPointDiffReport(Jsonable):
 
 @dataclass
 class OutputDiff(Jsonable):
-    """One output of one batch, compared."""
+    """The comparison of one output of one batch."""
 
     name: str
     kind: str  # dtype and shape of the baseline
@@ -157,7 +157,7 @@ class ValidationReport(Jsonable):
         self._log_report(pairs)
 
     def _sum_up(self, compared: list[tuple[OutputDiff, int | None]]) -> bool:
-        """Makes the two reports of all outputs; gives whether they pass."""
+        """Sets the two reports of all outputs; returns whether they pass."""
         option = self._option
         floats = [(each, size) for each, size in compared if size is not None]
         others = [each for each, size in compared if size is None]
@@ -274,10 +274,10 @@ def _compare_outputs(
     floating = is_floating(expected)
     size = one.size if floating else None
     kind = f"{one.dtype}{list(one.shape)}"
-    # All texts are alike: numpy counts their longest one into the dtype.
+    # Strings have one dtype here: numpy's includes their maximum length.
     dtypes = [x.dtype.kind if x.dtype.kind in "OSU" else x.dtype for x in (one, other)]
     if one.shape != other.shape or dtypes[0] != dtypes[1]:
-        # Of two Python numbers each is of the dtype that it needs.
+        # Python numbers have the dtype that each requires.
         if one.shape or other.shape or one.dtype.kind != other.dtype.kind:
             reason = f"{_OTHER_KIND}: {other.dtype}{list(other.shape)}"
             return OutputDiff(name, kind, float("inf"), float("inf"), reason), size

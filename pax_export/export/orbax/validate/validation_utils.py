@@ -34,7 +34,7 @@ class EnhancedJSONEncoder(json.JSONEncoder):
     """Writes arrays, tensors, enums, bytes and dataclasses as JSON."""
 
     def default(self, o: PyTree) -> Any:
-        """What is written in place of such a value."""
+        """Converts a value that JSON does not support."""
         if isinstance(o, enum.Enum):
             return o.name
         if hasattr(o, "numpy"):

@@ -1,15 +1,13 @@
 """Writes the messages of a SavedModel.
 
-`tf.saved_model.save` finds the objects to save by tracing, and traces more
-functions to save and restore it: some 6 ms for each variable.  An export knows
-what it holds, so the messages of a SavedModel are filled in
-directly, one file here for each of them:
+`tf.saved_model.save` finds the objects to save by tracing, and traces more functions to save and
+restore them: some 6 ms per variable. An export knows its contents, so it writes the messages of a
+SavedModel directly, one file here for each of them:
 
-    functions.py        a function for each signature and gradient
-    objects.py          what `tf.saved_model.load` gives: variables and signatures;
-                        and the same for sessions and servers, which know no objects
-    ../checkpoint.py    the values of the variables
+    functions.py a function per signature and gradient objects.py the objects for
+    `tf.saved_model.load`, variables and signatures; and the same for sessions and servers, which
+    have no objects ../checkpoint.py the values of the variables
 
-Functions of TensorFlow around a signature may hold anything; an export with
-them is saved by TensorFlow (`../writer.py`).
+TensorFlow functions around a signature may have any resources, so TensorFlow saves an export with
+them (`../writer.py`).
 """

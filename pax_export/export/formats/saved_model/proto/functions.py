@@ -1,16 +1,14 @@
 """Signatures and their gradients as graph functions.
 
-A signature is one operation, which runs a module, and so is its gradient.  What
-`tf.custom_gradient` writes follows the operation: an `IdentityN` over
-results and operands, with the name of the gradient as an attribute.  TensorFlow
-calls the gradient with a cotangent for each of them, those of the operands
-being zero, and takes a gradient for each.  All else that a gradient needs are
-tensors of the function that it is the gradient of, which it captures: the
-inputs, and what variables were when they were read.
+A signature is one operation that runs a module, and so is its gradient. As in `tf.custom_gradient`,
+an `IdentityN` over results and operands follows the operation, with the name of the gradient as an
+attribute. TensorFlow calls the gradient with a cotangent for each of them, zero for operands, and
+expects a gradient for each. Other values of a gradient are captured tensors of its forward
+function: the inputs, and the values of variables when they were read.
 
-The module of a gradient runs in a function that captures nothing.  Such a
-function can be kept as an object of the SavedModel, and with it its own
-gradient: else this is lost when TensorFlow saves the loaded model again.
+The module of a gradient runs in a function without captures. Such a function can be an object of
+the SavedModel together with its own gradient, which would otherwise be lost when TensorFlow saves
+the loaded model again.
 """
 
 from __future__ import annotations
@@ -46,9 +44,9 @@ _NO_GRADIENT = (
 
 
 class Operand(NamedTuple):
-    """What a module is given: a variable, an input or a cotangent, by its place.
+    """An operand of a module: a variable, an input or a cotangent, by its index.
 
-    ``passed`` is the cotangent of an operand behind the module, which is zero.
+    ``passed`` is the cotangent of an operand after the module, which is zero.
     """
 
     kind: str
@@ -66,9 +64,9 @@ class GraphFunction:
 
     name: str
     arguments: dict[str, Spec]
-    results: dict[str, Any]  # a Spec each, or None for what has no gradient
-    captured: tuple[Operand, ...]  # what it takes after its arguments
-    captured_from: str | None = None  # the function whose tensors these are; or variables
+    results: dict[str, Any]  # a Spec each, or None for results without gradient
+    captured: tuple[Operand, ...]  # operands after its arguments
+    captured_from: str | None = None  # the function of the captured tensors; or variables
     by_keyword: bool = False
     kept: bool = False  # as an object
     gives_one: bool = False  # its result is no list
@@ -113,9 +111,9 @@ def _signature_modules(signature: Signature) -> list[_SignatureModule]:
 def write_initializer(
     library: Message, call: Call, store: Store
 ) -> tuple[GraphFunction, GraphFunction]:
-    """Adds what computes variables when an export is loaded, and what makes its resource.
+    """Adds the functions that compute variables at loading, and that create their resource.
 
-    TensorFlow calls functions that belong to a resource; this one holds nothing.
+    TensorFlow calls functions that belong to a resource; this resource is empty.
     """
     made, scalar = Body(library["function"], "__create_initializer"), shape([])
     made.node("resource", "VarHandleOp", [], dtype=Dtype(schemas.FLOAT), shape=scalar)

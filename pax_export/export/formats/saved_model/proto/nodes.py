@@ -20,19 +20,19 @@ class Dtype(int):
 
 
 STRING, RESOURCE = Dtype(schemas.STRING), Dtype(schemas.RESOURCE)
-#: The shape of what may have any number of dimensions.
+#: The shape of a tensor of unknown rank.
 ANY: Message = {"unknown_rank": True}
 
 
 class Spec(NamedTuple):
-    """What is known of a tensor."""
+    """The dtype and shape of a tensor."""
 
     dtype: Dtype
     shape: Message
 
     @classmethod
     def of(cls, struct: Any) -> Spec:
-        """Of an array, or of what has its shape and dtype; symbolic sizes are not known."""
+        """Returns the spec of an array or struct; symbolic sizes are unknown."""
         sizes = [int(size) if isinstance(size, (int, np.integer)) else -1 for size in struct.shape]
         return cls(Dtype(_NUMBERS[name_of(struct.dtype)]), shape(sizes))
 
@@ -55,8 +55,8 @@ def add_node(
 ) -> Message:
     """Adds a node to those of a graph or of a function.
 
-    Its inputs are tensors, then nodes after which it runs (``"^node"``).  Its attributes are
-    dtypes, shapes, numbers and bytes, or lists of them.
+    Its inputs are tensors, then control inputs (``"^node"``). Its attributes are dtypes, shapes,
+    numbers and bytes, or lists of them.
     """
     filled = {key: _encode_attribute(value) for key, value in attributes.items()}
     nodes.append({"name": name, "op": operation, "input": list(inputs), "attr": filled})
@@ -123,7 +123,7 @@ class Body:
     def effect(
         self, name: str, operation: str, inputs: Sequence[str], **attributes: object
     ) -> None:
-        """Runs an operation for what it does, even if nothing comes of it."""
+        """Runs an operation for its side effects, even if its results are unused."""
         self.node(name, operation, inputs, **attributes)
         self._function["control_ret"][name] = name
         self._signature["control_output"].append(name)

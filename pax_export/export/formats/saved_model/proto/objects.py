@@ -1,17 +1,12 @@
 """The object graph of a SavedModel, and the graph for servers.
 
-Objects are numbered, and each knows its children by name.  The root has
+Objects are numbered, and each has its children by name. The root has
 
-    leaves                  the variables, a dict
-    variables               the same as a list
-    trainable_variables     those of them that are trained
-    signatures              functions by the keys of the signatures
-    gradients               those of their gradients that have gradients, likewise
-    initializer             variables that are computed when the rest is loaded, and what does that;
-                            only where there are such
+    leaves the variables, a dict variables the same as a list trainable_variables the trainable ones
+    signatures functions by signature key gradients gradients that have gradients, by signature key
+    initializer variables computed at loading, and their function; optional
 
-The graph that a checkpoint holds has the same numbers, and the key of
-the value of each variable.
+The graph in a checkpoint has the same numbers, and the key of each variable's value.
 """
 
 from __future__ import annotations
@@ -38,7 +33,7 @@ _SIGNATURES = "signature_map"
 
 
 def checkpoint_key(name: str) -> str:
-    """Where a checkpoint holds the value of a variable, as TensorFlow spells it."""
+    """Returns TensorFlow's checkpoint key of a variable."""
     escaped = name.replace(".", "..").replace("/", ".S")
     return f"leaves/{escaped}/.ATTRIBUTES/VARIABLE_VALUE"
 
@@ -48,9 +43,9 @@ def saved_objects(
     signatures: Mapping[str, Sequence[GraphFunction]],
     initializer: Sequence[GraphFunction] = (),
 ) -> Message:
-    """The objects of a SavedModel.
+    """Returns the objects of a SavedModel.
 
-    `signatures` are what `SignatureWriter` made, `initializer` what `write_initializer` did.
+    `signatures` are results of `SignatureWriter`, `initializer` that of `write_initializer`.
     """
     first = 6 + bool(initializer)  # after the root and its children
     every = {each.name: first + place for place, each in enumerate(variables)}
@@ -125,7 +120,7 @@ def _children(numbers: Mapping[str, int]) -> list[Message]:
 
 
 def _concrete_function(nodes: list[Message], function: GraphFunction, first: int) -> Message:
-    """How a function is called, and the numbers of what it captures."""
+    """Returns the call specification of a function, and the numbers of its captures."""
     captured = [_captured(nodes, function, operand, first) for operand in function.captured]
     given = {name: _structured_value(name, spec) for name, spec in function.arguments.items()}
     found = {name: _structured_value(name, spec) for name, spec in function.results.items()}
@@ -160,7 +155,7 @@ def _structured_value(name: str, spec: Spec | None) -> Message:
 
 
 _CALL = "StatefulPartitionedCall"
-#: What TensorFlow calls the operation that runs after variables are read.
+#: TensorFlow's name of the operation that runs after variables are restored.
 _INITIALIZE = "__saved_model_init_op"
 
 
@@ -170,12 +165,11 @@ def meta_graph(
     signatures: Mapping[str, Sequence[GraphFunction]],
     initializer: Sequence[GraphFunction] = (),
 ) -> Message:
-    """What sessions and servers run, which know no objects.
+    """Returns the graph for sessions and servers, which do not use objects.
 
-    It holds the variables, a call of each signature with a placeholder for each
-    input, what reads the variables from a checkpoint and writes them to one, and what
-    computes variables after that.
-    Names are those that TensorFlow gives, since programs in C ask for them.
+    It has the variables, a call of each signature with a placeholder per input, operations that
+    save and restore the variables, and those that compute variables after that. Names are
+    TensorFlow's own, because C programs use them.
     """
     nodes: list[Message] = []
     specs = [Spec.of(each.value) for each in variables]
@@ -209,7 +203,7 @@ def _handle_name(place: int) -> str:
 
 
 def _add_signature(nodes: list[Message], key: str, name: str, function: GraphFunction) -> Message:
-    """Adds a call; gives the message of the signature."""
+    """Adds a call; returns the message of the signature."""
     inputs, outputs, given = {}, {}, {}
     for argument, spec in function.arguments.items():
         placeholder = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', key)}_{argument}"
@@ -231,7 +225,7 @@ def _tensor_info(name: str, spec: Spec) -> Message:
 def _add_saver(
     nodes: list[Message], variables: Sequence[Variable], specs: Sequence[Spec]
 ) -> Message:
-    """What reads the variables of a checkpoint whose path is given, and writes them to one."""
+    """Adds operations that restore variables from a checkpoint, and save them."""
     places = [place for place, each in enumerate(variables) if each.computed_from is None]
     keys = [checkpoint_key(variables[place].name) for place in places]
     dtypes = [specs[place].dtype for place in places]

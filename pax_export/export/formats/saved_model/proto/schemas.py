@@ -9,7 +9,7 @@ from pax_export._wire import Map, Schema
 
 #: The release of TensorFlow that has these messages, and its version of graphs.
 TENSORFLOW, GRAPH_VERSION = "2.21.0", 2474
-#: Of `DataType`, float32 and what numpy does not know.
+#: Members of `DataType`: float32 and dtypes that numpy lacks.
 FLOAT, STRING, RESOURCE = 1, 7, 20
 #: `SaverDef.CheckpointFormatVersion.V2`
 SAVER_VERSION = 2
