@@ -1,4 +1,4 @@
-"""Which weights have 4 bits: by what the net loses with each, and with all of them."""
+"""Chooses weights for 4 bits, by the loss of each and of all of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pax_export._errors import QuantizationError
 from pax_export._types import PyTree
 from pax_export.quantization._places import QuantizableArray
 
-#: What a net loses against the one that is quantized.
+#: The loss relative to the quantized net.
 Loss = Callable[[Any], float]
 
 
 class ChosenBits(NamedTuple):
-    """The bits of weights by their names, and what the net loses with each alone in 4 bits."""
+    """The bits of weights by name, and the loss of each alone in 4 bits."""
 
     bits: Mapping[str, int]
     sensitivity: Mapping[str, float]
@@ -29,13 +29,13 @@ def choose(
     loss: Loss,
     budget: float,
 ) -> ChosenBits:
-    """As many weights with 4 bits as keep the loss within a budget; the others have 8.
+    """Chooses as many weights for 4 bits as the budget allows; the others have 8.
 
     Args:
         arrays: the net, or its parameters.
         places: its weights.
-        rounded: a weight in so many bits.
-        loss: of arrays like those.
+        rounded: quantizes a weight with a number of bits.
+        loss: returns the loss of such arrays.
         budget: the largest loss.
     """
     leaves, treedef = jax.tree_util.tree_flatten(arrays)
@@ -67,7 +67,7 @@ def choose(
     sensitivity = {name: lost({name: 4}) for name in every}
     size = {place.name: place.weight.size for place in places}
     order = sorted(every, key=lambda name: sensitivity[name] / size[name])
-    few, many = 0, len(order) + 1  # so many with 4 bits are within the budget, and are not
+    few, many = 0, len(order) + 1  # `few` weights with 4 bits are within the budget, `many` are not
     while many - few > 1:
         middle = (few + many) // 2
         fits = lost({**every, **dict.fromkeys(order[:middle], 4)}) <= budget

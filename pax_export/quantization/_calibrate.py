@@ -1,4 +1,4 @@
-"""Scales of the inputs of products, from batches that the net is called with."""
+"""Scales of the inputs of products, from calibration batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pax_export._quantized import StaticInputs
 from pax_export.core import StateModule
 from pax_export.quantization._compare import called
 
-#: What each way to choose a range looks at, by the word of a user.
+#: Calibration methods by the user's word.
 METHODS = ("dynamic", "static", "minmax", "percentile", "mse")
 _LEVELS = 255
 #: The number of elements of a batch that are looked at for each product, evenly spread.
@@ -47,7 +47,7 @@ _recorders: dict[int, Callable[[Any, Any], None]] = {}
 
 
 class _Observed(StateModule):
-    """In the place of `StaticInputs`: hands inputs to a recorder, and leaves them as they are."""
+    """A stand-in for `StaticInputs` that records inputs unchanged."""
 
     def __init__(self, number: Any, token: int):
         super().__init__()
@@ -132,7 +132,7 @@ def _scale(recorder: _InputSamples, number: int, method: str) -> tuple[float, in
 
 
 def _whole(low: float, high: float) -> tuple[float, int]:
-    """The scale of a range that holds 0, and the integer of 0."""
+    """Returns the scale of a range that includes 0, and its zero point."""
     scale = np.float32((high - low) / _LEVELS) or np.float32(1)
     zero = int(np.clip(np.rint(-128 - low / scale), -128, 127))
     return float(scale), zero

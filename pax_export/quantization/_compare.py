@@ -21,12 +21,12 @@ from pax_export.quantization._report import Difference
 
 _WHERE = "quantize(batches=...)"
 _WRITE = "a list of what the net is called with: an array for each batch, or a tuple of them"
-#: A net is timed by the least of so many calls.
+#: The number of timed calls, of which the fastest counts.
 _CALLS = 5
 
 
 def checked(batches: object) -> list[tuple[Any, ...]]:
-    """The arguments of each call; raises for what says nothing of how the net is used."""
+    """Returns the arguments of each call; raises for batches unfit for calibration."""
     if hasattr(batches, "shape") or not isinstance(batches, Iterable):
         raise InvalidArgumentTypeError(
             "Batches come in a list.",
@@ -74,13 +74,13 @@ def compared(
 def compare_runtime(
     net: Any, before: Callable[..., Any], after: Callable[..., Any], batches: Sequence[Any]
 ) -> Difference:
-    """How far the export of a quantized net is from the net; the seconds of the float export too.
+    """Compares the export of a quantized net with the net, and its latency with the float export.
 
     Args:
         net: the quantized net.
         before: the loaded export of the float net.
-        after: that of the quantized one.
-        batches: what they are called with, for each call.
+        after: the loaded export of the quantized net.
+        batches: the arguments of each call.
 
     Raises:
         InvalidArgumentError: batches that are empty, or that the net cannot be called with.
@@ -91,7 +91,7 @@ def compare_runtime(
 
 
 def call_of(net: Any) -> partial[Any]:
-    """A compiled call of a net, whose first argument are its arrays."""
+    """Returns a compiled call of a net, with its arrays as first argument."""
     if isinstance(net, Module):
         return partial(jax.jit(lambda net, *batch: net(*batch)), net.eval())
     params, function = net

@@ -1,8 +1,7 @@
-"""Rounding that corrects itself (GPTQ): what one row of a matrix loses, later rows make up for.
+"""GPTQ rounding: later rows of a matrix compensate the rounding errors of earlier ones.
 
-Frantar et al. 2022, https://arxiv.org/abs/2210.17323: rows are rounded one after the other, and
-the error of each is spread over those that are not rounded yet, by the inverse of the sum of
-``x xᵀ`` over the inputs.
+Frantar et al. 2022, https://arxiv.org/abs/2210.17323: rows are rounded one by one, and the error of
+each is distributed over the remaining ones, by the inverse of the sum of ``x xᵀ`` over the inputs.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ def is_matrix(place: QuantizableArray) -> bool:
 def rounded_by_inputs(
     place: QuantizableArray, array: QuantizedArray, sums: list[np.ndarray]
 ) -> QuantizedArray:
-    """A quantized weight whose integers make up for each other's errors.
+    """Returns a quantized weight whose integers compensate each other's errors.
 
     Args:
         place: the weight.
-        array: the same, rounded to the nearest.
-        sums: of its inputs, for each layer of a scan.
+        array: the weight rounded to the nearest integers.
+        sums: the sums of its inputs, per layer of a scan.
     """
     weight = np.asarray(place.weight, np.float64)
     matrices = weight.reshape(-1, *weight.shape[-2:])
@@ -68,7 +67,7 @@ def rounded_by_inputs(
 def _one(
     matrix: np.ndarray, scales: np.ndarray, moments: np.ndarray, form: Form
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Integers, scales and zero points of one matrix ``[inputs, outputs]``."""
+    """Returns integers, scales and zero points of one matrix ``[inputs, outputs]``."""
     matrix, scales = matrix.copy(), scales.astype(np.float64)
     zeros = np.zeros_like(scales)
     size = len(matrix)

@@ -20,9 +20,8 @@ class QuantizableArray(NamedTuple):
     Attributes:
         name: the path of the array.
         weight: the array.
-        reduced: the axes over which an output is a sum, counted from the last (-1); the others
-            are channels.
-        axis: of these the one along which groups lie.
+        reduced: the contracted axes, counted from the last (-1); the others are channels.
+        axis: the contracted axis of the groups.
     """
 
     name: str
@@ -85,7 +84,7 @@ def why_not(place: QuantizableArray) -> str:
 def other_arrays(net: object, done: set[str]) -> Iterator[tuple[str, str]]:
     """The arrays of a net that are not among those done, and why they are not."""
     for name, leaf in named_leaves(net):
-        own = name.removesuffix(".weight")  # of one in training
+        own = name.removesuffix(".weight")  # of a weight in quantization-aware training
         if not {name, own} & done and is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
             rank = len(leaf.shape)
             yield name, "a vector or a number" if rank < 2 else "not a weight of a known layer"

@@ -49,51 +49,51 @@ def quantize(
     budget: float | None = None,
     train: bool = False,
 ) -> tuple[Any, QuantizationReport]:
-    """Stores the weights of a net as integers.
+    """Quantizes the weights of a net.
 
-    The weights of `Linear`, `Embed` and convolutions become a `QuantizedArray` each, whose integers
-    and scales are leaves.  The result runs, jits, saves, loads and exports as the net does, and
-    each file holds the same integers.  Only what is added to it is trained, such as adapters
+    The weights of `Linear`, `Embed` and convolutions become `QuantizedArray`s, whose integers and
+    scales are leaves.  The result runs, jits, saves, loads and exports like the net, and all files
+    have the same integers.  Only modules added to it are trained, such as adapters
     (`pax_export.adapters`).
 
     Args:
-        net: a module; a selection of one, ``net.at("layers")``, whose parts alone are quantized;
-            or ``(params, function)``, of which arrays with two axes or more are.
-        batches: what the net is called with, a list with an array, or a tuple of arguments, for
-            each call: the report says how far outputs are from what they were.
-        bits: 8: from -127 to 127, one float32 scale for each output channel (each row of an
-            `Embed`); 4: from -8 to 7, one float16 scale for each group of 32.
-        group: 32: groups share a float16 scale in 8 bits as well.
-        scheme: ``"symmetric"``; ``"asymmetric"``: groups of 4 bits have a zero point each, one of
-            their integers; ``"float"``: 8 bits are float8 numbers (``float8_e4m3fn``), with one
-            float32 scale for each output channel.
-        at: which parts of a module are quantized, as `Module.at` takes it; all by default.
-        activations: the inputs of products are rounded to 8 bits as well.  ``"dynamic"``: with
-            a scale for each row, or for each example of a convolution, that every call finds;
-            ``"static"``: with one scale and zero point, found from ``batches``, for the least
-            square error (also ``"mse"``); ``"minmax"`` takes the whole range,
-            ``"percentile"`` all but one in 10,000 at each end.
-        rounding: ``"nearest"``, or ``"gptq"``: integers of `Linear` and of convolutions of 1×1
-            make up for each other's errors on the inputs that ``batches`` give them, which 4 bits
-            need more often than 8; it takes seconds for a matrix with 1,000 inputs.
-        metric: a function of a net that says how good it is, more being better; the report has
-            it before and after.
-        budget: how much of the metric may be lost, or, without one, of the outputs for the
-            batches: their mean difference, in parts of their mean size.  Weights have 8 bits, and
-            as many as the budget allows 4: those first with which the net loses the least.
-            The report says what it loses with each.
-        train: weights stay numbers, `RoundedArray`s, which are trained while the net computes with
-            what their integers stand for; ``quantize`` of the trained net makes the integers.
+        net: a module; a selection of one, ``net.at("layers")``, to quantize only these parts; or
+            ``(params, function)``, of which arrays with two or more axes are quantized.
+        batches: a list of inputs, each an array or a tuple of arguments; the report compares the
+            outputs with those of the net before.
+        bits: 8: from -127 to 127, one float32 scale per output channel (per row of an `Embed`);
+            4: from -8 to 7, one float16 scale per group of 32.
+        group: 32: groups with float16 scales for 8 bits, too.
+        scheme: ``"symmetric"``; ``"asymmetric"``: 4-bit groups with an integer zero point each;
+            ``"float"``: 8 bits are float8 numbers (``float8_e4m3fn``), with one float32 scale per
+            output channel.
+        at: the parts of a module to quantize, as for `Module.at`; default: all.
+        activations: round the inputs of products to 8 bits, too.  ``"dynamic"``: with a scale per
+            row (per example for convolutions), computed in every call; ``"static"``: with one
+            scale and zero point from ``batches``, by least squares (also ``"mse"``); ``"minmax"``
+            uses the whole range, ``"percentile"`` all but one in 10,000 at each end.
+        rounding: ``"nearest"``, or ``"gptq"``: integers of `Linear` and 1×1 convolutions
+            compensate each other's errors on the inputs in ``batches``, which helps 4 bits more
+            often than 8; it takes seconds for a matrix with 1,000 inputs.
+        metric: a function from a net to a number, larger is better; the report has it before and
+            after.
+        budget: the allowed loss of the metric or, without one, of the outputs for the batches:
+            their mean difference, relative to their mean size.  Weights have 8 bits, and as many
+            as the budget allows 4, those with the smallest loss first.  The report has the loss
+            of each.
+        train: quantization-aware training: weights become `RoundedArray`s, which are trained
+            while the net computes with their quantized values; ``quantize`` of the trained net
+            returns the integers.
 
     Returns:
-        The quantized net, of the same kind as ``net`` (of a selection the whole net), and a
-        `QuantizationReport`, which names what was not quantized and why.
+        The quantized net, of the same type as ``net`` (for a selection, the whole net), and a
+        `QuantizationReport`, which lists arrays that are not quantized, with reasons.
 
     Raises:
-        InvalidArgumentError: other bits or groups; batches that are empty, all zero or not
-            finite, or that the net cannot be called with; nothing to quantize.
-        InvalidArgumentTypeError: this is no net.
-        QuantizationError: (a ValueError) it is quantized already, or the budget cannot be met.
+        InvalidArgumentError: unsupported bits or groups; batches that are empty, all zero, not
+            finite, or not valid inputs; nothing to quantize.
+        InvalidArgumentTypeError: not a net.
+        QuantizationError: (a ValueError) it is already quantized, or the budget cannot be met.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax
@@ -104,6 +104,7 @@ def quantize(
         ([4, 4], ['modules.0.bias', 'modules.2.bias'])
         >>> small(x).shape
         (8, 10)
+
     """
     _check(4 if budget is not None and scheme == "asymmetric" else bits, group, scheme)
     _check_activations(activations, batches, net)
@@ -207,7 +208,7 @@ def _by_inputs(of_net: Any, wish: Wish, calls: list[Any]) -> tuple[Wish, set[str
 
 
 def _noted(of_net: Any, wish: Wish) -> tuple[Any, Any, Any]:
-    """What a wish gives, its arrays with their axes in one layer, and the call of other arrays."""
+    """Resolves a selection: its values, its arrays with axes per layer, and a rebuild function."""
     made: dict[str, tuple[Any, str]] = {}
     arrays: dict[str, tuple[Any, int]] = {}
 
@@ -226,7 +227,7 @@ def _noted(of_net: Any, wish: Wish) -> tuple[Any, Any, Any]:
 def _with_inputs(
     of_net: Any, wish: Wish, calls: list[Any], activations: str
 ) -> tuple[Wish, dict[str, str]]:
-    """The arrays of a wish with what rounds their inputs; and those that have none, and why."""
+    """Returns the arrays with rounded inputs; and those without, with reasons."""
     made, arrays, rebuilt = _noted(of_net, wish)
     if activations == "dynamic":
         inputs: Any = {name: DynamicInputs() for name in arrays}

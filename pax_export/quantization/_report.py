@@ -14,19 +14,19 @@ class QuantizedLeaf:
     """A weight that was quantized.
 
     Attributes:
-        name: its path.
-        shape: of the array.
+        name: the path of the weight.
+        shape: the shape of the weight.
         bits: 8 or 4.
-        group: how many neighbors share a scale; None for one scale for each channel.
-        before: its bytes before.
-        after: its bytes now, with scales.
+        group: the number of neighbors that share a scale; None for one scale per channel.
+        before: its size before, in bytes.
+        after: its size after, with scales, in bytes.
         largest_error: the largest difference of an element.
-        relative_error: the norm of the difference, in parts of the norm of the array.
-        sensitivity: what the net loses with this weight alone in 4 bits, if a budget was given.
-        activations: how the inputs of its products are rounded; None if they are not.
-        rounding: ``"nearest"`` or ``"gptq"``, by which it is farther from the array, and products
-            nearer.
-        scheme: ``"symmetric"``, ``"asymmetric"`` (a zero point for each group) or ``"float"``.
+        relative_error: the norm of the difference, relative to the norm of the array.
+        sensitivity: the loss of the net with only this weight in 4 bits, if a budget was given.
+        activations: the rounding of the inputs of its products; None without rounding.
+        rounding: ``"nearest"`` or ``"gptq"``, which increases the error of the array and decreases
+            that of products.
+        scheme: ``"symmetric"``, ``"asymmetric"`` (a zero point per group) or ``"float"``.
 
     Example:
         >>> import pax_export as pax
@@ -50,7 +50,7 @@ class QuantizedLeaf:
 
     @property
     def numbers(self) -> str:
-        """What its numbers are, as ``"int4, groups of 32"``."""
+        """The format of its numbers, such as ``"int4, groups of 32"``."""
         name = ("float" if self.scheme == "float" else "int") + str(self.bits)
         name += ", zero points" if self.scheme == "asymmetric" else ""
         return name + (f", groups of {self.group}" if self.group else "")
@@ -58,16 +58,16 @@ class QuantizedLeaf:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far the outputs for the batches are from those of the net before.
+    """The differences of outputs for the batches from those of the net before.
 
     Attributes:
         largest: the largest difference of an element.
-        mean: the mean of all.
+        mean: the mean difference.
         scale: the mean size of an output of the net before.
-        kl: the mean Kullback-Leibler divergence in nats, if the outputs were logits; None where
-            they cannot be.
-        same_largest: of how many outputs the largest element is the same one; None likewise.
-        seconds: of a call of the net before and now, the least of several.
+        kl: the mean Kullback-Leibler divergence in nats, if the outputs may be logits; otherwise
+            None.
+        same_largest: the share of outputs with the same largest element; None as for `kl`.
+        seconds: the latency of the net before and now, the minimum of several calls.
 
     Example:
         >>> import jax, pax_export as pax
@@ -87,20 +87,20 @@ class Difference:
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """What `quantize` did; ``print`` shows it.
+    """The report of `quantize`; it can be printed.
 
     Attributes:
         leaves: the weights that were quantized.
-        kept: the names of the other arrays of floating-point numbers, with the reason of each.
-        fallbacks: of quantized weights that have more bits than was asked for, the reason.
-        before: the bytes of all leaves of the net.
-        after: those of the quantized net.
-        metric: of the net before and now, where a metric was given.
-        difference: of the outputs, where batches were given.
-        weights_alone: the same with float activations, where these are rounded.
-        runtimes: by format, how far its runtime is from jax on the same integers, with the
-            seconds of a call of the float net and of this one there; as `pax-export quantize
-            --runtime` measures them.
+        kept: the names of the other floating-point arrays, with reasons.
+        fallbacks: the names of weights with more bits than requested, with reasons.
+        before: the size of all leaves of the net, in bytes.
+        after: the size of all leaves of the quantized net.
+        metric: the metric before and now, if given.
+        difference: the difference of the outputs, if batches were given.
+        weights_alone: the same with float activations, if these are rounded.
+        runtimes: by format, the difference of its runtime from jax on the same integers, with the
+            latencies of the float net and this one there; measured by `pax-export quantize
+            --runtime`.
 
     Example:
         >>> import pax_export as pax
@@ -122,7 +122,7 @@ class QuantizationReport:
     runtimes: Mapping[str, Difference] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
-        """What was lost, as plain data; the reports of exports have it."""
+        """The losses as plain data, for the reports of exports."""
         made: dict[str, Any] = {"bytes": [self.before, self.after]}
         if self.metric is not None:
             made["metric"] = list(self.metric)

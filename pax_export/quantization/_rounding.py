@@ -1,4 +1,4 @@
-"""Rounds numbers to integers and scales."""
+"""Rounds arrays to integers and scales."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pax_export._quantized import GROUP, Form, QuantizedArray, packed
 
 
 class Levels(NamedTuple):
-    """The numbers that stand for an array divided by its scales.
+    """The quantization levels of an array divided by its scales.
 
     Attributes:
-        least: of them.
-        most: of them.
-        divisors: the range of a group, divided by each, is tried as its scale.  In 4 bits the
-            largest element is represented below 7, and above 8 it is clipped and the others are
-            finer.
-        dtype: of their array, before it is packed.
+        least: the smallest level.
+        most: the largest level.
+        divisors: divisors of a group's range that are tried for its scale.  With 4 bits, a divisor
+            below 7 represents the largest element, and one above 8 clips it with finer steps for
+            the others.
+        dtype: the dtype of the levels, before they are packed.
     """
 
     least: int
@@ -37,7 +37,7 @@ LEVELS = {
     ("asymmetric", 4): Levels(-8, 7, tuple(np.linspace(13.5, 18.5, 11))),
     ("float", 8): Levels(-448, 448, (448.0,), "float8_e4m3fn"),
 }
-#: A half has no more digits below this; a scale of fewer is not what it was meant to be.
+#: Smaller float16 numbers are denormal and have fewer digits, so a scale there is inexact.
 _SMALLEST_SCALE = 2.0**-14
 
 
@@ -82,7 +82,7 @@ def _nearest(numbers: Any, levels: Levels) -> Any:
 
 
 def _ranges(numbers: Any, place: int, scheme: str) -> tuple[Any, Any]:
-    """The size of the range of each group, and the middle of it."""
+    """Returns the size and the middle of the range of each group."""
     if scheme == "symmetric":
         largest = jnp.max(jnp.abs(numbers), place, keepdims=True)
         return largest, jnp.zeros_like(largest)

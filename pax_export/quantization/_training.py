@@ -1,4 +1,4 @@
-"""RoundedArray: a weight that is trained as the integers that it will be."""
+"""RoundedArray: a weight for quantization-aware training."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pax_export.quantization._rounding import rounded
 
 
 class RoundedArray(ArrayLike, ParameterModule):
-    """A weight in the place of which layers compute with what its integers stand for.
+    """A trainable weight whose layers compute with its quantized values.
 
-    `quantize` with ``train=True`` makes them.  The gradient is that of the weight itself, as if
-    nothing was rounded (straight-through), so any optimizer trains it.
+    `quantize` with ``train=True`` creates them. The gradient is that of the weight itself, without
+    rounding (straight-through), so any optimizer trains it.
 
     Args:
-        weight: the array that is trained.
-        form: what its integers will mean.
-        reduced: the axes that share a scale, where there are no groups.
-        inputs: as for `QuantizedArray`; their gradients pass by the rounding, too.
+        weight: the trained array.
+        form: the format of its integers.
+        reduced: the axes that share a scale, without groups.
+        inputs: as for `QuantizedArray`; their gradients also ignore the rounding.
 
     Attributes:
-        weight: as given.
-        form: as given.
-        reduced: as given.
-        inputs: as given.
+        weight: as passed.
+        form: as passed.
+        reduced: as passed.
+        inputs: as passed.
 
     Example:
         >>> import pax_export as pax
@@ -73,12 +73,12 @@ class RoundedArray(ArrayLike, ParameterModule):
         return self.weight.nbytes
 
     def quantized(self) -> QuantizedArray:
-        """The integers of the weight as it is now."""
+        """Returns the integers of the current weight."""
         made = rounded(jnp.asarray(self.weight), self.form, self.reduced)
         return made.replace(inputs=self.inputs)
 
     def dequantized(self) -> jax.Array:
-        """What these stand for; its gradient is that of the weight."""
+        """Returns the quantized values, with the gradient of the weight."""
         weight = jnp.asarray(self.weight)
         return weight + jax.lax.stop_gradient(self.quantized().dequantized() - weight)
 
