@@ -206,8 +206,7 @@ class _Comparing:
                 "The export contains unsigned files.",
                 where=self._shown,
                 got=a_few(sorted(added), _FEW),
-                write="the folder without them, if you know what they are; or a copy of it, as it "
-                "was signed",
+                write="remove these files, or use a copy of the signed folder",
             )
         if missing := signed - there:
             raise SignatureError(
@@ -260,7 +259,7 @@ def _list_files(place: Path, shown: str) -> _List:
             "The export is not signed.",
             where=shown,
             got=f"no file {place.name}",
-            write='the same, written with sign="key.pem"; or no verify=, if you trust it as it is',
+            write='an export written with sign="key.pem"; or no verify=, if you trust it',
         ) from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise SignatureError(

@@ -103,7 +103,7 @@ class Flattener(Module):
         """
         names = [structure.name for structure in self._structures]
         raise InvalidArgumentError(
-            "A Flattener does not know which of its arrays are trainable.",
+            "A Flattener does not record which of its arrays are trainable.",
             where=repr(self),
             got=f"the values {', '.join(names) or '(none)'}",
             write=f"flattener.{names[0] if names else 'model'}.parameters()",
@@ -123,10 +123,10 @@ class Flattener(Module):
             if structure.name == name:
                 return _rebuild_value(structure, self.leaves_dict[name])
         raise MissingValueError(
-            "The Flattener holds no value of this name.",
+            "The Flattener has no value with this name.",
             where=f"{type(self).__qualname__}.{name}",
             got=f"the values {', '.join(self.treedef_dict) or '(none)'}",
-            write=f"flattener.update({name}=...) gives one that does",
+            write=f"flattener.update({name}=...) returns one with it",
         )
 
     def __dir__(self) -> list[str]:

@@ -124,9 +124,7 @@ def test_no_signature(tmp_path, keys):
     error = refusal(written(tmp_path / "model"), keys.public)
     assert (error.what, error.got) == ("The export is not signed.", "no file model.sig")
     assert error.where == str(tmp_path / "model")
-    assert error.write == (
-        'the same, written with sign="key.pem"; or no verify=, if you trust it as it is'
-    )
+    assert error.write == ('an export written with sign="key.pem"; or no verify=, if you trust it')
     assert refusal(tmp_path / "model" / "a.txt", keys.public).got == "no file a.txt.sig"
 
 

@@ -16,7 +16,7 @@ def read_bytes(file: Path, most: int) -> bytes:
     with open(number, "rb") as content:
         about = os.fstat(number)
         if not stat.S_ISREG(about.st_mode):
-            raise OSError(f"this is no regular file, but {file_types.kind(about.st_mode)}")
+            raise OSError(f"not a regular file, but {file_types.kind(about.st_mode)}")
         if about.st_size > most:
             raise OSError(f"it has {about.st_size} bytes, and {most} are the most that is read")
         return content.read(most)

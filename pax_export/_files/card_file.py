@@ -43,7 +43,7 @@ def check(path: Path) -> None:
     if place.is_file() and not place.is_symlink() and not place.stat().st_size:
         return
     raise ExportPathError(
-        "There is something else where the card of this export would lie.",
+        "Another file is at the path of this export's card.",
         where=str(place),
         got=file_types.unusual(place) or "a file that is no card",
         write="card=False (--no-card), or another path",

@@ -31,7 +31,7 @@ class Checked:
         """The path of a listed file."""
         if name not in self.names:
             raise ExportPathError(
-                f"A file is to be read that {FILE} does not list, so nobody knows what is in it.",
+                f"{FILE} does not list a required file, so its content is not verified.",
                 where=str(self.directory),
                 got=name,
                 write=_COPY,
@@ -93,7 +93,7 @@ def _parse_list(text: str) -> dict[str, str]:
     matches = [_LINE.fullmatch(line) for line in lines]
     found = {match[2]: match[1] for match in matches if match}
     if not found or len(found) != len(lines):
-        raise ValueError("it lists no file, or one twice, or is no list of hashes")
+        raise ValueError("it is not a list of hashes with each file once")
     for name in found:
         if not is_inside(name):
             raise ValueError(f"it lists a file of another folder: {name!r}")

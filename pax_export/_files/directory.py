@@ -142,7 +142,7 @@ def _check_replaceable(path: Path, ours: overwrite_guard.Recognize) -> None:
         )
     if not stat.S_ISDIR(mode):
         raise ExportPathError(
-            "This is no directory, so it is not overwritten.",
+            "The path is not a directory, so it is not overwritten.",
             where=str(path),
             got=file_types.unusual(path) or "a file",
             write="the path of a directory",

@@ -56,7 +56,7 @@ def _find_problem(path: Path, ours: Recognize) -> ExportPathError | None:
     belongs = ours(path)
     if belongs is None:
         return ExportPathError(
-            "This is no export of pax_export, so it is not replaced.",
+            "The path is not an export of pax_export, so it is not replaced.",
             where=str(path),
             got=f"a directory with {named(entries)}",
             write="another path, or an empty directory",
@@ -104,7 +104,7 @@ def check_file(path: Path, ours: Recognize) -> None:
     dangling = path.is_symlink() and not path.exists()
     if dangling or (path.stat().st_size and ours(path) is None):
         raise ExportPathError(
-            "This is no export of pax_export, so it is not replaced.",
+            "The path is not an export of pax_export, so it is not replaced.",
             where=str(path),
             got=f"a link to {os.readlink(path)}" if dangling else f"a file that {begin(path)}",
             write="another path, or remove it yourself",
@@ -114,7 +114,7 @@ def check_file(path: Path, ours: Recognize) -> None:
 def unusual(path: Path, kind: str) -> ExportPathError:
     """There is something that is no regular file."""
     return ExportPathError(
-        "This is no regular file, so it is not replaced.",
+        "The path is not a regular file, so it is not replaced.",
         where=str(path),
         got=kind,
         write="the path of a file",

@@ -33,7 +33,7 @@ def check(path: Path, ours: overwrite_guard.Recognize | None) -> None:
 def _check_place(path: Path, ours: overwrite_guard.Recognize | None) -> None:
     if path.is_dir() or path.name in ("", ".."):
         raise ExportPathError(
-            "This export is one file, and there is a directory.",
+            "This export is one file, but the path is a directory.",
             where=str(path),
             write=f"the path of a file, e.g. {path / 'model'}",
         )

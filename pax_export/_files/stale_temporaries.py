@@ -68,7 +68,7 @@ def _claim_directory(path: Path, mode: int) -> tuple[Path, int | None]:
         if temporary.exists():
             return temporary, lock
         _release_lock(lock)
-    raise OSError(f"no directory can be kept beside {path}")
+    raise OSError(f"cannot create a directory next to {path}")
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def collectives(compiled: object) -> tuple[Collective, ...]:
         raise InvalidArgumentTypeError(
             "Expected a compiled program.",
             got=f"{type(compiled).__name__}: {compiled!r}"[:120],
-            write="jax.jit(step).lower(...).compile(); lower(...) alone knows no devices",
+            write="jax.jit(step).lower(...).compile(); the result of lower(...) has no devices",
         )
     program = _HloProgram.read(text)
     found = [

@@ -112,7 +112,7 @@ def cost(compiled: object) -> Cost:
         raise InvalidArgumentTypeError(
             "The compiler reports no memory use of this program.",
             got=f"{type(compiled).__name__}",
-            write="pax.sharding.collectives(compiled) for what devices exchange",
+            write="pax.sharding.collectives(compiled) for the exchanges between devices",
         )
     return Cost(
         arguments=memory.argument_size_in_bytes,

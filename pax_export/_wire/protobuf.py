@@ -56,7 +56,7 @@ class Message:
                 tag, place = varint(raw, at - first, end - first)
             number, kind = tag >> 3, tag & 7
             if not number:
-                raise ValueError("this is no protocol buffer: a field with the number 0")
+                raise ValueError("not a protocol buffer: a field with the number 0")
             if kind == _VARINT:
                 value, place = varint(raw, place, end - first)
                 at = first + place
@@ -67,13 +67,13 @@ class Message:
             elif kind in _FIXED:
                 length = _FIXED[kind]
             else:
-                raise ValueError(f"this is no protocol buffer: a field of the kind {kind}")
+                raise ValueError(f"not a protocol buffer: a field of the kind {kind}")
             begin = first + place
             at = begin + length
             if at > end:
                 raise ValueError(
-                    "this protocol buffer is cut short: "
-                    f"a field of {length} bytes, where {end - begin} are left"
+                    "truncated protocol buffer: a field of {length} bytes, but {end - begin} are "
+                    "left"
                 )
             yield number, Message(self.places, begin, length, piece)
 

@@ -65,10 +65,11 @@ def sizes_of(layer: PyTree, where: str) -> WeightSizes:
     """
     if not is_adaptable(layer):
         raise InvalidArgumentTypeError(
-            "Only Linear, Embed and convolutions, and what derives from them, can be adapted.",
+            "Only Linear, Embed, convolutions and their subclasses can be adapted.",
             where=where,
             got=repr(layer)[:200],
-            write="pax.adapters.add(net, targets, rank), which finds such layers inside of others",
+            write="pax.adapters.add(net, targets, rank), which finds such layers inside other "
+            "modules",
         )
     weight = layer.weight
     if isinstance(weight, EmptyNode) or not (is_array(weight) or hasattr(weight, "shape")):
@@ -76,14 +77,14 @@ def sizes_of(layer: PyTree, where: str) -> WeightSizes:
             "An adapter requires a layer with its weight.",
             where=where,
             got=f"{type(weight).__name__} for the weight",
-            write="the whole net, not what parameters() gives",
+            write="the whole net, not net.parameters()",
         )
     if not jnp.issubdtype(weight.dtype, jnp.floating):
         raise InvalidArgumentTypeError(
             "An adapter requires a weight with a floating-point dtype.",
             where=where,
             got=describe_array(weight),
-            write="a layer whose weight is float32, bfloat16 or the like",
+            write="a layer with a floating-point weight such as float32 or bfloat16",
         )
     kernel, inputs, outputs = _of_class(layer)
     last = (outputs, inputs) if is_transposed(layer) else (inputs, outputs)

@@ -140,10 +140,12 @@ def _find_adaptable(
     if not found:
         why = "all of it is trained as a whole" if trained else "no Linear, Embed or convolution"
         raise InvalidArgumentError(
-            f"There is nothing to adapt in what the targets choose: {why}.",
+            f"The targets select no layers to adapt: {why}.",
             where="add.targets",
             got=a_few(trained, 5) if trained else repr(targets)[:200],
-            write="targets beside those of train=" if trained else "the class or path of a layer",
+            write="targets other than those of train="
+            if trained
+            else "the class or path of a layer",
         )
     largest = {path: kinds.sizes_of(layer, path).largest_rank for path, layer in found.items()}
     small = [path for path, most in largest.items() if most < integer(rank, "add.rank", least=1)]
@@ -201,8 +203,7 @@ def require_adapters(net: PyTree, what: str, wanted: Iterable[str] = ()) -> list
     found = adapted_layers(net)
     if not found:
         raise InvalidArgumentError(
-            f"{what} needs a net with adapters, and this one has none: they were not added, or "
-            "merged already.",
+            f"{what} needs a net with adapters; this net has none, or they were merged.",
             where=repr(net)[:200],
             write="net = pax.adapters.add(net, targets, rank)",
         )
@@ -211,7 +212,7 @@ def require_adapters(net: PyTree, what: str, wanted: Iterable[str] = ()) -> list
         if name not in there:
             near = near_names(str(name), there)
             raise InvalidArgumentError(
-                "The net has no adapter of this name.",
+                "The net has no adapter with this name.",
                 where=what,
                 got=repr(name),
                 write=" or ".join(map(repr, near or there)),
@@ -366,7 +367,7 @@ def unmerge(merged: M, origin: PyTree) -> M:
             raise InvalidArgumentError(
                 "Only unchanged results of merge can be unmerged.",
                 where=path or repr(layer)[:200],
-                got="another layer, or one that was changed since" if path in there else "no layer",
+                got="another layer, or one that was replaced" if path in there else "no layer",
                 write="pax.adapters.unmerge(pax.adapters.merge(net), net)",
             )
         changes[id(there[path])] = lambda _, layer=layer: layer

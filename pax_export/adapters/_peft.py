@@ -208,8 +208,7 @@ def check_config(config: object, where: str) -> None:
     if other:
         shown = ", ".join(f"{name}={config[name]!r}" for name in other)
         raise WeightsFileError(
-            "This adapter is computed in a way that pax_export does not know, or needs other "
-            "weights of the base.",
+            "The adapter uses an unsupported method, or needs other weights of the base model.",
             where=where,
             got=shown[:200],
             write="an adapter that PEFT saved as plain LoRA or DoRA; for pissa and the like with "

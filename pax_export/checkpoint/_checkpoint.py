@@ -161,17 +161,17 @@ class Checkpoint:
             raise self._no_such_trees(unknown, report)
         if strict and not report.complete:
             raise mismatch_error(
-                "What the checkpoint holds is not what was asked for",
+                "The checkpoint does not match the target",
                 report,
                 where=f"{self.directory}, which has {', '.join(self.trees) or 'nothing'}",
-                write="what was saved, or restore(..., strict=False) to load what fits",
+                write="the saved structure, or restore(..., strict=False) to load matching leaves",
             )
         return report
 
     def _no_such_trees(self, unknown: Sequence[str], report: LoadReport) -> WeightsMismatchError:
         near = near_names(unknown[0], self.trees) or self.trees[:1]
         error = WeightsMismatchError(
-            "The checkpoint has no tree of this name.",
+            "The checkpoint has no tree with this name.",
             where=str(self.directory),
             got=f"{', '.join(unknown)}; it has {', '.join(self.trees) or 'nothing'}",
             write=f"restore({near[0]}=...)" if near else "another step",
@@ -221,7 +221,7 @@ class Checkpoint:
         for name, array in arrays.items():
             saved, found = self._entries[tree][name].checksum, array_checksum(array)
             if found is not None and saved not in (None, found):
-                differs = ValueError(f"the checksum is {found}, that of what was saved is {saved}")
+                differs = ValueError(f"the checksum is {found}, expected {saved}")
                 raise self._damaged(tree, name, differs)
         return arrays
 

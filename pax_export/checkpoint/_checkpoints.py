@@ -333,7 +333,7 @@ class Checkpoints:
                 f"The checkpoint of step {step} was written, and cannot be read back.",
                 where=error.where,
                 got=error.got,
-                write="a directory on another disk, and checkpoints.steps to see what is there",
+                write="a directory on another disk; checkpoints.steps lists the existing ones",
             ) from error
 
     def _metrics_of(self, step: int) -> dict[str, float]:
@@ -376,7 +376,7 @@ class Checkpoints:
     def _missing(self, step: int | None, steps: Sequence[int]) -> MissingCheckpointError:
         if steps:
             return MissingCheckpointError(
-                "The directory has no checkpoint of this step.",
+                "The directory has no checkpoint for this step.",
                 where=str(self.directory),
                 got=f"step {step!r}; there are {', '.join(map(str, steps))}",
                 write="one of these, or None for the last one",
@@ -386,8 +386,7 @@ class Checkpoints:
             "The directory has no checkpoint.",
             where=str(self.directory),
             got=there if self.directory.is_dir() else "no such directory",
-            write="the directory that Checkpoints(...) was given; checkpoints.latest is None "
-            "as long as there is none",
+            write="the directory of Checkpoints(...); checkpoints.latest is None if it is empty",
         )
 
     def _no_directory(self, reason: str | None) -> CheckpointError:
@@ -395,7 +394,7 @@ class Checkpoints:
             "Checkpoints cannot be stored here.",
             where=str(self.directory).replace("\0", "\\0"),
             got=self._what_is_there() or reason or "no directory that can be written",
-            write="a directory that you may write to, or one that does not exist yet",
+            write="a writable directory, or one that does not exist yet",
         )
 
     def _what_is_there(self) -> str | None:

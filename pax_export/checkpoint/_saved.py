@@ -191,7 +191,7 @@ def _require_value(where: str, leaf: object) -> None:
             "A checkpoint requires arrays with values.",
             where=where,
             got=problem,
-            write="checkpoints.save(...) outside of jit, with what the last step returned",
+            write="checkpoints.save(...) outside of jit, with the results of the last step",
         )
 
 
@@ -227,7 +227,7 @@ class StoredArray:
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if is_key(self.dtype):
-            raise TypeError("keys are no numbers: use jax.random.key_data(array.read())")
+            raise TypeError("keys are not numbers: use jax.random.key_data(array.read())")
         array = self._read()
         return array if dtype is None else array.astype(dtype, copy=False)
 

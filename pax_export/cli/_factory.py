@@ -42,14 +42,14 @@ def make(place: str) -> Any:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise InvalidArgumentError(
-            "The factory cannot be found: there is no such module.",
+            "The factory cannot be found: the module does not exist.",
             got=module_name,
-            write="a module of the current directory, or one that is installed",
+            write="a module in the current directory, or an installed one",
         ) from error
     factory = getattr(module, name, None)
     if not callable(factory):
         raise InvalidArgumentError(
-            "The factory cannot be found: the module has no such function.",
+            "The factory cannot be found: the module does not have this function.",
             where=module_name,
             got=name,
         )

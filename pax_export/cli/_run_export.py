@@ -138,7 +138,7 @@ def _choose_signature(key: str | None, signatures: Mapping[str, Any]) -> str:
         key = default if default in signatures or len(signatures) != 1 else next(iter(signatures))
     if key not in signatures:
         raise InvalidArgumentError(
-            "The export has no such signature.",
+            "The export does not have this signature.",
             got=key,
             write=" or ".join(f"--signature {each}" for each in signatures),
         )
@@ -187,7 +187,7 @@ def _save_outputs(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
     place = Path(os.path.realpath(file))
     if _holds_something_else(place):
         raise ExportPathError(
-            "This is no archive of outputs that pax-export wrote, so it is not replaced.",
+            "The path is not an archive of outputs by pax-export, so it is not replaced.",
             where=str(file),
             got=f"a file that {overwrite_guard.begin(place)}",
             write="another path, or remove it yourself",

@@ -177,7 +177,7 @@ def _target_options(
     for name, value in given.items():
         if value is not None and name not in taken:
             raise InvalidArgumentError(
-                "This target has no such option.",
+                "The target does not have this option.",
                 got=f"{_FLAGS.get(name, '--' + name)} with --target {options.target}",
                 write=f"--target {' or '.join(_targets_with(name, targets))}",
             )

@@ -69,7 +69,7 @@ def _require_free(name: str) -> None:
             del sys.modules[leftover]
     elif module is not sys.modules.get(_own_name(name)):
         raise NameTakenError(
-            f"install_as_pax comes too late: another package is imported as {name!r}.",
+            f"install_as_pax was called too late: another package is already imported as {name!r}.",
             got=getattr(module, "__file__", None) or repr(module),
             write="pax_export.install_as_pax() before the first import of pax and opax",
         )
@@ -167,7 +167,7 @@ class _Internals(ModuleType):
             return getattr(importlib.import_module(_LIBRARY + _PARTS[name]), name)
         raise NotInPaxError(
             f"PAX's internal {self.__name__}.{name} does not exist here.",
-            write="what `import pax` offers; public names can be imported from anywhere in PAX",
+            write="a public name of `pax`, which can be imported from any module of PAX",
             name=name,
         )
 

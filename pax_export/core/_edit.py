@@ -208,7 +208,7 @@ def set_attribute(module: Node, name: str, value: object) -> Any:
     near = next(iter([] if known else near_names(name, names)), "")
     if near and _is_slip(name, near):
         warning = NearNameWarning(
-            "set_attribute adds an attribute whose name is nearly that of one that the module has.",
+            "set_attribute adds an attribute with almost the name of an existing one.",
             where=f"{type(module).__qualname__}.{name}",
             write=f"module.set_attribute({near!r}, value), if that was meant; replace takes "
             "only names that the module has",

@@ -159,7 +159,7 @@ def require_open(node: Node, action: str, name: str) -> None:
             "its state at each call.",
             where=repr(layer),
             got="a call in train mode that no pax.pure, % or mutable() has open for change",
-            write="model.eval()(x) where nothing is trained; in training model, y = model % x",
+            write="model.eval()(x) for evaluation; for training model, y = model % x",
         )
     caller = call_in_progress(frame)
     if caller is not None and caller is not node:

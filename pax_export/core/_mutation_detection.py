@@ -127,7 +127,7 @@ def warn_of_change(cls: type, name: str, value: object) -> None:
         write += f", as module.replace({name}=[*module.{name}, new])"
     warning = ChangedOutsideWarning(
         f"A {kind} of an immutable module was changed in place, outside of pax.pure; "
-        "the module is used as it is now, and jax traces anew.",
+        "the module is used with the change, and jax retraces.",
         where=where,
         write=write + "; or change it in a function decorated with pax.pure",
     )

@@ -314,7 +314,7 @@ def _count_change(cls: type, name: str, was: object, now: object, value: object)
     if count + 1 == _ENOUGH:
         warning = RetracingWarning(
             f"Static data changed in each of {_ENOUGH} traces of a jitted function, so jax "
-            "traces and compiles it anew in every call.",
+            f"retraces and recompiles it in every call.",
             where=f"{cls.__qualname__}.{name}",
             got=f"{type(value).__name__}: {value!r}"[:120],
             write="an array, which is data: self.count = jnp.array(0); or return the value, "

@@ -135,7 +135,7 @@ def _require_names(names: tuple[str, ...], weights: dict, path: str) -> None:
     unknown = [join(path, str(name)) for name in weights if name not in names]
     if unknown:
         raise StructureMismatchError(
-            "The weights have names that the module does not know.",
+            "The weights have names that the module lacks.",
             where=", ".join(unknown),
             got=f"a module with {', '.join(names) or 'no arrays'}",
             write="weights without these names, or a module that has them",

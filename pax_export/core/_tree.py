@@ -204,7 +204,7 @@ def cycle_error(value: object) -> InvalidArgumentError:
     """Returns the error for a value that contains itself."""
     return InvalidArgumentError(
         "An attribute of a module holds itself; a tree has an end.",
-        got=f"a {type(value).__name__} that lies in itself",
+        got=f"a {type(value).__name__} that contains itself",
         write="a list without itself in it; an object of a class of your own may refer to itself",
     )
 

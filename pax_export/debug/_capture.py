@@ -218,7 +218,7 @@ def _no_module_error(each: object, paths: list[str]) -> InvalidArgumentError:
     near = better_path(each, paths) if isinstance(each, str) else ""
     shown = near or ", ".join(paths[1:6])
     return InvalidArgumentError(
-        "The net has no such module.",
+        "The net does not have this module.",
         got=repr(each),
         write=f"a path of the net, e.g. {shown}" if shown else "the empty path, of the net itself",
     )

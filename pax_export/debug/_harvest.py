@@ -160,7 +160,7 @@ class Harvest:
         names = sorted(set(_mark_names(equation)) & set(self.added))
         if names:
             raise UnsupportedOperationError(
-                "There is no gradient with respect to a value inside of this operation.",
+                "Gradients with respect to a value inside this operation are not supported.",
                 where=", ".join(names),
                 got=f"a module that is called inside of {equation.primitive.name}",
                 write="a path outside of it",

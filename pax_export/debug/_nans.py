@@ -66,14 +66,14 @@ def nans(function: Callable[..., Any] | None = None) -> Any:
         ...     pax.debug.nans(net)(jnp.array([1.0, 0.0]))
         ... except pax.errors.NonFiniteError as error:
         ...     print(error.what, error.got)
-        log gives -inf out of finite numbers. float32[2] from 0 to 1
+        log produced -inf from finite numbers. float32[2] from 0 to 1
         >>> step, x = jax.jit(lambda net, x: net(x)), jnp.zeros(2)
         >>> with pax.debug.nans():
         ...     try:
         ...         step(net, x)
         ...     except pax.errors.NonFiniteError as error:
         ...         print(error.what, error.where.split(",")[0])
-        log gives -inf out of finite numbers. modules.1
+        log produced -inf from finite numbers. modules.1
 
     """
     if function is None:

@@ -54,8 +54,8 @@ def operation_error(
     bad = next(value for value in found.results if is_bad(value))
     rounds = "".join(f", round {number} of a loop" for number in found.rounds)
     return NonFiniteError(
-        f"{name} gives {_kind_of(bad)} out of finite numbers.",
-        where=f"{found.path or '(the root)'}, {source or 'a line that jax does not know'}{rounds}",
+        f"{name} produced {_kind_of(bad)} from finite numbers.",
+        where=f"{found.path or '(the root)'}, {source or 'an unknown line'}{rounds}",
         got=", ".join(map(_text, found.operands)),
         write=_ADVICE.get(name, "operands for which it is defined and does not overflow"),
     )

@@ -38,10 +38,10 @@ def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
         ...     warnings.simplefilter("always")
         ...     _ = step(net, jnp.ones(2)), step(net, jnp.ones(3)), step(net, jnp.ones(3))
         >>> print(caught[0].message)
-        A function is traced once more.
+        A function is retraced.
           where: <lambda>
           got: x: float32[2] before, float32[3] now
-          write: arguments that are alike in structure, static data, shapes and dtypes
+          write: arguments with equal structure, static data, shapes and dtypes
     """
     seen: dict[Any, dict[str, Any]] = {}
 
@@ -122,9 +122,9 @@ def _warn(function: Callable, differences: list[str]) -> None:
     more = len(differences) - _SHOWN
     shown = differences[:_SHOWN] + ([f"and {more} more"] if more > 0 else [])
     warning = RetracingWarning(
-        "A function is traced once more.",
+        "A function is retraced.",
         where=getattr(function, "__name__", type(function).__name__),
         got="; ".join(shown) or "static data that cannot be compared",
-        write="arguments that are alike in structure, static data, shapes and dtypes",
+        write="arguments with equal structure, static data, shapes and dtypes",
     )
     warnings.warn(warning, stacklevel=3)

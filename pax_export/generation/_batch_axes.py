@@ -26,7 +26,7 @@ def batch_axes(lm: PyTree, room: int, dtype: Any) -> list[int | None]:
                 "An array of the cache has no single batch axis.",
                 where=f"{type(lm).__name__}.init_cache",
                 got=f"shapes {two.shape} and {three.shape} for 2 and 3 rows",
-                write="arrays of which one axis is that of the batch",
+                write="arrays with one batch axis each",
             )
         axes.append(grown[0] if grown else None)
     return axes

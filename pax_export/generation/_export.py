@@ -237,8 +237,8 @@ def _signatures(given: Any, format: str) -> tuple[str, ...]:
             "An ONNX file holds one function.",
             where="export: signatures",
             got=repr(given),
-            write='signatures=["prefill"], which with one token a row does what decode does; '
-            "and another file for generate",
+            write='signatures=["prefill"], which with one token per row is equivalent to '
+            "decode; and another file for generate",
         )
     return given
 
@@ -255,7 +255,7 @@ def _in_form(lm: Any, layers: str | None, format: str) -> tuple[Any, bool]:
             'layers must be "listed" or "scanned".',
             where="export: layers",
             got=repr(layers),
-            write=f"one of {', '.join(map(repr, LAYERS))}, or None for what is faster",
+            write=f"one of {', '.join(map(repr, LAYERS))}, or None for the faster one",
         )
     if layers is None and format not in _LISTED:
         return lm, False

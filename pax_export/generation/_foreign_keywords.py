@@ -12,7 +12,7 @@ _WHILE = "pax.generate.stream(lm, tokens, ...), which gives token by token, and 
 _CACHE = "max_length=..., the room of the cache, and cache_dtype="
 _LOG_PROBS = "log_probs=True, which gives those of the tokens; lm(tokens) gives all logits"
 _CAPTURE = "pax.debug.capture(lm, ...), which gives what chosen modules return"
-_STOP = "stop=...: ids, sequences of ids, or strings beside tokenizer="
+_STOP = "stop=...: ids, sequences of ids, or strings with tokenizer="
 _BANNED = f"sampler=...: a rule that sets logits to -inf, derived from Sampler, {_SAMPLERS}"
 _NOWHERE = "nothing: leave it out"
 

@@ -42,7 +42,7 @@ def from_pretrained(path: str | os.PathLike[str], **options: PyTree) -> tuple[De
     where = Path(os.fspath(path))
     if not where.exists():
         raise MissingWeightsFileError(
-            "There is no language model at this path.",
+            "The path is not a language model.",
             where=str(path),
             got="no file and no folder",
             write="a folder of transformers with tokenizer.json, or a GGUF file",

@@ -32,7 +32,7 @@ def checked_net(lm: Module, where: str) -> Any:
             where=where,
             got=type(lm).__name__,
             write="pax.nets.Decoder, or a module with init_cache(batch, max_length, dtype=None) "
-            "whose call (tokens, cache=cache, lengths=lengths) gives logits and the next cache",
+            "whose call (tokens, cache=cache, lengths=lengths) returns logits and the next cache",
         )
     return enable_eval_mode(lm) if isinstance(lm, Module) else lm
 
@@ -79,7 +79,7 @@ def _by_mask(tokens: Array, lengths: Array | None, mask: Array, where: str) -> P
     mask = mask if isinstance(mask, jax.Array) else np.asarray(mask)
     if lengths is not None or mask.shape != tokens.shape or mask.dtype.kind not in "biu":
         raise InvalidArgumentError(
-            "A mask says of each token whether it is meant, in place of lengths.",
+            "A mask marks the valid tokens, instead of lengths.",
             where=f"{where}: mask",
             got=f"{mask.dtype} of shape {mask.shape} for tokens of shape {tokens.shape}"
             + ("" if lengths is None else ", and lengths"),
@@ -303,7 +303,7 @@ def check_room(
             "The cache has room for another number of tokens.",
             where=f"{where}: max_length",
             got=f"max_length={max_length!r:.80}, and a cache of {most} places",
-            write=f"max_length={most}, or none beside a cache",
+            write=f"max_length={most}, or none with a cache",
         )
     if most is None or have is None or is_tracer(have) or is_tracer(lengths):
         return

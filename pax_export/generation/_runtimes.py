@@ -176,7 +176,7 @@ def export_for_runtime(
         others["accuracy_level"] = accuracy_level
     if others:
         raise InvalidArgumentTypeError(
-            f"An export for {runtime.title} has no such option.",
+            f"An export for {runtime.title} does not have this option.",
             where=where,
             got=a_few(sorted(others), 6),
             write="tokenizer, max_length, prompts, validate and overwrite"
@@ -184,7 +184,7 @@ def export_for_runtime(
         )
     if not os.fspath(path).endswith(runtime.suffix):
         raise InvalidArgumentError(
-            f"{runtime.title} opens files by what their names end with.",
+            f"{runtime.title} opens files by their suffix.",
             where=f"{where}: path",
             got=os.fspath(path),
             write=f"a path that ends with {runtime.suffix}",
@@ -250,8 +250,8 @@ def _job(
 ) -> Job:
     if not isinstance(lm, Decoder):
         raise InvalidArgumentTypeError(
-            f"{runtime.title} runs nets whose keys and values it keeps itself, and of other "
-            "modules nothing says which these are.",
+            f"{runtime.title} stores keys and values itself, which are unknown for modules other "
+            f"than Decoder.",
             where=where,
             got=type(lm).__name__,
             write="a pax.nets.Decoder, or another format: "
@@ -262,7 +262,7 @@ def _job(
     room = most if max_length is None else max_length
     if isinstance(room, bool) or not isinstance(room, int) or room < 2:
         raise InvalidArgumentError(
-            f"{runtime.title} is told how many tokens a text has at most.",
+            f"{runtime.title} needs a maximum number of tokens.",
             where=f"{where}: max_length",
             got=repr(max_length),
             write=f"max_length={most}, or less",
@@ -322,7 +322,7 @@ def check_floats(job: Job, title: str) -> None:
 def _is_tested(runtime: Runtime, validate: bool, path: str | os.PathLike[str], where: str) -> bool:
     if not isinstance(validate, bool):
         raise InvalidArgumentError(
-            f"{runtime.title} runs what was written, or does not.",
+            f"{runtime.title} validates in its own process only.",
             where=f"{where}: validate",
             got=repr(validate),
             write="validate=True or validate=False",
@@ -411,7 +411,7 @@ def _as_texts(
                 where=f"{job.where}: prompts, row {row}",
                 got=f"{a_few(list(map(str, ids)), 8)}; their text has the ids "
                 f"{a_few(list(map(str, again)), 8)}",
-                write="prompts=[...] of texts, or of ids as tokenizer.encode(text) gives them",
+                write="prompts=[...] of strings, or of ids of tokenizer.encode(text)",
             )
     return made
 
@@ -461,15 +461,15 @@ def compare_tokens(
             found += 1
             if not distance <= bound or found > _MOST_TIES:
                 raise ValidationError(
-                    f"{title} continues a text otherwise than jax.",
+                    f"{title} continues a prompt differently from jax.",
                     where=f"{job.where}: prompt {row}, token {at}",
-                    got=f"{said[at : at + 4]} where jax says {rest[at : at + 4]}; the logits are "
-                    f"{distance:.3g} apart, of {largest:.3g}",
+                    got=f"{said[at : at + 4]}, jax: {rest[at : at + 4]}; the logits differ "
+                    f"by {distance:.3g}, of {largest:.3g}",
                     write="validate=False to look at the export all the same, and please report it",
                 )
             ties.append(
-                f"prompt {row}, token {at}: a tie falls otherwise, where logits of {largest:.3g} "
-                f"are {distance:.2g} apart"
+                f"prompt {row}, token {at}: another token, where logits of {largest:.3g} differ "
+                f"by {distance:.2g}"
             )
             if at + 1 < min(steps, len(said)):
                 more = _greedy(job, [[*prompt, *said[: at + 1]]], steps - at - 1)[0]
@@ -515,7 +515,7 @@ def run_runtime(
             ) from None
         if done.returncode:
             raise ValidationError(
-                f"{runtime.title} does not run what was written.",
+                f"{runtime.title} does not run the export.",
                 where=str(place),
                 got=(done.stderr or done.stdout or f"exit code {done.returncode}")[-1500:],
                 write="validate=False to look at the export all the same, and please report it",

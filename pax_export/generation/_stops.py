@@ -46,7 +46,7 @@ def checked_stops(stop: Any, where: str) -> Stops:
                 where=f"{where}: stop",
                 got=repr(each),
                 write="stop=tokenizer.token_to_id(...), several ids, sequences of ids as in "
-                "stop=[2, [13, 13]], or strings beside tokenizer=",
+                "stop=[2, [13, 13]], or strings with tokenizer=",
             )
     return Stops(tuple(sorted(ids)), tuple(sorted(sequences)), tuple(sorted(strings)))
 

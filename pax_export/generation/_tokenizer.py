@@ -330,7 +330,7 @@ def _no_tokenizer(file: Path) -> TokenizerError:
     folder = file.parent
     if not folder.is_dir() or file.name != "tokenizer.json":
         return TokenizerError(
-            "There is no tokenizer at this path.",
+            "The path is not a tokenizer.",
             where=str(file),
             got="no file and no folder",
             write="a folder with tokenizer.json, tokenizer.json itself, or a GGUF file",

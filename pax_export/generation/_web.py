@@ -63,7 +63,7 @@ def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> lis
 def _compare(job: Job, what: str, own: object, theirs: object) -> None:
     if own != theirs:
         raise ValidationError(
-            f"The {what} gives something else in JavaScript than in Python.",
+            f"The {what} has other results in JavaScript than in Python.",
             where=f"{job.where}: tokenizer",
             got=f"{theirs!r:.300} where Python says {own!r:.300}",
             write='format="genai", or validate=False to write the folder all the same',

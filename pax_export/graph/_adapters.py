@@ -34,7 +34,7 @@ def as_module(function: Any) -> Module:
         )
     if not callable(function):
         raise InvalidArgumentTypeError(
-            "What stands after >> must be a module or a function.",
+            "The right operand of >> must be a module or a function.",
             got=f"{type(function).__name__}: {function!r}"[:120],
             write="node >> pax.Linear(3, 3), or node >> jax.nn.relu",
         )

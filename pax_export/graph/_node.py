@@ -117,7 +117,7 @@ class Node:
         raise NotPicklableError(
             "A node is part of its graph, so it can be neither copied nor pickled.",
             got=repr(self),
-            write="copy or pickle the GraphModule that is made of the nodes",
+            write="copy or pickle the GraphModule of the nodes",
         )
 
 
@@ -187,7 +187,7 @@ def _require_node(value: object, what: str) -> None:
         raise InvalidArgumentTypeError(
             f"{what} must be a node.",
             got=f"{type(value).__name__}: {value!r}"[:120],
-            write="node >> function; a constant goes into the function, e.g. "
+            write="node >> function; bind constants in the function, e.g. "
             "node >> functools.partial(jax.lax.add, 1.0)",
         )
 

@@ -130,7 +130,7 @@ def _check_nodes(inputs: Sequence[Node], output: Node) -> None:
         )
     if len(set(inputs)) != len(inputs):
         raise InvalidArgumentError(
-            "A node stands twice among the inputs of a graph module.",
+            "A node occurs twice among the inputs of a graph module.",
             got=repr(inputs)[:120],
             write="an InputNode for each argument",
         )
@@ -159,7 +159,7 @@ def _parents_first(inputs: Sequence[Node], output: Node) -> list[Node]:
 def _foreign_input_error(node: Node, inputs: Sequence[Node]) -> ForeignInputError:
     names = [x.name for x in inputs if x.name]
     return ForeignInputError(
-        "The output needs a node that nothing computes and that is no input of the graph module.",
+        "The output needs an InputNode that is not an input of the graph module.",
         where=f"{node!r}" + (f" named {node.name!r}" if node.name else ""),
         got=f"{len(inputs)} inputs" + (f": {', '.join(names)}" if names else ""),
         write="GraphModule(inputs=...) with this node as well; in build_graph_module, "

@@ -110,7 +110,7 @@ def draw(
         raise InvalidArgumentTypeError(
             "draw needs a module.",
             got=type(net).__name__,
-            write="pax.inspection.draw(net, x) with what its call takes",
+            write="pax.inspection.draw(net, x) with the inputs of its call",
         )
     if not inputs and not kwargs:
         raise InvalidArgumentError(

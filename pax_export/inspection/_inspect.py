@@ -107,7 +107,7 @@ def inspect(
             "inspect takes a model with its inputs, or the path of an export alone; it measures "
             "modules of pax_export.",
             got=type(net).__name__,
-            write="pax.inspect(net), or pax.inspect(net, x) with what its call takes",
+            write="pax.inspect(net), or pax.inspect(net, x) with the inputs of its call",
         )
     else:
         chosen = exportable(net, None)

@@ -448,7 +448,7 @@ class Decoder(Module):
                 "Expected a cache of a Decoder.",
                 where=where,
                 got=f"{type(cache).__name__}: {cache!r:.80}",
-                write="lm.init_cache(batch, max_length), or what a call before gave",
+                write="lm.init_cache(batch, max_length), or the cache of an earlier call",
             )
         windowed = [config.kind_of(i).window is not None for i in range(config.num_layers)]
         rolled = sum(windowed) if cache.is_rolling else 0

@@ -156,8 +156,7 @@ class Fields:
 
     def _unknown(self, strange: list[str]) -> InvalidArgumentError:
         return InvalidArgumentError(
-            "A configuration has keys that a Decoder does not know, so they may change what the "
-            "model computes.",
+            "The configuration has unknown keys, which may change the model.",
             where=self.where,
             got=a_few([f"{str(key)[:80]}: {short_repr(self._value(key))}" for key in strange], 6),
             write=_BY_HAND + ": DecoderConfig.from_hf of the other keys, if these say nothing",

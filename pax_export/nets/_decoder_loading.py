@@ -102,7 +102,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         folder = path.parent
         is_folder = folder.is_dir()
         raise WeightsFileError(
-            "The folder has no config.json." if is_folder else "There is no folder at this path.",
+            "The folder has no config.json." if is_folder else "The path is not a folder.",
             where=str(folder),
             got=f"a folder with {some_names(folder)}" if is_folder else "no folder",
             write="the folder with config.json and *.safetensors, as transformers saves it; or "
@@ -131,8 +131,8 @@ def _has_own_head(source: Source, pieces: Pieces) -> bool:
     if head.shape == embedding.shape and np.array_equal(head.read(), embedding.read()):
         return False
     warning = PaxWarning(
-        "The configuration says that the embedding is the head too, but the file has another "
-        "array for the head, which is taken.",
+        "The configuration ties head and embedding, but the file has a separate head, which is "
+        "used.",
         where=f"{names[0]}, in {source.where}",
         write='"tie_word_embeddings": false in config.json',
     )
@@ -180,7 +180,7 @@ class _LeafSource:
         piece = pieces.get(re.sub(r"^layers\.\d+\.", "layers.", name))
         if piece is None:
             raise MissingWeightError(
-                "No model whose names are known has such a weight.",
+                "The name of the weight belongs to no supported model.",
                 where=f"Decoder: {name}",
                 got=f"a configuration of the family {config.family!r} with it",
                 write="a configuration without it; or pax.weights.adopt and a rename",

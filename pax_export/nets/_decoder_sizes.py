@@ -99,7 +99,7 @@ def check_ids(tokens: Array, lengths: Array | None, size: int | None, where: str
             "A token is not in the vocabulary.",
             where=f"{where}[{row}, {place}]",
             got=str(tokens[row, place]),
-            write="the ids that the net's own tokenizer gives"
+            write="ids from the net's own tokenizer"
             + ("" if size is None else f", from 0 to {size - 1}"),
         )
 

@@ -248,7 +248,7 @@ def file_tensors(
             raise InvalidArgumentError(
                 "A leaf of the net is unsupported by this file format.",
                 where=f"{where}.{name}",
-                got=repr(leaf) if not is_known else "a leaf beside those of the net",
+                got=repr(leaf) if not is_known else "an additional leaf",
                 write="pax_export.adapters.merge(lm) of adapters, pax.quantize(lm) of weights "
                 "that are trained as integers",
             )

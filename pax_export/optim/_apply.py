@@ -150,9 +150,9 @@ def refuse_another_model(optimizer: PyTree, params: PyTree, error: Exception) ->
                 "(second) differ:\n" + "\n".join(f"  - {each}" for each in differences[:_MOST]),
                 where=f"optimizer.{path}",
                 got=f"{len(differences)} places",
-                write="the mode in which the optimizer was made (train or eval), or "
-                "optimizer.remade(model.parameters()), which keeps what has the same path and "
-                "shape; an optimizer of opax is made again",
+                write="the mode (train or eval) in which the optimizer was created, or "
+                "optimizer.remade(model.parameters()), which keeps leaves with the same path and "
+                "shape; create an opax optimizer again",
             ) from error
 
 

@@ -66,9 +66,9 @@ def require_packable(recipe: KeyedTransformation, params: PyTree) -> None:
     found = _find_obstacle(recipe, Packing.of(params), treedef, shapes) if leaves else None
     if found is not None:
         raise UnsupportedOperationError(
-            "packed=True needs an optimizer that treats each number by itself, by one rule "
-            "for all parameters of a dtype (as adam, adamw, sgd, lion and rmsprop do; a clip "
-            "of the global norm may stand before them).",
+            "packed=True needs an elementwise optimizer with one rule for all parameters of a "
+            "dtype, such as adam, adamw, sgd, lion and rmsprop, alone or after "
+            "clip_by_global_norm.",
             where=found[0] or None,
             got=found[1],
             write="from_optax(transformation), without packed",

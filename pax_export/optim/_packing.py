@@ -84,11 +84,11 @@ class Packing:
                 where, got = own.name, f"{other.name}: {other} for {own}"
                 break
         raise StructureMismatchError(
-            f"A packed optimizer got {what} other than those that it was made for.",
+            f"A packed optimizer got {what} other than those that it was created for.",
             where=where,
             got=got,
-            write="from_optax(transformation, packed=True)(model.parameters()) again, after "
-            "what is trained has changed",
+            write="from_optax(transformation, packed=True)(model.parameters()) again, after the "
+            "trainable parameters changed",
         )
 
 

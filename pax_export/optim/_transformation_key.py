@@ -70,7 +70,7 @@ class KeyedTransformation:
             pickle.dumps(self._source)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise NotPicklableError(
-                "An optimizer of optax is made of functions that pickle cannot find by name.",
+                "An optax optimizer consists of functions that pickle cannot find by name.",
                 got=str(error),
                 write="from_optax(functools.partial(optax.adam, 1e-3)): how to make it, "
                 "which pickle can write down",

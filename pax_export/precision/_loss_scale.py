@@ -129,7 +129,7 @@ def unscale(scale: PyTree, tree: T) -> T:
     method = getattr(type(scale), "unscale", None)
     if method is None:
         raise InvalidArgumentTypeError(
-            "This is no loss scale.",
+            "Not a loss scale.",
             got=f"{type(scale).__name__}: {scale!r}"[:120],
             write="pax.precision.DynamicLossScale(2.0**15), or one of jmp's",
         )

@@ -100,7 +100,7 @@ def unwrap_mp_policy(module: M) -> M:
         raise PolicyError(
             "This module is under no mixed-precision policy.",
             got=repr(module),
-            write="unwrap_mp_policy only for what apply_mp_policy returned",
+            write="unwrap_mp_policy only for results of apply_mp_policy",
         )
     return with_class(module, derived(type(module), "mp_policy", None))
 

@@ -36,9 +36,7 @@ def checked(batches: object) -> list[tuple[Any, ...]]:
         )
     found = [each if isinstance(each, tuple) else (each,) for each in batches]
     if not found:
-        raise InvalidArgumentError(
-            "There are no batches.", where=_WHERE, got="an empty list", write=_WRITE
-        )
+        raise InvalidArgumentError("No batches.", where=_WHERE, got="an empty list", write=_WRITE)
     for number, batch in enumerate(found):
         for leaf in jax.tree_util.tree_leaves(batch):
             _check(np.asarray(leaf), number)

@@ -113,7 +113,7 @@ def quantize(
     if isinstance(net, Selection):
         if at is not None:
             raise InvalidArgumentError(
-                "A selection says already what is quantized.",
+                "The selection already defines the quantized parts.",
                 where="quantize(at=...)",
                 got=repr(at)[:100],
                 write="quantize(net.at(...)), or quantize(net, at=...)",
@@ -124,7 +124,7 @@ def quantize(
     small, (leaves, kept, fallbacks) = of_net(net, at, wish, train)
     if not leaves:
         raise InvalidArgumentError(
-            "There is nothing to quantize.",
+            "The net has no weights to quantize.",
             where="quantize",
             got=", ".join(f"{name}: {why}" for name, why in kept.items())[:300] or repr(net)[:100],
             write="a net with Linear, Embed or convolutions, or (params, function)",
@@ -333,7 +333,7 @@ def _check_activations(activations: object, batches: object, net: object) -> Non
         raise InvalidArgumentError(
             "Activations are rounded by the layers of a module.",
             where="quantize(activations=...)",
-            got="(params, function), whose function is given the numbers of its weights",
+            got="(params, function), whose function gets dequantized weights",
             write="a module with Linear and convolutions, or no activations=",
         )
 
@@ -348,7 +348,7 @@ def _check_rounding(rounding: object, batches: object, net: object, train: bool)
         )
     if rounding == "gptq" and (batches is None or isinstance(net, tuple) or train):
         raise InvalidArgumentError(
-            "GPTQ rounds the weights of layers by the inputs that batches give them.",
+            "GPTQ rounds weights by the inputs of their layers, so it needs batches.",
             where="quantize(rounding='gptq')",
             got="train=True" if train else "no batches" if batches is None else "no module",
             write="quantize(module, [x], rounding='gptq')",
@@ -379,7 +379,7 @@ def _with_weight(layer: Module, *, weight: object) -> Any:
 def _params(net: Module, at: object, wish: Wish, train: bool) -> tuple[Any, Found]:
     if not (isinstance(net, tuple) and len(net) == 2 and callable(net[1])) or at is not None:
         raise InvalidArgumentTypeError(
-            "What is quantized is a module, a selection of one, or (params, function).",
+            "quantize expects a module, a selection, or (params, function).",
             where="quantize",
             got=f"{type(net).__name__}" + ("" if at is None else " with at="),
             write="quantize(module), quantize(module, at=...) or quantize((params, function))",
@@ -416,11 +416,11 @@ def _one(
     """The quantized array of a place, or None; notes which it is."""
     if isinstance(place.weight, QuantizedArray):
         raise QuantizationError(
-            "This is quantized already; a second time would round what is rounded.",
+            "The net is already quantized.",
             where=place.name,
             got=repr(place.weight),
-            write="quantize(net) of the net before, quantize(net, at=...) of what is not "
-            "quantized, or quantization.dequantize(net) first",
+            write="quantize the original net, quantize(net, at=...) for other parts, or "
+            "quantization.dequantize(net) first",
         )
     trained = place.weight if isinstance(place.weight, RoundedArray) else None
     if trained is not None:

@@ -85,8 +85,8 @@ def program_of(constructor: Callable[[], Any], mesh: Mesh, rules: object) -> Ini
             "The constructor looks at the values of arrays that it makes, and init traces it: "
             "they are not known yet.",
             got=str(error).splitlines()[0],
-            write="numpy for what is decided by values, or pax.sharding.shard(constructor(), ...) "
-            "for a model that fits on one device",
+            write="numpy for decisions by values, or pax.sharding.shard(constructor(), ...) for a "
+            "model that fits on one device",
         ) from error
     found = shardings_of_leaves(made, mesh, rules)
     constants = list({id(x): x for x in jaxpr_constants(traced)}.values())

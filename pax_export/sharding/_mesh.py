@@ -103,7 +103,7 @@ def _complete_sizes(axes: Mapping[str, int], devices: int | None) -> dict[str, i
     raise ShardingError(
         "The sizes of the axes must multiply to the number of devices.",
         got=f"{given} for {devices} devices",
-        write="make_mesh(data=-1, model=2), where -1 stands for what is left, or "
+        write="make_mesh(data=-1, model=2), where -1 means the remaining devices, or "
         "devices=jax.devices()[:n] for some of them",
     )
 

@@ -67,7 +67,7 @@ def keep(function: F, *trees: PyTree) -> F:
         results = tree_map(constrained, results, is_leaf=lambda x: shardings_of(x) is not None)
         if not any_known:
             raise ShardingError(
-                "The function returns none of the trees whose shardings it should keep.",
+                "The function returns none of the trees whose shardings are to be preserved.",
                 got=f"results of structure {tree_structure(results)}"[:300],
                 write="keep(function, net, optimizer) with both as the function returns them: in "
                 "the same mode (train or eval), of the same classes",

@@ -136,8 +136,7 @@ def _join_others(
             "This process could not join the others.",
             where=f"process {index} of {count}" if coordinator else None,
             got=str(error).splitlines()[0],
-            write='processes("host:1234", count=2, index=0), where no cluster that jax '
-            "knows started the program; or count=1",
+            write='processes("host:1234", count=2, index=0), if jax detects no cluster; or count=1',
         ) from error
     if joined is None:
         return None

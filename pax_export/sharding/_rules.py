@@ -239,7 +239,7 @@ def as_spec(value: object, where: str) -> Spec:
     if isinstance(value, (tuple, PartitionSpec)) and all(map(_is_entry, value)):
         return tuple(value)
     raise InvalidArgumentTypeError(
-        "A rule gives a partition spec: for each axis of the array the name of a mesh axis, "
+        "A rule must be a partition spec: for each axis of the array the name of a mesh axis, "
         "several names, or None.",
         where=where,
         got=f"{type(value).__name__}: {value!r}"[:120],

@@ -107,8 +107,8 @@ def _require_steps(rule: Rules, leaves: Sequence[LeafPath]) -> None:
     lost = lost_by_steps(pattern, names)
     if lost:
         raise ShardingError(
-            "In a path * stands for one name or a part of it, and this rule may have been meant "
-            "for leaves with several names there.",
+            "In a path, * matches one name or a part of it; this rule may have been meant for "
+            "leaves with several names there.",
             where=str(rule),
             got=f"{lost[0]}, which it is not for",
             write=f"{with_several_steps(rule.pattern, lost[0])!r} for these too, or "

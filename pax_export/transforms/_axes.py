@@ -299,11 +299,11 @@ def mapped_size(slots: list[Slot], given: object, option: str, transform: str) -
             f"{transform}: inconsistent lengths of the mapped axes.",
             where=f"{first} and {second}",
             got=f"{one} and {other}",
-            write="None in in_axes, or in state_axes, for what is not mapped",
+            write="None in in_axes, or in state_axes, for unmapped values",
         )
     if not sizes and given is None:
         raise InvalidArgumentError(
-            f"{transform}: cannot infer how many calls to make: nothing is mapped.",
+            f"{transform}: cannot infer the number of calls: nothing is mapped.",
             write=f"pass {option}=...",
         )
     inferred = next(iter(sizes), given)

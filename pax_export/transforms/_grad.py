@@ -102,7 +102,7 @@ def value_and_grad(
         argnums, has_aux = 0, argnums
     if reduce_axes:
         raise UnsupportedOperationError(
-            "jax no longer has gradients with reduce_axes.",
+            "jax removed reduce_axes of gradients.",
             got=f"reduce_axes={tuple(reduce_axes)!r}",
             write="jax.lax.psum of the gradients",
         )

@@ -109,7 +109,7 @@ def jit(
     """
     if abstracted_axes is not None:
         raise UnsupportedOperationError(
-            "jax no longer has abstracted axes.",
+            "jax removed abstracted_axes.",
             got=f"abstracted_axes={abstracted_axes!r}",
             write="jax.export.symbolic_shape for a program of open sizes",
         )

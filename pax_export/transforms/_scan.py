@@ -86,7 +86,7 @@ def scan(
     """
     if None in tree_leaves(out_axes, is_leaf=lambda x: x is None):
         raise InvalidArgumentError(
-            "scan: None in out_axes: what a loop gives at each step must be stacked.",
+            "scan: None in out_axes: the outputs of each step must be stacked.",
             got=f"out_axes={out_axes!r}",
             write="an axis, or return it as part of the carry",
         )

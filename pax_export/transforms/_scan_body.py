@@ -105,7 +105,7 @@ class ScanBody:
                 raise StructureMismatchError(
                     "scan: a module changed its structure, so the next step could not take it.",
                     got="; ".join(structure_differences(part.value, copy)[:3]),
-                    write="a function that changes arrays and nothing else",
+                    write="a function that changes only arrays",
                 )
             after |= dict(zip(range(part.start, part.stop), tree_leaves(copy)))
         return {slot.number: _as_array(after[slot.number]) for slot in self.threaded}

@@ -119,7 +119,7 @@ def unstack_layers(stacked: PyTree, *, axis: int = 0) -> list[Any]:
             "A module can be split into layers only if every leaf has an axis of layers.",
             where=" and ".join(list(sizes.values())[:2]) or None,
             got=f"lengths {', '.join(str(size) for size in sizes) or 'of no leaf'} on axis {axis}",
-            write="a module whose leaves all are stacked; one with shared state is not",
+            write="a module whose leaves are all stacked, without shared state",
         )
     treedef = tree_structure(without_stacked_axis(stacked, [axis] * len(leaves)))
     columns = [_unstack_leaf(leaf, axis) for leaf in leaves]

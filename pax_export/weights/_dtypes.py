@@ -82,7 +82,7 @@ def key_algorithm(key_dtype: object) -> str:
     one_key = jax.ShapeDtypeStruct((), key_dtype)
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), one_key)
     if not isinstance(found[0], str):
-        raise TypeError(f"keys of {found[0]}, which jax does not know by name")
+        raise TypeError(f"keys of {found[0]}, which has no name in jax")
     return found[0]
 
 

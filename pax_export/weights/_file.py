@@ -112,7 +112,7 @@ def _target_file(path: Path, recognized: Recognize, what: str) -> Path:
             "Cannot replace a file that is not regular." if kind else what,
             where=str(path),
             got=kind or _kind_at(target),
-            write="another path, or remove what lies there yourself",
+            write="another path, or remove the existing file",
         )
     return target
 

@@ -173,7 +173,7 @@ def message_of(call, kind=pax.errors.InvalidArgumentError):
 def test_what_cannot_be_adapted():
     kind = pax.errors.InvalidArgumentTypeError
     assert message_of(lambda: adapters.lora(pax.LayerNorm(3, -1), 2), kind).startswith(
-        "Only Linear, Embed and convolutions, and what derives from them, can be adapted."
+        "Only Linear, Embed, convolutions and their subclasses can be adapted."
     )
     assert message_of(lambda: adapters.lora(pax.Linear(4, 4), 2, key=3), kind) == (
         "Expected a random key.\n  where: lora: key\n  got: int: 3\n  write: key=jax.random.key(0)"
@@ -186,7 +186,7 @@ def test_what_cannot_be_adapted():
         "An adapter requires a weight with a floating-point dtype.\n"
         "  where: Linear(in_dim=2, out_dim=3, with_bias=True)\n"
         "  got: int8[2,3]\n"
-        "  write: a layer whose weight is float32, bfloat16 or the like"
+        "  write: a layer with a floating-point weight such as float32 or bfloat16"
     )
     turned = pax.Linear(2, 3).replace(weight=jnp.ones((3, 2)))
     assert "write: a weight [..., 2, 3]" in message_of(lambda: adapters.lora(turned, 1))

@@ -160,7 +160,7 @@ def test_targets_that_mean_nothing():
         "The selection matches no part of the net.\n  where: add.targets, in Net\n  got: 'layer.0'"
     )
     assert message_of(lambda: adapters.add(Net(), "norm", 2)) == (
-        "There is nothing to adapt in what the targets choose: no Linear, Embed or convolution.\n"
+        "The targets select no layers to adapt: no Linear, Embed or convolution.\n"
         "  where: add.targets\n"
         "  got: 'norm'\n"
         "  write: the class or path of a layer"
@@ -198,7 +198,7 @@ def test_merged_twice():
 def test_names_and_strengths_that_are_not_there():
     net = adapters.add(Net(), "layers", 2, name="french")
     assert message_of(lambda: adapters.activate(net, "frensh")) == (
-        "The net has no adapter of this name.\n"
+        "The net has no adapter with this name.\n"
         "  where: adapters.activate\n"
         "  got: 'frensh'\n"
         "  write: 'french'"
@@ -216,7 +216,7 @@ def test_what_was_trained_after_merging_is_not_unmerged():
     assert message_of(lambda: adapters.unmerge(changed, net)) == (
         "Only unchanged results of merge can be unmerged.\n"
         "  where: layers.1\n"
-        "  got: another layer, or one that was changed since\n"
+        "  got: another layer, or one that was replaced\n"
         "  write: pax.adapters.unmerge(pax.adapters.merge(net), net)"
     )
 

@@ -162,7 +162,7 @@ def test_a_reader_leaves_a_writer_alone(tmp_path):
 def test_another_model(run, trained):
     other = pax.Sequential(pax.Linear(4, 9), jax.nn.relu, pax.LayerNorm(9, -1, True, True))
     message = refusal(KeyError, run.restore, model=other)
-    assert message.startswith("What the checkpoint holds is not what was asked for:\n")
+    assert message.startswith("The checkpoint does not match the target:\n")
     for line in (
         "  - unknown to the module: model.modules.2.ema_mean.averages",
         "  - unknown to the module: model.modules.4.weight",

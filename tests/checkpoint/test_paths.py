@@ -125,7 +125,7 @@ def test_a_wrong_name_of_a_tree_is_told_in_a_few_lines(tmp_path):
     with refused(ValueError, got="modle; it has model, optimizer") as caught:
         checkpoints.restore(modle=target)
     assert str(caught.value) == (
-        "The checkpoint has no tree of this name.\n"
+        "The checkpoint has no tree with this name.\n"
         f"  where: {tmp_path}/1\n"
         "  got: modle; it has model, optimizer\n"
         "  write: restore(model=...)"

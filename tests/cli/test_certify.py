@@ -91,7 +91,7 @@ def test_a_refusal_is_a_failure_of_a_runtime_that_was_asked_for(model, call, qui
     code, _, error = call("certify", "m.onnx", "--runtime", "iree")
     assert code == 1 and "certify in iree needs iree.compiler" in error
     code, _, error = call("certify", "m.onnx", "--runtime", "tvm")
-    assert code == 1 and "No such runtime reads this export. got: tvm" in error
+    assert code == 1 and "None of these runtimes reads this export. got: tvm" in error
 
 
 def test_a_signed_export_needs_the_key(model, call, quick, planted):

@@ -189,7 +189,7 @@ def test_wrong_usage_is_code_two(capsys, arguments):
 
 def test_nothing_to_inspect(tmp_path, capsys):
     assert main(["inspect", str(tmp_path)]) == 1
-    assert "There is no export of pax_export here." in capsys.readouterr().err
+    assert "The path is not an export of pax_export." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("package", ["pax_export", "pax_export.cli"])
@@ -198,14 +198,14 @@ def test_as_a_command(here, package):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "There is no export of pax_export here." in done.stderr
+    assert "The path is not an export of pax_export." in done.stderr
 
 
 def test_another_target(here, capsys, quick):
     arguments = ("cli_factories:net", "out", "--input", "n, 3", "--target", "stablehlo")
     assert export(*arguments, "--trainable") == 1
     assert capsys.readouterr().err == (
-        "pax-export: error: This target has no such option. "
+        "pax-export: error: The target does not have this option. "
         "got: --trainable with --target stablehlo; write: --target savedmodel\n"
     )
     assert export(*arguments, "--vjp-order", "1", "--platform", "cpu", "--validate", "no") == 0
@@ -244,7 +244,7 @@ def test_several_methods_each_with_inputs_of_its_own(here, capsys, quick):
         (("--method", "a=encode", "--method", "a=__call__", "--input", "n, 3"),
          "Two methods have one signature. where: a; got: a=__call__"),
         (("--method", "encode", "--input", "n, 3"), "This method cannot be read. got: encode;"),
-        (("--method", "a=nothing", "--input", "n, 3"), "Coder has no such method."),
+        (("--method", "a=nothing", "--input", "n, 3"), "Coder does not have this method."),
         (("--input", "x=n, 3", "--input", "x=n, 4"), "Two inputs have one name. got: x=n, 4"),
         (("--method", "a=encode", "--method", "b=__call__", "--input", "a:n, 3",
           "--input", "a:scale="), "The model cannot be called with these inputs"),

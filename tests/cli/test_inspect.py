@@ -68,7 +68,7 @@ def test_a_damaged_savedmodel(here, call, content):
 def test_nothing_to_inspect(here, call, path):
     code, out, error = call("inspect", path)
     assert (code, out) == (1, "")
-    assert "error: There is no export of pax_export here." in error
+    assert "error: The path is not an export of pax_export." in error
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_an_output_replaces_outputs_and_nothing_else(saved, call, here):
     before = (here / "x.npy").read_bytes()
     code, _, error = call("run", "out", "--input", "x.npy", "--output", "x.npy")
     assert code == 1
-    message = "error: This is no archive of outputs that pax-export wrote, so it is not replaced."
+    message = "error: The path is not an archive of outputs by pax-export, so it is not replaced."
     assert f"{message} where: x.npy;" in error
     assert r'got: a file that begins with b"\x93NUMPY' in error
     assert (here / "x.npy").read_bytes() == before
@@ -120,7 +120,7 @@ def test_an_output_replaces_outputs_and_nothing_else(saved, call, here):
 def test_a_directory_without_an_export(here, call):
     (here / "empty").mkdir()
     code, _, error = call("run", "empty")
-    assert (code, "There is no export of pax_export here." in error) == (1, True)
+    assert (code, "The path is not an export of pax_export." in error) == (1, True)
 
 
 def test_a_program_is_still_a_program(here, capfd):

@@ -84,6 +84,6 @@ def test_what_tensorflow_runs_itself_is_no_signature_to_call(here, call):
 
     old = of_tensorflow_1(tf, here)
     assert call("run", old, "--signature", "__saved_model_init_op")[2].startswith(
-        "pax-export: error: The export has no such signature. got: __saved_model_init_op; "
+        "pax-export: error: The export does not have this signature. got: __saved_model_init_op; "
         "write: --signature serving_default"
     )

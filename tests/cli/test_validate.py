@@ -162,4 +162,4 @@ def test_methods_are_named(here, call, quick, monkeypatch):
 def test_nothing_to_validate(here, call):
     code, _, error = call("validate", "nowhere")
     assert code == 1
-    assert error.startswith("pax-export: error: There is no export of pax_export here.")
+    assert error.startswith("pax-export: error: The path is not an export of pax_export.")

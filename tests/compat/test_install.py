@@ -80,7 +80,7 @@ print(pax.version, sys.modules["pax"] is pax)
 """
     )
     assert lines == [
-        "install_as_pax comes too late: another package is imported as 'pax'.",
+        "install_as_pax was called too late: another package is already imported as 'pax'.",
         f"  got: {tmp_path / 'pax.py'}",
         "  write: pax_export.install_as_pax() before the first import of pax and opax",
         "1 True",

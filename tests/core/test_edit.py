@@ -175,7 +175,7 @@ def test_a_mistyped_name_is_answered_with_the_near_one():
     with pytest.warns(NearNameWarning) as warned:
         assert Dense().set_attribute("weigth", 1).weigth == 1
     assert str(warned[0].message).splitlines() == [
-        "set_attribute adds an attribute whose name is nearly that of one that the module has.",
+        "set_attribute adds an attribute with almost the name of an existing one.",
         "  where: Dense.weigth",
         "  write: module.set_attribute('weight', value), if that was meant; replace takes only "
         "names that the module has",

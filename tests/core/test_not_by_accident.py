@@ -193,7 +193,7 @@ def test_a_change_outside_is_noticed_and_explained():
     module.layers.append(Dense(2, 2))
     assert changed_outside(module).splitlines() == [
         "A list of an immutable module was changed in place, outside of pax.pure; "
-        "the module is used as it is now, and jax traces anew.",
+        "the module is used with the change, and jax retraces.",
         "  where: Net.layers",
         "  write: module = module.replace(layers=...), as module.replace("
         "layers=[*module.layers, new]); or change it in a function decorated with pax.pure",

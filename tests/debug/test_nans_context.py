@@ -120,7 +120,7 @@ def test_a_step_of_our_own_jit_names_the_module(options):
     with pytest.raises(pax.errors.NonFiniteError) as caught, pax.debug.nans():
         for k in (1, 0):
             net, _ = step(net, k * X, 3)
-    assert caught.value.what == "div gives NaN out of finite numbers."
+    assert caught.value.what == "div produced NaN from finite numbers."
     assert caught.value.where.startswith("modules.2, ")
 
 

@@ -42,7 +42,7 @@ def test_a_folder_of_a_user_is_refused_and_named(tmp_path):
     with pytest.raises(ExportPathError) as caught:
         write_folder(path)
     assert str(caught.value) == (
-        "This is no export of pax_export, so it is not replaced.\n"
+        "The path is not an export of pax_export, so it is not replaced.\n"
         f"  where: {path}\n"
         "  got: a directory with data.csv, src\n"
         "  write: another path, or an empty directory"
@@ -109,7 +109,7 @@ def test_a_file_of_a_user_is_refused(tmp_path):
     with pytest.raises(ExportPathError) as caught:
         write_file(tmp_path / "data.csv")
     assert str(caught.value) == (
-        "This is no export of pax_export, so it is not replaced.\n"
+        "The path is not an export of pax_export, so it is not replaced.\n"
         f"  where: {tmp_path / 'data.csv'}\n"
         "  got: a file that begins with b'1,2,3'\n"
         "  write: another path, or remove it yourself"

@@ -211,7 +211,7 @@ def test_recipes_that_do_not_pickle_say_how_to_write_them(make):
     with pytest.raises(TypeError) as error:
         pickle.dumps(optimizer)
     assert str(error.value).splitlines()[0] == (
-        "An optimizer of optax is made of functions that pickle cannot find by name."
+        "An optax optimizer consists of functions that pickle cannot find by name."
     )
     assert "write: from_optax(functools.partial(optax.adam, 1e-3))" in str(error.value)
 

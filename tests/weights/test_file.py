@@ -68,7 +68,7 @@ def test_a_file_that_holds_no_weights_is_not_replaced(path):
         pax.save_weights(TREE, path)
     assert caught.value.where == str(path)
     assert caught.value.got == "a file of 12 bytes that begins with b'1,2,3\\n4,5,6\\n'"
-    assert caught.value.write == "another path, or remove what lies there yourself"
+    assert caught.value.write == "another path, or remove the existing file"
     assert path.read_text() == "1,2,3\n4,5,6\n"
     assert names(path) == [path.name]
 

@@ -121,8 +121,8 @@ def test_messages_in_messages_are_read_few_times():
         (b"\x08\x80", "a whole number without an end"),
         (b"\x08" + b"\xff" * 11, "a whole number of more than 64 bits"),
         (b"\xff" * 11, "a whole number of more than 64 bits"),
-        (b"\x0b", "this is no protocol buffer: a field of the kind 3"),
-        (b"\x00\x01", "this is no protocol buffer: a field with the number 0"),
+        (b"\x0b", "not a protocol buffer: a field of the kind 3"),
+        (b"\x00\x01", "not a protocol buffer: a field with the number 0"),
     ],
     ids=range(9),
 )

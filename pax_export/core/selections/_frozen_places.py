@@ -60,7 +60,7 @@ def _frozen_targets(
     meant = [place for place in places_of(tree) if at_or_below(place.steps, chosen)]
     if not meant:
         raise InvalidArgumentError(
-            "The selected parts hold no modules and no arrays, so nothing can be frozen.",
+            "The selected parts have no modules or arrays to freeze.",
             got=", ".join(path_or_root(dotted(steps)) for steps in paths),
             write="a selection of modules or arrays",
         )

@@ -100,10 +100,10 @@ def value_at(tree: PyTree, steps: Steps) -> Any:
         found = dict(_children_with_static(value)).get(step, _children_with_static)
         if found is _children_with_static:
             raise InvalidArgumentError(
-                "The tree has no such path.",
+                "The tree does not have this path.",
                 where=dotted(steps[: number + 1]),
                 got=f"{type(value).__name__} at {path_or_root(dotted(steps[:number]))}",
-                write="a selection that was made of this net, or of one with these places",
+                write="a selection of this net, or of one with the same paths",
             )
         value = found
     return value

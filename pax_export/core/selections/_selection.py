@@ -85,7 +85,7 @@ class Selection(Chosen):
         return cls(net, find(net, what))
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("A selection is immutable; select anew, or combine selections")
+        raise AttributeError("A selection is immutable; select again, or combine selections")
 
     def __delattr__(self, name: str) -> None:
         self.__setattr__(name, None)
@@ -244,7 +244,7 @@ class Selection(Chosen):
             raise InvalidArgumentTypeError(
                 "replace takes a module, or a function that makes a new part of the old one.",
                 got=f"{type(new).__name__}: {new!r}"[:120],
-                write="replace(lambda old: ...), or set(value) for what is no module",
+                write="replace(lambda old: ...), or set(value) for values that are not modules",
             )
         if not wants_path(new):
             return self._changed([on_own_array(new)] * len(self.paths))
@@ -471,7 +471,7 @@ class Selection(Chosen):
 
     def _no_modules(self, purpose: str) -> InvalidArgumentError:
         return InvalidArgumentError(
-            f"There are no modules among these parts {purpose}.",
+            f"These parts contain no modules {purpose}.",
             where=", ".join(map(path_or_root, self.names()))[:200],
             write="a selection of modules, by their paths or classes",
         )

@@ -190,7 +190,7 @@ def default_of(signatures: Mapping[str, Any]) -> Any:
     if len(signatures) == 1:
         return next(iter(signatures.values()))
     if not signatures:
-        raise InvalidArgumentError("This export has no signatures, so there is nothing to call.")
+        raise InvalidArgumentError("The export has no signatures to call.")
     raise InvalidArgumentError(
         "This export has several signatures, and none is the default.",
         got=", ".join(signatures),

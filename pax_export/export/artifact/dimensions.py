@@ -278,7 +278,7 @@ def _evaluate_node(node: Any, known: Mapping[str, Any], calculate: Calculate) ->
 
 
 def _parse_error(text: Size) -> ValueError:
-    return ValueError(f"this is no symbolic dimension, and no constraint: {str(text)[:100]!r}")
+    return ValueError(f"neither a symbolic dimension nor a constraint: {str(text)[:100]!r}")
 
 
 #: Strings in tests.

@@ -35,7 +35,7 @@ def parsed(text: str) -> Any:
         ValueError: it is nested too deeply
     """
     if len(text) > BYTES:
-        raise ValueError("a report of such a size is none")
+        raise ValueError("the report is too large")
     if sum(text.count(each) for each in ",[{") > VALUES:
         raise ValueError("a report has too many values")
     try:
@@ -216,7 +216,7 @@ def _check_list(path: Path) -> None:
 
 def _check_size(size: int) -> None:
     if size > _LARGEST:
-        raise ValueError("a report of such a size is none")
+        raise ValueError("the report is too large")
 
 
 def _fields(message: Message) -> Iterator[tuple[int, int | Message]]:

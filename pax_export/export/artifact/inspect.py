@@ -206,7 +206,7 @@ def read_saved_model(directory: Path, purpose: str) -> Any:
     with unreadable(directory):
         model.ParseFromString(data)
         if not model.meta_graphs:
-            raise ValueError("there is no graph in it")
+            raise ValueError("it has no graph")
     return model
 
 

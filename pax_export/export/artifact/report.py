@@ -325,7 +325,7 @@ def read_report(path: str | os.PathLike[str]) -> Report:
     file = path
     try:
         if (kind := file_types.unusual(path)) and not path.is_dir():
-            raise OSError(f"this is no regular file, but {kind}")
+            raise OSError(f"not a regular file, but {kind}")
         if path.is_file():
             stored = embedded.read(path)
         else:
@@ -336,7 +336,7 @@ def read_report(path: str | os.PathLike[str]) -> Report:
         return _parse_report(stored)
     except FileNotFoundError as error:
         raise ExportPathError(
-            "There is no export of pax_export here.",
+            "The path is not an export of pax_export.",
             where=str(path),
             got=f"a file without {REPORT_FILE} in it"
             if path.is_file()
@@ -365,7 +365,7 @@ _OF_NO_REPORT = (
 def _parse_report(text: str) -> Report:
     data = embedded.parsed(text)
     if not isinstance(data, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     if data.pop("format") != _FORMAT:
         raise ValueError("it was written by a newer pax_export")
     report: Report = structure.read(Report, data)
@@ -378,7 +378,7 @@ def _parse_report(text: str) -> Report:
             raise ValueError(f"{key} has positional arguments that are not there")
     for name in (*_UNSHOWN, DATA):
         if not isinstance(report.details.get(name, ""), str):
-            raise ValueError(f"details.{name} is no str")
+            raise ValueError(f"details.{name} is not a str")
     return report
 
 

@@ -52,7 +52,7 @@ def screen(path: Path) -> None:
             "The SavedModel contains operations that are not allowed in untrusted models.",
             where=str(path),
             got=a_few(found, _MOST_NAMED),
-            write="trusted=True, if you know who made it, and want it to do this",
+            write="trusted=True, if you trust its source and allow these operations",
         )
 
 

@@ -27,7 +27,7 @@ _DEEPEST = 100
 def check(structure: object, names: Collection[str], where: str, depth: int = 0) -> None:
     """Refuses anything but a structure over arrays of these names."""
     if not isinstance(structure, Mapping) or len(structure) != 1 or depth > _DEEPEST:
-        raise ValueError(f"{where} is no structure")
+        raise ValueError(f"{where} is not a structure")
     ((kind, content),) = structure.items()
     if kind == "leaf":
         if not isinstance(content, str) or content not in names:
@@ -35,7 +35,7 @@ def check(structure: object, names: Collection[str], where: str, depth: int = 0)
     elif kind == "dict" and isinstance(content, list):
         for entry in content:
             if not (isinstance(entry, list) and len(entry) == 2 and type(entry[0]) in (str, int)):
-                raise ValueError(f"{where} is no structure")
+                raise ValueError(f"{where} is not a structure")
             check(entry[1], names, f"{where}.{entry[0]}", depth + 1)
     elif kind in ("list", "tuple") and isinstance(content, list):
         for index, child in enumerate(content):
@@ -43,11 +43,11 @@ def check(structure: object, names: Collection[str], where: str, depth: int = 0)
     elif kind == "static":
         text = content.get("text", "") if isinstance(content, Mapping) else None
         if not isinstance(text, str) or len(content) != 1 or not {"value", "text"} & set(content):
-            raise ValueError(f"{where} is no structure")
+            raise ValueError(f"{where} is not a structure")
         if not isinstance(content.get("value", ""), (bool, int, float, str)):
-            raise ValueError(f"{where} is no Python value")
+            raise ValueError(f"{where} is not a Python value")
     elif kind != "none":
-        raise ValueError(f"{where} is no structure")
+        raise ValueError(f"{where} is not a structure")
 
 
 def rebuild(structure: Mapping[str, Any], leaf: Callable[[str], Any]) -> Any:
@@ -135,7 +135,7 @@ def _check_fixed(known: object, value: object, path: str) -> None:
         "The argument is a Python value that was fixed at export.",
         where=path,
         got=repr(value)[:100],
-        write=f"{known!r}, or nothing; another export for another value",
+        write=f"{known!r}, or omit it; other values need another export",
     )
 
 
@@ -205,7 +205,7 @@ def read(kind: Any, value: object, where: str = "the report") -> Any:
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise ValueError(f"{where} is no {kind.__name__}")
+        raise ValueError(f"{where} is not a {kind.__name__}")
     return _plain_atom(value, where)
 
 
@@ -219,7 +219,7 @@ def _plain_atom(value: object, where: str) -> Any:
 
 def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{where} is no object")
+        raise ValueError(f"{where} is not an object")
     hints, needed = _field_types(kind)
     unknown = sorted(set(value) - set(hints))
     missing = sorted(needed - set(value))
@@ -244,7 +244,7 @@ def _field_types(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
 
 def _read_tuple(args: tuple, value: object, where: str) -> tuple:
     if not isinstance(value, list):
-        raise ValueError(f"{where} is no list")
+        raise ValueError(f"{where} is not a list")
     kinds = args[:1] * len(value) if args[-1] is ... else args
     if len(kinds) != len(value):
         raise ValueError(f"{where} has {len(value)} members instead of {len(kinds)}")
@@ -253,7 +253,7 @@ def _read_tuple(args: tuple, value: object, where: str) -> tuple:
 
 def _read_dict(args: tuple, value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{where} is no object")
+        raise ValueError(f"{where} is not an object")
     return {_plain_atom(k, where): read(args[1], v, f"{where}.{k}") for k, v in value.items()}
 
 

@@ -269,7 +269,7 @@ def _parse(context: Any, serialized: bytes) -> Any:
         raise UnsupportedOperationError(
             "The StableHLO of the installed jax cannot read this module.",
             got=f"{name!r} for StableHLO {stablehlo.get_current_version()}",
-            write="a newer jax, or the model exported anew",
+            write="a newer jax, or export the model again",
         ) from error
 
 

@@ -182,7 +182,7 @@ def _refuse_none(signatures: Sequence[Signature], vjp_order: int) -> None:
     """Refuses an export with gradients if no signature can have any."""
     if not any(each.gradient for each in signatures):
         raise NotDifferentiableError(
-            "There is nothing in the model that a gradient could be of.",
+            "The model has no differentiable inputs or parameters.",
             where=", ".join(each.key for each in signatures),
             got=f"vjp_order={vjp_order}, and {_NOTHING}",
             write="vjp_order=0, or no vjp_order at all",

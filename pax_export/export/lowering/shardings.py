@@ -83,7 +83,7 @@ def drop_shardings(module: Any, operations: Sequence[Any]) -> None:
 
 def _refuse(what: str) -> None:
     raise UnsupportedOperationError(
-        "The model says what each device computes, and an export for one device cannot.",
+        "The model has per-device computations, which a single-device export cannot express.",
         got=what,
         write="a model without shard_map, or with a mesh of one device (with_sharding_constraint "
         "is fine); or to_stablehlo, which keeps the devices",

@@ -56,7 +56,7 @@ def _check_platforms(key: str, given: Mapping[str, Any], with_gradient: bool) ->
     unknown = sorted(set(given) - _OPTIONS)
     if unknown:
         raise InvalidArgumentTypeError(
-            f"`jax2tf_kwargs` has options that jax2tf does not know: {', '.join(unknown)}.",
+            f"`jax2tf_kwargs` has options unknown to jax2tf: {', '.join(unknown)}.",
             where=key,
             write=f"some of {', '.join(sorted(_OPTIONS))}",
         )
@@ -67,7 +67,7 @@ def _check_platforms(key: str, given: Mapping[str, Any], with_gradient: bool) ->
             f"`with_gradient={bool(asked)}` is specified in jax2tf_kwargs but the JaxModule "
             f"{contains} variables.",
             where=key,
-            write="trainable=True, or the two of them alike, or no `with_gradient`",
+            write="trainable=True, or equal values of both, or no `with_gradient`",
         )
     return tuple(get_lowering_platforms(given) or PLATFORMS)
 
@@ -181,8 +181,8 @@ def _to_tensor(leaf: PyTree, name: str) -> Any:
             "A jax function takes dense tensors of numbers.",
             where=name,
             got=getattr(leaf.dtype, "name", type(leaf).__name__) + f" {type(leaf).__name__}",
-            write="what becomes numbers in `tf_preprocessor`, or passes the model by with "
-            "`preprocess_output_passthrough_enabled=True`",
+            write="inputs that `tf_preprocessor` converts to numbers, or that bypass the model "
+            "with `preprocess_output_passthrough_enabled=True`",
         )
     dtype = np.dtype(leaf.dtype.as_numpy_dtype)
     if dtype.kind in "fc" and dtype.itemsize > np.dtype("float32").itemsize:

@@ -163,7 +163,7 @@ class Model:
         for place, old in self._others.items():
             if leaves[place] is not old and not _is_equal(leaves[place], old):
                 raise InvalidArgumentError(
-                    "A leaf that is no array differs; it is part of the exported functions.",
+                    "A leaf that is not an array differs; it is part of the exported functions.",
                     got=f"{leaves[place]!r} instead of {old!r}",
                     write="a new JaxModule",
                 )
@@ -268,7 +268,7 @@ def _to_array(value: PyTree, name: str) -> Any:
 def _fitting(value: PyTree, leaf: ExportLeaf) -> Any:
     if not isinstance(value, _ARRAYS):
         raise InvalidArgumentError(
-            "Incompatible type conversion: a parameter is no array.",
+            "Incompatible type conversion: a parameter is not an array.",
             where=leaf.name,
             got=type(value).__name__,
         )

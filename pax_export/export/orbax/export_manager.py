@@ -166,7 +166,7 @@ class ExportManager(ExportManagerBase):
         check_plain(path)
         if path.is_dir() and any(path.iterdir()) and saved_model(path) is None:
             raise ExportPathError(
-                "There is something at this place that is no SavedModel, and it would be replaced.",
+                "The path exists and is not a SavedModel, so it is not replaced.",
                 where=str(path),
                 got=f"a directory with {some_names(path)}",
                 write="a new directory",

@@ -282,7 +282,7 @@ def _check_version(version: object, symbol_values: object) -> None:
         raise InvalidArgumentError(
             "`input_polymorphic_shape_symbol_values` is only supported for "
             "constants.ExportModelType.ORBAX_MODEL.",
-            write="input_polymorphic_shape, whose dimensions take every size",
+            write="input_polymorphic_shape, with symbolic dimensions",
         )
 
 

@@ -152,8 +152,8 @@ def _test_export(
         if not names:
             raise
         raise ValidationError(
-            "The model has weights that are NaN or infinite, and with such numbers "
-            f"{exporter.format.title} computes something else than jax.",
+            "The model has NaN or infinite weights, for which {exporter.format.title} computes "
+            "other results than jax.",
             where=names,
             got=f"{error.where}: {error.got}",
             write="finite weights, from before the training diverged; or validate=False to look "

@@ -176,7 +176,7 @@ def _make_methods(
         entry = find(given)
         if entry is None:
             raise InvalidArgumentError(
-                f"{owner} has no such method.",
+                f"{owner} does not have this method.",
                 where=f"methods[{key!r}]",
                 got=repr(given),
                 write='methods={"serving_default": "__call__"}, with names of methods or '

@@ -175,9 +175,8 @@ def check_updates(program: Program, leaves: Sequence[ExportLeaf]) -> None:
                 "A call changes the shape of a leaf, so no variable can hold it.",
                 where=leaves[index].name,
                 got=f"{new.dtype}{list(new.shape)} after {old.dtype}{list(old.shape)}",
-                write=f"new state of shape {list(old.shape)}: a buffer of the largest size from "
-                "the start, and a count that says how much is filled; or the state as "
-                "an input and an output of the model",
+                write=f"new state of shape {list(old.shape)}: a buffer of the maximum size, with a "
+                f"count of its valid entries; or the state as input and output of the model",
             )
         if new.dtype != old.dtype:
             raise StateChangeError(
@@ -347,7 +346,7 @@ def symbolic_errors(
             where=_place_of(error),
             got=f"the symbolic dimension {names}",
             write=f"{_as_symbolic(error)}a number instead of {guilty[0]!r} in its spec; or "
-            'operations that work for every size; or what is known of it, as "2*n" or '
+            'operations that support every size; or constraints on it, such as "2*n" or '
             "constraints=('n >= 2',)",
         )
         for note in getattr(error, "__notes__", ()):

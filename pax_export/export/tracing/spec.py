@@ -214,7 +214,7 @@ def _parameter_names(
             f"The model cannot be called with these inputs: {error}.",
             got=f"{count} positional inputs, keyword inputs {sorted(kwargs)}",
             write=f"inputs that fit its parameters {signature}; "
-            "a tuple stands for several positional arguments",
+            "a tuple is several positional arguments",
         ) from error
     names: list[str] = []
     for parameter in signature.parameters.values():

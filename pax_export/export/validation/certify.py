@@ -125,7 +125,7 @@ def certify(
 def _choose_runtimes(names: Sequence[str], wanted: Sequence[str], own: str) -> list[str]:
     if unknown := [name for name in wanted if name not in (own, *names)]:
         raise InvalidArgumentError(
-            "No such runtime reads this export.",
+            "None of these runtimes reads this export.",
             got=", ".join(unknown),
             write=", ".join((own, *names)),
         )

@@ -139,7 +139,7 @@ def compare_quantized(
     found = apart([(one, other)])
     if not found.mean <= _SLACK * allowed * found.scale:
         raise ValidationError(
-            "The export is farther from the model than its report says of quantization.",
+            "The export differs from the model by more than the reported quantization loss.",
             where=case.signature,
             got=f"{found.mean / (found.scale or 1):.2g} of the outputs in the mean, and "
             f"{allowed:.2g} in the report",

@@ -59,7 +59,7 @@ def validate(
             raise GradientMismatchError(
                 "The gradient of the exported model cannot be computed.",
                 got=message,
-                write="vjp_order=0, if nobody needs gradients, and please report it",
+                write="vjp_order=0, if gradients are not needed; please report this",
             ) from error
         processed = any(case.stage == "all" for case in made)
         advice = next((case.advice for case in made if case.advice), None)

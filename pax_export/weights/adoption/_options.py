@@ -56,10 +56,10 @@ def options_of(
         whole = isinstance(order, Sequence) and all(isinstance(one, int) for one in order)
         if not whole or sorted(order) != list(range(len(order))):
             raise InvalidArgumentError(
-                "axes= says for each axis of a leaf which axis of the array it is.",
+                "axes= maps each axis of a leaf to an axis of the array.",
                 where=f"{where}(axes=), {path}",
                 got=repr(order)[:200],
-                write="all axes once, such as (1, 0)",
+                write="a permutation of all axes, such as (1, 0)",
             )
     if flatten is not None and flatten not in (AS_IT_IS, FIRST):
         _require_channels(flatten, where)
@@ -98,7 +98,7 @@ def _checked_patterns(given: Any, where: str) -> tuple[str, ...]:
         "Expected a name or a list of names to ignore.",
         where=where,
         got=f"{type(given).__name__}: {given!r}"[:200],
-        write='a name or a list of names, in which * stands for a part: "head.*"',
+        write='a name or a list of names, in which * matches a part: "head.*"',
     )
 
 

@@ -69,8 +69,7 @@ class WeightNorm:
                 "A direction of a weight norm is zero.",
                 where=f"{self.main} in {where}",
                 got=f"{nowhere} directions of zeros",
-                write="a file whose weight norms were removed where it was written "
-                "(torch.nn.utils.remove_weight_norm)",
+                write="a file written after torch.nn.utils.remove_weight_norm",
             )
         return weight
 

@@ -196,8 +196,7 @@ def ambiguity_error(study: Study, source: Source, agreeing: int = 0) -> Ambiguou
         hints.append(_hint_for_layouts(study, layouts))
     hints.append("reference=(inputs, outputs) of the net that wrote it")
     error = AmbiguousWeightsError(
-        "It is not decided where these arrays belong, or how they lie, and nothing is guessed:\n"
-        + _shorten_lines(lines),
+        "The targets or layouts of these arrays are ambiguous:\n" + _shorten_lines(lines),
         where=source.where,
         got=f"{agreeing} ways that agree with the reference" if agreeing else None,
         write="; or ".join(hints),
@@ -295,13 +294,12 @@ def no_agreement_error(source: Source, tried: int, nearest: float, most: int) ->
     """Returns the error if no possible way reproduces the outputs of the reference."""
     more = tried >= most
     return AdoptionError(
-        "No way to give these arrays to the module has the outputs of the reference.",
+        "No assignment of these arrays reproduces the outputs of the reference.",
         where=source.where,
         got=f"{tried} ways tried; the nearest is off by {nearest:.3g} of the largest output"
         + (", and there are more" if more else ""),
-        write=("rename= for some of them, so that fewer ways are left" if more else
-               "the module, the eval mode and the eps of norms as they are in the reference, or "
-               "the file that belongs to it"),
+        write=("rename= for some of them, to reduce the possible assignments" if more else
+               "the module, eval mode and eps of norms of the reference, or the matching file"),
     )  # fmt: skip
 
 

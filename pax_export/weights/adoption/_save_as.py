@@ -301,8 +301,8 @@ def _another_report(where: str) -> AdoptionError:
     return AdoptionError(
         "The report does not match the module and the source.",
         where=where,
-        write="the report of adopt(net, like, ...) with the module as it is now, with keep= and "
-        "ignore= for what has no counterpart; or save_as without one",
+        write="the report of adopt(net, like, ...) with the current module, with keep= and ignore= "
+        "for parts without counterpart; or save_as without a report",
     )
 
 

@@ -58,7 +58,7 @@ def read(file: InputFile) -> Source:
     reader = _MsgpackReader(file.stream(), file.where)
     tree = reader.value(0)
     if reader.stream.tell() != file.size:
-        raise ValueError(f"{file.size - reader.stream.tell()} bytes behind the last value")
+        raise ValueError(f"{file.size - reader.stream.tell()} bytes after the last value")
     leaves, others = flatten_containers(
         _join_chunks(tree), lambda each: isinstance(each, (_ArrayChunk, _Pieces))
     )
@@ -108,7 +108,7 @@ class _MsgpackReader:
     def _exactly(self, count: int) -> bytes:
         content = self.stream.read(count)
         if len(content) != count:
-            raise ValueError(f"{count} bytes announced, where {len(content)} are left")
+            raise ValueError(f"{count} bytes announced, but {len(content)} are left")
         return content
 
     def _counted(self) -> None:
@@ -139,7 +139,7 @@ class _MsgpackReader:
     def _skip(self, size: int) -> None:
         end = self.stream.tell() + size
         if self.stream.seek(end) > self.stream.seek(0, 2):
-            raise ValueError(f"{size} bytes announced, where fewer are left")
+            raise ValueError(f"{size} bytes announced, but fewer are left")
         self.stream.seek(end)
 
     def _extension(self, size: int, depth: int) -> Any:
@@ -149,7 +149,7 @@ class _MsgpackReader:
             raise ValueError(f"an extension {code}, which is none of flax")
         inner = self.value(depth + 1)
         if self.stream.tell() != end or not isinstance(inner, list):
-            raise ValueError("an extension of another size than it says")
+            raise ValueError("an extension whose size does not match")
         return complex(*inner) if code == _COMPLEX else _make_chunk(self._where, *inner)
 
 

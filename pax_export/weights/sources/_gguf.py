@@ -69,7 +69,7 @@ def read(file: InputFile) -> Source:
 def _read_exactly(stream: FileStream, count: int) -> bytes:
     content = stream.read(count)
     if len(content) != count:
-        raise ValueError(f"{count} bytes announced, where {len(content)} are left")
+        raise ValueError(f"{count} bytes announced, but {len(content)} are left")
     return content
 
 

@@ -98,7 +98,7 @@ def _find_chunks(hdf5: Hdf5, dataset: Object, layout: bytes) -> Iterator[Chunk]:
 def _require_all(chunks: list[Chunk], shape: tuple[int, ...], edges: tuple[int, ...]) -> None:
     """Refuses an array with a part that was never written or was written twice."""
     if 0 in edges:
-        raise ValueError("chunks of nothing")
+        raise ValueError("empty chunks")
     wanted = math.prod(-(-size // edge) for size, edge in zip(shape, edges))
     begins = {begin for begin, *_ in chunks}
     inside = all(
@@ -245,7 +245,7 @@ class Hdf5:
             elif kind == _LINK_INFO:
                 self._require_no_heap(content)
             elif kind == _EXTERNAL:
-                raise ValueError("an array that lies in another file")
+                raise ValueError("an array in another file")
             elif kind == _ATTRIBUTE:
                 self._attribute(content, this.attributes)
         return this
@@ -269,7 +269,7 @@ class Hdf5:
         while blocks:
             begin, size = blocks.pop(0)
             if begin in seen:
-                raise ValueError("a header that goes on in itself")
+                raise ValueError("a header that continues in itself")
             seen.add(begin)
             block = self.read(begin, size)
             at, head = 0, 4 + order if newer else 8
@@ -369,7 +369,7 @@ class Hdf5:
         head = self.read(heap, 16)
         size = int.from_bytes(head[8:], "little")
         if head[:4] != b"GCOL":
-            raise ValueError("a text that is not where it is said to be")
+            raise ValueError("an invalid reference to a string")
         at = heap + 16
         while at + 16 <= heap + size:
             own, length_here = struct.unpack("<H6xQ", self.read(at, 16))
@@ -378,7 +378,7 @@ class Hdf5:
             if own == 0:
                 break
             at += 16 + -(-length_here // 8) * 8
-        raise ValueError("a text that is not where it is said to be")
+        raise ValueError("an invalid reference to a string")
 
 
 def _read_shape(content: bytes) -> tuple[int, ...] | None:

@@ -179,7 +179,7 @@ class OnnxTensor:
         if any(size < 0 for size in self.shape) or len(self.shape) > _MOST_DIMENSIONS:
             raise ValueError(f"the shape {self.shape!r:.100}")
         if (fields.whole(_LOCATION) == 1) != bool(self.external):
-            raise ValueError(f"{self.name!r:.200} is beside the file and in it")
+            raise ValueError(f"{self.name!r:.200} is both in the file and external")
 
     @classmethod
     def of_numbers(cls, values: list[int | Message], many: bool, floats: bool) -> Self:
@@ -219,7 +219,8 @@ class ExternalFiles:
                 "The model refers to a file outside of its folder.",
                 where=self._model.where,
                 got=repr(location)[:200],
-                write="a model whose external data lie beside it, with no links elsewhere",
+                write="a model whose external data are in its folder, without links to other "
+                "places",
             )
         return Path(path)
 

@@ -88,7 +88,7 @@ def _read_folder(path: Path, resources: ExitStack, keep_quantised: bool) -> Sour
     if trees:
         return _orbax.read(path, trees)
     raise WeightsFileError(
-        "The folder has no file of weights.",
+        "The folder has no weights file.",
         where=str(path),
         got=f"a folder with {some_names(path)}",
         write=_READABLE,

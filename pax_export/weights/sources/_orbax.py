@@ -92,7 +92,7 @@ def _tensorstore_spec(folder: Path, name: str, tree: dict[str, Any]) -> dict[str
         store = {"driver": "ocdbt", "base": {"driver": "file", "path": base}, "path": f"{name}/"}
     else:
         if "/" in name or "\\" in name or "\0" in name or name in ("", ".", ".."):
-            raise ValueError(f"the array {name!r:.200}, which would lie elsewhere")
+            raise ValueError(f"the array {name!r:.200}, whose path leads out of the folder")
         store = {"driver": "file", "path": f"{base}{name}/"}
     return {"driver": driver, "kvstore": store}
 

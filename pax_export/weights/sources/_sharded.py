@@ -74,7 +74,7 @@ def _path_beside(path: Path, name: str) -> Path:
             "The index refers to a file outside of its folder.",
             where=str(path),
             got=repr(name),
-            write="an index whose files lie beside it",
+            write="an index whose files are in its folder",
         )
     return path.parent / name
 

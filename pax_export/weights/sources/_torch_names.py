@@ -85,7 +85,7 @@ def storage_of_id(identity: object) -> Storage:
         raise ValueError("a storage without a dtype")
     key = key.decode() if isinstance(key, bytes) else key
     if not isinstance(key, str):
-        raise ValueError("a storage whose key is no text")
+        raise ValueError("a storage whose key is not a string")
     begin = 0
     if view and view[0] is not None:
         _, begin, _ = view[0]

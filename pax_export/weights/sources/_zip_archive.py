@@ -45,9 +45,7 @@ class ZipArchive:
         info = self._members[name]
         times = info.file_size / max(1, info.compress_size)
         if info.file_size > _MOST_UNPACKED and times > _MOST_TIMES:
-            raise ValueError(
-                f"{name!r} says that its {info.compress_size} bytes become {info.file_size}"
-            )
+            raise ValueError(f"{name!r} expands {info.compress_size} bytes to {info.file_size}")
         if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
             raise ValueError(f"{name!r} is not packed, and has two sizes")
         return info.file_size
@@ -74,7 +72,7 @@ class ZipArchive:
         with self.open(name) as packed:
             content = np.empty(self.size(name), np.uint8)
             if _fill_array(packed, content) != len(content) or packed.read(1):
-                raise ValueError(f"{name!r} has another size than the archive says")
+                raise ValueError(f"the size of {name!r} does not match the archive")
         return content
 
     def place(self, name: str) -> int | None:
@@ -86,7 +84,7 @@ class ZipArchive:
         header = self._file.read(info.header_offset, _LOCAL_HEADER)
         signature, names, extra = struct.unpack("<4s22xHH", header)
         if signature != b"PK\x03\x04":
-            raise ValueError(f"no file begins where {name!r} is said to begin")
+            raise ValueError(f"{name!r} does not begin at its offset")
         begin = info.header_offset + _LOCAL_HEADER + names + extra
         own = self._file.read(info.header_offset + _LOCAL_HEADER, names)
         if own != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437"):

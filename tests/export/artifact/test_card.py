@@ -200,7 +200,7 @@ def test_a_page_of_somebody_else_is_never_replaced(tmp_path):
         with pytest.raises(ExportPathError) as caught:
             onnx(tmp_path / "net.onnx", overwrite=overwrite)
         assert str(caught.value) == (
-            "There is something else where the card of this export would lie.\n"
+            "Another file is at the path of this export's card.\n"
             f"  where: {tmp_path / 'net.onnx.html'}\n"
             "  got: a file that is no card\n"
             "  write: card=False (--no-card), or another path"

@@ -50,7 +50,7 @@ def test_a_bomb_behind_a_model(tmp_path):
     assert (tmp_path / "m.tflite").stat().st_size < 500_000
     error, memory = unreadable(tmp_path / "m.tflite")
     assert error.what == "The report of this export cannot be read."
-    assert error.got == "ValueError('a report of such a size is none')"
+    assert error.got == "ValueError('the report is too large')"
     assert memory < 4 * embedded.BYTES
 
 
@@ -73,7 +73,7 @@ def test_a_report_that_waits_for_ever(tmp_path):
     os.mkfifo(tmp_path / "pax_export.json")
     error = unreadable(tmp_path)[0]
     assert error.where == str(tmp_path / "pax_export.json")
-    assert "this is no regular file, but a FIFO (a named pipe)" in error.got
+    assert "not a regular file, but a FIFO (a named pipe)" in error.got
 
 
 def test_an_export_that_is_no_file(tmp_path):
@@ -138,7 +138,7 @@ def test_a_report_that_is_no_text(tmp_path):
 def test_fields_without_end(tmp_path):
     """A message of three million fields, two bytes each; and one field that says it is huge."""
     (tmp_path / "a.onnx").write_bytes(b"\x08\x01" * 3_000_000)
-    assert unreadable(tmp_path / "a.onnx")[0].what == "There is no export of pax_export here."
+    assert unreadable(tmp_path / "a.onnx")[0].what == "The path is not an export of pax_export."
     entry = b"\x0a\x0fpax_export.json\x12" + b"\xff" * 8 + b"\x7f" + b"x"
     (tmp_path / "b.onnx").write_bytes(b"\x72" + bytes([len(entry)]) + entry)
     assert unreadable(tmp_path / "b.onnx")[0].what == "The report of this export cannot be read."
@@ -152,7 +152,7 @@ def test_a_field_larger_than_a_report(tmp_path):
         file.write(b"\x72" + varint)
         file.truncate(length + 100)
     error, memory = unreadable(tmp_path / "a.onnx")
-    assert "a report of such a size is none" in error.got
+    assert "the report is too large" in error.got
     assert memory < 1 << 20
 
 

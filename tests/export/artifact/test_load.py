@@ -90,7 +90,7 @@ def test_the_report_is_read_back_as_it_was(export, tmp_path):
 def test_there_is_no_export(tmp_path):
     with pytest.raises(ExportPathError) as caught:
         load(tmp_path)
-    assert caught.value.what == "There is no export of pax_export here."
+    assert caught.value.what == "The path is not an export of pax_export."
 
 
 @pytest.mark.parametrize("file", ["saved_model.pb", "variables", "pax_export.json"])

@@ -106,7 +106,7 @@ def test_a_program_that_writes_when_it_is_loaded_is_refused_before(writer):
     )
     assert caught.value.where == str(path)
     assert caught.value.got.startswith("WriteFile in __inference")
-    assert caught.value.write == "trusted=True, if you know who made it, and want it to do this"
+    assert caught.value.write == "trusted=True, if you trust its source and allow these operations"
     with pytest.raises(ExportPathError):  # it is no export of ours, but it is let through
         load(path, trusted=True)
     assert target.exists()

@@ -66,7 +66,7 @@ def test_what_each_device_computes_is_refused():
     with pytest.raises(UnsupportedOperationError) as caught:
         lowered(by_hand, 8)
     assert caught.value.what == (
-        "The model says what each device computes, and an export for one device cannot."
+        "The model has per-device computations, which a single-device export cannot express."
     )
     assert caught.value.got == "jax.shard_map"
     assert "to_stablehlo" in caught.value.write

@@ -137,7 +137,7 @@ def test_a_hidden_array(tmp_path):
 
 def test_a_module_without_call(tmp_path):
     error = refused(tmp_path, errors.InvalidArgumentError, pax.Module(), spec("n"))
-    assert error.what == "Module has no such method."
+    assert error.what == "Module does not have this method."
 
 
 def test_a_method_that_is_not_there(tmp_path):

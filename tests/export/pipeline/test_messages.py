@@ -130,8 +130,8 @@ def test_weights_that_are_not_finite_are_named(tmp_path, monkeypatch):
         ValidationError, (params, largest), tmp_path / "m.tflite", spec("2, 3"), export=to_tflite
     )
     assert error.what == (
-        "The model has weights that are NaN or infinite, and with such numbers a TFLite model "
-        "computes something else than jax."
+        "The model has NaN or infinite weights, for which a TFLite model computes other results "
+        "than jax."
     )
     assert error.where == "w"
     assert "elements differ" in error.got

@@ -60,7 +60,7 @@ def foreign(tmp_path_factory):
 def test_a_folder_of_a_user_is_refused(project, write):
     before = content(project)
     error = refusal(save, write, project)
-    assert error.what == "This is no export of pax_export, so it is not replaced."
+    assert error.what == "The path is not an export of pax_export, so it is not replaced."
     assert (error.where, error.got) == (str(project), "a directory with data.csv, src")
     assert error.write == "another path, or an empty directory"
     assert content(project) == before
@@ -72,7 +72,7 @@ def test_the_command_line_refuses_it(project, capsys):
     model = "tests.export.formats.test_formats:make"
     assert main(["export", model, str(project), "--input", "n, 3", "--overwrite"]) == 1
     error = capsys.readouterr().err
-    assert "error: This is no export of pax_export, so it is not replaced. where: " in error
+    assert "error: The path is not an export of pax_export, so it is not replaced. where: " in error
     assert "data.csv" in error
     assert content(project) == before
 
@@ -117,7 +117,7 @@ def test_a_file_of_a_user_is_refused(tmp_path):
     path = tmp_path / "data.csv"
     path.write_text("1,2,3")
     error = refusal(save, to_tflite, path)
-    assert error.what == "This is no export of pax_export, so it is not replaced."
+    assert error.what == "The path is not an export of pax_export, so it is not replaced."
     assert error.got == "a file that begins with b'1,2,3'"
     assert path.read_text() == "1,2,3"
     fifo = tmp_path / "fifo"

@@ -166,7 +166,7 @@ def test_what_is_no_saved_model_is_refused(tmp_path):
     with pytest.raises(ExportPathError, match=r"The SavedModel cannot be read\."):
         retarget(tmp_path, out=tmp_path / "new")
     (tmp_path / "saved_model.pb").write_bytes(b"")
-    with pytest.raises(ExportPathError, match="there is no graph in it"):
+    with pytest.raises(ExportPathError, match="it has no graph"):
         retarget(tmp_path, out=tmp_path / "new")
 
 

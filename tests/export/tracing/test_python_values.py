@@ -167,7 +167,7 @@ def test_another_value_than_the_exported_one_is_refused(export):
         InvalidArgumentError,
         where="batched",
         got="False",
-        write="True, or nothing; another export for another value",
+        write="True, or omit it; other values need another export",
     ):
         loaded(random(4, 3), batched=False)
 

@@ -122,4 +122,4 @@ def test_inputs_that_do_not_fit_the_parameters():
     with pytest.raises(InvalidArgumentError) as caught:
         resolved(one, (spec("n"), spec("n")))
     assert "too many positional arguments" in str(caught.value)
-    assert "a tuple stands for several positional arguments" in caught.value.write
+    assert "a tuple is several positional arguments" in caught.value.write

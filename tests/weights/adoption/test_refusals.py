@@ -34,7 +34,7 @@ def test_equal_layers_without_names_are_not_told_apart():
     assert isinstance(error, pax.errors.AmbiguousWeightsError)
     assert error.candidates["x.weight"] == ("left", "right")
     assert str(error).splitlines()[:2] == [
-        "It is not decided where these arrays belong, or how they lie, and nothing is guessed:",
+        "The targets or layouts of these arrays are ambiguous:",
         "  - x.weight: left or right",
     ]
     assert error.write.startswith('rename={"x": "left", ...}, with * for numbers; or reference=')
@@ -176,9 +176,7 @@ def test_a_reference_decides_or_says_that_nothing_agrees():
     assert report.tried >= 1
     assert "compared with the reference" in str(report)
     error = refused(case.net, case.file("torch"), reference=(case.x, expected + 1, case.call))
-    assert error.what == (
-        "No way to give these arrays to the module has the outputs of the reference."
-    )
+    assert error.what == ("No assignment of these arrays reproduces the outputs of the reference.")
 
 
 def test_a_reference_that_tells_nothing_apart_decides_nothing():

@@ -290,7 +290,7 @@ def _turn_apart(onnx: Any, nodes: Sequence[Any], initializers: Mapping[str, Any]
 def _refuse_complex(struct: Any, where: str) -> None:
     if is_complex(struct.dtype):
         raise UnsupportedDtypeError(
-            "ONNX files take and give no complex numbers.",
+            "ONNX files do not support complex inputs and outputs.",
             where=where,
             got=np.dtype(struct.dtype).name,
             write="the real and the imaginary part, as two arrays",
@@ -309,7 +309,7 @@ def _check_operators(onnx: Any, model: Any, opset: int) -> None:
             + ", ".join(sorted(newer))
             + ".",
             got=f"opset={opset}",
-            write=f"opset={max(newer.values())}, if what will run the model has it",
+            write=f"opset={max(newer.values())}, if the runtime supports it",
         )
 
 

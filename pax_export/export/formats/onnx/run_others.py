@@ -168,8 +168,8 @@ def _refuse_for_iree(graph: Any) -> None:
         stacks = len(node.output) > len(node.input) - told.get("num_scan_inputs", 0)
         if node.op_type == "Scan" and stacks and is_open:
             raise NotImplementedError(
-                f"the model stacks the results of a scan ({node.name}), of which IREE gives one "
-                "where sizes are symbolic"
+                f"the model stacks the results of a scan ({node.name}), of which IREE returns only "
+                f"one if sizes are symbolic"
             )
 
 

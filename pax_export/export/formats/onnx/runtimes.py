@@ -81,7 +81,7 @@ def _refused(name: str, does: str, got: str) -> UnsupportedOperationError:
         f"The runtime {name} {does} this model.",
         where=f"runtimes=[{name!r}]",
         got=got[:1500],
-        write="runtimes without it, or another form of what it names",
+        write="other runtimes, or another form of the operation",
     )
 
 

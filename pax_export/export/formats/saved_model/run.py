@@ -104,7 +104,7 @@ def _call_stages(tf: Any, model: Any, case: Mapping[str, Any]) -> Arrays:
     arrays = {name: value.numpy() for name, value in outputs.items()}
     arrays |= {f"input:{place}": value.numpy() for place, value in enumerate(given)}
     if "postprocess" not in stages and sorted(whole) != sorted(outputs):
-        raise ValueError(f"the whole gives {sorted(whole)}, and the model {sorted(outputs)}")
+        raise ValueError(f"the whole returns {sorted(whole)}, and the model {sorted(outputs)}")
     return arrays
 
 

@@ -93,7 +93,7 @@ class LoadedBundle:
             old = self.weights.get(name)
             if old is None:
                 raise InvalidArgumentError(
-                    "This bundle has no such weight.",
+                    "The bundle does not have this weight.",
                     got=name,
                     write=", ".join(self.weights) or "nothing: its weights are constants",
                 )
@@ -231,7 +231,7 @@ class BundleSignature:
         """
         if self.info.assigns:
             raise StateChangeError(
-                "This function gives new weights, which a plain call would lose.",
+                "The function returns new weights, which a plain call would drop.",
                 where=self.key,
                 got=", ".join(self.info.assigns),
                 write="bundle, output = bundle.purecall(...)",

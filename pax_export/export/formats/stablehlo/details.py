@@ -61,15 +61,15 @@ def _check(function: FunctionDetails, info: SignatureInfo, weights: list[str], w
         given: Names = getattr(function, what)
         wrong = [name for kind, name in given if name not in names.get(kind, ())]
         if wrong or len(set(given)) != len(given):
-            raise ValueError(f"{where}.{what} name what is not there, or one twice")
+            raise ValueError(f"{where}.{what} have unknown or repeated names")
         # Weights that a function does not read are none of its operands; all else is.
         needed = {(kind, name) for kind in names if kind != WEIGHT for name in names[kind]}
         if not needed <= set(given):
             raise ValueError(f"{where}.{what} lack an input or output")
     if not set(info.assigns) <= set(weights):
-        raise ValueError(f"{where} assigns what is no weight")
+        raise ValueError(f"{where} assigns an unknown weight")
     if not function.file or function.file.startswith(".") or {"/", "\\"} & set(function.file):
-        raise ValueError(f"{where}.file is no name of a file")
+        raise ValueError(f"{where}.file is not a file name")
 
 
 def _as_json(value: object) -> object:

@@ -171,7 +171,7 @@ def check(path: Path, report: Report, trusted: bool) -> None:
                     "This bundle holds a program that may do more than compute.",
                     where=f"{path}: {key}",
                     got=f"calls of {', '.join(unknown)}",
-                    write="trusted=True, if you know who made it, and want it to do this",
+                    write="trusted=True, if you trust its source and allow these operations",
                 )
             exported = exported.vjp() if exported.has_vjp() else None
 

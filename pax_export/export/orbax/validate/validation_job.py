@@ -75,7 +75,7 @@ class ValidationJob:
         with_xprof: bool = False,
     ):
         if len(batch_input) == 0:
-            raise InvalidArgumentError("There is no batch to validate with.")
+            raise InvalidArgumentError("No batch to validate with.")
         self._baseline_inference_fn = baseline_inference_fn
         self._candidate_inference_fn = candidate_inference_fn
         self._batch_input = batch_input

@@ -100,7 +100,7 @@ class ValidationManager:
             return self._model_inputs
         if key not in self._model_inputs:
             raise InvalidArgumentError(
-                f"There is no input for the signature {key!r}.",
+                f"No input for the signature {key!r}.",
                 got=f"model_inputs for {sorted(self._model_inputs)}",
             )
         return self._model_inputs[key]

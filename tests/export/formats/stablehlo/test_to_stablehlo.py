@@ -420,7 +420,7 @@ def test_a_bundle_that_calls_what_nobody_knows_is_to_be_trusted(tmp_path, name, 
         UntrustedExportError,
         where=f"{path}: serving_default",
         got=f"calls of {name}",
-        write="trusted=True, if you know who made it, and want it to do this",
+        write="trusted=True, if you trust its source and allow these operations",
     ):
         load(path)
     load(path, trusted=True)

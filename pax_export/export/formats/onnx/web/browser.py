@@ -154,14 +154,14 @@ class _Turns:
                 "The browser does not run this model.",
                 where="onnxruntime-web in Chromium",
                 got=reply["error"][:1500],
-                write="another form of what it names; or validate=False to write it all the same",
+                write="another form of the operation; or validate=False to write the file anyway",
             )
         return reply.get("answer", reply.get("ready"))
 
 
 def _failed(problem: str) -> ValidationError:
     return ValidationError(
-        "The browser gave no result.",
+        "The browser returned no result.",
         where="onnxruntime-web in Chromium",
         got=problem,
         write="a smaller model or smaller examples, if memory or time is the reason; or "

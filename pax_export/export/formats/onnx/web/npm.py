@@ -129,7 +129,7 @@ def _download(package: Package, place: Path) -> Path:
         "npm: a package cannot be downloaded.",
         where=str(package),
         got=problem,
-        write=f"npm pack {package}, which says more; or validate=False where npm is missing",
+        write=f"npm pack {package}, which prints details; or validate=False without npm",
     )
 
 
