@@ -86,7 +86,7 @@ def test_other_tokens_are_refused(tmp_path, monkeypatch):
     file = _web._file
     changed = file("model.js").replace("yield next;", "yield (next + 1) % 5;")
     monkeypatch.setattr(_web, "_file", lambda name: changed if name == "model.js" else file(name))
-    with pytest.raises(ValidationError, match="otherwise than jax"):
+    with pytest.raises(ValidationError, match="differently from jax"):
         export(lm, tmp_path / "web")
     assert not (tmp_path / "web").exists()
 
