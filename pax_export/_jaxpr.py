@@ -146,7 +146,7 @@ def jaxpr_parameters(program: TracedProgram, primitives: Iterable[str]) -> Itera
             yield from equation.params.values()
 
 
-def bound(equation: Equation, given: Sequence[Any]) -> Sequence[Any]:
+def bind_equation(equation: Equation, given: Sequence[Any]) -> Sequence[Any]:
     """Returns the results of one operation, executed with its parameters."""
     parameters = equation.primitive.get_bind_params(equation.params)
     with equation.ctx.manager:
@@ -180,7 +180,7 @@ def interpret(
         program: a jaxpr, open or closed.
         arguments: the operands.
         operate: ``operate(equation, operands)`` returns the results, or None to evaluate the
-            program that the equation calls (see `called_program`); `bound` runs it in jax.
+            program that the equation calls (see `called_program`); `bind_equation` runs it in jax.
         constant: maps constants and literals.
         equations: the equations of a jaxpr to evaluate, in order.
         callers: a list that is kept equal to the enclosing equations, the outermost first.

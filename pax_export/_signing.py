@@ -141,7 +141,7 @@ def _key_file(key: Key, argument: str) -> Path:
     except (OSError, ValueError) as error:
         kind = None
         with suppress(OSError, ValueError):
-            kind = file_types.unusual(file)
+            kind = file_types.unusual_type(file)
         raise InvalidArgumentError(
             "The key file cannot be read.",
             where=str(file).replace("\0", "\\0"),
@@ -235,7 +235,7 @@ def _signable_files(path: Path, place: Path, shown: str) -> Iterable[str]:
     names = list(files(path)) if path.is_dir() else [_ITSELF]
     for name in names:
         file = path / name
-        kind = "a link" if file.is_symlink() else file_types.unusual(file)
+        kind = "a link" if file.is_symlink() else file_types.unusual_type(file)
         if kind is not None:
             raise SignatureError(
                 "Only regular files can be signed.",

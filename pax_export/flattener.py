@@ -10,13 +10,13 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflat
 from pax_export._errors import InvalidArgumentError, MissingValueError
 from pax_export.core import (
     Module,
-    elements,
+    count_array_elements,
     flatten,
     is_array,
     modules_and_leaves,
-    picklable,
     restore,
     set_training,
+    to_picklable,
     with_static,
 )
 
@@ -134,8 +134,8 @@ class Flattener(Module):
 
     def _pax_contents(self) -> dict[str, Any]:
         arrays = tree_leaves(vars(self).get("leaves_dict"))
-        count = sum(map(elements, arrays))
-        return {"values": f"[{', '.join(self.treedef_dict)}]", "elements": count}
+        count = sum(map(count_array_elements, arrays))
+        return {"values": f"[{', '.join(self.treedef_dict)}]", "count_array_elements": count}
 
     def _with_training(self, training: bool) -> Self:
         structures = [_in_mode(structure, training) for structure in self._structures]
@@ -146,7 +146,7 @@ class Flattener(Module):
         _, (cls, names, attributes) = super().__reduce__()
         attributes |= {"leaves_dict": None, "_structures": None}
         values = {
-            structure.name: (picklable(getattr(self, structure.name)), structure.static)
+            structure.name: (to_picklable(getattr(self, structure.name)), structure.static)
             for structure in self._structures
         }
         return _restore, (cls, names, attributes, values)

@@ -21,7 +21,6 @@ from pax_export.core import (
     STATES_TOO,
     STATIC,
     Module,
-    adopt,
     aspect_of,
     attributes_of,
     freeze_parameters,
@@ -32,7 +31,8 @@ from pax_export.core import (
     module_and_value,
     modules_and_leaves,
     modules_with_paths,
-    rebuilt,
+    open_children,
+    rebuild_tree,
     require_module,
     set_training,
 )
@@ -94,7 +94,7 @@ class LazyModule(Module):
             setattr(self, name, value)
             return value
         # A copy, because others may reference the created module and must not see it change.
-        value = rebuilt(value) if self.training else set_training(value, False)
+        value = rebuild_tree(value) if self.training else set_training(value, False)
         frozen = aspect_of(type(self), "frozen")
         if frozen is not None:
             freeze = partial(freeze_parameters, states=frozen == STATES_TOO)
@@ -103,7 +103,7 @@ class LazyModule(Module):
         recorder = _recorder.get()
         if recorder is not None:
             recorder.record_creation(self, name, value)
-        adopt(self, modules_and_leaves(value)[0])
+        open_children(self, modules_and_leaves(value)[0])
         return value
 
     def _check_can_create(self, name: str, create_fn: object) -> None:
@@ -174,7 +174,7 @@ class _CreationRecorder:
         self.values: dict[tuple[int, str], tuple[Any, Any]] = {}
 
     def record_creation(self, parent: object, name: str, value: object) -> None:
-        first = rebuilt(value)
+        first = rebuild_tree(value)
         # The object is kept with its id, because a freed id could be reused.
         self.values[id(parent), name] = (parent, first)
         pairs = zip(modules_and_leaves(value)[0], modules_and_leaves(first)[0])

@@ -15,7 +15,7 @@ from pax_export import sharding
 from pax_export import transforms as T
 from pax_export.core import named_leaves
 from pax_export.errors import InvalidArgumentError
-from pax_export.export.tracing.exportable import exportable, marked
+from pax_export.export.tracing.exportable import make_exportable, mark_trainable
 from tests.closeness import assert_close
 from tests.refusals import refused
 
@@ -70,7 +70,7 @@ def test_gradients_axes_rules_exports_and_the_net_mean_the_same(net, what):
     assert names_in(grads) == expected
     rows = sharding.table(net, sharding.abstract_mesh(data=2), {chosen: P("data")})
     assert {row.path for row in rows if any(row.spec)} == expected
-    leaves = marked(exportable(net, None), chosen).leaves
+    leaves = mark_trainable(make_exportable(net, None), chosen).leaves
     assert {leaf.name for leaf in leaves if leaf.trainable} == expected
 
 
@@ -90,7 +90,7 @@ def test_a_path_means_the_same_in_rules_exports_captures_and_at(net):
         expected = leaves_of(net, path)
         rows = sharding.table(net, sharding.abstract_mesh(data=2), {path: P("data")})
         assert {row.path for row in rows if any(row.spec)} == expected, path
-        leaves = marked(exportable(net, None), path).leaves
+        leaves = mark_trainable(make_exportable(net, None), path).leaves
         assert {leaf.name for leaf in leaves if leaf.trainable} == expected, path
 
 

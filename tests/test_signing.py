@@ -342,8 +342,8 @@ def test_the_package_is_loaded_by_those_who_sign():
 
 
 def test_signatures_are_recognized(signed, tmp_path):
-    assert signature_file.recognized(signed / "model.sig")
+    assert signature_file.recognize_signature(signed / "model.sig")
     (tmp_path / "pgp.sig").write_bytes(b"-----BEGIN PGP SIGNATURE-----\n")
     (tmp_path / "list.sig").write_bytes(b"[]")
     for path in (tmp_path / "pgp.sig", tmp_path / "list.sig", tmp_path / "none.sig", tmp_path):
-        assert signature_file.recognized(path) is None
+        assert signature_file.recognize_signature(path) is None

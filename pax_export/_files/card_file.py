@@ -27,7 +27,7 @@ def of_file(path: Path) -> Path:
     return path.with_name(path.name + SUFFIX)
 
 
-def recognized(path: Path) -> Belongs | None:
+def recognize_card(path: Path) -> Belongs | None:
     """Returns the files of a card at a path, which are none but itself; None without a card."""
     if path.is_symlink() or not path.is_file():
         return None
@@ -38,14 +38,14 @@ def recognized(path: Path) -> Belongs | None:
 def check(path: Path) -> None:
     """Raises an ExportPathError if the card of a file would replace anything but an empty file."""
     place = of_file(path)
-    if not os.path.lexists(place) or recognized(place) is not None:
+    if not os.path.lexists(place) or recognize_card(place) is not None:
         return
     if place.is_file() and not place.is_symlink() and not place.stat().st_size:
         return
     raise ExportPathError(
         "Another file is at the path of this export's card.",
         where=str(place),
-        got=file_types.unusual(place) or "a file that is no card",
+        got=file_types.unusual_type(place) or "a file that is no card",
         write="card=False (--no-card), or another path",
     )
 
@@ -53,5 +53,5 @@ def check(path: Path) -> None:
 def remove(path: Path) -> None:
     """Removes the card of a file that no longer exists."""
     place = of_file(path)
-    if recognized(place) is not None:
+    if recognize_card(place) is not None:
         place.unlink(missing_ok=True)

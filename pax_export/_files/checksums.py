@@ -114,7 +114,7 @@ def is_inside(name: str) -> bool:
 
 def _check_file(directory: Path, name: str, expected: str) -> None:
     file = directory / name
-    kind = file_types.unusual(file)
+    kind = file_types.unusual_type(file)
     if kind is not None:
         problem = "A file of the bundle is not a regular file."
     elif not file.is_file():

@@ -29,13 +29,13 @@ _PATTERN = re.compile(r"[*?\\]|\[[^/]*\]")
 
 def place(path: str | os.PathLike[str]) -> Path:
     """The absolute path of an export, without ``..`` at its end or links before it."""
-    given = local(path)
+    given = require_local(path)
     try:
         if given.name in ("", ".."):
             return given.resolve()
         return given.parent.resolve() / given.name
     except (OSError, RuntimeError) as error:  # a loop of links, in Python before 3.13
-        raise unwritable(given, str(error)) from error
+        raise unwritable_error(given, str(error)) from error
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -49,7 +49,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return re.match(r"\w+://|(gs|s3|hf|https?|hdfs|file):/", os.fspath(path)) is not None
 
 
-def local(path: str | os.PathLike[str]) -> Path:
+def require_local(path: str | os.PathLike[str]) -> Path:
     """The path, which must be one of this machine; an ExportPathError otherwise."""
     text = os.fspath(path)
     if is_remote(path):
@@ -59,7 +59,7 @@ def local(path: str | os.PathLike[str]) -> Path:
             write="a local path, and copy the directory when it is there",
         )
     if "\0" in text:
-        raise unwritable(Path(text.replace("\0", "\\0")), "a path with a null character")
+        raise unwritable_error(Path(text.replace("\0", "\\0")), "a path with a null character")
     return Path(text)
 
 
@@ -75,22 +75,22 @@ def check_plain(path: Path) -> None:
 
 
 @contextmanager
-def replaced(
+def replace_path(
     path: str | os.PathLike[str], ours: overwrite_guard.Recognize | None, needed: int = 0
 ) -> Iterator[Path]:
     """Yields an empty directory that becomes ``path``, or replaces `ours`, after the block."""
     path = place(path)
     stale_temporaries.sweep(path.parent)
     check(path, ours)
-    with begun(path, needed) as temporary:
+    with temporary_sibling(path, needed) as temporary:
         yield temporary
         disk.sync(temporary)
-        move(temporary, path, ours, overwrite_guard.check_folder, _replace_directory)
+        move_into_place(temporary, path, ours, overwrite_guard.check_folder, _replace_directory)
         disk.sync_one(path.parent)
 
 
 @contextmanager
-def begun(path: Path, needed: int) -> Iterator[Path]:
+def temporary_sibling(path: Path, needed: int) -> Iterator[Path]:
     """Yields a hidden directory next to a path, removed with the parents created for it."""
     made: list[Path] = []
     try:
@@ -98,11 +98,11 @@ def begun(path: Path, needed: int) -> Iterator[Path]:
             try:
                 _make_parents(path, made)
                 disk.check_room(path, needed)
-                temporary = until_moved.enter_context(stale_temporaries.claimed(path))
+                temporary = until_moved.enter_context(stale_temporaries.claim_temporary(path))
             except ExportPathError:
                 raise
             except OSError as error:
-                raise unwritable(path, error) from error
+                raise unwritable_error(path, error) from error
             yield temporary
     except BaseException:
         for parent in reversed(made):
@@ -118,14 +118,14 @@ def check(path: str | os.PathLike[str], ours: overwrite_guard.Recognize | None) 
         is_there = os.path.lexists(path)
         parent = next(parent for parent in (path, *path.parents) if parent.exists())
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable_error(path, error) from error
     if is_there:
         if ours is None:
-            raise taken(path)
+            raise existing_path_error(path)
         _check_replaceable(path, ours)
         parent = path.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise unwritable(path, f"no directory that can be written to: {parent}")
+        raise unwritable_error(path, f"no directory that can be written to: {parent}")
 
 
 def _check_replaceable(path: Path, ours: overwrite_guard.Recognize) -> None:
@@ -144,7 +144,7 @@ def _check_replaceable(path: Path, ours: overwrite_guard.Recognize) -> None:
         raise ExportPathError(
             "The path is not a directory, so it is not overwritten.",
             where=str(path),
-            got=file_types.unusual(path) or "a file",
+            got=file_types.unusual_type(path) or "a file",
             write="the path of a directory",
         )
     if Path.cwd().is_relative_to(path) or path.is_mount():
@@ -159,7 +159,7 @@ def _check_replaceable(path: Path, ours: overwrite_guard.Recognize) -> None:
     except ExportPathError:
         raise
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable_error(path, error) from error
 
 
 def _make_parents(path: Path, made: list[Path]) -> None:
@@ -169,7 +169,7 @@ def _make_parents(path: Path, made: list[Path]) -> None:
             made.append(parent)
 
 
-def move(
+def move_into_place(
     temporary: Path,
     path: Path,
     ours: overwrite_guard.Recognize | None,
@@ -183,7 +183,7 @@ def move(
             if not os.path.lexists(path):
                 return rename_to_nothing(temporary, path)
             if ours is None:
-                raise taken(path)
+                raise existing_path_error(path)
             check_place(path, ours)  # something else may have been put there meanwhile
             replace(temporary, path)
             return None
@@ -191,9 +191,9 @@ def move(
             raise
         except OSError as caught:
             if caught.errno not in _CHANGED:
-                raise unwritable(path, caught) from caught
+                raise unwritable_error(path, caught) from caught
             error = caught
-    raise unwritable(path, error) from error
+    raise unwritable_error(path, error) from error
 
 
 def _replace_directory(temporary: Path, path: Path) -> None:
@@ -223,7 +223,7 @@ def _rename2(one: Path, other: Path, flag: int) -> bool:
 
 def _replace_in_two_steps(temporary: Path, path: Path) -> None:
     """Replaces a directory where two cannot be exchanged; the next save repairs interruptions."""
-    with stale_temporaries.held(path):
+    with stale_temporaries.hold_temporary(path):
         old = temporary.with_suffix(stale_temporaries.OLD)
         path.rename(old)
         try:
@@ -236,7 +236,7 @@ def _replace_in_two_steps(temporary: Path, path: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def taken(path: Path) -> ExportPathError:
+def existing_path_error(path: Path) -> ExportPathError:
     """Returns the error for an existing path without ``overwrite=True``."""
     return ExportPathError(
         "There is something at this place already.",
@@ -245,7 +245,7 @@ def taken(path: Path) -> ExportPathError:
     )
 
 
-def unwritable(path: Path, reason: object) -> ExportPathError:
+def unwritable_error(path: Path, reason: object) -> ExportPathError:
     """The operating system does not let us."""
     return ExportPathError(
         "The export cannot be written here.",

@@ -15,7 +15,7 @@ _KINDS = (
 )
 
 
-def unusual(path: Path) -> str | None:
+def unusual_type(path: Path) -> str | None:
     """The type of a path unless a regular file or missing; raises OSError for link loops."""
     try:
         return kind(path.stat().st_mode)
@@ -33,4 +33,4 @@ def first_unusual(folder: Path) -> Path | None:
     linked = [each for each in folder.iterdir() if each.is_symlink() and each.is_dir()]
     walks = (os.walk(top) for top in (folder, *linked))
     paths = (Path(parent, name) for walk in walks for parent, _, names in walk for name in names)
-    return next((path for path in paths if unusual(path)), None)
+    return next((path for path in paths if unusual_type(path)), None)

@@ -31,7 +31,7 @@ def write(file: Path | IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
 
 
-def recognized(path: Path) -> Belongs | None:
+def recognize_npz(path: Path) -> Belongs | None:
     """Recognizes archives that `write` made, and empty files.
 
     Example:

@@ -58,7 +58,7 @@ def _find_problem(path: Path, ours: Recognize) -> ExportPathError | None:
         return ExportPathError(
             "The path is not an export of pax_export, so it is not replaced.",
             where=str(path),
-            got=f"a directory with {named(entries)}",
+            got=f"a directory with {format_names(entries)}",
             write="another path, or an empty directory",
         )
     strange = list(islice((name for name in files(path) if not belongs(name)), _SHOWN + 1))
@@ -67,7 +67,7 @@ def _find_problem(path: Path, ours: Recognize) -> ExportPathError | None:
     return ExportPathError(
         "This export holds files that do not belong to it, so it is not replaced.",
         where=str(path),
-        got=named(strange),
+        got=format_names(strange),
         write="another path, or move these files out of the export",
     )
 
@@ -86,11 +86,11 @@ def files(folder: Path, below: str = "") -> Iterator[str]:
 def some_names(folder: Path) -> str:
     """The first names in a folder."""
     with suppress(OSError):
-        return named(sorted(os.listdir(folder))) or "nothing in it"
+        return format_names(sorted(os.listdir(folder))) or "nothing in it"
     return "nothing that can be read"
 
 
-def named(names: Collection[str]) -> str:
+def format_names(names: Collection[str]) -> str:
     """Formats up to five names, such as ``a, b, c, d, e and more``."""
     shown = ", ".join(islice(names, _SHOWN))
     return f"{shown} and more" if len(names) > _SHOWN else shown
@@ -98,20 +98,22 @@ def named(names: Collection[str]) -> str:
 
 def check_file(path: Path, ours: Recognize) -> None:
     """Refuses, by an ExportPathError, a file that is neither empty nor ours."""
-    kind = file_types.unusual(path)
+    kind = file_types.unusual_type(path)
     if kind is not None:
-        raise unusual(path, kind)
+        raise unusual_file_error(path, kind)
     dangling = path.is_symlink() and not path.exists()
     if dangling or (path.stat().st_size and ours(path) is None):
         raise ExportPathError(
             "The path is not an export of pax_export, so it is not replaced.",
             where=str(path),
-            got=f"a link to {os.readlink(path)}" if dangling else f"a file that {begin(path)}",
+            got=f"a link to {os.readlink(path)}"
+            if dangling
+            else f"a file that {read_beginning(path)}",
             write="another path, or remove it yourself",
         )
 
 
-def unusual(path: Path, kind: str) -> ExportPathError:
+def unusual_file_error(path: Path, kind: str) -> ExportPathError:
     """There is something that is no regular file."""
     return ExportPathError(
         "The path is not a regular file, so it is not replaced.",
@@ -121,7 +123,7 @@ def unusual(path: Path, kind: str) -> ExportPathError:
     )
 
 
-def begin(path: Path) -> str:
+def read_beginning(path: Path) -> str:
     """How a file begins, for messages."""
     with path.open("rb") as file:
         return f"begins with {file.read(16)!r}"

@@ -27,7 +27,7 @@ def of_file(path: Path) -> Path:
     return path.with_name(path.name + SUFFIX)
 
 
-def recognized(path: Path) -> Belongs | None:
+def recognize_signature(path: Path) -> Belongs | None:
     """Returns the files of a signature at a path, which are none but itself; None without one."""
     with suppress(OSError, ValueError, RecursionError):
         content = json.loads(bounded.read_bytes(path, LARGEST))

@@ -21,13 +21,13 @@ from pax_export._files import (
 
 def check(path: Path, ours: overwrite_guard.Recognize | None) -> None:
     """Refuses, by an ExportPathError, a place that cannot take a file, before any work is done."""
-    directory.local(path)
+    directory.require_local(path)
     try:
         _check_place(path, ours)
     except ExportPathError:
         raise
     except OSError as error:
-        raise directory.unwritable(path, error) from error
+        raise directory.unwritable_error(path, error) from error
 
 
 def _check_place(path: Path, ours: overwrite_guard.Recognize | None) -> None:
@@ -39,15 +39,17 @@ def _check_place(path: Path, ours: overwrite_guard.Recognize | None) -> None:
         )
     if os.path.lexists(path):
         if ours is None:
-            raise directory.taken(path)
+            raise directory.existing_path_error(path)
         overwrite_guard.check_file(path, ours)
     parent = next(parent for parent in path.absolute().parents if parent.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise directory.unwritable(path, f"no directory that can be written to: {parent}")
+        raise directory.unwritable_error(path, f"no directory that can be written to: {parent}")
 
 
 @contextmanager
-def replaced(path: Path, ours: overwrite_guard.Recognize | None, needed: int = 0) -> Iterator[Path]:
+def replace_path(
+    path: Path, ours: overwrite_guard.Recognize | None, needed: int = 0
+) -> Iterator[Path]:
     """Yields the path of a file that becomes ``path``, or replaces `ours`, if the block succeeds.
 
     Its signature, card and external data are replaced, too.
@@ -56,7 +58,7 @@ def replaced(path: Path, ours: overwrite_guard.Recognize | None, needed: int = 0
     path = path.absolute()
     stale_temporaries.sweep(path.parent)
     old = set(data_file.all_of_file(path))
-    with directory.begun(path, needed) as folder:
+    with directory.temporary_sibling(path, needed) as folder:
         temporary = folder / path.name  # in a directory, together with side files of a runtime
         yield temporary
         disk.sync(folder)
@@ -70,9 +72,11 @@ def replaced(path: Path, ours: overwrite_guard.Recognize | None, needed: int = 0
         # One after the other: whoever is killed in between leaves a file that fits no signature.
         signature, card = signature_file.of_file(temporary), card_file.of_file(temporary)
         if signature.exists():
-            _move_file(signature, signature_file.of_file(path), ours and signature_file.recognized)
+            _move_file(
+                signature, signature_file.of_file(path), ours and signature_file.recognize_signature
+            )
         if card.exists():
-            _move_file(card, card_file.of_file(path), card_file.recognized)
+            _move_file(card, card_file.of_file(path), card_file.recognize_card)
         _remove_files(old - new)
         disk.sync_one(path.parent)
 
@@ -83,4 +87,4 @@ def _remove_files(files: Iterable[Path]) -> None:
 
 
 def _move_file(temporary: Path, path: Path, ours: overwrite_guard.Recognize | None) -> None:
-    directory.move(temporary, path, ours, overwrite_guard.check_file, Path.replace)
+    directory.move_into_place(temporary, path, ours, overwrite_guard.check_file, Path.replace)

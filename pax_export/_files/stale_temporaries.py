@@ -36,7 +36,7 @@ _SCRATCH = "pax_export"
 
 
 @contextmanager
-def claimed(path: Path, mode: int = 0o777) -> Iterator[Path]:
+def claim_temporary(path: Path, mode: int = 0o777) -> Iterator[Path]:
     """Yields a new hidden directory next to a path, removed at the end of the block."""
     temporary, lock = _claim_directory(path, mode)
     try:
@@ -51,7 +51,7 @@ def scratch() -> Iterator[Path]:
     """Yields a private temporary directory; removes those of killed processes first."""
     folder = Path(tempfile.gettempdir())
     sweep(folder)
-    with claimed(folder / _SCRATCH, mode=0o700) as temporary:
+    with claim_temporary(folder / _SCRATCH, mode=0o700) as temporary:
         yield temporary
 
 
@@ -72,7 +72,7 @@ def _claim_directory(path: Path, mode: int) -> tuple[Path, int | None]:
 
 
 @contextmanager
-def held(directory: Path) -> Iterator[None]:
+def hold_temporary(directory: Path) -> Iterator[None]:
     """Keeps other saves from taking a directory for a leftover."""
     lock = None
     with suppress(OSError):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pax_export._jax._programs import call_part as call_part
     from pax_export._jax._programs import call_with_constants as call_with_constants
     from pax_export._jax._programs import equations_of as equations_of
-    from pax_export._jax._programs import expanded as expanded
+    from pax_export._jax._programs import find_expansion as expanded
     from pax_export._jax._programs import needed_part as needed_part
     from pax_export._jax._programs import read_arguments as read_arguments
     from pax_export._jax._programs import run_inside as run_inside
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pax_export._jax._programs import scope_constraints as scope_constraints
     from pax_export._jax._watched import is_computing as is_computing
     from pax_export._jax._watched import jitted_call as jitted_call
-    from pax_export._jax._watched import watched as watched
+    from pax_export._jax._watched import watch_operations as watched
 
 # Every program imports this package; only exporters and multi-process programs need the rest.
 _HOMES = {

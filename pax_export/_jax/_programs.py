@@ -12,7 +12,7 @@ from jax.core import eval_jaxpr
 
 from pax_export._jax._private import private, say_less
 from pax_export._jaxpr import (
-    bound,
+    bind_equation,
     called_program,
     has_own_derivative,
     inner_programs,
@@ -57,10 +57,10 @@ def call_with_constants(
     def operate(equation: Any, given: list[Any]) -> Sequence[Any] | None:
         is_kept = keep_derivatives and has_own_derivative(equation)
         if is_kept or not holds(equation):
-            return bound(equation, given)
+            return bind_equation(equation, given)
         made = run_inside(equation, given, run)
         is_call = called_program(equation) is not None
-        return bound(equation, given) if made is None and not is_call else made
+        return bind_equation(equation, given) if made is None and not is_call else made
 
     # Since jax 0.12 a jaxpr may contain its constants.
     held = () if getattr(jaxpr, "consts", ()) else constants
@@ -81,7 +81,7 @@ def call_part(
     return lambda *values: eval_jaxpr(part, (), *values)
 
 
-def expanded(equation: Any) -> Callable[..., list[Any]] | None:
+def find_expansion(equation: Any) -> Callable[..., list[Any]] | None:
     """Returns the expansion of an operation of jax's newer kind as a function; None for others."""
     primitive = equation.params.get("_prim")
     if not hasattr(primitive, "expand"):

@@ -27,7 +27,7 @@ def is_mapped(value: object) -> bool:
 
 
 @functools.cache
-def asked() -> Any:
+def find_trace() -> Any:
     """Finds the current trace by public API only: an operation that reports its trace."""
 
     class Asking(Primitive):
@@ -48,7 +48,7 @@ def _return_nothing() -> None:
 
 def _trace_state() -> Any:
     found = private("jax._src.core.get_opaque_trace_state")
-    return found or asked() or _return_nothing
+    return found or find_trace() or _return_nothing
 
 
 #: Equal at two places if and only if they run under the same trace.

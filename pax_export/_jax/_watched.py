@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from pax_export._jax._private import private, say_less
-from pax_export._jax._trace import asked, is_tracer
+from pax_export._jax._trace import find_trace, is_tracer
 
 _CURRENT, _SET = "jax._src.core.eval_trace", "jax._src.core.set_current_trace"
 
@@ -21,12 +21,12 @@ Heard = Callable[[Any, dict[str, Any], Sequence[Any], Sequence[Any]], None]
 
 def is_computing() -> bool:
     """False inside of a function that jax traces: under jit, grad, vmap."""
-    plain, ask = private(_CURRENT), asked()
+    plain, ask = private(_CURRENT), find_trace()
     return plain is None or ask is None or isinstance(ask()(), type(plain))
 
 
 @contextmanager
-def watched(heard: Heard) -> Iterator[None]:
+def watch_operations(heard: Heard) -> Iterator[None]:
     """Context manager that reports this thread's computations to ``heard``.
 
     A jitted function is one operation. Tracing, and computations of ``heard``, are excluded.

@@ -6,10 +6,10 @@ from pax_export._wire.leveldb import MAGIC as LEVELDB_MAGIC
 from pax_export._wire.leveldb import table_entries, write_table
 from pax_export._wire.onnx import DTYPES as ONNX_DTYPES
 from pax_export._wire.places import Memory, RandomAccessBytes
-from pax_export._wire.protobuf import Message, MessageFields, message, signed, whole
+from pax_export._wire.protobuf import Message, MessageFields, message, require_integer, to_signed
 from pax_export._wire.schema import Map, Schema
 from pax_export._wire.tensorflow import DTYPES as TENSORFLOW_DTYPES
 from pax_export._wire.tensorflow import SavedTensor
 from pax_export._wire.tflite import DTYPES as TFLITE_DTYPES
 from pax_export._wire.tflite import MARK as TFLITE_MARK
-from pax_export._wire.varint import encode_varint, varint
+from pax_export._wire.varint import encode_varint, read_varint

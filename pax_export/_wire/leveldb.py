@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pax_export._wire.checksums import masked_crc32c
 from pax_export._wire.places import RandomAccessBytes
-from pax_export._wire.varint import encode_varint, varint
+from pax_export._wire.varint import encode_varint, read_varint
 
 #: The end of a table.
 MAGIC = bytes.fromhex("57fb808b247547db")
@@ -48,9 +48,9 @@ def _read_block(file: RandomAccessBytes, offset: int, size: int) -> Iterator[tup
     end = size - 4 - 4 * restarts
     at, key = 0, b""
     while at < end:
-        shared, at = varint(raw, at, len(raw))
-        own, at = varint(raw, at, len(raw))
-        length, at = varint(raw, at, len(raw))
+        shared, at = read_varint(raw, at, len(raw))
+        own, at = read_varint(raw, at, len(raw))
+        length, at = read_varint(raw, at, len(raw))
         if shared > len(key) or shared + own > _LONGEST_KEY or at + own + length > end:
             raise ValueError("an entry of the index that does not fit it")
         key = key[:shared] + raw[at : at + own]
@@ -60,8 +60,8 @@ def _read_block(file: RandomAccessBytes, offset: int, size: int) -> Iterator[tup
 
 def _read_handle(raw: bytes, at: int) -> tuple[int, int, int]:
     """Where a block begins, its size, and where this ends."""
-    offset, at = varint(raw, at, len(raw))
-    size, at = varint(raw, at, len(raw))
+    offset, at = read_varint(raw, at, len(raw))
+    size, at = read_varint(raw, at, len(raw))
     return offset, size, at
 
 

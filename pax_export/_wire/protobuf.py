@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pax_export._wire.places import RandomAccessBytes
-from pax_export._wire.varint import LONGEST, varint
+from pax_export._wire.varint import LONGEST, read_varint
 
 _VARINT, _BYTES = 0, 2
 #: The sizes of fields of other kinds.
@@ -53,17 +53,17 @@ class Message:
                 first, raw = piece = at, self.places.read(at, min(end - at, _PIECE))
             place = at - first + 1
             if (tag := raw[place - 1]) > 127:  # most numbers are one byte, and calls are slow
-                tag, place = varint(raw, at - first, end - first)
+                tag, place = read_varint(raw, at - first, end - first)
             number, kind = tag >> 3, tag & 7
             if not number:
                 raise ValueError("not a protocol buffer: a field with the number 0")
             if kind == _VARINT:
-                value, place = varint(raw, place, end - first)
+                value, place = read_varint(raw, place, end - first)
                 at = first + place
                 yield number, value
                 continue
             if kind == _BYTES:
-                length, place = varint(raw, place, end - first)
+                length, place = read_varint(raw, place, end - first)
             elif kind in _FIXED:
                 length = _FIXED[kind]
             else:
@@ -111,13 +111,13 @@ class Message:
         return values.view(np.int64)
 
 
-def signed(value: int | Message) -> int:
+def to_signed(value: int | Message) -> int:
     """A whole number with the sign that it has in 64 bits."""
-    number = whole(value)
+    number = require_integer(value)
     return number - (1 << 64) if number >> 63 else number
 
 
-def whole(value: int | Message) -> int:
+def require_integer(value: int | Message) -> int:
     """Returns an integer, or raises if the field has another type."""
     if not isinstance(value, int):
         raise ValueError("a message where a whole number belongs")
@@ -157,7 +157,7 @@ class MessageFields:
 
     def whole(self, number: int) -> int:
         """The last value of a field of whole numbers, or 0."""
-        return whole(self.all(number)[-1]) if number in self else 0
+        return require_integer(self.all(number)[-1]) if number in self else 0
 
     def messages(self, *numbers: int) -> list[Message]:
         """The messages of some fields."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pax_export._wire.protobuf import Message, MessageFields, signed
+from pax_export._wire.protobuf import Message, MessageFields, to_signed
 
 #: The dtypes of arrays by their numbers, as numpy and jax call them.
 DTYPES = {
@@ -31,7 +31,7 @@ class SavedTensor:
             if len(dimensions) > _MOST_DIMENSIONS:
                 raise ValueError(f"a shape of {len(dimensions)} dimensions")
             sizes = [MessageFields(each).all(1) for each in dimensions]
-            self.shape = [signed(each[-1]) if each else 0 for each in sizes]
+            self.shape = [to_signed(each[-1]) if each else 0 for each in sizes]
         if any(size < 0 for size in self.shape):
             raise ValueError(f"the shape {self.shape!r:.100}")
 

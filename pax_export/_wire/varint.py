@@ -7,7 +7,7 @@ LONGEST = 10
 _BITS = (1 << 64) - 1
 
 
-def varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
+def read_varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
     r"""Reads an unsigned varint at `at`; returns it and the next place.
 
     Example:

@@ -20,7 +20,7 @@ from pax_export.nn import (
     Convolution,
     Embed,
     Linear,
-    joined,
+    join_specs,
     shard_map_over_batch,
     spec_of,
     under_auto_axes,
@@ -117,12 +117,12 @@ def weight_of_product(layer: Any, a: Any, b: Any) -> Any:
         found = jnp.matmul(a, b, precision="highest")
         return jnp.swapaxes(found, -1, -2) if is_transposed(layer) else found
 
-    return under_auto_axes(multiplied, (a, b), lambda: joined(*spec_of(layer.weight)))
+    return under_auto_axes(multiplied, (a, b), lambda: join_specs(*spec_of(layer.weight)))
 
 
 def adapter_output(layer: PyTree, x: Array, a: Any, b: Any, like: PyTree) -> Any:
     """Returns the layer's output with ``a · b`` as weight, without bias; sharded as `like`."""
-    lies = lambda: joined(*spec_of(like))  # noqa: E731
+    lies = lambda: join_specs(*spec_of(like))  # noqa: E731
     if isinstance(layer, Linear):
         return under_auto_axes(
             lambda x, a, b: jnp.dot(jnp.dot(x, a), b), (jnp.asarray(x), a, b), lies
@@ -166,7 +166,9 @@ def column_norms(layer: PyTree, weight: Array) -> Any:
     """Returns the norm of the weights of each output channel: ``[..., outputs]``."""
     weight = jnp.swapaxes(weight, -1, -2) if is_transposed(layer) else weight
     over = tuple(range(-2 - kernel_rank(layer), -1))
-    return under_auto_axes(lambda w: jnp.sqrt(jnp.sum(w * w, over)), (weight,), lambda: joined())
+    return under_auto_axes(
+        lambda w: jnp.sqrt(jnp.sum(w * w, over)), (weight,), lambda: join_specs()
+    )
 
 
 def in_weight(layer: PyTree, vector: Array) -> Any:

@@ -22,10 +22,10 @@ from pax_export.core import (
     aspect_of,
     attributes_of,
     current_kinds,
-    derived,
-    filled,
+    derive_class,
+    filled_array,
     is_node,
-    rebuilt,
+    rebuild_tree,
     register_aspect,
     sample_padded,
     set_training,
@@ -34,7 +34,7 @@ from pax_export.core import (
     with_class,
     with_static,
 )
-from pax_export.nn import Embed, fraction, integer, weight_in_use
+from pax_export.nn import Embed, checked_fraction, checked_integer, weight_in_use
 from pax_export.precision import apply_mp_policy, policy_of
 from pax_export.weights import chosen_sharding
 
@@ -93,7 +93,7 @@ def lora(
     """
     where = repr(module)[:200]
     sizes = kinds.sizes_of(module, where)
-    if integer(rank, "lora.rank", least=1) > sizes.largest_rank:
+    if checked_integer(rank, "lora.rank", least=1) > sizes.largest_rank:
         raise InvalidArgumentError(
             "The rank of an adapter is larger than the sizes of its layer.",
             where=where,
@@ -104,18 +104,18 @@ def lora(
     dtype = jnp.promote_types(module.weight.dtype, jnp.float32)  # type: ignore[attr-defined]
     a_shape, b_shape = (*sizes.a, int(rank)), (*sizes.stacked, int(rank), sizes.outputs)
     if isinstance(module, Embed):
-        a = filled(a_shape, 0, dtype)
+        a = filled_array(a_shape, 0, dtype)
         b = sample_padded(lambda key, shape: jax.random.normal(key, shape, dtype), b_key, b_shape)
     else:
         bound = 1 / np.sqrt(np.prod(sizes.kernel, dtype=int) * sizes.inputs)
         draw = lambda key, shape: jax.random.uniform(key, shape, dtype, -bound, bound)  # noqa: E731
-        a, b = sample_padded(draw, a_key, a_shape), filled(b_shape, 0, dtype)
+        a, b = sample_padded(draw, a_key, a_shape), filled_array(b_shape, 0, dtype)
     weight = module.weight.astype(dtype)  # type: ignore[attr-defined]
     adapter = LoRA(
         a,
         b,
         alpha=_positive_number(rank if alpha is None else alpha, "lora.alpha"),
-        dropout=fraction(dropout, "lora.dropout", one_allowed=False),
+        dropout=checked_fraction(dropout, "lora.dropout", one_allowed=False),
         rslora=rslora,
         magnitude=kinds.column_norms(module, weight) if dora else None,
         key=dropout_key,
@@ -181,20 +181,20 @@ def with_adapters(layer: PyTree, adapters: dict[str, LoRA]) -> Any:
 
 def set_adapters(layer: PyTree, adapters: dict[str, LoRA]) -> Any:
     """Replaces the adapters of a layer, which stays frozen; without any, it has its own class."""
-    new = rebuilt(layer)
+    new = rebuild_tree(layer)
     known = {name: kind for name, kind in current_kinds(new).items() if name != _ATTRIBUTE}
     attributes_of(new)[_ATTRIBUTE] = adapters
     if not adapters:
         del attributes_of(new)[_ATTRIBUTE]
     update_moduledef(new, known)
-    return with_class(new, derived(type(new), "adapted", True if adapters else None))
+    return with_class(new, derive_class(type(new), "adapted", True if adapters else None))
 
 
 def freeze_for_adapters(module: PyTree) -> Any:
     """Freezes a module's own arrays because adapters train instead of them."""
     if aspect_of(type(module), "frozen") is not None:
         return module
-    return with_class(module, derived(type(module), "frozen", FOR_ADAPTERS))
+    return with_class(module, derive_class(type(module), "frozen", FOR_ADAPTERS))
 
 
 def undo_freezing(module: PyTree) -> Any:
@@ -209,7 +209,7 @@ def is_marked(module: PyTree) -> bool:
 
 def unfreeze_own(module: PyTree) -> Any:
     """Unfreezes a module's own arrays."""
-    return with_class(module, derived(type(module), "frozen", None))
+    return with_class(module, derive_class(type(module), "frozen", None))
 
 
 def with_strength(adapter: LoRA, strength: float) -> LoRA:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from pax_export._types import Array, PyTree
 from pax_export.adapters import _kinds as kinds
 from pax_export.core import ParameterModule
-from pax_export.nn import Dropout, Embed, fraction, joined, spec_of, under_auto_axes
+from pax_export.nn import Dropout, Embed, checked_fraction, join_specs, spec_of, under_auto_axes
 
 
 class LoRA(ParameterModule):
@@ -64,7 +64,7 @@ class LoRA(ParameterModule):
         self.rslora = bool(rslora)
         self.strength = 1.0
         self.dropout = None
-        rate = fraction(dropout, "LoRA.dropout", one_allowed=False)
+        rate = checked_fraction(dropout, "LoRA.dropout", one_allowed=False)
         if rate:
             stacked = lora_b.shape[:-2]
             self.dropout = Dropout(rate).replace(
@@ -102,7 +102,7 @@ class LoRA(ParameterModule):
             return factor * added + (factor - 1) * strength * plain
 
         operands = (added, y, getattr(layer, "bias", None), self._factor(layer))
-        return under_auto_axes(with_lengths, operands, lambda: joined(*spec_of(y)))
+        return under_auto_axes(with_lengths, operands, lambda: join_specs(*spec_of(y)))
 
     def change(self, layer: Any) -> jax.Array:
         """Returns the update of the layer's weight.
@@ -126,7 +126,7 @@ class LoRA(ParameterModule):
         product = kinds.weight_of_product(layer, self.lora_a, self.lora_b)
         length = kinds.column_norms(layer, layer.weight + product * self.scale)
         lengths = (self.magnitude, jax.lax.stop_gradient(length))
-        return under_auto_axes(jnp.divide, lengths, lambda: joined())
+        return under_auto_axes(jnp.divide, lengths, lambda: join_specs())
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:
         own: dict[str, Any] = {"rank": self.rank, "alpha": self.alpha}

@@ -25,7 +25,7 @@ from pax_export.core import (
     aspect_of,
     fold_bottom_up,
     is_node,
-    join,
+    join_path,
     map_submodules,
     named_leaves,
     named_modules,
@@ -35,7 +35,7 @@ from pax_export.core import (
     split_rng_key,
     with_static,
 )
-from pax_export.nn import integer
+from pax_export.nn import checked_integer
 
 M = TypeVar("M")
 Changes = dict[int, Callable[[Any], Any]]
@@ -131,7 +131,7 @@ def _find_adaptable(
     for path, module in chosen_modules(net, targets, "add.targets"):
         for below, layer in named_modules(module):
             if kinds.is_adaptable(layer):
-                own = join(path, below) if below else path
+                own = join_path(path, below) if below else path
                 frozen = aspect_of(type(layer), "frozen") is not None
                 if id(layer) in whole or (has_adapters and not frozen):
                     trained.append(own)
@@ -148,7 +148,9 @@ def _find_adaptable(
             else "the class or path of a layer",
         )
     largest = {path: kinds.sizes_of(layer, path).largest_rank for path, layer in found.items()}
-    small = [path for path, most in largest.items() if most < integer(rank, "add.rank", least=1)]
+    small = [
+        path for path, most in largest.items() if most < checked_integer(rank, "add.rank", least=1)
+    ]
     if small:
         raise InvalidArgumentError(
             "The rank of an adapter is larger than the sizes of its layer.",
@@ -402,7 +404,7 @@ def chosen_modules(net: PyTree, targets: object, where: str) -> list[tuple[str, 
         for path, item in tree_flatten_with_path(part, is_leaf=is_node)[0]:
             if is_node(item):
                 below = path_name(path)
-                found[join(name, below) if below else name] = item
+                found[join_path(name, below) if below else name] = item
     if not found:
         raise InvalidArgumentError(
             "The selection contains no modules.",

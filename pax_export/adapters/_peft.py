@@ -18,7 +18,7 @@ from pax_export._errors import WeightsFileError
 from pax_export._types import Array, PyTree
 from pax_export.adapters import _kinds as kinds
 from pax_export.adapters._lora import LoRA
-from pax_export.core import join
+from pax_export.core import join_path
 from pax_export.nn import Convolution, Embed, Linear
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -237,4 +237,4 @@ def alpha_and_rate(config: Mapping[str, Any], path: str, where: str) -> tuple[fl
 
 def full_name(path: str, suffix: str) -> str:
     """Returns the name of an array in an adapter file."""
-    return join(PREFIX, join(path, suffix))
+    return join_path(PREFIX, join_path(path, suffix))

@@ -14,7 +14,7 @@ from pax_export._types import PRNGKey, PyTree
 from pax_export.adapters import _kinds as kinds
 from pax_export.adapters import _peft as peft
 from pax_export.adapters._lora import LoRA
-from pax_export.core import join, named_leaves, named_modules, near_names
+from pax_export.core import join_path, named_leaves, named_modules, near_names
 from pax_export.weights import LoadReport, describe_array, mismatch_error
 
 #: The name that PEFT gives to a wrapped layer.
@@ -94,7 +94,7 @@ class Reading:
             else:
                 there = f"{describe_array(array)} in the file"
                 self._mismatched[name] = f"{there}, {describe_array(own)} in the net"
-            self._whole[join(path, leaf)] = turned
+            self._whole[join_path(path, leaf)] = turned
             if _AROUND not in stem and path not in self.trained:
                 self.trained.append(path)
             return True

@@ -29,7 +29,7 @@ from pax_export.adapters._net import (
 from pax_export.adapters._reading import Reading, own_leaves
 from pax_export.core import (
     is_array,
-    join,
+    join_path,
     named_leaves,
     named_modules,
     next_rng_key,
@@ -104,7 +104,7 @@ def save(
     target = directory.place(folder)
     directory.check(target, lambda _: lambda name: True)  # checks an existing folder now
     _require_replaceable(target)
-    with directory.replaced(target, _recognize_adapters) as temporary:
+    with directory.replace_path(target, _recognize_adapters) as temporary:
         save_weights(arrays, temporary / peft.WEIGHTS)
         text = json.dumps(config, indent=2) + "\n"
         (temporary / peft.CONFIG).write_text(text, encoding="utf-8")
@@ -132,7 +132,7 @@ def _require_values(path: str, tree: PyTree) -> None:
         if problem:
             raise InvalidArgumentTypeError(
                 "adapters.save requires arrays with values.",
-                where=join(path, name),
+                where=join_path(path, name),
                 got=problem,
                 write="adapters.save(net, folder) outside of jit",
             )

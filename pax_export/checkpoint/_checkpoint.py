@@ -53,7 +53,7 @@ class Checkpoint:
         self.step = step
         try:
             if (unusual := file_types.first_unusual(directory)) is not None:
-                raise ValueError(f"{unusual} is {file_types.unusual(unusual)}")
+                raise ValueError(f"{unusual} is {file_types.unusual_type(unusual)}")
             about = _orbax.read_about(directory)
             self.metrics: dict[str, float] = dict(about["metrics"])
             self._entries: dict[str, dict[str, LeafEntry]] = {

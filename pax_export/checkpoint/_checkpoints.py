@@ -23,7 +23,7 @@ from pax_export._errors import (
 )
 from pax_export._files import directory as directories
 from pax_export._files import file_types
-from pax_export._files.overwrite_guard import files, named, some_names
+from pax_export._files.overwrite_guard import files, format_names, some_names
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._checkpoint import Checkpoint
 from pax_export.checkpoint._orbax import ABOUT, DELETED
@@ -223,7 +223,7 @@ class Checkpoints:
             raise CheckpointError(
                 "The checkpoint is not deleted: its directory has other files.",
                 where=str(self.directory / str(step)),
-                got=named(strange),
+                got=format_names(strange),
                 write="delete it yourself, or move these files elsewhere",
             )
         self._opened().delete(step)
@@ -401,7 +401,7 @@ class Checkpoints:
         try:
             if self.directory.is_dir():
                 return None
-            return file_types.unusual(self.directory) or (
+            return file_types.unusual_type(self.directory) or (
                 "a file" if self.directory.is_file() else None
             )
         except (OSError, ValueError):

@@ -121,10 +121,10 @@ def fail(error: PaxError) -> None:
     line = error.what + (f" {'; '.join(parts)}" if parts else "")
     for argument, option in _OPTIONS.items():
         line = line.replace(argument, option)
-    print(f"pax-export: error: {printable(' '.join(line.split()))}", file=sys.stderr)
+    print(f"pax-export: error: {escape_controls(' '.join(line.split()))}", file=sys.stderr)
 
 
-def printable(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Escapes control characters, because names in a file may contain any."""
     return "".join(
         each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text

@@ -16,7 +16,7 @@ HELP = (
 
 
 def add_method(parser: Any, help: str) -> None:
-    """Adds ``--method KEY=NAME``, which `methods` reads."""
+    """Adds ``--method KEY=NAME``, which `parse_methods` reads."""
     parser.add_argument("--method", action="append", default=[], metavar="KEY=NAME", help=help)
 
 
@@ -28,7 +28,7 @@ def add_against(parser: Any, purpose: str) -> None:
     )
 
 
-def make(place: str) -> Any:
+def call_factory(place: str) -> Any:
     """Imports and calls the factory ``module:function``."""
     module_name, colon, name = place.partition(":")
     if not (module_name and colon and name):
@@ -56,7 +56,7 @@ def make(place: str) -> Any:
     return factory()
 
 
-def named(text: str) -> tuple[str, str]:
+def split_name(text: str) -> tuple[str, str]:
     """Splits ``NAME=VALUE``; the name is empty if there is no ``=``."""
     name, equals, value = text.rpartition("=")
     parts = name.strip().split(".")
@@ -67,7 +67,7 @@ def named(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def methods(texts: Iterable[str]) -> dict[str, str]:
+def parse_methods(texts: Iterable[str]) -> dict[str, str]:
     """Reads ``KEY=NAME`` each, a signature and the method that it calls."""
     found: dict[str, str] = {}
     for text in texts:
@@ -130,7 +130,7 @@ def _input_spec(text: str) -> tuple[str, Any]:
     """Reads ``[NAME=]SHAPE[:DTYPE]``."""
     from pax_export.export import spec
 
-    name, rest = named(text)
+    name, rest = split_name(text)
     shape, colon, dtype = rest.rpartition(":")
     if not colon:
         shape, dtype = rest, "float32"

@@ -106,7 +106,7 @@ def _of_export(path: Path, key: str | None, trusted: bool) -> tuple[Function, di
 def _of_foreign(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
     from pax_export.export.artifact import checking
 
-    checking.foreign(path, trusted)
+    checking.check_foreign(path, trusted)
     tf = require("tensorflow", "tensorflow", "run")
     try:
         model = tf.saved_model.load(str(path))
@@ -148,7 +148,7 @@ def _choose_signature(key: str | None, signatures: Mapping[str, Any]) -> str:
 def _read_inputs(texts: Sequence[str], expected: Mapping[str, str]) -> dict[str, np.ndarray]:
     files: dict[str, str] = {}
     for text in texts:
-        name, file = _factory.named(text)
+        name, file = _factory.split_name(text)
         files[name or (next(iter(expected)) if len(expected) == 1 else "")] = file
     if sorted(files) != sorted(expected) or len(files) != len(texts):
         raise InvalidArgumentError(
@@ -189,7 +189,7 @@ def _save_outputs(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
         raise ExportPathError(
             "The path is not an archive of outputs by pax-export, so it is not replaced.",
             where=str(file),
-            got=f"a file that {overwrite_guard.begin(place)}",
+            got=f"a file that {overwrite_guard.read_beginning(place)}",
             write="another path, or remove it yourself",
         )
     try:
@@ -204,13 +204,13 @@ def _save_outputs(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
 @contextmanager
 def _stream_to(place: Path) -> Iterator[IO[bytes]]:
     """Opens a file that atomically replaces the old one; writes directly to pipes and devices."""
-    if file_types.unusual(place) or not place.parent.is_dir():
+    if file_types.unusual_type(place) or not place.parent.is_dir():
         with place.open("wb") as stream:
             yield stream
     else:
-        with single_file.replaced(place, npz.recognized) as file, file.open("wb") as stream:
+        with single_file.replace_path(place, npz.recognize_npz) as file, file.open("wb") as stream:
             yield stream
 
 
 def _holds_something_else(place: Path) -> bool:
-    return place.is_file() and place.stat().st_size > 0 and npz.recognized(place) is None
+    return place.is_file() and place.stat().st_size > 0 and npz.recognize_npz(place) is None

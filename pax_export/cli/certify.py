@@ -14,9 +14,9 @@ from pax_export.cli._command import (
     REFUSED,
     add_command,
     add_shared_options,
+    escape_controls,
     fail,
     print_result,
-    printable,
 )
 
 _EXAMPLES = """\
@@ -65,8 +65,8 @@ def _run_certify(options: argparse.Namespace) -> int:
 
     results = certify(
         Path(options.path),
-        _factory.make(options.against) if options.against else None,
-        _factory.methods(options.method),
+        _factory.call_factory(options.against) if options.against else None,
+        _factory.parse_methods(options.method),
         runtimes=options.runtime,
         seconds=options.seconds,
         write=not options.no_write,
@@ -77,7 +77,7 @@ def _run_certify(options: argparse.Namespace) -> int:
     print_result(
         options,
         lambda: {"runtimes": [dataclasses.asdict(each) for each in results]},
-        "\n".join(printable(str(each)) for each in results),
+        "\n".join(escape_controls(str(each)) for each in results),
     )
     bad = [
         each

@@ -6,7 +6,13 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from pax_export.cli._command import DONE, add_command, add_shared_options, print_result, printable
+from pax_export.cli._command import (
+    DONE,
+    add_command,
+    add_shared_options,
+    escape_controls,
+    print_result,
+)
 
 
 def add(commands: Any) -> None:
@@ -25,5 +31,5 @@ def _run_diff(options: argparse.Namespace) -> int:
     from pax_export import inspection
 
     found = inspection.diff(options.first, options.second)
-    print_result(options, lambda: asdict(found), printable(str(found)))
+    print_result(options, lambda: asdict(found), escape_controls(str(found)))
     return DONE

@@ -11,7 +11,7 @@ from typing import Any
 from pax_export._errors import InvalidArgumentError
 from pax_export.cli import _factory
 from pax_export.cli._command import DONE, add_command, add_shared_options, print_result
-from pax_export.export.artifact.formats import Format, all_formats, imported
+from pax_export.export.artifact.formats import Format, all_formats, import_function
 
 #: Options that are called otherwise than the arguments that they become.
 _FLAGS = {
@@ -117,11 +117,13 @@ def _of_formats(targets: Mapping[str, Format]) -> dict[str, Mapping[str, Any]]:
 
 def _run_export(options: argparse.Namespace) -> int:
     targets = _formats_by_target()
-    methods = _factory.methods(options.method)
+    methods = _factory.parse_methods(options.method)
     given = _factory.InputArguments(options.input, methods)
-    write = imported(targets[options.target].export)  # with jax.export, which others do not need
+    write = import_function(
+        targets[options.target].export
+    )  # with jax.export, which others do not need
     chosen = _target_options(options, write, targets)
-    model = _factory.make(options.factory)
+    model = _factory.call_factory(options.factory)
     if options.bits:
         from pax_export.quantization import quantize
 
@@ -194,5 +196,5 @@ def _targets_with(option: str, targets: Mapping[str, Format]) -> list[str]:
     return [
         target
         for target, each in targets.items()
-        if option in inspect.signature(imported(each.export)).parameters
+        if option in inspect.signature(import_function(each.export)).parameters
     ]

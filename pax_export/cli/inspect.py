@@ -6,7 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pax_export.cli._command import DONE, add_command, add_shared_options, print_result, printable
+from pax_export.cli._command import (
+    DONE,
+    add_command,
+    add_shared_options,
+    escape_controls,
+    print_result,
+)
 
 
 def add(commands: Any) -> None:
@@ -30,7 +36,7 @@ def _run_inspect(options: argparse.Namespace) -> int:
         from pax_export.inspection import inspect  # which imports jax
 
         table = inspect(options.path)
-        print_result(options, table.to_dict, printable(str(table)))
+        print_result(options, table.to_dict, escape_controls(str(table)))
     else:
         found = _read_description(Path(options.path))
         print_result(options, found.as_dict, _with_variables(found))
@@ -53,4 +59,4 @@ def _with_variables(found: Any) -> str:
         shape = ", ".join(map(str, variable.shape))
         mark = " trainable" if variable.trainable else ""
         lines.append(f"    {variable.name}: {variable.dtype}[{shape}]{mark}")
-    return printable("\n".join(lines))
+    return escape_controls("\n".join(lines))

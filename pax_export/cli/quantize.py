@@ -76,7 +76,7 @@ def _run_quantize(options: argparse.Namespace) -> int:
         raise InvalidArgumentError(
             "Runtimes are called with batches.", got="--runtime", write="--batch FILE, too"
         )
-    net = _factory.make(options.factory)
+    net = _factory.call_factory(options.factory)
     small, report = quantize(
         net,
         batches or None,
@@ -101,10 +101,10 @@ def _run_in(name: str, net: Any, small: Any, batches: list[tuple[np.ndarray, ...
     import jax
 
     from pax_export.export import load
-    from pax_export.export.artifact.formats import all_formats, imported
+    from pax_export.export.artifact.formats import all_formats, import_function
     from pax_export.quantization import compare_runtime
 
-    write = imported(all_formats()[name].export)
+    write = import_function(all_formats()[name].export)
     with tempfile.TemporaryDirectory() as folder:
         files = []
         for each in (net, small):

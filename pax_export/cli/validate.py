@@ -45,8 +45,8 @@ def _run_validate(options: argparse.Namespace) -> int:
     from pax_export.export.artifact.report import quantized_lines
     from pax_export.export.validation.recheck import Rechecked
 
-    model = _factory.make(options.against) if options.against else None
-    methods = _factory.methods(options.method)
+    model = _factory.call_factory(options.against) if options.against else None
+    methods = _factory.parse_methods(options.method)
     finite, trusted = not options.not_finite, options.trusted
     path, verify = Path(options.path), options.verify
     found = Rechecked(path, model, methods, finite, trusted, verify)

@@ -8,9 +8,16 @@ from pax_export.core._check import (
     structure_differences,
 )
 from pax_export.core._edit import set_training, with_class, with_static
-from pax_export.core._foreign_keywords import explained as explained
-from pax_export.core._fresh_arrays import filled, sample_padded
-from pax_export.core._labels import Labelling, labelled, path_in, recorded, traced_anew, with_labels
+from pax_export.core._foreign_keywords import explain_keywords as explain_keywords
+from pax_export.core._fresh_arrays import filled_array, sample_padded
+from pax_export.core._labels import (
+    Labelling,
+    label_modules,
+    path_in,
+    record_calls,
+    traced_anew,
+    with_labels,
+)
 from pax_export.core._metaclass import made_of
 from pax_export.core._module import (
     Module,
@@ -25,22 +32,22 @@ from pax_export.core._module import (
     update_parameters,
 )
 from pax_export.core._mutable import (
-    adopt,
     anything_is_open,
-    begin,
+    begin_construction,
     is_constructing,
     is_open,
     lent_to_constructors,
+    open_children,
     owner_of,
     require_open,
-    store,
+    store_attribute,
     take_over,
 )
 from pax_export.core._near_names import near_names
 from pax_export.core._parameters import STATES_TOO, merge, parameters_method, warn_of_untrained
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
 from pax_export.core._pax_programs import run_pax_programs, runs_pax_programs
-from pax_export.core._pickling import picklable, remember_call, restore
+from pax_export.core._pickling import remember_call, restore, to_picklable
 from pax_export.core._pure import (
     module_and_value,
     mutable,
@@ -53,13 +60,13 @@ from pax_export.core._rng import keys_changed_by, next_rng_key, seed_rng_key, sp
 from pax_export.core._roles import ROLES, STATE, TRAINABLE, named_roles
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._static import static_key
-from pax_export.core._subclassing import aspect_of, derived, register_aspect
-from pax_export.core._summary import elements, pax_line, summary_lines
+from pax_export.core._subclassing import aspect_of, derive_class, register_aspect
+from pax_export.core._summary import count_array_elements, pax_line, summary_lines
 from pax_export.core._traversal import (
     apply_bottom_up,
     fold_bottom_up,
     is_labelled,
-    join,
+    join_path,
     map_attributes,
     map_submodules,
     modules_and_leaves,
@@ -68,7 +75,7 @@ from pax_export.core._traversal import (
     named_modules,
     one_level,
     path_name,
-    rebuilt,
+    rebuild_tree,
 )
 from pax_export.core._tree import (
     STATIC,
@@ -99,7 +106,7 @@ from pax_export.core.selections import (
     as_filter,
     as_rule,
     better_path,
-    escaped,
+    escape_step,
     is_random_key,
     leaves_of,
     lost_by_steps,

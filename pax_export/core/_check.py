@@ -17,7 +17,7 @@ from pax_export._types import PyTree
 from pax_export.core._static import static_key
 from pax_export.core._subclassing import recipe_of
 from pax_export.core._traversal import (
-    join,
+    join_path,
     modules_and_leaves,
     named_leaves,
     named_modules,
@@ -195,7 +195,7 @@ def hidden_arrays(tree: PyTree) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     for path, module in named_modules(tree):
         for name, value in flatten(module)[1].static.items():
-            yield from _arrays_in(value, join(path, name), seen)
+            yield from _arrays_in(value, join_path(path, name), seen)
 
 
 def _arrays_in(value: object, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
@@ -206,10 +206,10 @@ def _arrays_in(value: object, path: str, seen: set[int]) -> Iterator[tuple[str, 
         return
     seen.add(id(value))
     if isinstance(value, Node):
-        yield from ((join(path, name), leaf) for name, leaf in named_leaves(value))
+        yield from ((join_path(path, name), leaf) for name, leaf in named_leaves(value))
         return
     for name, part in _parts_of_object(value):
-        yield from _arrays_in(part, join(path, str(name)), seen)
+        yield from _arrays_in(part, join_path(path, str(name)), seen)
 
 
 def _parts_of_object(value: object) -> Iterator[tuple[Any, Any]]:
@@ -269,7 +269,7 @@ def structure_differences(a: object, b: object, path: str = "") -> list[str]:
         return []  # a leaf
     lines = []
     for (key, x), (_, y) in zip(items_a, items_b):
-        lines += structure_differences(x, y, join(path, path_name(key)))
+        lines += structure_differences(x, y, join_path(path, path_name(key)))
     return lines
 
 
@@ -279,7 +279,7 @@ def _module_differences(a: Node, b: Node, path: str) -> list[str]:
     values_b = moduledef_b.static | dict(zip(moduledef_b.names, children_b))
     lines = []
     for name in dict.fromkeys([*values_a, *values_b]):
-        place = join(path, name.removeprefix("_") if name in _OWN_FIELDS else name)
+        place = join_path(path, name.removeprefix("_") if name in _OWN_FIELDS else name)
         if name not in values_a or name not in values_b:
             side = "second" if name in values_a else "first"
             lines.append(f"{place}: missing in the {side} tree")

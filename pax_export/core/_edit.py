@@ -36,8 +36,8 @@ from pax_export.core._traversal import (
     apply_bottom_up,
     cached_by_treedef,
     one_level,
-    plain,
-    rebuilt,
+    plain_key,
+    rebuild_tree,
 )
 from pax_export.core._tree import (
     STATIC,
@@ -88,7 +88,7 @@ def edit_at(tree: PyTree, changes: Mapping[Steps, Change], *, same_kinds: bool =
     Raises:
         SharedNodeError: a module or array would occur twice.
     """
-    new, left = rebuilt(tree), dict(changes)
+    new, left = rebuild_tree(tree), dict(changes)
     while depth := max(map(len, left), default=0):
         inner: dict[Steps, dict[Any, Change]] = {}
         for steps in [steps for steps in left if len(steps) == depth]:
@@ -111,7 +111,7 @@ def _child_at(value: PyTree, step: PyTree) -> Any:
         return attributes_of(value)[step]
     if isinstance(value, (dict, list)) or type(value) is tuple:
         return value[step]
-    return next(item for path, item in one_level(value)[0] if plain(path[0]) == step)
+    return next(item for path, item in one_level(value)[0] if plain_key(path[0]) == step)
 
 
 def _change_attributes(owner: Node, changes: dict[str, Change], same_kinds: bool) -> None:
@@ -132,7 +132,7 @@ def _with_items(changes: dict[Any, Change], then: Change | None, value: PyTree) 
             value[step] = change(value[step])
     else:
         items, treedef = one_level(value)
-        pairs = [(plain(path[0]), item) for path, item in items]
+        pairs = [(plain_key(path[0]), item) for path, item in items]
         new = [changes[step](item) if step in changes else item for step, item in pairs]
         value = tree_unflatten(treedef, new)
     return value if then is None else then(value)
@@ -233,7 +233,7 @@ def _is_slip(name: str, near: str) -> bool:
 def replace_node(module: PyTree, node: object, value: object) -> Any:
     """A new module in which one node of the tree, which must occur once, is another."""
     items, _ = tree_flatten_with_path(module, is_leaf=lambda x: x is node)
-    places = [tuple(map(plain, path)) for path, item in items if item is node]
+    places = [tuple(map(plain_key, path)) for path, item in items if item is node]
     if len(places) != 1:
         raise SharedNodeError(
             "replace_node needs a node that occurs exactly once in the module.",
@@ -274,4 +274,4 @@ def map_leaves(module: PyTree, function: Callable[..., Any], *others: object) ->
 
 
 def _by_steps(tree: PyTree) -> dict[Steps, Any]:
-    return {tuple(map(plain, path)): leaf for path, leaf in tree_flatten_with_path(tree)[0]}
+    return {tuple(map(plain_key, path)): leaf for path, leaf in tree_flatten_with_path(tree)[0]}

@@ -14,7 +14,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def explained(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def explain_keywords(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorator that rejects unknown and missing keywords and suggests what to write.
 
     Args:

@@ -73,7 +73,7 @@ def _for_each_key(draw: Any, rng_key: PRNGKey, shape: tuple[int, ...], scale: fl
     return drawn_once(rng_key)
 
 
-def filled(shape: Sequence[int], value: float, dtype: DTypeLike = float) -> jax.Array:
+def filled_array(shape: Sequence[int], value: float, dtype: DTypeLike = float) -> jax.Array:
     """``jnp.full(shape, value, dtype)``."""
     if not _is_free():
         return jnp.full(shape, value, dtype)

@@ -19,13 +19,13 @@ import jax
 from pax_export._types import Equation, PyTree
 from pax_export.core._edit import with_class
 from pax_export.core._moduledef import LABEL, Label
-from pax_export.core._subclassing import base_of, derived, register_aspect
-from pax_export.core._traversal import apply_bottom_up, named_modules, rebuilt
+from pax_export.core._subclassing import base_of, derive_class, register_aspect
+from pax_export.core._traversal import apply_bottom_up, named_modules, rebuild_tree
 from pax_export.core._tree import STATIC, Node, attributes_of, current_kinds, update_moduledef
 
 R = TypeVar("R")
 Labelling = Callable[[Any], Any]
-#: Attributes that `called` adds to a `__call__`.
+#: Attributes that `call_labelled` adds to a `__call__`.
 SAYS_PATH = "_pax_says_path"
 _SCOPE = re.compile(r"<([^<>]*)>")
 
@@ -43,9 +43,9 @@ _around: ContextVar[tuple[str, type] | None] = ContextVar("pax_export_around", d
 _trace = jax.make_user_context()
 
 
-def labelled(net: PyTree, apart: bool = True) -> Any:
+def label_modules(net: PyTree, apart: bool = True) -> Any:
     """Returns a copy whose modules have their paths; ``apart=False`` keeps equal treedefs equal."""
-    copy, whole = rebuilt(net), object()
+    copy, whole = rebuild_tree(net), object()
     for path, module in named_modules(copy):
         kinds = current_kinds(module)
         attributes_of(module)[LABEL] = Label(path, whole if apart else object())
@@ -58,10 +58,10 @@ def with_labels(trace: Callable[[Labelling], R]) -> R:
     """Traces a function of ``label(net)``; without distinct labels if these prevent stacking."""
     try:
         with traced_anew():
-            return trace(labelled)
+            return trace(label_modules)
     except (TypeError, ValueError):
         with traced_anew():
-            return trace(functools.partial(labelled, apart=False))
+            return trace(functools.partial(label_modules, apart=False))
 
 
 def traced_anew() -> Any:
@@ -70,7 +70,7 @@ def traced_anew() -> Any:
 
 
 @contextmanager
-def recorded(recorder: Recorder) -> Iterator[None]:
+def record_calls(recorder: Recorder) -> Iterator[None]:
     """While the block runs, the recorder hears of each call of a labelled module."""
     token = _recorder.set(recorder)
     try:
@@ -79,7 +79,7 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         _recorder.reset(token)
 
 
-def called(
+def call_labelled(
     call: Callable[..., Any], module: PyTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Calls a module; a labelled one adds its path to the trace and notifies the recorder."""
@@ -102,11 +102,11 @@ def called(
 
 
 def _that_says_its_path(module: Node) -> Node:
-    """The module; of another class, if it has a `__call__` that does not come by `called`."""
+    """Returns the module, of a derived class unless `call_labelled` wraps its `__call__`."""
     cls = type(module)
     if not issubclass(cls, Callable) or getattr(cls.__call__, SAYS_PATH, False):
         return module
-    return with_class(module, derived(cls, "labelled", True))
+    return with_class(module, derive_class(cls, "labelled", True))
 
 
 def _labelled(base: type, namespace: dict[str, Any], value: bool) -> dict[str, Any]:

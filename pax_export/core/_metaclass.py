@@ -13,7 +13,7 @@ from typing import Any
 from pax_export._types import PyTree
 from pax_export.core._call_paths import noting_path
 from pax_export.core._check import check_new
-from pax_export.core._mutable import begin, opened
+from pax_export.core._mutable import begin_construction, open_modules
 from pax_export.core._pickling import reduced_call
 from pax_export.core._subclassing import base_of, builders_of, from_recipe, recipe_of
 from pax_export.core._tree import Node, fill_node, register_class, update_moduledef
@@ -44,7 +44,7 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
             module = cls.__new__(cls, *args, **kwargs)
             if not isinstance(module, cls):
                 return module
-            with opened([module], constructing=True):
+            with open_modules([module], constructing=True):
                 module.__init__(*args, **kwargs)
             _drop_cached_properties(module)
             update_moduledef(module)
@@ -100,14 +100,14 @@ copyreg.pickle(ModuleMeta, _reduce_class)  # type: ignore[arg-type]
 def new_uninitialized(cls: type) -> Any:
     """An instance before its constructor: without name, in train mode."""
     module = object.__new__(cls)
-    begin(module, {"_name": None, "_training": True})
+    begin_construction(module, {"_name": None, "_training": True})
     return module
 
 
 def made_of(cls: type, attributes: dict[str, Any]) -> Any:
     """An instance with these attributes, checked, without its constructor."""
     module = new_uninitialized(cls)
-    begin(module, attributes)
+    begin_construction(module, attributes)
     update_moduledef(module)
     check_new(module)
     return module

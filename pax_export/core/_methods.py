@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pax_export._types import PyTree
-from pax_export.core._subclassing import aspect_of, derived, register_aspect
-from pax_export.core._traversal import rebuilt
+from pax_export.core._subclassing import aspect_of, derive_class, register_aspect
+from pax_export.core._traversal import rebuild_tree
 from pax_export.core._tree import Node, attributes_of, flatten, unflatten
 
 METHODS = "_replaced_methods"
@@ -60,8 +60,10 @@ def replace_method(module: Node, methods: dict[str, Any]) -> Any:
         if _is_made_anew(method):
             held[name] = method
             before[name] = OfInstance(name, _binds_module(method))
-    cls = derived(type(module), "methods", tuple(sorted(before.items(), key=lambda item: item[0])))
-    children, moduledef = flatten(rebuilt(module))
+    cls = derive_class(
+        type(module), "methods", tuple(sorted(before.items(), key=lambda item: item[0]))
+    )
+    children, moduledef = flatten(rebuild_tree(module))
     static = {name: value for name, value in moduledef.static.items() if name != METHODS}
     if held:
         static[METHODS] = tuple(sorted(held.items(), key=lambda item: item[0]))

@@ -15,10 +15,10 @@ from pax_export._types import PyTree
 from pax_export.core import _check, _edit, _methods, _mutable, _parameters, _summary, _tree
 from pax_export.core._metaclass import ModuleMeta, new_uninitialized
 from pax_export.core._partition_specs import with_specs
-from pax_export.core._pickling import picklable, restore
+from pax_export.core._pickling import restore, to_picklable
 from pax_export.core._pure import purecall
 from pax_export.core._state_dict import load_state_dict, state_dict
-from pax_export.core._traversal import apply_bottom_up, map_submodules, rebuilt, submodules
+from pax_export.core._traversal import apply_bottom_up, map_submodules, rebuild_tree, submodules
 from pax_export.core.selections import Selection, freeze_at
 
 
@@ -123,7 +123,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         if _mutable.is_constructing(self):
             object.__setattr__(self, name, value)
         else:
-            _mutable.store(self, name, value)
+            _mutable.store_attribute(self, name, value)
 
     def __delattr__(self, name: str) -> None:
         _mutable.require_open(self, "delete", name)
@@ -133,7 +133,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     def copy(self) -> Self:
         """Returns a new module with the same arrays and new containers."""
-        return rebuilt(self)
+        return rebuild_tree(self)
 
     def replace(self, **attributes: object) -> Self:
         """Returns a new module with other values of these attributes.
@@ -373,7 +373,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         return restore, (
             type(self),
             self.pytree_attributes,
-            {name: picklable(value) for name, value in vars(self).items()},
+            {name: to_picklable(value) for name, value in vars(self).items()},
         )
 
 

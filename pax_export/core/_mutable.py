@@ -59,7 +59,7 @@ _current: ContextVar[MutationScope | None] = ContextVar("pax_export_mutation_sco
 
 
 @contextmanager
-def opened(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[MutationScope]:
+def open_modules(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[MutationScope]:
     """Opens these modules, without submodules; `constructing` where no moduledef exists yet."""
     scope = MutationScope(constructing)
     if constructing:
@@ -100,7 +100,7 @@ def lent_to_constructors() -> Iterator[None]:
             scope.lender = before
 
 
-def adopt(parent: Node, children: Iterable[Node]) -> None:
+def open_children(parent: Node, children: Iterable[Node]) -> None:
     """Opens new modules for as long as their parent is open.
 
     A parent under construction opens nothing: a constructor changes only its own object.
@@ -211,7 +211,7 @@ _NONE: frozenset[type] = frozenset()
 # --- attributes ---------------------------------------------------------------------
 
 
-def begin(node: Node, attributes: Mapping[str, Any]) -> None:
+def begin_construction(node: Node, attributes: Mapping[str, Any]) -> None:
     """Sets the first attributes of a new module."""
     attributes_now(node).update(attributes)
 
@@ -255,7 +255,7 @@ def refresh_kinds(node: Node, *, unseen: bool = False) -> None:
         watch_again(node)
 
 
-def store(node: Node, name: str, value: object) -> None:
+def store_attribute(node: Node, name: str, value: object) -> None:
     """Sets an attribute of an open module; its moduledef follows."""
     attributes = attributes_of(node)
     object.__setattr__(node, name, value)

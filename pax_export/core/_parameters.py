@@ -21,11 +21,11 @@ from pax_export._types import PyTree
 from pax_export.core._check import describe_array, structure_differences
 from pax_export.core._edit import with_class
 from pax_export.core._pax_programs import runs_pax_programs
-from pax_export.core._subclassing import aspect_of, base_of, derived, register_aspect
+from pax_export.core._subclassing import aspect_of, base_of, derive_class, register_aspect
 from pax_export.core._traversal import (
     cached_by_treedef,
     fold_bottom_up,
-    join,
+    join_path,
     map_attributes,
     modules_with_paths,
     named_leaves,
@@ -227,7 +227,7 @@ def _untrained_attributes(module: Node) -> list[str]:
 def _warn_of_untrained(model: PyTree, module: Node, names: list[str]) -> None:
     cls = base_of(type(module)).__qualname__
     place = next(path for path, each in modules_with_paths(model) if each is module)
-    arrays = ", ".join(join(path_name(place), name) for name in names)
+    arrays = ", ".join(join_path(path_name(place), name) for name in names)
     listed = " ".join(names)
     warning = UntrainedArrayWarning(
         f"{arrays}: not trained, because {cls} is a plain Module.",
@@ -257,7 +257,7 @@ def _frozen(base: type, namespace: dict, value: bool | str) -> dict[str, Any]:
 register_aspect("frozen", _frozen)
 
 
-def _held(base: type, namespace: dict, paths: tuple[str, ...]) -> dict[str, Any]:
+def _derive_held(base: type, namespace: dict, paths: tuple[str, ...]) -> dict[str, Any]:
     """Derives a class whose own arrays at these paths are not trained."""
     inner = namespace.get("parameters", base.parameters)  # type: ignore[attr-defined]
     kept = getattr(inner, "kept", None)
@@ -270,13 +270,13 @@ def _held(base: type, namespace: dict, paths: tuple[str, ...]) -> dict[str, Any]
     return {"parameters": parameters}
 
 
-register_aspect("held", _held)
+register_aspect("held", _derive_held)
 
 
 def frozen_alone(module: PyTree, states: bool) -> Any:
     """Freezes the arrays of a module, but not of its submodules."""
     keeps = states or aspect_of(type(module), "frozen") == STATES_TOO
-    new = with_class(module, derived(type(module), "frozen", STATES_TOO if keeps else True))
+    new = with_class(module, derive_class(type(module), "frozen", STATES_TOO if keeps else True))
     return new._with_training(False) if keeps else new
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from pax_export._types import PyTree
 from pax_export.core._containers import KEYED
-from pax_export.core._mutable import begin, refresh_kinds
+from pax_export.core._mutable import begin_construction, refresh_kinds
 from pax_export.core._tree import ARRAYS, STATIC, update_moduledef
 
 _PUBLIC = ("jax.nn", "jax.numpy", "jax.lax", "jax.scipy.special", "jax.random", "jax")
@@ -43,20 +43,20 @@ def _find(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def picklable(value: PyTree) -> Any:
+def to_picklable(value: PyTree) -> Any:
     """Returns the value with picklable replacements for what pickle cannot find."""
     kind = type(value)
     if kind is list or kind is tuple:
-        return kind([picklable(x) for x in value])
+        return kind([to_picklable(x) for x in value])
     if kind is dict:
-        return {key: picklable(x) for key, x in value.items()}
+        return {key: to_picklable(x) for key, x in value.items()}
     if kind in KEYED:
         new = value.copy()  # with its default factory
         for key in new:
-            new[key] = picklable(new[key])
+            new[key] = to_picklable(new[key])
         return new
     if kind is functools.partial:
-        return functools.partial(picklable(value.func), *value.args, **value.keywords)
+        return functools.partial(to_picklable(value.func), *value.args, **value.keywords)
     if callable(value) and not isinstance(value, type):
         return _by_public_name(value)
     return value
@@ -94,7 +94,7 @@ def reduced_call(value: object) -> tuple | None:
     if value not in _calls:
         return None
     module, name, args, kwargs = _calls[value]
-    return _repeat_call, (module, name, picklable(args), picklable(kwargs))
+    return _repeat_call, (module, name, to_picklable(args), to_picklable(kwargs))
 
 
 def _repeat_call(module: str, name: str, args: tuple, kwargs: Mapping[str, Any]) -> Any:
@@ -107,7 +107,7 @@ def _repeat_call(module: str, name: str, args: tuple, kwargs: Mapping[str, Any])
 def restore(cls: type, names: tuple[str, ...], attributes: dict[str, Any]) -> Any:
     """Makes a module of the names of its subtrees and of all attributes in order."""
     node = object.__new__(cls)
-    begin(node, attributes)
+    begin_construction(node, attributes)
     update_moduledef(node, {n: ARRAYS if n in names else STATIC for n in attributes})
     refresh_kinds(node, unseen=True)
     return node

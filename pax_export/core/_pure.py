@@ -21,7 +21,7 @@ from pax_export._jax import is_tracer, trace_state
 from pax_export._tracebacks import hide_frames
 from pax_export._types import PyTree
 from pax_export.core._check import check_sharing
-from pax_export.core._mutable import opened, refresh_kinds
+from pax_export.core._mutable import open_modules, refresh_kinds
 from pax_export.core._numpy_copies import Copies, give_back, with_own_arrays
 from pax_export.core._sharding_notes import explain_sharding
 from pax_export.core._static import static_key
@@ -121,7 +121,7 @@ def open_copies(tree: PyTree, copies: Copies | None = None) -> Iterator[None]:
     modules = [module for root in roots for module in check_sharing(root)]
     traced: list[tuple[Node, Any]] = []
     try:
-        with opened(modules) as scope:
+        with open_modules(modules) as scope:
             traced = static_before(modules, scope.trace)
             yield
     except Exception as error:

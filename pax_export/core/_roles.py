@@ -6,7 +6,7 @@ from typing import Any
 
 from pax_export._types import PyTree
 from pax_export.core._edit import with_class
-from pax_export.core._subclassing import aspect_of, derived
+from pax_export.core._subclassing import aspect_of, derive_class
 from pax_export.core._traversal import apply_bottom_up, named_leaves
 
 #: A module has the first of these roles that any of its arrays has.
@@ -32,6 +32,6 @@ def _without_freezing(module: PyTree) -> Any:
     def thaw(each: PyTree) -> Any:
         if aspect_of(type(each), "frozen") is None:
             return each
-        return with_class(each, derived(type(each), "frozen", None))
+        return with_class(each, derive_class(type(each), "frozen", None))
 
     return apply_bottom_up(module, thaw)

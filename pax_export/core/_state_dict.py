@@ -19,7 +19,7 @@ from pax_export.core._check import describe_array
 from pax_export.core._pax_programs import runs_pax_programs
 from pax_export.core._pure import require_module
 from pax_export.core._static import StaticLeaf
-from pax_export.core._traversal import join, map_attributes, one_level, path_name
+from pax_export.core._traversal import join_path, map_attributes, one_level, path_name
 from pax_export.core._tree import EmptyNode, Node, flatten, is_array
 
 
@@ -119,12 +119,13 @@ def _from_dict(module: Node, weights: PyTree, path: str, loading: _Loading) -> A
         )
     _require_names(names, weights, path)
     return map_attributes(
-        module, lambda name, child: _load_subtree(child, weights[name], join(path, name), loading)
+        module,
+        lambda name, child: _load_subtree(child, weights[name], join_path(path, name), loading),
     )
 
 
 def _require_names(names: tuple[str, ...], weights: dict, path: str) -> None:
-    missing = [join(path, name) for name in names if name not in weights]
+    missing = [join_path(path, name) for name in names if name not in weights]
     if missing:
         raise MissingWeightError(
             "The weights lack attributes that the module has.",
@@ -132,7 +133,7 @@ def _require_names(names: tuple[str, ...], weights: dict, path: str) -> None:
             got=f"the names {', '.join(map(str, weights)) or '(none)'}",
             write="weights of the same kind of module, or None at a name to keep the module's own",
         )
-    unknown = [join(path, str(name)) for name in weights if name not in names]
+    unknown = [join_path(path, str(name)) for name in weights if name not in names]
     if unknown:
         raise StructureMismatchError(
             "The weights have names that the module lacks.",
@@ -167,7 +168,7 @@ def _load_container(own: object, given: object, path: str, loading: _Loading) ->
             write="weights of the same kind of module",
         )
     values = [
-        _load_subtree(x, y, join(path, path_name(key)), loading)
+        _load_subtree(x, y, join_path(path, path_name(key)), loading)
         for (key, x), (_, y) in zip(items, others)
     ]
     return jax.tree_util.tree_unflatten(treedef, values)

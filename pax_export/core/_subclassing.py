@@ -43,7 +43,7 @@ def builders_of(cls: type) -> tuple[Builder, ...]:
     return tuple([_aspects[name] for name, _ in recipe_of(cls)])
 
 
-def derived(cls: type, name: str, value: object) -> type:
+def derive_class(cls: type, name: str, value: object) -> type:
     """The class with one aspect set, or taken off if the value is None."""
     values = {**dict(recipe_of(cls)), name: value}
     recipe = tuple([(n, values[n]) for n in _aspects if values.get(n) is not None])

@@ -75,7 +75,7 @@ def count_elements(module: Node) -> dict[str, Any]:
             if not _is_tree(module):
                 return {}
             for _, leaf, role in named_roles(module):
-                count[role] += elements(leaf)
+                count[role] += count_array_elements(leaf)
     except Exception:
         return {}
     parameters, state = count[TRAINABLE] + count[FROZEN], count[STATE]
@@ -86,7 +86,7 @@ def count_elements(module: Node) -> dict[str, Any]:
     }
 
 
-def elements(leaf: object) -> int:
+def count_array_elements(leaf: object) -> int:
     """Returns the number of elements of an array; 0 for other values."""
     return math.prod(getattr(leaf, "shape", (0,)))
 

@@ -17,7 +17,7 @@ from pax_export.core._tree import Node, attributes_of, flatten, is_node, unflatt
 Steps = tuple[Any, ...]  # attribute names, indices and dict keys, from the root
 
 
-def plain(key: object) -> Any:
+def plain_key(key: object) -> Any:
     """Returns the name, index or dict key of one entry of a jax key path."""
     for field in ("name", "key", "idx"):
         if hasattr(key, field):
@@ -30,7 +30,7 @@ def path_name(path: tuple) -> str:
     return keystr(path, simple=True, separator=".")
 
 
-def join(path: str, name: str) -> str:
+def join_path(path: str, name: str) -> str:
     """The dotted name of something below a path."""
     return f"{path}.{name}" if path else name
 
@@ -40,7 +40,7 @@ def one_level(value: object) -> tuple[list[tuple[tuple, Any]], Any]:
     return tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
 
 
-def rebuilt(tree: PyTree) -> Any:
+def rebuild_tree(tree: PyTree) -> Any:
     """The same leaves in new modules and containers."""
     leaves, treedef = tree_flatten(tree)
     return tree_unflatten(treedef, leaves)

@@ -19,7 +19,7 @@ from pax_export.core import (
     matcher,
     named_modules,
     purecall,
-    recorded,
+    record_calls,
     require_module,
     with_labels,
 )
@@ -130,7 +130,7 @@ class Capture:
 
         def trace(label: Labelling) -> Any:
             marks = _Marks(frozenset(self.paths))
-            with recorded(marks):
+            with record_calls(marks):
                 return jax.make_jaxpr(call)(label(net), data), marks
 
         program, marks = with_labels(trace)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import scan_operands
 from pax_export._jaxpr import (
-    bound,
+    bind_equation,
     called_program,
     has_own_derivative,
     inner_programs,
@@ -43,7 +43,7 @@ class Harvest:
         if mark is not None:
             return [self._take_value(mark, given[0])]
         if next(_mark_names(equation), None) is None:
-            return bound(equation, given)
+            return bind_equation(equation, given)
         if called_program(equation) is not None and not has_own_derivative(equation):
             return None
         if name in _LOOPS:

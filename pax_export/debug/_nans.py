@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError
-from pax_export._jax import is_computing, jitted_call, watched
+from pax_export._jax import is_computing, jitted_call, watch_operations
 from pax_export._types import PyTree
 from pax_export.core import Labelling, is_array, is_node, named_leaves, path_of_call, with_labels
 from pax_export.debug._origin import all_finite, argument_error, is_bad, is_inexact, operation_error
@@ -77,7 +77,7 @@ def nans(function: Callable[..., Any] | None = None) -> Any:
 
     """
     if function is None:
-        return watching(explained)
+        return watch_results(explained)
     compiled: dict[Any, Any] = {}
 
     @functools.wraps(function, updated=())
@@ -172,7 +172,7 @@ _JITS = ("jit", "pjit")
 
 
 @contextmanager
-def watching(explain: Explain) -> Iterator[None]:
+def watch_results(explain: Explain) -> Iterator[None]:
     """Raises ``explain(function, args, kwargs)`` if finite numbers result in NaN or infinity."""
     if not is_computing():
         raise InvalidArgumentError(
@@ -188,7 +188,7 @@ def watching(explain: Explain) -> Iterator[None]:
         if looked_at and not finite(looked_at):
             _judge_operation(operation, params, operands, looked_at, explain)
 
-    with watched(heard):
+    with watch_operations(heard):
         yield
 
 

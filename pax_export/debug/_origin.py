@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import NonFiniteError
 from pax_export._jax import call_with_constants, scan_operands
-from pax_export._jaxpr import bound, called_program, interpret, is_literal, line_of
+from pax_export._jaxpr import bind_equation, called_program, interpret, is_literal, line_of
 from pax_export._types import Equation, PyTree, TracedProgram
 from pax_export.core import path_in
 
@@ -107,7 +107,7 @@ def _first_producer(program: TracedProgram, arguments: Sequence[Any], around: st
     made: dict[Any, _Producer] = {}  # by variable
 
     def operate(equation: Equation, operands: list[Any]) -> Sequence[Any]:
-        results = bound(equation, operands)
+        results = bind_equation(equation, operands)
         path = path_in(equation, around)
         made.update(dict.fromkeys(equation.outvars, _Producer(equation, path, operands, results)))
         return results

@@ -13,9 +13,9 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import Array, PyTree
-from pax_export.core import explained
+from pax_export.core import explain_keywords
 from pax_export.generation._batch_axes import batch_axes, map_rows
-from pax_export.generation._buckets import cut, sized
+from pax_export.generation._buckets import bucket_sizes, cut_columns
 from pax_export.generation._defaults import default_pad, default_stop
 from pax_export.generation._foreign_keywords import KEYWORDS
 from pax_export.generation._prompt import (
@@ -75,7 +75,7 @@ class _ScoreRules(NamedTuple):
     early_stopping: EarlyStopping
 
 
-@explained(KEYWORDS)
+@explain_keywords(KEYWORDS)
 def beam_search(
     lm: PyTree,
     tokens: Array,
@@ -138,8 +138,8 @@ def beam_search(
     tokens, lengths = checked_prompt(lm, tokens, lengths, where, mask)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
     penalty = _checked_penalty(length_penalty, count)
-    sizes = sized([lm], tokens, lengths, count)
-    found = _searched(
+    sizes = bucket_sizes([lm], tokens, lengths, count)
+    found = _search_beams(
         lm,
         sizes.tokens,
         sizes.lengths,
@@ -153,7 +153,7 @@ def beam_search(
         early_stopping=_checked_early_stopping(early_stopping),
         chunk=checked_chunk(prefill_chunk, where),
     )
-    return found._replace(tokens=cut(found.tokens, sizes.limit))
+    return found._replace(tokens=cut_columns(found.tokens, sizes.limit))
 
 
 def _checked_penalty(value: PyTree, count: int) -> float:
@@ -196,7 +196,7 @@ def _checked_early_stopping(value: object) -> EarlyStopping:
 @partial(
     jax.jit, static_argnames=("count", "room", "beams", "stop", "pad", "early_stopping", "chunk")
 )
-def _searched(
+def _search_beams(
     lm: PyTree,
     tokens: Array,
     lengths: Array | None,
@@ -239,10 +239,10 @@ def _searched(
         jnp.zeros((), jnp.int32),
         map_rows(lambda x, axis: x.repeat(beams, axis), cache, axes),
     )
-    search = _extended(search, logits.repeat(beams, 0), axes, rules)
+    search = _extend_beams(search, logits.repeat(beams, 0), axes, rules)
     search = jax.lax.while_loop(
         lambda search: (search.step < limit) & jnp.any(search.is_open),
-        lambda search: _extended(*_read_newest(lm, search), axes, rules),
+        lambda search: _extend_beams(*_read_newest(lm, search), axes, rules),
         search,
     )
     tokens, lengths, scores = search.ended
@@ -258,7 +258,7 @@ def _read_newest(lm: PyTree, search: _BeamSearch) -> tuple[_BeamSearch, jax.Arra
     return search._replace(cache=cache), logits
 
 
-def _extended(
+def _extend_beams(
     search: _BeamSearch, logits: jax.Array, axes: list[Any], rules: _ScoreRules
 ) -> _BeamSearch:
     """Keeps the best unfinished continuations, and the best finished ones."""
@@ -283,7 +283,7 @@ def _extended(
     new = jnp.where((ends | (step == rules.limit)) & search.is_open[:, None], total, -jnp.inf)
     length = step.astype(jnp.float32)
     new = Beams(texts, jnp.full_like(token, step), new / length**rules.penalty)
-    ended = _best(search.ended, Beams(*(x[:, :beams] for x in new)))
+    ended = _best_of_both(search.ended, Beams(*(x[:, :beams] for x in new)))
     total, kept = jax.lax.top_k(jnp.where(ends, -jnp.inf, total), beams)
     rows = jnp.arange(batch)[:, None] * beams + _of_beams(beam, kept)
     cache = map_rows(lambda x, axis: jnp.take(x, rows.reshape(-1), axis), search.cache, axes)
@@ -298,7 +298,7 @@ def _extended(
     )
 
 
-def _best(ended: Beams, new: Beams) -> Beams:
+def _best_of_both(ended: Beams, new: Beams) -> Beams:
     """Returns the best of two sets of sequences, as many as the first set has."""
     tokens, lengths, scores = (jnp.concatenate(both, axis=1) for both in zip(ended, new))
     scores, kept = jax.lax.top_k(scores, ended.scores.shape[1])

@@ -44,7 +44,7 @@ def bucket(size: int, least: int) -> int:
     return between if size <= between and between > _MANY else power
 
 
-def sized(
+def bucket_sizes(
     nets: Sequence[Any],
     tokens: Array,
     lengths: Any,
@@ -79,7 +79,7 @@ def sized(
         needed = longest + count + spare
         most = room = width + places + spare
         for lm in nets:
-            most = room = _room(lm, batch, room, needed, dtype)
+            most = room = _cache_length(lm, batch, room, needed, dtype)
     else:
         most = room
     if most is not None:
@@ -103,7 +103,7 @@ def _of_width(tokens: Array, width: int) -> Any:
     return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
 
 
-def _room(lm: PyTree, batch: int, wanted: int, needed: int, dtype: Any) -> int:
+def _cache_length(lm: PyTree, batch: int, wanted: int, needed: int, dtype: Any) -> int:
     """Returns the length of a new cache: `wanted`, limited by the net's positions."""
     most = getattr(getattr(lm, "config", None), "max_positions", None)
     if isinstance(most, int):
@@ -115,7 +115,7 @@ def _room(lm: PyTree, batch: int, wanted: int, needed: int, dtype: Any) -> int:
     return wanted
 
 
-def cut(made: PyTree, count: int | None) -> Any:
+def cut_columns(made: PyTree, count: int | None) -> Any:
     """Returns the first `count` columns; None stays None."""
     if made is None or count is None or made.shape[-1] == count:
         return made

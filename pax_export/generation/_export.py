@@ -21,7 +21,7 @@ from pax_export.generation._genai import GENAI
 from pax_export.generation._gguf import GGUF
 from pax_export.generation._litertlm import LITERTLM
 from pax_export.generation._new_cache import new_cache
-from pax_export.generation._programs import finish
+from pax_export.generation._programs import generate_rest
 from pax_export.generation._prompt import (
     check_new_room,
     check_vocabulary,
@@ -35,7 +35,7 @@ from pax_export.generation._prompt import (
     vocabulary_of,
 )
 from pax_export.generation._runtimes import FUNCTION_FORMATS, export_for_runtime
-from pax_export.generation._steps import Settings, begin, last_logits
+from pax_export.generation._steps import Settings, begin_generation, last_logits
 from pax_export.generation._stops import Stop, checked_stops
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.generation._web import WEB
@@ -190,8 +190,8 @@ def export(
     )
     if (size := vocabulary_of(lm)) is not None:
         check_vocabulary(chain(stops.ids, *stops.sequences), settings.pad, size, where)
-    max_length = _size("max_length", max_length)
-    batch, length = _size("batch", batch), _size("length", length)
+    max_length = _checked_size("max_length", max_length)
+    batch, length = _checked_size("batch", batch), _checked_size("length", length)
     dtype = checked_cache_dtype(cache_dtype, where)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
     lm, listed = _in_form(lm, layers, format)
@@ -243,7 +243,7 @@ def _signatures(given: Any, format: str) -> tuple[str, ...]:
     return given
 
 
-def _size(name: str, given: Any) -> int | str:
+def _checked_size(name: str, given: Any) -> int | str:
     """Returns a size, or the name of a symbolic size."""
     return given if isinstance(given, str) else checked_count(given, name, f"export: {name}")
 
@@ -272,7 +272,7 @@ def _in_form(lm: Any, layers: str | None, format: str) -> tuple[Any, bool]:
     )
 
 
-def _fuller(cache: Any, room: int, coming: int) -> list[Any]:
+def _fill_cache(cache: Any, room: int, coming: int) -> list[Any]:
     """Returns the cache as if `coming` filled half of its room, and all of it, with zeros.
 
     Attention to the filled positions is another program then.
@@ -343,8 +343,8 @@ class _Served:
     def _generated(self, lm: Any, tokens: Any, lengths: Any, seed: Any) -> jax.Array:
         cache = self.empty(lm, tokens.shape[0], tokens.shape[1] + self.count)
         keys = row_keys(seed, tokens.shape[0], self.settings.sampler, "generate")
-        state = begin(lm, tokens, lengths, cache, keys, self.settings)
-        return finish(lm, state, self.settings, self.count)[0]
+        state = begin_generation(lm, tokens, lengths, cache, keys, self.settings)
+        return generate_rest(lm, state, self.settings, self.count)[0]
 
     def empty(self, lm: Any, batch: Any, room: Any) -> Any:
         return new_cache(lm, batch, room, self.dtype, listed=self.listed)
@@ -380,8 +380,10 @@ class _Served:
                 made = jax.jit(self.method("decode"))(self.lm, token, cache)
             calls["prefill"] += self._next_turn(tokens, made, room)
             counts = np.full(rows, width, np.int32)
-            calls["prefill"] += [(tokens, counts, c) for c in _fuller(made["cache"], room, width)]
-            calls["decode"] += [(tokens[:, 0], c) for c in _fuller(made["cache"], room, 1)]
+            calls["prefill"] += [
+                (tokens, counts, c) for c in _fill_cache(made["cache"], room, width)
+            ]
+            calls["decode"] += [(tokens[:, 0], c) for c in _fill_cache(made["cache"], room, 1)]
         return {key: calls[key] for key in chosen}
 
     def _prompts(self, prompts: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -79,7 +79,7 @@ def _write(job: Job, place: Path) -> Report:
             methods={"serving_default": _read_logits}, validate=False, card=False, outputs="model",
             accuracy_level=job.accuracy_level,
         )  # fmt: skip
-    embedded.take(place / _MODEL)
+    embedded.remove_report(place / _MODEL)
     files = {
         "genai_config.json": json_file(_genai_config(job)),
         "config.json": json_file(_config(job)),

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 from pax_export._types import Array, PRNGKey, PyTree
-from pax_export.core import explained
-from pax_export.generation._buckets import BucketSizes, cut, sized
+from pax_export.core import explain_keywords
+from pax_export.generation._buckets import BucketSizes, bucket_sizes, cut_columns
 from pax_export.generation._defaults import default_pad, default_sampler, default_stop
 from pax_export.generation._foreign_keywords import KEYWORDS
-from pax_export.generation._programs import Made, begun, finished, settled, without_cache
+from pax_export.generation._programs import Made, run_prefill, run_to_end, settled, without_cache
 from pax_export.generation._prompt import (
     check_new_room,
     check_room,
@@ -83,7 +83,7 @@ class WithStream(Generic[P, R, S]):
         return self._function.__name__
 
 
-@explained(KEYWORDS)
+@explain_keywords(KEYWORDS)
 def stream(
     lm: PyTree,
     tokens: Array,
@@ -141,7 +141,7 @@ def stream(
         4
 
     """
-    given = request(
+    given = make_request(
         "generate.stream", lm, tokens, lengths, mask, max_new_tokens, sampler, key, stop,
         tokenizer, pad, False, cache, max_length, cache_dtype, prefill_chunk,
     )  # fmt: skip
@@ -149,7 +149,7 @@ def stream(
 
 
 @WithStream.of(stream)
-@explained(KEYWORDS)
+@explain_keywords(KEYWORDS)
 def generate(
     lm: PyTree,
     tokens: Array,
@@ -232,7 +232,7 @@ def generate(
         [[4, 5, 6, 7], [6, 7, 0, 0]]
 
     """
-    given = request(
+    given = make_request(
         "generate", lm, tokens, lengths, mask, max_new_tokens, sampler, key, stop,
         tokenizer, pad, log_probs, cache, max_length, cache_dtype, prefill_chunk,
     )  # fmt: skip
@@ -261,11 +261,11 @@ class GenerationRequest(NamedTuple):
     def at_once(self) -> Made:
         """All tokens, by two programs."""
         lm, settings, sizes = self.operands[0], self.settings, self.sizes
-        state = begun(*self.operands, settings=settings, room=sizes.room, dtype=self.dtype)
-        tokens, lengths, said, state = finished(
+        state = run_prefill(*self.operands, settings=settings, room=sizes.room, dtype=self.dtype)
+        tokens, lengths, said, state = run_to_end(
             lm, *without_cache(state), sizes.limit, settings=settings, count=sizes.places
         )
-        return cut(tokens, sizes.limit), lengths, cut(said, sizes.limit), state
+        return cut_columns(tokens, sizes.limit), lengths, cut_columns(said, sizes.limit), state
 
     def by_steps(self) -> Made:
         """The same token by token, where somebody looks at each."""
@@ -285,7 +285,7 @@ class GenerationRequest(NamedTuple):
         return columns("token", self.settings.pad), lengths, said, state
 
 
-def request(
+def make_request(
     where: str,
     lm: PyTree,
     tokens: Array,
@@ -330,6 +330,6 @@ def request(
     elif max_length is not None:
         room = checked_count(max_length, "max_length", where)
         check_new_room(room, lengths, count, where)
-    sizes = sized([lm], tokens, lengths, count, cache=cache, room=room, dtype=dtype)
+    sizes = bucket_sizes([lm], tokens, lengths, count, cache=cache, room=room, dtype=dtype)
     operands = lm, sizes.tokens, sizes.lengths, cache, keys, values
     return GenerationRequest(operands, settings, count, sizes, dtype, ends)

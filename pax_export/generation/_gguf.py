@@ -75,7 +75,7 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
     writer.add_string(_MARK, "1")
     for name, value in metadata.items():
         if name != "general.architecture":
-            _add(gguf, writer, name, value)
+            _add_tensor(gguf, writer, name, value)
     tensors = _tensors(job)
     table = config.rotary_scaling
     extra = np.asarray(table.table, "f") if table is not None and table.kind == "table" else None
@@ -95,7 +95,7 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
     if extra is not None:
         writer.write_tensor_data(extra)
     for each in tensors:
-        writer.write_tensor_data(_blocks(each) if each.form else _floats(gguf, each))
+        writer.write_tensor_data(_blocks(each) if each.form else _add_floats(gguf, each))
     writer.close()
     made: dict[str, Any] = {"architecture": config.family}
     if not bits:
@@ -129,7 +129,7 @@ class _GgufTensor(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def _floats(gguf: Any, tensor: WrittenTensor) -> np.ndarray:
+def _add_floats(gguf: Any, tensor: WrittenTensor) -> np.ndarray:
     return tensor.read().astype(_GgufTensor.of(gguf, tensor).dtype, copy=False)
 
 
@@ -183,7 +183,7 @@ def _compare(gguf: Any, job: Job, tensors: Iterable[WrittenTensor], place: Path)
             )
 
 
-def _add(gguf: Any, writer: Any, name: str, value: Any) -> None:
+def _add_tensor(gguf: Any, writer: Any, name: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(name, value)
     elif isinstance(value, int):
@@ -239,7 +239,7 @@ def _candidates(job: Job, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
     words, kinds = [], []
     for number in range(job.lm.config.vocab_size):
         word = tokenizer.id_to_token(number)
-        kinds.append(_UNUSED if word is None else _kind(word, special, unknown, model))
+        kinds.append(_UNUSED if word is None else _tensor_type(word, special, unknown, model))
         words.append(f"[PAD{number}]" if word is None else word)
     made: dict[str, Any] = {"tokens": words, "token_type": kinds}
     ids = {"bos": job.begin, "eos": (job.stop or (None,))[0], "padding": job.pad}
@@ -253,21 +253,21 @@ def _candidates(job: Job, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
                 for name, text in tokenizer.chat_templates.items() if text}  # fmt: skip
     of_bytes = {"model": "gpt2", "merges": [" ".join(pair) for pair in merges]}
     for pre in CUTS:
-        yield _named({**made, **of_bytes, "pre": pre}) | template
+        yield _tensor_names({**made, **of_bytes, "pre": pre}) | template
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)
     scores = [-float(ranks[word]) if word in ranks else -1e6 for word in words]
     for prefix in (True, False):
         own = {"model": "llama", "scores": scores, "add_space_prefix": prefix}
-        yield _named({**made, **own}) | template
+        yield _tensor_names({**made, **own}) | template
 
 
-def _named(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _tensor_names(keys: Mapping[str, Any]) -> dict[str, Any]:
     return {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
 
 
-def _kind(word: str, special: Mapping[str, bool], unknown: str | None, model: Any) -> int:
+def _tensor_type(word: str, special: Mapping[str, bool], unknown: str | None, model: Any) -> int:
     if word in special:
         return _CONTROL if special[word] else _USER
     if word == unknown:

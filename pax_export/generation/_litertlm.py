@@ -30,7 +30,7 @@ _MARK = "pax_export"
 _PREFILLS = (8, 64, 512)
 
 
-def _called(lm: Decoder, tokens: Array, input_pos: Array, stores: PyTree, last: bool) -> Any:
+def _call_decoder(lm: Decoder, tokens: Array, input_pos: Array, stores: PyTree, last: bool) -> Any:
     """Runs one call; padding after the valid tokens has positions that do not increase."""
     room, count = stores[0][0].shape[2], tokens.shape[1]
     held = jnp.arange(room, dtype=jnp.int32)[None]
@@ -59,7 +59,7 @@ def _method(layers: int, with_logits: bool) -> Any:
     def call(lm: Decoder, tokens: Array, input_pos: Array, **caches: Array) -> dict[str, Any]:
         held = [caches[name] for name in names]
         stores = held[:layers], held[layers:]
-        logits, keys, values = _called(lm, tokens, input_pos, stores, with_logits)
+        logits, keys, values = _call_decoder(lm, tokens, input_pos, stores, with_logits)
         made: dict[str, Any] = dict(zip(names, (*keys, *values)))
         return made | {"logits": logits.astype(jnp.float32)} if with_logits else made
 
@@ -92,7 +92,7 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
             lm, model, inputs, kwargs=dict.fromkeys(sizes, caches), methods=methods,
             validate=False, card=False, outputs="model", accuracy_level=job.accuracy_level,
         )  # fmt: skip
-        embedded.take(model)
+        embedded.remove_report(model)
         _write_container(job, place, model)
     quantized = {name: report.details[name] for name in ("quantized",) if name in report.details}
     return {"signatures": sorted(sizes), **quantized}
@@ -122,12 +122,12 @@ def _write_container(job: Job, place: Path, model: Path) -> None:
             else:
                 out.write(held)
             listed.append((kind, role, begin, out.tell()))
-        head = _header(listed)
+        head = _write_header(listed)
         out.seek(0)
         out.write(struct.pack("<8s4IQ", b"LITERTLM", *_VERSION, 0, _HEAD + len(head)) + head)
 
 
-def _header(sections: list[tuple[int, str, int, int]]) -> bytes:
+def _write_header(sections: list[tuple[int, str, int, int]]) -> bytes:
     """Returns the flat buffer with the offsets of all sections."""
     flatbuffers: Any = require("flatbuffers", "litertlm", _PURPOSE)
     builder = flatbuffers.Builder(1024)

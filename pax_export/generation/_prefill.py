@@ -8,9 +8,9 @@ from typing import Any
 import jax
 
 from pax_export._types import Array, DTypeLike, PyTree
-from pax_export.core import explained
+from pax_export.core import explain_keywords
 from pax_export.generation._batch_axes import batch_axes, map_rows
-from pax_export.generation._buckets import sized
+from pax_export.generation._buckets import bucket_sizes
 from pax_export.generation._foreign_keywords import KEYWORDS
 from pax_export.generation._prompt import (
     check_new_room,
@@ -24,7 +24,7 @@ from pax_export.generation._prompt import (
 from pax_export.generation._steps import read_prompt
 
 
-@explained(
+@explain_keywords(
     {**KEYWORDS, "max_new_tokens": "max_length=..., for these tokens and all that will follow"}
 )
 def prefill(
@@ -83,7 +83,7 @@ def prefill(
         room = 0
         check_room(cache, lengths, 0, where, max_length)
     dtype = checked_cache_dtype(cache_dtype, where)
-    tokens, lengths, *_ = sized([lm], tokens, lengths, cache=cache, room=room, dtype=dtype)
+    tokens, lengths, *_ = bucket_sizes([lm], tokens, lengths, cache=cache, room=room, dtype=dtype)
     return _read(lm, tokens, lengths, cache, chunk=chunk, room=room, dtype=dtype, copies=copies)
 
 

@@ -13,14 +13,20 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._types import Array, PyTree
-from pax_export.generation._steps import DecodeState, Settings, advance, begin, settle
+from pax_export.generation._steps import (
+    DecodeState,
+    Settings,
+    advance_state,
+    begin_generation,
+    settle_cache,
+)
 
 #: Tokens, how many of each row are meant, log-probabilities, and the state at the end.
 Made = tuple[jax.Array, jax.Array, Any, DecodeState]
 
 
 @partial(jax.jit, static_argnames=("settings", "room", "dtype"))
-def begun(
+def run_prefill(
     lm: PyTree,
     tokens: Any,
     lengths: Array | None,
@@ -35,27 +41,27 @@ def begun(
     """The state after the prompts and the first token."""
     if cache is None:
         cache = lm.init_cache(tokens.shape[0], room, dtype=dtype)
-    return begin(lm, tokens, lengths, cache, keys, settings, numbers)
+    return begin_generation(lm, tokens, lengths, cache, keys, settings, numbers)
 
 
 # The cache of the state is donated: the next one is written into it.
 
 
 @partial(jax.jit, static_argnames="settings", donate_argnames="cache")
-def advanced(lm: PyTree, cache: object, state: DecodeState, *, settings: Settings) -> DecodeState:
+def run_step(lm: PyTree, cache: object, state: DecodeState, *, settings: Settings) -> DecodeState:
     """The state one token later."""
-    return advance(lm, state._replace(cache=cache), settings)
+    return advance_state(lm, state._replace(cache=cache), settings)
 
 
 @partial(jax.jit, static_argnames=("settings", "count"), donate_argnames="cache")
-def finished(
+def run_to_end(
     lm: PyTree, cache: object, state: DecodeState, limit: int, *, settings: Settings, count: int
 ) -> Made:
     """All tokens, the first one among them."""
-    return finish(lm, state._replace(cache=cache), settings, count, limit)
+    return generate_rest(lm, state._replace(cache=cache), settings, count, limit)
 
 
-settled = jax.jit(settle)
+settled = jax.jit(settle_cache)
 
 
 def without_cache(state: DecodeState) -> tuple[Any, DecodeState]:
@@ -63,7 +69,7 @@ def without_cache(state: DecodeState) -> tuple[Any, DecodeState]:
     return state.cache, state._replace(cache=None)
 
 
-def finish(
+def generate_rest(
     lm: PyTree, state: DecodeState, settings: Settings, count: int, limit: object = None
 ) -> Made:
     """Generates tokens until all rows have ended.
@@ -89,7 +95,7 @@ def finish(
 
     def step(carried: PyTree) -> Any:
         state, out, log_probs, made = carried
-        place, state = state.step, advance(lm, state, settings)
+        place, state = state.step, advance_state(lm, state, settings)
         if log_probs is not None:
             log_probs = _put(log_probs, state.log_prob, place)
         return state, _put(out, state.token, place), log_probs, made + state.alive

@@ -198,7 +198,7 @@ def export_for_runtime(
     validate = _is_tested(runtime, validate, path, where)
     path = directory.place(path)
     writing: Any = single_file if runtime.is_file else directory
-    ours = _ours(runtime) if overwrite else None
+    ours = _recognize_export(runtime) if overwrite else None
     writing.check(path, ours)
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(job.lm))
     with writing.replaced(path, ours, weights) as place:
@@ -341,7 +341,7 @@ def _is_tested(runtime: Runtime, validate: bool, path: str | os.PathLike[str], w
     return False
 
 
-def _ours(runtime: Runtime) -> overwrite_guard.Recognize:
+def _recognize_export(runtime: Runtime) -> overwrite_guard.Recognize:
     """Returns a recognizer of earlier exports of this kind."""
 
     def recognized(path: Path) -> overwrite_guard.Belongs | None:
@@ -403,7 +403,7 @@ def _as_texts(
 ) -> list[list[int]]:
     """Returns the prompts whose text has these ids; others raise if the user gave them."""
     assert job.tokenizer is not None
-    made = [job.tokenizer.encode(text) for text in _texts(job, prompts)]
+    made = [job.tokenizer.encode(text) for text in _prompt_texts(job, prompts)]
     for row, (ids, again) in enumerate(zip(prompts, made)):
         if is_given and list(ids) != again:
             raise InvalidArgumentError(
@@ -416,7 +416,7 @@ def _as_texts(
     return made
 
 
-def _texts(job: Job, prompts: Sequence[Sequence[int]]) -> list[str]:
+def _prompt_texts(job: Job, prompts: Sequence[Sequence[int]]) -> list[str]:
     """The texts of prompts, without the token that a runtime puts before each."""
     assert job.tokenizer is not None
     own = [x[1:] if job.begins and x[0] == job.begin else x for x in prompts]
@@ -434,7 +434,7 @@ def prove_continuations(
     steps = min(_STEPS, job.room - max(map(len, prompts)))
     calls = {"prompts": prompts, "steps": steps, "room": job.room}
     if job.tokenizer is not None:
-        calls["texts"] = _texts(job, prompts)
+        calls["texts"] = _prompt_texts(job, prompts)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(job.lm))
     seconds = _SECONDS + _SECONDS_PER_GIB * size / 2**30
     if runtime.run:
@@ -448,7 +448,7 @@ def compare_tokens(
     title: str, job: Job, prompts: Sequence[Sequence[int]], theirs: Sequence[Any], steps: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Compares continuations, ids or texts, with those of jax, for the report."""
-    ours = _greedy(job, prompts, steps)
+    ours = _greedy_tokens(job, prompts, steps)
     ties: list[str] = []
     equal = total = 0
     for row, (prompt, own, said) in enumerate(zip(prompts, ours, theirs)):
@@ -456,7 +456,7 @@ def compare_tokens(
             said = _ids_of(job, own, said)
         rest, at, found = own, 0, 0
         while (at := _first_other(job, rest, said, at)) is not None:
-            distance, largest = _distance(job, [*prompt, *said[:at]], said[at : at + 1])
+            distance, largest = _logit_distance(job, [*prompt, *said[:at]], said[at : at + 1])
             bound = (_TIE if _is_wide(job) else _COARSE_TIE) * max(1.0, largest)
             found += 1
             if not distance <= bound or found > _MOST_TIES:
@@ -472,7 +472,7 @@ def compare_tokens(
                 f"by {distance:.2g}"
             )
             if at + 1 < min(steps, len(said)):
-                more = _greedy(job, [[*prompt, *said[: at + 1]]], steps - at - 1)[0]
+                more = _greedy_tokens(job, [[*prompt, *said[: at + 1]]], steps - at - 1)[0]
                 rest = [*said[: at + 1], *more]
             else:
                 rest = said
@@ -523,7 +523,7 @@ def run_runtime(
         return json.loads(made.read_text(encoding="utf-8"))
 
 
-def _greedy(job: Job, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+def _greedy_tokens(job: Job, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
     """Returns jax's greedy tokens; a sequence ends with its stop."""
     stop = list(job.stop)
     options = {"max_new_tokens": steps, "stop": stop or None, "pad": 0}
@@ -545,7 +545,7 @@ def _first_other(job: Job, own: list[int], said: list[int], start: int) -> int |
     return next((at for at in places if one[at : at + 1] != other[at : at + 1]), None)
 
 
-def _distance(job: Job, tokens: list[int], said: list[int]) -> tuple[float, float]:
+def _logit_distance(job: Job, tokens: list[int], said: list[int]) -> tuple[float, float]:
     """How far the logit of a token is from the largest one, and how large that is."""
     logits = np.asarray(jax.jit(lambda lm, x: lm(x)[0, -1])(job.lm, jnp.asarray([tokens])))
     logits = logits.astype(np.float64)

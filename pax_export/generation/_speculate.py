@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import Array, PyTree
-from pax_export.core import explained
-from pax_export.generation._buckets import cut, sized
+from pax_export.core import explain_keywords
+from pax_export.generation._buckets import bucket_sizes, cut_columns
 from pax_export.generation._defaults import default_pad, default_stop
 from pax_export.generation._foreign_keywords import KEYWORDS
 from pax_export.generation._new_cache import new_cache
@@ -43,7 +43,7 @@ class _Texts(NamedTuple):
     draft_cache: Any
 
 
-@explained(KEYWORDS)
+@explain_keywords(KEYWORDS)
 def speculate(
     lm: PyTree,
     draft: PyTree,
@@ -101,8 +101,8 @@ def speculate(
     tokens, lengths = checked_prompt(lm, tokens, lengths, where, mask)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
     ahead = checked_count(ahead, "ahead", where)
-    sizes = sized([lm, draft], tokens, lengths, count, spare=ahead + 1)
-    made = _speculated(
+    sizes = bucket_sizes([lm, draft], tokens, lengths, count, spare=ahead + 1)
+    made = _run_speculation(
         lm,
         draft,
         sizes.tokens,
@@ -115,11 +115,11 @@ def speculate(
         pad=checked_pad(default_pad(pad, lm), where),
         chunk=checked_chunk(prefill_chunk, where),
     )
-    return cut(made, sizes.limit)
+    return cut_columns(made, sizes.limit)
 
 
 @partial(jax.jit, static_argnames=("count", "room", "ahead", "stop", "pad", "chunk"))
-def _speculated(
+def _run_speculation(
     lm: PyTree,
     draft: PyTree,
     tokens: Array,
@@ -134,11 +134,13 @@ def _speculated(
     chunk: int | None,
 ) -> jax.Array:
     batch, limit = tokens.shape[0], count if limit is None else limit
-    logits, cache = read_prompt(lm, tokens, lengths, _cache(lm, batch, room), chunk)
+    logits, cache = read_prompt(lm, tokens, lengths, _truncatable_cache(lm, batch, room), chunk)
     stops = {*stop.ids, *chain(*stop.sequences)}
     check_vocabulary(stops, pad, logits.shape[-1], "speculate")
-    _, draft_cache = read_prompt(draft, tokens, lengths, _cache(draft, batch, room), chunk)
-    newest = _likeliest(of_real_prompts(logits, tokens, lengths))
+    _, draft_cache = read_prompt(
+        draft, tokens, lengths, _truncatable_cache(draft, batch, room), chunk
+    )
+    newest = _most_likely(of_real_prompts(logits, tokens, lengths))
     begun, one = (
         jnp.full((batch, count), pad, jnp.int32).at[:, 0].set(newest),
         jnp.ones(batch, jnp.int32),
@@ -153,13 +155,13 @@ def _speculated(
     )
 
     def step(texts: _Texts) -> _Texts:
-        proposed, draft_cache = _proposed(draft, texts, ahead, logits.shape[-1])
-        return _accepted(lm, texts._replace(draft_cache=draft_cache), proposed, stop, limit)
+        proposed, draft_cache = _propose_tokens(draft, texts, ahead, logits.shape[-1])
+        return _accept_proposals(lm, texts._replace(draft_cache=draft_cache), proposed, stop, limit)
 
     return jax.lax.while_loop(lambda texts: ~jnp.all(texts.done), step, texts).tokens
 
 
-def _cache(lm: PyTree, batch: PyTree, room: object) -> Any:
+def _truncatable_cache(lm: PyTree, batch: PyTree, room: object) -> Any:
     """Returns a cache that can be truncated: one that drops no tokens."""
     cache = new_cache(lm, batch, room, None, rolling=False)
     if not hasattr(cache, "with_lengths"):
@@ -172,7 +174,7 @@ def _cache(lm: PyTree, batch: PyTree, room: object) -> Any:
     return cache
 
 
-def _proposed(draft: PyTree, texts: _Texts, ahead: int, size: int) -> tuple[jax.Array, Any]:
+def _propose_tokens(draft: PyTree, texts: _Texts, ahead: int, size: int) -> tuple[jax.Array, Any]:
     """Returns the tokens that the draft proposes, ``[batch, ahead]``; its cache then has them all.
 
     If its vocabulary is larger, only ids of the net's vocabulary are proposed.
@@ -190,18 +192,20 @@ def _proposed(draft: PyTree, texts: _Texts, ahead: int, size: int) -> tuple[jax.
     return tokens[:ahead].T, cache
 
 
-def _likeliest(logits: jax.Array) -> jax.Array:
+def _most_likely(logits: jax.Array) -> jax.Array:
     return unless_nan(jnp.argmax(logits, -1).astype(jnp.int32), logits)
 
 
-def _accepted(lm: PyTree, texts: _Texts, proposed: jax.Array, stop: TextEnds, limit: int) -> _Texts:
+def _accept_proposals(
+    lm: PyTree, texts: _Texts, proposed: jax.Array, stop: TextEnds, limit: int
+) -> _Texts:
     """Keeps the proposals that the net would have chosen, and adds one token."""
     ahead, count = proposed.shape[1], texts.tokens.shape[1]
     alive = ~texts.done
     read = jnp.concatenate([texts.newest[:, None], proposed], axis=1)
     lengths = jnp.where(alive, ahead + 1, 0)
     logits, cache = lm(read, cache=texts.cache, lengths=lengths)
-    own = _likeliest(logits)  # after each of the tokens read
+    own = _most_likely(logits)  # after each of the tokens read
     right = jnp.cumprod((proposed == own[:, :-1]).astype(jnp.int32), axis=1).sum(axis=1)
     step = jnp.arange(ahead + 1, dtype=jnp.int32)
     place = texts.made[:, None] + step

@@ -115,7 +115,7 @@ def _picks_last(lm: PyTree) -> bool:
         return False
 
 
-def begin(
+def begin_generation(
     lm: PyTree,
     tokens: Array,
     lengths: Any,
@@ -131,7 +131,7 @@ def begin(
     check_vocabulary(sorted(stops), settings.pad, logits.shape[-1], settings.where)
     seen = None
     if settings.sampler.looks_back:
-        seen = _occurred(tokens, lengths, logits.shape[-1])
+        seen = _occurring_ids(tokens, lengths, logits.shape[-1])
     batch, recent = logits.shape[0], None
     if settings.sequences:
         recent = jnp.full((batch, max(map(len, settings.sequences)) - 1), NO_TOKEN)
@@ -149,7 +149,7 @@ def of_real_prompts(logits: jax.Array, tokens: Array, lengths: Any) -> jax.Array
     return jnp.where(is_real[:, None], logits, jnp.nan)
 
 
-def _occurred(tokens: Array, lengths: Any, size: int) -> jax.Array:
+def _occurring_ids(tokens: Array, lengths: Any, size: int) -> jax.Array:
     """Returns which ids occur in each prompt, up to its length."""
     tokens = jnp.asarray(tokens)
     place = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
@@ -159,13 +159,13 @@ def _occurred(tokens: Array, lengths: Any, size: int) -> jax.Array:
     return nowhere.at[rows, ids].set(True, mode="drop")
 
 
-def advance(lm: PyTree, state: DecodeState, settings: Settings) -> DecodeState:
+def advance_state(lm: PyTree, state: DecodeState, settings: Settings) -> DecodeState:
     """Adds the newest token of each row to the cache, and chooses the next one."""
     logits, cache = _read_newest(lm, state)
     return _chosen(state, logits, cache, settings)
 
 
-def settle(lm: PyTree, state: DecodeState) -> Any:
+def settle_cache(lm: PyTree, state: DecodeState) -> Any:
     """The cache with the newest token of each row, which no next one follows."""
     return _read_newest(lm, state)[1]
 
@@ -196,7 +196,7 @@ def _chosen(
     if seen is not None:
         new = jax.lax.broadcasted_iota(jnp.int32, seen.shape, 1) == chosen[:, None]
         seen = seen | (new & alive[:, None])
-    done = state.done | ends(chosen, settings.stop)
+    done = state.done | ends_sequence(chosen, settings.stop)
     recent = state.recent
     if recent is not None:
         recent = jnp.concatenate([recent, chosen[:, None]], axis=1)
@@ -212,7 +212,7 @@ def unless_nan(chosen: jax.Array, logits: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(logits).any(axis=-1), NO_TOKEN, chosen)
 
 
-def ends(tokens: jax.Array, stop: tuple[int, ...]) -> jax.Array:
+def ends_sequence(tokens: jax.Array, stop: tuple[int, ...]) -> jax.Array:
     """Returns after which tokens a sequence ends."""
     return is_any(tokens, stop) | (tokens < 0)
 
@@ -249,7 +249,7 @@ def ends_at(texts: jax.Array, last: jax.Array, alive: jax.Array, stops: TextEnds
         tokens = jnp.take_along_axis(texts, jnp.clip(places, 0), axis=-1, mode="clip")
         return jnp.where(places >= 0, tokens, NO_TOKEN)
 
-    found = ends(tokens_before(1)[..., 0], stops.ids)
+    found = ends_sequence(tokens_before(1)[..., 0], stops.ids)
     for each in stops.sequences:
         found = found | jnp.all(tokens_before(len(each)) == jnp.array(each), axis=-1)
     if stops.strings is not None:

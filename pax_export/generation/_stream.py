@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.generation._programs import advanced, begun, settled, without_cache
+from pax_export.generation._programs import run_prefill, run_step, settled, without_cache
 from pax_export.generation._steps import DecodeState, Settings
 
 
@@ -57,7 +57,7 @@ class Stream(Iterator[np.ndarray]):
             raise StopIteration
         self._left -= 1
         if self.state is None:
-            made = begun(
+            made = run_prefill(
                 self._lm,
                 *self._prompt,
                 settings=self._settings,
@@ -67,7 +67,7 @@ class Stream(Iterator[np.ndarray]):
         else:
             # Detached first: after an error in between, the arrays are donated and invalid.
             state, self.state = self.state, None
-            made = advanced(self._lm, *without_cache(state), settings=self._settings)
+            made = run_step(self._lm, *without_cache(state), settings=self._settings)
         if self._ends is not None:
             made = made._replace(done=self._ends(made.token, made.alive) | np.asarray(made.done))
         self.state = made

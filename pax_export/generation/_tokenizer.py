@@ -99,14 +99,16 @@ class Tokenizer:
         """
         path = Path(os.fspath(path))
         folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
-        inner = of_json(_content(file), str(file))
-        config = _keys(folder / "tokenizer_config.json")
-        named = {**_keys(folder / "special_tokens_map.json"), **config}
-        special = {name: _token(named[name]) for name in _SPECIAL if named.get(name) is not None}
+        inner = of_json(_read_text(file), str(file))
+        config = _optional_json(folder / "tokenizer_config.json")
+        named = {**_optional_json(folder / "special_tokens_map.json"), **config}
+        special = {
+            name: _token_text(named[name]) for name in _SPECIAL if named.get(name) is not None
+        }
         extra = named.get("extra_special_tokens", named.get("additional_special_tokens"))
         if isinstance(extra, dict):  # which a chat template may name
-            special |= {name: _token(token) for name, token in extra.items()}
-        _mark_special(inner, [*special.values(), *map(_token, extra or [])])
+            special |= {name: _token_text(token) for name, token in extra.items()}
+        _mark_special(inner, [*special.values(), *map(_token_text, extra or [])])
         return cls(inner, special, _templates(folder, config.get("chat_template")))
 
     @classmethod
@@ -307,7 +309,7 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
 
-def _content(file: Path) -> bytes:
+def _read_text(file: Path) -> bytes:
     try:
         return bounded.read_bytes(file, _LARGEST)
     except FileNotFoundError:
@@ -353,12 +355,12 @@ def _no_tokenizer(file: Path) -> TokenizerError:
     )
 
 
-def _keys(file: Path) -> dict[str, Any]:
+def _optional_json(file: Path) -> dict[str, Any]:
     """Reads an optional JSON file next to the tokenizer."""
     if not file.exists():
         return {}
     try:
-        found = json.loads(_content(file))
+        found = json.loads(_read_text(file))
     except (ValueError, RecursionError) as error:
         found = error
     if isinstance(found, dict):
@@ -371,7 +373,7 @@ def _keys(file: Path) -> dict[str, Any]:
     )
 
 
-def _token(value: object) -> str:
+def _token_text(value: object) -> str:
     """A special token, which some files describe in a mapping."""
     return str(value["content"]) if isinstance(value, dict) and "content" in value else str(value)
 
@@ -391,9 +393,9 @@ def _templates(folder: Path, said: object) -> dict[str, str]:
         found["default"] = said
     elif isinstance(said, list):
         found |= {str(each["name"]): str(each["template"]) for each in said}
-    older = _keys(folder / "chat_template.json").get("chat_template")
+    older = _optional_json(folder / "chat_template.json").get("chat_template")
     if isinstance(older, str):
         found["default"] = older
     own = {"default": folder / "chat_template.jinja"}
     own |= {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
-    return found | {name: _content(file).decode() for name, file in own.items() if file.exists()}
+    return found | {name: _read_text(file).decode() for name, file in own.items() if file.exists()}

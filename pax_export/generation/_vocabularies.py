@@ -79,18 +79,18 @@ def of_gguf(metadata: Mapping[str, Any], where: str) -> tuple[Any, dict[str, str
     }
     words = said.get("tokens")
     if not isinstance(words, list) or not words:
-        raise _unreadable(where, "no tokenizer.ggml.tokens", "a file with its vocabulary")
+        raise _unreadable_error(where, "no tokenizer.ggml.tokens", "a file with its vocabulary")
     if len(set(words)) != len(words):
-        raise _unreadable(where, "a token twice in its vocabulary", "another file")
+        raise _unreadable_error(where, "a token twice in its vocabulary", "another file")
     kinds = [int(kind) for kind in said.get("token_type", [1] * len(words))]
     if len(kinds) != len(words):
-        raise _unreadable(where, f"{len(kinds)} kinds of {len(words)} tokens", "another file")
+        raise _unreadable_error(where, f"{len(kinds)} kinds of {len(words)} tokens", "another file")
     make = {"gpt2": _byte_level, "llama": _sentence_pieces}.get(said.get("model", ""))
     if make is None:
         got = f"tokenizer.ggml.model: {said.get('model')!r:.80}"
-        raise _unreadable(where, got, "a folder with tokenizer.json beside the weights")
+        raise _unreadable_error(where, got, "a folder with tokenizer.json beside the weights")
     tokenizer, begins = make(words, said, where)
-    _mark(tokenizer, words, kinds)
+    _add_special_tokens(tokenizer, words, kinds)
     special = {}
     for name, key in _IDS.items():
         token = said.get(f"{key}_token_id")
@@ -98,7 +98,7 @@ def of_gguf(metadata: Mapping[str, Any], where: str) -> tuple[Any, dict[str, str
             special[name] = words[token]
     ends = bool(said.get("add_eos_token", False))
     begins = bool(said.get("add_bos_token", begins))
-    _surround(tokenizer, special if begins else {}, special if ends else {})
+    _add_template(tokenizer, special if begins else {}, special if ends else {})
     return tokenizer, special, _templates(metadata)
 
 
@@ -127,7 +127,7 @@ def _byte_level(words: Sequence[str], said: Mapping[str, Any], where: str) -> tu
     if cut is None:
         known = a_few(sorted(CUTS), 9)
         got = f"tokenizer.ggml.pre: {said.get('pre')!r:.80}, where {known} are known"
-        raise _unreadable(where, got, "a folder with tokenizer.json beside the weights")
+        raise _unreadable_error(where, got, "a folder with tokenizer.json beside the weights")
     merges = [_pair(each, where) for each in said.get("merges", [])]
     ids = {word: number for number, word in enumerate(words)}
     tokenizer = tokenizers.Tokenizer(_model(ids, merges, where, ignore_merges=cut.whole))
@@ -149,7 +149,7 @@ def _sentence_pieces(words: Sequence[str], said: Mapping[str, Any], where: str) 
     tokenizers = require("tokenizers", "tokenizers", _PURPOSE)
     scores = said.get("scores")
     if scores is None or len(scores) != len(words):
-        raise _unreadable(where, "no score of each token", "a folder with tokenizer.json")
+        raise _unreadable_error(where, "no score of each token", "a folder with tokenizer.json")
     ids = {word: number for number, word in enumerate(words)}
     options: dict[str, Any] = {
         "fuse_unk": True,
@@ -185,17 +185,17 @@ def _model(ids: dict[str, int], merges: list, where: str, **options: Any) -> Any
     try:
         return models.BPE(ids, merges, **options)
     except Exception as error:  # the package raises no other kind
-        raise _unreadable(where, str(error)[:200], "another file") from None
+        raise _unreadable_error(where, str(error)[:200], "another file") from None
 
 
 def _pair(merge: Any, where: str) -> tuple[str, str]:
     parts = merge.split(" ", 1) if isinstance(merge, str) else ()
     if len(parts) != 2:
-        raise _unreadable(where, f"the merge {merge!r:.80}", "another file")
+        raise _unreadable_error(where, f"the merge {merge!r:.80}", "another file")
     return parts[0], parts[1]
 
 
-def _mark(tokenizer: Any, words: Sequence[str], kinds: Sequence[int]) -> None:
+def _add_special_tokens(tokenizer: Any, words: Sequence[str], kinds: Sequence[int]) -> None:
     """Tells which tokens are found in a text before it is cut."""
     tokenizers = require("tokenizers", "tokenizers", _PURPOSE)
     for kind, add in (
@@ -207,7 +207,7 @@ def _mark(tokenizer: Any, words: Sequence[str], kinds: Sequence[int]) -> None:
         add([tokenizers.AddedToken(w, special=is_special, normalized=False) for w in found])
 
 
-def _surround(tokenizer: Any, begin: Mapping[str, str], end: Mapping[str, str]) -> None:
+def _add_template(tokenizer: Any, begin: Mapping[str, str], end: Mapping[str, str]) -> None:
     first, last = begin.get("bos_token"), end.get("eos_token")
     used = [token for token in (first, last) if token is not None]
     if used:
@@ -218,7 +218,7 @@ def _surround(tokenizer: Any, begin: Mapping[str, str], end: Mapping[str, str]) 
         )
 
 
-def _unreadable(where: str, got: str, write: str) -> TokenizerError:
+def _unreadable_error(where: str, got: str, write: str) -> TokenizerError:
     return TokenizerError(
         "The vocabulary of the file has a form that tokenizers cannot read.",
         where=where,

@@ -26,7 +26,7 @@ def _file(name: str) -> str:
     return Path(__file__).with_name("chat_page").joinpath(name).read_text(encoding="utf-8")
 
 
-def _find() -> None:
+def _find_chromium() -> None:
     npm.check(_PACKAGES.values(), _PURPOSE)
     browser.check(_PURPOSE)
 
@@ -44,23 +44,25 @@ def _write(job: Job, place: Path) -> Report | Mapping[str, Any]:
     return report
 
 
-def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[list[int]]:
+def _run_in_browser(
+    job: Job, place: Path, calls: Mapping[str, Any], seconds: float
+) -> list[list[int]]:
     """The ids that follow each prompt; texts are tokenized as in Python, or it is an error."""
     assert job.tokenizer is not None
     with browser.opened(place, _file("answer.js"), seconds=seconds) as ask:
         for text in calls["texts"]:
             ids = job.tokenizer.encode(text)
             own = [ids, job.tokenizer.decode(ids, skip_special_tokens=True)]
-            _compare(job, "tokenizer", own, ask({"text": text}))
+            _compare_tokens(job, "tokenizer", own, ask({"text": text}))
         if job.tokenizer.chat_template:
             options: dict[str, Any] = {"add_generation_prompt": True, "tokenize": False}
             own = job.tokenizer.apply_chat_template(_HELLO, **options)
-            _compare(job, "chat template", own, ask({"messages": _HELLO}))
+            _compare_tokens(job, "chat template", own, ask({"messages": _HELLO}))
         asked = ({"prompt": each, "steps": calls["steps"]} for each in calls["prompts"])
         return [ask(each) for each in asked]
 
 
-def _compare(job: Job, what: str, own: object, theirs: object) -> None:
+def _compare_tokens(job: Job, what: str, own: object, theirs: object) -> None:
     if own != theirs:
         raise ValidationError(
             f"The {what} has other results in JavaScript than in Python.",
@@ -71,6 +73,6 @@ def _compare(job: Job, what: str, own: object, theirs: object) -> None:
 
 
 WEB = Runtime(
-    "web", "onnxruntime-web in Chromium", (), "onnx", GENAI.check, _write, find=_find, run=_run,
-    has_levels=True,
+    "web", "onnxruntime-web in Chromium", (), "onnx", GENAI.check, _write, find=_find_chromium,
+    run=_run_in_browser, has_levels=True,
 )  # fmt: skip

@@ -209,7 +209,7 @@ class temperature(Sampler):
     value: float
 
     def __post_init__(self) -> None:
-        value = _number("temperature", self.value)
+        value = _to_float("temperature", self.value)
         if not _LEAST <= value <= _MOST:
             raise InvalidArgumentError(
                 f"A temperature must be above 0, from {_LEAST} to {_MOST}.",
@@ -371,7 +371,7 @@ class repetition_penalty(Sampler):
     penalty: float
 
     def __post_init__(self) -> None:
-        value = _number("repetition_penalty", self.penalty)
+        value = _to_float("repetition_penalty", self.penalty)
         if not _LEAST <= value <= _MOST:
             raise InvalidArgumentError(
                 f"A penalty must be above 0, from {_LEAST} to {_MOST}; 1 changes nothing.",
@@ -390,7 +390,7 @@ def _at_least(logits: jax.Array, least: jax.Array) -> jax.Array:
     return jnp.where(logits < least, -jnp.inf, logits)
 
 
-def _number(name: str, value: object) -> float:
+def _to_float(name: str, value: object) -> float:
     """A number as a float, so that ``1`` and ``1.0`` are one sampler."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidArgumentTypeError(
@@ -402,7 +402,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _part(name: str, value: object) -> float:
-    part = _number(name, value)
+    part = _to_float(name, value)
     if not 0 < part <= 1:
         raise InvalidArgumentError(
             "A probability must be above 0 and at most 1.",

@@ -22,7 +22,7 @@ _VALUE = "VARIABLE_VALUE"
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
-def inspected(path: Path) -> Inspection:
+def inspect_export(path: Path) -> Inspection:
     """A row for the export, for each signature of several, and for each array."""
     if foreign.is_foreign(path):
         found: Any = foreign.describe(path)
@@ -129,7 +129,7 @@ def _saved_variables(path: Path) -> dict[str, Any]:
     """The variables of a SavedModel by their names."""
     train = require("tensorflow.train", "tensorflow", "inspect")
     graphs = require("tensorflow.core.protobuf.trackable_object_graph_pb2", "tensorflow", "inspect")
-    with foreign.unreadable(path):
+    with foreign.unreadable_as_error(path):
         reader = train.load_checkpoint(str(path / "variables" / "variables"))
         graph = graphs.TrackableObjectGraph()
         graph.ParseFromString(reader.get_tensor(_OBJECTS))

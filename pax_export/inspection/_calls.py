@@ -10,10 +10,17 @@ import jax
 
 from pax_export._jax import needed_part
 from pax_export._types import PyTree
-from pax_export.core import Labelling, is_array, is_node, module_and_value, recorded, with_labels
+from pax_export.core import (
+    Labelling,
+    is_array,
+    is_node,
+    module_and_value,
+    record_calls,
+    with_labels,
+)
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.flops import Work, work_of
-from pax_export.export.tracing.spec import resolve
+from pax_export.export.tracing.spec import resolve_inputs
 
 
 @dataclass
@@ -51,7 +58,7 @@ def _to_structs(tree: PyTree) -> Any:
     )
 
 
-def traced(
+def trace_call(
     net: PyTree,
     inputs: tuple,
     kwargs: Mapping[str, Any] | None,
@@ -59,7 +66,7 @@ def traced(
 ) -> Trace:
     """Traces a call of a net, or another function of it; no arrays are created."""
     function = function or type(net).__call__
-    resolved = resolve(function, 1, inputs, kwargs, ())
+    resolved = resolve_inputs(function, 1, inputs, kwargs, ())
     args, named = jax.tree_util.tree_unflatten(
         resolved.tree, [entry.struct for entry in resolved.flat]
     )
@@ -72,7 +79,7 @@ def traced(
             trace.output_count = len(jax.tree_util.tree_leaves(output))
             return updated, output  # a call in train mode changes state, too
 
-        with recorded(trace):
+        with record_calls(trace):
             trace.program = needed_part(jax.make_jaxpr(call)(label(net), args, named))
         return trace
 
@@ -84,7 +91,7 @@ def traced(
 def traced_as_one(model: Exportable, inputs: tuple, kwargs: Mapping[str, Any] | None) -> Trace:
     """Traces a model that is not a module, as one part."""
     (method,) = model.methods
-    resolved = resolve(method.signature_of, method.skip, inputs, kwargs, ())
+    resolved = resolve_inputs(method.signature_of, method.skip, inputs, kwargs, ())
     trace = Trace(inputs=tuple(entry.name for entry in resolved.flat))
 
     def call(values: list[Any], flat: list[Any]) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from pax_export._files import html_text
 from pax_export._types import PyTree
 from pax_export.core import Module, named_leaves
-from pax_export.inspection._artifact import arrays_of, inspected
+from pax_export.inspection._artifact import arrays_of, inspect_export
 from pax_export.inspection._inspect import inspect
 from pax_export.inspection._row import Row
 
@@ -132,7 +132,7 @@ def diff(first: object, second: object) -> Diff:
 
 def _read_arrays(model: PyTree) -> tuple[dict[str, Row], Mapping[str, Any]]:
     if isinstance(model, (str, os.PathLike)):
-        found, values = inspected(Path(model)), arrays_of(Path(model))
+        found, values = inspect_export(Path(model)), arrays_of(Path(model))
     else:
         found = inspect(model)
         values = dict(named_leaves(model)) if isinstance(model, Module) else {}

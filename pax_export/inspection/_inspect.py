@@ -32,16 +32,16 @@ from pax_export.core import (
 )
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing.exportable import ExportLeaf as Exported
-from pax_export.export.tracing.exportable import exportable
-from pax_export.export.tracing.flops import Work, number, plain
+from pax_export.export.tracing.exportable import make_exportable
+from pax_export.export.tracing.flops import Work, count_value, plain_count
 from pax_export.export.tracing.model_forms import unbind
-from pax_export.inspection._artifact import inspected
+from pax_export.inspection._artifact import inspect_export
 from pax_export.inspection._calls import (
     ModuleCall,
     Trace,
     module_inputs,
     module_outputs,
-    traced,
+    trace_call,
     traced_as_one,
 )
 from pax_export.inspection._drawing import function_of
@@ -95,11 +95,11 @@ def inspect(
 
     """
     if isinstance(net, (str, os.PathLike)) and not (inputs or kwargs or measure):
-        return inspected(Path(net))
+        return inspect_export(Path(net))
     model, function = unbind(net)
     known = bool(inputs or kwargs)
     if isinstance(model, Module):
-        trace = traced(model, inputs, kwargs, function) if known else None
+        trace = trace_call(model, inputs, kwargs, function) if known else None
         shares = time_shares(trace) if measure and trace else {}
         rows = _Rows(named_modules(model), leaves_of(model), trace, shares).in_order(model)
     elif isinstance(net, (str, os.PathLike)) or measure:
@@ -110,7 +110,7 @@ def inspect(
             write="pax.inspect(net), or pax.inspect(net, x) with the inputs of its call",
         )
     else:
-        chosen = exportable(net, None)
+        chosen = make_exportable(net, None)
         trace = traced_as_one(chosen, inputs, kwargs) if known else None
         leaves = [_net_array(each) for each in chosen.leaves]
         rows = _Rows([("", None)], leaves, trace, {}).below_one(chosen.name)
@@ -150,7 +150,7 @@ class _Rows:
         self.computed_in: dict[str, Counter[str]] = defaultdict(Counter)
         for own, counts in work.dtypes.items():
             for path in _enclosing_paths(own):
-                self.computed_in[path].update({name: number(n) for name, n in counts.items()})
+                self.computed_in[path].update({name: count_value(n) for name, n in counts.items()})
 
     def below_one(self, name: str) -> Iterator[Row]:
         """The model itself, then its arrays."""
@@ -203,8 +203,8 @@ class _Rows:
             role=next((role for role in ROLES if role in self.roles[path]), ""),
             parameters=self.parameters[path],
             bytes=self.bytes[path],
-            flops=plain(self.flops.get(path, 0)) if self.trace else None,
-            transcendentals=plain(self.transcendentals.get(path, 0)) if self.trace else None,
+            flops=plain_count(self.flops.get(path, 0)) if self.trace else None,
+            transcendentals=plain_count(self.transcendentals.get(path, 0)) if self.trace else None,
         )
 
     def _array_row(self, leaf: NetArray) -> Row:

@@ -82,11 +82,11 @@ class Inspection:
             depth: how many levels are shown; None shows all.
             arrays: whether arrays have lines of their own.
         """
-        return table(self.rows, self.uncounted, depth, arrays)
+        return format_table(self.rows, self.uncounted, depth, arrays)
 
     def to_html(self) -> str:
         """Returns a complete HTML page without external resources."""
-        return page(self.rows, self.uncounted)
+        return html_page(self.rows, self.uncounted)
 
     def save_html(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Writes the page to a file, atomically.
@@ -106,13 +106,15 @@ class Inspection:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return fragment(self.rows, self.uncounted)
+        return html_fragment(self.rows, self.uncounted)
 
 
 Column = tuple[str, Callable[[Row], str], bool]  # its title, its text, whether it is aligned right
 
 
-def table(rows: Sequence[Row], uncounted: Sequence[str], depth: int | None, arrays: bool) -> str:
+def format_table(
+    rows: Sequence[Row], uncounted: Sequence[str], depth: int | None, arrays: bool
+) -> str:
     """Aligned non-empty columns, and a line of totals."""
     picked = [
         row
@@ -131,10 +133,10 @@ def table(rows: Sequence[Row], uncounted: Sequence[str], depth: int | None, arra
         ).rstrip()
         for line in lines
     ]
-    return "\n".join([*text, "", *totals(rows, uncounted)])
+    return "\n".join([*text, "", *sum_rows(rows, uncounted)])
 
 
-def totals(rows: Sequence[Row], uncounted: Sequence[str]) -> Iterator[str]:
+def sum_rows(rows: Sequence[Row], uncounted: Sequence[str]) -> Iterator[str]:
     """Returns the totals of the model, and what they exclude."""
     root = rows[0]
     parts = {"trainable": 0, "frozen": 0, "state": 0}
@@ -214,17 +216,18 @@ _STYLE = """
 """
 
 
-def page(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
+def html_page(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
     """Returns a whole HTML page."""
     title = escape(rows[0].class_name)
     return (
         f'<!doctype html>\n{_MARK}\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{title}</title></head>\n<body>\n<h1>{title}</h1>\n{fragment(rows, uncounted)}\n"
+        f"<title>{title}</title></head>\n<body>\n<h1>{title}</h1>\n"
+        f"{html_fragment(rows, uncounted)}\n"
         "</body></html>\n"
     )
 
 
-def fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
+def html_fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
     """Returns the HTML for notebooks."""
     shown = [column for column in COLUMNS if any(column[1](row) for row in rows)]
     columns = " ".join(_grid_track(column, rows) for column in shown)
@@ -234,7 +237,7 @@ def fragment(rows: Sequence[Row], uncounted: Sequence[str]) -> str:
     )
     cells = {row.path: _row_cells(row, shown) for row in rows}
     body = "\n".join(_nest_rows(rows, cells))
-    lines = "<br>".join(map(escape, totals(rows, uncounted)))
+    lines = "<br>".join(map(escape, sum_rows(rows, uncounted)))
     return (
         f'<div class="pax-inspect" style="--pax-columns: {columns}; --pax-width: {width:.1f}em">'
         f"<style>{_STYLE}</style>\n"
@@ -300,6 +303,6 @@ def save_marked(text: str, path: Path, mark: str, overwrite: bool) -> Path:
         with path.open("rb") as file:
             return (lambda name: True) if mark.encode() in file.read(_LOOKED_AT) else None
 
-    with single_file.replaced(path, recognize if overwrite else None) as temporary:
+    with single_file.replace_path(path, recognize if overwrite else None) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return path

@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
 from pax_export._quantized import times_transposed
-from pax_export.core import Module, explained
+from pax_export.core import Module, explain_keywords
 from pax_export.nets._decoder_attend import CachedReading, UncachedCall
 from pax_export.nets._decoder_cache import DecoderCache, new_store, sizes_of_net
 from pax_export.nets._decoder_config import DecoderConfig
@@ -29,8 +29,8 @@ from pax_export.nets._foreign_keywords import KEYWORDS
 from pax_export.nn import (
     Embed,
     Linear,
-    choice,
-    joined,
+    checked_choice,
+    join_specs,
     normal,
     on_explicit_mesh,
     sinusoidal_positions,
@@ -99,7 +99,7 @@ class Decoder(Module):
     ):
         super().__init__()
         _check_config(config, "Decoder.config")
-        choice(layers, _FORMS, "Decoder.layers")
+        checked_choice(layers, _FORMS, "Decoder.layers")
         dtype = weight_dtype(dtype, "Decoder")
         self.config, self.remat = config, bool(remat)
         self.embed = Embed(config.vocab_size, config.dim, normal(0.02))
@@ -122,7 +122,7 @@ class Decoder(Module):
     # --- of a file ------------------------------------------------------------------------
 
     @classmethod
-    @explained(KEYWORDS)
+    @explain_keywords(KEYWORDS)
     def from_gguf(cls, path: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
         """Loads a GGUF file of llama.cpp.
 
@@ -145,12 +145,12 @@ class Decoder(Module):
             WeightsFileError: the file is not a GGUF file, or corrupted.
             MissingPackageError: gguf is not installed.
         """
-        choice(layers, _FORMS, "Decoder.from_gguf(layers=...)")
+        checked_choice(layers, _FORMS, "Decoder.from_gguf(layers=...)")
         dtype = weight_dtype(dtype, "Decoder.from_gguf")
         return decoder_of_gguf(cls, path, layers, dtype)
 
     @classmethod
-    @explained(KEYWORDS)
+    @explain_keywords(KEYWORDS)
     def from_pretrained(
         cls,
         folder: Any,
@@ -185,7 +185,7 @@ class Decoder(Module):
             WeightsMismatchError: a tensor has another shape, is unexpected, or quantized.
             WeightsFileError: the folder does not exist, or a file is corrupted.
         """
-        choice(layers, _FORMS, "Decoder.from_pretrained(layers=...)")
+        checked_choice(layers, _FORMS, "Decoder.from_pretrained(layers=...)")
         dtype = weight_dtype(dtype, "Decoder.from_pretrained")
         if config is not None:
             _check_config(config, "Decoder.from_pretrained(config=...)")
@@ -524,7 +524,7 @@ def _compiled_call(lm: Decoder, tokens: Any, counts: Any, cache: Any, *, last_on
         return tuple(tree_leaves(lm._read(tokens, counts, cache, last_only)))
 
     stores, structure = tree_flatten(cache)
-    specs = (joined(spec_of(tokens)[0]), *[joined(*spec_of(store)) for store in stores])
+    specs = (join_specs(spec_of(tokens)[0]), *[join_specs(*spec_of(store)) for store in stores])
     logits, *stores = under_auto_axes(read, tuple(operands), lambda: specs)
     return logits if cache is None else (logits, structure.unflatten(stores))
 

@@ -11,7 +11,13 @@ from pax_export.nets._decoder_gguf import fields_of_gguf
 from pax_export.nets._decoder_hf import fields_of_hf
 from pax_export.nets._generation_defaults import GenerationDefaults
 from pax_export.nets._layer_kind import LayerKind
-from pax_export.nn import PAIRINGS, RotaryScaling, check_frequencies, choice, integer
+from pax_export.nn import (
+    PAIRINGS,
+    RotaryScaling,
+    check_frequencies,
+    checked_choice,
+    checked_integer,
+)
 
 _POSITIONS = ("rotary", "learned", "sinusoidal", "alibi", "none")
 _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
@@ -106,13 +112,13 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         for name in _SIZES:
-            integer(getattr(self, name), f"DecoderConfig.{name}", least=1)
-        choice(self.norm, ("rms", "layer"), "DecoderConfig.norm")
-        choice(self.activation, _ACTIVATIONS, "DecoderConfig.activation")
-        choice(self.positions, _POSITIONS, "DecoderConfig.positions")
-        choice(self.rotary_pairing, PAIRINGS, "DecoderConfig.rotary_pairing")
+            checked_integer(getattr(self, name), f"DecoderConfig.{name}", least=1)
+        checked_choice(self.norm, ("rms", "layer"), "DecoderConfig.norm")
+        checked_choice(self.activation, _ACTIVATIONS, "DecoderConfig.activation")
+        checked_choice(self.positions, _POSITIONS, "DecoderConfig.positions")
+        checked_choice(self.rotary_pairing, PAIRINGS, "DecoderConfig.rotary_pairing")
         if self.rotary_size is not None:
-            integer(self.rotary_size, "DecoderConfig.rotary_size", least=2)
+            checked_integer(self.rotary_size, "DecoderConfig.rotary_size", least=2)
         turned = self.head_size if self.rotary_size is None else self.rotary_size
         if self.positions == "rotary" and (turned % 2 or turned > self.head_size):
             raise InvalidArgumentError(

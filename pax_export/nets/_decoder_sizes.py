@@ -12,7 +12,7 @@ import numpy as np
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
 from pax_export._types import Array, PyTree
-from pax_export.nn import integer
+from pax_export.nn import checked_integer
 
 _MOST = np.iinfo(np.int32).max
 
@@ -109,7 +109,7 @@ def cache_size(value: object, name: str) -> Any:
     if not isinstance(value, numbers.Integral) and _has_name(value):
         return value
     where = f"Decoder.init_cache: {name}"
-    size = integer(value, where, least=0)
+    size = checked_integer(value, where, least=0)
     if size > _MOST:
         raise InvalidArgumentError(
             "The size of a cache must fit in int32.",

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import Array
 from pax_export.core import Module
-from pax_export.nn import BatchNorm2D, Conv2D, Linear, integer, max_pool, zeros
+from pax_export.nn import BatchNorm2D, Conv2D, Linear, checked_integer, max_pool, zeros
 
 _FORMAT = "NCHW"
 
@@ -105,7 +105,7 @@ class ResNet(Module):
         super().__init__(name=self.default_name)
         where = type(self).__name__
         initial = {
-            "in_features": integer(input_channels, f"{where}.input_channels", least=1),
+            "in_features": checked_integer(input_channels, f"{where}.input_channels", least=1),
             "out_features": 64,
             "kernel_shape": 7,
             "stride": 2,
@@ -114,7 +114,7 @@ class ResNet(Module):
             "data_format": _FORMAT,
         } | _check_config(initial_conv_config, f"{where}.initial_conv_config")
         logits = {
-            "out_dim": integer(num_classes, f"{where}.num_classes", least=1),
+            "out_dim": checked_integer(num_classes, f"{where}.num_classes", least=1),
             "w_init": zeros,
         } | _check_config(logits_config, f"{where}.logits_config")
         self.initial_conv = Conv2D(**initial, name="conv1")

@@ -17,9 +17,9 @@ from pax_export.nn import (
     LayerNorm,
     MultiHeadAttention,
     RngSeq,
+    checked_fraction,
+    checked_integer,
     dropout,
-    fraction,
-    integer,
 )
 
 
@@ -92,10 +92,12 @@ class Transformer(Module):
 
     def __init__(self, dim: int, num_heads: int, num_layers: int, dropout_rate: float):
         super().__init__()
-        self.dim = integer(dim, "Transformer.dim", least=1)
-        self.num_heads = integer(num_heads, "Transformer.num_heads", least=1)
-        self.num_layers = integer(num_layers, "Transformer.num_layers", least=1)
-        self.dropout_rate = fraction(dropout_rate, "Transformer.dropout_rate", one_allowed=False)
+        self.dim = checked_integer(dim, "Transformer.dim", least=1)
+        self.num_heads = checked_integer(num_heads, "Transformer.num_heads", least=1)
+        self.num_layers = checked_integer(num_layers, "Transformer.num_layers", least=1)
+        self.dropout_rate = checked_fraction(
+            dropout_rate, "Transformer.dropout_rate", one_allowed=False
+        )
         if self.dim % self.num_heads:
             raise InvalidArgumentError(
                 "The number of heads must divide the size of the Transformer.",

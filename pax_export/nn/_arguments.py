@@ -22,7 +22,7 @@ from pax_export._types import Array, DTypeLike, PRNGKey, PyTree
 from pax_export.core import Module, next_rng_key, runs_pax_programs
 
 
-def integer(value: PyTree, where: str, least: int) -> int:
+def checked_integer(value: PyTree, where: str, least: int) -> int:
     """The value as a Python int that is not less than ``least``."""
     try:
         number = operator.index(value)
@@ -53,10 +53,10 @@ def per_axis(value: object, axes: int, where: str) -> tuple[int, ...]:
             got=repr(value),
             write=f"an integer, or a sequence of {axes}",
         )
-    return tuple([integer(x, where, least=1) for x in values])
+    return tuple([checked_integer(x, where, least=1) for x in values])
 
 
-def choice(value: object, options: Sequence[str], where: str) -> str:
+def checked_choice(value: object, options: Sequence[str], where: str) -> str:
     """The value, which must be one of a few words."""
     if not (isinstance(value, str) and value in options):
         raise InvalidArgumentError(
@@ -68,7 +68,7 @@ def choice(value: object, options: Sequence[str], where: str) -> str:
     return value
 
 
-def fraction(value: PyTree, where: str, *, one_allowed: bool) -> Any:
+def checked_fraction(value: PyTree, where: str, *, one_allowed: bool) -> Any:
     """A number from 0 to 1; a numpy number becomes Python's."""
     try:
         number = value if type(value) is int else float(value)
@@ -110,7 +110,7 @@ def common_dtype(*arrays: jax.Array) -> Any:
 
 
 @functools.cache
-def wide(dtype: DTypeLike) -> Any:
+def at_least_float32(dtype: DTypeLike) -> Any:
     """A dtype, or float32 if that is wider: sums of half-precision numbers overflow."""
     return jnp.promote_types(dtype, jnp.float32)
 

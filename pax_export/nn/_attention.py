@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array, PyTree
 from pax_export.core import Module
-from pax_export.nn._arguments import common_dtype, integer, repr_method, wide
-from pax_export.nn._explicit import explicit_mesh, joined, spec_of, under_auto_axes
+from pax_export.nn._arguments import at_least_float32, checked_integer, common_dtype, repr_method
+from pax_export.nn._explicit import explicit_mesh, join_specs, spec_of, under_auto_axes
 from pax_export.nn._initializers import variance_scaling
 from pax_export.nn._linear import Linear
 
@@ -54,8 +54,8 @@ class MultiHeadAttention(Module):
     def __init__(self, num_heads: int, key_size: int, w_init_scale: float = 1.0):
         super().__init__()
         where = type(self).__name__
-        self.num_heads = integer(num_heads, f"{where}.num_heads", least=1)
-        self.key_size = integer(key_size, f"{where}.key_size", least=1)
+        self.num_heads = checked_integer(num_heads, f"{where}.num_heads", least=1)
+        self.key_size = checked_integer(key_size, f"{where}.key_size", least=1)
         self.value_size = self.key_size
         self.model_size = self.num_heads * self.key_size
         w_init = variance_scaling(w_init_scale)
@@ -98,7 +98,7 @@ class MultiHeadAttention(Module):
             return self.output_projection(attended(query, key, value, mask))
         # By jax's rules heads would have to be split as channels are, mask and all.
         operands = (query, key, value, mask if mask is None else jnp.asarray(mask))
-        found = under_auto_axes(attended, operands, lambda: joined(*spec_of(query)))
+        found = under_auto_axes(attended, operands, lambda: join_specs(*spec_of(query)))
         return self.output_projection(found)
 
     def _heads(self, x: jax.Array) -> jax.Array:
@@ -109,17 +109,17 @@ class MultiHeadAttention(Module):
     # policy returns is cast, and logits in float16 overflow.
     def _weights(self, query: jax.Array, key: jax.Array, mask: Array | None) -> jax.Array:
         """``[..., num_heads, t, T]``: how much each query takes of each value."""
-        dtype = wide(common_dtype(query, key))
+        dtype = at_least_float32(common_dtype(query, key))
         logits = jnp.einsum("...thd,...Thd->...htT", query, key, preferred_element_type=dtype)
         logits = logits / math.sqrt(self.key_size)
         if mask is not None:
-            logits = _hidden(logits, mask, repr(self))
+            logits = _mask_logits(logits, mask, repr(self))
         return jax.nn.softmax(logits)
 
     _repr = repr_method("num_heads", "key_size")
 
 
-def _hidden(logits: jax.Array, mask: Array, where: str) -> jax.Array:
+def _mask_logits(logits: jax.Array, mask: Array, where: str) -> jax.Array:
     """The logits, very low where the mask is False or 0."""
     try:
         return jnp.where(jnp.asarray(mask) != 0, logits, _LOWEST)

@@ -10,9 +10,15 @@ from jax.sharding import PartitionSpec
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array
-from pax_export.core import Module, filled, parameters_method, runs_pax_programs, summary_lines
+from pax_export.core import (
+    Module,
+    filled_array,
+    parameters_method,
+    runs_pax_programs,
+    summary_lines,
+)
 from pax_export.nn import _arguments as arg
-from pax_export.nn._explicit import joined, spec_of, under_auto_axes
+from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
 from pax_export.nn._state import EMA
 
 
@@ -30,20 +36,20 @@ class _BatchNorm(Module):
     ):
         super().__init__(name=name)
         where = type(self).__name__
-        arg.choice(data_format, self._data_formats, f"{where}.data_format")
-        self.num_channels = arg.integer(num_channels, f"{where}.num_channels", least=1)
+        arg.checked_choice(data_format, self._data_formats, f"{where}.data_format")
+        self.num_channels = arg.checked_integer(num_channels, f"{where}.num_channels", least=1)
         self.create_scale = bool(create_scale)
         self.create_offset = bool(create_offset)
-        self.decay_rate = arg.fraction(decay_rate, f"{where}.decay_rate", one_allowed=True)
+        self.decay_rate = arg.checked_fraction(decay_rate, f"{where}.decay_rate", one_allowed=True)
         self.eps = float(eps)
         self.data_format = data_format
         channels = data_format.index("C")
         shape = [1] * len(data_format)
         shape[channels] = self.num_channels
-        self.scale = filled(shape, 1) if create_scale else None
-        self.offset = filled(shape, 0) if create_offset else None
-        self.ema_mean = EMA(filled(shape, 0), self.decay_rate, debias=True)
-        self.ema_var = EMA(filled(shape, 1), self.decay_rate, debias=True)
+        self.scale = filled_array(shape, 1) if create_scale else None
+        self.offset = filled_array(shape, 0) if create_offset else None
+        self.ema_mean = EMA(filled_array(shape, 0), self.decay_rate, debias=True)
+        self.ema_var = EMA(filled_array(shape, 1), self.decay_rate, debias=True)
 
     def __call__(self, x: Array) -> jax.Array:
         """Normalizes each channel.
@@ -81,7 +87,7 @@ class _BatchNorm(Module):
     def _normalize_channels(self, x: jax.Array) -> jax.Array:
         used = [array for array in (x, self.scale, self.offset) if array is not None]
         dtype = arg.common_dtype(*used)
-        x = arg.cast(x, arg.wide(dtype))
+        x = arg.cast(x, arg.at_least_float32(dtype))
         mean, variance = self._mean_and_variance(x)
         eps = self.eps
 
@@ -93,7 +99,9 @@ class _BatchNorm(Module):
             return y if offset is None else y + offset
 
         operands = (x, mean, variance, self.scale, self.offset)
-        return arg.cast(under_auto_axes(normalised, operands, lambda: joined(*spec_of(x))), dtype)
+        return arg.cast(
+            under_auto_axes(normalised, operands, lambda: join_specs(*spec_of(x))), dtype
+        )
 
     def _check_input(self, x: jax.Array, features_alone: bool) -> None:
         """Raises unless axes and channels fit; in train mode, also for a single example."""

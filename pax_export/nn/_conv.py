@@ -14,7 +14,7 @@ from pax_export._quantized import ArrayLike
 from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
-from pax_export.nn._explicit import joined, shard_map_over_batch, spec_of, under_auto_axes
+from pax_export.nn._explicit import join_specs, shard_map_over_batch, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer, normal, zeros
 
 Padding = str | Sequence[tuple[int, int]]
@@ -32,9 +32,11 @@ class Convolution(ParameterModule):
         self, in_features, out_features, kernel_shape, stride, padding, data_format
     ) -> None:
         where, axes = type(self).__name__, self._spatial_axes()
-        self.data_format = arg.choice(data_format, self._data_formats, f"{where}.data_format")
-        self.in_features = arg.integer(in_features, f"{where}.in_features", least=1)
-        self.out_features = arg.integer(out_features, f"{where}.out_features", least=1)
+        self.data_format = arg.checked_choice(
+            data_format, self._data_formats, f"{where}.data_format"
+        )
+        self.in_features = arg.checked_integer(in_features, f"{where}.in_features", least=1)
+        self.out_features = arg.checked_integer(out_features, f"{where}.out_features", least=1)
         self.kernel_shape = arg.per_axis(kernel_shape, axes, f"{where}.kernel_shape")
         self.stride = arg.per_axis(stride, axes, f"{where}.stride")
         self.padding = _static_padding(padding, axes, f"{where}.padding")
@@ -79,7 +81,7 @@ class Convolution(ParameterModule):
         if self._groups_of_features() > 1:
             # XLA returns wrong gradients for these if the batch is split over one of two mesh axes.
             return shard_map_over_batch(convolved, x, (weight, self.bias))
-        return under_auto_axes(convolved, (x, weight, self.bias), lambda: joined(spec_of(x)[0]))
+        return under_auto_axes(convolved, (x, weight, self.bias), lambda: join_specs(spec_of(x)[0]))
 
     def _groups_of_features(self) -> int:
         return 1
@@ -117,7 +119,7 @@ class Convolution(ParameterModule):
 def _static_padding(padding: PyTree, axes: int, where: str) -> Padding:
     """``"SAME"``, ``"VALID"``, or a pair of integers for each spatial axis."""
     if isinstance(padding, str):
-        return arg.choice(padding, ("SAME", "VALID"), where)
+        return arg.checked_choice(padding, ("SAME", "VALID"), where)
     try:
         pairs = tuple([(int(before), int(after)) for before, after in padding])
     except (TypeError, ValueError):
@@ -163,7 +165,7 @@ class _Conv(Convolution):
 
     def _groups(self, feature_group_count: int) -> int:
         where = f"{type(self).__name__}.feature_group_count"
-        groups = arg.integer(feature_group_count, where, least=1)
+        groups = arg.checked_integer(feature_group_count, where, least=1)
         if self.in_features % groups or self.out_features % groups:
             raise InvalidArgumentError(
                 "Input and output features must be divisible by the number of groups.",

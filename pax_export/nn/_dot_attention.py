@@ -113,7 +113,7 @@ def _by_products(
 ) -> jax.Array:
     batch, length, heads, size = query.shape
     kv_heads = key.shape[2]
-    dtype = arg.wide(query.dtype)
+    dtype = arg.at_least_float32(query.dtype)
     grouped = query.reshape((batch, length, kv_heads, heads // kv_heads, size))
     logits = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=dtype) * scale
     mask, bias = (None if x is None else _group_heads(x, kv_heads) for x in (mask, bias))
@@ -139,7 +139,7 @@ def _of_one_query(
     own = np.repeat(np.eye(kv_heads, dtype=bool), heads // kv_heads, axis=0)[..., None]
     spread = jnp.where(own, query[:, 0, :, None], 0).reshape((batch, heads, kv_heads * size))
     key, value = (x.reshape((batch, keys, kv_heads * size)) for x in (key, value))
-    dtype = arg.wide(query.dtype)
+    dtype = arg.at_least_float32(query.dtype)
     logits = jnp.einsum("bnc,bsc->bns", spread, key, preferred_element_type=dtype) * scale
     mask, bias = (None if x is None else jnp.asarray(x)[:, :, 0] for x in (mask, bias))
     weights = arg.cast(_masked_softmax(logits, mask, bias, softcap), value.dtype)
@@ -170,7 +170,7 @@ def _group_heads(x: Array, kv_heads: int) -> jax.Array:
 def _check_inputs(query: Array, key: Array, softcap: object, implementation: object) -> None:
     where = "dot_product_attention"
     if implementation is not None:
-        arg.choice(implementation, _IMPLEMENTATIONS, f"{where}.implementation")
+        arg.checked_choice(implementation, _IMPLEMENTATIONS, f"{where}.implementation")
     if query.ndim != 4 or key.ndim != 4 or query.shape[2] % key.shape[2]:
         raise InvalidArgumentError(
             "The key heads must divide the query heads.",

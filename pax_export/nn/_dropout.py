@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pax_export._types import Array
 from pax_export.core import StateModule, next_rng_key
-from pax_export.nn._arguments import as_array, fraction, repr_method
+from pax_export.nn._arguments import as_array, checked_fraction, repr_method
 
 
 def dropout(rng_key: jax.Array, dropout_rate: float, x: Array) -> Any:
@@ -31,7 +31,7 @@ def dropout(rng_key: jax.Array, dropout_rate: float, x: Array) -> Any:
         >>> pax.dropout(jax.random.key(0), 0.5, jnp.ones((2, 3))).shape
         (2, 3)
     """
-    rate = fraction(dropout_rate, "dropout.dropout_rate", one_allowed=False)
+    rate = checked_fraction(dropout_rate, "dropout.dropout_rate", one_allowed=False)
     if rate == 0:
         return x
     x = as_array(x)
@@ -65,7 +65,9 @@ class Dropout(StateModule):
 
     def __init__(self, dropout_rate: float, *, name: str | None = None):
         super().__init__(name=name)
-        self.dropout_rate = fraction(dropout_rate, "Dropout.dropout_rate", one_allowed=False)
+        self.dropout_rate = checked_fraction(
+            dropout_rate, "Dropout.dropout_rate", one_allowed=False
+        )
         self.rng_key = next_rng_key()
 
     def __call__(self, x: Array) -> Any:

@@ -39,7 +39,7 @@ def spec_of(array: Array) -> Spec:
     return spec + (None,) * (len(type_of.shape) - len(spec))
 
 
-def joined(*entries: Entry) -> PartitionSpec:
+def join_specs(*entries: Entry) -> PartitionSpec:
     """A spec of these entries; repeated mesh axes count once, the first time."""
     used: set[str] = set()
     kept = []
@@ -75,7 +75,7 @@ def shard_map_over_batch(function: Callable[..., Any], x: Array, weights: tuple)
         left = iter(given)
         return function(x, *[None if weight is None else next(left) for weight in weights])
 
-    batch, whole = joined(spec_of(x)[0]), PartitionSpec()
+    batch, whole = join_specs(spec_of(x)[0]), PartitionSpec()
     specs = (batch, *(whole for _ in given))
     laid = [
         jax.sharding.reshard(array, NamedSharding(mesh, spec))
@@ -97,7 +97,7 @@ def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error
 
     def lies(shape: tuple) -> PartitionSpec:
         is_batch = bool(shape and first.shape) and shape[0] == first.shape[0]
-        return joined(spec_of(first)[0]) if is_batch else PartitionSpec()
+        return join_specs(spec_of(first)[0]) if is_batch else PartitionSpec()
 
     def call(*leaves: object) -> Any:
         args, kwargs = treedef.unflatten(leaves)
@@ -132,7 +132,7 @@ def laid_like(array: Array, model: PyTree) -> Any:
     mesh = explicit_mesh(model)
     if mesh is None or (explicit_mesh(array) is not None and spec_of(array) == spec_of(model)):
         return array
-    return jax.sharding.reshard(array, NamedSharding(mesh, joined(*spec_of(model))))
+    return jax.sharding.reshard(array, NamedSharding(mesh, join_specs(*spec_of(model))))
 
 
 def with_whole_channels(array: Array) -> Any:
@@ -140,7 +140,7 @@ def with_whole_channels(array: Array) -> Any:
     mesh = explicit_mesh(array)
     if mesh is None or spec_of(array)[-1] is None:
         return array
-    return jax.sharding.reshard(array, NamedSharding(mesh, joined(*spec_of(array)[:-1])))
+    return jax.sharding.reshard(array, NamedSharding(mesh, join_specs(*spec_of(array)[:-1])))
 
 
 def on_explicit_mesh(tree: PyTree) -> bool:

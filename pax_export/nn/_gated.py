@@ -58,7 +58,9 @@ class GatedDense(Module):
         w_init: Initializer | None = None,
     ):
         super().__init__()
-        self.activation = arg.choice(activation, tuple(ACTIVATIONS), "GatedDense.activation")
+        self.activation = arg.checked_choice(
+            activation, tuple(ACTIVATIONS), "GatedDense.activation"
+        )
         made = functools.partial(
             Linear, with_bias=with_bias, w_init=w_init, b_init=zeros if with_bias else None
         )

@@ -13,7 +13,7 @@ from pax_export._types import Array, PyTree
 from pax_export.core import Module
 from pax_export.nn import _arguments as arg
 from pax_export.nn._dot_attention import dot_product_attention
-from pax_export.nn._explicit import joined, spec_of, under_auto_axes
+from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer, zeros
 from pax_export.nn._linear import Linear
 from pax_export.nn._rms_norm import RMSNorm, rms_normalised
@@ -83,14 +83,16 @@ class GroupedQueryAttention(Module):
     ):
         super().__init__()
         where = "GroupedQueryAttention"
-        self.dim = arg.integer(dim, f"{where}.dim", least=1)
-        self.num_heads = arg.integer(num_heads, f"{where}.num_heads", least=1)
+        self.dim = arg.checked_integer(dim, f"{where}.dim", least=1)
+        self.num_heads = arg.checked_integer(num_heads, f"{where}.num_heads", least=1)
         kv_heads = self.num_heads if num_kv_heads is None else num_kv_heads
-        self.num_kv_heads = arg.integer(kv_heads, f"{where}.num_kv_heads", least=1)
+        self.num_kv_heads = arg.checked_integer(kv_heads, f"{where}.num_kv_heads", least=1)
         self._check_heads(head_size)
         size = self.dim // self.num_heads if head_size is None else head_size
-        self.head_size = arg.integer(size, f"{where}.head_size", least=1)
-        self.window = None if window is None else arg.integer(window, f"{where}.window", least=1)
+        self.head_size = arg.checked_integer(size, f"{where}.head_size", least=1)
+        self.window = (
+            None if window is None else arg.checked_integer(window, f"{where}.window", least=1)
+        )
         self.softcap = None if softcap is None else float(softcap)
         self.scale = None if scale is None else float(scale)
         self.implementation = implementation
@@ -177,7 +179,7 @@ class GroupedQueryAttention(Module):
         def of_operands(q: Array, k: Array, v: Array, qs: object, ks: object, *rest: object) -> Any:
             return attended(q, k, v, (qs, ks), *rest)
 
-        out = lambda: joined(*spec_of(flat[0]))  # noqa: E731
+        out = lambda: join_specs(*spec_of(flat[0]))  # noqa: E731
         return self.output(under_auto_axes(of_operands, operands, out))
 
     def project(self, x: Array, angles: Angles = None, pairing: str = "halves") -> tuple:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._types import PRNGKey
-from pax_export.core import filled, sample_padded
+from pax_export.core import filled_array, sample_padded
 
 Initializer = Callable[[jax.Array, tuple[int, ...]], Any]
 """A function of a key and a shape that makes an array of that shape."""
@@ -34,9 +34,9 @@ def variance_scaling(scale: float) -> Initializer:
 
 def zeros(rng_key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
     """An initializer that ignores its key."""
-    return filled(shape, 0)
+    return filled_array(shape, 0)
 
 
 def ones(rng_key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
     """An initializer that ignores its key."""
-    return filled(shape, 1)
+    return filled_array(shape, 1)

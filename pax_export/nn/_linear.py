@@ -13,7 +13,7 @@ from pax_export._quantized import QuantizedArray, rows, times
 from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
-from pax_export.nn._explicit import joined, spec_of, under_auto_axes
+from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer, normal
 
 
@@ -56,8 +56,8 @@ class Linear(ParameterModule):
         name: str | None = None,
     ):
         super().__init__(name=name)
-        self.in_dim = arg.integer(in_dim, "Linear.in_dim", least=1)
-        self.out_dim = arg.integer(out_dim, "Linear.out_dim", least=1)
+        self.in_dim = arg.checked_integer(in_dim, "Linear.in_dim", least=1)
+        self.out_dim = arg.checked_integer(out_dim, "Linear.out_dim", least=1)
         self.with_bias = bool(with_bias)
         weight_key, bias_key = jax.random.split(arg.key_or_next(rng_key))
         default = normal(1 / math.sqrt(self.in_dim))
@@ -81,7 +81,7 @@ class Linear(ParameterModule):
         x = arg.as_array(x)
         self._check_input(x)
         weight, bias = self.weight, self.bias if self.with_bias else None
-        out = lambda: joined(*spec_of(x)[:-1], spec_of(jax.tree.leaves(weight)[0])[-1])  # noqa: E731
+        out = lambda: join_specs(*spec_of(x)[:-1], spec_of(jax.tree.leaves(weight)[0])[-1])  # noqa: E731
         return under_auto_axes(_apply_affine, (x, weight, bias), out)
 
     def _check_input(self, x: jax.Array) -> None:
@@ -137,8 +137,8 @@ class Embed(ParameterModule):
         name: str | None = None,
     ):
         super().__init__(name=name)
-        self.vocab_size = arg.integer(vocab_size, "Embed.vocab_size", least=1)
-        self.embed_dim = arg.integer(embed_dim, "Embed.embed_dim", least=1)
+        self.vocab_size = arg.checked_integer(vocab_size, "Embed.vocab_size", least=1)
+        self.embed_dim = arg.checked_integer(embed_dim, "Embed.embed_dim", least=1)
         shape = (self.vocab_size, self.embed_dim)
         self.weight = (w_init or normal(0.01))(arg.key_or_next(rng_key), shape)
 
@@ -165,7 +165,7 @@ class Embed(ParameterModule):
             )
         weight = self.weight
         weight = weight if isinstance(weight, QuantizedArray) else jnp.asarray(weight)
-        out = lambda: joined(*spec_of(x))  # noqa: E731
+        out = lambda: join_specs(*spec_of(x))  # noqa: E731
         return under_auto_axes(rows, (weight, x), out)
 
     _repr = arg.repr_method("vocab_size", "embed_dim")

@@ -14,7 +14,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import Array, PRNGKey
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
-from pax_export.nn._explicit import joined, spec_of, under_auto_axes
+from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer, ones, zeros
 
 Axis = int | Sequence[int] | slice
@@ -63,7 +63,7 @@ class _Norm(ParameterModule):
 
     def _set_sizes(self, num_channels, axis, create_scale, create_offset, eps) -> None:
         where = type(self).__name__
-        self.num_channels = arg.integer(num_channels, f"{where}.num_channels", least=1)
+        self.num_channels = arg.checked_integer(num_channels, f"{where}.num_channels", least=1)
         self.axis = _static_axes(axis, f"{where}.axis")
         self.create_scale = bool(create_scale)
         self.create_offset = bool(create_offset)
@@ -169,7 +169,7 @@ class LayerNorm(_Norm):
             y = factor * (x - mean)
             return y if offset is None else y + offset
 
-        return under_auto_axes(normalised, (x, scale, offset), lambda: joined(*spec_of(x)))
+        return under_auto_axes(normalised, (x, scale, offset), lambda: join_specs(*spec_of(x)))
 
     def _check_input(self, x: jax.Array, scale: Array | None, offset: Array | None) -> None:
         if self.create_scale or self.create_offset:
@@ -247,8 +247,8 @@ class GroupNorm(_Norm):
         name: str | None = None,
     ):
         super().__init__(name=name)
-        arg.choice(data_format, tuple(_DATA_FORMATS), "GroupNorm.data_format")
-        self.groups = arg.integer(groups, "GroupNorm.groups", least=1)
+        arg.checked_choice(data_format, tuple(_DATA_FORMATS), "GroupNorm.data_format")
+        self.groups = arg.checked_integer(groups, "GroupNorm.groups", least=1)
         self._set_sizes(num_channels, axis, create_scale, create_offset, eps)
         if self.num_channels % self.groups:
             raise InvalidArgumentError(
@@ -304,7 +304,7 @@ class GroupNorm(_Norm):
 
         scale = self.scale if self.create_scale else None
         offset = self.offset if self.create_offset else None
-        return under_auto_axes(normalised, (x, scale, offset), lambda: joined(*spec_of(x)))
+        return under_auto_axes(normalised, (x, scale, offset), lambda: join_specs(*spec_of(x)))
 
     def _check_input(self, x: jax.Array) -> None:
         if x.ndim == 0:

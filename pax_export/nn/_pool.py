@@ -13,7 +13,7 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array, DTypeLike, PyTree
-from pax_export.nn._arguments import choice, integer
+from pax_export.nn._arguments import checked_choice, checked_integer
 
 Window = int | Sequence[int]
 Padding = str | Sequence[Sequence[int]]
@@ -134,7 +134,7 @@ def _window_geometry(
     steps = _each_axis(strides, x, kept, f"{where}.strides")
     if not isinstance(padding, str):
         return window, steps, _padding_pairs(padding, x, window, f"{where}.padding")
-    choice(padding, ("SAME", "VALID"), f"{where}.padding")
+    checked_choice(padding, ("SAME", "VALID"), f"{where}.padding")
     pads = []
     for size, width, step in zip(x.shape, window, steps):
         if width == 1 == step or padding == "VALID":
@@ -167,7 +167,7 @@ def _padding_pairs(
 
 def _each_axis(sizes: Window, x: jax.Array, kept: set[int], where: str) -> tuple[int, ...]:
     if not isinstance(sizes, Sequence):
-        size = integer(sizes, where, least=1)
+        size = checked_integer(sizes, where, least=1)
         each = tuple([1 if axis in kept else size for axis in range(x.ndim)])
         if size != 1:
             warnings.warn(
@@ -185,4 +185,4 @@ def _each_axis(sizes: Window, x: jax.Array, kept: set[int], where: str) -> tuple
             write=f"at most {x.ndim} integers",
         )
     missing = (1,) * (x.ndim - len(sizes))
-    return missing + tuple([integer(size, where, least=1) for size in sizes])
+    return missing + tuple([checked_integer(size, where, least=1) for size in sizes])

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import Module
-from pax_export.nn._arguments import integer, key_or_next, repr_method, require_batch_axis
+from pax_export.nn._arguments import checked_integer, key_or_next, repr_method, require_batch_axis
 from pax_export.nn._explicit import laid_like, with_whole_channels
 from pax_export.nn._initializers import Initializer
 from pax_export.nn._linear import Linear
@@ -75,8 +75,8 @@ class _Cell(Module):
     def __init__(self, input_dim: int, hidden_dim: int, name: str | None):
         super().__init__(name=name)
         where = type(self).__name__
-        self.input_dim = integer(input_dim, f"{where}.input_dim", least=1)
-        self.hidden_dim = integer(hidden_dim, f"{where}.hidden_dim", least=1)
+        self.input_dim = checked_integer(input_dim, f"{where}.input_dim", least=1)
+        self.hidden_dim = checked_integer(hidden_dim, f"{where}.hidden_dim", least=1)
 
     def _make_linear(
         self, parts: int, rng_key: PRNGKey | None, name: str, **options: PyTree

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._types import Array, PRNGKey
-from pax_export.core import ParameterModule, filled
+from pax_export.core import ParameterModule, filled_array
 from pax_export.nn import _arguments as arg
-from pax_export.nn._explicit import joined, spec_of, under_auto_axes
+from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer
 
 
@@ -50,10 +50,10 @@ class RMSNorm(ParameterModule):
         name: str | None = None,
     ):
         super().__init__(name=name)
-        self.num_channels = arg.integer(num_channels, "RMSNorm.num_channels", least=1)
+        self.num_channels = arg.checked_integer(num_channels, "RMSNorm.num_channels", least=1)
         self.eps, self.scale_offset = float(eps), float(scale_offset)
         if scale_init is None:
-            self.scale = filled((self.num_channels,), 1 - self.scale_offset, jnp.float32)
+            self.scale = filled_array((self.num_channels,), 1 - self.scale_offset, jnp.float32)
         else:
             self.scale = scale_init(arg.key_or_next(rng_key), (self.num_channels,))
 
@@ -76,14 +76,14 @@ class RMSNorm(ParameterModule):
         def normalised(x: jax.Array, scale: Array) -> jax.Array:
             return rms_normalised(x, scale, eps, offset)
 
-        return under_auto_axes(normalised, (x, self.scale), lambda: joined(*spec_of(x)))
+        return under_auto_axes(normalised, (x, self.scale), lambda: join_specs(*spec_of(x)))
 
     _repr = arg.repr_method("num_channels", "eps", "scale_offset")
 
 
 def rms_normalised(x: jax.Array, scale: Array, eps: float, offset: float) -> jax.Array:
     """The numbers of `RMSNorm`."""
-    dtype = arg.wide(x.dtype)
+    dtype = arg.at_least_float32(x.dtype)
     y = arg.cast(x, dtype)
     y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
     factor = arg.cast(arg.as_array(scale), dtype)

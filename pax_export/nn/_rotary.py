@@ -65,7 +65,7 @@ class RotaryScaling:
                 write="'yarn' or 'linear' with this factor for long sequences, or no scaling "
                 "for those of the length in training",
             )
-        arg.choice(self.kind, _KINDS, "RotaryScaling.kind")
+        arg.checked_choice(self.kind, _KINDS, "RotaryScaling.kind")
         for name in _NUMBERS.get(self.kind, ("factor",)):
             if not _is_positive(getattr(self, name)):
                 raise _not_positive(f"RotaryScaling.{name}", getattr(self, name))
@@ -245,7 +245,7 @@ class Rotary(Module):
         scaling: RotaryScaling | None = None,
     ):
         super().__init__()
-        self.size = arg.integer(size, "Rotary.size", least=2)
+        self.size = arg.checked_integer(size, "Rotary.size", least=2)
         if self.size % 2:
             raise InvalidArgumentError(
                 "Channels turn in pairs.",
@@ -254,7 +254,7 @@ class Rotary(Module):
                 write="an even number",
             )
         self.base = float(base)
-        self.pairing = arg.choice(pairing, PAIRINGS, "Rotary.pairing")
+        self.pairing = arg.checked_choice(pairing, PAIRINGS, "Rotary.pairing")
         self.scaling = scaling
 
     def angles(self, positions: Array | None) -> tuple[jax.Array, jax.Array]:

@@ -12,7 +12,7 @@ from pax_export._errors import InvalidArgumentTypeError
 from pax_export._jax import is_computing
 from pax_export._types import PRNGKey, PyTree
 from pax_export.core import StateModule, assert_structure_equal, is_array, parameters_method
-from pax_export.nn._arguments import fraction, integer, key_or_next
+from pax_export.nn._arguments import checked_fraction, checked_integer, key_or_next
 from pax_export.nn._explicit import laid_like, on_explicit_mesh
 
 
@@ -59,7 +59,7 @@ class EMA(StateModule):
         allow_int: bool = False,
     ):
         super().__init__()
-        self.decay_rate = fraction(decay_rate, "EMA.decay_rate", one_allowed=True)
+        self.decay_rate = checked_fraction(decay_rate, "EMA.decay_rate", one_allowed=True)
         self.allow_int = bool(allow_int)
         self._require_inexact(initial_value)
         self.averages = jax.tree_util.tree_map(_own_copy, initial_value)
@@ -178,7 +178,7 @@ class RngSeq(StateModule):
             ImmutableModuleError: outside of `pure` and `module_and_value`.
             InvalidArgumentError: ``num_keys`` is negative.
         """
-        count = integer(num_keys, "RngSeq.next_rng_key.num_keys", least=0)
+        count = checked_integer(num_keys, "RngSeq.next_rng_key.num_keys", least=0)
         state, *keys = jax.random.split(self._rng_key, count + 1)
         self._rng_key = state
         return keys[0] if count == 1 else keys

@@ -16,7 +16,7 @@ from pax_export._types import PyTree
 from pax_export.core import (
     Module,
     StateModule,
-    elements,
+    count_array_elements,
     is_array,
     made_of,
     named_leaves,
@@ -31,7 +31,7 @@ from pax_export.optim._transformation_key import KeyedTransformation
 def optimizer_contents(optimizer: Module, rules: list[str]) -> dict[str, Any]:
     """The names of the rules and the counts of an optimizer; all arrays are state."""
     named = f"[{', '.join(rules)}]" if rules else None
-    return {"rules": named, "state": sum(map(elements, tree_leaves(optimizer)))}
+    return {"rules": named, "state": sum(map(count_array_elements, tree_leaves(optimizer)))}
 
 
 def opax_contents(self: Module) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import PyTree
-from pax_export.core import Module, assert_structure_equal, rebuilt
+from pax_export.core import Module, assert_structure_equal, rebuild_tree
 from pax_export.optim._apply import apply_gradients, require_model_and_optimizer
 from pax_export.optim._optax import OptaxOptimizer
 from pax_export.transforms import describe_result, value_and_grad
@@ -52,7 +52,7 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
     def of_immutable(model: PyTree, *inputs: PyTree) -> Any:
         # The gradient's copy of a model is mutable; but what is changed and
         # not returned would be lost, so here it is an error.
-        returned = loss_fn(rebuilt(model), *inputs)
+        returned = loss_fn(rebuild_tree(model), *inputs)
         if not isinstance(returned, (tuple, list)) or len(returned) != 2:
             raise _no_model(describe_result(returned))
         return returned

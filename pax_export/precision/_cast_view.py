@@ -20,14 +20,14 @@ from pax_export.core import (
     EmptyNode,
     Node,
     attributes_of,
-    begin,
+    begin_construction,
     current_kinds,
     is_array,
     is_node,
     owner_of,
     require_open,
     set_owner,
-    store,
+    store_attribute,
     update_moduledef,
 )
 
@@ -45,7 +45,7 @@ class CastView:
         self._contents = {n: _container_content(v) for n, v in self._given.items()}
         self._originals = _pair_casts(own, self._given)
         self.module = object.__new__(type(original))
-        begin(self.module, self._given)
+        begin_construction(self.module, self._given)
         update_moduledef(self.module, current_kinds(original))
         set_owner(self.module, owner_of(original))
 
@@ -74,7 +74,7 @@ class CastView:
         # A container that needed no cast is one object in both modules.
         if value is not attributes_of(self.original).get(name, _MISSING):
             require_open(self.original, "set", name)
-            store(self.original, name, value)
+            store_attribute(self.original, name, value)
 
     def result(self, tree: PyTree) -> Any:
         """Casts results to the output dtype, and replaces views by the modules themselves."""

@@ -19,7 +19,7 @@ from pax_export.core import (
     Module,
     Node,
     aspect_of,
-    derived,
+    derive_class,
     is_constructing,
     is_verb,
     map_attributes,
@@ -72,7 +72,7 @@ def apply_mp_policy(module: M, mp_policy: jmp.Policy) -> M:
         )
     policy = canonical_policy(mp_policy)
     cast = map_attributes(module, lambda name, v: cast_floating(v, policy.param_dtype))
-    return with_class(cast, derived(type(module), "mp_policy", policy))
+    return with_class(cast, derive_class(type(module), "mp_policy", policy))
 
 
 def unwrap_mp_policy(module: M) -> M:
@@ -102,7 +102,7 @@ def unwrap_mp_policy(module: M) -> M:
             got=repr(module),
             write="unwrap_mp_policy only for results of apply_mp_policy",
         )
-    return with_class(module, derived(type(module), "mp_policy", None))
+    return with_class(module, derive_class(type(module), "mp_policy", None))
 
 
 def policy_of(module: Module) -> jmp.Policy | None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pax_export._quantized import ArrayLike
 from pax_export._types import PyTree
-from pax_export.core import is_array, join, named_leaves, named_modules
+from pax_export.core import is_array, join_path, named_leaves, named_modules
 from pax_export.nn import Conv1DTranspose, Conv2DTranspose, Convolution, Embed, Linear
 
 
@@ -38,7 +38,7 @@ def places_of_layers(modules: list[tuple[str, Any]]) -> Iterator[tuple[Quantizab
             found = _axes(layer)
             if found is not None and id(layer) not in seen:
                 seen.add(id(layer))
-                name = join(join(path, below) if below else path, "weight")
+                name = join_path(join_path(path, below) if below else path, "weight")
                 yield QuantizableArray(name, layer.weight, *found), layer
 
 

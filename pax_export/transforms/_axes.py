@@ -18,7 +18,7 @@ from pax_export.core import (
     as_filter,
     is_node,
     is_random_key,
-    join,
+    join_path,
     leaves_of,
     one_level,
     path_name,
@@ -364,7 +364,7 @@ def targets_of(result: Result, inputs: MappedArguments, options: MapOptions) -> 
     for part, root in zip(result.parts, result.roots):
         if not part.is_module:
             name = path_name(part.path[1:])
-            targets.append(Target(join("output", name), axes[part.start], False, None, False))
+            targets.append(Target(join_path("output", name), axes[part.start], False, None, False))
             continue
         slots = inputs.slots if root is not None else ()
         given = {slot.path: slot for slot in slots if slot.root == root}

@@ -27,12 +27,12 @@ from pax_export.core import (
     as_filter,
     describe_array,
     is_node,
-    join,
+    join_path,
     leaves_of,
     path_name,
     warn_of_untrained,
 )
-from pax_export.transforms._lift import LiftedCall, Result, as_pair, describe_result, wraps
+from pax_export.transforms._lift import LiftedCall, Result, as_pair, describe_result, wrap_like
 
 #: Applied to each function before this thread differentiates it.
 _prepare: ContextVar[Callable[[Callable], Callable] | None] = ContextVar(
@@ -109,7 +109,7 @@ def value_and_grad(
     select = as_filter(wrt)
     take = _loss_and_aux if has_aux else _loss_alone
 
-    @wraps(fun)
+    @wrap_like(fun)
     def value_and_grad_fun(*args: object, **kwargs: object) -> tuple[Any, Any]:
         call = LiftedCall(fun, args, kwargs)
         places = _argument_places(argnums, len(args))
@@ -178,7 +178,7 @@ def grad(
         argnums, has_aux = 0, argnums
     both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt=wrt)
 
-    @wraps(fun)
+    @wrap_like(fun)
     def grad_fun(*args: object, **kwargs: object) -> Any:
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
@@ -269,7 +269,7 @@ class _DiffArgument:
                 name = leaves_of(part.value)[at].name if part.is_module else ""
                 raise NotDifferentiableError(
                     "A gradient needs floating-point numbers.",
-                    where=join(inside, name) if name else inside or f"argument {self.place}",
+                    where=join_path(inside, name) if name else inside or f"argument {self.place}",
                     got=describe_array(self.call.leaves[number]),
                     write="parameters = pax.parameters_method(...) without it, or allow_int=True",
                 )

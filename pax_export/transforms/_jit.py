@@ -36,7 +36,7 @@ from pax_export.transforms._lift import (
     unwrap_static,
     write_back,
 )
-from pax_export.transforms._sharding import constrain
+from pax_export.transforms._sharding import constrain_leaves
 
 _UNSPECIFIED: Any = inspect.signature(jax.jit).parameters["in_shardings"].default
 
@@ -306,7 +306,7 @@ jax.tree_util.register_pytree_node(
 def _constrain_modules(tree: Any, constraint: PyTree) -> Any:
     if constraint is False:
         return tree
-    constrain_one = constrain if constraint is True else constraint
+    constrain_one = constrain_leaves if constraint is True else constraint
     return tree_map(lambda x: constrain_one(x) if is_node(x) else x, tree, is_leaf=is_node)
 
 

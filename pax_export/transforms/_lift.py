@@ -250,7 +250,7 @@ def put_back(tree: PyTree, taken: Iterable[Any]) -> Any:
     return tree_map(lambda x: next(left) if is_slot(x) else x, tree, is_leaf=is_slot)
 
 
-def wraps(function: Callable) -> Callable[[Callable], Any]:
+def wrap_like(function: Callable) -> Callable[[Callable], Any]:
     """`functools.wraps`, also for callables without a name."""
     if isinstance(function, Node):
         return lambda wrapper: wrapper

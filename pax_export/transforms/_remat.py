@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from pax_export.transforms._lift import Held, LiftedCall, Result, wrap_static, wraps
+from pax_export.transforms._lift import Held, LiftedCall, Result, wrap_like, wrap_static
 
 
 def remat(
@@ -41,7 +41,7 @@ def remat(
     """
     static = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
 
-    @wraps(f)
+    @wrap_like(f)
     def recomputed(*args: object, **kwargs: object) -> Any:
         call = LiftedCall(f, tuple(wrap_static(args, static)), kwargs)
         # Static arguments are leaves of the call, unseen by jax.

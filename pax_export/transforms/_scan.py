@@ -14,7 +14,7 @@ from pax_export._errors import InvalidArgumentError
 from pax_export._types import PyTree
 from pax_export.core import is_node
 from pax_export.transforms._axes import MapOptions, inputs_of, mapped_size
-from pax_export.transforms._lift import wraps
+from pax_export.transforms._lift import wrap_like
 from pax_export.transforms._scan_body import ScanBody
 
 
@@ -95,7 +95,7 @@ def scan(
         state_axes=state_axes, split_rngs=split_rngs, transform_metadata=transform_metadata,
     )  # fmt: skip
 
-    @wraps(f)
+    @wrap_like(f)
     def scanned(*args: object, **kwargs: object) -> Any:
         if not -len(args) <= carry_argnum < len(args):
             raise InvalidArgumentError(

@@ -86,7 +86,7 @@ def get_named_sharding(tree: PyTree, mesh: Mesh) -> Any:
     )
 
 
-def constrain(module: PyTree) -> Any:
+def constrain_leaves(module: PyTree) -> Any:
     """The module with its leaves constrained to the specs that it declares."""
     leaves, treedef = tree_flatten(module)
     return treedef.unflatten(map(jax.lax.with_sharding_constraint, leaves, _declared_specs(module)))

@@ -22,7 +22,7 @@ from pax_export.transforms._axes import (
     not_covered,
     targets_of,
 )
-from pax_export.transforms._lift import Result, wraps
+from pax_export.transforms._lift import Result, wrap_like
 from pax_export.transforms._rng_split import split_for
 
 
@@ -85,7 +85,7 @@ def vmap(
         state_axes=state_axes, split_rngs=split_rngs, transform_metadata=transform_metadata,
     )  # fmt: skip
 
-    @wraps(f)
+    @wrap_like(f)
     def mapped(*args: object, **kwargs: object) -> Any:
         inputs = inputs_of(f, args, kwargs, options)
         size = mapped_size(inputs.slots, axis_size, "axis_size", "vmap")

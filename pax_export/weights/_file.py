@@ -58,7 +58,7 @@ def write_weights(
     with whole_file(path, _recognize_weights, what) as temporary:
         if signer:
             place = signature_file.of_file(Path(os.path.realpath(path)))
-            single_file.check(place, signature_file.recognized)
+            single_file.check(place, signature_file.recognize_signature)
         try:
             library.save_file(arrays, temporary, metadata=metadata)
         except failed as error:
@@ -78,7 +78,7 @@ def whole_file(path: Path, recognized: Recognize, what: str) -> Iterator[Path]:
     """Yields the path of a file that becomes ``path``, or replaces one of ours, after the block."""
     target = _target_file(path, recognized, what)
     try:
-        with single_file.replaced(target, recognized) as temporary:
+        with single_file.replace_path(target, recognized) as temporary:
             yield temporary
             temporary.chmod(_file_mode(target, temporary.parent))
     except WeightsFileError:
@@ -97,7 +97,7 @@ def _target_file(path: Path, recognized: Recognize, what: str) -> Path:
         raise _write_error(path, "a path of another machine")
     target = Path(os.path.realpath(path))
     try:
-        kind = file_types.unusual(target)
+        kind = file_types.unusual_type(target)
         known = kind is not None or not target.exists() or recognized(target) is not None
     except OSError as error:
         raise _write_error(path, error.strerror) from error

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pax_export.cli import main
-from pax_export.export.artifact.formats import imported
+from pax_export.export.artifact.formats import import_function
 from pax_export.export.validation import recheck, serve
 
 FACTORIES = """
@@ -77,6 +77,6 @@ def quick(monkeypatch):
 
     def here(format, place, calls, mode):
         assert mode == "each"
-        return serve.run_each(imported(format.run), str(place), calls)
+        return serve.run_each(import_function(format.run), str(place), calls)
 
     monkeypatch.setattr(recheck, "in_process", here)

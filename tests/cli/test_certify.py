@@ -63,7 +63,7 @@ def test_results_are_in_the_report_and_on_the_card(model, call, quick, planted):
     assert "from jax</li>" in model.with_name("m.onnx.html").read_text()
     assert load(model)(data)["y"].shape == (2, 4)  # and the hash in it fits
     certified = model.read_bytes()
-    embedded.take(model)
+    embedded.remove_report(model)
     assert before.startswith(model.read_bytes()) and len(certified) > len(before)
 
 

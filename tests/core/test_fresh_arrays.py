@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType
 
 import pax_export as pax
-from pax_export.core import filled, sample_padded
+from pax_export.core import filled_array, sample_padded
 from tests.closeness import assert_close
 
 SHAPES = [(), (1,), (0, 3), (7,), (3, 4), (2, 3, 5, 7), (31, 33), (1024,), (1025,), (300, 301)]
@@ -90,7 +90,7 @@ def test_what_jax_draws_in_another_way_it_draws_itself(draw, sizes):
 
 def test_in_a_trace_it_is_what_jax_does():
     def make(key):
-        return sample_padded(jax.random.normal, key, (3, 4), 0.5), filled((3,), 2)
+        return sample_padded(jax.random.normal, key, (3, 4), 0.5), filled_array((3,), 2)
 
     made, twos = jax.jit(make)(KEY)
     # XLA may round the product of both otherwise, as it does for jax's own.
@@ -104,7 +104,7 @@ def test_in_a_trace_it_is_what_jax_does():
 
 @pytest.mark.parametrize("dtype", [float, "float32", "bfloat16", "int32"])
 def test_a_filled_array(dtype):
-    values = filled((2, 3), 1, dtype)
+    values = filled_array((2, 3), 1, dtype)
     assert values.dtype == jnp.full((2, 3), 1, dtype).dtype and not values.committed
     assert np.array_equal(values, jnp.ones((2, 3), dtype))
 
@@ -114,7 +114,7 @@ def test_with_numbers_of_64_bits():
         values = sample_padded(jax.random.normal, KEY, (3, 5), 0.3)
         assert values.dtype == np.float64
         assert np.array_equal(values, as_jax_draws(KEY, (3, 5), 0.3))
-        assert filled((2,), 1).dtype == np.float64
+        assert filled_array((2,), 1).dtype == np.float64
 
 
 def layers_of(size):

@@ -10,7 +10,7 @@ import pytest
 from pax_export.core.selections._path_patterns import (
     PathPattern,
     better_path,
-    escaped,
+    escape_step,
     lost_by_steps,
     with_several_steps,
 )
@@ -65,7 +65,7 @@ def test_what_lies_below_is_covered():
 
 def test_a_name_with_letters_of_the_language_can_be_written():
     for name in ("w*", "a[0]", "what?", "[", "plain"):
-        pattern = PathPattern(f".{escaped(name)}")
+        pattern = PathPattern(f".{escape_step(name)}")
         assert pattern.fits(name) and not pattern.fits("w1") and not pattern.fits("a0")
 
 

@@ -132,11 +132,11 @@ def functions() -> list[Function]:
 def values(function: Function) -> list[np.ndarray]:
     """The numbers of a sweep, with zeros of both signs and numbers too small to be normal."""
     if function.operands[0].kind in "iu":
-        return sweep.grid(function)
+        return sweep.operand_grid(function)
     below = np.float32([1e-45, 1e-42, 1e-39, 1.1e-38])
     small = np.float32([*-below, -0.0, 0.0, *below])
     if len(function.operands) == 1:
-        (grid,) = sweep.grid(function)
+        (grid,) = sweep.operand_grid(function)
         # Beyond some hundred windows jax on a CPU passes over NaN itself.
         grid = grid[-64:] if function.name.startswith("reduce_window") else grid
         return [np.concatenate([grid, small])]

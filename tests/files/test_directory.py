@@ -12,7 +12,7 @@ import pytest
 
 from pax_export._files import directory as _directory
 from pax_export._files import disk, stale_temporaries
-from pax_export._files.directory import place, replaced
+from pax_export._files.directory import place, replace_path
 from pax_export.errors import ExportPathError
 from tests.refusals import refused
 
@@ -36,7 +36,7 @@ def ours(path):
 
 
 def write(path, text, overwrite=False):
-    with replaced(path, ours if overwrite else None) as directory:
+    with replace_path(path, ours if overwrite else None) as directory:
         for name in "ab":
             (directory / name).write_text(text)
 
@@ -47,7 +47,7 @@ def names(directory):
 
 def test_a_new_directory_appears_whole(tmp_path):
     path = tmp_path / "deep" / "down"
-    with replaced(path, None) as directory:
+    with replace_path(path, None) as directory:
         (directory / "file").write_text("new")
         assert not path.exists()
     assert (path / "file").read_text() == "new"
@@ -82,7 +82,7 @@ def test_overwrite_needs_nothing_to_be_there(tmp_path, system):
 
 def test_a_failure_leaves_what_was_there(tmp_path):
     write(tmp_path / "a", "old")
-    with pytest.raises(KeyError), replaced(tmp_path / "a", ours) as directory:
+    with pytest.raises(KeyError), replace_path(tmp_path / "a", ours) as directory:
         (directory / "file").write_text("half")
         raise KeyError
     assert names(tmp_path) == ["a"]
@@ -91,7 +91,7 @@ def test_a_failure_leaves_what_was_there(tmp_path):
 
 def test_a_failure_leaves_no_new_parents(tmp_path):
     (tmp_path / "there").mkdir()
-    with pytest.raises(KeyError), replaced(tmp_path / "there" / "b" / "c", None):
+    with pytest.raises(KeyError), replace_path(tmp_path / "there" / "b" / "c", None):
         raise KeyError
     assert names(tmp_path) == ["there"]
     assert not names(tmp_path / "there")
@@ -99,7 +99,10 @@ def test_a_failure_leaves_no_new_parents(tmp_path):
 
 @every_system
 def test_whoever_comes_second_is_refused(tmp_path, system):
-    with pytest.raises(ExportPathError, match="already"), replaced(tmp_path / "a", None) as mine:
+    with (
+        pytest.raises(ExportPathError, match="already"),
+        replace_path(tmp_path / "a", None) as mine,
+    ):
         (mine / "a").write_text("second")
         write(tmp_path / "a", "first")
     assert (tmp_path / "a" / "a").read_text() == "first"
@@ -198,7 +201,7 @@ def test_a_directory_that_may_not_be_written_to(tmp_path):
 
 
 def test_what_does_not_fit_is_not_begun(tmp_path):
-    with pytest.raises(ExportPathError) as caught, replaced(tmp_path / "a", None, 1 << 60):
+    with pytest.raises(ExportPathError) as caught, replace_path(tmp_path / "a", None, 1 << 60):
         pytest.fail("it was begun")
     assert caught.value.what == "There is not enough room on the disk for the export."
     assert caught.value.where == str(tmp_path / "a")
@@ -210,7 +213,7 @@ def test_what_does_not_fit_is_not_begun(tmp_path):
 def test_a_full_disk_is_explained_and_left_clean(tmp_path, error):
     write(tmp_path / "a", "old")
     with pytest.raises(ExportPathError, match="not enough room on the disk") as caught:
-        with replaced(tmp_path / "a", ours, 2048) as directory:
+        with replace_path(tmp_path / "a", ours, 2048) as directory:
             (directory / "a").write_text("half")
             raise error
     assert caught.value.got.endswith("about 2.0 KiB (2048 bytes) needed")
@@ -220,7 +223,7 @@ def test_a_full_disk_is_explained_and_left_clean(tmp_path, error):
 
 
 def test_another_error_is_not_called_a_full_disk(tmp_path):
-    with pytest.raises(OSError, match="else"), replaced(tmp_path / "a", None):
+    with pytest.raises(OSError, match="else"), replace_path(tmp_path / "a", None):
         raise OSError(5, "something else")
     assert not names(tmp_path)
 
@@ -310,7 +313,7 @@ def test_several_processes_save_to_one_place(tmp_path, can_exchange):
 
 
 def test_the_work_of_a_living_save_is_not_removed(tmp_path):
-    with replaced(tmp_path / "a", ours) as mine:
+    with replace_path(tmp_path / "a", ours) as mine:
         (mine / "a").write_text("mine")
         write(tmp_path / "a", "another's")
         assert mine.is_dir()
@@ -354,9 +357,11 @@ def test_everything_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
     monkeypatch.setattr(disk.os, "fsync", lambda handle: events.append(
         os.readlink(f"/proc/self/fd/{handle}").replace(str(tmp_path), "").rpartition(".part")[2]
     ))  # fmt: skip
-    move = _directory.move
-    monkeypatch.setattr(_directory, "move", lambda *args: (events.append("move"), move(*args)))
-    with replaced(tmp_path / "a", None) as directory:
+    move = _directory.move_into_place
+    monkeypatch.setattr(
+        _directory, "move_into_place", lambda *args: (events.append("move"), move(*args))
+    )
+    with replace_path(tmp_path / "a", None) as directory:
         (directory / "deep").mkdir()
         (directory / "deep" / "file").write_text("x")
     assert events == ["/deep/file", "/deep", "", "move", ""]

@@ -22,12 +22,12 @@ def ours(path):
 
 
 def write_folder(path, overwrite=ours):
-    with directory.replaced(path, overwrite) as folder:
+    with directory.replace_path(path, overwrite) as folder:
         (folder / "mark").write_text("ours")
 
 
 def write_file(path, overwrite=ours):
-    with single_file.replaced(path, overwrite) as file:
+    with single_file.replace_path(path, overwrite) as file:
         file.write_text("ours, new")
 
 
@@ -89,11 +89,11 @@ def test_an_empty_folder_and_an_empty_file_are_filled(tmp_path):
 def test_what_is_put_there_while_it_is_written(tmp_path):
     write_folder(tmp_path / "a")
     with refused(ExportPathError, got="late.csv") as caught:
-        with directory.replaced(tmp_path / "a", ours):
+        with directory.replace_path(tmp_path / "a", ours):
             (tmp_path / "a" / "late.csv").write_text("1")
     assert caught.value.got == "late.csv"
     with refused(ExportPathError, got='a file that begins with b"a user\'s"'):
-        with single_file.replaced(tmp_path / "b", ours) as file:
+        with single_file.replace_path(tmp_path / "b", ours) as file:
             file.write_text("ours")
             (tmp_path / "b").write_text("a user's")
     assert (tmp_path / "b").read_text() == "a user's"

@@ -20,7 +20,7 @@ def ours(path):
 
 
 def save(path, content=b"new", overwrite=False, needed=0):
-    with single_file.replaced(path, ours if overwrite else None, needed) as temporary:
+    with single_file.replace_path(path, ours if overwrite else None, needed) as temporary:
         (temporary.parent / "beside").write_bytes(b"what a runtime leaves")
         temporary.write_bytes(content)
 
@@ -48,7 +48,7 @@ def test_overwrite_replaces(tmp_path):
 def test_whoever_comes_second_is_refused(tmp_path):
     path = tmp_path / "model"
     with pytest.raises(ExportPathError, match="something at this place already"):
-        with single_file.replaced(path, None) as temporary:
+        with single_file.replace_path(path, None) as temporary:
             temporary.write_bytes(b"second")
             path.write_bytes(b"first")
     assert (path.read_bytes(), names(tmp_path)) == (b"first", ["model"])
@@ -71,7 +71,7 @@ def test_places_where_no_file_can_lie(tmp_path, monkeypatch, path, message):
 
 
 def test_a_failure_leaves_what_was_there(tmp_path):
-    with pytest.raises(ZeroDivisionError), single_file.replaced(tmp_path / "a" / "m", None):
+    with pytest.raises(ZeroDivisionError), single_file.replace_path(tmp_path / "a" / "m", None):
         raise ZeroDivisionError
     assert names(tmp_path) == []
 
@@ -81,7 +81,7 @@ def test_what_a_killed_save_left_is_removed_and_a_living_one_is_not(tmp_path):
 import os, signal, sys
 from pathlib import Path
 from pax_export._files import single_file
-with single_file.replaced(Path(sys.argv[1]), None) as temporary:
+with single_file.replace_path(Path(sys.argv[1]), None) as temporary:
     temporary.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -91,7 +91,7 @@ with single_file.replaced(Path(sys.argv[1]), None) as temporary:
     assert killed.returncode == -9
     (leftover,) = names(tmp_path)
     assert leftover.startswith(".model.")
-    with stale_temporaries.claimed(path) as living:
+    with stale_temporaries.claim_temporary(path) as living:
         save(path)
         assert names(tmp_path) == [living.name, "model"]
     assert names(tmp_path) == ["model"]

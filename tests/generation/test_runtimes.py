@@ -207,7 +207,7 @@ def test_a_tie_may_fall_otherwise_and_is_said(job, monkeypatch):
     lm = lm.set_attribute("embed", lm.embed.set_attribute("weight", jax.numpy.asarray(twins)))
     job = dataclasses.replace(job, lm=lm)
     prompts = ((5, 6, 7),)
-    own = pax.generation._runtimes._greedy(job, prompts, 24)[0]
+    own = pax.generation._runtimes._greedy_tokens(job, prompts, 24)[0]
     at = next((at for at, each in enumerate(own) if each < 70), None)
     if at is None:
         pytest.skip("no token of these has a twin")

@@ -19,7 +19,7 @@ from pax_export.cli import main
 from pax_export.errors import PaxError
 from pax_export.export import Report, load, renew, spec, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.artifact import embedded
-from pax_export.export.artifact.formats import imported
+from pax_export.export.artifact.formats import import_function
 from pax_export.export.validation import recheck, serve
 from tests.export.models import affine, affine_params, random
 from tests.hard.size import runs
@@ -112,7 +112,7 @@ def used(path):
 @pytest.mark.parametrize("name", ["saved", "bundle", "m.tflite"])
 def test_a_report_that_says_something_else(whole, tmp_path, monkeypatch, name):
     def here(format, place, calls, mode):
-        return serve.run_each(imported(format.run), str(place), calls)
+        return serve.run_each(import_function(format.run), str(place), calls)
 
     monkeypatch.setattr(recheck, "in_process", here)
     path, content = tmp_path / name, None

@@ -7,7 +7,15 @@ import struct
 import numpy as np
 import pytest
 
-from pax_export._wire import Memory, Message, RandomAccessBytes, message, signed, varint, whole
+from pax_export._wire import (
+    Memory,
+    Message,
+    RandomAccessBytes,
+    message,
+    read_varint,
+    require_integer,
+    to_signed,
+)
 from pax_export.weights._binary_file import BinaryFile
 
 
@@ -68,11 +76,11 @@ def test_every_kind_of_field(places):
     )  # fmt: skip
     found = Message(places(content))
     by_number = dict(found.fields())
-    assert (whole(by_number[1]), signed(by_number[3])) == (300, -5)
+    assert (require_integer(by_number[1]), to_signed(by_number[3])) == (300, -5)
     assert [message(by_number[at]).size for at in (4, 5)] == [4, 8]
     assert [each.text() for each in inside(found, 2)] == ["text", "more"]
     with pytest.raises(ValueError, match="a message where a whole number belongs"):
-        whole(by_number[2])
+        require_integer(by_number[2])
     with pytest.raises(ValueError, match="a whole number where a message belongs"):
         message(by_number[1])
 
@@ -148,7 +156,7 @@ def test_whole_numbers_one_behind_the_other(places):
 
 
 def test_a_number_keeps_its_lowest_64_bits():
-    assert varint(b"\xff" * 9 + b"\x7f", 0, 10) == ((1 << 64) - 1, 10)
+    assert read_varint(b"\xff" * 9 + b"\x7f", 0, 10) == ((1 << 64) - 1, 10)
 
 
 def test_a_name_is_no_novel():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pax_export._wire import Map, Memory, Message, Schema, signed, table_entries, write_table
+from pax_export._wire import Map, Memory, Message, Schema, table_entries, to_signed, write_table
 
 POINT = Schema(x=1, y=2)
 ANY = Schema(alternatives=True, flag=1, text=2, point=(3, POINT))
@@ -39,7 +39,7 @@ def test_maps_are_sorted_and_whole():
     assert fields(first) == [(1, b""), (2, b"")]
     assert [number for number, _ in fields(second)] == [1, 2]
     ((_, value),) = fields(fields(second)[1][1])
-    assert signed(value) == -1
+    assert to_signed(value) == -1
 
 
 def test_a_field_of_no_number_is_a_mistake():

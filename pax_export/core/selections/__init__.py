@@ -24,7 +24,7 @@ from pax_export.core.selections._frozen_places import freeze_at
 from pax_export.core.selections._initial import register_initial
 from pax_export.core.selections._path_patterns import (
     better_path,
-    escaped,
+    escape_step,
     lost_by_steps,
     path_pattern,
     with_several_steps,

@@ -20,7 +20,13 @@ from pax_export.core._parameters import merge
 from pax_export.core._static import static_key
 from pax_export.core._tree import Node
 from pax_export.core.selections._path_patterns import path_pattern
-from pax_export.core.selections._selectable import Chosen, at_or_below, dotted, plain, value_at
+from pax_export.core.selections._selectable import (
+    Chosen,
+    at_or_below,
+    dotted_path,
+    plain_key,
+    value_at,
+)
 
 Mask = list[bool]
 
@@ -37,7 +43,7 @@ class FilteredLeaf:
     @property
     def name(self) -> str:
         """The path with dots, as weights are named."""
-        return dotted(self.path)
+        return dotted_path(self.path)
 
 
 def leaves_of(module: Node) -> list[FilteredLeaf]:
@@ -51,7 +57,7 @@ def _walk_leaves(module: Node, path: tuple, owners: tuple) -> Iterator[FilteredL
         module, is_leaf=lambda x: x is not module and isinstance(x, Node)
     )
     for keys, item in items:
-        steps = tuple([plain(key) for key in keys])
+        steps = tuple([plain_key(key) for key in keys])
         if isinstance(item, Node):
             yield from _walk_leaves(item, path + steps, owners)
         else:

@@ -17,7 +17,7 @@ from pax_export.core.selections._path_patterns import better_path, path_pattern
 from pax_export.core.selections._selectable import (
     Chosen,
     Steps,
-    dotted,
+    dotted_path,
     path_or_root,
     places_in,
     places_of,
@@ -101,7 +101,7 @@ def _by_predicate(tree: PyTree, predicate: Callable[..., Any]) -> tuple[Steps, .
             steps
             for steps, value in values_of(tree)
             if (takes_path or isinstance(value, Node))
-            and (predicate(dotted(steps), value) if takes_path else predicate(value))
+            and (predicate(dotted_path(steps), value) if takes_path else predicate(value))
         ]
     )
 
@@ -120,7 +120,7 @@ def matcher(
         pattern = path_pattern(what, anywhere)
         return lambda path, module: pattern.fits(path)
     if isinstance(what, Chosen):
-        names = {dotted(steps) for steps in what.paths}
+        names = {dotted_path(steps) for steps in what.paths}
         return lambda path, module: path in names
     if isinstance(what, type):
         return lambda path, module: isinstance(module, what)
@@ -187,4 +187,4 @@ def _attributes_beside(tree: PyTree, text: str) -> list[str]:
     owner = None if above is None else value_at(tree, above)
     if not isinstance(owner, Node):
         return []
-    return [dotted((*above, n)) for n in attributes_of(owner) if not n.startswith("_")]  # type: ignore
+    return [dotted_path((*above, n)) for n in attributes_of(owner) if not n.startswith("_")]  # type: ignore

@@ -9,13 +9,13 @@ from pax_export._errors import InvalidArgumentError
 from pax_export._types import PyTree
 from pax_export.core._edit import Change, edit_at, with_class
 from pax_export.core._parameters import STATES_TOO, frozen_alone
-from pax_export.core._subclassing import aspect_of, derived
+from pax_export.core._subclassing import aspect_of, derive_class
 from pax_export.core._traversal import apply_bottom_up, cached_by_treedef
 from pax_export.core.selections._selectable import (
     Place,
     Steps,
     at_or_below,
-    dotted,
+    dotted_path,
     outermost_paths,
     path_or_root,
     places_of,
@@ -61,7 +61,7 @@ def _frozen_targets(
     if not meant:
         raise InvalidArgumentError(
             "The selected parts have no modules or arrays to freeze.",
-            got=", ".join(path_or_root(dotted(steps)) for steps in paths),
+            got=", ".join(path_or_root(dotted_path(steps)) for steps in paths),
             write="a selection of modules or arrays",
         )
     modules = {place.steps for place in meant if place.cls is not None}
@@ -84,7 +84,7 @@ def _own_arrays(tree: PyTree) -> dict[Steps, frozenset[str]]:
 
 
 def _from_owner(place: Place) -> str:
-    return dotted(place.steps[len(place.owner) :])
+    return dotted_path(place.steps[len(place.owner) :])
 
 
 def _modes_around(tree: PyTree, modules: tuple[Steps, ...]) -> dict[Steps, bool | None]:
@@ -98,7 +98,7 @@ def _modes_around(tree: PyTree, modules: tuple[Steps, ...]) -> dict[Steps, bool 
 def _freeze_arrays(module: PyTree, paths: frozenset[str]) -> Any:
     """Freezes further arrays of a module."""
     held = paths.union(aspect_of(type(module), "held") or ())
-    return with_class(module, derived(type(module), "held", tuple(sorted(held))))
+    return with_class(module, derive_class(type(module), "held", tuple(sorted(held))))
 
 
 def _with_again(module: PyTree, paths: frozenset[str], every: frozenset[str]) -> Any:
@@ -106,13 +106,13 @@ def _with_again(module: PyTree, paths: frozenset[str], every: frozenset[str]) ->
     cls = type(module)
     frozen = aspect_of(cls, "frozen") is not None
     held = every if frozen else frozenset(aspect_of(cls, "held") or ())
-    cls = derived(cls, "frozen", None)
-    return with_class(module, derived(cls, "held", tuple(sorted(held - paths)) or None))
+    cls = derive_class(cls, "frozen", None)
+    return with_class(module, derive_class(cls, "held", tuple(sorted(held - paths)) or None))
 
 
 def _unfreeze_alone(module: PyTree, training: bool | None) -> Any:
     """Unfreezes a module, but not its submodules."""
     kept_statistics = aspect_of(type(module), "frozen") == STATES_TOO
-    cls = derived(derived(type(module), "frozen", None), "held", None)
+    cls = derive_class(derive_class(type(module), "frozen", None), "held", None)
     new = with_class(module, cls)
     return new._with_training(training) if kept_statistics and training is not None else new

@@ -12,7 +12,7 @@ from pax_export._errors import InvalidArgumentError, a_few
 from pax_export._types import PyTree
 from pax_export.core._rng import split_rng_key
 from pax_export.core.selections._filters import FilteredLeaf, Param, as_rule, leaves_of
-from pax_export.core.selections._selectable import Steps, at_or_below, dotted, path_or_root
+from pax_export.core.selections._selectable import Steps, at_or_below, dotted_path, path_or_root
 
 Initializer = Callable[[Any, Any], Any]
 """A function of a key and a shape that makes an array of that shape."""
@@ -36,7 +36,7 @@ def reinitialize(
     if not meant:
         raise InvalidArgumentError(
             "The selected parts hold no trainable parameter.",
-            where=a_few([path_or_root(dotted(steps)) for steps in paths], 5),
+            where=a_few([path_or_root(dotted_path(steps)) for steps in paths], 5),
             write="a selection of modules with parameters; unfreeze() before, if they are frozen",
         )
     makers = {n: initializer or _initializer_of(found[n]) for n in meant}

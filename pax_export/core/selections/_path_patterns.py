@@ -148,7 +148,7 @@ def _negate_letters(letters: str) -> str:
     return f"^.{letters[1:]}" if letters.startswith("!") else letters
 
 
-def escaped(step: object) -> str:
+def escape_step(step: object) -> str:
     """A name as a step of a path that means this name alone.
 
     Example:

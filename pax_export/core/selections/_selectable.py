@@ -11,11 +11,11 @@ from jax.tree_util import tree_structure, tree_unflatten
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import PyTree, TreeDef
-from pax_export.core._traversal import Steps, one_level, plain
+from pax_export.core._traversal import Steps, one_level, plain_key
 from pax_export.core._tree import Node, attributes_of, flatten, is_array
 
 
-def dotted(steps: Iterable[Any]) -> str:
+def dotted_path(steps: Iterable[Any]) -> str:
     """The dotted path; empty for the root."""
     return ".".join(map(str, steps))
 
@@ -67,7 +67,7 @@ def _children_of(value: object) -> list[tuple[Any, Any]] | None:
     items, _ = one_level(value)
     if len(items) == 1 and not items[0][0]:
         return None
-    return [(plain(path[0]), item) for path, item in items]
+    return [(plain_key(path[0]), item) for path, item in items]
 
 
 def places_of(tree: PyTree) -> tuple[Place, ...]:
@@ -88,9 +88,9 @@ def _make_place(steps: Steps, value: object, modules: set[Steps]) -> Place:
     above = (steps[:n] for n in range(len(steps) - 1, -1, -1))
     owner = next((each for each in above if each in modules), ())
     if not isinstance(value, Node):
-        return Place(steps, dotted(steps), owner, None)
+        return Place(steps, dotted_path(steps), owner, None)
     training = attributes_of(value).get("_training", True)
-    return Place(steps, dotted(steps), owner, type(value), training)
+    return Place(steps, dotted_path(steps), owner, type(value), training)
 
 
 def value_at(tree: PyTree, steps: Steps) -> Any:
@@ -101,8 +101,8 @@ def value_at(tree: PyTree, steps: Steps) -> Any:
         if found is _children_with_static:
             raise InvalidArgumentError(
                 "The tree does not have this path.",
-                where=dotted(steps[: number + 1]),
-                got=f"{type(value).__name__} at {path_or_root(dotted(steps[:number]))}",
+                where=dotted_path(steps[: number + 1]),
+                got=f"{type(value).__name__} at {path_or_root(dotted_path(steps[:number]))}",
                 write="a selection of this net, or of one with the same paths",
             )
         value = found

@@ -25,7 +25,7 @@ from pax_export.core.selections._selectable import (
     Chosen,
     Steps,
     at_or_below,
-    dotted,
+    dotted_path,
     outermost_paths,
     path_or_root,
     places_of,
@@ -97,7 +97,7 @@ class Selection(Chosen):
 
     def names(self) -> list[str]:
         """The paths of the parts, as modules and weights are named; the net's own is empty."""
-        return [dotted(steps) for steps in self.paths]
+        return [dotted_path(steps) for steps in self.paths]
 
     def values(self) -> list[Any]:
         """The parts, in the order of their names."""

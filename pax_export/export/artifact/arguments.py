@@ -11,7 +11,7 @@ import numpy as np
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export.artifact import dimensions, dtypes
 from pax_export.export.artifact.report import DEFAULT, ArrayInfo, SignatureInfo
-from pax_export.export.artifact.structure import collect, fixed
+from pax_export.export.artifact.structure import collect, fixed_arguments
 
 
 class Arguments:
@@ -24,7 +24,7 @@ class Arguments:
         flat = len(trees) == len(info.arguments) and all("leaf" in tree for tree in trees)
         self._flat = tuple(tree["leaf"] for tree in trees) if flat else None
         # Python values that are part of the function need not be given.
-        self._fixed = fixed(info.arguments)
+        self._fixed = fixed_arguments(info.arguments)
 
     def named(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays of a call by the names of the inputs."""
@@ -116,7 +116,7 @@ class Arguments:
         for text in self._info.constraints:
             if dimensions.holds(text, numbers):
                 continue
-            broken = {name: numbers[name] for name in dimensions.constrained(text)}
+            broken = {name: numbers[name] for name in dimensions.constrained_names(text)}
             source = sizes[next(iter(broken))][1]
             raise InvalidArgumentError(
                 "An argument has a size that violates the constraints of the export.",
@@ -169,7 +169,7 @@ def _fits_in(
     if len(unknown) > 1:
         return True  # the runtime's to check
     if unknown:
-        found = dimensions.solved(dimension, size, unknown[0], known)
+        found = dimensions.solve_for(dimension, size, unknown[0], known)
         if found is None:
             return True
         sizes[unknown[0]] = found, source

@@ -21,14 +21,14 @@ def check(path: Path, report: Report, trusted: bool) -> None:
     """Refuses an export that is corrupted or, unless trusted, may do harm."""
     format = formats.find(report.target)
     if format is not None and format.check:
-        formats.imported(format.check)(path, report, trusted)
+        formats.import_function(format.check)(path, report, trusted)
 
 
 def saved_model(path: Path, report: Report, trusted: bool) -> None:
-    foreign(path, trusted)
+    check_foreign(path, trusted)
 
 
-def foreign(path: Path, trusted: bool) -> None:
+def check_foreign(path: Path, trusted: bool) -> None:
     """Checks any SavedModel before TensorFlow opens it."""
     _check_regular(path)
     check_sums(path)
@@ -40,7 +40,7 @@ def _check_regular(path: Path) -> None:
     """Refuses special files, for which TensorFlow would wait; see `file_types`."""
     try:
         strange = file_types.first_unusual(path)
-        kind = strange and file_types.unusual(strange)
+        kind = strange and file_types.unusual_type(strange)
     except OSError as error:
         raise ExportPathError(
             "The SavedModel cannot be read.", where=str(path), got=error.strerror
@@ -74,7 +74,7 @@ def _of_saved_model(path: Path) -> list[str]:
     return names + ([_INDEX] if (path / _INDEX).is_file() else [])
 
 
-def file(path: Path, report: Report, trusted: bool) -> None:
+def check_file(path: Path, report: Report, trusted: bool) -> None:
     """Compares a file that contains its report with the hash in the report."""
     digest = report.details.get(SHA256)
     if digest is None:
@@ -93,7 +93,7 @@ def file(path: Path, report: Report, trusted: bool) -> None:
 def _check_data(data: Path, report: Report) -> None:
     """Compares external data with their hash."""
     try:
-        kind = file_types.unusual(data)
+        kind = file_types.unusual_type(data)
         got = kind or "other bytes than were written"
         if not kind and checksums.digest(data) == report.details.get(DATA_SHA256):
             return

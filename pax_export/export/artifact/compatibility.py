@@ -41,7 +41,7 @@ CUSTOM_CALLS = frozenset(
 )
 
 
-def text(version: Version) -> str:
+def format_version(version: Version) -> str:
     """A version as people write it: ``"2.15"``."""
     return ".".join(map(str, version))
 
@@ -52,11 +52,11 @@ def oldest_tensorflow(stablehlo: Version, calling_convention: int) -> Version:
             return release
     raise ConsumerError(
         "No TensorFlow release can read this model.",
-        got=f"StableHLO {text(stablehlo)}, calling convention {calling_convention}",
+        got=f"StableHLO {format_version(stablehlo)}, calling convention {calling_convention}",
     )
 
 
-def requested(consumer: str | None) -> Version | None:
+def parse_consumer(consumer: str | None) -> Version | None:
     """Reads ``"tensorflow>=2.17"``.
 
     Example:
@@ -75,11 +75,11 @@ def requested(consumer: str | None) -> Version | None:
 
 def check(consumer: str | None, oldest: Version, signature: str) -> None:
     """Refuses a model that needs a newer TensorFlow than its consumer has."""
-    wanted = requested(consumer)
+    wanted = parse_consumer(consumer)
     if wanted is not None and oldest > wanted:
         raise ConsumerError(
             "The model uses operations that the consumer does not support.",
             where=signature,
             got=consumer,
-            write=f'consumer="tensorflow>={text(oldest)}", or leave consumer= out',
+            write=f'consumer="tensorflow>={format_version(oldest)}", or leave consumer= out',
         )

@@ -71,7 +71,7 @@ def value(size: Size, sizes: Mapping[str, int]) -> int:
         8
     """
     try:
-        found = computed(size, sizes, _calculate_number)
+        found = evaluate_over(size, sizes, _calculate_number)
     except (KeyError, ZeroDivisionError, RecursionError) as error:
         raise _parse_error(size) from error
     if abs(found) >= _LARGEST:
@@ -79,7 +79,7 @@ def value(size: Size, sizes: Mapping[str, int]) -> int:
     return found
 
 
-def computed(size: Size, known: Mapping[str, Any], calculate: Calculate) -> Any:
+def evaluate_over(size: Size, known: Mapping[str, Any], calculate: Calculate) -> Any:
     """Evaluates a dimension over values that are not numbers.
 
     Example:
@@ -89,7 +89,7 @@ def computed(size: Size, known: Mapping[str, Any], calculate: Calculate) -> Any:
     return _evaluate_node(_parse_expression(size), known, calculate)
 
 
-def solved(size: Size, number: int, name: str, known: Mapping[str, int]) -> int | None:
+def solve_for(size: Size, number: int, name: str, known: Mapping[str, int]) -> int | None:
     """Solves a dimension for a variable: 0 without a solution, None if it is not linear.
 
     Example:
@@ -119,7 +119,7 @@ def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
     return _RELATIONS[relations[0]](value(left, sizes), value(right, sizes))
 
 
-def constrained(constraint: str) -> tuple[str, ...]:
+def constrained_names(constraint: str) -> tuple[str, ...]:
     """The variables that a constraint speaks of.
 
     Example:
@@ -202,7 +202,7 @@ def _candidates_of_each(
         if len(found := names(size)) == 1:
             own[found[0]].append(size)
     for text in constraints:
-        found = set(constrained(text))
+        found = set(constrained_names(text))
         if len(found) == 1 and found <= set(own):
             rules[found.pop()].append(text)
 

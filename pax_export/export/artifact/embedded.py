@@ -24,7 +24,7 @@ from pax_export._wire import Memory, Message, encode_varint
 BYTES, VALUES = 1 << 26, 1 << 22
 
 
-def parsed(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """Parses JSON; a ValueError for invalid or deeply nested text.
 
     Example:
@@ -138,7 +138,7 @@ def is_whole(path: Path, text: str, digest: str) -> bool:
     return checksums.digest(path, size - len(tail)) == digest
 
 
-def take(path: Path) -> str:
+def remove_report(path: Path) -> str:
     """The report that was just put behind the content of a file, which then ends before it."""
     text, size = read(path) or "", path.stat().st_size
     in_archive = zipfile.is_zipfile(path)
@@ -150,7 +150,7 @@ def take(path: Path) -> str:
 def replace(path: Path, text: str) -> None:
     """Replaces the report at the end of a file."""
     append = append_zip if zipfile.is_zipfile(path) else append_field
-    take(path)
+    remove_report(path)
     append(path, text)
 
 

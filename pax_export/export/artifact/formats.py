@@ -191,7 +191,7 @@ def _of_others(entry: EntryPoint) -> Format | None:
         return None
 
 
-def imported(place: str) -> Any:
+def import_function(place: str) -> Any:
     """The function at ``"module:function"``."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -92,7 +92,7 @@ def is_foreign(path: Path) -> bool:
 
 def describe(path: Path) -> Foreign:
     model = read_saved_model(path, "inspect")
-    with unreadable(path):
+    with unreadable_as_error(path):
         return _describe_model(model, path)
 
 
@@ -180,7 +180,7 @@ def _oldest_tensorflow(modules: tuple[XlaModule, ...]) -> tuple[str | None, str]
     newest = max(tuple(map(int, str(module.stablehlo).split("."))) for module in known)
     convention = max(module.calling_convention for module in modules)
     try:
-        return compatibility.text(compatibility.oldest_tensorflow(newest, convention)), ""
+        return compatibility.format_version(compatibility.oldest_tensorflow(newest, convention)), ""
     except ConsumerError as error:
         return None, f"it needs {error.got}; `pax-export retarget` mends it"
 
@@ -203,7 +203,7 @@ def read_saved_model(directory: Path, purpose: str) -> Any:
             write=f"a directory that holds {GRAPH_FILE}, as tf.saved_model.save writes it",
         ) from error
     model = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", purpose).SavedModel()
-    with unreadable(directory):
+    with unreadable_as_error(directory):
         model.ParseFromString(data)
         if not model.meta_graphs:
             raise ValueError("it has no graph")
@@ -211,7 +211,7 @@ def read_saved_model(directory: Path, purpose: str) -> Any:
 
 
 @contextmanager
-def unreadable(directory: Path) -> Iterator[None]:
+def unreadable_as_error(directory: Path) -> Iterator[None]:
     """Whatever reading another program's messages raises, as one error of ours."""
     try:
         yield

@@ -77,7 +77,7 @@ def load(
         require("jax", "all", f"load of {report.target}")
     checking.check(Path(path), report, trusted)
     try:
-        return formats.imported(format.load)(Path(path), report)
+        return formats.import_function(format.load)(Path(path), report)
     except PaxError:
         raise
     except ImportError:

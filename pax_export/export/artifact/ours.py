@@ -49,7 +49,7 @@ def _is_file_of_ours(path: Path) -> bool:
 def _format_of(report: str | None) -> Format | None:
     """Returns the format named by a report."""
     try:
-        data = embedded.parsed(report or "")
+        data = embedded.parse_json(report or "")
         return find(data["target"]) if isinstance(data["format"], int) else None
     except (ValueError, KeyError, TypeError):
         return None

@@ -199,7 +199,7 @@ class Report:
             lines += (f"    in   {entry}" for entry in signature.inputs)
             lines += (
                 f"    with {name} = {value!r}"
-                for name, value in structure.fixed(signature.arguments).items()
+                for name, value in structure.fixed_arguments(signature.arguments).items()
             )
             lines += (f"      to the model    {entry}" for entry in signature.preprocess or ())
             lines += (f"      from the model  {entry}" for entry in signature.postprocess or ())
@@ -324,7 +324,7 @@ def read_report(path: str | os.PathLike[str]) -> Report:
     path = Path(path)
     file = path
     try:
-        if (kind := file_types.unusual(path)) and not path.is_dir():
+        if (kind := file_types.unusual_type(path)) and not path.is_dir():
             raise OSError(f"not a regular file, but {kind}")
         if path.is_file():
             stored = embedded.read(path)
@@ -363,7 +363,7 @@ _OF_NO_REPORT = (
 
 
 def _parse_report(text: str) -> Report:
-    data = embedded.parsed(text)
+    data = embedded.parse_json(text)
     if not isinstance(data, dict):
         raise ValueError("it is not an object")
     if data.pop("format") != _FORMAT:

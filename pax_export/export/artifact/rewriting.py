@@ -26,7 +26,7 @@ def check_writable(path: Path) -> None:
     """Refuses, by an ExportPathError, an export that may not be written to."""
     written = path / REPORT_FILE if path.is_dir() else path
     if not os.access(written, os.W_OK):
-        raise directory.unwritable(path, f"a file that may be read only: {written.name}")
+        raise directory.unwritable_error(path, f"a file that may be read only: {written.name}")
     if path.is_dir():
         directory.check(path, now_in(path))
     else:
@@ -50,7 +50,7 @@ def _in_folder(path: Path, report: Report, signer: Signer | None) -> None:
     listed, card = checksums.names(path), card_file.of_folder(path)
     drawing = _drawing_of(card)
     anew = {REPORT_FILE, card_file.NAME, checksums.FILE, signature_file.NAME}
-    with directory.replaced(path, now_in(path)) as place:
+    with directory.replace_path(path, now_in(path)) as place:
         for name in files(path):
             if name not in anew:
                 _link_file(path / name, place / name)
@@ -66,8 +66,8 @@ def _in_folder(path: Path, report: Report, signer: Signer | None) -> None:
 
 def _in_file(path: Path, report: Report, signer: Signer | None) -> None:
     card = card_file.of_file(path)
-    drawing, ours = _drawing_of(card), card_file.recognized(card) is not None
-    with single_file.replaced(path, export_of_ours, path.stat().st_size) as place:
+    drawing, ours = _drawing_of(card), card_file.recognize_card(card) is not None
+    with single_file.replace_path(path, export_of_ours, path.stat().st_size) as place:
         shutil.copyfile(path, place)
         embedded.replace(place, report_text(report))
         for each in data_file.all_of_file(path):
@@ -76,7 +76,7 @@ def _in_file(path: Path, report: Report, signer: Signer | None) -> None:
             write_card(report, place, card_file.of_file(place), drawing)
         if signer:
             signer.sign_file(place)
-    if not signer and signature_file.recognized(signature_file.of_file(path)):
+    if not signer and signature_file.recognize_signature(signature_file.of_file(path)):
         signature_file.of_file(path).unlink()
 
 

@@ -45,7 +45,7 @@ def screen(path: Path) -> None:
         ExportPathError: the SavedModel is missing or unreadable.
     """
     model = inspect.read_saved_model(path, "load")
-    with inspect.unreadable(path):
+    with inspect.unreadable_as_error(path):
         found = list(dict.fromkeys(_find_violations(model, path)))
     if found:
         raise UntrustedExportError(

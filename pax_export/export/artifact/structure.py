@@ -106,7 +106,7 @@ def collect(structure: Mapping[str, Any], value: object, into: dict[str, Any], p
     )
 
 
-def fixed(arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def fixed_arguments(arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The arguments, given by their structure, that are Python values as a whole.
 
     Example:

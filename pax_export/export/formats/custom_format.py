@@ -29,7 +29,7 @@ from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.portable import PassOptions, Weight, decompose, optimized
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.source_lines import placed
+from pax_export.export.tracing.source_lines import attach_operations
 
 _AS_TRACED = PassOptions(fold=False, keep=False, features_first=False)
 
@@ -90,7 +90,7 @@ class FormatProgram:
             write="the same in other operations of jax.numpy and jax.lax, or another target, "
             "e.g. to_saved_model",
         )
-        return placed(error, [(equation,)])
+        return attach_operations(error, [(equation,)])
 
 
 def _flat_program(

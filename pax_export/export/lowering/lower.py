@@ -37,7 +37,7 @@ from pax_export.export.portable.without_libraries import (
     without_libraries,
 )
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.source_lines import placed
+from pax_export.export.tracing.source_lines import attach_operations
 from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import Traced
 
@@ -83,12 +83,15 @@ def lower_traced(
         try:
             fast = fast_on_cpus(program) if "cpu" in platforms else program
             exported = _export(traced, fast, count, platforms)
-            module, neutral = _portable(exported, names=names, program=traced.program), False
+            module, neutral = (
+                _make_single_device(exported, names=names, program=traced.program),
+                False,
+            )
         except (NotImplementedError, UnsupportedOperationError) as error:
             # Rules for real machines call their libraries (LAPACK, cuSOLVER), which
             # no consumer has.
             exported = _export_neutral(traced, without_libraries(program), count, error)
-            module = _portable(exported, XLA_EXPANDS, names, program=traced.program)
+            module = _make_single_device(exported, XLA_EXPANDS, names, program=traced.program)
             neutral = True
     return Lowered(
         module,
@@ -100,7 +103,7 @@ def lower_traced(
     )
 
 
-def _portable(exported: Any, *arguments: Any, **options: Any) -> Portable:
+def _make_single_device(exported: Any, *arguments: Any, **options: Any) -> Portable:
     """Converts a jax export to a single-device module that accepts empty batches where possible."""
     empty = may_be_empty(result.shape for result in exported.out_avals)
     serialized = exported.mlir_module_serialized
@@ -134,7 +137,7 @@ def _export_neutral(traced: Traced, program: Any, count: int | None, cause: Exce
             f"The operation {name[1]} exists in jax only.",
             write="the same in other operations of jax.numpy and jax.lax",
         )
-        raise placed(refusal, jaxpr_operations(traced.program, [name[1]])) from error
+        raise attach_operations(refusal, jaxpr_operations(traced.program, [name[1]])) from error
 
 
 @dataclass(frozen=True)
@@ -282,7 +285,9 @@ def _write_oldest(module: Any, context: Any) -> Portable:
     try:
         for version in targets:
             try:
-                written = stablehlo.serialize_portable_artifact(module, compatibility.text(version))
+                written = stablehlo.serialize_portable_artifact(
+                    module, compatibility.format_version(version)
+                )
             except ValueError:
                 continue
             return Portable(written, version)
@@ -290,7 +295,7 @@ def _write_oldest(module: Any, context: Any) -> Portable:
         handler.detach()
     raise UnsupportedOperationError(
         "This model cannot be written as portable StableHLO.",
-        got=f"StableHLO {compatibility.text(current)}",
+        got=f"StableHLO {compatibility.format_version(current)}",
     )
 
 
@@ -328,7 +333,7 @@ def _refuse_custom_calls(module: Any, allowed: frozenset[str], program: Any) -> 
         if operation.operation.name == "stablehlo.custom_call":
             target = ir.StringAttr(operation.attributes["call_target_name"]).value
             if target not in allowed:
-                found.setdefault(target, _source(str(operation.location)))
+                found.setdefault(target, _source_text(str(operation.location)))
     if found:
         error = UnsupportedOperationError(
             "The model calls functions that exist in jax only: " + ", ".join(sorted(found)) + ".",
@@ -336,7 +341,9 @@ def _refuse_custom_calls(module: Any, allowed: frozenset[str], program: Any) -> 
             write="the same in operations of jax.numpy and jax.lax, not in kernels of your own",
         )
         made = {name.rsplit("/", 1)[-1] for name, _ in found.values()}
-        raise placed(error, jaxpr_operations(program, made) if program is not None else ())
+        raise attach_operations(
+            error, jaxpr_operations(program, made) if program is not None else ()
+        )
 
 
 def _name_operands(module: Any, names: Mapping[int, str]) -> None:
@@ -352,7 +359,7 @@ def _name_operands(module: Any, names: Mapping[int, str]) -> None:
             operation.attributes["error_message"] = ir.StringAttr.get(message)
 
 
-def _source(location: str) -> tuple[str, str]:
+def _source_text(location: str) -> tuple[str, str]:
     """``jit(f)/cholesky`` and ``(model.py:12)`` out of the text of an MLIR location."""
     name = re.search(r'loc\("([^"]*)"', location)
     line = re.search(r'"([^"]+\.py)":(\d+)', location)
@@ -378,7 +385,7 @@ def _rewrite_batched(operation: Any) -> bool:
 def _rewrite_gather(operation: Any) -> bool:
     old = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
     batches, places = old.operand_batching_dims, old.start_indices_batching_dims
-    if not _number(operation, 1, places, old.index_vector_dim):
+    if not _prepend_batch_numbers(operation, 1, places, old.index_vector_dim):
         return False
     operation.attributes["dimension_numbers"] = stablehlo.GatherDimensionNumbers.get(
         offset_dims=old.offset_dims,
@@ -396,7 +403,7 @@ def _rewrite_scatter(operation: Any) -> bool:
     old = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
     batches, places = old.input_batching_dims, old.scatter_indices_batching_dims
     indices = len(operation.operands) // 2  # inputs, indices, updates
-    if not _number(operation, indices, places, old.index_vector_dim):
+    if not _prepend_batch_numbers(operation, indices, places, old.index_vector_dim):
         return False
     operation.attributes["scatter_dimension_numbers"] = stablehlo.ScatterDimensionNumbers.get(
         update_window_dims=old.update_window_dims,
@@ -410,17 +417,17 @@ def _rewrite_scatter(operation: Any) -> bool:
     return True
 
 
-def _number(operation: Any, operand: int, places: Sequence[int], axis: int) -> bool:
+def _prepend_batch_numbers(operation: Any, operand: int, places: Sequence[int], axis: int) -> bool:
     """Puts the numbers of their batches in front of the indices, if they have batches."""
     indices = operation.operands[operand]
     # The components of an index have a dimension of their own where jax wrote them.
     if not places or axis >= ir.RankedTensorType(indices.type).rank:
         return False
     with operation.context, ir.Location.unknown(), ir.InsertionPoint(operation):
-        indices = _wide(indices)
+        indices = _widen_indices(indices)
         numbers = [_iota(indices, place, axis) for place in places]
         kind = ir.RankedTensorType(indices.type)
-        shape = _shape(kind)
+        shape = _tensor_shape(kind)
         shape[axis] += len(numbers)
         joined = ir.RankedTensorType.get(shape, kind.element_type)
         # Named by its keyword only where that has one name in all versions.
@@ -431,32 +438,34 @@ def _number(operation: Any, operand: int, places: Sequence[int], axis: int) -> b
     return True
 
 
-def _wide(indices: Any) -> Any:
+def _widen_indices(indices: Any) -> Any:
     """Indices of at least 32 bits: an int8 cannot count the batches."""
     kind = ir.RankedTensorType(indices.type)
     if ir.IntegerType(kind.element_type).width >= 32:
         return indices
-    wide = ir.RankedTensorType.get(_shape(kind), ir.IntegerType.get_signless(32))
+    wide = ir.RankedTensorType.get(_tensor_shape(kind), ir.IntegerType.get_signless(32))
     return stablehlo.ConvertOp(wide, indices).result
 
 
 def _iota(indices: Any, place: int, axis: int) -> Any:
     """The index along one dimension, shaped like the indices with one component."""
     kind = ir.RankedTensorType(indices.type)
-    shape = _shape(kind)
+    shape = _tensor_shape(kind)
     shape[axis] = 1
     result = ir.RankedTensorType.get(shape, kind.element_type)
     if result.has_static_shape:
         return stablehlo.IotaOp(result, place).result
     sizes = [
-        _size(indices, dimension) if size == ir.ShapedType.get_dynamic_size() else _constant(size)
+        _dimension_size(indices, dimension)
+        if size == ir.ShapedType.get_dynamic_size()
+        else _constant(size)
         for dimension, size in enumerate(shape)
     ]
     whole = stablehlo.ConcatenateOp(sizes, 0, results=[_vector(len(sizes))]).result
     return stablehlo.DynamicIotaOp(result, whole, place).result
 
 
-def _size(value: Any, dimension: int) -> Any:
+def _dimension_size(value: Any, dimension: int) -> Any:
     """Returns the size of a dynamic dimension, as a vector of one number."""
     size = stablehlo.GetDimensionSizeOp(value, dimension).result
     return stablehlo.ReshapeOp(_vector(1), size).result
@@ -471,7 +480,7 @@ def _vector(length: int) -> Any:
     return ir.RankedTensorType.get([length], ir.IntegerType.get_signless(32))
 
 
-def _shape(kind: Any) -> list[int]:
+def _tensor_shape(kind: Any) -> list[int]:
     """The sizes, with MLIR's own number for a dynamic one."""
     return [
         ir.ShapedType.get_dynamic_size() if kind.is_dynamic_dim(i) else kind.get_dim_size(i)

@@ -28,7 +28,7 @@ from pax_export.export.lowering.variables import Store
 from pax_export.export.portable.dequantize_ahead import StoredIntegers, dequantized_ahead
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
-from pax_export.export.tracing.flops import counts, work_of
+from pax_export.export.tracing.flops import work_fields, work_of
 from pax_export.export.tracing.programs import (
     Program,
     check_updates,
@@ -98,13 +98,13 @@ class LoweredModel:
                 differentiable=signature.gradient is not None,
                 vjp_order=len(signature.gradients),
                 no_gradient=signature.no_gradient,
-                stablehlo=compatibility.text(max(each.stablehlo for each in modules)),
+                stablehlo=compatibility.format_version(max(each.stablehlo for each in modules)),
                 module_bytes=sum(len(each.module) for each in modules),
             )
         return infos
 
 
-def lower(
+def lower_model(
     model: Exportable,
     programs: Sequence[Program],
     state: str,
@@ -165,7 +165,7 @@ def _initializer(store: Store, platforms: Sequence[str]) -> Call:
     return Call(lower_traced(trace(numbers, structs, outlined=False), platforms), read, ())
 
 
-def sign(
+def lower_signature(
     model: Exportable, program: Program, store: Store, trainable: bool, platforms: Sequence[str]
 ) -> Signature:
     """Lowers one more program over variables that are laid out already.
@@ -235,7 +235,7 @@ def signature_info(
         preprocess=_inputs(program.inputs) if around and around.preprocess else None,
         postprocess=output_infos(program) if around and around.postprocess else None,
         constraints=tuple(constraints),
-        **counts(work),
+        **work_fields(work),
         uncounted=tuple(sorted(work.uncounted)),
         **{"assigns": (), "differentiable": False, "stablehlo": "", "module_bytes": 0, **facts},
     )
@@ -365,7 +365,7 @@ def _attempt(
     older = compatibility.oldest_tensorflow(before.portable.stablehlo, before.calling_convention)
     newer = compatibility.oldest_tensorflow(lowered.portable.stablehlo, lowered.calling_convention)
     if newer > older and not required:
-        needs, has = compatibility.text(newer), compatibility.text(older)
+        needs, has = compatibility.format_version(newer), compatibility.format_version(older)
         return f"they need TensorFlow {needs}, and the model itself {has}; vjp_order= keeps them"
     return pullback, lowered
 

@@ -39,7 +39,7 @@ def drop_dot_algorithm(operation: Any) -> bool:
     del operation.attributes[_NAME]
     if any(wide):
         narrow = wide.index(False)
-        operation.operands[narrow] = _widened(operation, narrow)
+        operation.operands[narrow] = _widen_operand(operation, narrow)
     return True
 
 
@@ -47,7 +47,7 @@ def _element(value: Any) -> str:
     return str(ir.RankedTensorType(value.type).element_type)
 
 
-def _widened(operation: Any, place: int) -> Any:
+def _widen_operand(operation: Any, place: int) -> Any:
     """An operand in the type of the other one."""
     kind = ir.RankedTensorType(operation.operands[place].type)
     other = ir.RankedTensorType(operation.operands[1 - place].type)

@@ -12,7 +12,7 @@ from pax_export._jax import equations_of
 from pax_export._jaxpr import inner_programs
 from pax_export.export.artifact import dimensions
 from pax_export.export.portable import NotDecomposedError
-from pax_export.export.tracing.source_lines import placed
+from pax_export.export.tracing.source_lines import attach_operations
 
 
 @contextmanager
@@ -35,16 +35,16 @@ def named_refusals() -> Iterator[None]:
 
 
 def _refusal(equations: list[Any], error: Exception) -> PaxError:
-    place = next((at for at, each in enumerate(equations) if not _holds(each)), -1)
+    place = next((at for at, each in enumerate(equations) if not _only_calls(each)), -1)
     chain = equations[: place + 1] if place >= 0 else equations
     name = equations[place].primitive.name
-    symbolic = _symbolic(equations[place])
+    symbolic = _symbolic_dimensions(equations[place])
     if not _speaks_of(symbolic, error):
         refusal = UnsupportedOperationError(
             f"jax cannot export the operation {name}: {_reason(error)}.",
             write="the same in other operations of jax.numpy and jax.lax",
         )
-        return placed(refusal, [chain])
+        return attach_operations(refusal, [chain])
     names = ", ".join(symbolic)
     refusal = SymbolicDimensionError(
         f"The operation {name} needs sizes that are known: {_reason(error)}.",
@@ -52,7 +52,7 @@ def _refusal(equations: list[Any], error: Exception) -> PaxError:
         write=f"a number instead of {symbolic[0]!r} in its spec; or operations that work for "
         "every size",
     )
-    return placed(refusal, [chain])
+    return attach_operations(refusal, [chain])
 
 
 #: jax's messages about sizes that it does not support.
@@ -68,12 +68,12 @@ def _speaks_of(symbolic: list[str], error: Exception) -> bool:
     return bool(symbolic) and (bool(_OF_SIZES.search(text)) or any(names))
 
 
-def _holds(equation: Any) -> bool:
+def _only_calls(equation: Any) -> bool:
     """Whether this only calls others."""
     return next(inner_programs(equation), None) is not None
 
 
-def _symbolic(equation: Any) -> list[str]:
+def _symbolic_dimensions(equation: Any) -> list[str]:
     """Returns the symbolic dimensions of operands, results and parameters of an operation."""
     atoms = (*equation.invars, *equation.outvars)
     sizes = [size for atom in atoms for size in getattr(atom.aval, "shape", ())]

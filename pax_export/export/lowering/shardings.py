@@ -51,7 +51,7 @@ def drop_shardings(module: Any, operations: Sequence[Any]) -> None:
     Raises:
         UnsupportedOperationError: its results depend on the device.
     """
-    sizes = _axes(operations)
+    sizes = _mesh_axis_sizes(operations)
     last = []
     for each in operations:
         operation = each.operation
@@ -59,7 +59,7 @@ def drop_shardings(module: Any, operations: Sequence[Any]) -> None:
             operation.results[0].replace_all_uses_with(operation.operands[0])
             operation.erase()
         elif operation.name == _BY_HAND and _is_alone(operation, sizes):
-            _open(operation)
+            _inline_body(operation)
             last.append(operation)
         elif operation.name in _GROUPS:
             last.append(operation)  # when nothing refers to them any more
@@ -101,7 +101,7 @@ def _is_hint(operation: Any) -> bool:
 # --- one device among none ----------------------------------------------------
 
 
-def _axes(operations: Sequence[Any]) -> dict[str, int]:
+def _mesh_axis_sizes(operations: Sequence[Any]) -> dict[str, int]:
     """Returns the sizes of all mesh axes; the largest, if meshes share a name."""
     sizes: dict[str, int] = {}
     for each in operations:
@@ -117,7 +117,7 @@ def _is_alone(operation: Any, sizes: dict[str, int]) -> bool:
     return math.prod(sizes.get(name, 0) for name in named) == 1
 
 
-def _open(operation: Any) -> None:
+def _inline_body(operation: Any) -> None:
     """Inlines the body of an operation at its place."""
     block = operation.regions[0].blocks[0]
     for argument, operand in zip(block.arguments, operation.operands):

@@ -70,7 +70,7 @@ class Store:
 
     def _add(self, value: object, name: str, trainable: bool, parameter: bool = False) -> int:
         place = len(self.variables)
-        self.variables.append(Variable(name, stored(value, self._defer), trainable, parameter))
+        self.variables.append(Variable(name, stored_leaf(value, self._defer), trainable, parameter))
         self._by_id.setdefault(id(value), place)
         self._sources.append(value)
         return place
@@ -114,7 +114,7 @@ class Store:
         self._by_id = {key: each for key, each in self._by_id.items() if each != place}
         self._by_id[id(value)] = place
         self._sources[place] = value
-        self.variables[place].value = stored(value, self._defer)
+        self.variables[place].value = stored_leaf(value, self._defer)
 
     def infos(self) -> tuple[VariableInfo, ...]:
         return tuple(
@@ -169,7 +169,7 @@ class Deferred:
         return array if dtype is None else array.astype(dtype, copy=False)
 
 
-def stored(value: object, defer: bool) -> Any:
+def stored_leaf(value: object, defer: bool) -> Any:
     """Returns a leaf as stored outside of jax.
 
     With `defer`, one that is not entirely in this machine's memory is not copied.

@@ -16,14 +16,14 @@ from pax_export._str_arguments import as_strings
 from pax_export._types import PyTree
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.tf_functions import call_signature
-from pax_export.export.lowering.lowered_model import sign
+from pax_export.export.lowering.lowered_model import lower_signature
 from pax_export.export.orbax._params import Model
 from pax_export.export.orbax._shapes import (
     CONSTRAINTS,
-    broadcast,
+    broadcast_prefix,
     is_spec,
     shapes_of_results,
-    symbolic,
+    symbolic_input_shapes,
 )
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.utils import get_lowering_platforms
@@ -32,7 +32,7 @@ from pax_export.export.tracing.dtypes import check
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.model_forms import ModelMethod
 from pax_export.export.tracing.programs import Program, refuse_dropped_state, trace_one
-from pax_export.export.tracing.spec import Input, Inputs, dotted, signature_names
+from pax_export.export.tracing.spec import Input, Inputs, dotted_name, signature_names
 
 _OPTIONS = {
     "with_gradient",
@@ -103,11 +103,11 @@ class TensorFlowMethod:
 
         def call(x: Any) -> Any:
             leaves, tree = jax.tree_util.tree_flatten_with_path(x)
-            names = [dotted("x", path) for path, _ in leaves]
+            names = [dotted_name("x", path) for path, _ in leaves]
             tensors = [_to_tensor(leaf, name) for (_, leaf), name in zip(leaves, names)]
             known = [tensor.shape.as_list() for tensor in tensors]
-            specs = broadcast(self._shape, x, "input_polymorphic_shape", is_spec)
-            shapes = symbolic(names, known, specs, self._constraints)
+            specs = broadcast_prefix(self._shape, x, "input_polymorphic_shape", is_spec)
+            shapes = symbolic_input_shapes(names, known, specs, self._constraints)
             dtypes = [np.dtype(tensor.dtype.as_numpy_dtype) for tensor in tensors]
             identity = (tree, str(shapes), tuple(map(str, dtypes)))
             if identity not in kinds:
@@ -141,7 +141,9 @@ class TensorFlowMethod:
         exportable = Exportable(self._key, model.leaves, arrays, (method,))
         program = trace_one(exportable, method, inputs)
         refuse_dropped_state(exportable, program)
-        signature = sign(exportable, program, model.store, self._with_gradient, self._platforms)
+        signature = lower_signature(
+            exportable, program, model.store, self._with_gradient, self._platforms
+        )
         make = _make_rebuild(seen[-1], program)
         shapes, given = [[struct.shape for struct in each] for each in (program.outputs, structs)]
 

@@ -15,10 +15,10 @@ from pax_export._errors import InvalidArgumentError, StructureMismatchError, Uns
 from pax_export._types import PyTree
 from pax_export.export.lowering.variables import Store
 from pax_export.export.orbax import dtensor_utils
-from pax_export.export.orbax._shapes import broadcast
+from pax_export.export.orbax._shapes import broadcast_prefix
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.tracing.exportable import ExportLeaf, leaf_struct
-from pax_export.export.tracing.spec import distinct
+from pax_export.export.tracing.spec import distinct_names
 
 _KEYS = {
     jax.tree_util.SequenceKey: "idx",
@@ -96,15 +96,15 @@ class Model:
     def __init__(self, params: PyTree, trainable: object, pspecs: object, consolidate: bool):
         self._placement = _Placement(pspecs, consolidate)
         paths, self.tree = jax.tree_util.tree_flatten_with_path(params)
-        flags = [bool(flag) for flag in broadcast(trainable, params, "trainable")]
+        flags = [bool(flag) for flag in broadcast_prefix(trainable, params, "trainable")]
         kind = jax.sharding.PartitionSpec
-        specs = broadcast(pspecs, params, "pspecs", lambda value: isinstance(value, kind))
+        specs = broadcast_prefix(pspecs, params, "pspecs", lambda value: isinstance(value, kind))
         self._places = [i for i, (_, leaf) in enumerate(paths) if isinstance(leaf, _ARRAYS)]
         self._others = {i: x for i, (_, x) in enumerate(paths) if not isinstance(x, _ARRAYS)}
         self._specs = [specs[place] for place in self._places]
         self._flags = [flags[place] for place in self._places]
         legal = (_ILLEGAL.sub("_", _join_path(paths[place][0])) for place in self._places)
-        names = distinct(name.lstrip("_/\\>-") or "params" for name in legal)
+        names = distinct_names(name.lstrip("_/\\>-") or "params" for name in legal)
         taken: dict[int, tuple] = {}
         leaves, arrays = [], []
         for name, place in zip(names, self._places):

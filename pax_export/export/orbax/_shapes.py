@@ -20,7 +20,9 @@ from pax_export.export.artifact import dimensions
 CONSTRAINTS = 'jax2tf_kwargs={"polymorphic_constraints": ("b >= 2",)}'
 
 
-def broadcast(prefix: object, tree: PyTree, argument: str, is_leaf: PyTree = None) -> list[Any]:
+def broadcast_prefix(
+    prefix: object, tree: PyTree, argument: str, is_leaf: PyTree = None
+) -> list[Any]:
     """One value for each leaf of a tree, from a tree that may end above the leaves."""
     values: list[Any] = []
 
@@ -42,7 +44,7 @@ def broadcast(prefix: object, tree: PyTree, argument: str, is_leaf: PyTree = Non
     return values
 
 
-def symbolic(
+def symbolic_input_shapes(
     names: Sequence[str],
     shapes: Sequence[Sequence[int | None]],
     specs: Sequence[Any],

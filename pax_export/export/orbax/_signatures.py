@@ -13,7 +13,7 @@ import jax
 from pax_export._errors import InvalidArgumentError
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.typing import PyTree
-from pax_export.export.tracing.spec import dotted, signature_names
+from pax_export.export.tracing.spec import dotted_name, signature_names
 
 
 @dataclass
@@ -190,13 +190,13 @@ def is_flat(output: Any) -> bool:
     return not isinstance(output, (Mapping, list, tuple)) or jax.tree_util.all_leaves(parts)
 
 
-def flattened(output: Any) -> Any:
+def flatten_output(output: Any) -> Any:
     """The arrays of a nested output by their names: ``a.0``, or ``output_0.a`` of a tuple."""
     if is_flat(output):
         return output
     paths, _ = jax.tree_util.tree_flatten_with_path(output)
     names = signature_names(
-        f"output_{dotted('', path)}" if hasattr(path[0], "idx") else dotted("", path)
+        f"output_{dotted_name('', path)}" if hasattr(path[0], "idx") else dotted_name("", path)
         for path, _ in paths
     )
     return dict(zip(names, (value for _, value in paths)))

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from pax_export._errors import ExportPathError, InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._files.directory import check, check_plain, replaced
+from pax_export._files.directory import check, check_plain, replace_path
 from pax_export._files.overwrite_guard import some_names
 from pax_export.export.artifact.ours import saved_model
 from pax_export.export.artifact.report import DEFAULT
@@ -19,7 +19,7 @@ from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.saved_model.processing import trackables
 from pax_export.export.formats.saved_model.writer import canonicalize
 from pax_export.export.orbax import dtensor_utils
-from pax_export.export.orbax._signatures import flattened, is_flat, with_default_args
+from pax_export.export.orbax._signatures import flatten_output, is_flat, with_default_args
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.export_manager_base import ExportManagerBase
 from pax_export.export.orbax.jax_module import JaxModule, get_obx_export_tf_preprocess_only
@@ -178,7 +178,7 @@ class ExportManager(ExportManagerBase):
             # Every process writes its shards to one place.
             tf.saved_model.save(self._module, str(path), functions, options)
         else:
-            with replaced(path, saved_model) as directory, generated_files_removed():
+            with replace_path(path, saved_model) as directory, generated_files_removed():
                 tf.saved_model.save(self._module, str(directory), functions, options)
                 canonicalize(directory)
         if mesh is not None:
@@ -224,6 +224,6 @@ def _with_flat_outputs(function: Any, config: ServingConfig) -> Any:
         return function
 
     def flat(*inputs: Any) -> dict[str, Any]:
-        return flattened(function(*inputs))
+        return flatten_output(function(*inputs))
 
     return with_default_args(flat, config.get_input_signature())

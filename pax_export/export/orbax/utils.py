@@ -12,7 +12,7 @@ import jax
 from jax import export as jax_export
 
 from pax_export._errors import ExportPathError, InvalidArgumentError
-from pax_export._files.directory import replaced
+from pax_export._files.directory import replace_path
 from pax_export.export.orbax._params import get_key_name, get_param_names
 from pax_export.export.orbax._signatures import (
     CallableSignatures,
@@ -194,7 +194,7 @@ def save_jax_exported_map(
     path = Path(dir_path)
     if path.exists():
         raise ExportPathError(f"Directory {dir_path} already exists.", write="another path")
-    with replaced(path, None) as directory:
+    with replace_path(path, None) as directory:
         for key, exported in jax_exported_map.items():
             (directory / f"{key}{_SUFFIX}").write_bytes(exported.serialize(vjp_order=vjp_order))
 

@@ -28,8 +28,8 @@ from pax_export.export.portable.any_size import lowerable
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.source_lines import lines, module_path
-from pax_export.export.tracing.spec import describe, tree_names
+from pax_export.export.tracing.source_lines import module_path, source_text
+from pax_export.export.tracing.spec import describe_structure, tree_names
 from pax_export.export.tracing.tape import Tape, TapeStep
 from pax_export.export.tracing.traced import Traced, trace
 
@@ -123,7 +123,7 @@ def _divergence(step: TapeStep, apart: str, candidates: int, kinds: dict[str, st
     equations = (*step.callers, step.equation)
     path = module_path(equations)
     name, kind = step.equation.primitive.name, kinds.get(path, "")
-    return Divergence(name, path, kind, lines(equations), apart, candidates)
+    return Divergence(name, path, kind, source_text(equations), apart, candidates)
 
 
 class _BisectSearch:
@@ -185,7 +185,7 @@ class _BisectSearch:
             self._program,
             traced=traced,
             output_names=names,
-            output_structure=describe(tree, names),
+            output_structure=describe_structure(tree, names),
             changed=(),
             trains=False,
         )

@@ -58,11 +58,11 @@ class ExportRun(Progress):
         self._signer = signer(sign, "an export")
         if self._signer and format.suffix:
             beside = signature_file.of_file(self.path)
-            single_file.check(beside, signature_file.recognized if overwrite else None)
+            single_file.check(beside, signature_file.recognize_signature if overwrite else None)
 
     def place(self, needed: int = 0) -> AbstractContextManager[Path]:
         """A temporary place for about `needed` bytes that replaces the path when the block ends."""
-        return self._writing.replaced(self.path, self._ours, needed)
+        return self._writing.replace_path(self.path, self._ours, needed)
 
     def write_card(self, report: Report, place: Path) -> None:
         """Writes the HTML card, if wanted, into a folder or next to a file."""

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from pax_export._errors import ValidationError
-from pax_export.export.artifact.formats import Format, imported
+from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.artifact.report import Report, VariableInfo, write_report
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.export_run import ExportRun
-from pax_export.export.tracing.exportable import Exportable, exportable
+from pax_export.export.tracing.exportable import Exportable, make_exportable
 from pax_export.export.tracing.programs import Program, refuse_changes, trace_all
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import output_cases
@@ -82,7 +82,7 @@ class FormatExporter(ABC):
 
     def trace(self, request: Request) -> tuple[Exportable, Sequence[Program]]:
         """Reads the model, and traces each of its methods."""
-        model = exportable(request.model, request.methods, request.outputs)
+        model = make_exportable(request.model, request.methods, request.outputs)
         several = request.methods is not None
         return model, trace_all(model, request.inputs, request.kwargs, request.constraints, several)
 
@@ -108,7 +108,7 @@ class FormatExporter(ABC):
 
     def run_here(self) -> Run:
         """Returns the function that makes the calls of a validation in this process."""
-        return imported(self.format.run)
+        return import_function(self.format.run)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,17 @@ from typing import Any
 
 from pax_export._errors import PaxError
 from pax_export._files import stale_temporaries
-from pax_export.core import Module, labelled, named_modules, traced_anew
+from pax_export.core import Module, label_modules, named_modules, traced_anew
 from pax_export.export.artifact.formats import Format
 from pax_export.export.tracing.owners import owner_of
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.source_lines import Chain, lines, module_path, operations, places
+from pax_export.export.tracing.source_lines import (
+    Chain,
+    join_places,
+    module_path,
+    operations,
+    source_text,
+)
 
 
 @contextlib.contextmanager
@@ -31,7 +37,7 @@ def with_paths(model: object) -> tuple[Any, dict[str, str]]:
     if not isinstance(model, Module):
         return model, {}
     kinds = {path: type(each).__name__ for path, each in named_modules(model)}
-    return labelled(model), kinds
+    return label_modules(model), kinds
 
 
 def name_modules(
@@ -52,7 +58,9 @@ def name_modules(
         named = [(_module_text(chain, kinds), chain) for chain in chains]
         if not any(name for name, _ in named):
             named = [(_owner_text(chain, programs()), chain) for chain in chains]
-        error.where = places(", ".join(filter(None, (n, lines(chain)))) for n, chain in named)
+        error.where = join_places(
+            ", ".join(filter(None, (n, source_text(chain)))) for n, chain in named
+        )
 
 
 def _of_refusal(attempt: Callable[[], object], error: PaxError) -> tuple[Chain, ...]:

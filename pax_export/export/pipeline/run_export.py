@@ -30,14 +30,14 @@ from pax_export.export.pipeline.bisect import Divergence, add_divergence, bisect
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter, Request
 from pax_export.export.pipeline.refusal import name_modules, scratch_place, with_paths
-from pax_export.export.pipeline.sweep import Cause, causes
+from pax_export.export.pipeline.sweep import Cause, find_causes
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.probes import ProbeDifference
 from pax_export.export.validation.serve import Arrays
-from pax_export.export.validation.validate import Case, call, differences
+from pax_export.export.validation.validate import Case, call_export, differences
 
 #: The number of weights named in one message.
 _FEW = 8
@@ -223,7 +223,7 @@ def _find_causes(
             contents.write(place)
             cases = [Case(program.key, inputs, {}) for inputs in given]
             here = part.run_here() if part.one_by_one else None
-            return call(part.format, place, cases, run.separate, here)
+            return call_export(part.format, place, cases, run.separate, here)
 
     def call_part(model: Exportable, program: Program, inputs: Arrays) -> Arrays:
         return call_with(model, program, [inputs])[0]
@@ -233,7 +233,7 @@ def _find_causes(
         these = [at for at, each in enumerate(far) if each.case.signature == program.key]
         wrong = [(far[at].case.inputs, far[at].output) for at in these]
         if wrong:
-            found.update(zip(these, causes(model, program, wrong, call_part, part.factor)))
+            found.update(zip(these, find_causes(model, program, wrong, call_part, part.factor)))
         left = [at for at in these if found.get(at) is None]
         cases = list({id(each): each for each in (far[at].case for at in left)}.values())
         if cases:

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._jaxpr import bound, is_literal
+from pax_export._jaxpr import bind_equation, is_literal
 from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.exportable import Exportable, exportable
+from pax_export.export.tracing.exportable import Exportable, make_exportable
 from pax_export.export.tracing.programs import Program, trace_all
 from pax_export.export.tracing.source_lines import module_path
 from pax_export.export.tracing.tape import Tape, TapeStep
@@ -63,7 +63,9 @@ class SweptOperation:
     def __call__(self, given: Sequence[Any]) -> Any:
         left = iter(given)
         atoms = self.equation.invars
-        (result,) = bound(self.equation, [e.val if is_literal(e) else next(left) for e in atoms])
+        (result,) = bind_equation(
+            self.equation, [e.val if is_literal(e) else next(left) for e in atoms]
+        )
         return result
 
     @property
@@ -90,7 +92,7 @@ def _is_number(dtype: Any) -> bool:
     )
 
 
-def grid(operation: SweptOperation) -> list[np.ndarray]:
+def operand_grid(operation: SweptOperation) -> list[np.ndarray]:
     """Returns values for each operand: of every magnitude, and NaN."""
     first, *others = operation.operands
     if not others:
@@ -178,7 +180,7 @@ def _sweep_together(
         return [each([next(left) for _ in each.operands]) for each in operations]
 
     flat = [each for given in values for each in given]
-    model = exportable(({}, function), None)
+    model = make_exportable(({}, function), None)
     structs = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in flat)
     (program,) = trace_all(model, structs, None, (), False)
     got = run(model, program, dict(zip((e.name for e in program.inputs.flat), flat)))
@@ -277,7 +279,7 @@ _SOME = 512
 _USUAL = (1e-30, 1e5, 1e30)
 
 
-def causes(
+def find_causes(
     model: Exportable,
     program: Program,
     wrong: Sequence[tuple[Arrays, str]],
@@ -294,7 +296,7 @@ def causes(
     tape = Tape(traced.program, range(len(program.output_names)))
     steps = [(step, each) for step in tape.steps if (each := operation(step.equation))]
     distinct = list({each.key: each for _, each in steps}.values())
-    swept = sweep(distinct, [grid(each) for each in distinct], run, factor)
+    swept = sweep(distinct, [operand_grid(each) for each in distinct], run, factor)
     texts = {found.operation.key: str(found) for found in swept if found.differs.any()}
     suspects = [(step, each) for step, each in steps if each.key in texts]
     read = jax.jit(lambda values: tape.read([step for step, _ in suspects], values))

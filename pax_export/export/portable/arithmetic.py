@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._jaxpr import bound, inner_programs, is_literal
+from pax_export._jaxpr import bind_equation, inner_programs, is_literal
 from pax_export._types import Jaxpr
 from pax_export.export.portable.program import (
     PortableProgram,
@@ -183,7 +183,7 @@ def computed_equation(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         with np.errstate(all="ignore"):
             return [np.asarray(function(*given, **equation.params), result.aval.dtype)]
     with jax.ensure_compile_time_eval():  # a pass may be tracing
-        return bound(equation, [jax.numpy.asarray(each) for each in operands])
+        return bind_equation(equation, [jax.numpy.asarray(each) for each in operands])
 
 
 def computed(program: PortableProgram) -> PortableProgram:
@@ -203,7 +203,7 @@ def computed(program: PortableProgram) -> PortableProgram:
 
         for equation in left:
             with source_of(equation):
-                results = bound(equation, [read(atom) for atom in equation.invars])
+                results = bind_equation(equation, [read(atom) for atom in equation.invars])
             values.update(zip(equation.outvars, results))
         return [read(atom) for atom in program.jaxpr.outvars]
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._jaxpr import bound, called_program, inner_programs, is_literal
+from pax_export._jaxpr import bind_equation, called_program, inner_programs, is_literal
 from pax_export._types import Array, DTypeLike, Equation
 from pax_export.export.portable.program import is_static, source_of
 
@@ -194,7 +194,7 @@ def _known(equation: Any, given: Sequence[Known]) -> list[Known]:
     def all_results() -> list[Any]:
         if not results:
             with source_of(equation):
-                results.extend(bound(equation, [each.array for each in given]))
+                results.extend(bind_equation(equation, [each.array for each in given]))
         return results
 
     made = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pax_export._jax import expanded
+from pax_export._jax import find_expansion
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompositions import (
     DECOMPOSITIONS,
@@ -49,7 +49,7 @@ def not_decomposed(equation: Any) -> str:
 
 
 def _is_known(equation: Any) -> bool:
-    return equation.primitive.name in DECOMPOSITIONS or expanded(equation) is not None
+    return equation.primitive.name in DECOMPOSITIONS or find_expansion(equation) is not None
 
 
 def decomposed(equation: Any) -> Any:
@@ -61,7 +61,7 @@ def decomposed(equation: Any) -> Any:
             lambda *_: [jnp.zeros(each.shape, each.dtype) for each in results], operands, {}
         )
     # What newer versions of jax keep whole until it is lowered, e.g. `searchsorted`.
-    if (expand := expanded(equation)) is not None:
+    if (expand := find_expansion(equation)) is not None:
         return trace(expand, operands, {})
     return decomposition(equation.primitive.name, operands, equation.params)
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from pax_export._jax import run_inside, scan_operands
-from pax_export._jaxpr import bound, called_program, has_own_derivative, is_literal
+from pax_export._jaxpr import bind_equation, called_program, has_own_derivative, is_literal
 from pax_export._quantized import Form, plain_dot
 from pax_export._types import Equation
 from pax_export.export.portable.program import evaluated
@@ -155,7 +155,7 @@ class _Replaced:
         if rule is not None and isinstance(operands[at], _Numbers):
             return [rule(*operands[:at], operands[at].array, **equation.params)]
         if not any(isinstance(each, _Numbers) for each in operands):
-            return bound(equation, operands)
+            return bind_equation(equation, operands)
         made = run_inside(equation, operands, self.run)
         return self._called(called_program(equation))(*operands) if made is None else made
 

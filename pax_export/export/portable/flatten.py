@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jax.extend import source_info_util
 
-from pax_export._jaxpr import bound, called_program, interpret, needed_equations
+from pax_export._jaxpr import bind_equation, called_program, interpret, needed_equations
 from pax_export._types import PyTree
 from pax_export.core import path_in
 from pax_export.export.portable.program import PortableProgram, Weight, traced, with_bodies
@@ -81,7 +81,7 @@ def _inlined(program: Any, arguments: list[Any], constant: Callable[[Any], Any])
         equation = with_bodies(equation, _flat_body)
         traceback, stack = _source([*callers, equation])
         with source_info_util.user_context(traceback, name_stack=stack):
-            return bound(equation, operands)
+            return bind_equation(equation, operands)
 
     options: Any = {"constant": constant, "equations": needed_equations, "callers": callers}
     return interpret(program, arguments, operate, **options)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._jaxpr import bound, is_literal
+from pax_export._jaxpr import bind_equation, is_literal
 from pax_export._types import Array, Equation
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram, again, is_static, source_of, uses
@@ -91,7 +91,7 @@ class _Folding:
         product = self._product(equation, arrays)
         if product is not None:
             return [product]
-        made = bound(equation, arrays)
+        made = bind_equation(equation, arrays)
         if name == "dequantize":
             self._quantized[equation.outvars[0]] = equation, arrays
         return made
@@ -270,7 +270,7 @@ class _Made:
         if self._array is None:
             folding, equation, x = self._parts
             with source_of(equation):
-                (self._array,) = bound(equation, [folding._array(x)])
+                (self._array,) = bind_equation(equation, [folding._array(x)])
         return self._array
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from jax import lax
 
-from pax_export._jaxpr import bound
+from pax_export._jaxpr import bind_equation
 from pax_export.export.portable.program import PortableProgram
 
 Order = tuple[int, ...]
@@ -109,7 +109,7 @@ def laid_out(program: PortableProgram) -> PortableProgram:
         found = RULES.get(equation.primitive.name)
         made = None if found is None else found(equation, given)
         if made is None:
-            made = bound(equation, [array_of(each) for each in given])
+            made = bind_equation(equation, [array_of(each) for each in given])
         return [_laid(each) for each in made]
 
     return program.rebuilt(operate, _laid, array_of)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._jaxpr import bound
+from pax_export._jaxpr import bind_equation
 from pax_export._types import Equation
 from pax_export.export.portable import kept
 from pax_export.export.portable.arithmetic import KnownValues
@@ -39,7 +39,7 @@ def padded_inside(program: PortableProgram) -> PortableProgram:
             value = pad.invars[1]
             if padding is not None and value in known and is_neutral(equation, pad, value):
                 return again(equation, [x, *operands[1:]], padding=padding)
-        return bound(equation, operands)
+        return bind_equation(equation, operands)
 
     def is_neutral(equation: Any, pad: Any, value: object) -> bool:
         number = known.array(value)

@@ -11,7 +11,7 @@ import jax
 import jax.export
 from jax.extend import source_info_util
 
-from pax_export._jaxpr import bound, inner_programs, interpret, is_literal, is_program
+from pax_export._jaxpr import bind_equation, inner_programs, interpret, is_literal, is_program
 from pax_export._jaxpr import needed_equations as needed
 
 #: The primitives that hold programs which they do not only call.
@@ -111,7 +111,7 @@ def evaluated(program: Any, arguments: Sequence[Any], operate: Operate) -> list[
 def _without_composites(equation: Any, operands: list[Any]) -> Sequence[Any]:
     """The results of an equation; jax does not export composites of symbolic sizes."""
     if equation.primitive.name != "composite":
-        return bound(with_bodies(equation, _plain), operands)
+        return bind_equation(with_bodies(equation, _plain), operands)
     (inner,) = inner_programs(equation)
     return evaluated(inner, operands, _without_composites)
 
@@ -151,7 +151,7 @@ def source_of(equation: Any) -> AbstractContextManager[Any]:
 
 def again(equation: Any, operands: Sequence[Any], **changed: Any) -> Sequence[Any]:
     """The results of an equation for other operands, with some parameters changed."""
-    return bound(equation.replace(params={**equation.params, **changed}), operands)
+    return bind_equation(equation.replace(params={**equation.params, **changed}), operands)
 
 
 def is_static(shape: Sequence[Any]) -> bool:

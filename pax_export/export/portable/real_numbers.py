@@ -16,7 +16,7 @@ from jax import lax
 
 from pax_export._jax import scan_operands
 from pax_export._jaxpr import (
-    bound,
+    bind_equation,
     inner_programs,
     is_literal,
     is_program,
@@ -258,7 +258,7 @@ def _moved(equation: Any) -> Any:
 def _again(equation: Any, parameters: dict[str, Any], operands: list[Any]) -> Any:
     name = equation.primitive.name.replace("-", "_")
     if not name.startswith("scatter"):
-        return bound(equation.replace(params=parameters), operands)
+        return bind_equation(equation.replace(params=parameters), operands)
     # One scatters by a program for its dtype.
     names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
     return [getattr(lax, name)(*operands, **{each: parameters[each] for each in names})]

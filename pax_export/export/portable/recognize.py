@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pax_export._jaxpr import bound, is_literal
+from pax_export._jaxpr import bind_equation, is_literal
 from pax_export.export.portable import activations as activations
 from pax_export.export.portable import along_axes as along_axes
 from pax_export.export.portable import kept
@@ -46,7 +46,7 @@ def recognized(program: PortableProgram) -> PortableProgram:
         values.update((a, x) for a, x in zip(equation.invars, operands) if not is_literal(a))
         match = found.get(equation.outvars[0]) if equation.outvars else None
         if match is None:
-            return bound(with_bodies(equation, recognized), operands)
+            return bind_equation(with_bodies(equation, recognized), operands)
         given = [each.val if is_literal(each) else values[each] for each in match.operands]
         return [kept.call(match.name, *given, **match.attributes)]
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pax_export._jax import scan_operands
-from pax_export._jaxpr import bound
+from pax_export._jaxpr import bind_equation
 from pax_export._types import Equation
 from pax_export.export.portable import kept
 from pax_export.export.portable.cells import Affine, Known, StepValue, step_results
@@ -50,7 +50,7 @@ def recurrent_kept(program: PortableProgram) -> PortableProgram:
         made = None
         if equation.primitive.name == "scan":
             made = _layer(equation, operands, counts)
-        return bound(equation, operands) if made is None else made
+        return bind_equation(equation, operands) if made is None else made
 
     return program.rebuilt(operate)
 

@@ -21,7 +21,7 @@ from pax_export._files.overwrite_guard import Belongs, now_in
 from pax_export._optional import require
 from pax_export._signing import verify as verified
 from pax_export.export.artifact import compatibility, inspect
-from pax_export.export.artifact.checking import foreign, write_sums
+from pax_export.export.artifact.checking import check_foreign, write_sums
 from pax_export.export.artifact.dimensions import RandomInput, random_calls
 from pax_export.export.artifact.formats import SAVED_MODEL
 from pax_export.export.artifact.ours import export_of_ours, saved_model
@@ -30,7 +30,7 @@ from pax_export.export.artifact.screening import screen
 from pax_export.export.formats.saved_model.run import FAILED
 from pax_export.export.lowering.lower import CALLING_CONVENTION, XLA_EXPANDS, portable
 from pax_export.export.pipeline.export_run import ExportRun
-from pax_export.export.validation.validate import Case, call, compare
+from pax_export.export.validation.validate import Case, call_export, compare_results
 
 #: The report, next to the repaired model.
 FILE = "pax_export_retarget.json"
@@ -161,12 +161,12 @@ def retarget(
         >>> report.modules, report.oldest_tensorflow
         (2, '2.15')
     """
-    compatibility.requested(consumer)
+    compatibility.parse_consumer(consumer)
     source, place = Path(path), Path(path if out is None else out)
     verified(source, verify, "retarget")
     # Before the path is checked: there may be nothing to repair.
     model = inspect.read_saved_model(source, "retarget")
-    foreign(source, trusted=True)  # it is screened below, if it is run
+    check_foreign(source, trusted=True)  # it is screened below, if it is run
     # In place, all files of the model are copied, including unknown ones.
     ours = now_in(source) if _same_place(source, place) else _mended_or_ours
     making = ExportRun(
@@ -233,8 +233,11 @@ def _make_report(
         signatures=trial.compared,
         modules=len(modules),
         changes=dict(changes),
-        oldest_tensorflow=compatibility.text(oldest),
-        stablehlo=(compatibility.text(versions[0]), compatibility.text(versions[1])),
+        oldest_tensorflow=compatibility.format_version(oldest),
+        stablehlo=(
+            compatibility.format_version(versions[0]),
+            compatibility.format_version(versions[1]),
+        ),
         calling_convention=(conventions[0], conventions[1]),
         module_bytes=(sizes[0], sizes[1]),
         versions=package_versions("tensorflow"),
@@ -362,7 +365,7 @@ class Trial:
     ) -> list[tuple[Case, Any, Any]]:
         """Calls of these signatures, with the results of either model."""
         cases = [case for key in sorted(keys) for case in _cases(key, self._signatures[key], sizes)]
-        results = (call(ANY, place, cases, self._separate) for place in (old, new))
+        results = (call_export(ANY, place, cases, self._separate) for place in (old, new))
         return list(zip(cases, *results))
 
     def _judge_signature(self, key: str, tried: list[tuple[Case, Any, Any]]) -> None:
@@ -378,7 +381,7 @@ class Trial:
         comparable = [each for each in ran if FAILED not in each[1]]
         for case, before, after in comparable:
             case.expected = dict(before)
-            for name, difference in compare(case, after).items():
+            for name, difference in compare_results(case, after).items():
                 name = f"{key}: {name}"
                 self.largest_error[name] = max(difference, self.largest_error.get(name, 0.0))
         self.compared[key] = (

@@ -16,7 +16,7 @@ from pax_export._jax import needed_part, scan_operands
 from pax_export._jaxpr import called_program, inner_programs, is_literal
 from pax_export._types import Equation, Jaxpr, PyTree, TracedProgram
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.source_lines import Chain, lines
+from pax_export.export.tracing.source_lines import Chain, source_text
 
 #: Operations that draw random numbers, and how many of their operands are the key.
 DRAWS = {"random_bits": 1, "random_gamma": 1, "rng_bit_generator": 1, "threefry2x32": 2}
@@ -44,13 +44,13 @@ def dropped_state(
         if not origins & varies:
             for place in flow.places(origins):
                 if _is_key(flow.avals[place]):
-                    keys.setdefault(_leaf_name(leaves, place, "a key"), lines(chain))
+                    keys.setdefault(_leaf_name(leaves, place, "a key"), source_text(chain))
     values: dict[str, str] = {}
     for origins, aval, chain in flow.unused(program):
         if origins & flow.inputs:
             for place in flow.places(origins & ~live & ~flow.inputs):
                 if _same_type(flow.avals[place], aval):
-                    values.setdefault(_leaf_name(leaves, place, "an array"), lines(chain))
+                    values.setdefault(_leaf_name(leaves, place, "an array"), source_text(chain))
     return Dropped(keys, values)
 
 

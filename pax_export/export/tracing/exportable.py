@@ -92,7 +92,7 @@ class Exportable:
         return output, new
 
 
-def exportable(
+def make_exportable(
     model: PyTree, methods: Mapping[str, Any] | None, outputs: str = "float32"
 ) -> Exportable:
     """The `Exportable` of a model, with float32 for half-precision outputs unless ``"model"``."""
@@ -364,7 +364,7 @@ class TrainStep:
         return cls(function, optimizer, inputs)
 
 
-def marked(model: Exportable, trainable: PyTree) -> Exportable:
+def mark_trainable(model: Exportable, trainable: PyTree) -> Exportable:
     """The model with the chosen parameters trainable.
 
     Args:

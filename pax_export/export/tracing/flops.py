@@ -74,11 +74,11 @@ def work_of(program: TracedProgram) -> Work:
 def _count_jaxpr(jaxpr: TracedProgram, around: str, times: object, work: Work) -> None:
     for equation in jaxpr.eqns:
         path = path_in(equation, around)
-        if not counted(equation, path, times, work):
+        if not count_operation(equation, path, times, work):
             _count_inner(equation, path, times, work)
 
 
-def counted(equation: Any, path: str, times: PyTree, work: Work) -> bool:
+def count_operation(equation: Any, path: str, times: PyTree, work: Work) -> bool:
     """Adds an operation without inner programs; returns False if its count is unknown."""
     name = equation.primitive.name
     rule = _RULES.get(name)
@@ -128,20 +128,20 @@ def _branch_size(jaxpr: Jaxpr) -> float:
     """Returns the work of a branch as a number, to find the largest."""
     work = Work()
     _count_jaxpr(jaxpr, "", 1, work)
-    return number(total(work))
+    return count_value(total_work(work))
 
 
-def plain(count: int) -> int | str:
+def plain_count(count: int) -> int | str:
     """A count as rows have it: a number, or a formula as text."""
     return int(count) if isinstance(count, (int, float)) else str(count)
 
 
-def total(work: Work) -> Any:
+def total_work(work: Work) -> Any:
     """The operations of all modules together."""
     return sum(work.flops.values(), 0)
 
 
-def number(count: int) -> float:
+def count_value(count: int) -> float:
     """A count, and for a formula its value with 16 for each size."""
     if isinstance(count, (int, float)):
         return float(count)
@@ -149,15 +149,15 @@ def number(count: int) -> float:
     return float(dimensions.value(text, dict.fromkeys(dimensions.names(text), 16)))
 
 
-def counts(work: Work) -> dict[str, Any]:
+def work_fields(work: Work) -> dict[str, Any]:
     """The work of all modules together, as fields of a row and of a report."""
     dtypes: dict[str, float] = defaultdict(float)
     for each in work.dtypes.values():
         for name, count in each.items():
-            dtypes[name] += number(count)
+            dtypes[name] += count_value(count)
     return {
-        "flops": plain(total(work)),
-        "transcendentals": plain(sum(work.transcendentals.values(), 0)),
+        "flops": plain_count(total_work(work)),
+        "transcendentals": plain_count(sum(work.transcendentals.values(), 0)),
         "computed_in": max(dtypes, key=lambda name: dtypes[name], default=""),
     }
 

@@ -19,7 +19,7 @@ import jax
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.core import is_array, path_name
-from pax_export.export.tracing.spec import distinct
+from pax_export.export.tracing.spec import distinct_names
 from pax_export.export.tracing.static import is_no_array, unwrap_static, wrap_static
 
 EXPECTED = (
@@ -373,7 +373,7 @@ def _keras_form(model: Any) -> ModelForm:
             write="model.build(...), or one call of it with example inputs, first",
         )
     variables = [*model.trainable_variables, *model.non_trainable_variables]
-    names = distinct(each.path for each in variables)
+    names = distinct_names(each.path for each in variables)
     count = len(model.trainable_variables)
     parameters = inspect.signature(model.call).parameters.values()
     has_mode = any(each.name == "training" or each.kind is each.VAR_KEYWORD for each in parameters)

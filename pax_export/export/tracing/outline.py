@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from pax_export._jax import call_part, needed_part
-from pax_export._jaxpr import bound, inner_programs, is_literal, is_program
+from pax_export._jaxpr import bind_equation, inner_programs, is_literal, is_program
 from pax_export._types import Equation, Jaxpr, PyTree, TracedProgram
 
 #: Shorter copies are not outlined, because a call is as long.
@@ -286,7 +286,9 @@ class Alike:
         results = [_struct_of_aval(variable.aval) for variable in equation.outvars]
 
         def pull_back(given: list[Any], cotangents: list[Any]) -> Any:
-            return jax.vjp(lambda *values: list(bound(equation, values)), *given)[1](cotangents)
+            return jax.vjp(lambda *values: list(bind_equation(equation, values)), *given)[1](
+                cotangents
+            )
 
         try:
             program = jax.make_jaxpr(pull_back)(operands, results)

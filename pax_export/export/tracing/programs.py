@@ -33,7 +33,7 @@ from pax_export.export.tracing.dropped_state import DRAWS, dropped_state, made_o
 from pax_export.export.tracing.exportable import Exportable, ExportLeaf, layer_of
 from pax_export.export.tracing.model_forms import ModelMethod
 from pax_export.export.tracing.owners import owner_name
-from pax_export.export.tracing.spec import Inputs, describe, resolve, tree_names
+from pax_export.export.tracing.spec import Inputs, describe_structure, resolve_inputs, tree_names
 from pax_export.export.tracing.traced import Traced, for_symbolic_sizes, trace
 
 #: The number of names in one error.
@@ -92,7 +92,7 @@ def trace_all(
             given, named = train_inputs, None
         elif several:
             given, named = inputs[method.key], (kwargs or {}).get(method.key)
-        resolved = resolve(method.signature_of, method.skip, given, named, constraints)
+        resolved = resolve_inputs(method.signature_of, method.skip, given, named, constraints)
         programs.append(trace_one(model, method, resolved))
     return tuple(programs)
 
@@ -129,7 +129,7 @@ def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program
     tree = jax.tree_util.tree_unflatten(seen["tree"], range(count))
     names = tree_names(tree, "output")
     _check_outputs(names, traced.results)
-    structure = describe(tree, names)
+    structure = describe_structure(tree, names)
     return Program(method.key, inputs, traced, names, structure, seen["changed"], method.trains)
 
 

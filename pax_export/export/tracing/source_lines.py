@@ -25,10 +25,10 @@ _FEW = 5
 _operations: WeakKeyDictionary[PaxError, tuple[Chain, ...]] = WeakKeyDictionary()
 
 
-def placed(error: Error, chains: Iterable[Chain]) -> Error:
+def attach_operations(error: Error, chains: Iterable[Chain]) -> Error:
     """Stores the operations in an error, for `operations`, and their lines in its text."""
     _operations[error] = tuple(tuple(chain) for chain in chains if chain)
-    error.where = places(map(lines, operations(error))) or error.where
+    error.where = join_places(map(source_text, operations(error))) or error.where
     return error
 
 
@@ -37,7 +37,7 @@ def operations(error: PaxError) -> tuple[Chain, ...]:
     return _operations.get(error, ())
 
 
-def places(texts: Iterable[str]) -> str:
+def join_places(texts: Iterable[str]) -> str:
     """A few different texts as one."""
     return "; ".join(list(dict.fromkeys(filter(None, texts)))[:_FEW])
 
@@ -53,7 +53,7 @@ def module_path(equations: Chain) -> str:
     return "/".join(stack for stack in stacks if stack and "<" not in stack)
 
 
-def lines(equations: Chain) -> str:
+def source_text(equations: Chain) -> str:
     """``_linear.py:80 (Linear.__call__), from model.py:12 (forward)``: operation, and user."""
     made = next(filter(None, map(equation_place, reversed(equations))), "")
     user = users_line(equations)

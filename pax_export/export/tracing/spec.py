@@ -24,7 +24,7 @@ from pax_export.export.artifact.structure import collect
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.static import (
     Static,
-    described,
+    describe_value,
     is_fixed,
     is_switch,
     unwrap_static,
@@ -135,7 +135,7 @@ class Inputs:
     def structure(self) -> dict[str, Any]:
         """The nested structure of each argument, with the names of the flat inputs."""
         names = iter([entry.name for entry in self.flat])
-        return {name: describe(tree, names) for name, tree in self.arguments.items()}
+        return {name: describe_structure(tree, names) for name, tree in self.arguments.items()}
 
     def call(self, flat: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
         """The arguments of a call with these values of the flat inputs, by position and by name."""
@@ -149,7 +149,7 @@ class Inputs:
         return tuple(dict.fromkeys(names))
 
 
-def resolve(
+def resolve_inputs(
     function: Callable,
     skip: int,
     inputs: PyTree,
@@ -164,7 +164,7 @@ def resolve(
     args = inputs if type(inputs) is tuple else (inputs,)
     args, named = jax.tree_util.tree_map(_from_tensorflow, (args, _by_name(kwargs)))
     positional = _parameter_names(function, skip, args, named)
-    given, (args, named) = args, held(args, named)
+    given, (args, named) = args, array_arguments(args, named)
     scope = _SymbolicScope((args, named), constraints)
     leaves, tree = jax.tree_util.tree_flatten_with_path((args, named))
     if not leaves and any(isinstance(each, str) for each in given):
@@ -172,7 +172,7 @@ def resolve(
     structs, names, paths = [], [], []
     for (which, key, *rest), leaf in leaves:
         top = positional[key.idx] if which.idx == 0 else key.key
-        path = dotted(top, rest)
+        path = dotted_name(top, rest)
         given = leaf.name if isinstance(leaf, InputSpec) else None
         structs.append(_abstract(leaf, path, scope, text))
         names.append(given or path)
@@ -192,7 +192,7 @@ def _by_name(kwargs: PyTree) -> dict[str, Any]:
     return as_named("kwargs", kwargs, what, 'kwargs={"mask": spec("batch, length", "bool")}')
 
 
-def held(args: PyTree, kwargs: PyTree) -> tuple[Any, Any]:
+def array_arguments(args: PyTree, kwargs: PyTree) -> tuple[Any, Any]:
     """The arguments without Python values that are no inputs; positional numbers are inputs."""
     return wrap_static(args, is_switch), wrap_static(kwargs, is_fixed)
 
@@ -323,7 +323,7 @@ def _abstract(leaf: PyTree, path: str, scope: _SymbolicScope, text: bool) -> jax
     return struct
 
 
-def bind(inputs: Inputs, given: PyTree, where: str) -> dict[str, Any]:
+def bind_inputs(inputs: Inputs, given: PyTree, where: str) -> dict[str, Any]:
     """Arrays by the names of the inputs, from a tuple, the only argument, or a dict."""
     every, error = inputs.structure(), None
     # Python values may be repeated, or left out.
@@ -368,7 +368,7 @@ def _possible_readings(
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_.\-]")
 
 
-def dotted(top: str, path: Sequence[Any]) -> str:
+def dotted_name(top: str, path: Sequence[Any]) -> str:
     """``top`` and a jax key path, with dots: ``"batch.images.0"``."""
     rest = path_name(tuple(path))
     return ".".join(part for part in (top, rest) if part)
@@ -382,10 +382,10 @@ def legal_names(names: Iterable[str], fold: Callable[[str], str] = str) -> list[
         ['a.b', 'a.b-1', 'state', 'my_weight']
     """
     legal = (_ILLEGAL.sub("_", name).lstrip("_.-") or "value" for name in names)
-    return distinct(legal, fold)
+    return distinct_names(legal, fold)
 
 
-def distinct(names: Iterable[str], fold: Callable[[str], str] = str) -> list[str]:
+def distinct_names(names: Iterable[str], fold: Callable[[str], str] = str) -> list[str]:
     """The names, with a number after those that are there already, as `fold` makes them."""
     taken: set[str] = set()
     result = []
@@ -409,24 +409,26 @@ def signature_names(names: Iterable[str]) -> list[str]:
     return legal_names(names, lambda name: re.sub(r"[.\-]", "_", name).lower())
 
 
-def describe(tree: PyTree, names: Iterable[str]) -> dict[str, Any]:
+def describe_structure(tree: PyTree, names: Iterable[str]) -> dict[str, Any]:
     """The structure of a pytree as plain data; its leaves, in order, get the names."""
     names = iter(names)
     if tree is None:
         return {"none": True}
     if isinstance(tree, Static):
-        return {"static": described(tree.value)}
+        return {"static": describe_value(tree.value)}
     children, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
     if [path for path, _ in children] == [()]:
         return {"leaf": next(names)}
     if type(tree) in (list, tuple):
-        return {type(tree).__name__: [describe(child, names) for _, child in children]}
-    return {"dict": [[_key_of(path[0]), describe(child, names)] for path, child in children]}
+        return {type(tree).__name__: [describe_structure(child, names) for _, child in children]}
+    return {
+        "dict": [[_key_of(path[0]), describe_structure(child, names)] for path, child in children]
+    }
 
 
 def _key_of(entry: Any) -> Any:
     key = getattr(entry, "key", None)  # of a dict; int keys stay ints in JSON lists
-    return key if isinstance(key, (str, int)) else dotted("", (entry,))
+    return key if isinstance(key, (str, int)) else dotted_name("", (entry,))
 
 
 def tree_names(tree: PyTree, bare: str) -> tuple[str, ...]:
@@ -439,6 +441,7 @@ def tree_names(tree: PyTree, bare: str) -> tuple[str, ...]:
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return tuple(
         signature_names(
-            dotted(bare if not path or hasattr(path[0], "idx") else "", path) for path, _ in paths
+            dotted_name(bare if not path or hasattr(path[0], "idx") else "", path)
+            for path, _ in paths
         )
     )

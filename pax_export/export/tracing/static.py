@@ -94,7 +94,7 @@ def is_fixed(value: PyTree) -> bool:
 _LARGEST = 2**53
 
 
-def described(value: PyTree) -> dict[str, Any]:
+def describe_value(value: PyTree) -> dict[str, Any]:
     """Returns a Python value for a report: itself if it is plain data, otherwise its name."""
     plain = type(value) in (bool, str) or (
         type(value) in (int, float) and abs(value) < _LARGEST  # NaN and infinity are no JSON

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pax_export._jaxpr import bound, called_program, interpret
+from pax_export._jaxpr import bind_equation, called_program, interpret
 from pax_export._types import PyTree
 
 
@@ -54,7 +54,7 @@ class Tape:
         values = {**self._held, **dict(zip(self.operands, operands, strict=True))}
         for step in self.steps[: last + 1]:
             given = [values[number] for number in step.operands]
-            values.update(zip(step.results, bound(step.equation, given)))
+            values.update(zip(step.results, bind_equation(step.equation, given)))
         return values
 
     def _new_number(self) -> int:

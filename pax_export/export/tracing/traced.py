@@ -22,7 +22,7 @@ from pax_export.export import symbolic_numpy
 from pax_export.export.portable.any_size import differentiable
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.outline import outline
-from pax_export.export.tracing.source_lines import placed
+from pax_export.export.tracing.source_lines import attach_operations
 from pax_export.transforms import prepared_gradients
 
 #: A closed-over array of more bytes than this becomes a variable.
@@ -136,14 +136,14 @@ def _refuse_callbacks(program: Any) -> None:
             write="EQX_ON_ERROR=off, or =nan, in the environment of Python before equinox is "
             "imported; throw=False where diffrax, lineax or optimistix are called",
         )
-        raise placed(error, jaxpr_operations(program, found))
+        raise attach_operations(error, jaxpr_operations(program, found))
     if found:
         error = UnsupportedOperationError(
             f"The model calls back into Python, which an export cannot: {', '.join(found)}.",
             write="the same in operations of jax, or leave jax.debug.print, "
             "jax.pure_callback and the like out in eval mode",
         )
-        raise placed(error, jaxpr_operations(program, found))
+        raise attach_operations(error, jaxpr_operations(program, found))
 
 
 def _is_of_equinox(parameter: Any) -> bool:

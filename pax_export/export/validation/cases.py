@@ -20,9 +20,9 @@ from pax_export.export.artifact.report import Report, SignatureInfo
 from pax_export.export.artifact.structure import collect, rebuild
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.exportable import DEFAULT, exportable
+from pax_export.export.tracing.exportable import DEFAULT, make_exportable
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.spec import Inputs, bind
+from pax_export.export.tracing.spec import Inputs, bind_inputs
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.integers import compare_quantized
 from pax_export.export.validation.probes import probes
@@ -137,7 +137,7 @@ class ReferenceModel:
 
     def __init__(self, model: Any, report: Report, names: Mapping[str, str]):
         chosen = {key: names.get(key, self._method_name(model, key)) for key in report.signatures}
-        self._exportable = exportable(model, chosen, _outputs_of(report))
+        self._exportable = make_exportable(model, chosen, _outputs_of(report))
         self._methods = {each.key: each for each in self._exportable.methods}
         is_quantized = any(leaf.name.endswith(".integers") for leaf in self._exportable.leaves)
         told = report.details.get("quantized", {})
@@ -201,7 +201,7 @@ def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Ar
         raise InvalidArgumentTypeError(
             "examples: expected a list of calls.", where=where, got=repr(examples), write=write
         )
-    named = [bind(inputs, given, where) for given in examples]
+    named = [bind_inputs(inputs, given, where) for given in examples]
     try:
         return [{name: _example_array(each[name], kinds[name]) for name in kinds} for each in named]
     except (TypeError, ValueError) as error:

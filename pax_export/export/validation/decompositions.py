@@ -38,7 +38,7 @@ _FINEST = 1e-10
 _PERTURBED, _TOLERATED, _MOST = 2, 4.0, 0.05
 
 
-def judged(
+def judge_results(
     function: Callable[[list[Any]], Sequence[Any]],
     operands: Sequence[Any],
     named: Callable[[Sequence[Any]], dict[str, np.ndarray]],

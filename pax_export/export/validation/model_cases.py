@@ -32,7 +32,7 @@ from pax_export.export.validation.cases import (
     named_examples,
     tolerances,
 )
-from pax_export.export.validation.decompositions import judged
+from pax_export.export.validation.decompositions import judge_results
 from pax_export.export.validation.probes import probes
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
@@ -276,12 +276,12 @@ class _OfSignature:
             operands = [*self._leaves, *case.inputs.values()]
             results, apart = dict(case.expected), dict[str, float]()
             if forward.neutral:
-                found, apart = judged(function, operands, self._named_outputs)
+                found, apart = judge_results(function, operands, self._named_outputs)
                 results.update(found)
             if gradient and case.cotangents and gradient.call.lowered.neutral:
                 wrt, count = gradient.wrt, len(operands)
                 back = pull_back(function, wrt, gradient.of)
-                found, more = judged(
+                found, more = judge_results(
                     lambda values: back(values[:count], values[count:]),
                     [*operands, *case.cotangents.values()],
                     lambda found: self._named_gradients(case, wrt, found),

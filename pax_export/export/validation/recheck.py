@@ -102,7 +102,7 @@ class Rechecked:
         self.reference: Any = None
         if model is not None:
             require("jax", "all", "validate --against")
-            make = formats.imported("pax_export.export.validation.cases:ReferenceModel")
+            make = formats.import_function("pax_export.export.validation.cases:ReferenceModel")
             self.reference = make(model, report, methods or {})
         calls = [
             (key, each)

@@ -25,7 +25,7 @@ from pax_export._errors import (
     ValidationError,
 )
 from pax_export._files import stale_temporaries
-from pax_export.export.artifact.formats import Format, imported
+from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.validation import serve
 from pax_export.export.validation.probes import Probe, ProbeDifference
 from pax_export.export.validation.serve import Arrays, Run
@@ -124,7 +124,7 @@ def _call_results(
 
     while True:
         try:
-            got = iter(call(format, place, asked(), False, here))
+            got = iter(call_export(format, place, asked(), False, here))
             return [failed[at] if at in failed else next(got) for at in range(len(made))]
         except Exception as error:
             last = len(made) - 1
@@ -168,14 +168,14 @@ def _differs_only_in(expected: np.ndarray, got: np.ndarray, factor: float) -> st
     return "signs" if np.all(np.abs(one) == np.abs(other)) else ""
 
 
-def call(
+def call_export(
     format: Format, place: Path, cases: Iterable[Case], separate: bool, here: Run | None = None
 ) -> list[Arrays]:
     """The results of all calls, made here or in a fresh process without jax."""
     calls = (case.call() for case in cases)
     if separate:
         return [entry["results"] for entry in in_process(format, place, list(calls), "all")]
-    return here(str(place), calls) if here else imported(format.run)(str(place), list(calls))
+    return here(str(place), calls) if here else import_function(format.run)(str(place), list(calls))
 
 
 def in_process(
@@ -312,17 +312,17 @@ def compare_either(
 ) -> dict[str, float]:
     """Compares with jax's results, or with equally right ones; see `decompositions`."""
     try:
-        return compare(case, got, factor)
+        return compare_results(case, got, factor)
     except ValidationError as error:
         for allowed in case.rounding() if case.rounding else ():
             with suppress(ValidationError):
-                return compare(dataclasses.replace(case, tolerance=allowed), got, factor)
+                return compare_results(dataclasses.replace(case, tolerance=allowed), got, factor)
         if case.general is not None:
             expected, apart = case.general()
             tolerance = {**case.tolerance, **apart}
             general = dataclasses.replace(case, expected=expected, tolerance=tolerance)
             with suppress(ValidationError):
-                return compare(general, got, factor * _ILL_CONDITIONED)
+                return compare_results(general, got, factor * _ILL_CONDITIONED)
         raise _add_advice(error, case) from None
 
 
@@ -348,11 +348,15 @@ _FINITE = (
 def _not_finite(values: np.ndarray) -> int:
     kinds = values.dtype.name in TOLERANCE
     return (
-        sum(int((~np.isfinite(_widen(piece))).sum()) for piece in _pieces(values)) if kinds else 0
+        sum(int((~np.isfinite(_widen(piece))).sum()) for piece in _in_chunks(values))
+        if kinds
+        else 0
     )
 
 
-def compare(case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0) -> dict[str, float]:
+def compare_results(
+    case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0
+) -> dict[str, float]:
     """The largest difference of each result, at most its dtype's `TOLERANCE` times a factor."""
     where = f"{case.signature} {case.label}".strip()
     all_expected, got = {**case.unchanged, **case.expected}, {**case.unchanged, **got}
@@ -396,8 +400,10 @@ def _largest_difference(
     largest = max(_largest(expected), scale) if relative else 0.0
     count, of_nan, difference = 0, 0, 0.0
     exact = relative or tolerance is None
-    free: Iterable[Any] = itertools.repeat(np.False_) if exact else _pieces(np.asarray(tolerance))
-    for one, other, may_differ in zip(_pieces(expected), _pieces(got), free):
+    free: Iterable[Any] = (
+        itertools.repeat(np.False_) if exact else _in_chunks(np.asarray(tolerance))
+    )
+    for one, other, may_differ in zip(_in_chunks(expected), _in_chunks(got), free):
         if relative:
             wrong, apart = _far_apart(one, other, factor * relative, largest, tolerance or 0.0)
         else:
@@ -448,7 +454,7 @@ def _widen(values: np.ndarray) -> np.ndarray:
     return values.astype(np.complex128 if is_complex else np.float64)
 
 
-def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
+def _in_chunks(values: np.ndarray) -> Iterator[np.ndarray]:
     """The elements in order, in chunks that keep wider copies small."""
     flat = values.reshape(-1)
     return (flat[start : start + _PIECE] for start in range(0, flat.size, _PIECE))
@@ -457,7 +463,7 @@ def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
 def _largest(values: Any) -> float:
     """The largest size of a number that has one."""
     largest = 0.0
-    for piece in map(_widen, _pieces(np.asarray(values))):
+    for piece in map(_widen, _in_chunks(np.asarray(values))):
         sizes = np.abs(piece)
         largest = max(largest, float(np.max(sizes, initial=0.0, where=np.isfinite(sizes))))
     return largest

@@ -13,7 +13,7 @@ import numpy as np
 
 from pax_export._errors import AdoptionError, InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import AnyMesh, DTypeLike, PyTree
-from pax_export.core import Module, escaped, next_rng_key, pure
+from pax_export.core import Module, escape_step, next_rng_key, pure
 from pax_export.sharding import shardings
 from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights._save_load import require_shape
@@ -405,4 +405,4 @@ def _is_net(at: str, parts: dict[str, list[str]]) -> bool:
 
 
 def _pattern_below(beginning: str) -> str:
-    return ".".join(escaped(step) for step in beginning.split(".")) + ".**"
+    return ".".join(escape_step(step) for step in beginning.split(".")) + ".**"

@@ -173,7 +173,7 @@ def write_npz(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str, 
         lambda dtype: dtype.kind in "biufc",
         "numpy's files have no place for an array of this dtype.",
     )
-    with whole_file(path, npz.recognized, _NOT_OURS) as temporary:
+    with whole_file(path, npz.recognize_npz, _NOT_OURS) as temporary:
         npz.write(temporary, arrays)
 
 

@@ -19,8 +19,8 @@ from pax_export._wire import (
     MessageFields,
     RandomAccessBytes,
     message,
-    signed,
-    whole,
+    require_integer,
+    to_signed,
 )
 from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import (
@@ -137,7 +137,7 @@ class _ModelArrays:
 def _read_setting(attribute: MessageFields) -> tuple[str, Any]:
     """The name of an attribute, and its value as text: numbers and names, no arrays."""
     values = [*attribute.texts(_TEXT), *attribute.texts(_TEXTS)]
-    values += [str(signed(whole(value))) for value in attribute.all(_WHOLE)]
+    values += [str(to_signed(require_integer(value))) for value in attribute.all(_WHOLE)]
     values += ["a number"] * len([*attribute.all(_FLOAT), *attribute.all(_FLOATS)])
     return attribute.text(_NAME), tuple(values)
 
@@ -172,7 +172,7 @@ class OnnxTensor:
         self.shape: list[int] = []
         for value in fields.all(_DIMS):
             packed = isinstance(value, Message)
-            self.shape += value.varints().tolist() if packed else [signed(value)]
+            self.shape += value.varints().tolist() if packed else [to_signed(value)]
         self.raw = (fields.messages(_RAW) or [None])[-1]
         self.numbers = [(number, value) for number in _DATA for value in fields.all(number)]
         self.external = fields.mapping(_EXTERNAL)
@@ -303,7 +303,7 @@ def _join_numbers(tensor: OnnxTensor) -> np.ndarray:
     pieces = []
     for number, value in tensor.numbers:
         if isinstance(value, int):
-            pieces.append(np.array([signed(value)]))
+            pieces.append(np.array([to_signed(value)]))
         elif number in (_FLOAT_DATA, _DOUBLE_DATA):
             pieces.append(np.frombuffer(value.content(), "<f4" if number == _FLOAT_DATA else "<f8"))
         else:

@@ -79,7 +79,7 @@ def _require_files(folder: Path) -> None:
         raise WeightsFileError(
             "Cannot read a file that is not regular.",
             where=str(strange),
-            got=file_types.unusual(strange),
+            got=file_types.unusual_type(strange),
             write="a copy of the whole folder, as it was written",
         )
 

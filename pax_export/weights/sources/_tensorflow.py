@@ -17,8 +17,8 @@ from pax_export._wire import (
     SavedTensor,
     masked_crc32c,
     message,
+    read_varint,
     table_entries,
-    varint,
 )
 from pax_export.weights._binary_file import BinaryFile
 from pax_export.weights.sources._reader import InputFile
@@ -151,7 +151,7 @@ def _read_names(saved: SavedTensor, shards: _Shards) -> list[tuple[str, str]]:
     file = shards.file(saved.shard)
     file.require(saved.offset, saved.size)
     head = file.read(saved.offset, min(saved.size, _LONGEST_VARINT))
-    length, begin = varint(head, 0, len(head))
+    length, begin = read_varint(head, 0, len(head))
     if begin + 4 + length > saved.size:
         raise ValueError("a text that is longer than its place")
     graph = Message(file, saved.offset + begin + 4, length)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pax_export.errors import InvalidArgumentError
 from pax_export.export.artifact.structure import collect, rebuild
-from pax_export.export.tracing.spec import describe, legal_names
+from pax_export.export.tracing.spec import describe_structure, legal_names
 from tests.refusals import refused
 
 import jax  # isort: skip
@@ -30,7 +30,7 @@ nested = st.recursive(
 def test_a_structure_survives_json(tree):
     leaves = jax.tree_util.tree_leaves(tree)
     names = [f"leaf{index}" for index in range(len(leaves))]
-    structure = json.loads(json.dumps(describe(tree, names)))
+    structure = json.loads(json.dumps(describe_structure(tree, names)))
     values = dict(zip(names, leaves))
     assert rebuild(structure, values.get) == tree
     found = {}
@@ -39,7 +39,7 @@ def test_a_structure_survives_json(tree):
 
 
 def test_other_nodes_come_back_as_dicts():
-    structure = describe(Point([1], 2), ["a", "b"])
+    structure = describe_structure(Point([1], 2), ["a", "b"])
     assert rebuild(structure, str.upper) == {"x": ["A"], "y": "B"}
     found = {}
     collect(structure, Point(["one"], "two"), found, "point")
@@ -47,7 +47,7 @@ def test_other_nodes_come_back_as_dicts():
 
 
 def test_dicts_keep_keys_that_are_numbers():
-    structure = json.loads(json.dumps(describe({1: "a", 2: "b"}, ["a", "b"])))
+    structure = json.loads(json.dumps(describe_structure({1: "a", 2: "b"}, ["a", "b"])))
     assert rebuild(structure, str) == {1: "a", 2: "b"}
 
 
@@ -60,23 +60,23 @@ def test_dicts_keep_keys_that_are_numbers():
     ],
 )
 def test_another_structure_is_refused(value, where, got):
-    structure = describe({"a": [0, 0]}, ["p", "q"])
+    structure = describe_structure({"a": [0, 0]}, ["p", "q"])
     with refused(InvalidArgumentError, where=where, got=got):
         collect(structure, value, {}, "x")
 
 
 def test_a_missing_key_is_named():
     with pytest.raises(InvalidArgumentError, match="An argument has no 'a'"):
-        collect(describe({"a": 0}, ["p"]), {"b": 0}, {}, "x")
+        collect(describe_structure({"a": 0}, ["p"]), {"b": 0}, {}, "x")
 
 
 @pytest.mark.parametrize("value", [{"a": 3}, {"a": 3, "b": None}])
 def test_a_field_that_is_none_may_be_left_out(value):
     into = {}
-    collect(describe({"a": 0, "b": None}, ["p"]), value, into, "x")
+    collect(describe_structure({"a": 0, "b": None}, ["p"]), value, into, "x")
     assert into == {"p": 3}
     with pytest.raises(InvalidArgumentError, match="a different structure"):
-        collect(describe({"a": 0, "b": None}, ["p"]), {"a": 3, "c": 4}, {}, "x")
+        collect(describe_structure({"a": 0, "b": None}, ["p"]), {"a": 3, "c": 4}, {}, "x")
 
 
 @given(st.lists(st.text(max_size=6), max_size=8))
@@ -90,7 +90,9 @@ def test_names_are_legal_and_unique(names):
 def test_names_with_dots_stand_for_what_is_nested():
     """As a report names the arrays of a cache: a server knows them so."""
     tree = {"keys": (1, {"codes": 2, "scales": 3}), "a.b": 4}
-    structure = describe(tree, [f"leaf{leaf}" for leaf in jax.tree_util.tree_leaves(tree)])
+    structure = describe_structure(
+        tree, [f"leaf{leaf}" for leaf in jax.tree_util.tree_leaves(tree)]
+    )
     flat = {"keys.0": 1, "keys.1.codes": 2, "keys.1.scales": 3, "a.b": 4}
     for value in (tree, flat, {"keys": {"0": 1, "1.codes": 2, "1.scales": 3}, "a.b": 4}):
         found = {}

@@ -42,25 +42,27 @@ def installed(tmp_path, monkeypatch):
 
 
 def to_toy(path, **options):
-    return formats.imported(formats.find("toy").export)(make(), path, spec("n, 3"), **options)
+    return formats.import_function(formats.find("toy").export)(
+        make(), path, spec("n, 3"), **options
+    )
 
 
 def test_places_in_the_table_are_there():
     for row in formats.all_formats().values():
         for place in (row.load, row.run):
-            assert inspect.signature(formats.imported(place)).parameters
+            assert inspect.signature(formats.import_function(place)).parameters
         shared = {"model", "path", "inputs", "kwargs", "methods", "validate", "overwrite"}
         assert shared | set(row.options) <= set(
-            inspect.signature(formats.imported(row.export)).parameters
+            inspect.signature(formats.import_function(row.export)).parameters
         )
-        assert getattr(pax.export, row.exporter) is formats.imported(row.export)
+        assert getattr(pax.export, row.exporter) is formats.import_function(row.export)
 
 
 def test_what_runs_alone_imports_nothing_of_ours():
     """Such a file is loaded by its path, where neither jax nor this package can be imported."""
     for row in formats.all_formats().values():
         if not row.run_imports:
-            source = inspect.getsource(sys.modules[formats.imported(row.run).__module__])
+            source = inspect.getsource(sys.modules[formats.import_function(row.run).__module__])
             assert "import pax_export" not in source
             assert "from pax_export" not in source
 
@@ -94,7 +96,7 @@ def test_its_test_finds_what_is_wrong(installed, tmp_path):
     def biased():
         return make().replace(bias=np.ones(2, np.float32))
 
-    write = formats.imported(formats.find("toy").export)
+    write = formats.import_function(formats.find("toy").export)
     with pytest.raises(errors.ValidationError, match="differs from the model's"):
         write(biased(), tmp_path / "linear.toy", spec("n, 3"), scale=2.0)
     assert not (tmp_path / "linear.toy").exists()
@@ -140,4 +142,6 @@ def test_a_format_that_is_not_installed(installed, tmp_path, monkeypatch):
         load(tmp_path / "linear.toy")
     assert caught.value.got == "toy"
     with pytest.raises(errors.InvalidArgumentError, match="cannot be validated again"):
-        formats.imported("pax_export.export.validation.recheck:recheck")(tmp_path / "linear.toy")
+        formats.import_function("pax_export.export.validation.recheck:recheck")(
+            tmp_path / "linear.toy"
+        )

@@ -9,16 +9,16 @@ import pytest
 from pax_export.export import spec
 from pax_export.export.formats.tf_functions import call_signature, make_function, make_variables
 from pax_export.export.lowering import lowered_model
-from pax_export.export.tracing.exportable import exportable
+from pax_export.export.tracing.exportable import make_exportable
 from pax_export.export.tracing.programs import trace_all
 from tests.closeness import assert_close
 from tests.export.models import Counter, affine, affine_params, random
 
 
 def plan_of(model, inputs, state="frozen", trainable=False):
-    chosen = exportable(model, None)
+    chosen = make_exportable(model, None)
     traced = trace_all(chosen, inputs, None, (), False)
-    return lowered_model.lower(chosen, traced, state, trainable, ("cpu",))
+    return lowered_model.lower_model(chosen, traced, state, trainable, ("cpu",))
 
 
 @pytest.fixture

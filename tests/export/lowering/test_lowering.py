@@ -137,7 +137,9 @@ def test_modules_are_written_for_the_oldest_reader(function):
 
 def oldest(module):
     needed = module.portable.stablehlo
-    return compatibility.text(compatibility.oldest_tensorflow(needed, module.calling_convention))
+    return compatibility.format_version(
+        compatibility.oldest_tensorflow(needed, module.calling_convention)
+    )
 
 
 TOO_NEW_FOR_2_15 = {

@@ -122,5 +122,5 @@ def test_one_lowering_serves_all_sizes():
 
 def test_prefixes():
     tree = {"a": [1, 2], "b": 3}
-    assert _shapes.broadcast({"a": True, "b": None}, tree, "x") == [True, True, None]
-    assert _shapes.broadcast("s", tree, "x") == ["s", "s", "s"]
+    assert _shapes.broadcast_prefix({"a": True, "b": None}, tree, "x") == [True, True, None]
+    assert _shapes.broadcast_prefix("s", tree, "x") == ["s", "s", "s"]

@@ -16,7 +16,7 @@ from pax_export.export import spec
 from pax_export.export.portable import PassOptions, Weight, optimized
 from pax_export.export.portable.arithmetic import LARGE
 from pax_export.export.portable.kept import name_of
-from pax_export.export.tracing.exportable import exportable
+from pax_export.export.tracing.exportable import make_exportable
 from pax_export.export.tracing.programs import trace_all
 from tests.closeness import assert_close
 
@@ -27,7 +27,7 @@ def random(*shape, seed=0):
 
 def portable(model, inputs, **options):
     """A model as a portable program, and the program as it was traced."""
-    model = exportable(model, None)
+    model = make_exportable(model, None)
     (program,) = trace_all(model, inputs, None, (), False)
     leaves = [Weight(each.name, np.asarray(each.value)) for each in model.leaves]
     constants = {id(each): f"constant{i}" for i, each in enumerate(program.traced.constants)}

@@ -20,7 +20,7 @@ from pax_export.errors import (
 )
 from pax_export.export import load, spec, to_saved_model, to_stablehlo
 from pax_export.export.artifact import structure
-from pax_export.export.tracing.exportable import exportable, marked
+from pax_export.export.tracing.exportable import make_exportable, mark_trainable
 from tests.closeness import assert_close
 from tests.export.models import random
 from tests.refusals import refused
@@ -77,12 +77,12 @@ def test_a_bundle_and_a_file_take_them_as_well(tmp_path):
 
 
 def test_they_are_chosen_by_prefix_and_by_name():
-    model = exportable((layers(), apply), None)
+    model = make_exportable((layers(), apply), None)
     for chosen in ("0", [True, False]):
-        trainable = [leaf.name for leaf in marked(model, chosen).leaves if leaf.trainable]
+        trainable = [leaf.name for leaf in mark_trainable(model, chosen).leaves if leaf.trainable]
         assert trainable == ["0.weight"]
     each = jax.tree.map(lambda leaf: hasattr(leaf, "ndim") and leaf.shape == (4, 2), layers())
-    assert [x.name for x in marked(model, each).leaves if x.trainable] == ["1.weight"]
+    assert [x.name for x in mark_trainable(model, each).leaves if x.trainable] == ["1.weight"]
 
 
 def test_a_step_of_training_is_given_them_too(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import spec
-from pax_export.export.tracing.spec import resolve
+from pax_export.export.tracing.spec import resolve_inputs
 from tests.refusals import refused
 
 
@@ -23,7 +23,7 @@ def shapes(inputs):
 
 
 def resolved(function, inputs, kwargs=None, constraints=()):
-    return resolve(function, 1, inputs, kwargs, constraints)
+    return resolve_inputs(function, 1, inputs, kwargs, constraints)
 
 
 @pytest.mark.parametrize("shape", ["batch, 28, 1", ("batch", 28, 1), ["batch", np.int64(28), 1]])

@@ -10,8 +10,8 @@ import pytest
 from pax_export.errors import GradientMismatchError, ValidationError
 from pax_export.export import spec, to_saved_model
 from pax_export.export.artifact import formats
-from pax_export.export.lowering.lowered_model import lower
-from pax_export.export.tracing.exportable import exportable
+from pax_export.export.lowering.lowered_model import lower_model
+from pax_export.export.tracing.exportable import make_exportable
 from pax_export.export.tracing.programs import trace_all
 from pax_export.export.validation.model_cases import model_cases
 from pax_export.export.validation.validate import validate
@@ -22,9 +22,9 @@ from tests.refusals import refused
 
 def cases(function, inputs, params=None, **options):
     """The calls of a test of this model, made of random numbers."""
-    model = exportable((params or {}, function), None)
+    model = make_exportable((params or {}, function), None)
     programs = trace_all(model, inputs, None, (), False)
-    return list(model_cases(lower(model, programs, "frozen", False, ("cpu",), **options)))
+    return list(model_cases(lower_model(model, programs, "frozen", False, ("cpu",), **options)))
 
 
 def judged(calls, change):

@@ -16,7 +16,7 @@ from pax_export.export.formats.saved_model import writer as saved_model
 from pax_export.export.pipeline import run_export
 from pax_export.export.validation import serve
 from pax_export.export.validation.cases import random_cases
-from pax_export.export.validation.validate import Case, compare, validate
+from pax_export.export.validation.validate import Case, compare_results, validate
 from tests.closeness import assert_close
 from tests.export.models import affine, affine_params
 from tests.refusals import refused
@@ -46,7 +46,7 @@ def array(values, dtype):
 )
 def test_a_wrong_element_is_found(expected, got):
     with refused(ValidationError, where="serving_default (n=2): y") as caught:
-        compare(case(y=expected), {"y": got})
+        compare_results(case(y=expected), {"y": got})
     assert caught.value.got.startswith("1 of ")
 
 
@@ -55,18 +55,18 @@ def test_a_wrong_element_is_found(expected, got):
 )
 def test_another_shape_or_dtype_is_found(got):
     with pytest.raises(ValidationError, match="has a different shape or dtype"):
-        compare(case(y=np.ones((2, 2), np.float32)), {"y": got})
+        compare_results(case(y=np.ones((2, 2), np.float32)), {"y": got})
 
 
 def test_a_missing_and_a_new_result_are_found():
     with pytest.raises(ValidationError, match="returns different results"):
-        compare(case(y=np.ones(2)), {"z": np.ones(2)})
+        compare_results(case(y=np.ones(2)), {"z": np.ones(2)})
 
 
 def test_nan_is_nan_and_rounding_is_no_difference():
     expected = array([np.nan, np.inf, 1.0, 1e-9], "float32")
     got = array([np.nan, np.inf, 1.00001, 2e-9], "float32")
-    assert_close(compare(case(y=expected), {"y": got})["y"], 1e-5, rtol=0.1)
+    assert_close(compare_results(case(y=expected), {"y": got})["y"], 1e-5, rtol=0.1)
 
 
 def shapes(struct):

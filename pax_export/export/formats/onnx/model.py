@@ -37,7 +37,7 @@ from pax_export.export.portable import (
     written_fast,
 )
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.source_lines import placed
+from pax_export.export.tracing.source_lines import attach_operations
 from pax_export.export.validation.integers import Quantized
 
 _WRITE = (
@@ -319,4 +319,4 @@ def _refused(error: NotWrittenError, program: Program) -> UnsupportedOperationEr
     if error.reason:
         what = f"ONNX cannot express the operation {name}: {error.reason[:300]}"
     refusal = UnsupportedOperationError(f"{what}.", where=program.key, write=_WRITE)
-    return placed(refusal, [(*error.callers, error.equation)])
+    return attach_operations(refusal, [(*error.callers, error.equation)])

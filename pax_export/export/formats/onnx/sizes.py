@@ -120,7 +120,7 @@ class OnnxSizes:
     def _read(self, text: str, numbers: dict[str, int] | None = None) -> Size:
         try:
             known = self._variables | (numbers or {})
-            return dimensions.computed(text, known, self._calculated)
+            return dimensions.evaluate_over(text, known, self._calculated)
         except ValueError as error:
             raise Refused(f"the size {text}") from error
 

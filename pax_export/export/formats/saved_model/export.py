@@ -20,7 +20,7 @@ from pax_export.export.formats.saved_model import checkpoint, writer
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
 from pax_export.export.formats.tf_functions import tensorflow
-from pax_export.export.lowering.lowered_model import LoweredModel, VjpOrder, lower
+from pax_export.export.lowering.lowered_model import LoweredModel, VjpOrder, lower_model
 from pax_export.export.pipeline.arguments import (
     PLATFORMS,
     by_signature,
@@ -39,8 +39,8 @@ from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import (
     Exportable,
     TrainStep,
-    exportable,
-    marked,
+    make_exportable,
+    mark_trainable,
     with_step,
 )
 from pax_export.export.tracing.programs import Program, trace_all
@@ -161,7 +161,7 @@ def to_saved_model(
     """
     platforms = checked_platforms(platforms)
     check_choice("state", state, ("frozen", "update", "keep"))
-    compatibility.requested(consumer)
+    compatibility.parse_consumer(consumer)
     keys = signature_keys(methods)
     VjpOrder.of(vjp_order, trainable is not False)
     step = TrainStep.of(train_step, optimizer, train_inputs, keys)
@@ -204,7 +204,7 @@ class _SavedModelExporter(FormatExporter):
         step = self.step
         if step is None:
             return super().trace(request)
-        chosen = exportable(request.model, request.methods, request.outputs)
+        chosen = make_exportable(request.model, request.methods, request.outputs)
         chosen = with_step(chosen, request.model, TrainStep.key, step.function, step.optimizer)
         given = request.inputs, request.kwargs, request.constraints, request.methods is not None
         return chosen, trace_all(chosen, *given, step.inputs)
@@ -213,8 +213,8 @@ class _SavedModelExporter(FormatExporter):
         self, model: Exportable, programs: Sequence[Program], request: Request
     ) -> _SavedModelContents:
         learning = self.trainable is not False
-        lowered = lower(
-            marked(model, self.trainable),
+        lowered = lower_model(
+            mark_trainable(model, self.trainable),
             programs,
             self.state,
             learning,
@@ -298,8 +298,8 @@ class _SavedModelContents(Contents):
             "signatures": lowered.signature_infos(),
             "graph_bytes": (place / "saved_model.pb").stat().st_size,
             "platforms": lowered.platforms,
-            "oldest_tensorflow": compatibility.text(lowered.oldest_tensorflow),
-            "stablehlo": compatibility.text(lowered.stablehlo),
+            "oldest_tensorflow": compatibility.format_version(lowered.oldest_tensorflow),
+            "stablehlo": compatibility.format_version(lowered.stablehlo),
             "calling_convention": lowered.calling_convention,
             "versions": package_versions(*["tensorflow"] * uses_tensorflow),
         }

@@ -32,7 +32,13 @@ from pax_export.export.lowering.lowered_model import LoweredModel, array_info, o
 from pax_export.export.pipeline.arguments import by_signature
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.spec import Inputs, bind, describe, resolve, tree_names
+from pax_export.export.tracing.spec import (
+    Inputs,
+    bind_inputs,
+    describe_structure,
+    resolve_inputs,
+    tree_names,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +118,7 @@ def _processor_inputs(processor: Any, given: Any, key: str, constraints: Sequenc
             write='preprocess_inputs=spec("batch", "string"), or a tf.function with an '
             "input_signature",
         )
-    return resolve(python_function(processor), 0, given, None, constraints, text=True)
+    return resolve_inputs(python_function(processor), 0, given, None, constraints, text=True)
 
 
 def _preprocess(processor: Any, inputs: Inputs, program: Program, signature: Signature) -> Any:
@@ -123,7 +129,7 @@ def _preprocess(processor: Any, inputs: Inputs, program: Program, signature: Sig
     def preprocess(*flat: object) -> list[Any]:
         args, kwargs = inputs.call(flat)
         given = call(*args, **kwargs)
-        named = bind(program.inputs, given, f"{program.key}: what the preprocessor gives")
+        named = bind_inputs(program.inputs, given, f"{program.key}: what the preprocessor gives")
         return [_fitting_tensor(tf, named[name], wanted[name], name, program) for name in wanted]
 
     specs = [tensor_spec(entry.name, dtypes.stored(entry.struct)) for entry in inputs.flat]
@@ -168,7 +174,7 @@ def _trace_postprocess(
         named = dict(zip(program.output_names, flat))
         output = _plain_value(call(rebuild(program.output_structure, named.__getitem__)))
         names = tree_names(output, "output")
-        made["structure"] = describe(output, names)
+        made["structure"] = describe_structure(output, names)
         tensors = [_to_tensor(tf, value) for value in jax.tree_util.tree_leaves(output)]
         made["outputs"] = tuple(map(_tensor_info, names, tensors))
         return dict(zip(names, tensors))

@@ -157,7 +157,7 @@ class Functions:
         self.arguments = {key: Arguments(key, info) for key, info in report.signatures.items()}
         self._digest = digest
         order = details.vjp_order
-        self.callers = {key: caller(each, order, key) for key, each in exported.items()}
+        self.callers = {key: make_caller(each, order, key) for key, each in exported.items()}
 
     def _check_counts(self, key: str, exported: Exported) -> None:
         found = len(exported.in_avals), len(exported.out_avals)
@@ -333,7 +333,7 @@ _FLOAT0 = jax.dtypes.float0
 Flat = Callable[..., tuple[Any, ...]]
 
 
-def caller(exported: Exported, order: int, name: str) -> Flat:
+def make_caller(exported: Exported, order: int, name: str) -> Flat:
     """Returns a jitted function from flat operands to flat results.
 
     It supports `jit`, `vmap` (a batched call is a loop, as in `jax.lax.map`) and, `order` times,

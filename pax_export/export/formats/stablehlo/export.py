@@ -14,7 +14,7 @@ from pax_export._types import PyTree
 from pax_export.export.artifact.formats import STABLEHLO
 from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions
 from pax_export.export.formats.stablehlo import files, functions
-from pax_export.export.formats.stablehlo.exported import Exported, oldest
+from pax_export.export.formats.stablehlo.exported import Exported, oldest_stablehlo
 from pax_export.export.pipeline.arguments import (
     PLATFORMS,
     by_signature,
@@ -213,7 +213,9 @@ class _BundleContents(Contents):
             "signatures": {each.key: each.info for each in made.values()},
             "graph_bytes": sum(file.stat().st_size for file in rest),
             "platforms": platforms,
-            "stablehlo": oldest([module for each in made.values() for module in each.modules]),
+            "stablehlo": oldest_stablehlo(
+                [module for each in made.values() for module in each.modules]
+            ),
             "calling_convention": max(each.calling_convention_version for each in exported),
             "versions": versions,
             "details": {

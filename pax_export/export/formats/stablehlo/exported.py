@@ -83,7 +83,7 @@ def _read_checks(given: Any) -> tuple[jax_export.DisabledSafetyCheck, ...]:
     )
 
 
-def differentiated(
+def export_gradients(
     function: Callable[..., Any],
     exported: Exported,
     order: int,
@@ -158,12 +158,12 @@ def _make_gradient(exported: Exported, make: Callable[[], Exported]) -> Exported
         ) from error
 
 
-def widened(found: Sequence[Exported]) -> Exported:
+def make_portable_modules(found: Sequence[Exported]) -> Exported:
     """A function and its gradients in the oldest StableHLO that can express them."""
     exported, *rest = found
     if exported.nr_devices > 1:
         return exported  # its shardings are written in a dialect of their own
-    gradient = widened(rest) if rest else None
+    gradient = make_portable_modules(rest) if rest else None
     try:
         # jax checks itself which calls it may contain.
         module = portable(exported.mlir_module_serialized, allowed=None).module
@@ -172,7 +172,7 @@ def widened(found: Sequence[Exported]) -> Exported:
     return dataclasses.replace(exported, mlir_module_serialized=module, _get_vjp=lambda _: gradient)
 
 
-def modules(function: Callable, found: Sequence[Exported]) -> tuple[PortableModule, ...]:
+def neutral_modules(function: Callable, found: Sequence[Exported]) -> tuple[PortableModule, ...]:
     """A function, its gradient, and so on, as modules that need no jax.
 
     They end at the first that needs operations that only jax has.
@@ -219,7 +219,7 @@ def _export_neutral(flat: Callable, structs: Sequence[Any]) -> Exported | None:
         return None
 
 
-def remade(
+def rebuild_functions(
     name: str,
     found: Sequence[PortableModule],
     weights: Structs,
@@ -259,6 +259,10 @@ def structs_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
 
 
-def oldest(found: Sequence[PortableModule]) -> str:
+def oldest_stablehlo(found: Sequence[PortableModule]) -> str:
     """The version of StableHLO that reads all modules."""
-    return compatibility.text(max(each.portable.stablehlo for each in found)) if found else ""
+    return (
+        compatibility.format_version(max(each.portable.stablehlo for each in found))
+        if found
+        else ""
+    )

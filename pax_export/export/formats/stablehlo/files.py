@@ -34,7 +34,7 @@ from pax_export._errors import (
 )
 from pax_export._files import card_file, checksums, signature_file
 from pax_export._files.checksums import Checked
-from pax_export._files.directory import replaced
+from pax_export._files.directory import replace_path
 from pax_export._files.overwrite_guard import files, now_in
 from pax_export._optional import require
 from pax_export._signing import signer as signer_with
@@ -49,8 +49,13 @@ from pax_export.export.artifact.report import (
     write_report,
 )
 from pax_export.export.formats.stablehlo.details import WEIGHT, Details, details_of
-from pax_export.export.formats.stablehlo.exported import Exported, PortableModule, remade
-from pax_export.export.formats.stablehlo.library_calls import ROUTINES, Looked, SizesError, look
+from pax_export.export.formats.stablehlo.exported import Exported, PortableModule, rebuild_functions
+from pax_export.export.formats.stablehlo.library_calls import (
+    ROUTINES,
+    Looked,
+    SizesError,
+    check_program,
+)
 from pax_export.export.lowering.lower import Portable
 from pax_export.export.tracing import dtypes
 from pax_export.weights import load_weights, save_weights
@@ -137,7 +142,7 @@ def _looked_over(exported: Exported, file: Path, may_call: bool) -> Exported:
 
 def _look_over(module: bytes, file: Path) -> Looked:
     try:
-        looked = look(module)
+        looked = check_program(module)
     except SizesError as error:
         raise ExportPathError(
             "A function of this bundle calls a library with arrays of other sizes than it takes.",
@@ -164,7 +169,7 @@ def check(path: Path, report: Report, trusted: bool) -> None:
         exported: Exported | None = read_function(checked, report, details, key)
         while exported is not None:
             module = exported.mlir_module_serialized
-            names = look(module).names if may_call(module) else frozenset()
+            names = check_program(module).names if may_call(module) else frozenset()
             unknown = sorted(names - EXPANDED - ROUTINES.keys())
             if unknown:
                 raise UntrustedExportError(
@@ -210,7 +215,7 @@ def _from_modules(checked: Checked, report: Report, details: Details, key: str) 
         modules.append(PortableModule(Portable(looked.module, ()), kept, neutral))
     read = {name for kind, name in entry.operands if kind == WEIGHT}
     weights, inputs, outputs = _report_types(report, key, read)
-    return remade(key, modules, weights, inputs, outputs, report.platforms)
+    return rebuild_functions(key, modules, weights, inputs, outputs, report.platforms)
 
 
 def _report_types(
@@ -287,7 +292,7 @@ def renew(
             got=", ".join(missing),
             write="to_stablehlo again, with the model and its weights from weights.safetensors",
         )
-    with replaced(path, now_in(path)) as directory:
+    with replace_path(path, now_in(path)) as directory:
         for name in files(path):
             if path / name == signature_file.of_folder(path):
                 continue  # it would fit no longer

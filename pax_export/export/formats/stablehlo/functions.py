@@ -23,8 +23,13 @@ from pax_export.export.portable.any_size import lowerable
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program, check_updates
-from pax_export.export.tracing.source_lines import operations, placed
-from pax_export.export.tracing.spec import describe, dotted, held, signature_names
+from pax_export.export.tracing.source_lines import attach_operations, operations
+from pax_export.export.tracing.spec import (
+    array_arguments,
+    describe_structure,
+    dotted_name,
+    signature_names,
+)
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import constraints, random_cases
 from pax_export.export.validation.serve import Arrays
@@ -191,11 +196,11 @@ def lower(
                 exported = _exported.make(lowered, given, platforms, disabled_checks)
             except UnsupportedOperationError as error:
                 if not operations(error):
-                    placed(error, jaxpr_operations(program.traced.program, _OUTSIDE))
+                    attach_operations(error, jaxpr_operations(program.traced.program, _OUTSIDE))
                 raise
-            found = _exported.differentiated(run, exported, order, disabled_checks)
-            modules = _exported.modules(run, found)
-            widened = _exported.widened(found)
+            found = _exported.export_gradients(run, exported, order, disabled_checks)
+            modules = _exported.neutral_modules(run, found)
+            widened = _exported.make_portable_modules(found)
         functions.append(
             Function(
                 key=program.key,
@@ -205,7 +210,7 @@ def lower(
                     program,
                     assigns=new,
                     differentiable=order > 0,
-                    stablehlo=_exported.oldest(modules),
+                    stablehlo=_exported.oldest_stablehlo(modules),
                     module_bytes=len(exported.mlir_module_serialized),
                 ),
                 operands=(
@@ -297,7 +302,7 @@ def given_shardings(
         args = inputs[program.key] if several else inputs
         named = (kwargs or {}).get(program.key, {}) if several else kwargs or {}
         args = args if type(args) is tuple else (args,)
-        leaves = jax.tree_util.tree_leaves(held(args, dict(named)))
+        leaves = jax.tree_util.tree_leaves(array_arguments(args, dict(named)))
         found[program.key] = [getattr(leaf, "sharding", None) for leaf in leaves]
     return found
 
@@ -307,7 +312,7 @@ def of_exported(key: str, exported: Exported, order: int) -> Function:
     args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, structs_of(exported.in_avals))
     tops = {f"arg{index}": value for index, value in enumerate(args)} | kwargs
     paths = [
-        dotted(f"arg{which.idx}" if place.idx == 0 else which.key, rest)
+        dotted_name(f"arg{which.idx}" if place.idx == 0 else which.key, rest)
         for (place, which, *rest), _ in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
     ]
     names = signature_names(paths)
@@ -315,19 +320,19 @@ def of_exported(key: str, exported: Exported, order: int) -> Function:
     outputs = jax.tree_util.tree_unflatten(exported.out_tree, structs_of(exported.out_avals))
     out_paths = jax.tree_util.tree_flatten_with_path(outputs)[0]
     out_names = signature_names(
-        dotted("output" if not path or hasattr(path[0], "idx") else "", path)
+        dotted_name("output" if not path or hasattr(path[0], "idx") else "", path)
         for path, _ in out_paths
     )
     portable = _exported.without_jax(exported)
     info = SignatureInfo(
         inputs=tuple(map(_array_info, names, exported.in_avals)),
         outputs=tuple(map(_array_info, out_names, exported.out_avals)),
-        arguments={name: describe(tree, left) for name, tree in tops.items()},
+        arguments={name: describe_structure(tree, left) for name, tree in tops.items()},
         positional=tuple(f"arg{index}" for index in range(len(args))),
-        result=describe(outputs, iter(out_names)),
+        result=describe_structure(outputs, iter(out_names)),
         assigns=(),
         differentiable=order > 0,
-        stablehlo=_exported.oldest(portable),
+        stablehlo=_exported.oldest_stablehlo(portable),
         module_bytes=len(exported.mlir_module_serialized),
         constraints=constraints(structs_of(exported.in_avals)),
     )

@@ -92,7 +92,7 @@ class Looked:
     module: bytes
 
 
-def look(module: bytes) -> Looked:
+def check_program(module: bytes) -> Looked:
     """Parses a program; raises if this jax version cannot read it.
 
     Raises:

@@ -53,7 +53,7 @@ from pax_export.export.portable import (
 )
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.source_lines import placed
+from pax_export.export.tracing.source_lines import attach_operations
 
 _WRITE = (
     "the same in other operations of jax.numpy and jax.lax, or another target, e.g. to_saved_model"
@@ -315,7 +315,7 @@ class _GraphConverter:
             f"TFLite cannot express the operation {name}" + (f": {reason}" if reason else "."),
             write=_WRITE,
         )
-        return placed(refusal, [self._callers])
+        return attach_operations(refusal, [self._callers])
 
 
 def has(equation: Equation) -> bool:

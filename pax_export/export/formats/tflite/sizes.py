@@ -69,7 +69,7 @@ def _solved(text: str, tensor: object, axis: int, known: dict[str, Any]) -> bool
 
 
 def _value(text: str, known: Mapping[str, Any]) -> Any:
-    return dimensions.computed(text, known, _calculated)
+    return dimensions.evaluate_over(text, known, _calculated)
 
 
 def _calculated(operation: str, left: Any, right: Any) -> Any:

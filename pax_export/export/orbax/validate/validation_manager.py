@@ -10,7 +10,7 @@ import jax
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import PyTree
-from pax_export.export.orbax._signatures import flattened, is_flat
+from pax_export.export.orbax._signatures import flatten_output, is_flat
 from pax_export.export.orbax._tensorflow import tf
 from pax_export.export.orbax.jax_module import JaxModule
 from pax_export.export.orbax.serving_config import ServingConfig
@@ -91,7 +91,7 @@ class ValidationManager:
         expected, got = job.calc_baseline_result(), job.calc_candidate_result()
         expected.maybe_convert_result_to_dict()
         got.maybe_convert_result_to_dict()
-        expected.outputs = list(map(flattened, expected.outputs))
+        expected.outputs = list(map(flatten_output, expected.outputs))
         self.check_output(expected, got)
         return ValidationReport(expected, got, option)
 

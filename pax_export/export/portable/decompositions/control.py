@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._jaxpr import bound, branch_for_cpu, interpret
+from pax_export._jaxpr import bind_equation, branch_for_cpu, interpret
 from pax_export._types import Array
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.kept import call
@@ -23,7 +23,7 @@ def custom_linear_solve(
     start = const_lengths.matvec + const_lengths.vecmat
     stop = start + const_lengths.solve
     given = operands[stop + const_lengths.transpose_solve :]
-    return interpret(jaxprs.solve, (*operands[start:stop], *given), bound)
+    return interpret(jaxprs.solve, (*operands[start:stop], *given), bind_equation)
 
 
 @decomposes(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pax_export._jaxpr import bound, interpret
+from pax_export._jaxpr import bind_equation, interpret
 from pax_export.export.portable.decompositions.registry import decomposes
 
 Arrays = tuple[Any, ...]
@@ -84,7 +84,7 @@ def of_arrays(jaxpr: Any, rank: int, consts: Sequence[Any] = ()) -> Callable[...
     def combine(one: Arrays, other: Arrays) -> Arrays:
         def of_numbers(*given: Any) -> Arrays:
             held = () if getattr(jaxpr, "consts", None) else consts
-            return tuple(interpret(jaxpr, (*held, *given), bound))
+            return tuple(interpret(jaxpr, (*held, *given), bind_equation))
 
         for _ in range(rank):
             of_numbers = jax.vmap(of_numbers)

@@ -11,7 +11,7 @@ import pax_export as pax
 import pax_export.transforms as T
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError, NotDifferentiableError
 from pax_export.export import spec, to_saved_model
-from pax_export.export.tracing.exportable import exportable, marked
+from pax_export.export.tracing.exportable import make_exportable, mark_trainable
 from tests.closeness import assert_close
 from tests.export.models import affine_params, random
 
@@ -200,12 +200,12 @@ def test_filters_of_transforms_choose_parameters(export, tmp_path):
         T.PathContains(3): ["modules.3.weight", "modules.3.bias"],
         T.PathIn(("modules", 0, "bias")): ["modules.0.bias"],
     }
-    chosen = exportable(net, None)
+    chosen = make_exportable(net, None)
     for trainable, names in expected.items():
-        found = [leaf.name for leaf in marked(chosen, trainable).leaves if leaf.trainable]
+        found = [leaf.name for leaf in mark_trainable(chosen, trainable).leaves if leaf.trainable]
         assert found == names
     for trainable in (..., T.Param):
-        assert sum(leaf.trainable for leaf in marked(chosen, trainable).leaves) == 6
+        assert sum(leaf.trainable for leaf in mark_trainable(chosen, trainable).leaves) == 6
     trainable = T.All(pax.Linear, T.Not("bias"))
     loaded, _ = export(net, spec("n, t, 3"), trainable=trainable, validate=True)
     assert len(loaded.trainable_variables) == 2

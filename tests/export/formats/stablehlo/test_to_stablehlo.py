@@ -491,7 +491,7 @@ def test_a_call_that_is_none_of_its_routine(name):
       return %x : tensor<256x256xf32>
     }}"""
     with pytest.raises(library_calls.SizesError):
-        library_calls.look(attacks.module(program))
+        library_calls.check_program(attacks.module(program))
 
 
 @pytest.mark.parametrize("shape", ["4, 4", "n, 4, 4"])
