@@ -214,7 +214,7 @@ def test_d31_modes_reach_the_stored_modules():
 
 
 def test_a_holder_of_a_flattener_has_no_parameters_either():
-    with pytest.raises(ValueError, match="does not know which of its arrays are trainable"):
+    with pytest.raises(ValueError, match="does not record which of its arrays are trainable"):
         Holder(Flattener(net=Dense())).parameters()
 
 

@@ -88,7 +88,7 @@ def test_a_changed_file_is_named(signed, keys):
     error = refusal(signed, keys.public)
     assert error.what == "The signed content was damaged or changed."
     assert (error.where, error.got) == (str(signed), "b/c.bin")
-    assert error.write == "a copy of it, as it was signed"
+    assert error.write == "a copy of the signed folder"
 
 
 @pytest.mark.parametrize("name", ["new.txt", "b/.git", ".gitattributes", "b/model.sig", ".x.part"])
@@ -97,7 +97,7 @@ def test_an_added_file_is_named(signed, keys, name):
     error = refusal(signed, keys.public)
     assert error.what == "The export contains unsigned files."
     assert (error.where, error.got) == (str(signed), name)
-    assert error.write.startswith("the folder without them, if you know what they are")
+    assert error.write.startswith("remove these files")
 
 
 @pytest.mark.parametrize("name", CONTENT)

@@ -239,7 +239,7 @@ def _replace_in_two_steps(temporary: Path, path: Path) -> None:
 def existing_path_error(path: Path) -> ExportPathError:
     """Returns the error for an existing path without ``overwrite=True``."""
     return ExportPathError(
-        "There is something at this place already.",
+        "The path already exists.",
         where=str(path),
         write="another path, or overwrite=True to replace it",
     )

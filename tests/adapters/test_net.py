@@ -191,7 +191,7 @@ def test_merged_twice():
     merged = adapters.merge(adapters.add(Net(), "layers", 2))
     assert message_of(lambda: adapters.merge(merged)).startswith(
         "adapters.merge needs a net with adapters, and this one has none: they were not added, or "
-        "merged already."
+        "they were merged."
     )
 
 
@@ -203,7 +203,7 @@ def test_names_and_strengths_that_are_not_there():
         "  got: 'frensh'\n"
         "  write: 'french'"
     )
-    assert "no adapter of this name" in message_of(lambda: adapters.remove(net, "x"))
+    assert "no adapter with this name" in message_of(lambda: adapters.remove(net, "x"))
     assert "where: activate: french" in message_of(
         lambda: adapters.activate(net, {"french": float("nan")})
     )

@@ -134,7 +134,7 @@ def test_arrays_beside_a_file_stay(here, call, quick, planted):
 def test_what_cannot_be_certified(model, call, quick, planted, monkeypatch):
     planted("affine")
     model.with_name("none.onnx").write_bytes(b"\x08\x0a")
-    assert "There is no export" in call("certify", "none.onnx")[2]
+    assert "The path is not an export" in call("certify", "none.onnx")[2]
     damaged = bytearray(model.read_bytes())
     damaged[40] ^= 1
     model.with_name("damaged.onnx").write_bytes(damaged)

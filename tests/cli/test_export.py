@@ -114,7 +114,7 @@ def test_an_existing_directory_needs_overwrite(here, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(
-        "pax-export: error: There is something at this place already. where: "
+        "pax-export: error: The path already exists. where: "
     )
     assert captured.err.count("\n") == 1
     assert captured.err.endswith("write: another path, or --overwrite to replace it\n")
@@ -147,9 +147,9 @@ def test_state_is_refused_or_updated(here, capsys):
     ("factory", "message"),
     [
         ("cli_factories", "The factory cannot be found."),
-        ("cli_factories:nothing", "the module has no such function"),
-        ("cli_factories:constant", "the module has no such function"),
-        ("cli_nowhere:net", "there is no such module"),
+        ("cli_factories:nothing", "the module does not have this function"),
+        ("cli_factories:constant", "the module does not have this function"),
+        ("cli_nowhere:net", "the module does not exist"),
     ],
 )
 def test_a_factory_that_is_not_there(here, capsys, factory, message):

@@ -25,7 +25,7 @@ def test_a_savedmodel_is_mended_and_runs(foreign, call, here):
 def test_its_place_is_asked_for(foreign, call):
     code, out, error = call("retarget", "foreign", "--validate", "no")
     assert (code, out) == (1, "")
-    assert "error: There is something at this place already. where: " in error
+    assert "error: The path already exists. where: " in error
     code, out, _ = call("retarget", "foreign", "--validate", "no", "--overwrite")
     assert code == 0
     assert "2.15" in out

@@ -60,7 +60,7 @@ def test_modules_are_chosen_by_path_class_and_function(chosen, paths):
 
 
 def test_what_is_no_module_is_refused_with_a_near_path():
-    with pytest.raises(ValueError, match=r"(?s)no such module.*blocks\.0\.fc"):
+    with pytest.raises(ValueError, match=r"(?s)not have this module.*blocks\.0\.fc"):
         pax.debug.capture(Net(), "block.0.fc")
 
 

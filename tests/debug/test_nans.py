@@ -53,14 +53,14 @@ def test_a_dropped_loss_is_seen_where_it_is_returned_or_not_compiled():
 
     net = pax.Linear(3, 3)
     pax.debug.nans(lambda net, x: step(net, x)[0])(net, X)
-    assert raised(step, net, X).what.startswith("log gives -inf")
+    assert raised(step, net, X).what.startswith("log produced -inf")
     with pytest.raises(pax.errors.NonFiniteError), pax.debug.nans():
         step(net, X)
 
 
 def test_the_operation_the_module_and_the_line():
     error = raised(Net(), 1000 * X)
-    assert error.what.startswith("exp gives inf") or error.what.startswith("div gives NaN")
+    assert error.what.startswith("exp produced inf") or error.what.startswith("div produced NaN")
     assert error.where.startswith("weigh, ")
     assert "test_nans.py:" in error.where
     assert "float32[2,3] from" in error.got

@@ -59,7 +59,7 @@ def test_an_existing_directory_is_refused(tmp_path):
     write(tmp_path / "a", "old")
     with pytest.raises(ExportPathError) as caught:
         write(tmp_path / "a", "new")
-    assert caught.value.what == "There is something at this place already."
+    assert caught.value.what == "The path already exists."
     assert caught.value.write == "another path, or overwrite=True to replace it"
     assert (tmp_path / "a" / "a").read_text() == "old"
 
@@ -139,7 +139,7 @@ def test_where_one_stands_is_not_replaced(tmp_path, monkeypatch, given):
     monkeypatch.chdir(here)
     with pytest.raises(ExportPathError, match="This directory cannot be replaced"):
         write(given, "new", overwrite=True)
-    with pytest.raises(ExportPathError, match="There is something at this place"):
+    with pytest.raises(ExportPathError, match="The path already exists"):
         write(given, "new")
     assert here.is_dir()
 
@@ -288,7 +288,7 @@ def test_several_processes_save_to_one_place(tmp_path, can_exchange):
         "if sys.argv[3] == 'False': _directory._rename2 = lambda one, other, flag: False\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         "for _ in range(40):\n"
-        "    with _directory.replaced(sys.argv[1], lambda path: lambda name: True) as directory:\n"
+        "    with _directory.replace_path(sys.argv[1], lambda path: lambda name: True) as directory:\n"
         "        for name in 'ab': (directory / name).write_text(sys.argv[2])\n"
     )
     writers = [

@@ -144,10 +144,10 @@ def test_what_is_no_regular_file_is_refused(tmp_path, monkeypatch, make):
     path = tmp_path / "x"
     kind = make(path)
     before = path.lstat()
-    with pytest.raises(ExportPathError, match=r"no regular file, so it is not replaced") as caught:
+    with pytest.raises(ExportPathError, match=r"not a regular file, so it is not replaced") as caught:
         write_file(path)
     assert caught.value.got == kind
-    with pytest.raises(ExportPathError, match=r"This is no directory") as caught:
+    with pytest.raises(ExportPathError, match=r"The path is not a directory") as caught:
         write_folder(path)
     assert caught.value.got == kind
     assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)

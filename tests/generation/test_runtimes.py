@@ -99,7 +99,7 @@ def test_the_folder_for_onnxruntime_genai(tmp_path):
     assert pax.export.Report.read(tmp_path / "one").details["files"] == sorted(
         {*files} - {"pax_export.json"}
     )
-    with pytest.raises(pax.errors.ExportPathError, match="something at this place"):
+    with pytest.raises(pax.errors.ExportPathError, match="path already exists"):
         export(lm, tmp_path / "one", **options)
     export(lm, tmp_path / "one", overwrite=True, **options)
     (tmp_path / "one" / "mine.txt").write_text("")
@@ -264,11 +264,11 @@ def test_a_gguf_file_and_a_folder_of_transformers_hold_the_net(family, tmp_path)
         assert read.encode("a bc") == tokenizer.encode("a bc")
         assert read.chat_template == tokenizer.chat_template
         assert again.config.generation.stop == (1,)
-    with pytest.raises(pax.errors.ExportPathError, match="something at this place"):
+    with pytest.raises(pax.errors.ExportPathError, match="path already exists"):
         export(lm, tmp_path / "one.gguf", **options)
     export(lm, tmp_path / "one.gguf", overwrite=True, **options)
     (tmp_path / "mine.gguf").write_bytes(b"GGUF of somebody")
-    with pytest.raises(pax.errors.ExportPathError, match="no export of pax_export"):
+    with pytest.raises(pax.errors.ExportPathError, match="not an export of pax_export"):
         export(lm, tmp_path / "mine.gguf", overwrite=True, **options)
 
 

@@ -97,7 +97,7 @@ def damaged(content, draw):
     ways = {
         "a bit": lambda: content[:at] + bytes([content[at] ^ 1 << draw.randrange(8)])
         + content[at + 1 :],
-        "cut short": lambda: content[:at],
+        "truncated": lambda: content[:at],
         "a gap": lambda: content[:at] + content[at + length :],
         "zeros": lambda: content[:at] + bytes(length) + content[at + length :],
         "noise": lambda: content[:at] + draw.randbytes(length) + content[at + length :],

@@ -140,7 +140,7 @@ def test_on_the_command_line(exports, capsys):
 
 
 def test_no_export_there(tmp_path):
-    with pytest.raises(OSError, match="no export"):
+    with pytest.raises(OSError, match="not an export"):
         pax.inspect(tmp_path)
     with pytest.raises(TypeError, match="the path of an export alone"):
         pax.inspect(tmp_path, np.ones(3))

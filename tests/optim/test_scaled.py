@@ -124,5 +124,5 @@ def test_the_example_of_the_seed():
 def test_what_is_no_loss_scale():
     model = make_model()
     optimizer = from_optax(optax.sgd(0.1))(model.parameters())
-    with pytest.raises(AssertionError, match="This is no loss scale"):
+    with pytest.raises(AssertionError, match="Not a loss scale"):
         apply_scaled_gradients(model, optimizer, 2.0**15, model.parameters())

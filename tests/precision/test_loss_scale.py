@@ -146,7 +146,7 @@ def test_only_one_boolean_says_whether_gradients_are_finite():
 
 
 def test_what_is_no_loss_scale_is_refused():
-    with pytest.raises(TypeError, match="This is no loss scale") as error:
+    with pytest.raises(TypeError, match="Not a loss scale") as error:
         unscale(2.0, {})
     assert "write: pax.precision.DynamicLossScale(2.0**15)" in str(error.value)
 

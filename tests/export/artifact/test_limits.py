@@ -224,7 +224,7 @@ def test_a_function_outside_of_the_folder_is_not_loaded(bundle, whole, tmp_path)
         path = bundle(lambda details, name=name: function(details).update(file=name))
         with pytest.raises(ExportPathError) as caught:
             load(path)
-        assert "file is no name of a file" in caught.value.got
+        assert "file is not a file name" in caught.value.got
 
 
 def test_a_link_out_of_the_folder_is_not_followed(bundle, whole, tmp_path):

@@ -53,7 +53,7 @@ def test_variables_are_sharded_as_the_arrays(exported):
         ("no specs", "`pspecs` is not specified"),
         ("several axes", "sharded across more than one axis"),
         ("uneven", "must be a multiple of the size of mesh axis"),
-        ("by hand", "says what each device computes"),
+        ("by hand", "has per-device computations"),
         ("outside", "JaxModule is not created within a DTensor export context"),
     ],
 )

@@ -351,7 +351,7 @@ def test_an_export_in_a_place_of_something_else(tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "thesis.txt").write_text("years of it")
     manager = ExportManager(module(), [ServingConfig("s", [x_spec()])])
-    with pytest.raises(ExportPathError, match="no SavedModel, and it would be replaced"):
+    with pytest.raises(ExportPathError, match="not a SavedModel, so it is not replaced"):
         manager.save(tmp_path / "work")
     assert (tmp_path / "work" / "thesis.txt").exists()
 

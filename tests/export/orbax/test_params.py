@@ -114,7 +114,7 @@ def test_any_pytree(kind):
 def test_a_function_in_the_params_is_part_of_the_export():
     layer = Layer(jnp.ones((3, 2)), jnp.tanh)
     made = module(lambda p, x: p.activation(x @ p.weight), params=layer)
-    with pytest.raises(ValueError, match="leaf that is no array differs"):
+    with pytest.raises(ValueError, match="leaf that is not an array differs"):
         made.update_variables(Layer(jnp.ones((3, 2)), jnp.sin))
 
 

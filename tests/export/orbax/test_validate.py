@@ -131,7 +131,7 @@ def test_results_of_another_structure_are_refused():
         report(np.ones(3), np.ones(4))
     with pytest.raises(ValueError, match="output must be list"):
         ValidationSingleJobResult([], 3, "", {})
-    with pytest.raises(ValueError, match="no batch"):
+    with pytest.raises(ValueError, match="No batch"):
         ValidationJob(abs, abs, [])
 
 

@@ -127,7 +127,7 @@ def test_nothing_is_read_before_it_is_verified(exports, keys, monkeypatch):
 
 
 def test_where_nothing_lies_it_is_said_as_ever(tmp_path, keys):
-    with pytest.raises(ExportPathError, match="There is no export of pax_export here"):
+    with pytest.raises(ExportPathError, match="The path is not an export of pax_export"):
         load(tmp_path / "nothing", verify=keys.public)
 
 

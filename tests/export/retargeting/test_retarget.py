@@ -98,7 +98,7 @@ def test_the_report_lies_beside_the_model(mended):
 def test_what_is_mended_can_be_mended_and_compared(mended, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(mended[0], folder)
-    with pytest.raises(ExportPathError, match="There is something at this place already"):
+    with pytest.raises(ExportPathError, match="The path already exists"):
         retarget(folder)
     report = retarget(folder, "tensorflow>=2.15", overwrite=True, validate="process")
     assert report.signatures == {"serving_default": "compared with the old one"}

@@ -210,7 +210,7 @@ def test_methods_by_name(model, name, tmp_path):
     methods = {"serving_default": "__call__", "other": name}
     inputs = dict.fromkeys(methods, BATCH)
     to_stablehlo(model, tmp_path / "net", inputs, methods=methods)
-    with pytest.raises(errors.InvalidArgumentError, match="has no such method"):
+    with pytest.raises(errors.InvalidArgumentError, match="does not have this method"):
         to_stablehlo(model, tmp_path / "no", {"a": BATCH}, methods={"a": "missing"})
 
 

@@ -140,7 +140,7 @@ def test_options_that_name_nothing_are_refused():
         ({"ignore": 3}, "Expected a name or a list of names to ignore."),
         ({"keep": "head"}, "This names nothing in the module."),
         ({"origin": "caffe"}, "origin= has a value that is none of those there are."),
-        ({"axes": {"encoder.weight": (1, 1)}}, "axes= says for each axis of a leaf"),
+        ({"axes": {"encoder.weight": (1, 1)}}, "axes= maps each axis of a leaf"),
         ({"reference": 3}, "adopt(reference=): expected inputs and outputs."),
     )
     for options, what in cases:

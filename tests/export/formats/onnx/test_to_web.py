@@ -245,7 +245,7 @@ def test_a_browser_that_ends_or_hangs(tmp_path, monkeypatch, text, found):
     monkeypatch.setenv(browser.PATH, str(browsers.program(tmp_path / "chrome", text)))
     monkeypatch.setattr(browser, "START", 1.0)
     monkeypatch.setattr(web_export._WebExporter, "partial", lambda self: None)
-    with pytest.raises(ValidationError, match="gave no result") as caught:
+    with pytest.raises(ValidationError, match="returned no result") as caught:
         to_web(classifier(), tmp_path / "web", IMAGES)
     assert found in caught.value.got
     assert not (tmp_path / "web").exists()

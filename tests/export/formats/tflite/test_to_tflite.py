@@ -147,7 +147,7 @@ def test_refusals(tmp_path):
     (tmp_path / "there.tflite").write_bytes(b"old")
     with pytest.raises(errors.ExportPathError, match="overwrite=True"):
         to_tflite(model, tmp_path / "there.tflite", spec("2, 3"))
-    with pytest.raises(errors.ExportPathError, match="no export of pax_export"):
+    with pytest.raises(errors.ExportPathError, match="not an export of pax_export"):
         to_tflite(model, tmp_path / "there.tflite", spec("2, 3"), overwrite=True)
     (tmp_path / "there.tflite").write_bytes(b"")
     for _ in range(2):
@@ -160,7 +160,7 @@ def test_refusals(tmp_path):
 def test_damaged_and_foreign_files(tmp_path, path):
     foreign = tmp_path / "foreign.tflite"
     foreign.write_bytes(b"TFL3 and nothing else")
-    with pytest.raises(errors.ExportPathError, match="no export of pax_export"):
+    with pytest.raises(errors.ExportPathError, match="not an export of pax_export"):
         load(foreign)
     content = path.read_bytes()
     start = content.index(b"PK\x03\x04")
