@@ -47,7 +47,7 @@ def test_overwrite_replaces(tmp_path):
 
 def test_whoever_comes_second_is_refused(tmp_path):
     path = tmp_path / "model"
-    with pytest.raises(ExportPathError, match="path already exists already"):
+    with pytest.raises(ExportPathError, match="path already exists"):
         with single_file.replace_path(path, None) as temporary:
             temporary.write_bytes(b"second")
             path.write_bytes(b"first")
