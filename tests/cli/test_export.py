@@ -113,9 +113,7 @@ def test_an_existing_directory_needs_overwrite(here, capsys):
     assert export(*arguments) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith(
-        "pax-export: error: The path already exists. where: "
-    )
+    assert captured.err.startswith("pax-export: error: The path already exists. where: ")
     assert captured.err.count("\n") == 1
     assert captured.err.endswith("write: another path, or --overwrite to replace it\n")
     assert export(*arguments, "--overwrite") == 0

@@ -144,7 +144,9 @@ def test_what_is_no_regular_file_is_refused(tmp_path, monkeypatch, make):
     path = tmp_path / "x"
     kind = make(path)
     before = path.lstat()
-    with pytest.raises(ExportPathError, match=r"not a regular file, so it is not replaced") as caught:
+    with pytest.raises(
+        ExportPathError, match=r"not a regular file, so it is not replaced"
+    ) as caught:
         write_file(path)
     assert caught.value.got == kind
     with pytest.raises(ExportPathError, match=r"The path is not a directory") as caught:

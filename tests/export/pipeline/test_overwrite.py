@@ -130,7 +130,9 @@ def test_an_archive_of_an_export_is_none(tmp_path):
     with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
         for name, data in content(tmp_path / "model").items():
             archive.writestr(name, data)
-    assert refusal(save, to_tflite, tmp_path / "model.zip").what.startswith("The path is not an export")
+    assert refusal(save, to_tflite, tmp_path / "model.zip").what.startswith(
+        "The path is not an export"
+    )
 
 
 def test_a_mended_model_is_written_again_and_nothing_else(tmp_path, project):
