@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 # Every program imports this package; only exporters and multi-process programs need the rest.
 _HOMES = {
     "_processes": "devices_are_known join_processes",
-    "_programs": "call_part call_with_constants equations_of find_expansion needed_part read_arguments "
-    "run_inside scan_operands scope_constraints",
+    "_programs": "call_part call_with_constants equations_of find_expansion needed_part "
+    "read_arguments run_inside scan_operands scope_constraints",
     "_watched": "is_computing jitted_call watch_operations",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
