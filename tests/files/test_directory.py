@@ -288,7 +288,8 @@ def test_several_processes_save_to_one_place(tmp_path, can_exchange):
         "if sys.argv[3] == 'False': _directory._rename2 = lambda one, other, flag: False\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         "for _ in range(40):\n"
-        "    with _directory.replace_path(sys.argv[1], lambda path: lambda name: True) as directory:\n"
+        "    ours = lambda path: lambda name: True\n"
+        "    with _directory.replace_path(sys.argv[1], ours) as directory:\n"
         "        for name in 'ab': (directory / name).write_text(sys.argv[2])\n"
     )
     writers = [

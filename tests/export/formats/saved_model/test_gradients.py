@@ -152,7 +152,7 @@ NESTED = {
     ],
 )
 def test_some_of_the_parameters_are_trainable(trainable, expected):
-    leaves = marked(exportable((NESTED, mixed), None), trainable).leaves
+    leaves = mark_trainable(make_exportable((NESTED, mixed), None), trainable).leaves
     assert [leaf.name for leaf in leaves if leaf.trainable] == expected
 
 
