@@ -49,7 +49,7 @@ def test_a_training_step_in_the_block_names_module_operation_and_line(donate):
     with pytest.raises(pax.errors.NonFiniteError) as caught, pax.debug.nans():
         for k in (1.0, 0.5, 0.0, 2.0):
             net, state, _ = step(net, state, k * X)
-    assert caught.value.what.startswith("div gives ")
+    assert caught.value.what.startswith("div produced ")
     assert caught.value.where.startswith("modules.1, ")
     assert "test_nans_context.py:" in caught.value.where
     assert k == 0.0
