@@ -183,7 +183,7 @@ def _refused(error: PaxError) -> Outcome:
     got = str(error.got)
     kind = REFUSED if "does not run" in error.what else DEAD
     lines = [line.strip() for line in got.splitlines() if line.strip()]
-    marks = ("error: ", "Conversion is failed")
+    marks = ("error: ", "Conversion is failed", "Check '")
     named = [line for mark in marks for line in lines if mark in line]
     return Outcome(kind, (named or lines or [error.what])[0], details=f"{error.what}\n{got}")
 
