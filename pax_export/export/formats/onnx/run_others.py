@@ -38,7 +38,8 @@ const [file, calls] = process.argv.slice(1);
     for (const name of session.inputNames) {
       const [type, dims, text] = call[name];
       const bytes = Uint8Array.from(Buffer.from(text, "base64"));
-      const kind = new ort.Tensor(type, [], [0]).data.constructor;
+      const kind = type === "float16" ? Uint16Array  // which no tensor of numbers is made of
+        : new ort.Tensor(type, [], [0]).data.constructor;
       feeds[name] = new ort.Tensor(type, new kind(bytes.buffer), dims);
     }
     const made = await session.run(feeds), found = {};

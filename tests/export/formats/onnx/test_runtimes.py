@@ -47,6 +47,11 @@ def test_a_model_is_tested_in_each_that_is_installed(tmp_path, net, name):
     assert name in (tmp_path / "m.onnx.html").read_text()
 
 
+@pytest.mark.skipif(not INSTALLED["web"], reason="web is not installed")
+def test_web_takes_and_gives_halves(tmp_path):
+    to_onnx(lambda x: x * 3, tmp_path / "m.onnx", spec("n", "float16"), runtimes=["web"])
+
+
 @pytest.mark.parametrize("name", runtimes.NAMES)
 def test_one_that_is_missing_is_said_before_any_work(tmp_path, name):
     if INSTALLED[name]:
