@@ -83,7 +83,7 @@ def evaluate_over(size: Size, known: Mapping[str, Any], calculate: Calculate) ->
     """Evaluates a dimension over values that are not numbers.
 
     Example:
-        >>> computed("2*n + 1", {"n": "n"}, lambda name, left, right: f"({name} {left} {right})")
+        >>> evaluate_over("2*n + 1", {"n": "n"}, lambda name, left, right: f"({name} {left} {right})")
         '(add (mul 2 n) 1)'
     """
     return _evaluate_node(_parse_expression(size), known, calculate)
@@ -102,6 +102,61 @@ def solve_for(size: Size, number: int, name: str, known: Mapping[str, int]) -> i
         return None
     found, rest = divmod(number - least, slope)
     return 0 if rest else found
+
+
+def solve_each(
+    sizes: Iterable[tuple[Size, Callable[[], Any]]], calculate: Calculate
+) -> dict[str, Any]:
+    """The variables of dimensions over values that are not numbers.
+
+    Args:
+        sizes: dimensions, each with a function that returns its value.
+        calculate: as for `evaluate_over`; ``"div"`` is a quotient without a rest.
+
+    Raises:
+        ValueError: some are not linear in a variable that no other gives.
+
+    Example:
+        >>> solve_each([("n", lambda: "x"), ("3*m", lambda: "y")], lambda *each: each)["m"]
+        ('div', ('sub', 'y', ('mul', 3, 0)), 3)
+    """
+    known: dict[str, Any] = {}
+    left = sorted(sizes, key=lambda each: len(str(each[0])))
+    while left:
+        rest = []
+        for size, given in left:
+            unknown = [name for name in names(size) if name not in known]
+            slopes = _slopes(size, unknown[0]) if len(unknown) == 1 else set()
+            if len(unknown) > 1 or 0 in slopes:
+                rest.append((size, given))
+            elif unknown:
+                (name,) = unknown
+                start = evaluate_over(size, {**known, name: 0}, calculate)
+                found = given() if _is_int(start, 0) else calculate("sub", given(), start)
+                slope = slopes.pop()
+                if slopes:  # it depends on the others
+                    slope = calculate("sub", evaluate_over(size, {**known, name: 1}, calculate), start)
+                known[name] = found if _is_int(slope, 1) else calculate("div", found, slope)
+        if len(rest) == len(left):
+            raise ValueError(f"the sizes {', '.join(str(size) for size, _ in left)} of the inputs")
+        left = rest
+    return known
+
+
+def _is_int(size: Any, number: int) -> bool:
+    return isinstance(size, int) and size == number
+
+
+def _slopes(size: Size, variable: str) -> set[int]:
+    """How much a dimension grows with a variable, for some sizes of the others; 0 if unevenly."""
+    others, slopes = [name for name in names(size) if name != variable], set()
+    for other in (1, 2, 7):
+        sizes = dict.fromkeys(others, other)
+        found = [value(size, {**sizes, variable: n}) for n in (0, 1, 2, 7)]
+        slope = found[1] - found[0]
+        is_even = found[2] - found[1] == slope and found[3] - found[2] == 5 * slope
+        slopes.add(slope if is_even else 0)
+    return slopes
 
 
 def shape(sizes: Sequence[Size], chosen: Mapping[str, int]) -> tuple[int, ...]:

@@ -201,6 +201,10 @@ class _Folding:
             or equation.outvars[0].aval.shape != product.equation.outvars[0].aval.shape
         ):
             return None
+        turns = name == "sub" and not first
+        turns = turns or (name in ("mul", "div") and bool((vector.values <= 0).any()))
+        if turns and product.equation.invars[1] in self._quantized:
+            return None  # its integers would need other signs
         if name in ("mul", "div"):
             made = _times(product, vector if name == "mul" else _inverse(vector))
         elif name == "add" or first:

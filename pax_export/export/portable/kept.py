@@ -59,8 +59,9 @@ def mean(x: Array, *, axes: tuple[int, ...], keepdims: bool) -> Any:
 
 def layer_norm(x: Array, *vectors: Array, epsilon: float, scaled: bool, shifted: bool) -> Any:
     """Over the last axis; `vectors` are the scale and the shift, those that there are."""
-    apart = x - x.mean(-1, keepdims=True)
-    variance = (apart * apart).mean(-1, keepdims=True)
+    over = {"axes": (x.ndim - 1,), "keepdims": True}
+    apart = x - call("mean", x, **over)
+    variance = call("mean", apart * apart, **over)
     made = apart * lax.rsqrt(variance + epsilon)
     if scaled:
         made = made * vectors[0]

@@ -25,12 +25,15 @@ class PassOptions:
     """What a target wants.
 
     Attributes:
-        fold: let weights be computed anew: scales folded into them, transposes made.
+        fold: let weights be computed anew: scales folded into them.
+        compute: with `fold`, do all arithmetic of weights; a target that computes what depends on
+            constants has no need of it.
         keep: keep functions whole that runtimes have operators for.
         features_first: lay arrays out for runtimes that convolve ``[batch, features, ...]``.
     """
 
     fold: bool = True
+    compute: bool = True
     keep: bool = True
     features_first: bool = True
 
@@ -63,7 +66,7 @@ def optimized(
     if options.features_first:
         made = laid_out(made)
     # The others leave arithmetic and transposes of weights behind.
-    return computed(made) if options.fold else made
+    return computed(made) if options.fold and options.compute else made
 
 
 def written_fast(

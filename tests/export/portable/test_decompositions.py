@@ -601,3 +601,94 @@ def test_products_of_groups():
     x, y = ROWS[0, :9], RANDOM.normal(size=(3, 4, 5)).astype(np.float32)
     x[8] = np.nan  # of no group
     check("ragged_dot_general", lax.ragged_dot, jnp.asarray(x), jnp.asarray(y), groups)
+
+
+WORDS = np.array([0, 1, 5, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1], np.uint32)
+IN_ORDER = {
+    "lt": lax.lt,
+    "le": lax.le,
+    "gt": lax.gt,
+    "ge": lax.ge,
+    "max": lax.max,
+    "min": lax.min,
+    "argmax": lambda x, y: lax.argmax(x ^ y, 0, np.int32),
+    "argmin": lambda x, y: lax.argmin(x ^ y, 0, np.int32),
+    "reduce_max": lambda x, y: lax.reduce_max(x, (0,)),
+    "reduce_min": lambda x, y: lax.reduce_min(x ^ y | 1, (0,)),
+}
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_numbers_without_a_sign_are_in_order(name):
+    x, y = (jnp.asarray(each) for each in grid(WORDS, WORDS))
+    for expected, found in zip(*both(name, IN_ORDER[name], x, y, shallow=True)):
+        assert_close(found, expected)
+
+
+@pytest.mark.parametrize("which", [-3, 0, 1, 2, 7])
+def test_branches_of_several(which):
+    branches = [lambda x: x + 1, lambda x: x * 2, lambda x: -x]
+
+    def choose(which, x):
+        return lax.switch(which, branches, x)
+
+    (expected,), (found,) = both("cond", choose, jnp.int32(which), SMALL, shallow=True)
+    assert_close(found, expected)
+
+
+def test_loops_that_end_one_by_one():
+    @jax.vmap
+    def halve(x):
+        def step(state):
+            return state[0] / 2, state[1] + state[0] * SQUARE[0]
+
+        return lax.while_loop(lambda state: state[0] > 1, step, (x, jnp.zeros((6, 6))))
+
+    x = jnp.array([9, 0.5, 70, np.nan], np.float32)
+    for expected, found in zip(*both("while", halve, x, shallow=True)):
+        assert_close(found, expected)
+
+
+PADS = {
+    "apart": ((1, 2, 0), (0, 3, 2), (1, 0, 1)),
+    "cut": ((-1, 2, 0), (3, -4, 0), (0, -2, 0)),
+    "both": ((-1, -1, 1), (3, -4, 2), (0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("kind", PADS)
+@pytest.mark.parametrize("dtype", ["float32", "int16", "bool", "complex64"])
+def test_padding(kind, dtype):
+    x = jnp.asarray(ROWS > 0 if dtype == "bool" else ROWS * 9).astype(dtype)
+    (expected,), (found,) = both(
+        "pad", lambda x, y: lax.pad(x, y, PADS[kind]), x, x[0, 0, 0], shallow=True
+    )
+    assert_close(found, expected)
+
+
+CONVOLUTIONS = {
+    "strides": ({"window_strides": (2, 3), "padding": "SAME"}, (3, 5)),
+    "one whose padding cuts": ({"window_strides": (1, 1), "padding": ((-1, 2), (3, -2))}, (3, 5)),
+    "spread": (
+        {"padding": ((1, 2), (0, 1)), "lhs_dilation": (2, 1), "rhs_dilation": (1, 2)},
+        (3, 5),
+    ),
+    "groups": ({"padding": "VALID", "feature_group_count": 3}, (1, 6)),
+    "groups of examples": ({"padding": "SAME", "batch_group_count": 2}, (3, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16", "complex64"])
+def test_convolutions(kind, dtype):
+    options, features = CONVOLUTIONS[kind]
+    options = {"window_strides": (1, 1), **options}
+    numbers = ("NHWC", "HWIO", "NHWC")
+    x = jnp.asarray(IMAGES * 9).astype(dtype)
+    kernel = jnp.asarray(RANDOM.normal(size=(3, 2, *features)) * 9).astype(dtype)
+
+    def convolve(x, kernel):
+        return lax.conv_general_dilated(x, kernel, dimension_numbers=numbers, **options)
+
+    (expected,), (found,) = both("conv_general_dilated", convolve, x, kernel)
+    assert_close(found, expected, rtol=2e-2 if dtype == "bfloat16" else 1e-4, atol=1e-3)

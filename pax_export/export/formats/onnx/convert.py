@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from pax_export._jaxpr import inner_programs, is_literal, wrapped_program
+from pax_export._jaxpr import inner_programs, interpret, needed_equations, wrapped_program
 from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import (
-    BY_ORDER,
-    RULES,
-    Refused,
-)
-from pax_export.export.formats.onnx.values import (
-    Value,
-    carrier,
-    is_number,
-)
+from pax_export.export.formats.onnx.registry import RULES, Refused
+from pax_export.export.formats.onnx.values import Value, carrier, is_number
 from pax_export.export.portable import NotDecomposedError, NotWrittenError, not_decomposed
 from pax_export.export.portable.arithmetic import MOVES, computed_equation
-
-#: What carries numbers without a sign: those of the same bits with one.
-_SIGNED = {np.dtype(f"uint{bits}"): np.dtype(f"int{bits}") for bits in (32, 64)}
 
 
 class Converter:
@@ -36,34 +25,22 @@ class Converter:
         self._constants = constants
         self._callers: list[Any] = []
 
-    def inline(
-        self, program: Any, arguments: Sequence[Value], wanted: Collection[int] | None = None
-    ) -> list[Any]:
-        """Writes a program; gives its results, None for those that are not wanted."""
-        jaxpr = getattr(program, "jaxpr", program)
-        constants = [self._constant(value) for value in getattr(program, "consts", ())]
-        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments)))
-
-        def read(atom: Any) -> Any:
-            return self.builder.literal(atom.val) if is_literal(atom) else values.get(atom)
-
-        wished = range(len(jaxpr.outvars)) if wanted is None else wanted
-        for equation, used in _needed(jaxpr, wished):
-            operands = [read(atom) for atom in equation.invars]
-            values.update(zip(equation.outvars, self._written(equation, operands, used)))
-        return [read(atom) if i in wished else None for i, atom in enumerate(jaxpr.outvars)]
+    def inline(self, program: Any, arguments: Sequence[Value]) -> list[Any]:
+        """Writes what the results of a program need; gives these."""
+        told: Any = {"constant": self._constant, "equations": needed_equations}
+        return interpret(program, arguments, self._written, **told)
 
     def _constant(self, value: Any) -> Value:
         found = self._constants.get(id(value))
         return self.builder.literal(value) if found is None else found
 
-    def _written(self, equation: Any, operands: list[Any], used: Collection[int]) -> list[Any]:
+    def _written(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         self._callers.append(equation)
         try:
             name = equation.primitive.name
             inner = None if name in RULES else wrapped_program(equation)
             if inner is not None:
-                return self.inline(inner, operands, used)
+                return self.inline(inner, operands)
             self.builder.operation = name
             return _by_rule(self.builder, equation, operands)
         except NotWrittenError:
@@ -75,18 +52,6 @@ class Converter:
             raise NotWrittenError(reason, equation, self._callers[:-1]) from error
         finally:
             self._callers.pop()
-
-
-def _needed(jaxpr: Any, wished: Collection[int]) -> list[tuple[Any, list[int]]]:
-    """The equations that the wished results need, each with the results that are used."""
-    used = {jaxpr.outvars[i] for i in wished if not is_literal(jaxpr.outvars[i])}
-    kept = []
-    for equation in reversed(jaxpr.eqns):
-        live = [index for index, var in enumerate(equation.outvars) if var in used]
-        if live:
-            used.update(atom for atom in equation.invars if not is_literal(atom))
-            kept.append((equation, live))
-    return kept[::-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +74,6 @@ def _by_rule(builder: GraphBuilder, equation: Any, operands: Sequence[Any]) -> l
     if _is_known(equation, operands, results):
         found = computed_equation(equation, [x.known.astype(x.dtype) for x in operands])
         return [builder.literal(np.asarray(each)) for each in found]
-    if name in BY_ORDER and any(each.dtype in _SIGNED for each in operands):
-        return _by_order(builder, equation, operands, results)
     return _values(RULES[name](builder, results, *operands, **parameters), results)
 
 
@@ -132,26 +95,6 @@ def _is_known(equation: Any, operands: Sequence[Value], results: Sequence[Result
     return all(
         all(map(is_number, each.shape)) and math.prod(each.shape) <= most for each in results
     )
-
-
-def _by_order(
-    builder: GraphBuilder, equation: Any, operands: Sequence[Value], results: Sequence[ResultStruct]
-) -> list[Any]:
-    """Numbers without a sign as those with one in the same order: with another first bit."""
-
-    def moved(value: Value, dtype: Any) -> Value:
-        first = np.array(np.iinfo(value.carrier).min, value.carrier)
-        known = None if value.known is None else value.known ^ first
-        name = builder("BitwiseXor", value, first) if known is None else builder.constant(known)
-        return Value(name, np.dtype(dtype), value.shape, known)
-
-    given = [moved(x, _SIGNED[x.dtype]) if x.dtype in _SIGNED else x for x in operands]
-    wide = [ResultStruct(x.shape, _SIGNED.get(np.dtype(x.dtype), x.dtype)) for x in results]
-    made = _values(RULES[equation.primitive.name](builder, wide, *given, **equation.params), wide)
-    return [
-        moved(one, each.dtype) if np.dtype(each.dtype) in _SIGNED else one
-        for one, each in zip(made, results)
-    ]
 
 
 def _values(made: Any, results: Sequence[ResultStruct]) -> list[Any]:

@@ -171,9 +171,8 @@ class _ModelBuilder:
             taken = self._begun()
             values = [part for name in self._names[:count] for part in self._stored(name)]
             self._learn(traced.constants, self._names[count:])
-            wanted = range(len(self._outputs))
             portable = decompose(in_real_numbers(traced.program), self._has)
-            found = self._converter.inline(portable, [*values, *taken], wanted)
+            found = self._converter.inline(portable, [*values, *taken])[: len(self._outputs)]
         except Refused as error:
             raise UnsupportedOperationError(
                 f"ONNX cannot express {error}.", where=self._program.key, write=_WRITE

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.onnx.values import is_number
+from pax_export.export.portable.decompositions.ordering import has_order
 
 Rule = Callable[..., Any]
 
@@ -21,9 +22,6 @@ Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 #: Which equations the rule is for, where it is not for all.
 WHEN: dict[str, Callable[[Any], bool]] = {}
-#: Those that depend on which of two numbers is larger; uint32 and uint64 are
-#: carried as numbers of the same bits with a sign.
-BY_ORDER = frozenset("lt le gt ge max min argmax argmin reduce_max reduce_min".split())
 
 
 class Refused(Exception):
@@ -45,7 +43,7 @@ def rule(*names: str, when: Callable[[Any], bool] | None = None) -> Callable[[Ru
 def has(equation: Any) -> bool:
     """Whether ONNX has the operation of an equation, by a rule."""
     name = equation.primitive.name
-    return name in RULES and (name not in WHEN or WHEN[name](equation))
+    return name in RULES and has_order(equation) and (name not in WHEN or WHEN[name](equation))
 
 
 def is_pool(equation: Any) -> bool:

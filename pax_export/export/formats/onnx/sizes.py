@@ -7,6 +7,7 @@ one element in the outermost graph, which the bodies of loops and branches see a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from pax_export.export.formats.onnx.values import is_number
 Node = Callable[..., str]
 Size = int | str
 
-_OPERATORS = {"add": "Add", "sub": "Sub", "neg": "Sub", "mul": "Mul", "mod": "Mod"}
-_TRIED = (1, 2, 7)
+_OPERATORS = {
+    "add": "Add", "sub": "Sub", "neg": "Sub", "mul": "Mul", "mod": "Mod", "div": "Div",
+}  # fmt: skip
 
 
 class OnnxSizes:
@@ -27,44 +29,22 @@ class OnnxSizes:
 
     def __init__(self, node: Node):
         self._node = node
-        self._variables: dict[str, str] = {}
+        self._variables: dict[str, Any] = {}
         self._written: dict[str, Size] = {}
         self._shapes: dict[str, str] = {}
 
     def learn(self, inputs: Iterable[tuple[str, Sequence[Any]]]) -> None:
         """Reads the variables from the shapes of inputs, given by name."""
-        todo = [
-            (name, axis, str(size))
+        sizes = [
+            (str(size), partial(self._node, "Shape", name, start=axis, end=axis + 1))
             for name, shape in inputs
             for axis, size in enumerate(shape)
             if not is_number(size)
         ]
-        todo.sort(key=lambda each: len(each[2]))
-        while todo:
-            left = [each for each in todo if not self._solved(*each)]
-            if len(left) == len(todo):
-                raise Refused(f"the sizes {', '.join(each[2] for each in left)} of the inputs")
-            todo = left
-
-    def _solved(self, name: str, axis: int, text: str) -> bool:
-        """Solves the text of a size for its only unknown; False if it cannot yet."""
-        unknown = [each for each in dimensions.names(text) if each not in self._variables]
-        if not unknown:
-            return True
-        if len(unknown) > 1:
-            return False
-        (variable,) = unknown
-        slope = _slope(text, variable)
-        if not slope:
-            return False
-        given = self._node("Shape", name, start=axis, end=axis + 1)
-        rest = self._read(text, {variable: 0})
-        if rest != 0:
-            given = self._node("Sub", given, self._array(rest))
-        if slope != 1:
-            given = self._node("Div", given, np.array([slope], np.int64))
-        self._variables[variable] = given
-        return True
+        try:
+            self._variables = dimensions.solve_each(sizes, self._calculated)
+        except ValueError as error:
+            raise Refused(str(error)) from error
 
     def of(self, size: Any) -> Size:
         """A size as a number, or as the name of an array with one element."""
@@ -117,10 +97,9 @@ class OnnxSizes:
     def _array(self, size: Size) -> Any:
         return np.array([size], np.int64) if isinstance(size, int) else size
 
-    def _read(self, text: str, numbers: dict[str, int] | None = None) -> Size:
+    def _read(self, text: str) -> Size:
         try:
-            known = self._variables | (numbers or {})
-            return dimensions.evaluate_over(text, known, self._calculated)
+            return dimensions.evaluate_over(text, self._variables, self._calculated)
         except ValueError as error:
             raise Refused(f"the size {text}") from error
 
@@ -136,14 +115,3 @@ class OnnxSizes:
             less = self._node("Less", *both)
             return self._node("Where", less, *(both if operation == "min" else both[::-1]))
         return self._node(_OPERATORS[operation], *both)
-
-
-def _slope(text: str, variable: str) -> int:
-    """By how much a size grows with a variable; 0 if not always by as much."""
-    others = [name for name in dimensions.names(text) if name != variable]
-    slopes = set()
-    for other in _TRIED:
-        sizes = dict.fromkeys(others, other)
-        found = [dimensions.value(text, {**sizes, variable: n}) for n in (0, 1, 2, 7)]
-        slopes |= {found[1] - found[0], found[2] - found[1], (found[3] - found[2]) // 5}
-    return slopes.pop() if len(slopes) == 1 else 0

@@ -19,11 +19,11 @@ from pax_export.export.artifact.known_differences import known_differences
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tflite.builder.activations import multiply_integers
-from pax_export.export.formats.tflite.builder.encode import encode
+from pax_export.export.formats.tflite.builder.encode import encode, graphs_of
 from pax_export.export.formats.tflite.builder.graph import constants_shared
 from pax_export.export.formats.tflite.builder.integers import read_integers, store_integers
 from pax_export.export.formats.tflite.builder.quantize import store_small
-from pax_export.export.formats.tflite.builder.simplify import simplify
+from pax_export.export.formats.tflite.builder.simplify import computed_weights, simplify
 from pax_export.export.formats.tflite.graph import Weights, make_signature
 from pax_export.export.formats.tflite.run import opened, run
 from pax_export.export.lowering.lowered_model import signature_info
@@ -212,12 +212,15 @@ class _TfliteContents(ProgramContents):
         options = self.options
         with constants_shared():
             weights = Weights(self.store)
-            made = [make_signature(each, weights, options.exact) for each in self.programs]
+            told = options.exact, options.fold
+            made = [make_signature(each, weights, *told) for each in self.programs]
             signatures = [signature for signature, _, _ in made]
             operations = set().union(*(names for _, names, _ in made))
             graphs = [each.graph for each in signatures]
-            notes = {note: None for *_, notes in made for note in notes}
-            folded = set().union(*(simplify(each, options.fold, notes) for each in graphs))
+            notes = dict.fromkeys(note for *_, notes in made for note in notes)
+            for each in graphs_of(graphs):
+                simplify(each)
+            folded = computed_weights(graphs) if options.fold else ()
             if options.accuracy_level == 4:
                 multiply_integers(graphs)
             store_integers(graphs, options.accuracy_level)

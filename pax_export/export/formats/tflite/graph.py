@@ -51,6 +51,7 @@ from pax_export.export.portable import (
     optimized,
     written_fast,
 )
+from pax_export.export.portable.decompositions.ordering import has_order
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import attach_operations
@@ -61,37 +62,34 @@ _WRITE = (
 
 
 def make_signature(
-    program: Program, weights: Weights, exact: bool
+    program: Program, weights: Weights, exact: bool, fold: bool
 ) -> tuple[TfliteSignature, set[str], tuple[str, ...]]:
     """A graph of the inputs of a program and its outputs; its operations; notes for the report.
 
     Functions that TFLite has an operator for are kept whole, unless it is to be `exact`.
     """
     _check_places(program)
-    if exact:
-        names = operation_names(program.traced.program)
-        return _signature(program, weights, _has_exactly, None), names, ()
+    # The builder computes constants and takes transposes out, where more is known of operators.
+    wanted = PassOptions(fold=fold, compute=False, keep=not exact, features_first=False)
 
     def optimize() -> PortableProgram:
-        return _optimized(program, weights.store)
+        return _optimized(program, weights.store, wanted)
 
     def write(portable: PortableProgram | None) -> TfliteSignature:
-        return _signature(program, weights, has, portable)
+        return _signature(program, weights, _has_exactly if exact else has, portable)
 
     made, portable, notes = written_fast(optimize, write, (UnsupportedOperationError,))
     names = operation_names(program.traced.program if portable is None else portable.program)
     return made, names, notes
 
 
-def _optimized(program: Program, store: Store) -> PortableProgram:
+def _optimized(program: Program, store: Store, wanted: PassOptions) -> PortableProgram:
     """The program in calls of functions that runtimes have."""
     traced = program.traced
     variables = [store.variables[place] for place in store.of_leaf]
     count = len(traced.structs) - len(program.inputs.flat)
     leaves = [Weight(each.name, each.value) for each in variables[:count]]
     names = {id(v): store.variables[store.of_constant(v)].name for v in traced.constants}
-    # Scales and layouts are taken out of the graph, where more is known of its operators.
-    wanted = PassOptions(fold=False, keep=True, features_first=False)
     return optimized(traced.program, leaves, names, wanted, len(program.output_names))
 
 
@@ -321,7 +319,9 @@ class _GraphConverter:
 def has(equation: Equation) -> bool:
     """Whether TFLite has the operation of an equation, by a rule."""
     found = RULES.get(equation.primitive.name)
-    return found is not None and (found.when is None or found.when(equation))
+    if found is None or not has_order(equation):
+        return False
+    return found.when is None or found.when(equation)
 
 
 def _has_exactly(equation: Equation) -> bool:

@@ -6,6 +6,7 @@ Each primitive stands here once, whatever the target; `registry` has the table.
 from pax_export.export.portable.decompositions import (
     bits,
     control,
+    convolutions,
     cumulative,
     eigenvalues,
     elementary,

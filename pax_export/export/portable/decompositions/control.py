@@ -65,6 +65,55 @@ def select_n(which: Array, *cases: Array) -> Any:
     return chosen
 
 
+def is_of_two(equation: Any) -> bool:
+    """Whether a `cond` has two branches, as targets have it."""
+    return len(equation.params["branches"]) == 2
+
+
+@decomposes("cond", any_dtype=True)
+def branch(which: Array, *operands: Array, branches: Sequence[Any], **_: object) -> Sequence[Any]:
+    """The first branch or one of the others."""
+    first, *rest = branches
+
+    def run(*given: Array) -> Sequence[Any]:
+        return interpret(first, given, bound)
+
+    def others(*given: Array) -> Sequence[Any]:
+        return branch(which - 1, *given, branches=rest)
+
+    return lax.cond(which <= 0, run, others, *operands) if rest else run(*operands)
+
+
+def is_of_one(equation: Any) -> bool:
+    """Whether a `while` is one loop; `jax.vmap` makes such of several that end one by one."""
+    program = equation.params["cond_jaxpr"]
+    return not getattr(program, "jaxpr", program).outvars[0].aval.shape
+
+
+@decomposes("while", any_dtype=True)
+def while_any(
+    *operands: Array,
+    cond_jaxpr: Any,
+    body_jaxpr: Any,
+    cond_nconsts: int,
+    body_nconsts: int,
+    **_: Any,
+) -> Sequence[Any]:
+    """Goes on while one of several does; those that are done keep what they have."""
+    held, start = operands[:cond_nconsts], operands[cond_nconsts + body_nconsts :]
+    of_body = operands[cond_nconsts : cond_nconsts + body_nconsts]
+
+    def going(state: Sequence[Any]) -> Any:
+        return interpret(cond_jaxpr, (*held, *state), bound)[0]
+
+    def step(state: Sequence[Any]) -> Sequence[Any]:
+        flags, new = going(state), interpret(body_jaxpr, (*of_body, *state), bound)
+        wide = (lax.expand_dims(flags, range(flags.ndim, each.ndim)) for each in new)
+        return [jnp.where(*each) for each in zip(wide, new, state)]
+
+    return lax.while_loop(lambda state: going(state).any(), step, list(start))
+
+
 @decomposes("platform_index")
 def platform_index(*, platforms: Sequence[Any]) -> Any:
     """Of `jax.lax.platform_dependent`: the branch that jax takes on a CPU."""

@@ -120,7 +120,7 @@ def scattered(how: str, x: Array, indices: Array, updates: Array, numbers: Any, 
         return scattered(how, next(wide), indices, next(wide), numbers, mode) != 0
     if x.dtype in (np.uint32, np.uint64) and how in ("max", "min"):
         x, updates = ordered(x), ordered(updates)
-        return _unordered(scattered(how, x, indices, updates, numbers, mode))
+        return unordered(scattered(how, x, indices, updates, numbers, mode))
     batches, placed = numbers.operand_batching_dims, numbers.scatter_dims_to_operand_dims
     hidden = {*numbers.inserted_window_dims, *batches}
     inner = [axis for axis in range(x.ndim) if axis not in hidden]
@@ -167,7 +167,8 @@ def ordered(x: Array) -> Any:
     return lax.bitcast_convert_type(x ^ first, f"int{8 * x.dtype.itemsize}")
 
 
-def _unordered(x: Array) -> Any:
+def unordered(x: Array) -> Any:
+    """What `ordered` was given."""
     return lax.bitcast_convert_type(x ^ jnp.iinfo(x.dtype).min, f"u{x.dtype.name}")
 
 

@@ -1,21 +1,49 @@
-"""Sorting and the largest numbers, by `rank` and `take_along` of `kept`."""
+"""Comparisons and extremes of numbers without a sign; sorting, by `rank` and `take_along`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from pax_export._types import Array
-from pax_export.export.portable.decompositions.indexing import ordered
+from pax_export.export.portable.decompositions.indexing import ordered, unordered
 from pax_export.export.portable.decompositions.registry import decomposes
 from pax_export.export.portable.kept import call
+
+_UNSIGNED = (np.uint32, np.uint64)
+#: Primitives for which it matters which of two numbers is larger, and whose results are such.
+_COMPARISONS = "lt le gt ge argmax argmin".split()
+_EXTREMES = "max min reduce_max reduce_min".split()
+
+
+def has_order(equation: Any) -> bool:
+    """Whether the numbers of an equation are in the order that their bits have with a sign.
+
+    Targets without numbers without a sign carry those of 32 and 64 bits so.
+    """
+    name = equation.primitive.name
+    if name not in _COMPARISONS and name not in _EXTREMES:
+        return True
+    return all(atom.aval.dtype not in _UNSIGNED for atom in equation.invars)
+
+
+def _by_order(name: str) -> None:
+    @decomposes(name)
+    def compare(*operands: Array, **parameters: Any) -> Any:
+        found = getattr(lax, f"{name}_p").bind(*map(ordered, operands), **parameters)
+        return unordered(found) if name in _EXTREMES else found
+
+
+for _name in (*_COMPARISONS, *_EXTREMES):
+    _by_order(_name)
 
 
 def _ranked(x: Array, axis: int, count: Any, largest: bool) -> Any:
     if x.dtype == np.bool_:
         x = x.astype(np.int32)
-    elif x.dtype in (np.uint32, np.uint64):
+    elif x.dtype in _UNSIGNED:
         x = ordered(x)
     return call("rank", x, axis=axis, count=count, largest=largest)
 

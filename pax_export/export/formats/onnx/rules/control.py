@@ -1,23 +1,30 @@
-"""Loops, branches and custom linear solves."""
+"""Loops and branches."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pax_export._types import Jaxpr
+from pax_export._jax import scan_operands
 from pax_export.export.formats.onnx.graph import GraphBuilder, all_nodes, bodies, values_of
 from pax_export.export.formats.onnx.registry import rule
-from pax_export.export.formats.onnx.rules.arithmetic import choose
 from pax_export.export.formats.onnx.values import Value
+from pax_export.export.portable.decompositions.control import is_of_one, is_of_two
 
 Results = Sequence[Any]
 
 
-@rule("cond")
+@rule("shape_assertion")
+def nothing(builder: GraphBuilder, results: Results, *_: Value, **__: object) -> list[Any]:
+    """Of the sizes, `load` checks what was promised before it calls the model."""
+    return []
+
+
+@rule("cond", when=is_of_two)
 def cond(
     builder: GraphBuilder,
     results: Results,
@@ -26,39 +33,18 @@ def cond(
     branches: Sequence[Any],
     **_: object,
 ) -> list[Value]:
+    first, second = branches
     if which.known is not None:
-        place = int(np.clip(int(which.known), 0, len(branches) - 1))
-        return builder.inline(branches[place], operands)
-    return _branched(builder, results, which, operands, branches)
-
-
-def _branched(
-    builder: GraphBuilder,
-    results: Results,
-    which: Value,
-    operands: Sequence[Value],
-    branches: Sequence[Any],
-) -> list[Value]:
-    """The first branch, or those that are left: ONNX chooses between two."""
-    if len(branches) == 1:
-        return builder.inline(branches[0], operands)
-    one = which.name
+        return builder.inline(second if which.known > 0 else first, operands)
     if which.dtype == np.bool_:
-        is_first = builder("Not", one)
+        is_first = builder("Not", which)
     else:
-        is_first = builder("LessOrEqual", one, builder.like(0, which))
-
-    def rest() -> list[Value]:
-        if which.dtype != np.bool_ and len(branches) > 2:
-            less = Value(builder("Sub", one, builder.like(1, which)), which.dtype, ())
-            return _branched(builder, results, less, operands, branches[1:])
-        return builder.inline(branches[1], operands)
-
-    names = builder.branched(is_first, lambda: builder.inline(branches[0], operands), rest)
-    return values_of(results, names)
+        is_first = builder("LessOrEqual", which, builder.like(0, which))
+    ways = (partial(builder.inline, each, operands) for each in branches)
+    return values_of(results, builder.branched(is_first, *ways))
 
 
-@rule("while")
+@rule("while", when=is_of_one)
 def while_(
     builder: GraphBuilder,
     results: Results,
@@ -78,12 +64,7 @@ def while_(
     inside = [builder.fresh(result.dtype, result.shape) for result in results]
     with builder.body() as nodes:
         after = builder.inline(body_jaxpr, [*of_body, *inside])
-        if start.rank:  # of a batch, some are done before others
-            (going,) = builder.inline(cond_jaxpr, [*of_cond, *inside])
-            after = [_kept(builder, going, *each) for each in zip(after, inside)]
         (more,) = builder.inline(cond_jaxpr, [*of_cond, *after])
-        more = _any(builder, more)
-    start = _any(builder, start)
     turn = builder.new_name("turn")
     names = _loop(builder, turn, None, start, state, inside, nodes, [more, *after])
     return values_of(results, names)
@@ -110,39 +91,14 @@ def _loop(
     return [names] if isinstance(names, str) else names
 
 
-def _any(builder: GraphBuilder, flags: Value) -> Value:
-    """Whether one of a batch holds."""
-    if not flags.rank:
-        return flags
-    found = builder("ReduceMax", builder.cast(flags, np.int32), keepdims=0)
-    return Value(builder.cast(found, np.bool_), flags.dtype, ())
-
-
-def _kept(builder: GraphBuilder, going: Value, new: Value, old: Value) -> Value:
-    """The new state of what goes on, the old one of what is done."""
-    wide = builder.unsqueeze(going, range(going.rank, old.rank))
-    return dataclasses.replace(old, name=choose(builder, wide, new, old, old.dtype))
-
-
 @rule("scan")
-def scan(
-    builder: GraphBuilder,
-    results: Results,
-    *operands: Value,
-    jaxpr: Jaxpr,
-    length: object,
-    reverse: bool,
-    **_: object,
-) -> list[Value]:
+def scan(builder: GraphBuilder, results: Results, *operands: Value, **told: Any) -> list[Value]:
     """A scan of ONNX, or a loop."""
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
-    # How many are constants, state and rows, versions of jax say in different ways.
-    num_carry = sum(map(_same_rank, inner.outvars, results))
-    num_rows = len(operands) - sum(map(_same_rank, inner.invars, operands))
-    num_consts = len(operands) - num_rows - num_carry
-    consts = operands[:num_consts]
-    state = operands[num_consts : num_consts + num_carry]
-    rows = list(operands[num_consts + num_carry :])
+    consts, state, rows = scan_operands(told, operands)
+    num_carry, jaxpr, length, reverse = (
+        len(state),
+        *(told[n] for n in ("jaxpr", "length", "reverse")),
+    )
     carried = [builder.fresh(each.dtype, each.shape) for each in results[:num_carry]]
     pieces = [builder.fresh(each.dtype, each.shape[1:]) for each in rows]
     with builder.body() as nodes:
@@ -270,7 +226,3 @@ def _take_outside(builder: GraphBuilder, body: Any, consts: Sequence[Value]) -> 
         body.input.insert(place, entries[0])
         body.output.insert(place, entries[1])
     return outside
-
-
-def _same_rank(inside: Any, outside: Any) -> bool:
-    return len(inside.aval.shape) == len(outside.shape)

@@ -1,4 +1,4 @@
-"""Convolutions: `Conv` for float32, sums of products for other dtypes."""
+"""Convolutions: `Conv` and `ConvTranspose`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,32 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import Refused, rule
-from pax_export.export.formats.onnx.rules.slices import backwards, padded, spaced
+from pax_export.export.formats.onnx.registry import rule
+from pax_export.export.formats.onnx.rules.slices import backwards
 from pax_export.export.formats.onnx.values import Value, carrier, is_number
+from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
 
 Results = Sequence[Any]
 #: Over more axes than this onnxruntime does not convolve.
 _MOST_AXES = 3
 
 
-@rule("conv_general_dilated")
+def _is_convolution(equation: Any) -> bool:
+    params, kernel = equation.params, equation.invars[1].aval
+    if not params["window_strides"]:
+        return False
+    if is_plain_convolution(equation):
+        return True
+    names = "window_strides padding lhs_dilation rhs_dilation".split()
+    taps = [kernel.shape[axis] for axis in params["dimension_numbers"].rhs_spec]
+    groups = params["feature_group_count"], params["batch_group_count"]
+    is_single = carrier(equation.outvars[0].aval.dtype) == np.float32
+    if not is_single or groups[1] != 1 or not all(map(is_number, (*taps, *groups))):
+        return False
+    return _pads_of_transposed(taps[2:], *(params[name] for name in names)) is not None
+
+
+@rule("conv_general_dilated", when=_is_convolution)
 def conv_general_dilated(
     builder: GraphBuilder,
     results: Results,
@@ -30,50 +46,23 @@ def conv_general_dilated(
     rhs_dilation: Sequence[int],
     dimension_numbers: Any,
     feature_group_count: int,
-    batch_group_count: int,
     **_: object,
 ) -> Any:
     (result,) = results
-    kind, zero = carrier(result.dtype), np.zeros((), carrier(result.dtype))
     x_spec, kernel_spec, out_spec = dimension_numbers
-    left = builder.transpose(_as(builder, x, kind), x_spec)
-    right = builder.transpose(_as(builder, kernel, kind), kernel_spec)
-    sizes = [x.shape[axis] for axis in x_spec]
+    given = (builder.cast(each, np.float32) for each in (x, kernel))
+    left, right = (builder.transpose(*each) for each in zip(given, (x_spec, kernel_spec)))
     taps = [kernel.shape[axis] for axis in kernel_spec]
-    back = [int(axis) for axis in np.argsort(out_spec)]
+    told = {"group": int(feature_group_count), "dilations": list(rhs_dilation)}
     pads = _pads_of_transposed(taps[2:], window_strides, padding, lhs_dilation, rhs_dilation)
-    if pads is not None and kind == np.float32 and batch_group_count == 1:
-        pads |= {"strides": list(lhs_dilation), "dilations": list(rhs_dilation)}
+    if pads is not None:
         turned = _transpose_kernel(builder, right, taps, feature_group_count)
-        made = builder("ConvTranspose", left, turned, group=int(feature_group_count), **pads)
-        return builder.fit(builder.transpose(made, back), result.dtype)
-    left = spaced(builder, left, sizes, [0, 0, *(each - 1 for each in lhs_dilation)], zero)
-    groups: Any = feature_group_count
-    if batch_group_count != 1:
-        left, sizes = _groups_as_features(builder, left, sizes, batch_group_count, lhs_dilation)
-        groups = batch_group_count
-    count = len(window_strides)
-    plain = kind == np.float32 and 1 <= count <= _MOST_AXES and is_number(groups)
-    simple = plain and all(is_number(n) and n >= 0 for pair in padding for n in pair)
-    if not simple:
-        left = padded(builder, left, [(0, 0), (0, 0), *padding], zero)
-    if plain and all(map(is_number, taps[2:])):
-        pads = [pair[side] for side in (0, 1) for pair in padding] if simple else [0] * 2 * count
-        made = builder(
-            "Conv",
-            left,
-            right,
-            kernel_shape=[int(each) for each in taps[2:]],
-            strides=list(window_strides),
-            dilations=list(rhs_dilation),
-            pads=[int(each) for each in pads],
-            group=int(groups),
-        )
+        made = builder("ConvTranspose", left, turned, strides=list(lhs_dilation), **told, **pads)
     else:
-        out = [result.shape[axis] for axis in out_spec]
-        made = _by_products(
-            builder, left, right, sizes, taps, out, window_strides, rhs_dilation, groups
-        )
+        told |= {"kernel_shape": [int(each) for each in taps[2:]], "strides": list(window_strides)}
+        told["pads"] = [int(pair[side]) for side in (0, 1) for pair in padding]
+        made = builder("Conv", left, right, **told)
+    back = [int(axis) for axis in np.argsort(out_spec)]
     return builder.fit(builder.transpose(made, back), result.dtype)
 
 
@@ -113,56 +102,3 @@ def _transpose_kernel(
     apart = builder.reshape(kernel, [groups, outside // groups, inside, *space])
     beside = builder.transpose(apart, [0, 2, 1, *(axis + 1 for axis in axes)])
     return builder.reshape(beside, [groups * inside, outside // groups, *space])
-
-
-def _as(builder: GraphBuilder, x: Value, kind: object) -> Any:
-    return x.name if x.carrier == kind else builder.cast(x, kind)
-
-
-def _groups_as_features(
-    builder: GraphBuilder, left: object, sizes: list, count: int, dilation: Sequence[int]
-) -> tuple[Any, list]:
-    """Groups of examples beside each other, as groups of features."""
-    space = [(size - 1) * gap + 1 for size, gap in zip(sizes[2:], dilation)]
-    few = sizes[0] // count
-    apart = builder.reshape(left, [count, few, sizes[1], *space])
-    beside = builder.transpose(apart, [1, 0, *range(2, len(sizes) + 1)])
-    return builder.reshape(beside, [few, count * sizes[1], *space]), [few, count * sizes[1], *space]
-
-
-def _by_products(
-    builder: GraphBuilder,
-    left: object,
-    right: object,
-    sizes: Sequence[Any],
-    taps: Sequence[Any],
-    out: Sequence[Any],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    groups: object,
-) -> Any:
-    """A sum over the places of the kernel, each a product of matrices."""
-    batch, space = sizes[0], out[2:]
-    if not all(map(is_number, taps[2:])):
-        raise Refused("with a kernel of symbolic size")
-    deep, wide = taps[1], taps[0] // groups
-    total: Any = None
-    for place in np.ndindex(*taps[2:]):
-        piece, weight = left, right
-        for index, at in enumerate(place):
-            start = at * dilations[index]
-            end = start + (space[index] - 1) * strides[index] + 1
-            piece = builder.slice(piece, index + 2, start, end, strides[index])
-            weight = builder.slice(weight, index + 2, at, at + 1)
-        columns = builder.reshape(piece, [batch, groups, deep, _count(space)])
-        matrix = builder.reshape(weight, [1, groups, wide, deep])
-        term = builder("MatMul", matrix, columns)
-        total = term if total is None else builder("Add", total, term)
-    return builder.reshape(total, out)
-
-
-def _count(sizes: Sequence[Any]) -> Any:
-    count: Any = 1
-    for size in sizes:
-        count = count * size
-    return count

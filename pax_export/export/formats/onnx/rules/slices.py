@@ -11,6 +11,7 @@ from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.bits import widened
 from pax_export.export.formats.onnx.values import Value, is_number, same_size
+from pax_export.export.portable.decompositions.convolutions import is_plain_pad
 
 Results = Sequence[Any]
 
@@ -63,7 +64,7 @@ def backwards(builder: GraphBuilder, x: object, axes: Sequence[int]) -> Any:
     return builder("Slice", x, minus, ends, np.array(axes, np.int64), minus)
 
 
-@rule("pad")
+@rule("pad", when=is_plain_pad)
 def pad(
     builder: GraphBuilder,
     results: Results,
@@ -72,48 +73,10 @@ def pad(
     *,
     padding_config: Sequence[tuple[Any, Any, int]],
 ) -> Any:
-    name = spaced(builder, x.name, x.shape, [each[2] for each in padding_config], value.name)
-    return padded(builder, name, [each[:2] for each in padding_config], value.name)
-
-
-def padded(
-    builder: GraphBuilder, name: object, pairs: Sequence[Sequence[Any]], value: object
-) -> Any:
-    """Adds elements at both ends of each axis, or removes them where the number is negative."""
-    lows, highs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    if all(same_size(each, 0) for each in (*lows, *highs)):
-        return name
-    if all(map(is_number, (*lows, *highs))):
-        for axis, pair in enumerate(pairs):
-            if min(pair) < 0:
-                start = np.array([max(-pair[0], 0)], np.int64)
-                end = np.array([pair[1] if pair[1] < 0 else np.iinfo(np.int64).max], np.int64)
-                name = builder(
-                    "Slice", name, start, end, np.array([axis], np.int64), np.array([1], np.int64)
-                )
-        lows, highs = [max(each, 0) for each in lows], [max(each, 0) for each in highs]
-        if not any((*lows, *highs)):
-            return name
-    return builder("Pad", name, builder.sizes.shape([*lows, *highs]), value)
-
-
-def spaced(
-    builder: GraphBuilder, name: object, shape: Sequence[Any], gaps: Sequence[int], value: object
-) -> Any:
-    """Inserts padding elements between neighbors along each axis."""
-    shape = list(shape)
-    for axis, gap in enumerate(gaps):
-        if not gap:
-            continue
-        rank = len(shape)
-        wide = builder.unsqueeze(name, [axis + 1])
-        pairs = [(0, 0)] * (axis + 1) + [(0, gap)] + [(0, 0)] * (rank - axis - 1)
-        wide = padded(builder, wide, pairs, value)
-        merged = [*shape[:axis], shape[axis] * (gap + 1), *shape[axis + 1 :]]
-        name = builder.reshape(wide, merged)
-        shape[axis] = merged[axis] - gap
-        name = builder.slice(name, axis, 0, np.array([-gap], np.int64))
-    return name
+    ends = [each[side] for side in (0, 1) for each in padding_config]
+    if all(same_size(each, 0) for each in ends):
+        return x
+    return builder("Pad", x, builder.sizes.shape(ends), value)
 
 
 def start_of(builder: GraphBuilder, start: Value, size: object, taken: Any) -> Any:

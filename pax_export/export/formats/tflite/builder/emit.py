@@ -91,6 +91,7 @@ def _folded(
     tensors = [Tensor(each.shape, each.dtype, None, each) for each in made]
     for each in tensors:
         each.sources = sources
+        each.is_computed = name not in (*_MOVES, "CAST") or any(x.is_computed for x in given)
     return tensors
 
 

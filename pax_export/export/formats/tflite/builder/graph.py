@@ -61,6 +61,7 @@ class Tensor:
         operator: whose result it is.
         graph: where it is an input or a result; constants belong to all.
         sources: the names of the weights that a constant was made of.
+        is_computed: whether it was made of them by arithmetic, and they were not only moved.
         scale: of integers that stand for numbers, by the index of `axis`.
         zero: the integer that stands for 0, where inputs of a layer are rounded.
         by_row: whether it is rounded, with a scale for each row.
@@ -69,8 +70,8 @@ class Tensor:
     """
 
     __slots__ = (
-        "axis", "blocks", "dtype", "graph", "name", "operator", "by_row", "scale", "shape",
-        "sources", "twin", "value", "zero",
+        "axis", "blocks", "by_row", "dtype", "graph", "is_computed", "name", "operator", "scale",
+        "shape", "sources", "twin", "value", "zero",
     )  # fmt: skip
 
     def __init__(self, shape: Sequence[Any], dtype: Any, graph: Graph | None, value: Any = None):
@@ -81,6 +82,7 @@ class Tensor:
         self.operator: Any = None
         self.name = ""
         self.sources: frozenset[str] = frozenset()
+        self.is_computed = False
         self.scale: Any = None
         self.axis = 0
         self.zero: int | None = None

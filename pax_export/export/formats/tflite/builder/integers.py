@@ -35,8 +35,7 @@ class StoredNumbers:
         integers_of_leaf: as the model has them.
         scales_of_leaf: likewise.
         shape: of the numbers.
-        steps: what happened to the numbers, in order: functions that only move elements, and
-            factors.
+        steps: what happened to the numbers, in order: functions that only move elements.
         zeros_of_leaf: the zero points, where the model has any.
     """
 
@@ -70,9 +69,6 @@ class StoredNumbers:
     def moved(self, move: Callable[..., Any], shape: tuple[int, ...]) -> StoredNumbers:
         return replace(self, shape=shape, steps=(*self.steps, move))
 
-    def times(self, factor: np.ndarray) -> StoredNumbers:
-        return replace(self, steps=(*self.steps, factor))
-
     def _whole(self) -> np.ndarray:
         whole = np.asarray(self.integers_of_leaf.value)
         if self.form.scheme == "float":
@@ -80,12 +76,9 @@ class StoredNumbers:
         whole = whole.astype(np.int8, copy=False)
         return np.asarray(unpacked(whole, self.form.axis)) if self.form.bits == 4 else whole
 
-    def _after_steps(self, array: np.ndarray, scaled: bool = False) -> np.ndarray:
+    def _after_steps(self, array: np.ndarray) -> np.ndarray:
         for step in self.steps:
-            if callable(step):
-                array = np.asarray(step(array))
-            elif scaled:
-                array = array * step
+            array = np.asarray(step(array))
         return array
 
     @property
@@ -95,7 +88,7 @@ class StoredNumbers:
     @property
     def scales(self) -> np.ndarray:
         """One for each number."""
-        return self._after_steps(self._for_each(self.scales_of_leaf), True)
+        return self._after_steps(self._for_each(self.scales_of_leaf))
 
     @property
     def zeros(self) -> np.ndarray | None:

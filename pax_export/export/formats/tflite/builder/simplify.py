@@ -1,17 +1,13 @@
-"""Removes and fuses operators.
-
-A convolution or product that is followed by arithmetic with a number for each channel, as
-BatchNorm is when it does not train, has this in its own weights; kernels apply ReLU to what they
-have just computed.
-"""
+"""Removes and fuses operators: kernels add biases, and apply ReLU to what they have computed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder.encode import graphs_of
 from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor
 
 #: Which inputs of an operator are its weights and its bias, and the axis of the results in these.
@@ -26,23 +22,20 @@ _REDUCTIONS = ("SUM", "MEAN", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "REDUCE
 _ACTIVATIONS = ("RELU", "RELU6")
 
 
-def simplify(graph: Graph, fold: bool = True, notes: dict[str, None] | None = None) -> set[str]:
-    """Takes operators out of a graph, and of those of its loops and branches.
-
-    Gives the names of the weights that others have taken up; without `fold` none are.
-    `notes` gets what was left as it was, and why.
-    """
-    folded: set[str] = set()
-    notes = {} if notes is None else notes
-    for operator in graph.operators:
-        for each in operator.graphs.values():
-            folded |= simplify(each, fold, notes)
+def simplify(graph: Graph) -> None:
+    """Takes operators out of a graph."""
     drop_unread(graph)
-    fusion = _Fusion(graph, fold, notes)
-    fusion.run()
+    _Fusion(graph).run()
     drop_unread(graph)
     _copy_shared(graph)
-    return folded | fusion.folded
+
+
+def computed_weights(graphs: Iterable[Graph]) -> set[str]:
+    """The names of weights that graphs have in the numbers of other constants only."""
+    operators = (each for graph in graphs_of(graphs) for each in graph.operators)
+    held = (x for each in operators for x in each.inputs if x is not None and x.value is not None)
+    numbers = (x if x.twin is None else x.twin.scales_of_leaf for x in held)
+    return {name for each in numbers if each.is_computed for name in each.sources}
 
 
 #: Kernels whose results are the bytes of their input, in the same memory.
@@ -134,9 +127,8 @@ def drop_unread(graph: Graph) -> None:
 class _Fusion:
     """One pass over the operators of a graph, in their order."""
 
-    def __init__(self, graph: Graph, fold: bool, notes: dict[str, None]):
-        self._graph, self._fold, self._notes = graph, fold, notes
-        self.folded: set[str] = set()
+    def __init__(self, graph: Graph):
+        self._graph = graph
         self._reads: dict[int, int] = {}
         for each in (*graph.outputs, *(e for o in graph.operators for e in o.inputs)):
             self._reads[id(each)] = self._reads.get(id(each), 0) + 1
@@ -165,13 +157,9 @@ class _Fusion:
             return self._activated(operator)
         if operator.name == "RESHAPE":
             return self._kept(operator)
-        if operator.name in ("MUL", "DIV") and self._becomes_mean(operator):
-            return None
-        if operator.name in ("ADD", "SUB", "MUL", "DIV") and not operator.options.get(
-            "fused_activation_function"
-        ):
-            return self._undone(operator) or self._scaled(operator)
-        return None
+        if operator.name == "DIV":
+            return self._undone(operator)
+        return self._biased(operator) if operator.name == "ADD" else None
 
     def _producer(self, tensor: Tensor) -> Operator | None:
         """What made a tensor that nothing else reads, behind reshapes that keep the channels."""
@@ -188,11 +176,7 @@ class _Fusion:
     def _activated(self, operator: Operator) -> Tensor | None:
         (x,) = operator.inputs
         made = self._producer(x)
-        if (
-            made is None
-            or made.name not in _ACTIVATED
-            or made.options.get("fused_activation_function")
-        ):
+        if made is None or made.name not in _ACTIVATED or _is_activated(made):
             return None
         if x.dtype != np.float32:
             return None
@@ -214,27 +198,6 @@ class _Fusion:
         x.shape = result.shape
         return x
 
-    def _becomes_mean(self, operator: Operator) -> bool:
-        """Makes a mean of a sum that is divided by how many there are."""
-        x, other = operator.inputs
-        if x.value is not None and operator.name == "MUL":
-            x, other = other, x
-        made = x.operator
-        if made is None or made.name != "SUM" or x.graph is not self._graph:
-            return False
-        if other.value is None or other.value.size != 1 or x.dtype != np.float32:
-            return False
-        source, axes = made.inputs
-        sizes = [source.shape[int(axis)] for axis in axes.value]
-        if None in sizes or list(x.shape) != list(operator.outputs[0].shape):
-            return False
-        count = int(np.prod(sizes, dtype=np.int64))
-        wanted = np.float32(count) if operator.name == "DIV" else np.float32(1) / np.float32(count)
-        if np.ravel(other.value)[0] != wanted:
-            return False
-        operator.name, operator.inputs, operator.options = "MEAN", list(made.inputs), made.options
-        return True
-
     def _undone(self, operator: Operator) -> Tensor | None:
         """What a product with a number is of, where it is divided by the same number."""
         if operator.name != "DIV" or self._producer(operator.inputs[0]) is None:
@@ -246,91 +209,35 @@ class _Fusion:
         source, factor = made.inputs
         if factor.value is None or factor.value.size != 1 or number.value.size != 1:
             return None
-        if (
-            made.options.get("fused_activation_function")
-            or source.shape != operator.outputs[0].shape
-        ):
+        if _is_activated(made) or source.shape != operator.outputs[0].shape:
             return None
         same = np.ravel(factor.value)[0] == np.ravel(number.value)[0]
         return source if same and 1 <= np.max(factor.value) <= _MOST else None
 
-    def _scaled(self, operator: Operator) -> Tensor | None:
+    def _biased(self, operator: Operator) -> Tensor | None:
+        """A layer without a bias, which has what is added to each channel as its bias."""
         x, other = operator.inputs
-        turned = x.value is not None
-        if turned:
+        if x.value is not None:
             x, other = other, x
-        if other.value is None or x.dtype != np.float32 or (turned and operator.name == "DIV"):
+        made = self._producer(x) if other.value is not None and x.dtype == np.float32 else None
+        if made is None or made.name not in _CHANNELS or _is_activated(made):
             return None
-        made = self._producer(x)
-        if (
-            made is None
-            or made.name not in _CHANNELS
-            or made.options.get("fused_activation_function")
-        ):
+        *places, axis = _CHANNELS[made.name]
+        weights, bias = (made.inputs[place] for place in places)
+        if bias is not None and (bias.value is None or np.any(bias.value)):
             return None
-        places = _CHANNELS[made.name]
-        weights, bias = (made.inputs[place] for place in places[:2])
-        if weights.value is None or (bias is not None and bias.value is None):
-            return None
-        is_bias = operator.name == "ADD" and (bias is None or not np.any(bias.value))
-        if not (self._fold or is_bias):
-            return None
-        axis = places[2]
-        channels = weights.shape[axis]
-        number = np.asarray(other.value)
+        number, channels = np.asarray(other.value), weights.shape[axis]
         if number.size not in (1, channels) or number.size != (number.shape or (1,))[-1]:
             return None
         if list(x.shape) != list(operator.outputs[0].shape) or x.shape[-1] != channels:
             return None
-        number = np.broadcast_to(number.reshape(-1), (channels,))
-        scales = operator.name in ("MUL", "DIV") or (turned and operator.name == "SUB")
-        if weights.twin is not None and scales:
-            positive = operator.name != "SUB" and (number > 0).all()
-            if weights.twin.form.group is not None or not positive:
-                return None  # it would need other integers
-        numbers = np.asarray(weights.value)
-        found = _folded_weights(operator.name, turned, numbers, bias, number, axis)
-        if found is None:
-            named = ", ".join(sorted(weights.sources)[:1]) or "an array of the program"
-            self._notes[f"{named} is not folded: its numbers would not be finite"] = None
-            return None
-        if weights.twin is not None:
-            factor = 1 / number if operator.name == "DIV" else number
-            factor = factor if scales else np.ones_like(number)
-            shape = [-1 if place == axis else 1 for place in range(len(weights.shape))]
-            found[0].value = found[0].twin = weights.twin.times(factor.reshape(shape))
-        if operator.name in ("MUL", "DIV") or turned:
-            self.folded |= weights.sources if weights.twin is None else frozenset()
-            self.folded |= other.sources
-        # A bias that stands alone is in the file as it is.
-        if bias is not None and np.any(bias.value):
-            self.folded |= other.sources | bias.sources
+        vector = np.ascontiguousarray(np.broadcast_to(number.reshape(-1), channels))
+        new = Tensor(vector.shape, vector.dtype, None, vector)
+        new.sources, new.is_computed = other.sources, other.is_computed
         made.inputs = list(made.inputs)
-        for place, each in zip(places, found):
-            before = made.inputs[place]
-            each.sources = other.sources | (before.sources if before is not None else frozenset())
-            made.inputs[place] = each
+        made.inputs[places[1]] = new
         return x
 
 
-def _folded_weights(
-    name: str, turned: bool, weights: Any, bias: Tensor | None, number: Any, axis: int
-) -> list[Tensor] | None:
-    """Weights and a bias with which a result is multiplied and shifted already."""
-    shape = [1] * weights.ndim
-    shape[axis] = -1
-    shift = np.zeros(number.shape, np.float32) if bias is None else np.asarray(bias.value)
-    with np.errstate(all="ignore"):
-        if name in ("ADD", "SUB"):
-            if turned and name == "SUB":
-                weights, shift = -weights, number - shift
-            else:
-                shift = shift + number if name == "ADD" else shift - number
-        elif name == "MUL":
-            weights, shift = weights * number.reshape(shape), shift * number
-        else:
-            weights, shift = weights / number.reshape(shape), shift / number
-    if not (np.isfinite(weights).all() and np.isfinite(shift).all()):
-        return None
-    made = [np.ascontiguousarray(each, np.float32) for each in (weights, shift)]
-    return [Tensor(each.shape, each.dtype, None, each) for each in made]
+def _is_activated(operator: Operator) -> bool:
+    return bool(operator.options.get("fused_activation_function"))

@@ -196,8 +196,6 @@ def smaller(op: Operation, x: Any, y: Any) -> Any:
 def _chosen(op: Operation, before: Any, of_truth: Any, x: Any, y: Any) -> Any:
     if op.dtype == "bool":
         return broadcast(of_truth, x, y)
-    if op.dtype == "uint32":
-        return broadcast(lite.where, broadcast(before, signed(x), signed(y)), y, x)
     if not is_float(op):
         return broadcast(lite.maximum if before is lite.less else lite.minimum, x, y)
     # TFLite loses NaN, or not, by the side that it stands on.
@@ -219,11 +217,6 @@ def _rectified(x: Tensor, bound: float, before: object) -> Any:
     if before is lite.greater and bound == 6:
         return lite.relu6_of_relu(x)
     return None
-
-
-def signed(x: Tensor) -> Any:
-    """Numbers in the order that the same bits have without a sign."""
-    return x + like(x, -(1 << 31))
 
 
 @rule("round", thin=True, when=to_even)

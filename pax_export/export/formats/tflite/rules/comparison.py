@@ -11,7 +11,7 @@ from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
-from pax_export.export.formats.tflite.rules.arithmetic import like, logical_shift, signed
+from pax_export.export.formats.tflite.rules.arithmetic import like, logical_shift
 from pax_export.export.formats.tflite.tensors import (
     NARROW,
     broadcast,
@@ -23,50 +23,26 @@ from pax_export.export.formats.tflite.tensors import (
 from pax_export.export.portable.decompositions.control import is_choice
 
 
-def _compared(op: Operation, function: Callable[..., Any], x: Tensor, y: Tensor) -> Any:
-    if op.dtype == "uint32":
-        x, y = signed(x), signed(y)
-    if op.dtype == "bool":
-        x, y = lite.cast(x, lite.int32), lite.cast(y, lite.int32)
-    return broadcast(function, x, y)
+def _compare(function: Callable[..., Any], *names: str) -> None:
+    @rule(*names, thin=True)
+    def compare(op: Operation, x: Tensor, y: Tensor) -> Any:
+        if op.dtype == "bool" and function not in (lite.equal, lite.not_equal):
+            x, y = lite.cast(x, lite.int32), lite.cast(y, lite.int32)
+        return broadcast(function, x, y)
 
 
-@rule("eq", thin=True)
-def equal(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return broadcast(lite.equal, x, y)
-
-
-@rule("ne", thin=True)
-def not_equal(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return broadcast(lite.not_equal, x, y)
-
-
-@rule("lt", thin=True)
-def less(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return _compared(op, lite.less, x, y)
-
-
-@rule("le", thin=True)
-def less_equal(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return _compared(op, lite.less_equal, x, y)
-
-
-@rule("gt", thin=True)
-def greater(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return _compared(op, lite.greater, x, y)
-
-
-@rule("ge", thin=True)
-def greater_equal(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return _compared(op, lite.greater_equal, x, y)
+_compare(lite.equal, "eq")
+_compare(lite.not_equal, "ne")
+_compare(lite.less, "lt")
+_compare(lite.less_equal, "le")
+_compare(lite.greater, "gt")
+_compare(lite.greater_equal, "ge")
 
 
 def ordered(x: Tensor, dtype: str, equal_zeros: bool = True) -> Any:
     """Integers in the order of these values; NaN is the largest, and both zeros may be one."""
     if dtype == "bool":
         return lite.cast(x, lite.int32)
-    if dtype == "uint32":
-        return signed(x)
     if x.dtype != lite.float32:
         return x
     if equal_zeros:

@@ -14,14 +14,8 @@ from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, kind, rule
 from pax_export.export.formats.tflite.rules.indexing import bytes_of, updated
-from pax_export.export.formats.tflite.tensors import (
-    CARRIERS,
-    broadcast,
-    constant,
-    full,
-    is_static,
-    single,
-)
+from pax_export.export.formats.tflite.tensors import CARRIERS, constant, full, is_static
+from pax_export.export.portable.decompositions.control import is_of_one, is_of_two
 
 
 def _structs(program: TracedProgram) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -50,45 +44,26 @@ def _invariants(structs: Sequence[Any]) -> list[Any]:
     return [[int(n) if is_static(n) else None for n in struct.shape] for struct in structs]
 
 
-@rule("while", thin=True)
+@rule("while", thin=True, when=is_of_one)
 def while_loop(op: Operation, *given: object) -> list[Any]:
     first = op.params["cond_nconsts"]
     last = first + op.params["body_nconsts"]
     structs = op.results
     start = _flat(op, given[last:], structs)
 
-    each = _structs(op.params["cond_jaxpr"])[1][0].shape  # of loops side by side, by vmap
-
-    def going(state: PyTree) -> Any:
-        values = _values(state, structs)
-        (found,) = op.run(op.params["cond_jaxpr"], [*given[:first], *values])
-        return full(found() if callable(found) else found, each, op.sizes)
-
-    def holds(*state: PyTree) -> Any:
-        return lite.reduce_any(going(state))
+    def going(*state: PyTree) -> Any:
+        values = [*given[:first], *_values(state, structs)]
+        (found,) = op.run(op.params["cond_jaxpr"], values)
+        return full(found() if callable(found) else found, (), op.sizes)
 
     def body(*state: PyTree) -> Any:
-        values = _values(state, structs)
-        results = op.run(op.params["body_jaxpr"], [*given[first:last], *values])
-        new = _flat(op, results, structs)
-        if not each:
-            return new
-        # Those that are done keep what they have.
-        going_on = going(state)
-        return [_where_going(going_on, *pair) for pair in zip(new, state)]
+        values = [*given[first:last], *_values(state, structs)]
+        return _flat(op, op.run(op.params["body_jaxpr"], values), structs)
 
     if not start:
         return []
     shapes = _invariants(structs)
-    results = loops.while_loop(holds, body, start, shape_invariants=shapes)
-    return _values(results, structs)
-
-
-def _where_going(going: Any, new: Any, old: object) -> Any:
-    shape = moves.concat([moves.shape(going), [1] * (new.shape.rank - going.shape.rank)], 0)
-    thin = moves.reshape(going, shape)
-    thin.set_shape([*going.shape, *[1] * (new.shape.rank - going.shape.rank)])
-    return broadcast(lite.where, thin, new, old)
+    return _values(loops.while_loop(going, body, start, shape_invariants=shapes), structs)
 
 
 @rule("scan", thin=True)
@@ -161,26 +136,16 @@ def _zeros(op: Operation, struct: Any, room: Any) -> Any:
     return result
 
 
-@rule("cond", thin=True)
+@rule("cond", thin=True, when=is_of_two)
 def cond(op: Operation, which: object, *given: object) -> list[Any]:
-    branches = op.params["branches"]
+    which = moves.reshape(which, [])
+    if which.dtype == lite.bool_:
+        which = lite.cast(which, lite.int32)
 
     def run(branch: Any) -> Any:
         return lambda: _flat(op, op.run(branch, list(given)), op.results)
 
     if not op.results:
         return []
-    which = moves.reshape(which, [])
-    if which.dtype == lite.bool_:
-        which = lite.cast(which, lite.int32)
-    known = single(which)
-    if known is not None:
-        return op.run(branches[min(max(int(known), 0), len(branches) - 1)], list(given))
-    function = run(branches[-1])
-    for number in reversed(range(len(branches) - 1)):
-        function = _either(which, number, run(branches[number]), function)
-    return _values(function(), op.results)
-
-
-def _either(which: Any, number: int, here: Any, after: Any) -> Any:
-    return lambda: loops.cond(lite.less_equal(which, number), here, after)
+    first, second = map(run, op.params["branches"])
+    return _values(loops.cond(lite.less_equal(which, 0), first, second), op.results)

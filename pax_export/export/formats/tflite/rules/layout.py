@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from pax_export.export.formats.tflite.tensors import (
     reshape,
     transpose,
 )
+from pax_export.export.portable.decompositions.convolutions import is_plain_pad
 
 
 @rule("broadcast_in_dim", thin=True)
@@ -119,40 +121,16 @@ def reverse(op: Operation, x: Tensor) -> Any:
     return x
 
 
-@rule("pad")
+@rule("pad", when=is_plain_pad)
 def pad(op: Operation, x: Any, value: Any) -> Any:
-    return padded(op, x, value, op.operands[0].shape, op.params["padding_config"])
+    return padded(op, x, value, [ends for *ends, _ in op.params["padding_config"]])
 
 
-def padded(op: Operation, x: Tensor, value: object, shape: Any, widths: Any) -> Any:
-    shape = list(shape)
-    for axis, (_, _, inner) in enumerate(widths):
-        if is_static(inner) and inner == 0:
-            continue
-        # A row of padding behind each slice, and not behind the last.
-        size = shape[axis]
-        x = reshape(x, [*shape[: axis + 1], 1, *shape[axis + 1 :]], op.sizes)
-        x = _padded_axis(op, x, value, axis + 1, 0, inner)
-        shape[axis] = size * (inner + 1)
-        x = reshape(x, shape, op.sizes)
-        x = cut(x, axis, 0, op.sizes.of(shape[axis] - inner), 1)
-        shape[axis] = shape[axis] - inner
-    negative = [(min(_low(low), 0), min(_low(high), 0)) for low, high, _ in widths]
-    for axis, (low, high) in enumerate(negative):
-        if low or high:
-            x = cut(x, axis, op.sizes.of(-low), op.sizes.of(shape[axis] + high), 1)
-    edges = [(_low(low, 0), _low(high, 0)) for low, high, _ in widths]
-    for axis, (before, after) in enumerate(edges):
-        if not (is_static(before) and before == 0 and is_static(after) and after == 0):
-            x = _padded_axis(op, x, value, axis, before, after)
+def padded(op: Operation, x: Tensor, value: object, widths: Sequence[Sequence[Any]]) -> Any:
+    for axis, (low, high) in enumerate(widths):
+        if not (is_static(low) and low == 0 and is_static(high) and high == 0):
+            x = _padded_axis(op, x, value, axis, low, high)
     return x
-
-
-def _low(size: int, least: int | None = None) -> Any:
-    """A width of padding, or 0 where a symbolic one is none of those to cut off."""
-    if is_static(size):
-        return int(size) if least is None else max(int(size), least)
-    return 0 if least is None else size
 
 
 def _padded_axis(

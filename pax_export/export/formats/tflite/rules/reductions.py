@@ -10,11 +10,7 @@ import numpy as np
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
-from pax_export.export.formats.tflite.rules.arithmetic import (
-    is_float,
-    like,
-    signed,
-)
+from pax_export.export.formats.tflite.rules.arithmetic import is_float, like
 from pax_export.export.formats.tflite.rules.comparison import ordered
 from pax_export.export.formats.tflite.tensors import wrapped
 from pax_export.export.portable.decompositions.reductions import of_truth_values
@@ -48,8 +44,6 @@ def _largest(op: Operation, x: Tensor, function: Callable, of_truth: Callable) -
         return x
     if op.dtype == "bool":
         return of_truth(x, axes)
-    if op.dtype == "uint32":
-        return signed(function(signed(x), axes))
     found = function(x, axes)
     if not is_float(op):
         return found
