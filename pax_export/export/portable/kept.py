@@ -172,6 +172,16 @@ def put(x: Any, places: Array, rows: Array, *inside: Array, how: str) -> Any:
     return getattr(x.at[places], how)(rows, mode="drop")
 
 
+def window(x: Array, *starts: Array, sizes: tuple[Any, ...]) -> Any:
+    """The part of an array that begins at numbers of int32, where it lies within the array."""
+    return lax.dynamic_slice(x, starts, sizes)
+
+
+def put_window(x: Array, update: Array, *starts: Array) -> Any:
+    """The array with another in the place of such a part."""
+    return lax.dynamic_update_slice(x, update, starts)
+
+
 def sizes(*, of: tuple[Any, ...]) -> Any:
     """Sizes, some of which are symbolic, as an array."""
     return jnp.stack([jnp.asarray(size).astype(np.int32) for size in of])
@@ -181,9 +191,12 @@ def sizes(*, of: tuple[Any, ...]) -> Any:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
-} | {each.__name__: each for each in (lstm, gru, rnn, dft, take, take_along, rank, put, sizes)}
+} | {each.__name__: each for each in (lstm, gru, rnn, dft)}
 #: What other operations are decomposed into; every target has a row for them.
-NORMAL_FORMS = frozenset({"take", "take_along", "rank", "put", "sizes"})
+NORMAL_FORMS = {
+    each.__name__: each for each in (take, take_along, rank, put, window, put_window, sizes)
+}
+FUNCTIONS |= NORMAL_FORMS
 #: Those that treat each element alike, wherever it lies.
 ELEMENTWISE = frozenset({"clip", "silu", "hard_sigmoid", "hard_swish", "gelu"})
 

@@ -183,15 +183,6 @@ class GraphBuilder:
             return np.arange(size, dtype=np.int64)
         return self.sizes.arange(size)
 
-    def within(self, name: Any, last: Any) -> str:
-        """Whole numbers of int64, moved to between 0 and others.
-
-        Not by `Max` and `Min`: onnxruntime compares only some of the bits.
-        """
-        name = self("Where", self("Less", name, last), name, last)
-        zero = np.zeros((), np.int64)
-        return self("Where", self("Greater", name, zero), name, zero)
-
     def spread(self, shape: Sequence[Any], *operands: Value) -> list[str]:
         """The names of operands that together broadcast to a shape, small where they can be."""
         full = any(each.thin is None and same_shape(each.shape, shape) for each in operands)

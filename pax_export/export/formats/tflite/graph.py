@@ -351,7 +351,7 @@ def _applied(found: Rule, operation: Operation, operands: list[Any]) -> list[Any
 #: What gives numbers that it was given, which need no rounding.
 _EXACT = frozenset(
     "max min neg abs select_n reshape transpose squeeze broadcast_in_dim concatenate slice "
-    "dynamic_slice dynamic_update_slice pad rev take take_along reduce_max reduce_min split while "
+    "window put_window pad rev take take_along reduce_max reduce_min split while "
     "scan cond convert_element_type iota floor ceil round sign".split()
 )
 

@@ -161,6 +161,32 @@ def scattered(how: str, x: Array, indices: Array, updates: Array, numbers: Any, 
     return lax.transpose(found.reshape(turned.shape), [int(axis) for axis in np.argsort(order)])
 
 
+@decomposes("dynamic_slice", any_dtype=True)
+def dynamic_slice(x: Array, *starts: Array, slice_sizes: Sequence[Any], **_: object) -> Any:
+    places = _moved_inside(x.shape, starts, slice_sizes)
+    return kept.call("window", x, *places, sizes=tuple(slice_sizes))
+
+
+@decomposes("dynamic_update_slice", any_dtype=True)
+def dynamic_update_slice(x: Array, update: Array, *starts: Array, **_: object) -> Any:
+    return kept.call("put_window", x, update, *_moved_inside(x.shape, starts, update.shape))
+
+
+def _moved_inside(
+    shape: Sequence[Any], starts: Sequence[Array], widths: Sequence[Any]
+) -> list[Any]:
+    """Where windows of these widths begin, so that they lie within the array."""
+    found: list[Any] = []
+    for start, size, width in zip(starts, shape, widths):
+        if _is(size, width):
+            found.append(np.int32(0))
+            continue
+        start = start.astype(np.int32) if start.dtype.itemsize < 4 else start
+        most = _numbers([size - width]).astype(start.dtype)
+        found.append(jnp.minimum(jnp.maximum(start, 0), most).astype(np.int32))
+    return found
+
+
 def ordered(x: Array) -> Any:
     """Whole numbers without a sign as those with one that are in the same order."""
     first = jnp.array(1 << (8 * x.dtype.itemsize - 1), x.dtype)

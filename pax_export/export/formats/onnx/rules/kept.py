@@ -12,6 +12,7 @@ from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.ordering import rank
 from pax_export.export.formats.onnx.rules.reductions import reduced
+from pax_export.export.formats.onnx.rules.slices import put_window, window
 from pax_export.export.formats.onnx.values import Value
 from pax_export.export.portable import kept
 
@@ -161,4 +162,5 @@ def _recurrent(
 _ROWS: dict[str, Row] = {
     each.__name__: each
     for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
-} | {each.__name__: each for each in (lstm, gru, rnn, dft, take, take_along, rank, put, sizes)}
+} | {each.__name__: each for each in (lstm, gru, rnn, dft)}
+_ROWS |= {e.__name__: e for e in (take, take_along, rank, put, window, put_window, sizes)}

@@ -1,4 +1,4 @@
-"""Static and dynamic slices, and padding."""
+"""Slices, windows at numbers that are computed, and padding."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
-from pax_export.export.formats.onnx.rules.bits import widened
-from pax_export.export.formats.onnx.values import Value, is_number, same_size
+from pax_export.export.formats.onnx.values import Value, same_size
 from pax_export.export.portable.decompositions.convolutions import is_plain_pad
 
 Results = Sequence[Any]
@@ -79,45 +78,33 @@ def pad(
     return builder("Pad", x, builder.sizes.shape(ends), value)
 
 
-def start_of(builder: GraphBuilder, start: Value, size: object, taken: Any) -> Any:
-    """A start as an array with one element, moved to where so much can be taken."""
-    if same_size(size, taken):
-        return np.zeros(1, np.int64)
-    if start.known is not None and is_number(size) and is_number(taken):
-        number = int(np.clip(int(start.known), 0, size - taken))
-        return np.array([number], np.int64)
-    return builder.within(widened(builder, start), builder.sizes.one(size - taken))
+def window(builder: GraphBuilder, x: Value, *starts: Value, sizes: Sequence[Any]) -> Any:
+    axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], sizes[axis])]
+    if not axes:
+        return x
+    begin = _begins(builder, [starts[axis] for axis in axes])
+    end = _added(builder, begin, builder.sizes.shape([sizes[axis] for axis in axes]))
+    return builder("Slice", x, begin, end, np.array(axes, np.int64))
+
+
+def put_window(builder: GraphBuilder, x: Value, update: Value, *starts: Value) -> str:
+    axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
+    places = {axis: _begins(builder, [starts[axis]]) for axis in axes}
+    return _updated(builder, x.name, update, axes, places)
+
+
+def _begins(builder: GraphBuilder, starts: Sequence[Value]) -> Any:
+    """Numbers as one array of int64."""
+    if all(each.known is not None for each in starts):
+        return np.array([int(each.known) for each in starts if each.known is not None], np.int64)
+    numbers = [builder.unsqueeze(builder.cast(each, np.int64), [0]) for each in starts]
+    return numbers[0] if len(numbers) == 1 else builder("Concat", *numbers, axis=0)
 
 
 def _added(builder: GraphBuilder, one: Any, other: Any) -> Any:
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return one + other
     return builder("Add", one, other)
-
-
-@rule("dynamic_slice")
-def dynamic_slice(
-    builder: GraphBuilder, results: Results, x: Value, *starts: Value, slice_sizes: Sequence[Any]
-) -> Any:
-    axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], slice_sizes[axis])]
-    if not axes:
-        return x
-    places = [start_of(builder, starts[a], x.shape[a], slice_sizes[a]) for a in axes]
-    if all(isinstance(each, np.ndarray) for each in places):
-        begin: Any = np.concatenate(places)
-    else:
-        begin = places[0] if len(places) == 1 else builder("Concat", *places, axis=0)
-    end = _added(builder, begin, builder.sizes.shape([slice_sizes[axis] for axis in axes]))
-    return builder("Slice", x, begin, end, np.array(axes, np.int64))
-
-
-@rule("dynamic_update_slice")
-def dynamic_update_slice(
-    builder: GraphBuilder, results: Results, x: Value, update: Value, *starts: Value
-) -> Any:
-    axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
-    places = {a: start_of(builder, starts[a], x.shape[a], update.shape[a]) for a in axes}
-    return _updated(builder, x.name, update, axes, places)
 
 
 def _updated(

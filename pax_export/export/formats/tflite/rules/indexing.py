@@ -1,4 +1,4 @@
-"""Dynamic slices, and the normal forms of gather and scatter."""
+"""The normal forms of dynamic slices, gather and scatter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
-from pax_export.export.formats.tflite.rule import Operation, rule
+from pax_export.export.formats.tflite.rule import Operation
 from pax_export.export.formats.tflite.rules.arithmetic import is_float, larger, smaller
 from pax_export.export.formats.tflite.rules.comparison import ordered
 from pax_export.export.formats.tflite.rules.layout import cut
@@ -22,30 +22,9 @@ from pax_export.export.formats.tflite.tensors import (
 )
 
 
-def _at_least_zero(start: Tensor, most: object) -> Any:
-    return lite.maximum(lite.minimum(start, most), 0)
-
-
-def _starts(op: Operation, given: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
-    """Where slices of these sizes begin, moved into the array as jax moves them."""
-    found = []
-    for axis, (start, size) in enumerate(zip(given, sizes)):
-        most = op.operands[0].shape[axis] - size
-        if is_static(most) and most == 0:
-            found.append(0)
-        else:
-            found.append(
-                _at_least_zero(lite.cast(moves.reshape(start, []), lite.int32), op.sizes.of(most))
-            )
-    return found
-
-
-@rule("dynamic_slice")
-def dynamic_slice(op: Operation, x: Any, *starts: object) -> Any:
-    sizes = op.params["slice_sizes"]
-    places = _starts(op, starts[: len(sizes)], sizes)
-    for axis, (start, size) in enumerate(zip(places, sizes)):
-        if is_static(start) and start == 0 and size == op.operands[0].shape[axis]:
+def window(op: Operation, x: Any, *starts: Tensor, sizes: Sequence[Any]) -> Any:
+    for axis, (start, size) in enumerate(zip(starts, sizes)):
+        if str(size) == str(op.operands[0].shape[axis]):
             continue
         if is_static(size) and size == 1:
             # One slice of a loop's inputs, mostly.
@@ -58,10 +37,8 @@ def dynamic_slice(op: Operation, x: Any, *starts: object) -> Any:
     return x
 
 
-@rule("dynamic_update_slice")
-def dynamic_update_slice(op: Operation, x: Tensor, update: Tensor, *starts: object) -> Any:
-    places = _starts(op, starts[: len(op.shape)], op.operands[1].shape)
-    return updated(x, update, [lite.tensor(each) for each in places])
+def put_window(op: Operation, x: Tensor, update: Tensor, *starts: Tensor) -> Any:
+    return updated(x, update, starts)
 
 
 def updated(x: Tensor, update: Tensor, starts: Sequence[Any]) -> Any:
