@@ -692,3 +692,18 @@ def test_convolutions(kind, dtype):
 
     (expected,), (found,) = both("conv_general_dilated", convolve, x, kernel)
     assert_close(found, expected, rtol=2e-2 if dtype == "bfloat16" else 1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "int8", "uint32"])
+@pytest.mark.parametrize("start", [0, 2, 15, 100, -1, -100])
+def test_windows_at_numbers(start, dtype):
+    start = jnp.asarray(np.int64(start).astype(dtype))
+
+    def take(x, start):
+        return lax.dynamic_slice(x, (start, start, start), (2, 17, 3))
+
+    def put(x, start):
+        return lax.dynamic_update_slice(x, -x[:2, :, :3], (start, start, start))
+
+    for name, function in {"dynamic_slice": take, "dynamic_update_slice": put}.items():
+        check(name, function, jnp.asarray(ROWS), start)
