@@ -30,6 +30,7 @@ SMALL = np.array([0.0, 1e-4, 0.3, 0.5, 1.0, 1.7, 3.7, 3.8, 8.0, 40.0, np.nan, -1
 SHARES = np.array([0.0, 1e-3, 0.2, 0.5, 0.77, 0.999, 1.0, -0.1, 1.1, np.nan], np.float32)
 RANDOM = np.random.default_rng(0)
 SQUARE = RANDOM.normal(size=(2, 6, 6)).astype(np.float32)
+COMPLEX = np.exp(1j * RANDOM.normal(size=(2, 6, 6))).astype(np.complex64)
 POSITIVE = SQUARE @ SQUARE.transpose(0, 2, 1) + np.eye(6, dtype=np.float32)
 ROWS = RANDOM.normal(size=(3, 17, 4)).astype(np.float32)
 IMAGES = RANDOM.normal(size=(2, 13, 9, 3)).astype(np.float32)
@@ -174,6 +175,8 @@ def test_cumulative_operations(name, reverse):
     x = ROWS.copy()
     x[0, 5, 1], x[1, 7, 2], x[1, 8, 2], x[2, 3, :] = np.nan, np.inf, np.inf, -np.inf
     check(name, lambda x: getattr(lax, name)(x, axis=1, reverse=reverse), x)
+    if name == "cumprod":
+        check(name, lambda x: lax.cumprod(x, reverse=reverse), SQUARE[0] * COMPLEX[0])
     long = RANDOM.normal(size=5000).astype(np.float32) / 100 + 1
     check(name, lambda x: getattr(lax, name)(x, reverse=reverse), long, rtol=1e-3)
     if name in ("cummax", "cummin"):
@@ -258,6 +261,9 @@ def test_reductions():
 def test_factorizations():
     check("cholesky", linalg.cholesky, POSITIVE, rtol=1e-4)
     check("cholesky", linalg.cholesky, np.stack([POSITIVE[0], -POSITIVE[0]]), rtol=1e-4)
+    turned = SQUARE * COMPLEX
+    check("cholesky", linalg.cholesky, turned @ turned.conj().transpose(0, 2, 1), rtol=1e-3)
+    check("lu", linalg.lu, turned, rtol=1e-4)
     for matrix in (SQUARE, SQUARE[:, :4], SQUARE[:, :, :4]):
         check("lu", linalg.lu, matrix, rtol=1e-4)
         for whole in (False, True):
@@ -279,6 +285,8 @@ def test_triangular_systems():
         options = dict(zip(names, flags))
         function = lambda a, b, o=options: linalg.triangular_solve(a, b, **o)  # noqa: E731
         check("triangular_solve", function, matrix, POSITIVE, rtol=1e-3)
+        options |= {"conjugate_a": True}
+        check("triangular_solve", function, matrix * COMPLEX, POSITIVE * COMPLEX, rtol=1e-3)
     diagonals = (ROWS[:, :, 0], ROWS[:, :, 1] + 5, ROWS[:, :, 2])
     check("tridiagonal_solve", linalg.tridiagonal_solve, *diagonals, ROWS, rtol=1e-4)
 

@@ -42,7 +42,7 @@ def by_loop(x: Any, axis: int, reverse: bool, combine: Callable, neutral: Any) -
     return jnp.moveaxis(lax.scan(step, start, rows, reverse=reverse)[1], 0, axis)
 
 
-@decomposes("cumprod", single=True)
+@decomposes("cumprod", single=True, any_dtype=True)
 def cumprod(x: Any, *, axis: int, reverse: bool) -> Any:
     return _accumulated(x, axis, reverse, lax.mul, jnp.ones((), x.dtype))
 

@@ -183,7 +183,7 @@ def _moved_inside(
             continue
         start = start.astype(np.int32) if start.dtype.itemsize < 4 else start
         most = _numbers([size - width]).astype(start.dtype)
-        found.append(jnp.minimum(jnp.maximum(start, 0), most).astype(np.int32))
+        found.append(_between(start, most).astype(np.int32))
     return found
 
 
@@ -218,8 +218,7 @@ class _Starts:
         self._given = indices.reshape(self.shape) if len(axes) == 1 else indices
         lasts = [shape[axis] - widths.get(axis, 1) for axis in axes]
         most = _numbers(lasts).astype(indices.dtype)
-        low = self._given if indices.dtype.kind == "u" else jnp.maximum(self._given, 0)
-        self._clamped = jnp.minimum(low, most)
+        self._clamped = _between(self._given, most)
 
     @property
     def is_single(self) -> bool:
@@ -278,6 +277,11 @@ class _Starts:
         if len(self.components) > 1:
             starts = kept.call("take", starts, np.int32(place), axis=starts.ndim - 1)
         return starts if _is(strides[place], 1) else starts * _numbers([strides[place]])
+
+
+def _between(x: Array, most: Any) -> Any:
+    """Whole numbers, moved to between 0 and others."""
+    return jnp.minimum(x if x.dtype.kind == "u" else jnp.maximum(x, 0), most)
 
 
 def _numbers(sizes: Sequence[Any]) -> Any:

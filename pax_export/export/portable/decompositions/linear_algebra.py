@@ -38,14 +38,14 @@ def _entry(vector: Array, index: Any) -> Any:
     return lax.dynamic_index_in_dim(vector, index, vector.ndim - 1, keepdims=True)
 
 
-@decomposes("cholesky")
+@decomposes("cholesky", any_dtype=True)
 def cholesky(a: Array, **_: object) -> Any:
     """Column by column, from the lower half; NaN where the matrix is not positive definite."""
     places = jnp.arange(a.shape[-1])
 
     def step(j: Any, lower: Any) -> Any:
-        column = _column(a, j) - (lower * _row(lower, j)[..., None, :]).sum(-1)
-        pivot = jnp.sqrt(_entry(column, j))
+        column = _column(a, j) - (lower * jnp.conj(_row(lower, j))[..., None, :]).sum(-1)
+        pivot = jnp.sqrt(_entry(column, j).real)
         column = jnp.where(places >= j, column / pivot, 0)
         return jnp.where(places == j, column[..., None], lower)
 
@@ -54,7 +54,7 @@ def cholesky(a: Array, **_: object) -> Any:
     return jnp.where(failed[..., None, None], jnp.nan, lower)
 
 
-@decomposes("triangular_solve")
+@decomposes("triangular_solve", any_dtype=True)
 def triangular_solve(
     a: Array,
     b: Array,
@@ -62,9 +62,11 @@ def triangular_solve(
     left_side: bool,
     lower: bool,
     transpose_a: bool,
+    conjugate_a: bool,
     unit_diagonal: bool,
     **_: object,
 ) -> Any:
+    a = jnp.conj(a) if conjugate_a else a
     if transpose_a:
         a, lower = transposed(a), not lower
     if left_side:
@@ -90,7 +92,7 @@ def _substitute(a: Array, b: Array, lower: bool, unit: bool) -> Any:
     return lax.fori_loop(0, size, step, jnp.zeros_like(b))
 
 
-@decomposes("lu")
+@decomposes("lu", any_dtype=True)
 def lu(a: Array, **_: object) -> tuple[Any, Any, Any]:
     """With the largest number of each column as its pivot."""
     rows, columns = a.shape[-2:]
@@ -99,7 +101,10 @@ def lu(a: Array, **_: object) -> tuple[Any, Any, Any]:
 
     def step(j: Any, state: Any) -> Any:
         a, pivots, order = state
-        size = jnp.where(numbers >= j, jnp.abs(_column(a, j)), -1)
+        column = _column(a, j)
+        size = jnp.abs(column.real)
+        size = size + jnp.abs(column.imag) if jnp.iscomplexobj(a) else size  # as in LAPACK
+        size = jnp.where(numbers >= j, size, -1)
         pivot = jnp.argmax(size, -1).astype(jnp.int32)[..., None]
         pivots = jnp.where(jnp.arange(steps) == j, pivot, pivots)
         a = _exchanged(a, j, pivot, numbers)
