@@ -15,7 +15,7 @@ from pax_export.export.portable.decompositions import (
     decomposition,
 )
 from pax_export.export.portable.rewrite import rewritten
-from pax_export.export.portable.sizes import trace
+from pax_export.export.portable.sizes import is_number, trace
 
 Has = Callable[[Any], bool]
 #: So often an operation may be part of itself, as solving a system may be of solving another.
@@ -56,7 +56,7 @@ def decomposed(equation: Any) -> Any:
     """The decomposition of an operation that has one, as a program."""
     operands = [atom.aval for atom in equation.invars]
     results = [variable.aval for variable in equation.outvars]
-    if results and all(0 in filter(_is_number, each.shape) for each in results):
+    if results and all(0 in filter(is_number, each.shape) for each in results):
         return trace(
             lambda *_: [jnp.zeros(each.shape, each.dtype) for each in results], operands, {}
         )
@@ -64,10 +64,6 @@ def decomposed(equation: Any) -> Any:
     if (expand := find_expansion(equation)) is not None:
         return trace(expand, operands, {})
     return decomposition(equation.primitive.name, operands, equation.params)
-
-
-def _is_number(size: Any) -> bool:
-    return isinstance(size, int)
 
 
 class _Pass:

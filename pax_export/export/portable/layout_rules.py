@@ -19,6 +19,7 @@ from pax_export.export.portable.layout import (
     rule,
 )
 from pax_export.export.portable.program import again
+from pax_export.export.portable.sizes import same_size
 
 Operands = list[Any]
 Results = Sequence[Any] | None
@@ -217,8 +218,8 @@ def reshape(equation: Any, operands: Operands) -> Results:
         return None
     old, new = x.shape, tuple(equation.params["new_sizes"])
     if _wide(old) == _wide(new):
-        thin = _without(x, [axis for axis, size in enumerate(old) if _is_one(size)])
-        places = [axis for axis, size in enumerate(new) if not _is_one(size)]
+        thin = _without(x, [axis for axis, size in enumerate(old) if same_size(size, 1)])
+        places = [axis for axis, size in enumerate(new) if not same_size(size, 1)]
         if len(places) == len(new):
             return [thin]
         return [_spread(thin, new, places)]
@@ -248,7 +249,7 @@ def _groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], lis
             return None
         before, after = [i], [j]
         i, j = i + 1, j + 1
-        while not _same(_product(old, before), _product(new, after)):
+        while not same_size(_product(old, before), _product(new, after)):
             left, right = _product(old, before), _product(new, after)
             if not (isinstance(left, int) and isinstance(right, int)):
                 return None
@@ -268,15 +269,5 @@ def _product(sizes: Sequence[Any], axes: Sequence[int]) -> Any:
     return math.prod(sizes[axis] for axis in axes)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return (
-        one == other if isinstance(one, int) and isinstance(other, int) else str(one) == str(other)
-    )
-
-
-def _is_one(size: Any) -> bool:
-    return isinstance(size, int) and size == 1
-
-
 def _wide(shape: Sequence[Any]) -> list[str]:
-    return [str(size) for size in shape if not _is_one(size)]
+    return [str(size) for size in shape if not same_size(size, 1)]

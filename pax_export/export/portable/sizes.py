@@ -1,4 +1,4 @@
-"""Traces with symbolic sizes under assumptions of the program."""
+"""Sizes that may be symbolic, and traces with these under assumptions of the program."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import export as jax_export
 
 from pax_export._jax import scope_constraints
@@ -15,6 +16,16 @@ from pax_export._types import Array, PyTree
 _COMPARISON = re.compile(r"comparison '(.+)' (>=|<) '(.+)' is inconclusive")
 #: The largest number of comparisons that are assumed.
 _MOST = 20
+
+
+def is_number(size: Any) -> bool:
+    """Whether a size is known, and no symbolic dimension."""
+    return isinstance(size, (int, np.integer))
+
+
+def same_size(one: Any, other: Any) -> bool:
+    """Whether two sizes are one; jax writes equal symbolic ones alike."""
+    return one == other if is_number(one) and is_number(other) else str(one) == str(other)
 
 
 def trace(function: Callable[..., Any], operands: Sequence[Any], parameters: Any) -> Any:

@@ -14,6 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from pax_export.export.portable.sizes import is_number as is_number
+from pax_export.export.portable.sizes import same_size as same_size
+
 _INTEGERS = {"int32": np.int32, "int64": np.int64, "uint32": np.int32, "uint64": np.int64}
 
 
@@ -66,17 +69,5 @@ def is_rounded(dtype: Any) -> bool:
     return np.dtype(dtype) != carrier(dtype)
 
 
-def same_size(one: Any, other: Any) -> bool:
-    """Whether two sizes are one; jax writes equal symbolic ones alike."""
-    if isinstance(one, int) and isinstance(other, int):
-        return one == other
-    return str(one) == str(other)
-
-
 def same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(map(same_size, one, other))
-
-
-def is_number(size: Any) -> bool:
-    """Whether a size is known, and no symbolic dimension."""
-    return isinstance(size, (int, np.integer))

@@ -14,6 +14,7 @@ import numpy as np
 from pax_export._types import DTypeLike
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.portable.sizes import is_number as is_static
 
 #: What TFLite computes with, for each dtype of jax; halves are computed as float32, unsigned
 #: numbers of 32 bits as the signed ones with these bits.
@@ -26,10 +27,6 @@ CARRIERS = {
 NARROW = ("int8", "int16", "uint8", "uint16")
 #: The largest rank that all kernels of TFLite broadcast, slice and pad.
 _DIMENSIONS = 4
-
-
-def is_static(size: object) -> bool:
-    return isinstance(size, (int, np.integer))
 
 
 def constant(value: object, dtype: DTypeLike | None = None) -> Any:

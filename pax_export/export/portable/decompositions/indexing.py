@@ -17,6 +17,7 @@ from pax_export._types import Array
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.program import is_static
+from pax_export.export.portable.sizes import same_size
 
 #: Places are counted in int32.
 _MOST = 2**31 - 1
@@ -39,7 +40,7 @@ def gather(
     widths = {axis: size for axis, size in enumerate(slice_sizes) if axis not in hidden}
     starts = _Starts(x.shape, indices, placed, widths)
     pairs = dict(zip(batches, numbers.start_indices_batching_dims))
-    if not batches and any(not _is(widths.get(axis, 1), 1) for axis in starts.moving):
+    if not batches and any(not same_size(widths.get(axis, 1), 1) for axis in starts.moving):
         # One window, and no list of its elements; LiteRT gives no array of none of these.
         if starts.is_single and is_static([widths.get(axis, 1) for axis in starts.moving]):
             found = lax.dynamic_slice(x, starts.of_axes(), slice_sizes)
@@ -52,7 +53,7 @@ def gather(
             return _filled(found, starts, (), mode, fill_value)
     indexed = sorted((*batches, *starts.moving))
     cut = [size if axis in indexed else slice_sizes[axis] for axis, size in enumerate(x.shape)]
-    if not all(map(_is, cut, x.shape)):  # what is never indexed begins at 0
+    if not all(map(same_size, cut, x.shape)):  # what is never indexed begins at 0
         x = lax.slice(x, [0] * x.ndim, cut)
     axes = [axis for axis in range(x.ndim) if axis in indexed or axis in widths]
     x = lax.squeeze(x, [axis for axis in range(x.ndim) if axis not in axes])
@@ -130,7 +131,7 @@ def scattered(how: str, x: Array, indices: Array, updates: Array, numbers: Any, 
     drops = "FILL" in str(mode).upper() and bool(starts.components)
     # What is first, and all of it, needs no other order of axes.
     leads = all(axis in starts.moving for axis in range(x.ndim - len(inner)))
-    leads = leads and all(map(_is, x.shape[-len(inner) :], widths.values()))
+    leads = leads and all(map(same_size, x.shape[-len(inner) :], widths.values()))
     if how == "set" and starts.is_single and not batches and not leads:
         update = updates.reshape([widths.get(axis, 1) for axis in range(x.ndim)])
         new = lax.dynamic_update_slice(x, update, starts.of_axes())
@@ -140,7 +141,7 @@ def scattered(how: str, x: Array, indices: Array, updates: Array, numbers: Any, 
         axis
         for axis, size in enumerate(x.shape)
         if axis in (*batches, *starts.moving)
-        or (axis not in placed and not _is(widths.get(axis, 1), size))
+        or (axis not in placed and not same_size(widths.get(axis, 1), size))
     ]
     rest = [axis for axis in range(x.ndim) if axis not in indexed]
     windows = [axis for axis in indexed if axis in widths]
@@ -178,7 +179,7 @@ def _moved_inside(
     """Where windows of these widths begin, so that they lie within the array."""
     found: list[Any] = []
     for start, size, width in zip(starts, shape, widths):
-        if _is(size, width):
+        if same_size(size, width):
             found.append(np.int32(0))
             continue
         start = start.astype(np.int32) if start.dtype.itemsize < 4 else start
@@ -212,7 +213,7 @@ class _Starts:
     ):
         self.shape = indices.shape[:-1]  # jax keeps the components in the last axis
         self.components = tuple(axes)
-        self.moving = [axis for axis in axes if not _is(widths.get(axis, 1), shape[axis])]
+        self.moving = [axis for axis in axes if not same_size(widths.get(axis, 1), shape[axis])]
         self._array, self._widths = shape, widths
         indices = indices.astype(np.int32) if indices.dtype.itemsize < 4 else indices
         self._given = indices.reshape(self.shape) if len(axes) == 1 else indices
@@ -222,7 +223,7 @@ class _Starts:
 
     @property
     def is_single(self) -> bool:
-        return all(_is(size, 1) for size in self.shape)
+        return all(same_size(size, 1) for size in self.shape)
 
     def inside(self) -> Any:
         """Whether a window lies within the array."""
@@ -261,7 +262,7 @@ class _Starts:
             size = self._widths[axis] if axis in windows else self.shape[place]
             line = [size if each == place else 1 for each in range(rank + len(windows))]
             numbers = _arange(size)
-            if not _is(strides[axis], 1):
+            if not same_size(strides[axis], 1):
                 numbers = numbers * _numbers([strides[axis]])
             offset = offset + numbers.reshape(line)
         return total + offset if lines else total
@@ -276,7 +277,7 @@ class _Starts:
         place = self.components.index(self.moving[0])
         if len(self.components) > 1:
             starts = kept.call("take", starts, np.int32(place), axis=starts.ndim - 1)
-        return starts if _is(strides[place], 1) else starts * _numbers([strides[place]])
+        return starts if same_size(strides[place], 1) else starts * _numbers([strides[place]])
 
 
 def _between(x: Array, most: Any) -> Any:
@@ -296,8 +297,3 @@ def _numbers(sizes: Sequence[Any]) -> Any:
 
 def _arange(size: Any) -> Any:
     return (np if isinstance(size, int) else jnp).arange(size, dtype=np.int32)
-
-
-def _is(one: Any, other: Any) -> bool:
-    """Whether two sizes are one; jax writes equal symbolic ones alike."""
-    return str(one) == str(other)

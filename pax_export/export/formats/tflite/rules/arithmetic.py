@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from pax_export.export.formats.tflite.tensors import (
     single,
     wrapped,
 )
-from pax_export.export.portable.decompositions.elementary import to_even
+from pax_export.export.portable.decompositions.elementary import integer_pow, to_even
 
 _FLOATS = ("float32", "float16", "bfloat16")
 
@@ -157,22 +158,9 @@ def power(op: Operation, x: Tensor, y: Tensor) -> Any:
     exponent = single(y)
     if exponent is not None and float(exponent).is_integer():
         # TFLite's own power with such an exponent ends at the largest number.
-        return _whole_power(op, x, int(exponent))
+        function = partial(integer_pow, y=int(exponent))
+        return op.call(function, op.operands[:1], [x])
     return broadcast(lite.pow, x, lite.cast(y, x.dtype))
-
-
-def _whole_power(op: Operation, x: Tensor, exponent: int) -> Any:
-    if exponent == 0:
-        return moves.ones_like(x)
-    result, base, left = None, x, abs(exponent)
-    while left:
-        if left & 1:
-            result = base if result is None else result * base
-        left >>= 1
-        if left:
-            base = base * base
-    result = wrapped(result, op.dtype)
-    return lite.divide(like(x, 1), result) if exponent < 0 else result
 
 
 @rule("max", thin=True)
