@@ -266,3 +266,21 @@ def test_a_pass_that_fails_is_no_reason_to_refuse(tmp_path, monkeypatch):
         report = to_tflite(model, tmp_path / "m.tflite", spec("2, 3"))
     assert report.validated == "here"
     assert "as it was traced, which may be slow" in str(report)
+
+
+def test_signatures_share_folded_weights(tmp_path):
+    random = np.random.default_rng(0)
+    params = {"w": random.normal(size=(64, 512)), "scale": random.normal(size=512)}
+    params = {name: each.astype(np.float32) for name, each in params.items()}
+
+    def scaled(params, x):
+        return x @ params["w"] * params["scale"]
+
+    methods = {"serving_default": scaled, "more": lambda params, x: scaled(params, x) + 1}
+    inputs = dict.fromkeys(methods, spec("n, 64"))
+    path = tmp_path / "m.tflite"
+    report = to_tflite((params, scaled), path, inputs, methods=methods)
+    assert report.details["folded"] == ["scale", "w"]
+    assert path.stat().st_size < 1.5 * params["w"].nbytes
+    x = random.normal(size=(3, 64)).astype(np.float32)
+    assert_close(load(path).signatures["more"](x), scaled(params, x) + 1, rtol=1e-4)
