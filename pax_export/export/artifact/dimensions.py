@@ -83,8 +83,8 @@ def evaluate_over(size: Size, known: Mapping[str, Any], calculate: Calculate) ->
     """Evaluates a dimension over values that are not numbers.
 
     Example:
-        >>> evaluate_over("2*n + 1", {"n": "n"}, lambda name, left, right: f"({name} {left} {right})")
-        '(add (mul 2 n) 1)'
+        >>> evaluate_over("2*n + 1", {"n": "n"}, lambda *each: each)
+        ('add', ('mul', 2, 'n'), 1)
     """
     return _evaluate_node(_parse_expression(size), known, calculate)
 
@@ -93,8 +93,8 @@ def solve_for(size: Size, number: int, name: str, known: Mapping[str, int]) -> i
     """Solves a dimension for a variable: 0 without a solution, None if it is not linear.
 
     Example:
-        >>> solved("2*n + 1", 7, "n", {}), solved("2*n", 7, "n", {}), solved("n^2", 9, "n", {})
-        (3, 0, None)
+        >>> [solve_for(size, 7, "n", {}) for size in ("2*n + 1", "2*n", "n^2")]
+        [3, 0, None]
     """
     least, next_, far = (value(size, {**known, name: each}) for each in (0, 1, _FAR))
     slope = next_ - least
@@ -135,7 +135,9 @@ def solve_each(
                 found = given() if _is_int(start, 0) else calculate("sub", given(), start)
                 slope = slopes.pop()
                 if slopes:  # it depends on the others
-                    slope = calculate("sub", evaluate_over(size, {**known, name: 1}, calculate), start)
+                    slope = calculate(
+                        "sub", evaluate_over(size, {**known, name: 1}, calculate), start
+                    )
                 known[name] = found if _is_int(slope, 1) else calculate("div", found, slope)
         if len(rest) == len(left):
             raise ValueError(f"the sizes {', '.join(str(size) for size, _ in left)} of the inputs")
@@ -178,7 +180,7 @@ def constrained_names(constraint: str) -> tuple[str, ...]:
     """The variables that a constraint speaks of.
 
     Example:
-        >>> constrained("mod(n, 2) == m")
+        >>> constrained_names("mod(n, 2) == m")
         ('n', 'm')
     """
     return tuple(

@@ -122,7 +122,7 @@ TFLITE = Format(
     load=f"{_ROOM}.tflite.export:load",
     run=f"{_ROOM}.tflite.run:run",
     runtime=("ai_edge_litert", "tflite"),
-    check=f"{_CHECKS}:file",
+    check=f"{_CHECKS}:check_file",
     suffix=".tflite",
     options={
         "quantize": {
@@ -140,7 +140,7 @@ ONNX = Format(
     run=f"{_ROOM}.onnx.run:run",
     runtime=("onnxruntime", "onnx"),
     others=f"{_ROOM}.onnx.runtimes",
-    check=f"{_CHECKS}:file",
+    check=f"{_CHECKS}:check_file",
     suffix=".onnx",
     not_in_numpy=("bfloat16", "float8_e4m3fn", "float8_e5m2"),
     options={

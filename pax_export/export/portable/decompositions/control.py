@@ -76,7 +76,7 @@ def branch(which: Array, *operands: Array, branches: Sequence[Any], **_: object)
     first, *rest = branches
 
     def run(*given: Array) -> Sequence[Any]:
-        return interpret(first, given, bound)
+        return interpret(first, given, bind_equation)
 
     def others(*given: Array) -> Sequence[Any]:
         return branch(which - 1, *given, branches=rest)
@@ -104,10 +104,10 @@ def while_any(
     of_body = operands[cond_nconsts : cond_nconsts + body_nconsts]
 
     def going(state: Sequence[Any]) -> Any:
-        return interpret(cond_jaxpr, (*held, *state), bound)[0]
+        return interpret(cond_jaxpr, (*held, *state), bind_equation)[0]
 
     def step(state: Sequence[Any]) -> Sequence[Any]:
-        flags, new = going(state), interpret(body_jaxpr, (*of_body, *state), bound)
+        flags, new = going(state), interpret(body_jaxpr, (*of_body, *state), bind_equation)
         wide = (lax.expand_dims(flags, range(flags.ndim, each.ndim)) for each in new)
         return [jnp.where(*each) for each in zip(wide, new, state)]
 
