@@ -13,6 +13,7 @@ from pax_export._quantized._operations import decomposed_dot as decomposed_dot
 from pax_export._quantized._operations import dequantize
 from pax_export._quantized._operations import few_rows as few_rows
 from pax_export._quantized._operations import plain_dot as plain_dot
+from pax_export._quantized._operations import quantized_dot as quantized_dot
 
 __all__ = [
     "GROUP",

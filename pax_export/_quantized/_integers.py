@@ -53,10 +53,14 @@ def halves(integers: Any, axis: int) -> tuple[Any, Any]:
     """The low and the high integers of packed bytes, grouped: ``[..., groups, 16, ...]``."""
     place = integers.ndim + axis
     shape = integers.shape
-    grouped = integers.reshape(*shape[:place], -1, _HALF, *shape[place + 1 :])
+    return low_and_high(integers.reshape(*shape[:place], -1, _HALF, *shape[place + 1 :]))
+
+
+def low_and_high(integers: Any) -> tuple[Any, Any]:
+    """The two integers of each byte."""
     four = jnp.int8(4)
-    low = lax.shift_right_arithmetic(lax.shift_left(grouped, four), four)
-    return low, lax.shift_right_arithmetic(grouped, four)
+    low = lax.shift_right_arithmetic(lax.shift_left(integers, four), four)
+    return low, lax.shift_right_arithmetic(integers, four)
 
 
 def unpacked(integers: object, axis: int) -> Any:

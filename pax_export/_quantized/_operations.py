@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
-from pax_export._quantized._integers import GROUP, Form, dequantized, halves, scales_per_group
+from pax_export._quantized._integers import GROUP, Form, dequantized, low_and_high
 from pax_export._quantized._primitive import is_zero, primitive
 
 
@@ -125,11 +125,12 @@ batching.primitive_batchers[_dot] = _batched(_dot, _plain, True)
 batching.primitive_batchers[_rows] = _batched(_rows, few_rows, True)
 
 
-#: The largest number of rows of an integer matrix multiplied at a time.
-_LARGEST, _SMALLEST = 512, 192
-#: The largest number of rows of inputs for which 4-bit outputs are computed in blocks, and the
-#: size of a block.
-_FEW, _SHORT = 4, 64
+#: The largest number of rows of an integer matrix multiplied at a time, and that of elements where
+#: there are few rows of inputs: in float32 they stay in the second cache of a core.
+_LARGEST, _ELEMENTS = 512, 1 << 16
+#: The largest number of rows of inputs that are few; and of how many columns a wider matrix is
+#: multiplied one after the other then.
+_FEW, _WIDE = 16, 2048
 
 
 def blockwise(x: Any, integers: object, scales: Sequence[Any], form: Form, contracted: int) -> Any:
@@ -147,98 +148,100 @@ def blockwise(x: Any, integers: object, scales: Sequence[Any], form: Form, contr
     return made.reshape(*x.shape[:-1], made.shape[-1]).astype(dtype)
 
 
-def _block(size: int) -> int:
+def _are_few(rows: Any) -> bool:
+    return not isinstance(rows, int) or rows <= _FEW  # a symbolic number mostly is few
+
+
+def _block(size: int, width: int, rows: Any) -> int:
     """Returns the rows per block: a divisor if there is a suitable one, in whole groups."""
-    if size <= _LARGEST:
+    most = _LARGEST
+    if _are_few(rows):
+        most = min(most, max(_ELEMENTS // width // GROUP, 1) * GROUP)
+    if size <= most:
         return size
-    fitting = [n for n in range(_LARGEST, _SMALLEST - 1, -GROUP) if size % n == 0]
-    return fitting[0] if fitting else _LARGEST
+    fitting = [n for n in range(most, most // 2 - 1, -GROUP) if size % n == 0]
+    return fitting[0] if fitting else most
 
 
 def _over_rows(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
-    """Sums over blocks of the contracted axis."""
-    size = x.shape[-1]
-    block = _block(size)
-    count = size // block
+    """Sums over blocks of the contracted axis; 2,048 columns of a wide matrix at a time."""
+    width = integers.shape[-1]
     by_column = form.group is None  # one scale per column: a factor of the whole sum
-    groups = () if by_column else scales
-
-    def rows(array: Any, first: int, several: int, of_each: int) -> Any:
-        fewer = size // array.shape[0]  # packed integers, and scales of groups
-        start, taken = first // fewer, several * of_each // fewer
-        return array[start : start + taken].reshape(several, of_each // fewer, array.shape[1])
-
-    def summed(first: int, several: int, of_each: int) -> Any:
-        part = x[:, first : first + several * of_each].reshape(-1, several, of_each)
-        parts = part.transpose(1, 0, 2)  # the data of one loop step are contiguous
-        own = [rows(each, first, several, of_each) for each in (integers, *groups)]
-        return _summed(parts, own, form)
-
-    total = summed(0, count, block)
-    if size % block:
-        total = total + summed(block * count, 1, size % block)
+    stored = (integers,) if by_column else (integers, *scales)
+    if width < 2 * _WIDE or not _are_few(x.shape[0]):
+        total = _of_columns(x, stored, form, 0, width)
+    else:
+        rest = width % _WIDE
+        of_block = functools.partial(_of_columns, x, stored, form)
+        made = jax.lax.map(lambda first: of_block(first, _WIDE), jnp.arange(0, width - rest, _WIDE))
+        total = made.transpose(1, 0, 2).reshape(x.shape[0], width - rest)
+        if rest:
+            total = jnp.concatenate([total, of_block(width - rest, rest)], 1)
     return total * scales[0].astype(jnp.float32) if by_column else total
 
 
-def _summed(x: Any, stored: Sequence[Any], form: Form) -> Any:
-    def step(total: object, given: Any) -> tuple[Any, None]:
-        return total + _times_block(given[0], given[1], form), None
+def _of_columns(x: Any, stored: Sequence[Any], form: Form, first: Any, width: int) -> Any:
+    size = x.shape[-1]
+    block = _block(size, width, x.shape[0])
 
-    if len(x) == 1:
-        return _times_block(x[0], [each[0] for each in stored], form)
-    zeros = jnp.zeros((x.shape[1], stored[0].shape[-1]), jnp.float32)
-    return jax.lax.scan(step, zeros, (x, stored))[0]
+    def product(row: Any, count: int) -> Any:
+        own = []
+        for each in stored:
+            fewer = size // each.shape[0]  # packed integers, and scales of groups
+            taken = (count // fewer, width)
+            own.append(jax.lax.dynamic_slice(each, (row // fewer, first), taken))
+        return _times_block(jax.lax.dynamic_slice_in_dim(x, row, count, 1), own, form)
+
+    if size <= block:
+        return product(0, size)
+    cut = size // block * block
+    start = jnp.zeros((x.shape[0], width), jnp.float32)
+    step = lambda total, row: (total + product(row, block), None)  # noqa: E731
+    total = jax.lax.scan(step, start, jnp.arange(0, cut, block))[0]
+    return total + product(cut, size - cut) if size > cut else total
 
 
 def _times_block(x: Any, stored: Sequence[Any], form: Form) -> Any:
     """The product with rows ``[k, n]`` of a matrix, or ``[n, k]`` where groups are along ``k``."""
     integers, *scales = stored
-    if form.bits != 4:
-        if not scales:
-            return x @ integers.astype(jnp.float32)
-        numbers = dequantized(*stored, form=form)
-        return x @ (numbers if form.axis == -2 else numbers.T)
-    by_group, *zeros = (scales_per_group(each.astype(jnp.float32), form.axis) for each in scales)
-    apart = x.reshape(x.shape[0], -1, 2, GROUP // 2)
+    if form.group is None:
+        return x @ integers.astype(jnp.float32)
+    scales = [each.astype(jnp.float32) for each in scales]
+    parts, numbers = [x], (integers,)
+    if form.bits == 4:  # two products of half the length
+        apart = x.reshape(x.shape[0], -1, 2, GROUP // 2)
+        parts = [apart[:, :, place].reshape(x.shape[0], -1) for place in (0, 1)]
+        numbers = low_and_high(integers)
+    of_group = GROUP // len(parts)
+    by_group, *zeros = (_each_of_group(each, form.axis, of_group) for each in scales)
     made = None
-    for place, half in enumerate(halves(integers, form.axis)):
-        numbers = half.astype(jnp.float32)
-        numbers = (numbers - zeros[0] if zeros else numbers) * by_group
-        if form.axis == -2:
-            matrix = numbers.reshape(-1, numbers.shape[-1])
-        else:
-            matrix = numbers.reshape(numbers.shape[0], -1).T
-        part = apart[:, :, place].reshape(x.shape[0], -1) @ matrix
-        made = part if made is None else made + part
+    for part, own in zip(parts, numbers):
+        own = own.astype(jnp.float32)
+        own = (own - zeros[0] if zeros else own) * by_group
+        product = plain_dot(part, own, form.axis)
+        made = product if made is None else made + product
     return made
 
 
-def _sums_of_groups(x: Any, stored: Sequence[Any], form: Form) -> Any:
-    """The product with rows ``[n, k]`` of 4 bits: a sum for each group, and then its scale."""
-    integers, *scales = stored
-    by_group, *zeros = (each.astype(jnp.float32).T[:, None] for each in scales)
-    apart = x.reshape(x.shape[0], -1, 2, GROUP // 2).transpose(1, 0, 2, 3)
-    numbers = (((2,), (2,)), ((0,), (1,)))
-    parts = [
-        jax.lax.dot_general(apart[:, :, place], half.astype(jnp.float32), numbers)
-        for place, half in enumerate(halves(integers, form.axis))
-    ]
-    sums = parts[0] + parts[1]
-    for each in zeros:
-        sums = sums - apart.sum((2, 3))[:, :, None] * each
-    return (sums * by_group).sum(0)
+def _each_of_group(scales: Any, axis: int, size: int) -> Any:
+    """The scale of each element."""
+    place = scales.ndim + axis + 1
+    wide = jnp.broadcast_to(
+        jnp.expand_dims(scales, place), (*scales.shape[:place], size, *scales.shape[place:])
+    )
+    if axis == -2:
+        return wide.reshape(-1, scales.shape[1])
+    # Written out: in a loop over elements XLA would divide for each of them.
+    return jax.lax.optimization_barrier(wide.reshape(scales.shape[0], -1))
 
 
 def _over_outputs(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     """The products of each block of outputs, one after the other."""
     size = integers.shape[0]
-    is_short = form.bits == 4 and x.shape[0] <= _FEW
-    block = min(size, _SHORT) if is_short else _block(size)
+    block = _block(size, x.shape[-1], x.shape[0])
     count = size // block
 
     def multiplied(given: Any) -> Any:
-        if is_short:
-            return _sums_of_groups(x, given, form)
         if form.group is None:
             own, of_own = given
             return (x @ own.astype(jnp.float32).T) * of_own.astype(jnp.float32).T

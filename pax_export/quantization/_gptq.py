@@ -36,7 +36,7 @@ class InputMoments:
 def is_matrix(place: QuantizableArray) -> bool:
     """Whether a weight multiplies the last axis of its inputs alone, as `Linear` and 1×1 do."""
     kernel = place.weight.shape[-len(place.reduced) - 1 : -2]
-    return place.axis == -2 and all(size == 1 for size in kernel)
+    return place.axis >= -2 and not place.is_table and all(size == 1 for size in kernel)
 
 
 def rounded_by_inputs(
@@ -49,16 +49,21 @@ def rounded_by_inputs(
         array: the weight rounded to the nearest integers.
         sums: the sums of its inputs, per layer of a scan.
     """
-    weight = np.asarray(place.weight, np.float64)
-    matrices = weight.reshape(-1, *weight.shape[-2:])
-    scales = np.asarray(array.scales).reshape(len(matrices), -1, weight.shape[-1])
     form = array.form
-    made = [_one(*each, form) for each in zip(matrices, scales, sums)]
+
+    def turned(numbers: Any) -> np.ndarray:
+        numbers = np.asarray(numbers)  # as [inputs, outputs], and back
+        return numbers if form.axis == -2 else numbers.swapaxes(-1, -2)
+
+    weight = turned(place.weight).astype(np.float64)
+    matrices = weight.reshape(-1, *weight.shape[-2:])
+    scales = turned(array.scales).reshape(len(matrices), -1, weight.shape[-1])
+    made = [_one(*each, form._replace(axis=-2)) for each in zip(matrices, scales, sums)]
     integers, new, zeros = (np.stack(each) for each in zip(*made))
-    integers = integers.reshape(weight.shape).astype(np.int8)
-    held = packed(jnp.asarray(integers), form.axis) if form.bits == 4 else jnp.asarray(integers)
+    integers = jnp.asarray(turned(integers.reshape(weight.shape)), "int8")
+    held = packed(integers, form.axis) if form.bits == 4 else integers
     new, zeros = (
-        None if like is None else jnp.asarray(each.reshape(like.shape), like.dtype)
+        None if like is None else jnp.asarray(turned(each.reshape(turned(like).shape)), like.dtype)
         for like, each in ((array.scales, new), (array.zeros, zeros))
     )
     return array.replace(integers=held, scales=new, zeros=zeros)

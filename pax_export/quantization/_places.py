@@ -22,12 +22,16 @@ class QuantizableArray(NamedTuple):
         weight: the array.
         reduced: the contracted axes, counted from the last (-1); the others are channels.
         axis: the contracted axis of the groups.
+        rank: the number of axes of one layer; axes before them are those of a scan.
+        is_table: whether its rows are looked up.
     """
 
     name: str
     weight: Any
     reduced: tuple[int, ...]
     axis: int
+    rank: int
+    is_table: bool = False
 
 
 def places_of_layers(modules: list[tuple[str, Any]]) -> Iterator[tuple[QuantizableArray, Any]]:
@@ -39,7 +43,8 @@ def places_of_layers(modules: list[tuple[str, Any]]) -> Iterator[tuple[Quantizab
             if found is not None and id(layer) not in seen:
                 seen.add(id(layer))
                 name = join_path(join_path(path, below) if below else path, "weight")
-                yield QuantizableArray(name, layer.weight, *found), layer
+                rank, is_table = len(found[0]) + 1, isinstance(layer, Embed)
+                yield QuantizableArray(name, layer.weight, *found, rank, is_table), layer
 
 
 def places_of_tree(params: PyTree) -> Iterator[QuantizableArray]:
@@ -49,7 +54,7 @@ def places_of_tree(params: PyTree) -> Iterator[QuantizableArray]:
         if is_leaf(leaf) or is_array(leaf):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             reduced = tuple(range(-len(leaf.shape), -1))
-            yield QuantizableArray(name, leaf, reduced or (-1,), -2)
+            yield QuantizableArray(name, leaf, reduced or (-1,), -2, len(leaf.shape))
 
 
 def _axes(layer: object) -> tuple[tuple[int, ...], int] | None:
@@ -74,6 +79,8 @@ def why_not(place: QuantizableArray) -> str:
         return f"its dtype is {weight.dtype}"
     if len(weight.shape) < 2:
         return "a vector"
+    if not place.reduced:
+        return "no product of a call takes it"
     if not weight.size:
         return "it has no elements"
     if not bool(jnp.isfinite(weight).all()):

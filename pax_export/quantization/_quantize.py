@@ -19,6 +19,7 @@ from pax_export.core import Module, Selection, is_array
 from pax_export.quantization._budget import ChosenBits, choose
 from pax_export.quantization._calibrate import METHODS, observe, static_inputs
 from pax_export.quantization._compare import call_of, checked, compared, loss_of_outputs
+from pax_export.quantization._functions import pair_of, places_of_function
 from pax_export.quantization._gptq import InputMoments, is_matrix, rounded_by_inputs
 from pax_export.quantization._places import (
     QuantizableArray,
@@ -57,8 +58,10 @@ def quantize(
     (`pax_export.adapters`).
 
     Args:
-        net: a module; a selection of one, ``net.at("layers")``, to quantize only these parts; or
-            ``(params, function)``, of which arrays with two or more axes are quantized.
+        net: a module; a selection of one, ``net.at("layers")``, to quantize only these parts;
+            ``(params, function)``, or another model that can be exported: of equinox, flax, haiku
+            or Keras.  Their arrays that the first batch multiplies or looks up rows of are
+            quantized; without batches, all of ``params`` with two or more axes, as ``x @ array``.
         batches: a list of inputs, each an array or a tuple of arguments; the report compares the
             outputs with those of the net before.
         bits: 8: from -127 to 127, one float32 scale per output channel (per row of an `Embed`);
@@ -86,8 +89,9 @@ def quantize(
             returns the integers.
 
     Returns:
-        The quantized net, of the same type as ``net`` (for a selection, the whole net), and a
-        `QuantizationReport`, which lists arrays that are not quantized, with reasons.
+        The quantized net, of the same type as ``net`` (for a selection, the whole net; for a
+        third-party model, ``(params, function)``), and a `QuantizationReport`, which lists arrays
+        that are not quantized, with reasons.
 
     Raises:
         InvalidArgumentError: unsupported bits or groups; batches that are empty, all zero, not
@@ -107,8 +111,8 @@ def quantize(
 
     """
     _check(4 if budget is not None and scheme == "asymmetric" else bits, group, scheme)
-    _check_activations(activations, batches, net)
-    _check_rounding(rounding, batches, net, train)
+    _check_activations(activations, batches)
+    _check_rounding(rounding, batches, train)
     calls = None if batches is None else checked(batches)
     if isinstance(net, Selection):
         if at is not None:
@@ -119,7 +123,11 @@ def quantize(
                 write="quantize(net.at(...)), or quantize(net, at=...)",
             )
         net, at = net.root, net
-    of_net = _module if isinstance(net, Module) else _params
+    if isinstance(net, Module):
+        of_net, places = _module, [place for place, _ in places_of_layers([("", net)])]
+    else:
+        net, places = _pair_and_places(net, at, calls)
+        of_net = partial(_params, places)
     wish = partial(_quantized, bits=bits, group=group, scheme=scheme)
     small, (leaves, kept, fallbacks) = of_net(net, at, wish, train)
     if not leaves:
@@ -130,7 +138,7 @@ def quantize(
             write="a net with Linear, Embed or convolutions, or (params, function)",
         )
     if budget is not None:
-        chosen_bits = _chosen(net, calls, metric, budget, leaves, bits, group, scheme)
+        chosen_bits = _chosen(net, places, calls, metric, budget, leaves, bits, group, scheme)
         wish = lambda place: _quantized(  # noqa: E731
             place, chosen_bits.bits.get(place.name, 8), None, scheme
         )
@@ -195,7 +203,7 @@ def _by_inputs(of_net: Any, wish: Wish, calls: list[Any]) -> tuple[Wish, set[str
     sums = {
         name: [moments.sums[int(each)] for each in own.reshape(-1)]
         for name, own in numbers.items()
-        if all(int(each) in moments.sums for each in own.reshape(-1))
+        if all(_fits(moments.sums.get(int(each)), places[name]) for each in own.reshape(-1))
     }
 
     def corrected(place: QuantizableArray) -> tuple[Any, str]:
@@ -207,6 +215,11 @@ def _by_inputs(of_net: Any, wish: Wish, calls: list[Any]) -> tuple[Wish, set[str
     return corrected, set(sums)
 
 
+def _fits(sums: Any, place: QuantizableArray) -> bool:
+    """Whether a product was seen, with what is summed in the last axis of its inputs."""
+    return sums is not None and len(sums) == place.weight.shape[place.axis]
+
+
 def _noted(of_net: Any, wish: Wish) -> tuple[Any, Any, Any]:
     """Resolves a selection: its values, its arrays with axes per layer, and a rebuild function."""
     made: dict[str, tuple[Any, str]] = {}
@@ -214,7 +227,7 @@ def _noted(of_net: Any, wish: Wish) -> tuple[Any, Any, Any]:
 
     def noted(place: QuantizableArray) -> tuple[Any, str]:
         made[place.name] = array, _ = wish(place)
-        arrays[place.name] = array, len(place.reduced) + 1
+        arrays[place.name] = array, place.rank
         return made[place.name]
 
     def rebuilt(observed: Any) -> Callable[..., Any]:
@@ -244,6 +257,7 @@ def _with_inputs(
 
 def _chosen(
     net: Any,
+    places: list[QuantizableArray],
     calls: Any,
     metric: Any,
     budget: float,
@@ -261,10 +275,9 @@ def _chosen(
             got=f"budget={budget!r}, bits={bits}, group={group}, scheme={scheme!r}",
             write="quantize(net, batches, budget=0.01), or quantize(net, metric=..., budget=0.01)",
         )
-    is_module = isinstance(net, Module)
-    found = [p for p, _ in places_of_layers([("", net)])] if is_module else places_of_tree(net[0])
     names = {leaf.name for leaf in leaves}
-    places = [place for place in found if place.name in names and is_array(place.weight)]
+    places = [place for place in places if place.name in names and is_array(place.weight)]
+    is_module = isinstance(net, Module)
     whole = (lambda arrays: arrays) if is_module else (lambda arrays: (arrays, net[1]))
     if metric is None:
         lost = loss_of_outputs(call_of(net), calls or [])
@@ -312,7 +325,7 @@ def _check(bits: object, group: object, scheme: object) -> None:
         )
 
 
-def _check_activations(activations: object, batches: object, net: object) -> None:
+def _check_activations(activations: object, batches: object) -> None:
     if activations is None:
         return
     if activations not in METHODS:
@@ -329,16 +342,9 @@ def _check_activations(activations: object, batches: object, net: object) -> Non
             got=f"activations={activations!r} without batches",
             write=f"quantize(net, [x], activations={activations!r}), or activations='dynamic'",
         )
-    if isinstance(net, tuple):
-        raise InvalidArgumentError(
-            "Activations are rounded by the layers of a module.",
-            where="quantize(activations=...)",
-            got="(params, function), whose function gets dequantized weights",
-            write="a module with Linear and convolutions, or no activations=",
-        )
 
 
-def _check_rounding(rounding: object, batches: object, net: object, train: bool) -> None:
+def _check_rounding(rounding: object, batches: object, train: bool) -> None:
     if rounding not in ("nearest", "gptq"):
         raise InvalidArgumentError(
             "Weights are rounded in one of two ways.",
@@ -346,12 +352,12 @@ def _check_rounding(rounding: object, batches: object, net: object, train: bool)
             got=repr(rounding),
             write='"nearest" or "gptq"',
         )
-    if rounding == "gptq" and (batches is None or isinstance(net, tuple) or train):
+    if rounding == "gptq" and (batches is None or train):
         raise InvalidArgumentError(
             "GPTQ rounds weights by the inputs of their layers, so it needs batches.",
             where="quantize(rounding='gptq')",
-            got="train=True" if train else "no batches" if batches is None else "no module",
-            write="quantize(module, [x], rounding='gptq')",
+            got="train=True" if train else "no batches",
+            write="quantize(net, [x], rounding='gptq')",
         )
 
 
@@ -376,22 +382,37 @@ def _with_weight(layer: Module, *, weight: object) -> Any:
     return layer.replace(weight=weight)
 
 
-def _params(net: Module, at: object, wish: Wish, train: bool) -> tuple[Any, Found]:
-    if not (isinstance(net, tuple) and len(net) == 2 and callable(net[1])) or at is not None:
+def _pair_and_places(net: Any, at: object, calls: Any) -> tuple[Any, list[QuantizableArray]]:
+    """Params and function of a net, and the arrays that are quantized."""
+    has_function = isinstance(net, tuple) and len(net) == 2 and callable(net[1])
+    pair = pair_of(net)
+    if at is not None:
         raise InvalidArgumentTypeError(
-            "quantize expects a module, a selection, or (params, function).",
-            where="quantize",
-            got=f"{type(net).__name__}" + ("" if at is None else " with at="),
-            write="quantize(module), quantize(module, at=...) or quantize((params, function))",
+            "Parts are chosen of a module of this package.",
+            where="quantize(at=...)",
+            got=f"{type(net).__name__} with at={at!r}"[:200],
+            write="quantize(net, batches), or quantize(module, at=...)",
         )
+    if calls is not None:
+        return pair, list(places_of_function(*pair, calls[0]))
+    if not has_function:
+        raise InvalidArgumentError(
+            "The axes of a third-party model's weights are found by a call.",
+            where="quantize(batches=...)",
+            got=f"{type(net).__name__} without batches",
+            write="quantize(net, [x])",
+        )
+    return pair, list(places_of_tree(pair[0]))
+
+
+def _params(
+    places: list[QuantizableArray], net: Any, at: object, wish: Wish, train: bool
+) -> tuple[Any, Found]:
     params, function = net
     leaves: list[QuantizedLeaf] = []
     kept: dict[str, str] = {}
     fallbacks: dict[str, str] = {}
-    made = {
-        id(place.weight): _one(place, wish, train, leaves, kept, fallbacks)
-        for place in places_of_tree(params)
-    }
+    made = {id(place.weight): _one(place, wish, train, leaves, kept, fallbacks) for place in places}
 
     def new(leaf: object) -> Any:
         found = made.get(id(leaf))

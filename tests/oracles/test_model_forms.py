@@ -6,6 +6,7 @@ import pytest
 
 from pax_export import errors
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
+from pax_export.quantization import quantize
 from tests.closeness import assert_close
 
 eqx = pytest.importorskip("equinox")
@@ -95,6 +96,17 @@ def test_exported_as_they_are(name, export, suffix, tmp_path):
     assert any(entry.name.endswith(leaf) for entry in report.variables)
     x = X[0] if title == "MLP" and inputs.shape == "4" else X
     assert_close(load(path)(x), expected(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("told", [{}, {"activations": "static"}, {"scheme": "float"}])
+@pytest.mark.parametrize("name", ["transform", "without a key", "with state"])
+def test_quantized_as_they_are(name, told, tmp_path):
+    model, inputs, _, leaf, expected = MODELS[name]
+    (params, function), report = quantize(model, [X], **told)
+    assert any(each.name.endswith(leaf) for each in report.leaves)
+    assert report.difference.mean < 0.08 * np.abs(expected()).mean()
+    to_onnx((params, function), tmp_path / "net.onnx", inputs, accuracy_level=1)
+    assert_close(load(tmp_path / "net.onnx")(X), function(params, X), rtol=1e-4, atol=1e-5)
 
 
 def test_in_train_mode(tmp_path):

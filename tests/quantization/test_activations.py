@@ -144,8 +144,6 @@ def test_refusals():
         quantize(net(), activations="static")
     with pytest.raises(errors.InvalidArgumentError, match=r"(?s)activations.*'int8'.*'percentile'"):
         quantize(net(), [X], activations="int8")
-    with pytest.raises(errors.InvalidArgumentError, match="layers of a module"):
-        quantize(({"w": X.T}, lambda p, x: x @ p["w"]), [X], activations="static")
 
 
 def operators_of_onnxruntime(path, tmp_path):

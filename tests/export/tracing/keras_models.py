@@ -13,6 +13,7 @@ from keras import layers
 
 from pax_export import errors
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
+from pax_export.quantization import quantize
 from tests.closeness import assert_close
 
 RANDOM = np.random.default_rng(0)
@@ -82,6 +83,16 @@ def exported(folder):
                 assert_close(ours, theirs)
 
 
+def quantized(folder):
+    net, inputs, x = recurrent()
+    for told in ({}, {"activations": "dynamic"}):
+        (params, function), report = quantize(net, [x], **told)
+        assert report.difference.mean < 0.05 * report.difference.scale, report
+        assert len(report.leaves) >= 3, report
+        to_onnx((params, function), folder / "small.onnx", inputs, accuracy_level=1, overwrite=True)
+        assert_close(load(folder / "small.onnx")(x), function(params, x), rtol=1e-4, atol=1e-5)
+
+
 def refused(folder):
     net, inputs, _ = recurrent()
     try:
@@ -99,4 +110,5 @@ def refused(folder):
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     exported(folder)
+    quantized(folder)
     refused(folder)

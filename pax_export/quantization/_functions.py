@@ -1,0 +1,302 @@
+"""Functions of params that are given quantized weights: the products in their programs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pax_export._errors import InvalidArgumentTypeError
+from pax_export._jax import run_inside, scan_operands
+from pax_export._jaxpr import bind_equation, called_program, has_own_derivative, interpret
+from pax_export._quantized import ArrayLike, QuantizedArray, quantized_dot, rows
+from pax_export._types import Equation, PyTree
+from pax_export.core import is_array
+from pax_export.export.tracing.model_forms import CALL, EXPECTED, form_of
+from pax_export.quantization._compare import called
+from pax_export.quantization._places import QuantizableArray, places_of_tree
+
+
+class QuantizedFunction:
+    """A function of params that may be quantized, of which it knows nothing.
+
+    It is traced with the numbers of the weights.  In the program, products with a quantized weight
+    are those of a `Linear` or a convolution that has it; all else is given the numbers.
+
+    Args:
+        function: takes the params first.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, params: PyTree, *args: Any, **kwargs: Any) -> Any:
+        leaves, structure = jax.tree_util.tree_flatten((params, args, kwargs), is_leaf=_is_held)
+        if not any(map(_is_held, leaves)):
+            return self.function(params, *args, **kwargs)
+        places = [at for at, leaf in enumerate(leaves) if _is_held(leaf) or is_array(leaf)]
+        given = [leaves[at] for at in places]
+        results: list[Any] = []
+
+        def traced(*arrays: Any) -> list[Any]:
+            known = dict(zip(places, arrays))
+            whole = [known.get(at, leaf) for at, leaf in enumerate(leaves)]
+            params, args, kwargs = structure.unflatten(whole)
+            flat, tree = jax.tree_util.tree_flatten(self.function(params, *args, **kwargs))
+            results[:] = tree, flat
+            return [each for each in flat if is_array(each)]
+
+        structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_held(x) else x for x in given]
+        program = jax.make_jaxpr(traced)(*structs)
+        made = iter(_run(program, [_Weight(x) if _is_held(x) else x for x in given]))
+        tree, flat = results
+        return tree.unflatten([next(made) if is_array(each) else each for each in flat])
+
+
+def _is_held(leaf: object) -> bool:
+    return isinstance(leaf, ArrayLike)
+
+
+def pair_of(net: Any) -> tuple[Any, QuantizedFunction]:
+    """The params and the function of a model that is no module of this package.
+
+    Raises:
+        InvalidArgumentTypeError: it is no model.
+    """
+    if isinstance(net, tuple) and len(net) == 2 and isinstance(net[1], QuantizedFunction):
+        return net
+    try:
+        form = form_of(net)
+    except InvalidArgumentTypeError as error:
+        raise InvalidArgumentTypeError(
+            f"Cannot quantize an object of type {type(net).__name__}; expected {EXPECTED}.",
+            where="quantize",
+            got=error.got,
+            write="quantize(module), or quantize(model, [x]) with one of these",
+        ) from error
+    entry: Any = form.method(CALL)
+
+    def function(params: PyTree, *args: Any, **kwargs: Any) -> Any:
+        return entry.call(form.to_model(params), *args, **kwargs)[0]
+
+    function.__name__ = form.name
+    first = inspect.Parameter("params", inspect.Parameter.POSITIONAL_ONLY)
+    with contextlib.suppress(TypeError, ValueError):  # functions that show none
+        inputs = [*inspect.signature(entry.signature_of).parameters.values()][entry.skip :]
+        function.__signature__ = inspect.Signature([first, *inputs])
+    return form.tree, QuantizedFunction(function)
+
+
+# --- the axes of weights ---------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class _Noted(ArrayLike):
+    """A weight that notes over which axes a product sums."""
+
+    array: Any
+    name: str = field(metadata={"static": True})
+    notes: Any = field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype
+
+    def dequantized(self) -> jax.Array:
+        return self.array
+
+
+class _Notes:
+    """What was noted, by the names of weights; static, since it is compared by identity."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, dict[str, Any]] = {}
+
+
+def places_of_function(
+    params: PyTree, function: QuantizedFunction, batch: Sequence[Any]
+) -> Iterator[QuantizableArray]:
+    """The arrays of params, with the axes over which products of a call sum."""
+    notes = _Notes()
+    found = {id(place.weight): place for place in places_of_tree(params)}
+
+    def noted(leaf: Any) -> Any:
+        place = found.get(id(leaf))
+        if place is None or not is_array(leaf):
+            return leaf
+        return _Noted(jnp.asarray(leaf), place.name, notes)
+
+    held = jax.tree_util.tree_map(noted, params, is_leaf=_is_held)
+    called(functools.partial(jax.eval_shape, function, held), tuple(batch))
+    for place in found.values():
+        if _is_held(place.weight):
+            yield place
+        elif place.name in notes.by_name:
+            yield place._replace(**notes.by_name[place.name])
+        else:
+            yield place._replace(reduced=())
+
+
+# --- products in programs --------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Weight:
+    """A quantized weight in a program, where its axes may have another order."""
+
+    array: Any
+    order: tuple[int, ...] | None = field(default=None, metadata={"static": True})
+
+    def axis(self, place: int) -> int:
+        """The axis of the array, counted from the last (-1), that is at a place."""
+        return (place if self.order is None else self.order[place]) - len(self.array.shape)
+
+    def numbers(self) -> jax.Array:
+        numbers = self.array.dequantized()
+        return numbers if self.order is None else numbers.transpose(self.order)
+
+    def noted(self, summed: Sequence[int], rank: int, is_table: bool = False) -> None:
+        """Notes the axes over which a product sums, that of groups last, and those of a layer."""
+        if isinstance(self.array, _Noted):
+            axes = [self.axis(place) for place in summed]
+            told: dict[str, Any] = {"axis": axes[-1], "rank": rank, "is_table": is_table}
+            told["reduced"] = tuple(sorted(axes))
+            self.array.notes.by_name.setdefault(self.array.name, told)
+
+    def rows(self) -> Any:
+        """What a loop goes over: each array that is stored has the axis of its rows."""
+        size = self.array.shape[0]
+        leaves = jax.tree_util.tree_leaves(self.array)
+        is_whole = all(each.shape[:1] == (size,) for each in leaves)
+        return self if self.order is None and is_whole else self.numbers()
+
+
+def _run(program: Any, operands: Sequence[Any]) -> list[Any]:
+    return interpret(program, operands, _operate)
+
+
+def _operate(equation: Equation, given: list[Any]) -> Sequence[Any] | None:
+    name = equation.primitive.name
+    if not any(isinstance(each, _Weight) for each in given):
+        return bind_equation(equation, given)
+    made = _RULES[name](equation, *given) if name in _RULES else None
+    if made is not None:
+        return [made]
+    opened = run_inside(equation, _for_loop(equation, given), _run)
+    if opened is not None:
+        return opened
+    if called_program(equation) is not None and not has_own_derivative(equation):
+        return None
+    return bind_equation(equation, [_numbers(each) for each in given])
+
+
+def _numbers(given: Any) -> Any:
+    return given.numbers() if isinstance(given, _Weight) else given
+
+
+def _for_loop(equation: Equation, given: list[Any]) -> list[Any]:
+    """The operands of a loop, where numbers are carried."""
+    name, params = equation.primitive.name, equation.params
+    if name == "scan":
+        held, carried, inputs = scan_operands(params, given)
+        inputs = [each.rows() if isinstance(each, _Weight) else each for each in inputs]
+        return [*held, *map(_numbers, carried), *inputs]
+    if name == "while":
+        first = params["cond_nconsts"] + params["body_nconsts"]
+        return [*given[:first], *map(_numbers, given[first:])]
+    return given
+
+
+def _transpose(equation: Equation, weight: _Weight) -> Any:
+    order = equation.params["permutation"]
+    before = order if weight.order is None else [weight.order[at] for at in order]
+    return dataclasses.replace(weight, order=tuple(before))
+
+
+def _convert(equation: Equation, weight: _Weight) -> Any:
+    dtype, array = equation.params["new_dtype"], weight.array
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    if isinstance(array, _Noted):
+        array = dataclasses.replace(array, array=array.array.astype(dtype))
+    elif isinstance(array, QuantizedArray):
+        array = array.replace(form=array.form._replace(dtype=jnp.dtype(dtype).name))
+    else:
+        return None
+    return dataclasses.replace(weight, array=array)
+
+
+def _dot(equation: Equation, left: Any, right: Any) -> Any:
+    of_left, of_right = equation.params["dimension_numbers"][0]
+    if isinstance(left, _Weight) and isinstance(right, _Weight):
+        return None
+    weight, x = (left, right) if isinstance(left, _Weight) else (right, left)
+    summed, of_x = (of_left, of_right) if weight is left else (of_right, of_left)
+    weight.noted(sorted(summed), len(weight.array.shape))
+    array = weight.array
+    if len(array.shape) == 2 and len(summed) == 1 and len(x.shape) > 0:
+        contracted = weight.axis(summed[0])
+        if isinstance(array, QuantizedArray) and array.form.axis == contracted:
+            x = array.rounded_inputs(jnp.moveaxis(x, of_x[0], -1))
+            made = quantized_dot(x, *array.stored, form=array.form, contracted=contracted)
+            made = jnp.moveaxis(made, -1, 0) if weight is left else made
+            return made.astype(jnp.result_type(equation.outvars[0].aval))
+    x = array.rounded_inputs(x, [axis - len(x.shape) for axis in of_x])
+    operands = [weight.numbers(), x] if weight is left else [x, weight.numbers()]
+    return bind_equation(equation, operands)[0]
+
+
+def _convolve(equation: Equation, x: Any, kernel: Any) -> Any:
+    if not isinstance(kernel, _Weight):
+        return None
+    _, of_inputs, *spatial = equation.params["dimension_numbers"].rhs_spec
+    kernel.noted((*spatial, of_inputs), len(spatial) + 2)
+    x = kernel.array.rounded_inputs(_numbers(x), range(1 - len(x.shape), 0))
+    return bind_equation(equation, [x, kernel.numbers()])[0]
+
+
+def _gather(equation: Equation, table: Any, index: Any) -> Any:
+    """Rows of a table, as an embedding takes them."""
+    numbers, told = equation.params["dimension_numbers"], equation.params
+    rank = len(table.array.shape) if isinstance(table, _Weight) else 0
+    is_rows = (
+        rank == 2
+        and table.order is None
+        and numbers.collapsed_slice_dims == numbers.start_index_map == (0,)
+        and not numbers.operand_batching_dims
+        and numbers.offset_dims == (len(index.shape) - 1,)
+        and told["slice_sizes"] == (1, table.array.shape[1])
+    )
+    if not is_rows:
+        return None
+    table.noted((1,), 2, is_table=True)
+    if not isinstance(table.array, QuantizedArray):
+        return None
+    at = index[..., 0]
+    made = rows(table.array, jnp.clip(at, 0, table.array.shape[0] - 1))
+    if told["mode"] != jax.lax.GatherScatterMode.FILL_OR_DROP:
+        return made
+    return jnp.where(((at >= 0) & (at < table.array.shape[0]))[..., None], made, jnp.nan)
+
+
+_RULES: dict[str, Callable[..., Any]] = {
+    "transpose": _transpose,
+    "convert_element_type": _convert,
+    "dot_general": _dot,
+    "conv_general_dilated": _convolve,
+    "gather": _gather,
+}
