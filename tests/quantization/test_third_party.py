@@ -206,7 +206,7 @@ def test_a_module_of_equinox_is_trained_as_integers():
     arrays, rest = eqx.partition(dequantize(small), eqx.is_array)
     right = jax.grad(lambda a: same(eqx.combine(a, rest), IMAGES).sum())(arrays)
     assert_close(gradient.conv.weight.weight, right.conv.weight, rtol=1e-3, atol=1e-5)
-    with pytest.raises(errors.QuantizationError, match="quantized already"):
+    with pytest.raises(errors.QuantizationError, match="already"):
         quantize((small, same), [IMAGES])
 
 

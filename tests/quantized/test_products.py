@@ -31,7 +31,7 @@ def made(inputs, outputs, bits, group, axis):
 
 
 FORMS = [(8, None), (8, 32), (4, 32)]
-#: One block, several, with a rest, without; short blocks, with a rest; wide, without and with a rest.
+#: One block, several, with a rest, without; short blocks with a rest; wide, without and with one.
 SIZES = [(64, 40), (1536, 24), (1600, 33), (544, 20), (224, 1300), (64, 4096), (128, 4200)]
 
 
