@@ -1,7 +1,7 @@
 """Passes over traced programs, shared by all targets.
 
-`passes.py` has those that make programs simpler, in their order, and docs/decisions/portable.md
-what each is worth; `decompose` comes after them, and replaces what a target lacks.
+`passes.py` has the simplifying passes in order, and docs/decisions/portable.md the gain of each;
+`decompose` runs after them, and replaces primitives that a target lacks.
 """
 
 from pax_export.export.portable.decompose import decompose as decompose

@@ -12,7 +12,7 @@ from pax_export.export.portable.program import is_static
 
 
 def reduced(graph: Producers, atom: Any, name: str) -> tuple[Any, int] | None:
-    """What a reduction over one axis goes over, and the axis."""
+    """Returns the operand of a reduction over one axis, and the axis."""
     equation = graph.maker(atom, name)
     if equation is None or len(equation.params["axes"]) != 1:
         return None
@@ -46,7 +46,7 @@ def softmax(graph: Producers, equation: Any) -> Recognized | None:
 
 
 def _without_largest(graph: Producers, shifted: Any, axis: int) -> Any:
-    """What the largest along an axis was subtracted from."""
+    """Returns the array from which its maximum along an axis was subtracted."""
     equation = graph.maker(shifted, "sub")
     if equation is None:
         return None
@@ -109,7 +109,7 @@ def _mean(graph: Producers, atom: Any, rank: int) -> Any:
 
 
 def _centered(graph: Producers, atom: Any) -> Any:
-    """What its mean was subtracted from."""
+    """Returns the array from which its mean was subtracted."""
     equation = graph.maker(atom, "sub")
     if equation is None or is_literal(equation.invars[0]):
         return None
@@ -138,7 +138,7 @@ def _variance(graph: Producers, atom: Any, rank: int) -> Any:
 
 
 def _square_root(graph: Producers, atom: Any) -> Any:
-    """What was squared."""
+    """Returns the squared array."""
     equation = graph.maker(atom, "square", "mul", "integer_pow")
     if equation is None:
         return None
@@ -181,7 +181,7 @@ def layer_norm(graph: Producers, equation: Any) -> Recognized | None:
 
 
 def _factors(graph: Producers, atom: Any) -> Iterator[Any]:
-    """What is multiplied to make a variable."""
+    """Yields the factors of a product."""
     equation = graph.maker(atom, "mul")
     if equation is None:
         yield atom
@@ -191,7 +191,7 @@ def _factors(graph: Producers, atom: Any) -> Iterator[Any]:
 
 
 def _of_variance(graph: Producers, atom: Any, rank: int) -> tuple[Any, float] | None:
-    """Of what the variance is that a small number is added to, and the number."""
+    """Returns the array of a variance, and the small number added to it."""
     equation = graph.maker(atom, "add")
     if equation is None:
         return None

@@ -1,8 +1,7 @@
 """Replaces operations that jax lowers or differentiates for static sizes only.
 
-Each becomes a program of operations that jax has for any size.  `lowerable` is for what is
-lowered next, `differentiable` for what `jax.vjp` or `jax.jvp` is called on next; the result of
-these is made lowerable in its turn.
+Each becomes a program of operations that jax supports for any size. `lowerable` prepares programs
+for lowering, `differentiable` for `jax.vjp` and `jax.jvp`, whose result is then made lowerable.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from pax_export.export.portable.fourier import fourier_sums
 from pax_export.export.portable.program import is_key, is_static, traced
 from pax_export.export.portable.rewrite import rewritten
 
-#: By the name of a primitive: a function of an equation that gives a function of its operands,
+#: Primitive name -> a function from an equation to a function of its operands,
 #: or None where jax needs none.
 Functions = dict[str, Callable[[Any], Callable[..., Any] | None]]
 
 
 def lowerable(program: Any) -> Any:
-    """The program with nothing of symbolic sizes in it that jax cannot lower."""
+    """Replaces operations with symbolic sizes that jax cannot lower."""
     return rewritten(program, partial(_replacement, _LOWERED))
 
 
 def differentiable(program: Any) -> Any:
-    """The program with nothing of symbolic sizes in it that jax cannot differentiate."""
+    """Replaces operations with symbolic sizes that jax cannot differentiate."""
     return rewritten(program, partial(_replacement, _DIFFERENTIATED))
 
 
@@ -53,9 +52,9 @@ def _is_symbolic(*sizes: Any) -> bool:
 
 
 def _scan(equation: Any) -> Callable[..., Any] | None:
-    """One element after the other, and one more to skip where there may be none.
+    """Scans the elements one by one, with one more to skip if there may be none.
 
-    jax asks whether there is any step at all, and how many remain of those that it unrolls.
+    jax checks whether there are any steps, and how many remain after unrolling.
     """
     params = equation.params
     length, reverse, jaxpr = (params[name] for name in ("length", "reverse", "jaxpr"))
@@ -98,7 +97,7 @@ def _zeros(*shape: Any) -> Callable[[Any], Any]:
 def _is_one_at_least(length: Any) -> bool:
     try:
         return bool(length >= 1)
-    except Exception:  # of jax's own kind: nobody knows
+    except Exception:  # of jax's own exception classes
         return False
 
 
@@ -112,9 +111,9 @@ def _fourier(equation: Any) -> Callable[..., Any] | None:
 
 
 def _groups(equation: Any) -> Callable[..., Any] | None:
-    """One group after the other, where nobody knows how many there are.
+    """Convolves the groups one by one, if their number is symbolic.
 
-    Such groups are what jax makes of examples that have a kernel each.
+    jax creates such groups for a kernel per example.
     """
     params = equation.params
     features, batches = params["feature_group_count"], params["batch_group_count"]
@@ -145,10 +144,10 @@ def _joined(x: Any, axis: int) -> Any:
 
 
 def _convolution(equation: Any) -> Callable[..., Any] | None:
-    """Of what the windows cover, and nothing more; then each window's place is a number.
+    """Convolves only the part that windows cover, so that their positions are static.
 
-    How far a gradient is padded depends on what remains beside the last window, and on whether
-    there is any; where nobody knows that, there is one more, and its result is dropped.
+    The padding of a gradient depends on the rest after the last window, and on whether there is
+    one; if these are unknown, one more window is added, and its result dropped.
     """
     params = equation.params
     lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
@@ -201,7 +200,7 @@ def _window(neutral: Callable[[Any], Any]) -> Callable[[Any], Callable[..., Any]
 
 
 def _of_window(equation: Any) -> Callable[..., Any] | None:
-    """The gradient of such extremes."""
+    """Computes the gradient of window extrema."""
     padding, params = equation.params["padding"], equation.params
     if not any(_is_symbolic(*pair) for pair in padding):
         return None
@@ -221,7 +220,7 @@ def _of_window(equation: Any) -> Callable[..., Any] | None:
 
 
 def _product(equation: Any) -> Callable[..., Any] | None:
-    """Jax looks whether anything is left to multiply."""
+    """Multiplies elements; jax itself checks whether there are any left."""
     if is_static(equation.invars[0].aval.shape):
         return None
     return partial(reduce_prod, axes=equation.params["axes"])

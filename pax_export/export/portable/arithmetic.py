@@ -1,8 +1,8 @@
-"""Constant folding: evaluates what depends on known arrays only.
+"""Constant folding: evaluates operations that depend only on known arrays.
 
-The last pass, since others leave arithmetic of weights behind: a folded scale, a transposed
-kernel.  Nothing grows by it: a result that is larger than what it is computed from stays in
-the program, and so does one of a large array that the program reads as well.
+It is the last pass, because others leave arithmetic on weights: a folded scale, a transposed
+kernel. Files do not grow: a result larger than its operands stays in the program, and so does one
+of a large array that the program also reads.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from pax_export.export.portable.program import (
 
 #: Results of up to this size in bytes are computed, however small their operands are.
 SMALL = 1024
-#: An array of more bytes is not stored twice, for what reads it in two forms.
+#: Larger arrays, in bytes, are not stored twice for readers of two forms.
 LARGE = 1 << 16
-#: What numpy computes as jax does, for numbers of these dtypes: compiling it would take longer.
+#: Operations that numpy computes as jax does, for these dtypes; compiling takes longer.
 _BY_NUMPY = frozenset({"float32", "float64", "int32", "int64"})
-#: What only moves numbers, whatever their dtype is.
+#: Operations that only move elements, of any dtype.
 MOVES = frozenset(
     "transpose squeeze expand_dims rev broadcast_in_dim reshape slice concatenate".split()
 )
-#: What has no operands, and is known only when the model runs.
+#: Operations without operands whose results are known only at run time.
 _WHEN_RUN = frozenset({"dim_as_value", "platform_index", "axis_index"})
-#: What stays in the program although it is known: files hold the integers.
+#: Operations that are not evaluated although they are known, because files store the integers.
 _STORED = frozenset({"dequantize", "quantized_dot", "quantized_rows"})
 
 
@@ -90,11 +90,11 @@ _NUMPY: dict[str, Callable[..., Any]] = {
 
 
 class KnownValues:
-    """The values of a program that depend on its weights and literals alone.
+    """The values of a program that depend only on its weights and literals.
 
     Args:
-        program: of which they are.
-        spread: how many bytes a result may have that only spreads numbers.
+        program: the program.
+        spread: the maximum size of a result that only broadcasts, in bytes.
     """
 
     def __init__(self, program: PortableProgram, spread: int = 0):
@@ -112,7 +112,7 @@ class KnownValues:
         return is_literal(atom) or atom in self._arrays or atom in self.makers
 
     def forget(self, atoms: Sequence[Any]) -> None:
-        """Leaves these in the program, and what is computed from them."""
+        """Keeps these, and values computed from them, in the program."""
         gone = set(atoms)
         for variable, equation in list(self.makers.items()):
             if variable in gone or not gone.isdisjoint(
@@ -122,7 +122,7 @@ class KnownValues:
                 del self.makers[variable]
 
     def root(self, atom: object) -> Any:
-        """The largest operand of the program that a known variable is computed from."""
+        """Returns the largest operand of the program from which a known variable is computed."""
         while atom in self.makers:
             read = [each for each in self.makers[atom].invars if not is_literal(each)]
             if not read:
@@ -136,7 +136,7 @@ class KnownValues:
         if not all(atom in self for atom in equation.invars):
             return False
         if any(True for _ in inner_programs(equation)):
-            return False  # loops and branches stay as they are
+            return False  # loops and branches are not evaluated
         sizes = []
         for variable in equation.outvars:
             if not (hasattr(variable.aval, "dtype") and is_static(variable.aval.shape)):
@@ -148,7 +148,7 @@ class KnownValues:
         return sum(sizes) <= max(least, sum(operands.values()))
 
     def array(self, atom: Any) -> Any:
-        """The value of a known variable or a literal."""
+        """Returns the value of a known variable or a literal."""
         if is_literal(atom):
             return np.asarray(atom.val)
         if atom not in self._arrays:
@@ -158,7 +158,7 @@ class KnownValues:
         return self._arrays[atom]
 
     def sources(self, atom: object) -> tuple[str, ...]:
-        """The names of the weights that a known variable is computed from, the largest first."""
+        """Returns the names of the weights of a known variable, the largest first."""
         if atom not in self._sources:
             read = [each for each in self.makers[atom].invars if not is_literal(each)]
             read.sort(key=_bytes, reverse=True)
@@ -173,7 +173,7 @@ def _bytes(variable: Any) -> int:
 
 
 def computed_equation(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
-    """The results of an equation for arrays: by numpy where that is the same, else by jax."""
+    """Evaluates an equation on arrays, by numpy if it gives the same results, else by jax."""
     dtypes = {atom.aval.dtype.name for atom in (*equation.invars, *equation.outvars)} - {"bool"}
     function = _NUMPY.get(equation.primitive.name)
     result = equation.outvars[0]
@@ -187,7 +187,7 @@ def computed_equation(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def computed(program: PortableProgram) -> PortableProgram:
-    """The program with results of known arrays alone as further weights."""
+    """Returns the program with results of known arrays as additional weights."""
     known, frontier = _frontier(program)
     taken: set[str] = {each.name for each in program.weights}
     weights = [_weight(known, atom, taken) for atom in frontier]
@@ -211,8 +211,8 @@ def computed(program: PortableProgram) -> PortableProgram:
 
 
 def _frontier(program: PortableProgram) -> tuple[KnownValues, list[Any]]:
-    """The known arrays that what is not known reads, without copies of large weights."""
-    # What is spread and read as it is stays; with others in one array it is computed.
+    """Returns the known arrays that unknown operations read, without copies of large weights."""
+    # A broadcast array stays in the program; combined with others it is computed.
     known = KnownValues(program, LARGE)
     while True:
         read = [atom for atom in program.jaxpr.outvars if atom in known]
@@ -227,7 +227,7 @@ def _frontier(program: PortableProgram) -> tuple[KnownValues, list[Any]]:
 
 
 def _copies(known: KnownValues, frontier: Sequence[Any]) -> list[Any]:
-    """The large ones that are computed of an array that is read elsewhere, too."""
+    """Returns large arrays computed from an array that is also read elsewhere."""
     of_root: dict[Any, list[Any]] = {}
     for atom in frontier:
         if _bytes(atom) > LARGE:
@@ -259,7 +259,7 @@ def _needed_after(jaxpr: Jaxpr, given: set[Any]) -> list[Any]:
 
 
 def _weight(known: KnownValues, atom: object, taken: set[str]) -> Weight:
-    """A known array; one that was computed is named for the largest that it is made of."""
+    """Returns a known array as a weight; a computed one is named after its largest source."""
     if atom not in known.makers:
         return known.given[atom]
     sources = known.sources(atom)

@@ -1,7 +1,7 @@
 """Analyzes the step of a loop as products with weights and elementwise functions.
 
-`recurrent.py` compares it with the steps of recurrent layers.  A value of a step that is no
-such sum or function is a `StepValue` named "other", which no layer has.
+`recurrent.py` compares it with the steps of recurrent layers. Other values of a step are a
+`StepValue` named "other", which occurs in no layer.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pax_export._jaxpr import bind_equation, called_program, inner_programs, is_
 from pax_export._types import Array, DTypeLike, Equation
 from pax_export.export.portable.program import is_static, source_of
 
-#: These give what they are given; a conversion does where the dtype stays.
+#: Operations that return their operand; a conversion does if the dtype does not change.
 _SAME = "copy copy_p stop_gradient optimization_barrier pvary convert_element_type".split()
 
 
 @dataclass(frozen=True, eq=False)
 class StepValue:
-    """A value of a step, by what it is made of.
+    """A value of a step, with its operands.
 
     Attributes:
-        name: ``"carry"`` and ``"row"`` are operands of the step, ``"joined"`` several values
-            one after the other, and others the primitive that makes it.
-        of: what it is made of.
+        name: ``"carry"`` and ``"row"`` are operands of the step, ``"joined"`` a concatenation, and
+            other names the primitive that computes it.
+        of: its operands.
         shape: its shape.
-        axis: the axis of its features; any other is of the batch.
-        place: which of the operands it is.
+        axis: the axis of its features; the others are batch axes.
+        place: its index among the operands.
     """
 
     name: str
@@ -44,13 +44,13 @@ class StepValue:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """An array that is the same in all steps, made outside of the loop where it is read.
+    """An array that is equal in all steps, computed outside of the loop.
 
     Attributes:
-        make: makes it.
+        make: computes it.
         shape: its shape.
-        thin: makes it with size 1 along axes over which it is only spread.
-        number: what it is full of, if that stands in the program.
+        thin: computes it with size 1 along broadcast axes.
+        number: its value if all elements are one literal.
     """
 
     make: Callable[[], Any]
@@ -79,8 +79,8 @@ class Affine:
     Attributes:
         terms: each value with its matrix, ``[features of the value, size]``.
         bias: ``[size]`` or ``[1]``; None without.
-        size: of the features.
-        shape: of the value.
+        size: the number of features.
+        shape: the shape of the value.
         axis: the axis of its features.
     """
 
@@ -139,12 +139,12 @@ def _array(make: Callable[[], Any], shape: Sequence[Any], number: float | None =
 
 
 def step_results(program: Any, constants: Sequence[Any], carries: int) -> list[Any]:
-    """What the results of a step are made of.
+    """Returns the results of a step as sums of products and functions.
 
     Args:
         program: the closed jaxpr of the step.
-        constants: stand for its first operands, which all steps share.
-        carries: how many of its operands the step before gives.
+        constants: the values of its first operands, which all steps share.
+        carries: the number of operands that come from the previous step.
     """
     count, given = len(constants), program.jaxpr.invars
     operands: list[Any] = [
@@ -259,7 +259,7 @@ def _add(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
 
 
 def _function(equation: Any, given: Sequence[Any]) -> list[Any] | None:
-    """What treats each number alike, of values that lie alike."""
+    """Returns an elementwise function of values with the same layout."""
     axes = {each.axis for each in given if not isinstance(each, Known)}
     if len(axes) != 1 or any(_is_other(each) for each in given):
         return None

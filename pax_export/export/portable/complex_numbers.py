@@ -23,7 +23,7 @@ class ComplexPair(NamedTuple):
 
 
 #: By the name of the primitive: ``function(*operands, **parameters)``.  Operands and results are
-#: arrays, or pairs where they are complex.
+#: arrays, or pairs if they are complex.
 COMPLEX: dict[str, Callable[..., Any]] = {}
 
 
@@ -35,7 +35,7 @@ def half_dtype(dtype: Any) -> Any:
 
 
 def on_pairs(equation: Any) -> Any:
-    """Traces what an operation on complex numbers does to pairs.
+    """Traces an operation on complex numbers as a function of pairs.
 
     Each complex operand and result of the traced program is two arrays, the real part first.
     """
@@ -129,7 +129,7 @@ def _div(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
 
 @_of_complex("abs")
 def _abs(x: ComplexPair, **_: object) -> Any:
-    """Scaled by the larger part, whose square might overflow."""
+    """Scales by the larger part, because its square might overflow."""
     one, other = jnp.abs(x.real), jnp.abs(x.imag)
     large, small = jnp.maximum(one, other), jnp.minimum(one, other)
     ratio = small / jnp.where(large == 0, 1, large)
@@ -269,7 +269,7 @@ def _tanh(x: ComplexPair, **_: object) -> ComplexPair:
 
 #: Up to this length a transform is a product with one matrix; a longer one is split in two.
 _LONGEST = 128
-#: Of a prime number of elements, no more than this.
+#: The maximum for a prime number of elements.
 _LARGEST = 512
 _FORWARD, _BACKWARD = -1.0, 1.0
 
@@ -326,7 +326,7 @@ def _transform(x: ComplexPair, direction: float) -> ComplexPair:
     if two == 1:
         cosine, sine = fourier_matrix(length, length, length, x.real.dtype)
         return _product(x, cosine, direction * sine)
-    # Columns first, then a twist, then rows: as Cooley and Tukey do it.
+    # Columns, then twiddle factors, then rows, as in Cooley and Tukey.
     one = length // two
     columns = ComplexPair(*(_swapped(each, one, two) for each in x))
     found = _transform(columns, direction)

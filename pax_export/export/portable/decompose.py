@@ -23,23 +23,22 @@ _DEEPEST = 3
 
 
 def decompose(program: Any, has: Has, *, normal_forms: bool = True) -> Any:
-    """Returns a program in which a target has every primitive that can be decomposed.
+    """Returns a program of primitives that a target has, as far as the others can be decomposed.
 
-    An operation that is replaced becomes a call of its decomposition, in the same place
-    of the program: it still says the line of the user that it comes from.
+    A replaced operation becomes a call of its decomposition, with the source line of the operation.
 
     Args:
-        program: a traced program, as `jax.make_jaxpr` gives it.
-        has: whether the target has the operation of an equation; asked for those of the
-            decompositions too.
-        normal_forms: whether the target has all of `kept.NORMAL_FORMS`; otherwise what is
-            decomposed into one that it lacks stays as it is.
+        program: a traced program, as from `jax.make_jaxpr`.
+        has: whether the target has the operation of an equation; also called for those of
+            decompositions.
+        normal_forms: whether the target has all of `kept.NORMAL_FORMS`; otherwise operations that
+            need a missing one are not decomposed.
     """
     return rewritten(program, _Pass(has, normal_forms).replace)
 
 
 def not_decomposed(equation: Any) -> str:
-    """Why an operation has no decomposition; empty where none is known at all."""
+    """Returns why an operation has no decomposition; empty if none is known at all."""
     try:
         if _is_known(equation):
             decomposed(equation)
@@ -60,7 +59,7 @@ def decomposed(equation: Any) -> Any:
         return trace(
             lambda *_: [jnp.zeros(each.shape, each.dtype) for each in results], operands, {}
         )
-    # What newer versions of jax keep whole until it is lowered, e.g. `searchsorted`.
+    # Newer versions of jax keep some functions whole until lowering, e.g. `searchsorted`.
     if (expand := find_expansion(equation)) is not None:
         return trace(expand, operands, {})
     return decomposition(equation.primitive.name, operands, equation.params)
@@ -69,12 +68,12 @@ def decomposed(equation: Any) -> Any:
 class _Pass:
     def __init__(self, has: Has, normal_forms: bool):
         self._has, self._has_normal_forms = has, normal_forms
-        self._inside: list[str] = []  # what is being decomposed
+        self._inside: list[str] = []  # primitives being decomposed
 
     def replace(self, equation: Any) -> Any:
-        """The decomposition of an operation that the target lacks; None for any other.
+        """Returns the decomposition of an operation that the target lacks; None for others.
 
-        A normal form is left as it is, with the operations inside of it.
+        Normal forms are not changed, including the operations inside them.
         """
         name = equation.primitive.name
         if name == "composite" and kept.name_of(equation.params) in kept.NORMAL_FORMS:
@@ -84,11 +83,11 @@ class _Pass:
         if not _is_known(equation) or self._has(equation):
             return None
         if self._inside.count(name) == _DEEPEST:
-            return None  # two that are made of each other, and the target has neither
+            return None  # two that are decomposed into each other, and the target has neither
         self._inside.append(name)
         try:
             return rewritten(decomposed(equation), self.replace)
         except NotDecomposedError:
-            return None  # whoever writes it says why
+            return None  # the emitter reports the reason
         finally:
             self._inside.pop()

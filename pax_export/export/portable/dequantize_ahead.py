@@ -1,7 +1,6 @@
-"""Takes the numbers of quantized weights as operands, in the place of their integers.
+"""Replaces the integers of quantized weights by dequantized operands.
 
-For runtimes without fast products of integers: the numbers are computed once, when the export is
-loaded.
+For runtimes without fast integer products: weights are dequantized once, when the export is loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pax_export._quantized import Form, plain_dot
 from pax_export._types import Equation
 from pax_export.export.portable.program import evaluated
 
-#: What operations of quantized weights compute with the numbers of a weight, which is the last
+#: Operations on quantized weights -> their form on dequantized ones; the weight is last
 #: operand: its integers are at this place, and after them scales and zero points.
 _WITH_NUMBERS: Mapping[str, tuple[int, Callable[..., Any]]] = {
     "dequantize": (0, lambda weight, **form: weight),
@@ -30,12 +29,12 @@ _Places = Sequence[int | None]
 
 
 class StoredIntegers(NamedTuple):
-    """A quantized weight among the operands of a program: the places of its arrays.
+    """A quantized weight among the operands of a program: the indices of its arrays.
 
     Attributes:
-        integers: the place of the integers.
-        scales: the place of the scales, and after it that of zero points where there are any.
-        form: what they mean.
+        integers: the index of the integers.
+        scales: the indices of the scales and the optional zero points.
+        form: the format.
     """
 
     integers: int
@@ -46,15 +45,15 @@ class StoredIntegers(NamedTuple):
 def dequantized_ahead(
     program: Any, places: Collection[int]
 ) -> tuple[Any, tuple[StoredIntegers, ...]]:
-    """The program with numbers for integers, where nothing else reads these.
+    """Returns the program with dequantized weights, if nothing else reads the integers.
 
     Args:
         program: a closed jaxpr.
         places: the operands that may be integers or scales: those that calls do not change.
 
     Returns:
-        The program, and the weights whose integers it no longer takes: in their place it takes
-        the numbers.  Tables of which only rows are read stay integers.
+        The program, and the weights that it now takes dequantized.  Tables with row lookups only
+        stay integers.
     """
     variables = program.jaxpr.invars
     if all(variables[at].aval.dtype.itemsize > 1 for at in places):
@@ -78,7 +77,7 @@ def dequantized_ahead(
 
 
 class _Readers:
-    """What reads each operand, also in loops, branches and calls."""
+    """The readers of each operand, also in loops, branches and calls."""
 
     def __init__(self, places: Collection[int]):
         self._read: dict[int, set[tuple[tuple[int | None, ...], Form]]] = {}
@@ -116,7 +115,7 @@ class _Readers:
 
 
 def _inner_operands(equation: Equation) -> Iterator[tuple[Any, _Places]]:
-    """The programs of an equation, each with the places of its operands; None for what changes."""
+    """Yields inner programs with the indices of their operands; None for changing ones."""
     name, params, count = equation.primitive.name, equation.params, len(equation.invars)
     if name == "scan":
         held, carried, rows = scan_operands(params, range(count))
@@ -167,5 +166,5 @@ class _Replaced:
 
 
 def numbers_of(integers: Any, form: Form) -> jax.ShapeDtypeStruct:
-    """What stands for the numbers of integers of this shape."""
+    """Returns the struct of a dequantized weight with integers of this shape."""
     return jax.ShapeDtypeStruct(form.shape(integers.shape), np.dtype(form.dtype))

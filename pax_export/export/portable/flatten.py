@@ -1,9 +1,8 @@
 """Inlines calls, and turns constants of a program into operands.
 
-The first pass: the others look at equations beside each other, and would have to look for
-them in repeated layers (see `tracing/outline.py`) and in functions that jax calls by name.
-What an equation of a called program says of its module and line is joined with what the call
-says, as far as it is believed there (see `path_in`).
+It is the first pass, because the others match adjacent equations, also across outlined layers (see
+`tracing/outline.py`) and named functions. The module path of an inlined equation is joined with
+that of the call (see `path_in`).
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from pax_export.export.portable.program import PortableProgram, Weight, traced, 
 def flattened(
     program: Any, leaves: Sequence[Weight], names: Mapping[int, str], count: int | None = None
 ) -> PortableProgram:
-    """A portable program of a closed jaxpr whose first operands are the leaves.
+    """Returns the portable program of a closed jaxpr whose first operands are the leaves.
 
     Args:
         program: the closed jaxpr.
         leaves: its first operands.
-        names: of large arrays that the program holds, by `id`.
-        count: of how many results there are; all, unless it is given.
+        names: names of large constants, by `id`.
+        count: the number of results; default: all.
     """
     held = {id(value): value for value in _held_arrays(program)}
     weights = [Weight(names.get(key, ""), value) for key, value in held.items()]
@@ -57,14 +56,14 @@ def flattened(
 
 
 class _Like:
-    """What `traced` reads of a variable, for an array."""
+    """The attributes of a variable that `traced` reads, for an array."""
 
     def __init__(self, value: PyTree):
         self.aval = value if hasattr(value, "dtype") else np.asarray(value)
 
 
 def _held_arrays(program: Any) -> Iterator[Any]:
-    """The arrays with axes that a program and those that it only calls hold."""
+    """Yields array constants of a program and the programs that it calls."""
     yield from (each for each in getattr(program, "consts", ()) if np.ndim(each))
     for equation in getattr(program, "jaxpr", program).eqns:
         called = called_program(equation)

@@ -1,9 +1,9 @@
 """Folds scales and shifts into preceding convolutions and products.
 
 ``(x * w - mean) * scale + bias`` is ``x * (w * scale) + (bias - mean * scale)``, so that a
-BatchNorm after a convolution disappears.  The products of weights are left to `arithmetic.py`.
-Only numbers of 32 bits and more are folded, where the weights are read once, and where the
-folded ones are finite.
+BatchNorm after a convolution disappears. The products of weights are left to `arithmetic.py`. Only
+numbers of 32 bits and more are folded, if the weights are read once, and the folded ones are
+finite.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LINEAR = frozenset({"mul", "div", "add", "sub"})
 
 @dataclass(frozen=True)
 class Vector:
-    """A known array with one number for each feature, or one for all: traced, and its values."""
+    """A known array with one number per feature, or a single one: traced, and its values."""
 
     traced: Any
     values: np.ndarray
@@ -35,12 +35,12 @@ class Vector:
 
 @dataclass(frozen=True)
 class BroadcastArray:
-    """A known array that is spread over axes of a larger one, which is made where it is read.
+    """A known array broadcast to a larger one, which is computed where it is read.
 
     Attributes:
-        vector: its numbers; of one dimension, or of none.
-        axis: the axis that they lie along; None for one number.
-        whole: makes the larger array.
+        vector: its numbers; a vector or a scalar.
+        axis: the axis of the vector; None for a scalar.
+        whole: computes the larger array.
     """
 
     vector: Vector
@@ -50,7 +50,7 @@ class BroadcastArray:
 
 @dataclass(frozen=True)
 class Product:
-    """A convolution or product whose result has not been made, for it may be scaled yet."""
+    """A convolution or product not written yet, because it may still be scaled."""
 
     equation: Any
     operands: tuple[Any, Any]
@@ -96,10 +96,10 @@ class _Folding:
             self._quantized[equation.outvars[0]] = equation, arrays
         return made
 
-    # What known arrays look like.
+    # The forms of known arrays.
 
     def _spread(self, equation: Any, operands: Sequence[Any]) -> BroadcastArray | None:
-        """A known vector or number that is broadcast; also one with axes of size 1."""
+        """Returns a broadcast known vector or number; also one with axes of size 1."""
         (atom, *rest), (x, *_) = equation.invars, operands
         if rest:
             return None
@@ -118,7 +118,7 @@ class _Folding:
         return BroadcastArray(vector, axis, _Made(self, equation, x))
 
     def _vector(self, atom: Any, x: Array) -> Vector | None:
-        """A known array with at most one axis longer than 1."""
+        """Returns a known array with at most one axis longer than 1."""
         shape = atom.aval.shape
         if not is_static(shape) or sum(size != 1 for size in shape) > 1:
             return None
@@ -141,7 +141,7 @@ class _Folding:
             return None
         return self._vector(atom, x)
 
-    # What is folded.
+    # The folded operations.
 
     def _product(self, equation: Any, arrays: Sequence[Any]) -> Product | None:
         name = equation.primitive.name
@@ -175,7 +175,7 @@ class _Folding:
         return Product(equation, (arrays[0], arrays[1]), *places)
 
     def _scales(self, kernel: Any, feature: int) -> Any:
-        """The scales of a quantized kernel, if there is one for each feature; they are folded."""
+        """Returns the scales of a quantized kernel with one per feature, to be folded."""
         if kernel not in self._quantized:
             return None
         equation, _ = self._quantized[kernel]
@@ -186,7 +186,7 @@ class _Folding:
         return atom if is_plain and known and all(each == 1 for each in others) else None
 
     def _scaled(self, equation: Any, operands: list[Any]) -> Product | None:
-        """The product after this operation; None where it cannot go into it."""
+        """Returns the product after this operation; None if it cannot be folded."""
         (left, right), (x, y), name = equation.invars, operands, equation.primitive.name
         if isinstance(x, Product):
             product, vector = x, self._vector_for(x, right, y)
@@ -217,11 +217,11 @@ class _Folding:
             named = ", ".join(self._known.sources(kernel)[:1]) if known else "a quantized weight"
             self._notes.append(f"{named} is not folded: its numbers would not be finite")
             return None
-        # The one that reads the result decides whether it is read once.
+        # The reader of the result decides whether it is read once.
         return made if self._uses.get(equation.outvars[0]) == 1 else self._array(made)
 
     def _is_finite(self, product: Product) -> bool:
-        """Whether the folded weights are numbers, and no tiny ones are lost."""
+        """Returns whether the folded weights are finite, and no tiny ones are lost."""
         equation = product.equation
         limits = jnp.finfo(equation.outvars[0].aval.dtype)
         if product.shift is not None and not np.all(np.abs(product.shift.values) <= limits.max):
@@ -241,7 +241,7 @@ class _Folding:
             return value.whole.array
         if not isinstance(value, Product):
             return value
-        with source_of(value.equation):  # which is not the one that reads it
+        with source_of(value.equation):  # not the source of its reader
             return self._whole(value)
 
     def _whole(self, value: Product) -> Any:

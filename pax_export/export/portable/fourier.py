@@ -1,8 +1,8 @@
 """Fourier transforms along symbolic sizes.
 
-XLA wants the length of a transform as a number.  Where it is symbolic, the sums that define the
-transform are computed, a block of frequencies at a time: products with cosines and sines.  That
-costs the square of the length, and needs memory for one block only.
+XLA requires a static transform length. For a symbolic one, the defining sums are computed, a block
+of frequencies at a time, as products with cosines and sines. The cost is quadratic in the length,
+with memory for one block.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from jax import numpy as jnp
 
 #: The number of frequencies computed at a time.
 _BLOCK = 64
-#: Indices of frequencies are multiplied in steps of this many bits: 32 bits hold no more.
+#: Frequency indices are multiplied in steps of this many bits, to stay within 32 bits.
 _STEP, _STEPS = 8, 3
 _FORWARD, _BACKWARD = -1, 1
 
 
 def fourier_sums(operand: Any, *, fft_type: Any, fft_lengths: Sequence[Any], **_: object) -> Any:
-    """What `jax.lax.fft` gives, one axis after the other."""
+    """Computes `jax.lax.fft`, axis by axis."""
     *outer, last = range(operand.ndim - len(fft_lengths), operand.ndim)
     kind = fft_type.name
     if kind == "IRFFT":
@@ -69,7 +69,7 @@ def _sums(operand: Any, length: Any, frequencies: Any, direction: int) -> Any:
 
 
 def _real_back(operand: Any, length: Any) -> Any:
-    """Real numbers from the half of their frequencies that says all."""
+    """Returns real numbers from the half of their frequencies."""
     if isinstance(length, int):
         return jax.lax.fft(operand, "irfft", (length,))
     weights = _pairs(operand.shape[-1], length).astype(operand.real.dtype)
@@ -84,7 +84,7 @@ def _real_back(operand: Any, length: Any) -> Any:
 
 
 def _pairs(frequencies: Any, length: Any) -> Any:
-    """How many frequencies of a whole transform each of a real one stands for."""
+    """Returns the number of frequencies of a whole transform that each of a real one represents."""
     number = jnp.arange(frequencies)
     return jnp.where((number == 0) | (2 * number == length), 1, 2)
 
@@ -94,7 +94,7 @@ def _product(values: Any, wave: Any) -> Any:
 
 
 def _blocks(block: Callable, summed: Any, length: Any, rows: Any, dtype: Any) -> Any:
-    """What `block` gives of cosines and sines, for all rows, block by block.
+    """Applies `block` to cosines and sines of all rows, block by block.
 
     They are those of ``2 pi j k / length``, for j below `summed` and k below `rows`.
     """
@@ -103,7 +103,7 @@ def _blocks(block: Callable, summed: Any, length: Any, rows: Any, dtype: Any) ->
     inner = jnp.arange(summed, dtype=unsigned)[:, None]
     turn = (2 * math.pi / jnp.asarray(length).astype(dtype)).astype(dtype)
 
-    @jax.checkpoint  # so that a gradient needs the memory of one block, too
+    @jax.checkpoint  # so that a gradient also needs memory for one block only
     def step(_: Any, number: Any) -> tuple[None, Any]:
         row = number.astype(unsigned) * _BLOCK + jnp.arange(_BLOCK, dtype=unsigned)
         rest = jnp.zeros((), unsigned)

@@ -18,7 +18,7 @@ _TRANSPARENT = frozenset({"copy", "copy_p", "stop_gradient", "optimization_barri
 
 @dataclass(frozen=True)
 class Recognized:
-    """A call of a kept function that gives the same: its operands are variables of the program."""
+    """A call of a kept function with the same result; its operands are variables of the program."""
 
     name: str
     operands: tuple[Any, ...]
@@ -26,7 +26,7 @@ class Recognized:
 
 
 class Producers:
-    """What each variable of a program is made by."""
+    """The producer of each variable of a program."""
 
     def __init__(self, program: PortableProgram):
         self.jaxpr = program.jaxpr
@@ -34,7 +34,7 @@ class Producers:
         self._makers = {out: e for e in program.jaxpr.eqns for out in e.outvars}
 
     def maker(self, atom: object, *names: str) -> Any:
-        """The equation that makes a variable, if it is of one of these primitives."""
+        """Returns the equation that produces a variable, if it is of one of these primitives."""
         atom = self.same(atom)
         equation = None if is_literal(atom) else self._makers.get(atom)
         return equation if equation is not None and equation.primitive.name in names else None
@@ -49,7 +49,7 @@ class Producers:
         return atom
 
     def _equal(self, equation: Any) -> Any:
-        """The operand that an equation gives as it is; None where it changes something."""
+        """Returns the operand that an equation returns unchanged, or None."""
         name, operands = equation.primitive.name, equation.invars
         if name == "select_n" and operands[0].aval.ndim == 0 and operands[0] in self.known:
             return operands[1 + int(np.asarray(self.known.array(operands[0])))]
@@ -59,7 +59,7 @@ class Producers:
         return None if changes else operands[0]
 
     def scalar(self, atom: Any) -> float | None:
-        """The number that an array is full of, if that is known."""
+        """Returns the number that fills an array, if known."""
         if is_literal(atom):
             return float(np.asarray(atom.val)) if np.ndim(atom.val) == 0 else None
         atom = self.unspread(atom)[0]
@@ -68,7 +68,7 @@ class Producers:
         return float(np.asarray(self.known.array(atom)))
 
     def unspread(self, atom: Any) -> tuple[Any, tuple[int, ...]]:
-        """The array that one is broadcast from, and where the axes of that lie in it."""
+        """Returns the array that another is broadcast from, and the positions of its axes."""
         atom = self.same(atom)
         axes = tuple(range(atom.aval.ndim))
         while True:
@@ -77,7 +77,7 @@ class Producers:
             if equation is None or places is None:
                 return atom, axes
             inner = self.same(equation.invars[0])
-            # Axes of size 1 tell nothing of where they lie.
+            # Axes of size 1 do not determine their position.
             axes = tuple(axes[place] for place in places)
             atom = inner
 
@@ -95,7 +95,7 @@ class Producers:
         return inner if is_thin or axes == without else None
 
     def is_vector(self, atom: object, axis: int) -> Any:
-        """The known array of one axis that is broadcast along an axis; None if it is another."""
+        """Returns the known vector broadcast along an axis, or None."""
         inner, axes = self.unspread(atom)
         if inner not in self.known or inner.aval.ndim != 1 or axes != (axis,):
             return None
@@ -107,7 +107,7 @@ def is_one(size: int) -> bool:
 
 
 def _places(equation: Any) -> Sequence[int] | None:
-    """Where the axes of an operand lie in a result that is spread from it."""
+    """Returns the positions of an operand's axes in a broadcast result."""
     name, (x, *others) = equation.primitive.name, equation.invars
     if others:
         return None
@@ -131,7 +131,7 @@ PATTERNS: dict[str, list[Pattern]] = {}
 
 
 def pattern(*names: str) -> Callable[[Pattern], Pattern]:
-    """Makes a function the one that looks at the equations of these primitives."""
+    """Registers a function for the equations of these primitives."""
 
     def register(function: Pattern) -> Pattern:
         for name in names:
@@ -142,7 +142,7 @@ def pattern(*names: str) -> Callable[[Pattern], Pattern]:
 
 
 def scaled(graph: Producers, atom: object) -> tuple[float, list[Any]]:
-    """A product as a known number and the other factors."""
+    """Splits a product into a known number and the other factors."""
     number, others = 1.0, []
     equation = graph.maker(atom, "neg", "div")
     if equation is not None and equation.primitive.name == "neg":

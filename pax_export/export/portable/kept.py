@@ -1,7 +1,7 @@
 """Composites: functions kept whole for runtimes with an operator for them.
 
-`jax.lax.composite` writes them: a program with such calls still runs in jax, and a format that
-lacks the operator writes what it is made of.
+They are `jax.lax.composite` calls: a program with them still runs in jax, and a format without the
+operator writes their definition.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def mean(x: Array, *, axes: tuple[int, ...], keepdims: bool) -> Any:
 
 
 def layer_norm(x: Array, *vectors: Array, epsilon: float, scaled: bool, shifted: bool) -> Any:
-    """Over the last axis; `vectors` are the scale and the shift, those that there are."""
+    """Normalizes over the last axis; `vectors` are the optional scale and shift."""
     over = {"axes": (x.ndim - 1,), "keepdims": True}
     apart = x - call("mean", x, **over)
     variance = call("mean", apart * apart, **over)
@@ -121,7 +121,7 @@ def rnn(x: Array, w: Array, r: Array, b: Array, h: Array, *, reverse: bool, acti
 
 
 def _rows(x: Array, w: Array, b: Array) -> Any:
-    """What the gates of all steps take from the input."""
+    """Returns the input part of the gates for all steps."""
     one, other = jnp.split(b[0], 2)
     return x @ w[0].T + (one + other)
 
@@ -135,19 +135,19 @@ def dft(x: Array) -> Any:
 
 def fourier_matrix(rows: Any, columns: Any, length: Any, dtype: Any) -> tuple[Any, Any]:
     """Cosines and sines of 2 * pi * row * column / length."""
-    # The product is reduced before it becomes a float, which holds few bits.
+    # The product is rounded before it becomes a float with few bits.
     place = jnp.arange(rows)[:, None] * jnp.arange(columns)[None, :] % length
     angle = place.astype(dtype) * (2 * math.pi / jnp.asarray(length).astype(dtype))
     return jnp.cos(angle), jnp.sin(angle)
 
 
 def take(x: Array, places: Array, *, axis: int) -> Any:
-    """The elements of an axis at places, all of which are within it."""
+    """Returns elements of an axis at positions, all of which are in range."""
     return jnp.take(x, places, axis, mode="clip")
 
 
 def take_along(x: Array, places: Array, *, axis: int) -> Any:
-    """The same for each line along the axis, which has places of its own."""
+    """The same for each line along the axis, with its own positions."""
     return jnp.take_along_axis(x, places, axis, mode="clip")
 
 
@@ -164,26 +164,26 @@ def rank(x: Array, *, axis: int, count: Any, largest: bool) -> Any:
 
 
 def put(x: Any, places: Array, rows: Array, *inside: Array, how: str) -> Any:
-    """The rows of `x` with others set, added, multiplied or compared at their places.
+    """Returns `x` with rows set, added, multiplied or compared at positions.
 
-    `how` is set, add, mul, max or min; rows that are not `inside` are left out.
+    `how` is set, add, mul, max or min; rows that are not `inside` are dropped.
     """
     places = jnp.where(inside[0], places, x.shape[0]) if inside else places
     return getattr(x.at[places], how)(rows, mode="drop")
 
 
 def window(x: Array, *starts: Array, sizes: tuple[Any, ...]) -> Any:
-    """The part of an array that begins at numbers of int32, where it lies within the array."""
+    """Returns the part of an array that starts at int32 numbers, all of it in range."""
     return lax.dynamic_slice(x, starts, sizes)
 
 
 def put_window(x: Array, update: Array, *starts: Array) -> Any:
-    """The array with another in the place of such a part."""
+    """Replaces such a part of an array."""
     return lax.dynamic_update_slice(x, update, starts)
 
 
 def sizes(*, of: tuple[Any, ...]) -> Any:
-    """Sizes, some of which are symbolic, as an array."""
+    """Returns sizes, some of them symbolic, as an array."""
     return jnp.stack([jnp.asarray(size).astype(np.int32) for size in of])
 
 
@@ -192,17 +192,17 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
 } | {each.__name__: each for each in (lstm, gru, rnn, dft)}
-#: What other operations are decomposed into; every target has a row for them.
+#: Normal forms of decompositions; every target has a row for them.
 NORMAL_FORMS = {
     each.__name__: each for each in (take, take_along, rank, put, window, put_window, sizes)
 }
 FUNCTIONS |= NORMAL_FORMS
-#: Those that treat each element alike, wherever it lies.
+#: Elementwise functions.
 ELEMENTWISE = frozenset({"clip", "silu", "hard_sigmoid", "hard_swish", "gelu"})
 
 
 def call(name: str, *operands: Any, **attributes: Any) -> Any:
-    """Calls one of the functions, so that the program says its name."""
+    """Calls one of the functions, so that the program contains its name."""
     return lax.composite(FUNCTIONS[name], _PREFIX + name)(*operands, **attributes)
 
 
@@ -213,7 +213,7 @@ def name_of(parameters: Mapping[str, Any]) -> str:
 
 
 def operation_names(program: Any) -> set[str]:
-    """The operations of a program by their names; those of a function that is kept are its own."""
+    """Returns the names of the operations of a program; a kept function counts as one."""
     names = set()
     for equation in getattr(program, "jaxpr", program).eqns:
         kept = name_of(equation.params) if equation.primitive.name == "composite" else ""
@@ -224,6 +224,6 @@ def operation_names(program: Any) -> set[str]:
 
 
 def attributes(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What the function of such a composite was told, by name."""
+    """Returns the attributes of a composite by name."""
     held = parameters["attributes"]
     return {name: jax.tree.unflatten(tree, leaves) for name, leaves, tree in held}

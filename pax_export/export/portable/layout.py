@@ -1,10 +1,9 @@
 """Chooses features-first layouts for convolutions and pools, and cancels transposes.
 
-Runtimes convolve ``[batch, features, height, width]`` fastest, and models of jax mostly have the
-features last.  Here a value may lie in another order of axes than its program says: a
-convolution gives one that lies in the runtime's order, operations on elements keep the order,
-and others take their axes along.  What knows nothing of orders is given the array as the
-program has it, by one transpose.
+Runtimes convolve ``[batch, features, height, width]`` fastest, and jax models mostly have features
+last. Here a value may have another order of axes than in the program: a convolution returns the
+runtime's order, elementwise operations keep the order, and others permute their axes. Operations
+without a rule get the program's order, by one transpose.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Order = tuple[int, ...]
 
 
 class Laid:
-    """An array in some order of axes; `order[i]` is the axis of the program that lies i-th."""
+    """An array in some order of axes; `order[i]` is the program's axis at position i."""
 
     def __init__(self, array: Any, order: Order):
         self._arrays = {order: array}
@@ -42,7 +41,7 @@ class Laid:
         return self.order == plain(self.rank)
 
     def place(self, axis: int) -> int:
-        """Where an axis of the program lies."""
+        """Returns the position of an axis of the program."""
         return self.order.index(axis)
 
     def lying(self, order: Order) -> Any:
@@ -68,7 +67,7 @@ class LazyBroadcast(Laid):
     def lying(self, order: Order) -> Any:
         if order not in self._arrays:
             places = {axis: i for i, axis in enumerate(order)}
-            # The axes of the smaller array in the order in which they will lie.
+            # The axes of the smaller array in their future order.
             inner = tuple(sorted(range(len(self.axes)), key=lambda i: places[self.axes[i]]))
             to = tuple(places[self.axes[i]] for i in inner)
             shape = tuple(self._shape[axis] for axis in order)
@@ -84,7 +83,7 @@ def inverse(order: Sequence[int]) -> Order:
     return tuple(sorted(range(len(order)), key=lambda i: order[i]))
 
 
-#: What carries an order through an operation: (equation, operands) to results; None where it
+#: Rules that carry an order through an operation: (equation, operands) to results; None if it
 #: cannot, for these operands.
 Rule = Callable[[Any, list[Any]], Any]
 RULES: dict[str, Rule] = {}
@@ -99,7 +98,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def laid_out(program: PortableProgram) -> PortableProgram:
-    """The program with convolutions in the runtime's layout; as it is where there are none."""
+    """Returns the program with convolutions in the runtime's layout; unchanged without any."""
     names = {equation.primitive.name for equation in program.jaxpr.eqns}
     if "conv_general_dilated" not in names:
         return program

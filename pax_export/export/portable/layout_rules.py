@@ -65,7 +65,7 @@ def _spread(source: Laid, shape: tuple[Any, ...], axes: Sequence[int]) -> Laid:
 
 
 def _common(operands: Sequence[Laid]) -> Order:
-    """The order that most of the operands lie in; another than the program's, if there is one."""
+    """Returns the order of most operands; preferably one other than the program's."""
     orders = [each.order for each in operands if not isinstance(each, LazyBroadcast)]
     others = [order for order in orders if order != plain(len(order))]
     return max(others, key=others.count) if others else plain(operands[0].rank)
@@ -89,7 +89,7 @@ def elementwise(equation: Any, operands: Operands) -> Results:
 
 
 def _of_source(equation: Any, operands: Operands, x: LazyBroadcast) -> Results:
-    """What is done to a spread array, done before it is spread."""
+    """Applies an operation on a broadcast array before the broadcast."""
     if len(equation.outvars) != 1 or "shape" in equation.params or "sharding" in equation.params:
         return None
     inner = x.source.order
@@ -212,7 +212,7 @@ def _without(x: Laid, gone: Sequence[int]) -> Laid:
 
 @rule("reshape")
 def reshape(equation: Any, operands: Operands) -> Results:
-    """One that only adds or removes axes of size 1, or splits and joins axes that lie together."""
+    """Reshapes that only add or remove axes of size 1, or split and join adjacent axes."""
     (x, *sizes) = operands
     if sizes or equation.params["dimensions"] is not None or x.is_plain:
         return None
@@ -234,7 +234,7 @@ def _regrouped(x: Laid, old: Sequence[Any], new: Sequence[Any]) -> Results:
     for before, after in groups:
         places = [x.place(axis) for axis in before]
         if places != list(range(places[0], places[0] + len(places))):
-            return None  # what is joined does not lie together
+            return None  # the joined axes are not adjacent
         found.append((places[0], after))
     order = tuple(axis for _, after in sorted(found) for axis in after)
     made = lax.reshape(x.lying(x.order), tuple(new[axis] for axis in order))

@@ -1,8 +1,8 @@
 """Depthwise convolutions and pools in the form that XLA's CPU backend compiles to fast loops.
 
-XLA computes each number of a depthwise convolution by itself, some 40 times slower than the same
-sum of shifted arrays, and pools that keep NaN likewise.  Both forms are exported; the platform
-that runs them chooses.
+XLA computes each number of a depthwise convolution separately, some 40 times slower than the same
+sum of shifted arrays; the same holds for pools that propagate NaN. Both forms are exported; the
+platform selects one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _pool(equation: Any) -> Callable[..., list[Array]] | None:
     if jnp.issubdtype(result.dtype, jnp.complexfloating) or not _is_small_window(window):
         return None
     sizes = zip(equation.invars[0].aval.shape, result.shape)
-    # Along the others nothing is shifted.  jax compares sizes that it slices, and symbolic ones
+    # The other axes are not shifted.  jax compares sliced sizes, and symbolic ones
     # have no order, mostly.
     if not is_static([each for pair, width in zip(sizes, window) for each in pair if width > 1]):
         return None
@@ -69,7 +69,7 @@ def _is_small_window(sizes: Any) -> bool:
 
 
 def _depthwise(equation: Any) -> Callable[..., list[Array]] | None:
-    """A convolution whose features each have kernels of their own; None for any other."""
+    """Returns a convolution whose features have separate kernels; None for others."""
     params, (x, kernel) = equation.params, equation.invars
     specs, groups = params["dimension_numbers"], params["feature_group_count"]
     sizes = [kernel.aval.shape[axis] for axis in specs.rhs_spec[2:]]

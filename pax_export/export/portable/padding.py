@@ -13,7 +13,7 @@ from pax_export.export.portable import kept
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram, again
 
-#: What stands where there is padding.
+#: The padding values.
 _NEUTRAL = {
     "conv_general_dilated": 0.0,
     "reduce_window_sum": 0.0,

@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PassOptions:
-    """What a target wants.
+    """The options of a target.
 
     Attributes:
-        fold: let weights be computed anew: scales folded into them.
-        compute: with `fold`, do all arithmetic of weights; a target that computes what depends on
-            constants has no need of it.
-        keep: keep functions whole that runtimes have operators for.
-        features_first: lay arrays out for runtimes that convolve ``[batch, features, ...]``.
+        fold: fold scales into weights.
+        compute: with `fold`, evaluate all arithmetic on weights; not needed by targets that fold
+            constants.
+        keep: keep functions for which runtimes have operators.
+        features_first: use the layout of runtimes that convolve ``[batch, features, ...]``.
     """
 
     fold: bool = True
@@ -45,16 +45,16 @@ def optimized(
     options: PassOptions,
     count: int | None = None,
 ) -> PortableProgram:
-    """A traced program as one that runtimes run fast.
+    """Optimizes a traced program for a runtime.
 
     Args:
         program: the closed jaxpr; its first operands are the leaves.
         leaves: their names and values.
-        names: of large arrays that the program holds, by `id`.
-        options: what the target wants.
-        count: of how many results there are; all, unless it is given.
+        names: names of large constants, by `id`.
+        options: the options of the target.
+        count: the number of results; default: all.
     """
-    # Calls hide from all others what stands beside what.
+    # Calls hide adjacent equations from all other passes.
     made = flattened(program, leaves, names, count)
     # Functions are found as they were written: folding and layouts take them apart.
     if options.keep:
@@ -74,18 +74,18 @@ def written_fast(
     write: Callable[[PortableProgram | None], T],
     refused: tuple[type[Exception], ...],
 ) -> tuple[T, PortableProgram | None, tuple[str, ...]]:
-    """Writes the optimized program, or the traced one where a pass or a rule fails on that.
+    """Writes the optimized program, or the traced one if a pass or a rule fails.
 
     Args:
-        optimize: makes the program simpler.
-        write: writes that program, or for None the one that was traced.
-        refused: the errors by which `write` says that a program cannot be written.
+        optimize: optimizes the program.
+        write: writes that program, or the traced one for None.
+        refused: the exceptions of `write` for unsupported programs.
 
     Returns:
-        What was written, the program (None for the traced one), and notes for the report.
+        The result of `write`, the program (None for the traced one), and notes for the report.
 
     Raises:
-        Exception: of `refused`; it says what of the traced program cannot be written.
+        Exception: one of `refused`, about the traced program.
     """
     program, reason = None, None
     try:
@@ -97,7 +97,7 @@ def written_fast(
             return write(program), program, program.notes
         except refused as error:
             reason = error
-    # Where this is refused, too, its error names what the user wrote.
+    # If this is refused, too, its error names the user's operation.
     made = write(None)
     note = f"the program as it was traced, which may be slow: {reason!r}"
     warnings.warn(

@@ -14,20 +14,20 @@ from jax.extend import source_info_util
 from pax_export._jaxpr import bind_equation, inner_programs, interpret, is_literal, is_program
 from pax_export._jaxpr import needed_equations as needed
 
-#: The primitives that hold programs which they do not only call.
+#: Primitives with inner programs that they do not only call.
 CONTROL = frozenset({"scan", "while", "cond"})
-#: What gives the results of an equation, from what stands for its operands.
+#: Returns the results of an equation from its operands.
 Operate = Callable[[Any, list[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Weight:
-    """An array that a program reads, known while it is exported.
+    """An array of a program that is known at export.
 
     Attributes:
-        name: of the stored array; empty for a small constant of the program.
+        name: the name of the stored array; empty for a small constant.
         array: its values.
-        sources: names of the weights that it was computed from; empty for one as it was given.
+        sources: names of the weights that it was computed from; empty for an original one.
     """
 
     name: str
@@ -42,7 +42,7 @@ class PortableProgram:
     Attributes:
         program: a closed jaxpr; its operands are the weights, then the inputs.
         weights: the known arrays, in the order of the operands.
-        notes: what a pass left as it was, and why, for the report.
+        notes: parts that passes did not optimize, with reasons, for the report.
     """
 
     program: Any
@@ -77,12 +77,12 @@ class PortableProgram:
         given: Callable[[Any], Any] = lambda value: value,
         taken: Callable[[Any], Any] = lambda value: value,
     ) -> PortableProgram:
-        """The program that ``operate(equation, operands)`` makes of this one.
+        """Returns the program rebuilt by ``operate(equation, operands)``.
 
         Args:
-            operate: gives what stands for the results of an equation.
-            given: what stands for an operand of the program.
-            taken: the array that a result of the program stands for.
+            operate: returns the new results of an equation.
+            given: returns the new value of an operand of the program.
+            taken: returns the array of a result of the program.
         """
 
         def run(*operands: Any) -> list[Any]:
@@ -99,7 +99,7 @@ def traced(function: Callable[..., Any], like: Sequence[Any]) -> Any:
 
 
 def evaluated(program: Any, arguments: Sequence[Any], operate: Operate) -> list[Any]:
-    """Goes through what the results of a program need, and leaves out the rest."""
+    """Evaluates the operations that the results of a program need."""
 
     def in_place(equation: Any, operands: list[Any]) -> Sequence[Any]:
         with source_of(equation):
@@ -121,7 +121,7 @@ def _plain(body: PortableProgram) -> PortableProgram:
 
 
 def with_bodies(equation: Any, change: Callable[[PortableProgram], PortableProgram]) -> Any:
-    """An equation whose loop body or branches, as programs without weights, are changed."""
+    """Returns an equation with changed loop body or branches, as programs without weights."""
     if equation.primitive.name not in CONTROL:
         return equation
 
@@ -134,7 +134,7 @@ def with_bodies(equation: Any, change: Callable[[PortableProgram], PortableProgr
 
 
 def uses(jaxpr: Any) -> dict[Any, int]:
-    """How often each variable is read, by what is needed and as a result."""
+    """Counts the readers of each variable, including results."""
     counts: dict[Any, int] = {}
     for atoms in (*(each.invars for each in needed(jaxpr)), jaxpr.outvars):
         for atom in atoms:
@@ -144,7 +144,7 @@ def uses(jaxpr: Any) -> dict[Any, int]:
 
 
 def source_of(equation: Any) -> AbstractContextManager[Any]:
-    """A block whose operations have the source line and the module of an equation."""
+    """Context manager whose operations have the source line and module of an equation."""
     source = equation.source_info
     return source_info_util.user_context(source.traceback, name_stack=source.name_stack)
 

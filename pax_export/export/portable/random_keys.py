@@ -22,12 +22,12 @@ KEYS = frozenset(
 
 
 def on_words(equation: Any) -> Any:
-    """Traces what an operation on random keys does to their words.
+    """Traces an operation on random keys as a function of their words.
 
     Each operand and result that is a key has a last axis of 2 in the traced program.
 
     Raises:
-        NotDecomposedError: the keys are of another generator.
+        NotDecomposedError: the keys belong to another generator.
     """
     atoms = (*equation.invars, *equation.outvars)
     for dtype in [atom.aval.dtype for atom in atoms if is_key(atom.aval.dtype)]:
@@ -44,7 +44,7 @@ def _words(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def _each(function: Callable, axes: int) -> Callable:
-    """A function of one key, mapped over the axes of an array of keys."""
+    """Maps a function of one key over the axes of an array of keys."""
     for _ in range(axes):
         function = jax.vmap(function)
     return function

@@ -1,7 +1,7 @@
 """Complex numbers as two arrays and random keys as their words, in whole programs.
 
 Complex arrays become a real and an imaginary one, keys uint32 ``[..., 2]``: as operands, as
-results, in loops and branches.  Targets that know neither write such a program.
+results, in loops and branches. It is for targets that support neither.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def in_real_numbers(program: Any) -> Any:
     """Returns a program without complex numbers and random keys; the same object if it has none.
 
     Args:
-        program: a traced program, as `jax.make_jaxpr` gives it.
+        program: a traced program, as from `jax.make_jaxpr`.
 
     Raises:
-        NotWrittenError: an operation is none on parts of complex numbers or on words of keys.
+        NotWrittenError: an operation has no form on parts of complex numbers or words of keys.
     """
     if not _has_parts(program):
         return program
@@ -65,7 +65,7 @@ def in_real_numbers(program: Any) -> Any:
 
 
 def in_parts(value: Any) -> list[Any]:
-    """The arrays that an array is in such a program."""
+    """Returns the arrays that represent an array in such a program."""
     if is_key(value.dtype):
         return [np.asarray(jax.random.key_data(value))]
     if half_dtype(value.dtype) is None:
@@ -176,7 +176,7 @@ class _RealRewriter:
             self._callers.pop()
 
     def _loop(self, equation: Any) -> dict[str, Any]:
-        """The parameters of a loop or branch over the programs that are made of its own."""
+        """Returns the parameters of a loop or branch with its inner programs rewritten."""
         params = {name: self._parameter(value) for name, value in equation.params.items()}
         if equation.primitive.name == "while":
             first, second = params["cond_nconsts"], params["body_nconsts"]
@@ -212,7 +212,7 @@ def _scan_of(constants: int, carried: int, rows: int, made: int) -> dict[str, An
 
     def run(held: list[Any], start: list[Any], xs: list[Any]) -> Any:
         def body(state: list[Any], row: list[Any]) -> Any:
-            # Nothing is a copy: what a loop does not change is none of its state.
+            # Nothing is a copy: unchanged values are not part of a loop's state.
             total = sum(held, jnp.zeros(()))
             return [each + 1 for each in state], [total + number for number in range(made)]
 
@@ -224,7 +224,7 @@ def _scan_of(constants: int, carried: int, rows: int, made: int) -> dict[str, An
 
 
 def _moved(equation: Any) -> Any:
-    """Traces what an operation that only moves numbers does to each of two parts."""
+    """Traces an operation that only moves elements, applied to both parts."""
     name, atoms = equation.primitive.name, equation.invars
     if name == "sort" and any(map(_is_apart, atoms[: equation.params["num_keys"]])):
         raise NotDecomposedError("of complex numbers or random keys")

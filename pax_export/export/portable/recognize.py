@@ -1,7 +1,7 @@
-"""Recognizes functions that runtimes have an operator for, by their arithmetic.
+"""Recognizes functions for which runtimes have an operator, by their arithmetic.
 
-Who wrote them does not matter, jax, flax, equinox or a model itself: what is found is the
-arithmetic, of numbers of 32 bits and more.
+The source may be jax, flax, Equinox or the model itself: only the arithmetic is matched, for
+numbers of 32 bits and more.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _DTYPES = frozenset({"float32"})
 
 
 def recognized(program: PortableProgram) -> PortableProgram:
-    """The program with calls of kept functions in place of what they are made of.
+    """Returns the program with calls of kept functions instead of their definitions.
 
-    They are found in loops and branches, too.
+    Loops and branches are searched, too.
     """
     graph = Producers(program)
     found = {}

@@ -1,6 +1,6 @@
 """Recognizes loops over LSTM, GRU and simple recurrent steps.
 
-Who wrote the step does not matter: what is compared is its arithmetic, see `cells.py`.
+Any source is accepted: only the arithmetic of the step is compared, see `cells.py`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pax_export.export.portable.program import PortableProgram, is_static, neede
 
 @dataclass(frozen=True)
 class RecurrentLayer:
-    """A recurrent layer as its step was found.
+    """A recognized recurrent layer.
 
     Attributes:
-        name: of the kept function.
-        state: which of the carries is the output of the step before.
+        name: the name of the kept function.
+        state: the index of the carry with the previous output.
         gates: the sums of the gates, in the order of the kept function.
-        cell: which of the carries is the cell of an LSTM.
-        told: what else the kept function is told.
-        reset: the output of the step before times the reset gate, where it is multiplied first.
+        cell: the index of the carry with the cell state of an LSTM.
+        told: other attributes of the kept function.
+        reset: the previous output times the reset gate, if it is multiplied first.
     """
 
     name: str
@@ -86,7 +86,7 @@ def _layer(equation: Equation, operands: list[Any], counts: Any) -> list[Any] | 
 
 
 def _match(after: Sequence[Any]) -> RecurrentLayer | None:
-    """The layer whose step gives these carries."""
+    """Returns the layer whose step computes these carries."""
     found = (each(at, after) for at in range(len(after)) for each in (_lstm, _gru, _simple))
     return next((each for each in found if each is not None and _is_whole(each, after)), None)
 
@@ -114,7 +114,7 @@ def _both(value: object, name: str) -> Iterator[tuple[Any, Any]]:
 
 
 def _of(value: object, name: str) -> Affine | None:
-    """The sum that a function of a gate is of."""
+    """Returns the argument of a gate's function."""
     if isinstance(value, StepValue) and value.name == name and isinstance(value.of[0], Affine):
         return value.of[0]
     return None
@@ -165,7 +165,7 @@ def _gru(place: int, after: Sequence[Any]) -> RecurrentLayer | None:
 
 
 def _mixed(value: object, place: int) -> Iterator[tuple[Affine, Any]]:
-    """The sum of the gate, and the new value, of what mixes that with a carry."""
+    """Returns the argument of the gate, and the new value, of a mixture with a carry."""
     for one, other in _both(value, "add"):
         for z, difference in _both(other, "mul"):
             gate = _of(z, "logistic")

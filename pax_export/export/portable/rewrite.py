@@ -9,21 +9,20 @@ from jax.extend.core import primitives
 
 from pax_export._jaxpr import inner_programs, is_program
 
-#: The program that takes the place of an equation; None goes on inside of it, and the equation
-#: itself leaves all of it.
+#: Returns the program that replaces an equation; None to continue inside it, or the equation to
+#: keep it.
 Replace = Callable[[Any], Any]
 
 
 def rewritten(program: Any, replace: Replace) -> Any:
-    """Returns a program in which other programs take the place of some operations.
+    """Returns a program with some operations replaced by programs.
 
-    An operation that is replaced becomes a call in the same place of the program: it still says
-    the line of the user that it comes from.  Loops, branches and calls are entered; a program
-    that is called from several places is rewritten once.
+    A replaced operation becomes a call with its source line. Loops, branches and calls are entered;
+    a program with several callers is rewritten once.
 
     Args:
-        program: a traced program, as `jax.make_jaxpr` gives it.
-        replace: a `Replace`; it is not asked about the operations of what it gives.
+        program: a traced program, as from `jax.make_jaxpr`.
+        replace: a `Replace`; it is not called for the operations of its results.
     """
     return _Rewriter(replace).program(program)
 
@@ -70,7 +69,7 @@ class _Rewriter:
 
 
 def call_of(equation: Any, program: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
-    """A call of a program in the place of an equation, of whose line it is."""
+    """Returns a call of a program that replaces an equation, with its source line."""
     params = {"call_jaxpr": program}
     return equation.replace(
         primitive=primitives.closed_call_p, params=params, invars=operands, outvars=results

@@ -1,4 +1,4 @@
-"""Sizes that may be symbolic, and traces with these under assumptions of the program."""
+"""Sizes that may be symbolic, and traces with them under the program's assumptions."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _MOST = 20
 
 
 def is_number(size: Any) -> bool:
-    """Whether a size is known, and no symbolic dimension."""
+    """Returns whether a size is static."""
     return isinstance(size, (int, np.integer))
 
 
 def same_size(one: Any, other: Any) -> bool:
-    """Whether two sizes are one; jax writes equal symbolic ones alike."""
+    """Returns whether two sizes are equal; jax prints equal symbolic ones alike."""
     return one == other if is_number(one) and is_number(other) else str(one) == str(other)
 
 
 def trace(function: Callable[..., Any], operands: Sequence[Any], parameters: Any) -> Any:
     """Traces ``function(*operands, **parameters)`` as `jax.make_jaxpr` does.
 
-    A program whose sizes make sense may be rewritten to one in which jax asks whether
-    ``h - 2 >= 0``.  It is assumed: the sizes of the result have the same text as before.
+    A rewritten program may make jax check ``h - 2 >= 0``, which the original program implies. It is
+    assumed; the sizes of the result keep their text.
 
     Args:
-        function: what to trace.
-        operands: shapes and dtypes.
+        function: the function to trace.
+        operands: shapes and dtypes of the operands.
         parameters: by name; sizes in them may be symbolic too.
     """
     assumed: list[str] = []
@@ -61,7 +61,7 @@ def _struct(operand: Array, again: _Again | None) -> jax.ShapeDtypeStruct:
 
 
 class _Again:
-    """Symbolic sizes in a scope of their own, which knows more about them."""
+    """Symbolic sizes in a new scope with more constraints."""
 
     def __init__(self, assumed: Sequence[str]):
         self._assumed = assumed

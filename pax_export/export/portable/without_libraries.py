@@ -1,8 +1,8 @@
 """Lowers to StableHLO without LAPACK or other custom calls.
 
-jax's rules for real machines call their libraries.  For a platform that nobody has, jax takes
-its general rules, which write products and loops, or calls that XLA itself writes out; what has
-no such rule, or one that gives numbers where there is no decomposition, becomes a program here.
+jax's rules for real platforms call their libraries. For an unknown platform, jax uses its general
+rules, which write products and loops, or calls that XLA expands; operations without such a rule, or
+with one that returns numbers where no decomposition exists, become programs here.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _LACKS = frozenset(("eigh", "svd"))
 
 
 def without_libraries(program: Any) -> Any:
-    """The program with nothing in it that needs a library on every platform.
+    """Returns the program without operations that need a library on all platforms.
 
     Raises:
-        NotDecomposedError: of sizes that are symbolic.
+        NotDecomposedError: for symbolic sizes.
     """
     return rewritten(program, _replacement)
 
@@ -51,7 +51,7 @@ def _cholesky(matrix: Any, equation: Any) -> Any:
 
 
 def _exact_top_k(operand: Any, equation: Any) -> tuple[Any, Any]:
-    """What jax's approximation gives on CPUs: the best of all, in order."""
+    """Returns jax's result on CPUs: the exact top k, in order."""
     axis = equation.params["reduction_dimension"]
     sign = 1 if equation.params["is_max_k"] else -1
     count = equation.outvars[0].aval.shape[axis]

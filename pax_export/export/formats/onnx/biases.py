@@ -36,7 +36,7 @@ def with_biases(onnx: Any, nodes: Sequence[Any], initializers: Mapping[str, Any]
 def _with_bias(
     node: Any, made: Mapping[str, Any], counts: Mapping[str, int], initializers: Mapping[str, Any]
 ) -> tuple[Any, str] | None:
-    """The convolution and the vector whose sum a node is."""
+    """Returns the convolution and the vector that a node adds, or None."""
     for one, other in (node.input, node.input[::-1]):
         conv, spread = made.get(one), made.get(other)
         if conv is None or conv.op_type != "Conv" or len(conv.input) != 2 or counts[one] != 1:

@@ -26,7 +26,7 @@ class Converter:
         self._callers: list[Any] = []
 
     def inline(self, program: Any, arguments: Sequence[Value]) -> list[Any]:
-        """Writes what the results of a program need; gives these."""
+        """Writes the operators of a program; returns its results."""
         told: Any = {"constant": self._constant, "equations": needed_equations}
         return interpret(program, arguments, self._written, **told)
 
@@ -47,7 +47,7 @@ class Converter:
             raise
         except (Refused, NotDecomposedError) as error:
             raise NotWrittenError(str(error), equation, self._callers[:-1]) from error
-        except Exception as error:  # a rule that meets what it does not know
+        except Exception as error:  # any exception of a rule for an unsupported case
             reason = f"{type(error).__name__}: {error}"
             raise NotWrittenError(reason, equation, self._callers[:-1]) from error
         finally:
@@ -56,7 +56,7 @@ class Converter:
 
 @dataclasses.dataclass(frozen=True)
 class ResultStruct:
-    """The shape and dtype of what a rule makes."""
+    """The shape and dtype of a rule's result."""
 
     shape: tuple[Any, ...]
     dtype: Any
@@ -77,12 +77,12 @@ def _by_rule(builder: GraphBuilder, equation: Any, operands: Sequence[Any]) -> l
     return _values(RULES[name](builder, results, *operands, **parameters), results)
 
 
-#: Constants of more elements than this, and than what they are made of, are made by the file.
+#: Constants larger than this, and than their operands, are computed when the file runs.
 _SMALL = 64
 
 
 def _is_known(equation: Any, operands: Sequence[Value], results: Sequence[ResultStruct]) -> bool:
-    """Whether results are whole numbers of such, or moved, that the program says."""
+    """Returns whether results are known integers, by literals of the program."""
     given = [each.known for each in operands if each.known is not None]
     if not operands or len(given) < len(operands):
         return False
@@ -98,7 +98,7 @@ def _is_known(equation: Any, operands: Sequence[Value], results: Sequence[Result
 
 
 def _values(made: Any, results: Sequence[ResultStruct]) -> list[Any]:
-    """What a rule gave, as values of the shapes and dtypes that jax says."""
+    """Returns a rule's results as values with jax's shapes and dtypes."""
     several = made if isinstance(made, (list, tuple)) else [made]
     values: list[Value] = []
     for each, result in zip(several, results, strict=True):

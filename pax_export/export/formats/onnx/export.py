@@ -85,58 +85,53 @@ def to_onnx(
     card: Any = True,
     quantization: Any = None,
 ) -> Report:
-    """Writes a model as an ONNX file, which onnxruntime and many others run.
+    """Writes a model as an ONNX file for onnxruntime and other runtimes.
 
-    Each operation of jax becomes operators of ONNX.  The weights are initializers
-    with the names of the leaves.
+    Operations of jax become operators of ONNX.  The weights are initializers with the names of
+    the leaves.
 
     Args:
         model: as for `to_saved_model`.
-        path: the file to make, usually ``*.onnx``.
+        path: the file to create, usually ``*.onnx``.
         inputs: as for `to_saved_model`; symbolic dimensions keep their names.
         kwargs: as for `to_saved_model`.
-        methods: as for `to_saved_model`, but one only: an ONNX file holds one
-            function.
+        methods: as for `to_saved_model`, but only one: an ONNX file has one function.
         constraints: as for `to_saved_model`.
-        state: ``"frozen"`` refuses a model whose calls change what later calls
-            read; with ``"keep"`` every call begins with the state that is exported.
+        state: ``"frozen"`` refuses a model whose calls change state that later calls read; with
+            ``"keep"`` every call starts with the exported state.
         outputs: as for `to_saved_model`.
-        opset: the version of ONNX's operators to write, 18 or newer.
-        fold: compute what depends on weights alone now: a BatchNorm goes into the
-            convolution before it, kernels are laid out as the runtime wants them.  The
-            report names these weights.  Without it each leaf is in the file as it is.
-        exact: NaN, ties and signs of zero are as in jax everywhere.  Without it the
-            runtime's own operators are used for ``relu``, ``clip``, ``gelu``,
-            ``softmax``, pools and the like; the report says which may differ in these.
-        accuracy_level: of products of quantized weights.  4: `DequantizeLinear` stands before
-            them, for which onnxruntime has kernels that round activations to 8 bits; the report
-            says what that adds.  1: they are made in float32, at the speed of float32.
-        external_data: write the weights into a file beside it (``model.onnx.HASH.data``,
-            which the model names).  A model of more than 2 GiB, which no ONNX file can
-            hold, is written so without it.
-        runtimes: in what else to make the calls of the test: ``"openvino"``, ``"iree"``,
-            ``"web"`` (onnxruntime-web, in Node.js).  The report says how far each is from
-            jax.
-        validate: load what was written, make calls at several sizes with
-            onnxruntime and compare with jax; ``"process"`` does it in a fresh
-            process without jax.
+        opset: the version of ONNX's operators, 18 or newer.
+        fold: compute at export what depends only on weights: a BatchNorm is folded into the
+            convolution before it, kernels get the runtime's layout.  The report names these
+            weights.  With False each leaf is in the file unchanged.
+        exact: NaN, ties and signs of zero as in jax.  With False the runtime's own operators are
+            used for ``relu``, ``clip``, ``gelu``, ``softmax``, pools and others; the report says
+            which may differ.
+        accuracy_level: the accuracy of products of quantized weights.  4: after a
+            `DequantizeLinear`, for which onnxruntime has kernels that round activations to 8
+            bits; the report has their difference.  1: in float32, at the speed of float32.
+        external_data: write the weights into a separate file (``model.onnx.HASH.data``, named in
+            the model).  Models of more than 2 GiB, the limit of an ONNX file, always are.
+        runtimes: other runtimes to validate in: ``"openvino"``, ``"iree"``, ``"web"``
+            (onnxruntime-web, in Node.js).  The report has their differences from jax.
+        validate: load the export, call it at several sizes with onnxruntime and compare with jax;
+            ``"process"`` uses a fresh process without jax.
         examples: as for `to_saved_model`.
-        overwrite: replace an export of `pax_export` that is there; nothing else is
-            ever replaced.
-        sign: the file of a private key: the export is signed, in a file beside it
+        overwrite: replace an existing export of `pax_export`; other files are never replaced.
+        sign: the file of a private key, to sign the export in a separate file
             (``model.onnx.sig``), for ``load(path, verify=...)`` with the public key.
-        card: write the report as a page for people, with calls to copy, into a file
-            beside it (``model.onnx.html``); otherwise as for `to_saved_model`.
+        card: write the report as HTML with calls to copy into a separate file
+            (``model.onnx.html``); otherwise as for `to_saved_model`.
         quantization: as for `to_saved_model`.
 
     Returns:
-        The report, which can be printed, and lies in the file as the entry
+        The report, which can be printed, and is stored in the file as the entry
         ``pax_export.json`` of its metadata.
 
     Raises:
-        UnsupportedOperationError: ONNX has no such operation; it is named, with
-            the layer and line that use it.
-        PaxError: of a class for each mistake, as for `to_saved_model`.
+        UnsupportedOperationError: ONNX cannot express an operation; the message has the layer and
+            line that use it.
+        PaxError: a subclass for each error, as for `to_saved_model`.
 
     Example:
         >>> import importlib.util, tempfile, jax.numpy as jnp
@@ -145,6 +140,7 @@ def to_onnx(
         >>> if importlib.util.find_spec("onnxruntime"):  # pip install "pax-export[onnx]"
         ...     with tempfile.TemporaryDirectory() as folder:
         ...         report = to_onnx(double, folder + "/double.onnx", spec("batch, 3"))
+
     """
     if isinstance(opset, bool) or not isinstance(opset, int) or opset < 1:
         raise InvalidArgumentError(
@@ -215,7 +211,7 @@ class OnnxExporter(FormatExporter):
 
 
 class OnnxModelFile(NamedTuple):
-    """What the report says of what was written; see `Converted`."""
+    """The parts of the report about the written file; see `Converted`."""
 
     folded: tuple[str, ...]
     notes: tuple[str, ...]
@@ -226,7 +222,7 @@ class OnnxModelFile(NamedTuple):
 @dataclass(frozen=True)
 class OnnxContents(ProgramContents):
     options: OnnxOptions
-    #: What is said of quantized weights, once it is known.
+    #: Report entries about quantized weights, once known.
     integers: dict[str, Any] = dataclasses.field(default_factory=dict)
     #: By the names of other runtimes that were asked, the largest difference there.
     tested_in: dict[str, float] = dataclasses.field(default_factory=dict)

@@ -1,7 +1,7 @@
 """An ONNX model as a file, written array by array, and the file of arrays beside a large one.
 
-No message holds the arrays: protobuf copies what it is given, several times, and cannot write
-more than 2 GiB.  The bytes of a file without external data are those that protobuf would write.
+Messages do not contain the arrays, because protobuf copies its input several times, and cannot
+write more than 2 GiB. The bytes of a file without external data are those of protobuf.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GRAPH, _INITIALIZER, _RAW_DATA, _DELIMITED = 7, 5, 9, 2
 
 
 class ExternalData(NamedTuple):
-    """The file of arrays beside a model."""
+    """The external data file of a model."""
 
     name: str
     digest: str
@@ -40,7 +40,7 @@ def write(
 ) -> ExternalData | None:
     """Writes a model whose initializers are these arrays.
 
-    They go into a file of their own if that is wanted, or where the model is too large.
+    They are external if requested, or if the model is too large.
     """
     arrays = dict(arrays)
     tensors = {name: _tensor(onnx, name, array) for name, array in arrays.items()}
@@ -81,7 +81,7 @@ def _tensor(onnx: Any, name: str, array: np.ndarray) -> Any:
 
 
 def _write_data(tensors: Mapping[str, Any], arrays: Mapping[str, np.ndarray], place: Path) -> Any:
-    """Writes the arrays whose messages lack them, and into those where they are."""
+    """Writes the external arrays, and their locations into the messages."""
     outside = {name: each for name, each in tensors.items() if not each.HasField("raw_data")}
     begun, digest = place.with_name("data"), hashlib.sha256()
     places: dict[str, tuple[int, int]] = {}
@@ -130,7 +130,7 @@ def _around(message: Any, number: int) -> Iterator[bytes]:
 
 
 def _pieces(array: np.ndarray) -> Iterator[memoryview]:
-    """The bytes of an array, some at a time; one that is only seen in another order, too."""
+    """Yields the bytes of an array in pieces, also for transposed views."""
     if array.flags.c_contiguous:
         flat = array.reshape(-1).view(np.uint8)
         for start in range(0, flat.size, _PIECE):

@@ -24,10 +24,10 @@ Inline = Callable[[Any, Sequence[Value]], list[Value]]
 
 
 class GraphBuilder:
-    """Writes the operators of one model; the rules are given it, and call it.
+    """Writes the operators of one model; it is passed to the rules, which call it.
 
-    ``builder("Add", x, y)`` adds an operator and gives the name of its result.  Operands are
-    names, `Value`s, arrays of numpy, which become constants, or None for one left out.
+    ``builder("Add", x, y)`` adds an operator and returns the name of its result. Operands are
+    names, `Value`s, numpy arrays, which become constants, or None if omitted.
     """
 
     def __init__(self, onnx: Any, opset: int, inline: Inline, exact: bool = True):
@@ -38,11 +38,11 @@ class GraphBuilder:
         self.accuracy_level = 4  # of products of quantized weights
         self.operation = ""  # the primitive that is being written
         self.initializers: dict[str, np.ndarray] = {}
-        self.stored: dict[str, str] = {}  # what carries a weight: the initializer of that
-        #: Arrays that have another source than themselves in another order of axes: what makes it.
+        self.stored: dict[str, str] = {}  # carrier of a weight -> its initializer
+        #: Names of transposed arrays -> the transposes that produce them.
         self.turned: dict[str, Callable[[Sequence[int]], str]] = {}
         self.quantized: dict[str, Quantized] = {}  # initializers of integers
-        #: Arrays that stand for integers: inputs that are rounded, and quantized weights.
+        #: Arrays that represent integers: rounded inputs and quantized weights.
         self.integers: dict[str, Any] = {}
         self._constants: dict[tuple, str] = {}
         self._count = 0
@@ -110,12 +110,12 @@ class GraphBuilder:
         return self("Cast", operand, **self.cast_to(dtype))
 
     def cast_to(self, dtype: Any) -> dict[str, int]:
-        """What `Cast` is told; numbers too large for 8 bits are infinite or NaN, as in jax."""
+        """Returns attributes for `Cast`; overflows of float8 become infinite or NaN, as in jax."""
         kept = {"saturate": 0} if np.dtype(dtype).name.startswith("float8") else {}
         return {"to": self.type(dtype), **kept}
 
     def literal(self, value: Any) -> Value:
-        """An array of jax or numpy that stands in the program."""
+        """Returns a literal of the program as a value."""
         dtype = jax.numpy.result_type(value)
         array = np.asarray(value).astype(carrier(dtype))
         return Value(self.constant(array), np.dtype(dtype), array.shape, array)
@@ -125,7 +125,7 @@ class GraphBuilder:
         return np.asarray(value, operand.carrier)
 
     def fit(self, name: str, dtype: Any) -> str:
-        """Rounds or wraps what was calculated to the numbers of a dtype."""
+        """Rounds or wraps computed numbers to a dtype."""
         dtype = np.dtype(dtype)
         if not is_rounded(dtype):
             return name
@@ -155,7 +155,7 @@ class GraphBuilder:
         if (name := self.name(name)) in self.turned:
             return self.turned[name](order)
         made = self("Transpose", name, perm=list(order))
-        # Transposed once more, it is one transpose of what this one reads.
+        # Transposed again, both become one transpose of the original.
         self.turned[made] = lambda axes: self.transpose(name, [order[axis] for axis in axes])
         return made
 
@@ -184,7 +184,7 @@ class GraphBuilder:
         return self.sizes.arange(size)
 
     def spread(self, shape: Sequence[Any], *operands: Value) -> list[str]:
-        """The names of operands that together broadcast to a shape, small where they can be."""
+        """Returns names of operands that broadcast to a shape, unbroadcast where possible."""
         full = any(each.thin is None and same_shape(each.shape, shape) for each in operands)
         names = []
         for each in operands:
@@ -205,12 +205,12 @@ class GraphBuilder:
             self._nodes = outside
 
     def entry(self, name: str, dtype: Any, shape: Sequence[Any]) -> Any:
-        """What a graph says of its inputs and outputs; symbolic sizes are left open."""
+        """Returns the graph's entry for an input or output; symbolic sizes are left open."""
         sizes = [int(size) if is_number(size) else None for size in shape]
         return self.onnx.helper.make_tensor_value_info(name, self.type(dtype), sizes)
 
     def graph(self, nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Value]) -> Any:
-        """A body of these operators, whose results are these values."""
+        """Returns a subgraph of these operators with these results."""
         nodes = needed(nodes, {value.name for value in outputs})
         entries = []
         for value in outputs:
@@ -226,7 +226,7 @@ class GraphBuilder:
         then: Callable[[], Sequence[Value]],
         otherwise: Callable[[], Sequence[Value]],
     ) -> list[str]:
-        """The names of what one of two bodies makes."""
+        """Returns the names of the results of one of two branches."""
         graphs, count = [], 0
         for make in (then, otherwise):
             with self.body() as nodes:
@@ -237,15 +237,15 @@ class GraphBuilder:
         return [names] if isinstance(names, str) else names
 
     def is_some(self, size: Any) -> str | None:
-        """The name of whether a size is not 0; None where it never is."""
+        """Returns the name of whether a size is not 0; None if it cannot be 0."""
         text = str(size)
-        # jax says that a variable alone is 1 or more.
+        # jax assumes that a plain variable is at least 1.
         if text.isidentifier() or (is_number(size) and size > 0):
             return None
         return self("Greater", self.squeeze(self.sizes.one(size), [0]), np.array(0, np.int64))
 
     def fresh(self, dtype: Any, shape: Sequence[Any]) -> Value:
-        """What a body is given: values that no operator makes."""
+        """Returns a value for an input of a subgraph."""
         return Value(self.new_name("given"), np.dtype(dtype), tuple(shape))
 
 

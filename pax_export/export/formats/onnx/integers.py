@@ -1,8 +1,8 @@
 """Convolutions of integers: with rounded inputs and quantized kernels.
 
-Where the result is rounded again, perhaps behind a ReLU, the operators are those that
-onnxruntime fuses into one convolution of integers (`QLinearConv`).  Other convolutions compute
-with the rounded numbers in float32: `ConvInteger` takes three to eight times as long.
+If the result is rounded again, directly or after a ReLU, onnxruntime fuses the operators into one
+convolution of integers (`QLinearConv`). Other convolutions compute with the rounded numbers in
+float32: `ConvInteger` takes three to eight times as long.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 from pax_export.export.formats.onnx.graph import GraphBuilder, needed, read_in
 from pax_export.export.formats.onnx.rules.quantized import RoundedInputs
 
-#: What onnxruntime takes into a convolution of integers that is before it.
+#: Operators that onnxruntime fuses into a preceding convolution of integers.
 _ACTIVATIONS = ("Relu",)
-#: What it computes with integers as they are.
+#: Operators that it computes on integers.
 _MOVES = ("MaxPool", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten")
 
 
 def with_integer_convolutions(builder: GraphBuilder, wanted: Collection[str]) -> list[Any]:
-    """The operators of a graph with these results, in which convolutions of integers are such."""
+    """Returns the operators for these results, with convolutions of integers."""
     nodes = needed(builder.nodes, wanted)
     if not any(isinstance(each, RoundedInputs) for each in builder.integers.values()):
         return nodes

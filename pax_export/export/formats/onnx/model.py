@@ -48,14 +48,14 @@ _WRITE = (
 
 @dataclass(frozen=True)
 class OnnxOptions:
-    """How a program is written.
+    """Options for writing a program.
 
     Attributes:
         opset: the version of ONNX's operators.
-        fold: compute what depends on weights alone now.
+        fold: compute at export what depends only on weights.
         exact: guard operators whose kernels differ from jax in NaN, ties and signs of zero.
-        accuracy_level: 4, for products of quantized weights with activations of 8 bits, or 1.
-        external_data: write the weights into a file beside, however few they are.
+        accuracy_level: 4: products of quantized weights with 8-bit activations; or 1: float32.
+        external_data: write the weights into a separate file, whatever their size.
     """
 
     opset: int
@@ -67,15 +67,15 @@ class OnnxOptions:
 
 @dataclass(frozen=True)
 class Converted:
-    """An ONNX model, and what was done to the program.
+    """An ONNX model, and how it differs from the program.
 
     Attributes:
         model: the message, without initializers.
-        arrays: these, by name.
-        folded: names of weights that are in the file in another form only.
-        notes: what was left as it was, and why.
-        differs: where kernels of the runtime differ from jax.
-        quantized: by their names in the file, integers of weights.
+        arrays: the initializers by name.
+        folded: names of weights that are in the file only in another form.
+        notes: parts that were not optimized, with reasons.
+        differs: differences of the runtime's kernels from jax.
+        quantized: integers of weights by their names in the file.
     """
 
     model: Any
@@ -158,14 +158,14 @@ class _ModelBuilder:
         """The model of a portable program."""
         taken = self._begun()
         values = [part for each in portable.weights for part in self._held(each)]
-        constants = self._program.traced.constants  # loops and branches may hold some
+        constants = self._program.traced.constants  # loops and branches may contain some
         self._learn(constants, self._names[len(self._names) - len(constants) :])
         program = decompose(in_real_numbers(portable.program), self._has)
         found = self._converter.inline(program, [*values, *taken])
         return self._finished(found)
 
     def of_traced(self) -> Any:
-        """The model of the program as it was traced; a refusal says what cannot be written."""
+        """Returns the model of the unoptimized program; raises for unsupported operations."""
         traced, count = self._program.traced, len(self._names) - len(self._program.traced.constants)
         try:
             taken = self._begun()
@@ -187,7 +187,7 @@ class _ModelBuilder:
         return has(equation) and not (self._exact and passes_over_nan)
 
     def _learn(self, constants: Sequence[Any], names: Sequence[str]) -> None:
-        """Arrays that the program holds are stored under these names."""
+        """Registers arrays of the program under their names."""
         for array, name in zip(constants, names):
             if len(stored := self._stored(name)) == 1:
                 self._constants[id(array)] = stored[0]
@@ -229,14 +229,14 @@ class _ModelBuilder:
         return Value(carried, np.dtype(struct.dtype), tuple(struct.shape))
 
     def _stored(self, name: str) -> list[Value]:
-        """A weight, under the name of the leaf where nothing else has it."""
+        """Returns a weight, named like its leaf if that name is free."""
         if name not in self._made:
             free = name if name not in {*self._inputs, *self._outputs} else f"weight:{name}"
             self._made[name] = self._weight(free, np.asarray(self._weights[name]))
         return self._made[name]
 
     def _held(self, weight: Weight) -> list[Value]:
-        """A known array of a portable program."""
+        """Returns a known array of a portable program."""
         if not weight.name:
             return [self._writer.literal(part) for part in in_parts(weight.array)]
         if not weight.sources:
@@ -272,9 +272,9 @@ class _ModelBuilder:
 
 
 def _turn_apart(onnx: Any, nodes: Sequence[Any], initializers: Mapping[str, Any]) -> None:
-    """Transposes weights of products, which products read as they are too, by `Einsum`.
+    """Expresses products with transposed weights by `Einsum`, if other products read the weights.
 
-    OpenVINO 2026.4 packs such a weight once for both where it is square.
+    OpenVINO 2026.4 shares one packed copy of such a weight for both if it is square.
     """
     every = list(all_nodes(nodes))
     read = {node.input[1] for node in every if node.op_type == "MatMul"}

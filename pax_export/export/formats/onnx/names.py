@@ -10,9 +10,9 @@ from pax_export.export.tracing.programs import Program
 
 
 def with_names_of_their_own(program: Program) -> Program:
-    """The program with other names for the outputs that are called like an input.
+    """Renames outputs that have the name of an input.
 
-    The structure of its results stays: what `load` gives has the names of the model.
+    The structure of the results does not change, so `load` returns the names of the model.
     """
     inputs = {entry.name for entry in program.inputs.flat}
     taken = {*inputs, *program.output_names}

@@ -1,9 +1,9 @@
 """The table of rules that write primitives as ONNX operators.
 
-A rule is a function ``rule(builder, results, *operands, **parameters)``: `operands` are
-`Value`s, `results` are the shapes and dtypes of what it makes, `parameters` are those of the
-primitive.  It gives the name of its only result, or one for each.  What ONNX cannot do it
-refuses with `Refused`; who refused what, and where, is added by the caller.
+A rule is a function ``rule(builder, results, *operands, **parameters)``: `operands` are `Value`s,
+`results` the shapes and dtypes of the results, `parameters` those of the primitive. It returns the
+name of its only result, or one per result. It raises `Refused` for what ONNX cannot express; the
+caller adds the operation and its place.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Rule = Callable[..., Any]
 
 #: By the name of the primitive.
 RULES: dict[str, Rule] = {}
-#: Which equations the rule is for, where it is not for all.
+#: The condition for equations of the rule; None for all.
 WHEN: dict[str, Callable[[Any], bool]] = {}
 
 
 class Refused(Exception):
-    """A rule cannot write this in ONNX; the text says what."""
+    """A rule cannot write this in ONNX; the message has the reason."""
 
 
 def rule(*names: str, when: Callable[[Any], bool] | None = None) -> Callable[[Rule], Rule]:
-    """Makes a function the rule of these primitives: for all equations, or for some."""
+    """Registers a function as the rule of these primitives, for all equations or for some."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))

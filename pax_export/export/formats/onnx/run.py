@@ -15,10 +15,10 @@ import numpy as np
 
 Arrays = dict[str, np.ndarray]
 
-#: From this size in bytes on, a test does not hold the weights twice.
+#: For larger files, a validation does not keep the weights twice in memory.
 _LARGE = 1 << 26
 
-#: What onnxruntime makes no arrays of numpy of: its name of the type, that of the dtype, the
+#: Types that onnxruntime does not convert to numpy: its name of the type, the dtype's name, the
 #: number that ONNX has for it, and whole numbers of as many bits.
 _BITS = {
     "tensor(bfloat16)": ("bfloat16", 16, np.uint16),
@@ -27,20 +27,20 @@ _BITS = {
 }
 
 
-#: By it a session multiplies quantized weights with activations in float32, as the file says.
+#: Session option for float32 products of quantized weights, as stored in the file.
 _EXACTLY = ("session.qdq_matmulnbits_accuracy_level", "1")
 
 
 def opened(
     file: str, exactly: bool = False, lean: bool = False
 ) -> tuple[Any, Callable[[str, Arrays], Arrays]]:
-    """Onnxruntime's session of a file, and what calls its only function.
+    """Returns onnxruntime's session of a file, and a function that calls it.
 
-    A `lean` one lays no weights out anew, which would take as much memory as they do.
+    A `lean` session does not repack weights, which would double their memory.
     """
     onnxruntime = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors; warnings are about what conversion left over
+    options.log_severity_level = 3  # errors; conversion leaves parts that cause warnings
     options.add_session_config_entry("session.disable_prepacking", str(int(lean)))
     if exactly:
         options.add_session_config_entry(*_EXACTLY)
@@ -50,7 +50,7 @@ def opened(
     in_bits = not _BITS.keys().isdisjoint({*taken.values(), *_types(session)})
 
     def call(key: str, inputs: Arrays) -> Arrays:
-        # A model that does not read an input has no such input.
+        # An input that the model does not use is missing in the file.
         given = {name: np.asarray(value) for name, value in inputs.items() if name in taken}
         if in_bits:
             results = _run_bits(onnxruntime, session, given, taken)

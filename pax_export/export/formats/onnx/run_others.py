@@ -1,6 +1,6 @@
 """Runs an ONNX model in other runtimes than onnxruntime, with numpy.
 
-A process of its own, which can import neither jax nor this package, loads this file by its path.
+A separate process that can import neither jax nor this package loads this file by its path.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def openvino(file: str, cases: Cases) -> list[Arrays]:
 
 
 def _refuse_for_openvino(graph: Any) -> None:
-    """Refuses what OpenVINO computes otherwise on CPUs.
+    """Refuses operations that OpenVINO computes differently on CPUs.
 
-    It has int32 for all integers, compares these as float32, `Max` and `Min` apart, and cuts bits
-    off for bfloat16.
+    It uses int32 for all integers, compares them as float32 except in `Max` and `Min`, and
+    truncates to bfloat16.
     """
     read = importlib.import_module("onnx").numpy_helper.to_array
     small = [each for each in graph.initializer if each.dims in ([], [1])]
@@ -111,7 +111,7 @@ def _refuse_for_openvino(graph: Any) -> None:
             )
 
 
-#: What ONNX calls int32 and int64, and bfloat16.
+#: ONNX's enum values of int32, int64 and bfloat16.
 _INTEGERS, _BFLOAT16 = (6, 7), 16
 
 
@@ -155,7 +155,7 @@ def iree(file: str, cases: Cases) -> list[Arrays]:
 
 
 def _refuse_for_iree(graph: Any) -> None:
-    """Refuses what IREE compiles and computes otherwise."""
+    """Refuses operations that IREE compiles to other results."""
     is_open = any(
         size.dim_param for each in graph.input for size in each.type.tensor_type.shape.dim
     )

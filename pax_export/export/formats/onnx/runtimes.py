@@ -1,6 +1,6 @@
 """Calls of an ONNX model in other runtimes than onnxruntime, to test it there.
 
-Each is asked in a process of its own with a time limit: it may hang or crash.
+Each runs in a separate process with a time limit, because it may hang or crash.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ NAMES = tuple(_PACKAGES)
 #: The npm package of `web`.
 WEB = "onnxruntime-web"
 _FILE = "pax_export.export.formats.onnx.run_others"
-#: A runtime that has not made all calls of a model after so many seconds is stopped.
+#: The time limit of a runtime for all calls of a model, in seconds.
 SECONDS = 600.0
 
 
 def check(runtimes: Sequence[str], purpose: str = "to_onnx(..., runtimes=[{!r}])") -> None:
-    """Refuses runtimes that are not installed, and says how they are."""
+    """Refuses runtimes that are not installed, with the command that installs them."""
     for name in runtimes:
         for package in _PACKAGES[name]:
             find(package, name, purpose.format(name))
@@ -44,7 +44,7 @@ def check(runtimes: Sequence[str], purpose: str = "to_onnx(..., runtimes=[{!r}])
 
 
 def version(name: str) -> str:
-    """The version of a runtime that is installed; empty if it is not known."""
+    """Returns the version of an installed runtime; empty if unknown."""
     if name == "web":
         find = f"path.dirname(require.resolve({WEB!r}))"
         read = f"fs.readFileSync(path.join({find}, '..', 'package.json'))"
@@ -58,10 +58,10 @@ def version(name: str) -> str:
 def run(
     name: str, file: str, cases: Iterable[Mapping[str, Any]], seconds: float = SECONDS
 ) -> list[Arrays]:
-    """Makes calls in a runtime, in a process of its own; returns the outputs of each.
+    """Runs calls in a runtime, in a separate process; returns the outputs of each.
 
     Raises:
-        UnsupportedOperationError: it refuses the model, crashes, or takes more seconds than that.
+        UnsupportedOperationError: it refuses the model, crashes, or exceeds the time limit.
     """
     calls = [{"signature": "", "inputs": case["inputs"]} for case in cases]
     place = replace(ONNX, run=f"{_FILE}:{name}")

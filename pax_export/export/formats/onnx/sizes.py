@@ -1,7 +1,7 @@
 """Arithmetic on symbolic sizes in an ONNX graph.
 
-jax writes ``2*n + floordiv(m, 2)``.  A size is a number, or the name of an int64 array with
-one element in the outermost graph, which the bodies of loops and branches see as well.
+jax writes ``2*n + floordiv(m, 2)``. A size is a number, or the name of an int64 array with one
+element in the outermost graph, which subgraphs can also read.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class OnnxSizes:
         return self._shapes[text]
 
     def scalar(self, size: object, kind: dict[str, int]) -> str:
-        """A size as a number without axes, of the type that `Cast` is told."""
+        """Returns a size as a scalar, with these attributes of `Cast`."""
         return self.cast(self._once(f"number {size}", self._number, size), kind)
 
     def arange(self, size: object) -> str:
@@ -78,11 +78,11 @@ class OnnxSizes:
         return self._once(f"range {size}", self._range, size)
 
     def cast(self, name: str, kind: dict[str, int]) -> str:
-        """What is made of sizes alone, in the type that `Cast` is told."""
+        """Casts a value computed from sizes."""
         return self._once(f"{name} {kind}", lambda name: self._node("Cast", name, **kind), name)
 
     def _once(self, key: str, make: Callable[[Any], str], given: object) -> str:
-        """The name of what is made in the outermost graph, for all that read it."""
+        """Returns the name of a value in the outermost graph, computed once."""
         if key not in self._shapes:
             self._shapes[key] = make(given)
         return self._shapes[key]

@@ -1,8 +1,8 @@
 """ONNX values of the arrays of a traced program.
 
-The kernels of onnxruntime know few types, and not the same ones for each operator.  So every
-array is carried as one of five types that nearly all of them know; where jax would round to
-half precision or wrap around, so does the graph, after each operation.
+onnxruntime's kernels support few types, which differ by operator. So every array is carried by one
+of five types that nearly all of them support; where jax rounds to half precision or wraps around,
+the graph does so after each operation.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Value:
     """One array: its name in the graph, and its dtype and shape in jax.
 
     Attributes:
-        known: its numbers, where the program says them; of the type that carries them.
+        known: its value, if it is a literal; in the carrier type.
         thin: the name of a smaller array that broadcasts to it, if there is one.
-        bare: whether that is a number without axes.
+        bare: whether that is a scalar.
     """
 
     name: str
@@ -65,7 +65,7 @@ def carrier(dtype: Any) -> np.dtype:
 
 
 def is_rounded(dtype: Any) -> bool:
-    """Whether numbers of this dtype have fewer bits than what carries them."""
+    """Returns whether a dtype has fewer bits than its carrier."""
     return np.dtype(dtype) != carrier(dtype)
 
 

@@ -71,52 +71,49 @@ def to_tflite(
     card: Any = True,
     quantization: Any = None,
 ) -> Report:
-    """Writes a model as a TFLite file, which LiteRT runs on phones and small computers.
+    """Writes a model as a TFLite file for LiteRT on phones and small computers.
 
-    It is made of TFLite's built-in operators only.  Neither TensorFlow nor its converter takes
-    part.
+    It consists of TFLite's built-in operators only, and is written without TensorFlow and its
+    converter.
 
     Args:
         model: as for `to_saved_model`.
-        path: the file to make, usually ``*.tflite``.
-        inputs: as for `to_saved_model`; symbolic dimensions are sizes that may
-            change from call to call, at some cost: numbers make a smaller and
-            faster model.
+        path: the file to create, usually ``*.tflite``.
+        inputs: as for `to_saved_model`; symbolic dimensions may change from call to call, at some
+            cost: static sizes make a smaller and faster model.
         kwargs: as for `to_saved_model`.
-        methods: as for `to_saved_model`; one file holds all signatures.
+        methods: as for `to_saved_model`; one file has all signatures.
         constraints: as for `to_saved_model`.
-        state: ``"frozen"`` refuses a model whose calls change what later calls
-            read; with ``"keep"`` every call begins with the state that is exported.
+        state: ``"frozen"`` refuses a model whose calls change state that later calls read; with
+            ``"keep"`` every call starts with the exported state.
         outputs: as for `to_saved_model`.
-        quantize: ``"float16"`` stores the weights with half the bits;
-            ``"dynamic"`` stores large ones as int8, and computes with these.
-        fold: compute what depends on weights alone now: a BatchNorm goes into the
-            convolution before it.  The report names these weights.  Without it each is
-            in the file, though some lie in the order of axes that TFLite has.
-        exact: functions as ``softmax`` and ``gelu`` are made of the operations that jax
-            has for them, and not of TFLite's own operators.
-        accuracy_level: of products of quantized weights (`pax_export.quantize`).  4: by LiteRT's
-            kernels for integers, which round activations to 8 bits; the report says what that
-            adds.  1: in float32, at the speed of float32 at best.
-        validate: load what was written, make calls at several sizes with LiteRT
-            and compare with jax; ``"process"`` does it in a fresh process
-            without jax.
+        quantize: ``"float16"`` stores the weights as float16; ``"dynamic"`` stores large ones as
+            int8, and computes with these.
+        fold: compute at export what depends only on weights: a BatchNorm is folded into the
+            convolution before it.  The report names these weights.  With False each is in the
+            file, some of them in TFLite's layout.
+        exact: compute functions such as ``softmax`` and ``gelu`` by jax's own operations instead
+            of TFLite's operators for them.
+        accuracy_level: the accuracy of products of quantized weights (`pax_export.quantize`).  4:
+            by LiteRT's integer kernels, which round activations to 8 bits; the report has their
+            difference.  1: in float32, at most as fast as float32.
+        validate: load the export, call it at several sizes with LiteRT and compare with jax;
+            ``"process"`` uses a fresh process without jax.
         examples: as for `to_saved_model`.
-        overwrite: replace an export of `pax_export` that is there; nothing else is
-            ever replaced.
-        sign: the file of a private key: the export is signed, in a file beside it
+        overwrite: replace an existing export of `pax_export`; other files are never replaced.
+        sign: the file of a private key, to sign the export in a separate file
             (``model.tflite.sig``), for ``load(path, verify=...)`` with the public key.
-        card: write the report as a page for people, with calls to copy, into a file
-            beside it (``model.tflite.html``); otherwise as for `to_saved_model`.
+        card: write the report as HTML with calls to copy into a separate file
+            (``model.tflite.html``); otherwise as for `to_saved_model`.
         quantization: as for `to_saved_model`.
 
     Returns:
-        The report, which can be printed, and lies in the file (``unzip -p
-        model.tflite pax_export.json`` prints it).
+        The report, which can be printed, and is stored in the file (``unzip -p model.tflite
+        pax_export.json`` prints it).
 
     Raises:
-        UnsupportedOperationError: TFLite has no such operation; it is named.
-        PaxError: of a class for each mistake, as for `to_saved_model`.
+        UnsupportedOperationError: TFLite cannot express an operation; the message names it.
+        PaxError: a subclass for each error, as for `to_saved_model`.
 
     Example:
         >>> import tempfile, jax.numpy as jnp
@@ -127,6 +124,7 @@ def to_tflite(
         ...     doubled = load(folder + "/double.tflite")
         ...     doubled([[1, 2, 3], [4, 5, 6]]).tolist()
         [[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]
+
     """
     check_choice("state", state, ("frozen", "keep"))
     check_choice("quantize", quantize, (None, "float16", "dynamic"))
@@ -142,7 +140,7 @@ def to_tflite(
 
 @dataclass(frozen=True)
 class TfliteOptions:
-    """What a user asks of a file; see `to_tflite`."""
+    """The options of a file; see `to_tflite`."""
 
     quantize: str | None
     fold: bool
@@ -179,12 +177,12 @@ class _TfliteExporter(FormatExporter):
 
 
 class _Written(NamedTuple):
-    """What a report says of a file.
+    """The parts of the report about the written file.
 
     Attributes:
-        folded: names of weights that others took up.
-        notes: what was left as it was, and why.
-        differs: where kernels of the runtime differ from jax.
+        folded: names of weights folded into others.
+        notes: parts that were not optimized, with reasons.
+        differs: differences of the runtime's kernels from jax.
     """
 
     folded: list[str]
@@ -195,7 +193,7 @@ class _Written(NamedTuple):
 @dataclass(frozen=True)
 class _TfliteContents(ProgramContents):
     options: TfliteOptions
-    #: What is said of quantized weights, once it is known.
+    #: Report entries about quantized weights, once known.
     integers: dict[str, Any] = field(default_factory=dict)
 
     def estimate_bytes(self) -> int:
@@ -235,7 +233,7 @@ class _TfliteContents(ProgramContents):
     def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
         if not self.integers or self.options.accuracy_level == 1:
             return super().test(exporter, place, run)
-        # Kernels that round activations say little of whether a file is right: the same one
+        # Kernels that round activations do not show whether a file is right: the same one
         # without them is tested.
         options = replace(self.options, accuracy_level=1)
         with scratch_place(exporter.format) as other:

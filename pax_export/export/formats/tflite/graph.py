@@ -69,7 +69,7 @@ def make_signature(
     Functions that TFLite has an operator for are kept whole, unless it is to be `exact`.
     """
     _check_places(program)
-    # The builder computes constants and takes transposes out, where more is known of operators.
+    # The builder computes constants and removes transposes, because it knows more about operators.
     wanted = PassOptions(fold=fold, compute=False, keep=not exact, features_first=False)
 
     def optimize() -> PortableProgram:
@@ -121,7 +121,7 @@ def _signature(
         for value, struct in zip(results[: len(program.output_names)], traced.results):
             found = full(_now(value), struct.shape, sizes)
             found = graph.own(from_carrier(found, kind(dtypes.stored(struct))))
-            # A result that is an input or a weight needs a tensor of its own.
+            # A result that is an input or a weight needs a separate tensor.
             graph.outputs.append(found if found.operator else moves.identity(found))
     names = [entry.name for entry in entries]
     return TfliteSignature(program.key, graph, names, list(program.output_names))
@@ -134,7 +134,7 @@ def _input(graph: Graph, entry: Any) -> Tensor:
 
 
 def _check_places(program: Program) -> None:
-    """Refuses inputs of dtypes that TFLite has not, and outputs that LiteRT cannot give."""
+    """Refuses inputs of dtypes that TFLite lacks, and outputs that LiteRT cannot return."""
     structs = program.traced.structs[len(program.traced.structs) - len(program.inputs.flat) :]
     places = [(f"input {each.name}", struct) for each, struct in zip(program.inputs.flat, structs)]
     places += [(f"output {n}", s) for n, s in zip(program.output_names, program.traced.results)]
@@ -178,7 +178,7 @@ class Weights:
         self._read: dict[int, Any] = {}
 
     def lazy(self, place: int) -> list[LazyWeight]:
-        """What gives an array, or the two parts of complex numbers."""
+        """Returns an array lazily, or the two parts of complex numbers."""
         count = len(in_parts(self.store.variables[place].value))
         return [LazyWeight(self, place, part) for part in range(count)]
 
@@ -187,7 +187,7 @@ class Weights:
             return self._read[place]
         tensor = self.stored(place)
         found = to_carrier(tensor, tensor.dtype.name)
-        if all(each.value is not None for each in found):  # no result of an operator of one graph
+        if all(each.value is not None for each in found):  # constants do not belong to one graph
             self._read[place] = found
         return found
 
@@ -203,7 +203,7 @@ class Weights:
 
 
 class LazyWeight(NamedTuple):
-    """A weight, or a part of one, that is read where an operation needs it."""
+    """A weight, or a part of one, read when an operation needs it."""
 
     weights: Weights
     place: int
@@ -232,7 +232,7 @@ class _GraphConverter:
         _load_rules()
 
     def held(self, weight: Weight) -> list[Any]:
-        """What gives an array that a portable program reads."""
+        """Returns an array of a portable program lazily."""
         if weight.name:
             return self._read.lazy(self._read.places[weight.name])
         return [self._constant(part) for part in in_parts(weight.array)]
@@ -247,7 +247,7 @@ class _GraphConverter:
         return self.run(decompose(program, self._known), operands)
 
     def run(self, program: Any, operands: Sequence[Any]) -> list[Any]:
-        """Operation by operation, what a traced program is made of; calls are written out."""
+        """Converts a traced program operation by operation; calls are inlined."""
         return interpret(program, operands, self._operate, constant=self._constant)
 
     def _constant(self, value: Any) -> Any:
@@ -260,7 +260,7 @@ class _GraphConverter:
         if value.dtype.name == "int64" and not jax.config.read("jax_enable_x64"):
             value = value.astype(np.int32)
         if value.dtype.name not in CARRIERS:
-            return value  # what uses it says that this is none of TFLite's dtypes
+            return value  # its users report the unsupported dtype
         return constant(value)
 
     def _operate(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
@@ -325,7 +325,7 @@ def has(equation: Equation) -> bool:
 
 
 def _has_exactly(equation: Equation) -> bool:
-    """The same, where the kernel does with NaN what jax does."""
+    """Like `has`, if the kernel treats NaN as jax does."""
     return has(equation) and equation.primitive.name != "reduce_window_max"
 
 
@@ -348,7 +348,7 @@ def _applied(found: Rule, operation: Operation, operands: list[Any]) -> list[Any
     return [_rounded(value, struct) for value, struct in zip(results, operation.results)]
 
 
-#: What gives numbers that it was given, which need no rounding.
+#: Operations that return some of their operands' numbers, which need no rounding.
 _EXACT = frozenset(
     "max min neg abs select_n reshape transpose squeeze broadcast_in_dim concatenate slice "
     "window put_window pad rev take take_along reduce_max reduce_min split while "

@@ -11,14 +11,14 @@ from pax_export.export.formats.tflite.tensors import TfliteSizes
 
 
 class NotInTfliteError(Exception):
-    """Raised by a rule for what it cannot say; the message ends a sentence about the operation."""
+    """Raised by a rule for unsupported cases; the message completes a sentence on the operation."""
 
 
 @dataclass(frozen=True)
 class Rule:
     function: Callable[..., Any]
-    thin: bool  # takes operands as they are; others have all dimensions written out
-    stored: bool  # takes weights as the model has them; others in the dtype that carries theirs
+    thin: bool  # takes thin operands; others are broadcast first
+    stored: bool  # takes stored weights; others are cast to their carriers
     when: Callable[[Any], bool] | None = None  # for which equations it is; for all, unless given
 
 
@@ -31,9 +31,9 @@ def rule(
     stored: bool = False,
     when: Callable[[Any], bool] | None = None,
 ) -> Callable[[Callable], Callable]:
-    """Makes a function the rule of the operations with these names.
+    """Registers a function as the rule of the operations with these names.
 
-    It is called with an `Operation` and its operands, and gives the result, or a list of them.
+    It is called with an `Operation` and its operands, and returns the result, or a list of results.
     """
 
     def register(function: Callable) -> Callable:
@@ -54,7 +54,7 @@ class Operation:
     sizes: TfliteSizes
     #: Runs a traced program with these operands here: `run(program, operands)`.
     run: Callable[[Any, Sequence[Any]], list[Any]]
-    #: Runs a function of jax, traced for such arrays, here: `call(function, structs, operands)`.
+    #: Traces a function of jax and converts it here: `call(function, structs, operands)`.
     call: Callable[[Callable, Sequence[Any], Sequence[Any]], list[Any]]
 
     @property

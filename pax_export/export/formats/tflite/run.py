@@ -21,10 +21,10 @@ def opened(
     keys: Iterable[str] | None = None,
     quiet: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> tuple[Any, Callable[[str, Arrays], Arrays]]:
-    """LiteRT's interpreter of a file, and what calls the signatures with these keys, or all.
+    """Returns LiteRT's interpreter of a file, and a function that calls its signatures.
 
-    Threads may call it at once: one call is made after the other.  The first is made in the
-    context `quiet`, since LiteRT says then what is of no use to a user.
+    It is thread-safe; calls are serialized. The first one runs in the context `quiet`, which hides
+    LiteRT's messages.
     """
     litert = importlib.import_module("ai_edge_litert.interpreter")
     interpreter = litert.Interpreter(model_path=file)
@@ -37,7 +37,7 @@ def opened(
 
     def call(key: str, inputs: Arrays) -> Arrays:
         with one_at_a_time, of_first.pop()() if of_first else nullcontext():
-            # The arrays that it gives are its own, and change with the next call.
+            # LiteRT owns the returned arrays, and overwrites them in the next call.
             return {name: np.array(value) for name, value in runners[key](**inputs).items()}
 
     return interpreter, call

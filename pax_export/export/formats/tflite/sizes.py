@@ -27,7 +27,7 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def sizes_of(shapes: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> TfliteSizes:
-    """The sizes of arrays in a graph whose inputs have these symbolic shapes."""
+    """Returns the symbolic sizes of a graph whose inputs have these shapes."""
     graph = current()
     sizes = [
         (str(size), partial(lambda tensor, axis: moves.shape(tensor)[axis], tensor, axis))

@@ -1,7 +1,7 @@
 """TFLite tensors of jax arrays, in supported dtypes.
 
-A tensor is *thin* where a dimension of the array that all its slices share is left at 1; what
-operates on each element alone broadcasts it, and `full` writes it out for all others.
+A tensor is *thin* if a dimension with equal slices has size 1 instead; elementwise operators
+broadcast it, and `full` broadcasts it for others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.portable.sizes import is_number as is_static
 
-#: What TFLite computes with, for each dtype of jax; halves are computed as float32, unsigned
+#: Carrier types of jax's dtypes: half precision is computed as float32, unsigned
 #: numbers of 32 bits as the signed ones with these bits.
 CARRIERS = {
     **dict.fromkeys(("float16", "bfloat16", "float32"), "float32"),
@@ -30,7 +30,7 @@ _DIMENSIONS = 4
 
 
 def constant(value: object, dtype: DTypeLike | None = None) -> Any:
-    """An array of jax or numpy as what is computed with."""
+    """Returns a jax or numpy array as a constant in its carrier type."""
     array = np.asarray(value) if dtype is None else np.asarray(value, dtype)
     carrier = CARRIERS[array.dtype.name]
     if array.dtype.name == "uint32":
@@ -39,7 +39,7 @@ def constant(value: object, dtype: DTypeLike | None = None) -> Any:
 
 
 def to_carrier(tensor: Any, dtype: str) -> list[Any]:
-    """An input or a weight, as what is computed with: complex numbers by their two parts."""
+    """Converts an input or a weight to its carriers: complex numbers to two parts."""
     if dtype == "complex64":
         return [lite.real(tensor), lite.imag(tensor)]
     carrier = CARRIERS.get(dtype, dtype)  # weights may have others, which files store
@@ -47,18 +47,18 @@ def to_carrier(tensor: Any, dtype: str) -> list[Any]:
 
 
 def from_carrier(tensor: object, dtype: str) -> Any:
-    """A result, in its own dtype."""
+    """Converts a result to its own dtype."""
     return tensor if dtype == CARRIERS[dtype] else lite.cast(tensor, dtype)
 
 
 def wrapped(tensor: object, dtype: DTypeLike) -> Any:
-    """What is left of numbers in a dtype with fewer bits than what carries it."""
+    """Wraps or rounds numbers to a dtype with fewer bits than its carrier."""
     name = np.dtype(dtype).name
     return lite.cast(lite.cast(tensor, name), lite.int32) if name in NARROW else tensor
 
 
 def single(tensor: Any) -> Any:
-    """The number in a tensor of one element that is known now, or None."""
+    """Returns the value of a known tensor with one element, or None."""
     if any(size != 1 for size in tensor.shape) or tensor.value is None:
         return None
     return np.ravel(tensor.value)[0]

@@ -1,6 +1,6 @@
 """Decompositions of primitives, as functions of jax.
 
-Each primitive stands here once, whatever the target; `registry` has the table.
+Each primitive is defined once for all targets; `registry` has the table.
 """
 
 from pax_export.export.portable.decompositions import (

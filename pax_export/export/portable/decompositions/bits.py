@@ -17,7 +17,7 @@ def _unsigned(x: Array) -> Any:
 
 
 def _repeated(byte: int, x: Array) -> Any:
-    """A number of the dtype of x all of whose bytes are the same."""
+    """Returns a number of x's dtype with equal bytes."""
     return jnp.array(int.from_bytes(bytes([byte]) * x.dtype.itemsize), x.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Control flow, choices, what changes nothing, and primitives with nested programs."""
+"""Control flow, selection, identities, and primitives with nested programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def custom_linear_solve(
     any_dtype=True,
 )
 def unchanged(*operands: Array, **_: object) -> Sequence[Any]:
-    """What says something of an array, and changes nothing in it."""
+    """Returns operands unchanged, for primitives that only annotate arrays."""
     return operands
 
 
@@ -85,7 +85,7 @@ def branch(which: Array, *operands: Array, branches: Sequence[Any], **_: object)
 
 
 def is_of_one(equation: Any) -> bool:
-    """Whether a `while` is one loop; `jax.vmap` makes such of several that end one by one."""
+    """Returns whether a `while` is a single loop, unlike those of `jax.vmap`."""
     program = equation.params["cond_jaxpr"]
     return not getattr(program, "jaxpr", program).outvars[0].aval.shape
 
@@ -99,7 +99,7 @@ def while_any(
     body_nconsts: int,
     **_: Any,
 ) -> Sequence[Any]:
-    """Goes on while one of several does; those that are done keep what they have."""
+    """Continues while any condition holds; finished elements keep their state."""
     held, start = operands[:cond_nconsts], operands[cond_nconsts + body_nconsts :]
     of_body = operands[cond_nconsts : cond_nconsts + body_nconsts]
 

@@ -1,4 +1,4 @@
-"""Convolutions and padding, in the forms that targets have."""
+"""Convolutions and padding, in forms that targets support."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _is_negative(*sizes: Any) -> bool:
 
 @decomposes("pad", any_dtype=True)
 def pad(x: Array, value: Array, *, padding_config: Sequence[tuple[Any, Any, Any]]) -> Any:
-    """A row of padding behind each element but the last, and nothing less than nothing at ends."""
+    """Pads with a row after each element but the last, without negative padding at the ends."""
     for axis, (_, _, inner) in enumerate(padding_config):
         if inner == 0:
             continue
@@ -47,10 +47,10 @@ def pad(x: Array, value: Array, *, padding_config: Sequence[tuple[Any, Any, Any]
 
 
 def is_plain_convolution(equation: Any) -> bool:
-    """Whether it is one of float32, or less, over at most three axes as runtimes have it.
+    """Returns whether runtimes support a convolution: float32 or less, over at most three axes.
 
-    Kernels and groups have sizes that are numbers, there are no groups of examples, and padding
-    is none between elements, and none that is negative.
+    Kernels and groups have static sizes, there are no batch groups, and padding is neither between
+    elements nor negative.
     """
     params, kernel, (result,) = equation.params, equation.invars[1], equation.outvars
     taps = [kernel.aval.shape[axis] for axis in params["dimension_numbers"].rhs_spec]

@@ -63,6 +63,6 @@ def cumlogsumexp(x: Any, *, axis: int, reverse: bool) -> Any:
 
 
 def _log_sum(x: Any, y: Any) -> Any:
-    # Infinities of one sign have no difference.
+    # Infinities of the same sign have no difference.
     apart = jnp.where(x == y, 0, -jnp.abs(x - y))
     return lax.max(x, y) + jnp.log(jnp.exp(apart) + 1)

@@ -1,8 +1,8 @@
 """Symmetric eigenvalues and singular values, by Jacobi rotations.
 
-All pairs of a round are turned at once.  Rows and columns are kept in such an order that the
-first half meets the second one, as Brent and Luk do it; after a round all but the first move on
-by one place, so that after n - 1 of them, a sweep, they are in order again.
+All pairs of a round are rotated at once. Rows and columns are ordered so that the first half is
+paired with the second one, as in Brent and Luk; after a round all but the first move by one
+position, so that after n - 1 rounds, a sweep, they are in order again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jax import lax
 from pax_export.export.portable.decompositions.linear_algebra import require_static, transposed
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
-#: The number of sweeps after which nothing is left to rotate, in float32 or float64.
+#: The number of sweeps until convergence, in float32 or float64.
 _SWEEPS = 12
 
 
@@ -29,7 +29,7 @@ def eigh(a: Any, *, lower: bool = True, subset_by_index: Any = None, **_: Any) -
     half = jnp.tril(a) if lower else jnp.triu(a)
     rest = jnp.tril(a, -1) if lower else jnp.triu(a, 1)
     whole = half + _adjoint(rest)
-    if jnp.iscomplexobj(a):  # what a diagonal has beside real numbers is not read
+    if jnp.iscomplexobj(a):  # imaginary parts of the diagonal are not read
         whole = jnp.where(jnp.eye(a.shape[-1], dtype=bool), whole.real, whole)
     return _nan_unless_finite(_eigh, whole)
 
@@ -76,7 +76,7 @@ def _nan_unless_finite(decompose: Callable[[Any], tuple[Any, ...]], matrix: Any)
 
 
 def _factor(matrix: Any) -> Any:
-    """The power of two that makes squares of a very large or small matrix finite, and no zeros."""
+    """Returns a power of two that keeps squares of the matrix finite and nonzero."""
     largest = jnp.abs(matrix).max((-2, -1), initial=0.0)[..., None]
     top = jnp.finfo(largest.dtype).maxexp
     far, near = 2.0 ** (top * 5 // 8), 2.0 ** (top * 5 // 16)
@@ -93,7 +93,7 @@ def _halves(x: Any, axis: int) -> tuple[Any, Any]:
 
 
 def _rotate_pairs(one: Any, other: Any, axis: int) -> Any:
-    """Two halves as one, all but the first of them a place further in their circle."""
+    """Joins two halves, with all but the first element rotated by one position."""
 
     def part(x: Any, start: int | None, stop: int | None) -> Any:
         return lax.slice_in_dim(x, start or 0, stop, axis=axis)
@@ -106,9 +106,9 @@ def _rotate_pairs(one: Any, other: Any, axis: int) -> Any:
 
 
 def _turn(pp: Any, qq: Any, pq: Any) -> tuple[Any, Any]:
-    """Cosines and sines of the rotations after which nothing is left between two of a pair.
+    """Returns cosines and sines of the rotations that zero the off-diagonal entries of pairs.
 
-    The entries [..., pairs] are those of the first, of the second, and between them.
+    The entries [..., pairs] are the two diagonal ones and the off-diagonal one.
     """
     size = jnp.abs(pq)
     none = size == 0
@@ -143,7 +143,7 @@ def _rotated(state: Any, turn: Callable[[Any], tuple[Any, Any]], change: Callabl
 
 
 def _evened(a: Any, axes: int) -> Any:
-    """With a column (and row) of zeros after an odd number of columns, which nothing turns."""
+    """Appends a zero column (and row) to an odd number of columns."""
     if a.shape[-1] % 2 == 0 or a.shape[-1] == 1:
         return a
     edges = [(0, 0, 0)] * (a.ndim - axes) + [(0, 1, 0)] * axes
@@ -151,7 +151,7 @@ def _evened(a: Any, axes: int) -> Any:
 
 
 def _vectors(a: Any) -> Any:
-    """The rotations of nothing yet, for the columns of a matrix."""
+    """Returns identity matrices for the columns of a matrix."""
     count = a.shape[-1]
     return jnp.broadcast_to(jnp.eye(count, dtype=a.dtype), (*a.shape[:-2], count, count))
 
@@ -212,7 +212,7 @@ def _svd(a: Any, full: bool, with_vectors: bool) -> tuple[Any, ...]:
     if not with_vectors:
         return (values,)
     turned, vectors = _columns(turned, order), _columns(vectors, order)
-    # What has no length has no direction: those of the others leave one.
+    # A zero vector has no direction; it is completed from the others.
     left, upper = jnp.linalg.qr(turned, mode="complete" if full else "reduced")
     edge = jnp.diagonal(upper, axis1=-2, axis2=-1)
     size = jnp.abs(edge)

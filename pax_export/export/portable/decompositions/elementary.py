@@ -1,6 +1,6 @@
 """Powers, exponentials, logarithms, trigonometric and hyperbolic functions.
 
-Series are in the region where the plain formula would lose digits; more terms for float64.
+Series are used where the plain formula would lose digits; float64 has more terms.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def log1p(x: Array, **_: object) -> Any:
     """Near 0 by the series of the inverse hyperbolic tangent."""
     close = jnp.abs(x) < 0.3
     part = jnp.where(close, x, 0)
-    part = part / (1 + 0.5 * part)  # twice the argument, so that nothing is lost of tiny numbers
+    part = part / (1 + 0.5 * part)  # twice the argument, to keep digits of tiny numbers
     count = _terms(x, 7, 12)
     near = part * polynomial(part * part, [0.25**n / (2 * n + 1) for n in range(count)])
     return jnp.where(close, near, jnp.log(1 + x))

@@ -1,6 +1,6 @@
 """Gather and scatter as lookups along one axis: `take` and `put` of `kept`.
 
-Axes that are indexed become one; an index is the place of an element in that one.
+Indexed axes are merged into one; an index is the position of an element in it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def gather(
     starts = _Starts(x.shape, indices, placed, widths)
     pairs = dict(zip(batches, numbers.start_indices_batching_dims))
     if not batches and any(not same_size(widths.get(axis, 1), 1) for axis in starts.moving):
-        # One window, and no list of its elements; LiteRT gives no array of none of these.
+        # One window, without a list of its elements; LiteRT returns no empty arrays.
         if starts.is_single and is_static([widths.get(axis, 1) for axis in starts.moving]):
             found = lax.dynamic_slice(x, starts.of_axes(), slice_sizes)
             found = found.reshape(*starts.shape, *(widths[axis] for axis in widths))
@@ -53,7 +53,7 @@ def gather(
             return _filled(found, starts, (), mode, fill_value)
     indexed = sorted((*batches, *starts.moving))
     cut = [size if axis in indexed else slice_sizes[axis] for axis, size in enumerate(x.shape)]
-    if not all(map(same_size, cut, x.shape)):  # what is never indexed begins at 0
+    if not all(map(same_size, cut, x.shape)):  # axes without index start at 0
         x = lax.slice(x, [0] * x.ndim, cut)
     axes = [axis for axis in range(x.ndim) if axis in indexed or axis in widths]
     x = lax.squeeze(x, [axis for axis in range(x.ndim) if axis not in axes])
@@ -115,7 +115,7 @@ for _how in ("add", "sub", "mul", "max", "min"):
 
 
 def scattered(how: str, x: Array, indices: Array, updates: Array, numbers: Any, mode: Any) -> Any:
-    """The array with updates set, or added, multiplied or compared with what is there."""
+    """Returns the array with updates set, added, multiplied or compared at indices."""
     if x.dtype == np.bool_ and how != "set":
         wide = (each.astype(np.int32) for each in (x, updates))
         return scattered(how, next(wide), indices, next(wide), numbers, mode) != 0
@@ -129,7 +129,7 @@ def scattered(how: str, x: Array, indices: Array, updates: Array, numbers: Any, 
     widths = {axis: updates.shape[place] for axis, place in at.items()}
     starts = _Starts(x.shape, indices, placed, widths)
     drops = "FILL" in str(mode).upper() and bool(starts.components)
-    # What is first, and all of it, needs no other order of axes.
+    # A whole first axis needs no transpose.
     leads = all(axis in starts.moving for axis in range(x.ndim - len(inner)))
     leads = leads and all(map(same_size, x.shape[-len(inner) :], widths.values()))
     if how == "set" and starts.is_single and not batches and not leads:
@@ -176,7 +176,7 @@ def dynamic_update_slice(x: Array, update: Array, *starts: Array, **_: object) -
 def _moved_inside(
     shape: Sequence[Any], starts: Sequence[Array], widths: Sequence[Any]
 ) -> list[Any]:
-    """Where windows of these widths begin, so that they lie within the array."""
+    """Clamps the starts of windows of these widths to the array."""
     found: list[Any] = []
     for start, size, width in zip(starts, shape, widths):
         if same_size(size, width):
@@ -189,23 +189,23 @@ def _moved_inside(
 
 
 def ordered(x: Array) -> Any:
-    """Whole numbers without a sign as those with one that are in the same order."""
+    """Maps unsigned integers to signed ones in the same order."""
     first = jnp.array(1 << (8 * x.dtype.itemsize - 1), x.dtype)
     return lax.bitcast_convert_type(x ^ first, f"int{8 * x.dtype.itemsize}")
 
 
 def unordered(x: Array) -> Any:
-    """What `ordered` was given."""
+    """The inverse of `ordered`."""
     return lax.bitcast_convert_type(x ^ jnp.iinfo(x.dtype).min, f"u{x.dtype.name}")
 
 
 class _Starts:
-    """Where the windows of a gather or scatter begin.
+    """The starts of the windows of a gather or scatter.
 
     Attributes:
-        shape: of the indices, without their components.
-        components: the axes that these are for.
-        moving: those along which windows begin at different places.
+        shape: the shape of the indices, without components.
+        components: the axes of the components.
+        moving: the axes along which starts differ.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class _Starts:
         return all(same_size(size, 1) for size in self.shape)
 
     def inside(self) -> Any:
-        """Whether a window lies within the array."""
+        """Whether windows are inside the array."""
         found = self._clamped == self._given
         return found if len(self.components) == 1 else found.all(-1)
 
@@ -239,12 +239,12 @@ class _Starts:
     def places(
         self, indexed: Sequence[int], windows: Sequence[int], batches: dict[int, int]
     ) -> Any:
-        """The places of all elements of the windows, in the indexed axes as one.
+        """Returns the positions of all elements of the windows in the merged indexed axes.
 
         Args:
-            indexed: axes of the array.
-            windows: those of them that have an axis in the result, behind those of the indices.
-            batches: the axis of the indices that numbers an axis of the array.
+            indexed: the indexed axes of the array.
+            windows: those that have an axis in the result, after the axes of the indices.
+            batches: the batch axis of the indices for an axis of the array.
         """
         strides: dict[int, Any] = {}
         stride: Any = 1
@@ -286,7 +286,7 @@ def _between(x: Array, most: Any) -> Any:
 
 
 def _numbers(sizes: Sequence[Any]) -> Any:
-    """Sizes as an array; of one, a number."""
+    """Returns sizes as an array; one size as a scalar."""
     if all(isinstance(size, int) for size in sizes):
         found = np.array(sizes, np.int32)
         return found[0] if len(sizes) == 1 else found

@@ -20,7 +20,7 @@ def transposed(x: Array) -> Any:
 
 
 def require_static(matrix: Array) -> None:
-    """Refuses matrices whose rows or columns have a symbolic size."""
+    """Refuses matrices with a symbolic number of rows or columns."""
     if not all(isinstance(size, int) for size in matrix.shape[-2:]):
         raise NotDecomposedError("of matrices of symbolic size")
 
@@ -224,7 +224,7 @@ def ragged_dot_general(
     preferred_element_type: Any = None,
     **_: object,
 ) -> Any:
-    """Rows in groups, each with its own matrix: of all products, each row takes one."""
+    """Multiplies groups of rows by their own matrices: selects each row from all products."""
     numbers, plain = ragged_dot_dimension_numbers, (((1,), (1,)), ((), ()))
     dims = tuple(tuple(map(tuple, pair)) for pair in numbers.dot_dimension_numbers)
     rows = tuple(numbers.lhs_ragged_dimensions)

@@ -1,4 +1,4 @@
-"""Comparisons and extremes of numbers without a sign; sorting, by `rank` and `take_along`."""
+"""Comparisons and extrema of unsigned integers; sorting, by `rank` and `take_along`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pax_export.export.portable.decompositions.registry import decomposes
 from pax_export.export.portable.kept import call
 
 _UNSIGNED = (np.uint32, np.uint64)
-#: Primitives for which it matters which of two numbers is larger, and whose results are such.
+#: Primitives that depend on the order of numbers, and return some of them.
 _COMPARISONS = "lt le gt ge argmax argmin".split()
 _EXTREMES = "max min reduce_max reduce_min".split()
 
@@ -75,5 +75,5 @@ def top_k(
 def approx_top_k(
     x: Array, *, k: Any, reduction_dimension: int, is_max_k: bool, **_: object
 ) -> tuple[Any, Any]:
-    """What jax gives on CPUs: the best of all, in order."""
+    """Returns jax's result on CPUs: the exact top k, in order."""
     return top_k(x, k=k, axis=reduction_dimension, largest=is_max_k)

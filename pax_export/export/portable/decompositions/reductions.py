@@ -55,7 +55,7 @@ _by_halves("reduce_xor", lax.bitwise_xor, 0)
 
 @decomposes("reduce")
 def reduce(*operands: Any, jaxpr: Any, dimensions: Sequence[int], **_: Any) -> Arrays:
-    """By any function of two arrays; by one operation where it is one."""
+    """Reduces by any function of two arrays; by one operation if it is one."""
     values, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     function = of_arrays(jaxpr, values[0].ndim - len(dimensions))
     name = _operation(jaxpr)

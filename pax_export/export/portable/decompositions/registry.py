@@ -18,7 +18,7 @@ _HALVES = ("float16", "bfloat16")
 
 
 class NotDecomposedError(Exception):
-    """A primitive has no decomposition for these operands; the message says why."""
+    """A primitive has no decomposition for these operands; the message has the reason."""
 
 
 def decomposes(
@@ -26,14 +26,14 @@ def decomposes(
 ) -> Callable[[Decomposition], Decomposition]:
     """Registers a function as the decomposition of these primitives.
 
-    The function takes the operands, and the parameters of the primitive by name; it
-    returns the only result, or a sequence of them.
+    The function takes the operands, and the parameters of the primitive by name; it returns the
+    only result, or a sequence of results.
 
     Args:
-        names: of the primitives.
-        single: compute in float32 what has fewer bits, and round the result.
-        double: whether the result is as exact as float64.
-        any_dtype: take complex numbers too.
+        names: the names of the primitives.
+        single: compute smaller dtypes in float32, and round the result.
+        double: whether the result has float64 accuracy.
+        any_dtype: accept complex numbers, too.
     """
 
     def register(function: Decomposition) -> Decomposition:
@@ -60,11 +60,11 @@ def decomposition(
     """Returns the traced decomposition of a primitive.
 
     Args:
-        name: of the primitive, a key of `DECOMPOSITIONS`.
-        operands: their shapes and dtypes.
-        parameters: of the primitive.
+        name: the name of the primitive, a key of `DECOMPOSITIONS`.
+        operands: shapes and dtypes of the operands.
+        parameters: the parameters of the primitive.
 
     Raises:
-        NotDecomposedError: the decomposition is for other operands.
+        NotDecomposedError: the decomposition does not support these operands.
     """
     return trace(DECOMPOSITIONS[name], operands, parameters)

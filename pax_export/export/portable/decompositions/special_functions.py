@@ -63,7 +63,7 @@ _SQRT_PI = math.sqrt(math.pi)
 
 @decomposes("erf", single=True, double=False)
 def erf(x: Array, **_: object) -> Any:
-    """Below 1 by its series, beyond from what `erfc` leaves."""
+    """Uses a series below 1, and the tail of `erfc` above."""
     inside = jnp.clip(x, -1, 1)
     series = [(-1) ** n * 2 / _SQRT_PI / (math.factorial(n) * (2 * n + 1)) for n in range(11)]
     near = inside * polynomial(inside * inside, series)
@@ -73,19 +73,19 @@ def erf(x: Array, **_: object) -> Any:
 
 @decomposes("erfc", single=True, double=False)
 def erfc(x: Array, **_: object) -> Any:
-    """As jax has it, so that what is far out, where all is lost in 1 - erf, is no less exact."""
+    """As in jax, so that large arguments keep digits that 1 - erf would lose."""
     size = jnp.abs(x)
     tail = _erfc_tail(size)
     return jnp.where(size < 1, 1 - lax.erf(x), jnp.where(x < 0, 2 - tail, tail))
 
 
 def _erfc_tail(size: Any) -> Any:
-    """Of numbers from 1 on; what is below counts as 1."""
+    """The tail of erfc for numbers from 1 on; smaller ones count as 1."""
     away = jnp.maximum(size, 1)
     inverse = 1 / (away * away)
     near, far = (polynomial(inverse, each) for each in (_ERFC_NEAR, _ERFC_FAR))
     tail = jnp.exp(-away * away) / away * jnp.where(away < 2, near, far)
-    # What is infinite has a tail of 0 times infinity, or the like.
+    # The tail of an infinite number would be 0 times infinity.
     return jnp.where(away > _ERFC_NONE, 0, tail)
 
 

@@ -18,14 +18,14 @@ Arrays = tuple[Any, ...]
 
 
 def least(dtype: DTypeLike) -> Any:
-    """What changes no maximum."""
+    """Returns the identity of the maximum."""
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.array(-jnp.inf, dtype)
     return jnp.array(False if dtype == jnp.bool_ else jnp.iinfo(dtype).min, dtype)
 
 
 def greatest(dtype: DTypeLike) -> Any:
-    """What changes no minimum."""
+    """Returns the identity of the minimum."""
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.array(jnp.inf, dtype)
     return jnp.array(True if dtype == jnp.bool_ else jnp.iinfo(dtype).max, dtype)
@@ -132,7 +132,7 @@ def reduce_window(
 
 
 def _selecting(select_prim: Any) -> tuple[Callable[[Arrays, Arrays], Arrays], Callable]:
-    """Keeps of two the one that is selected by its first array, the earlier one of equals."""
+    """Selects one of two by its first array; the earlier one of ties."""
 
     def select(one: Arrays, other: Arrays) -> Arrays:
         is_first = select_prim.bind(one[0], other[0])

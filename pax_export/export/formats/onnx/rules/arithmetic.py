@@ -60,14 +60,14 @@ def div(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
 
 
 def _lower_bits(y: Value) -> np.ndarray | None:
-    """The bits below a power of two, if all known numbers are one."""
+    """Returns the bits below a power of two, if all known numbers are powers of two."""
     if y.known is None or np.any(y.known <= 0) or np.any(y.known & (y.known - 1)):
         return None
     return np.asarray(y.known - 1, y.carrier)
 
 
 def _in_int64(builder: GraphBuilder, function: Callable, result: Any, x: Value, y: Value) -> str:
-    """What a rule makes of uint32, computed as int64."""
+    """Applies a rule to uint32 in int64."""
     wide = dataclasses.replace(result, dtype=np.dtype(np.int64))
     made = function(builder, [wide], *(widened(builder, each) for each in (x, y)))
     return builder.cast(made, np.int32)
@@ -88,7 +88,7 @@ def _whole_quotient(builder: GraphBuilder, x: Value, x_name: str, y: Value, y_na
 
 
 def _unsigned_quotient(builder: GraphBuilder, x: str, y: str) -> str:
-    """Twice that of the half, which has no sign, and one more where the rest says so."""
+    """Twice the quotient of the half, which fits int64, plus one if the remainder requires it."""
     zero, one, first = np.array(0, np.int64), np.array(1, np.int64), np.iinfo(np.int64).min
 
     def reaches(left: str, right: str) -> str:
@@ -129,7 +129,7 @@ def extreme(builder: GraphBuilder, operator: str, x: object, y: object, is_float
     if not builder.exact:
         return builder(operator, x, y)
     chosen = builder(operator, x, y)
-    # A sum is NaN where a part is; +inf and -inf together are no NaN of theirs.
+    # A sum is NaN if an operand is, but also for +inf and -inf.
     bad = builder("Or", builder("IsNaN", x), builder("IsNaN", y))
     return builder("Where", bad, builder("Add", x, y), chosen)
 
@@ -154,7 +154,7 @@ def _extreme(operator: str) -> Callable:
 
 
 def _bounded(builder: GraphBuilder, operator: str, name: str, bound: Value) -> str:
-    """The larger or smaller of an array and a known number: NaN stays NaN, compared with it."""
+    """The maximum or minimum with a known bound, which propagates NaN."""
     assert bound.known is not None
     if np.isnan(bound.known):
         return builder("Add", name, bound)
@@ -202,7 +202,7 @@ def select_n(builder: GraphBuilder, results: Results, which: Value, *cases: Valu
 
 
 def choose(builder: GraphBuilder, condition: Any, yes: object, no: object, dtype: DTypeLike) -> str:
-    """Takes from one array where a condition holds, from the other elsewhere."""
+    """Selects from one array where a condition holds, otherwise from the other."""
     if np.dtype(dtype) != np.bool_:
         return builder("Where", condition, yes, no)
     # onnxruntime has no `Where` of booleans.

@@ -21,7 +21,7 @@ def _bits(dtype: DTypeLike) -> int:
 
 
 def _unsigned(builder: GraphBuilder, name: str, x: Value) -> str:
-    """Whole numbers as those of int64 that have the same lowest bits, and no others."""
+    """Returns integers as int64 with the same low bits, and zeros above."""
     bits = _bits(x.dtype)
     wide = name if x.carrier == np.int64 else builder.cast(name, np.int64)
     if bits == 64 or (str(x.dtype).startswith("uint") and bits < 32):
@@ -62,9 +62,9 @@ def _inside(builder: GraphBuilder, amount: str, y: Value, bits: int) -> str | No
 
 
 def _known_shift(x: Value, y: Value) -> int | None:
-    """By how many bits numbers that int32 carries are shifted, where that is one known number.
+    """Returns the shift of numbers carried by int32, if it is one known number.
 
-    All bits, if there are not so many.
+    At most all bits.
     """
     if x.carrier != np.int32 or y.known is None or not y.known.size:
         return None
@@ -75,7 +75,7 @@ def _known_shift(x: Value, y: Value) -> int | None:
 
 
 def _power(exponent: int) -> np.ndarray:
-    """A power of two, or the bits of one, as int32."""
+    """Returns a power of two, or its bits, as int32."""
     return np.array(1 << exponent).astype(np.int32)
 
 
@@ -122,7 +122,7 @@ shift_right_logical = rule("shift_right_logical")(_shift("RIGHT"))
 
 @rule("shift_right_arithmetic")
 def shift_right_arithmetic(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
-    """What is negative is shifted as its complement, which is not; the first bit is the sign."""
+    """Shifts negative numbers as their complement, which is not negative; copies the sign bit."""
     (result,) = results
     name, count = builder.spread(result.shape, x, y)
     by, bits = _known_shift(x, y), _bits(x.dtype)
@@ -144,7 +144,7 @@ def shift_right_arithmetic(builder: GraphBuilder, results: Results, x: Value, y:
     return _narrow(builder, made, result.dtype)
 
 
-#: How many bits the exponent and the fraction have, and what is added to the exponent.
+#: The numbers of bits of exponent and fraction, and the bias of the exponent.
 _LAYOUTS = {"float32": (8, 23, 127), "float16": (5, 10, 15), "bfloat16": (8, 7, 127)}
 
 

@@ -20,7 +20,7 @@ Results = Sequence[Any]
 
 @rule("shape_assertion")
 def nothing(builder: GraphBuilder, results: Results, *_: Value, **__: object) -> list[Any]:
-    """Of the sizes, `load` checks what was promised before it calls the model."""
+    """Assertions on sizes: `load` checks constraints before it calls the model."""
     return []
 
 
@@ -80,7 +80,7 @@ def _loop(
     nodes: Sequence[Any],
     made: Sequence[Value],
 ) -> list[str]:
-    """A loop whose body makes whether it goes on, and the next state."""
+    """A loop whose body computes the condition and the next state."""
     given = [
         builder.entry(turn, np.int64, ()),
         builder.entry(builder.new_name("again"), np.bool_, ()),
@@ -113,7 +113,7 @@ def scan(builder: GraphBuilder, results: Results, *operands: Value, **told: Any)
         return values_of(results, names)
 
     def nothing() -> list[Value]:
-        """What is left where there are no rows, which onnxruntime does not go through."""
+        """Returns the results for zero rows, which onnxruntime does not run."""
         stacked = values_of(results[num_carry:], [""] * (len(made) - num_carry))
         zeros = [
             dataclasses.replace(each, name=builder.expand(np.zeros((), each.carrier), each.shape))
@@ -135,10 +135,10 @@ _MOVES = (
 
 
 def _is_plain(nodes: Sequence[Any], states: Sequence[Value], pieces: Sequence[Value]) -> bool:
-    """Whether OpenVINO runs a body right as that of a scan.
+    """Returns whether OpenVINO runs a scan with this body correctly.
 
-    It has no scan in a scan, goes once through rows that nobody reads, and has the wrong numbers
-    where a row becomes the state of the next turn.
+    It does not support nested scans, runs once for unread rows, and returns wrong results if a row
+    becomes the next state.
     """
     every = list(all_nodes(nodes))
     if not pieces or any(node.op_type == "Scan" for node in every):
@@ -204,9 +204,9 @@ def _scan(
 
 
 def _take_outside(builder: GraphBuilder, body: Any, consts: Sequence[Value]) -> list[str]:
-    """Makes what a body reads of the graphs around it a state that stays; returns its names.
+    """Passes outer values of a body as constant state; returns their names.
 
-    OpenVINO gives the body of a scan nothing but its inputs and what is stored.
+    In OpenVINO, the body of a scan sees only its inputs and stored constants.
     """
     known, nodes = {each.name: each for each in consts}, list(all_nodes(body.node))
     graphs = [body, *(inner for node in nodes for inner in bodies(node))]

@@ -60,7 +60,7 @@ def _fitted(builder: GraphBuilder, name: str, before: np.dtype, after: np.dtype)
 
 
 def _whole(builder: GraphBuilder, name: str, x: Value, dtype: np.dtype) -> str:
-    """Towards zero, the nearest that there is, and 0 for NaN, as jax does on every machine."""
+    """Truncates, saturates, and converts NaN to 0, as jax does."""
     limits = jax.numpy.iinfo(dtype)
     name = builder("Where", builder("IsNaN", name), builder.like(0, x), name)
     low, high = float(limits.min), float(limits.max)
@@ -88,7 +88,7 @@ def reduce_precision(
     if (exponent_bits, mantissa_bits) == (8, 7):
         return builder.fit(x.name, jax.numpy.bfloat16)
     if (exponent_bits, mantissa_bits) == (5, 10):
-        # What would be smaller than the smallest normal number is 0, as the operation says.
+        # Results below the smallest normal number are 0, as the operation specifies.
         name = builder.fit(x.name, np.float16)
         least = builder.like(np.finfo(np.float16).tiny, x)
         normal = builder("Not", builder("Less", builder("Abs", name), least))

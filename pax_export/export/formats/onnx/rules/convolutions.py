@@ -73,7 +73,7 @@ def _pads_of_transposed(
     gaps: Sequence[int],
     dilations: Sequence[int],
 ) -> dict[str, Any] | None:
-    """What a transposed convolution is told of its ends; None for what is none."""
+    """Returns the pads of a transposed convolution; None if it is not one."""
     numbers = (*widths, *(side for pair in padding for side in pair))
     if not (1 <= len(widths) <= _MOST_AXES and all(map(is_number, numbers))):
         return None

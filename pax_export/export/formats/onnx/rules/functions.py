@@ -11,7 +11,7 @@ from pax_export.export.formats.onnx.values import Value
 
 Results = Sequence[Any]
 
-#: Operators that do what the primitive does.
+#: Operators with the semantics of the primitive.
 _DIRECT = {
     "exp": "Exp",
     "log": "Log",
@@ -48,9 +48,9 @@ for _name, _operator in (_DIRECT | _NARROW).items():
 
 @rule("logistic")
 def logistic(builder: GraphBuilder, results: Results, x: Value, **_: object) -> str:
-    """By its definition: `Sigmoid` of onnxruntime is never below 1e-8.
+    """By its definition, because onnxruntime's `Sigmoid` is never below 1e-8.
 
-    And so it is, to the last bit, what a softmax of two gives, as in jax.
+    It also equals a softmax of two exactly, as in jax.
     """
     if not builder.exact and x.carrier.name == "float32":
         return builder.fit(builder("Sigmoid", x), results[0].dtype)

@@ -25,7 +25,7 @@ _DFT = 20
 
 @rule("composite")
 def composite(builder: GraphBuilder, results: Sequence[Any], *operands: Value, **told: Any) -> Any:
-    """A function kept whole; what it is made of, where there is no operator for it."""
+    """Writes a composite as its operator, or else as its definition."""
     row = _ROWS.get(kept.name_of(told))
     if row is None or (row is gelu and builder.opset < _GELU):
         program = told.get("jaxpr", told.get("call_jaxpr"))
@@ -104,7 +104,7 @@ def rnn(
 def dft(builder: GraphBuilder, x: Value) -> Any:
     """The transform along the last axis of pairs.
 
-    It is always along axis 1: OpenVINO 2026.4 takes that one, whatever axis the operator has.
+    It is always along axis 1, because OpenVINO 2026.4 ignores the operator's axis.
     """
     *rows, size, pair = x.shape
     given = x.name if len(rows) == 1 else builder.reshape(x, [math.prod(rows), size, pair])

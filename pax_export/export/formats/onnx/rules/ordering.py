@@ -14,15 +14,15 @@ Results = Sequence[Any]
 
 
 def _top(builder: GraphBuilder, x: object, count: object, axis: int, largest: bool) -> list[str]:
-    """The extreme numbers and where they are; equal ones in any order."""
+    """Returns the extreme numbers and their indices; ties in any order."""
     return builder("TopK", x, count, results=2, axis=axis, largest=int(largest), sorted=1)
 
 
 def rank(builder: GraphBuilder, x: Value, *, axis: int, count: Any, largest: bool) -> str:
-    """Where the first numbers of an order are; equal ones stay in their order, NaN is largest.
+    """Returns the indices of the first elements in an order; stable, with NaN largest.
 
-    ONNX says that `TopK` keeps the order of equal numbers, and OpenVINO and IREE do not: what it
-    returns is ordered once more, by numbers of which no two are equal.
+    `TopK` is stable by the standard, but not in OpenVINO and IREE: its result is sorted again by
+    distinct numbers.
     """
     key: Any = x.name
     size, bad, count = builder.sizes.one(x.shape[axis]), None, builder.sizes.one(count)

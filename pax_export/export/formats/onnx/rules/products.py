@@ -54,7 +54,7 @@ def product(
     rows = [x.shape[axis] for axis in x_free]
     columns = [y.shape[axis] for axis in y_free]
     inner = [x.shape[axis] for axis in x_sum]
-    # Without a batch, any number of axes of rows stays as it is.
+    # Without a batch, row axes need no reshape.
     flat = len(rows) == 1 or (bool(rows) and not batch)
     if len(inner) != 1 or not flat:
         lines = rows if flat else [_product(rows)]

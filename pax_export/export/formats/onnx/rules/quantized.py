@@ -1,10 +1,10 @@
-"""Quantized weights: their integers are initializers, in the order of axes in which they are read.
+"""Quantized weights: initializers of integers, in the layout in which they are read.
 
-A product of integers and integers, where its inputs are rounded as well, is `MatMulInteger`.
+A product with rounded inputs is `MatMulInteger`.
 
-Before a product they are `DequantizeLinear`, which onnxruntime fuses with it and computes with
-activations of 8 bits.  Elsewhere, and for `accuracy_level=1`, they are `Cast` and `Mul`, which
-it computes once, when it loads a file.
+Before a product they are `DequantizeLinear`, which onnxruntime fuses with it, with 8-bit
+activations. Elsewhere, and for `accuracy_level=1`, they are `Cast` and `Mul`, which it computes
+once, when it loads a file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pax_export.export.validation.integers import Quantized
 
 #: `DequantizeLinear` has groups from this opset on.
 _GROUPS = 21
-#: By scheme and bits, from which opset on ONNX has such numbers.
+#: (scheme, bits) -> the first opset with such numbers.
 _SINCE = {("symmetric", 8): 1, ("symmetric", 4): 21, ("asymmetric", 4): 21, ("float", 8): 19}
 
 
@@ -121,9 +121,9 @@ class RoundedInputs(NamedTuple):
     """Inputs as unsigned integers, for which onnxruntime has the fast kernels on x86.
 
     Attributes:
-        integers: their name.
-        scale: its name; a stored number, or one for each row.
-        zero: the name of the integer that stands for 0.
+        integers: the name of the integers.
+        scale: the name of the scale; a stored number, or one per row.
+        zero: the name of the zero point.
     """
 
     integers: str
@@ -132,7 +132,7 @@ class RoundedInputs(NamedTuple):
 
 
 class RoundedRows(NamedTuple):
-    """Inputs with a scale for each row, and what they are of."""
+    """Inputs with one scale per row, and their source."""
 
     x: Value
     made: RoundedInputs
@@ -196,7 +196,7 @@ def _written_rows(builder: GraphBuilder, x: Value, integers: str, scale: str) ->
 
 
 class QuantizedWeight:
-    """A weight whose integers and scales are known, and how they are written."""
+    """A weight with known integers and scales, and its form in the file."""
 
     def __init__(
         self, builder: GraphBuilder, names: Sequence[str], integers: Any, scales: Any, form: Any

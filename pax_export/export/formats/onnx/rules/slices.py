@@ -110,7 +110,7 @@ def _added(builder: GraphBuilder, one: Any, other: Any) -> Any:
 def _updated(
     builder: GraphBuilder, name: str, update: Value, axes: Sequence[int], places: dict[int, Any]
 ) -> str:
-    """What is before, what takes the place, and what is after: along one axis after another."""
+    """Concatenates the parts before, in place of, and after the update, axis by axis."""
     if not axes:
         return update.name
     axis, begin = axes[0], places[axes[0]]

@@ -1,7 +1,7 @@
 """Calls of JavaScript modules of a folder in headless Chromium.
 
-A server on 127.0.0.1 serves the folder on a port that is free.  A page of it asks the server for
-the next call and posts what came of the last one.
+A server on 127.0.0.1 serves the folder on a free port. Its page requests the next call and posts
+the result of the last one.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ try {
 } catch (error) { await post(said(error)); }
 """
 
-#: Gives what the page answers to a question, which is JSON.
+#: Returns the page's answer to a question, as JSON.
 Ask = Callable[[Any], Any]
 
 
 def program() -> str | None:
-    """The path of Chromium or Chrome; None if there is none."""
+    """Returns the path of Chromium or Chrome, or None."""
     given = os.environ.get(PATH)
     names = (given,) if given else _NAMES
     return next(filter(None, map(shutil.which, names)), None)
 
 
 def check(purpose: str) -> str:
-    """The path of the browser; a MissingPackageError if there is none."""
+    """Returns the path of the browser; raises MissingPackageError without one."""
     found = program()
     if found is None:
         raise MissingPackageError(
@@ -81,18 +81,18 @@ def check(purpose: str) -> str:
 def opened(
     folder: Path, script: str, flags: Sequence[str] = _FLAGS, seconds: float | None = None
 ) -> Iterator[Ask]:
-    """Opens a page in the browser, and gives what asks it.
+    """Opens a page in the browser; yields a function that sends it questions.
 
     Args:
-        folder: what the server serves.
+        folder: the folder to serve.
         script: a module with ``export async function answer(question)``.
-        flags: of the browser.
-        seconds: until an answer has come; `ANSWER` by default.
+        flags: command line flags of the browser.
+        seconds: the time limit of an answer; default: `ANSWER`.
 
     Raises:
-        MissingPackageError: there is no browser.
+        MissingPackageError: no browser is installed.
         UnsupportedOperationError: the script raises an error.
-        ValidationError: the browser ends, or does not answer in time.
+        ValidationError: the browser exits, or does not answer in time.
     """
     command = check("A folder for browsers")
     turns = _Turns()
@@ -224,4 +224,4 @@ class _Handler(SimpleHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing of each request."""
+        """Suppresses the log of requests."""

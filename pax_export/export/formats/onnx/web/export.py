@@ -78,18 +78,18 @@ def to_web(
     sign: str | os.PathLike[str] | None = None,
     card: Any = True,
 ) -> Report:
-    """Writes a model as a folder that any static server hosts.
+    """Writes a model as a folder for any static web server.
 
     The folder has the model as ONNX, the module ``model.js`` with types in
-    ``model.d.ts``, onnxruntime-web from npm, and a page that tries the model.  Each
+    ``model.d.ts``, onnxruntime-web from npm, and a page to try the model.  Each
     signature is a function of the module: ``await model.encode({x})``; the signature
-    ``serving_default``, of a model without `methods`, is ``model.predict``.  It
-    computes with WebGPU where the browser has an adapter, else with WebAssembly.
+        ``serving_default``, of a model without `methods`, is ``model.predict``.  It uses WebGPU if
+        the browser has an adapter, otherwise WebAssembly.
 
     Args:
         model: as for `to_saved_model`.
-        path: the folder to make.
-        inputs: as for `to_saved_model`; dtypes of which JavaScript has arrays.
+        path: the folder to create.
+        inputs: as for `to_saved_model`; with dtypes that JavaScript supports.
         kwargs: as for `to_saved_model`.
         methods: as for `to_saved_model`; each signature is a file with its weights.
         constraints: as for `to_saved_model`.
@@ -98,27 +98,27 @@ def to_web(
         fold: as for `to_onnx`.
         exact: as for `to_onnx`.
         validate: call the module at several sizes in headless Chromium, with
-            WebAssembly, and compare with jax; ``"process"`` asks from a fresh process
-            without jax.  False needs no Chromium; without npm it writes a folder that
-            lacks onnxruntime-web, and warns.
+            WebAssembly, and compare with jax; ``"process"`` uses a fresh process without jax.
+            False needs no Chromium; without npm it writes a folder without onnxruntime-web, and
+            warns.
         examples: as for `to_saved_model`.
         overwrite: as for `to_saved_model`.
         sign: as for `to_saved_model`.
         card: as for `to_saved_model`.
 
     Returns:
-        The report, which is in the folder as ``pax_export.json``.  `load` runs such a
-        folder with onnxruntime.
+        The report, which is also in the folder as ``pax_export.json``.  `load` runs the folder with
+        onnxruntime.
 
     Raises:
         MissingPackageError: npm or Chromium is not installed, or npm cannot download
             onnxruntime-web.
-        UnsupportedDtypeError: JavaScript has no arrays of the dtype of an input or
-            output: bfloat16, complex numbers, strings.
-        UnsupportedOperationError: ONNX or onnxruntime-web has no such operation.
+        UnsupportedDtypeError: JavaScript does not support the dtype of an input or output:
+            bfloat16, complex numbers, strings.
+        UnsupportedOperationError: ONNX or onnxruntime-web does not support an operation.
         ValidationError: a result differs from jax, or the browser crashes or does not
             answer.
-        PaxError: of a class for each mistake, as for `to_saved_model`.
+        PaxError: a subclass for each error, as for `to_saved_model`.
 
     Example:
         >>> import shutil, tempfile, jax.numpy as jnp
@@ -187,7 +187,7 @@ def _check_dtypes(signatures: Mapping[str, SignatureInfo]) -> None:
 
 @dataclass(frozen=True)
 class _WebContents(ProgramContents):
-    #: By signature, what is written of it.
+    #: Signature key -> its contents.
     parts: Mapping[str, OnnxContents]
     signatures: Mapping[str, SignatureInfo]
 

@@ -15,18 +15,18 @@ from typing import NamedTuple
 from pax_export._errors import MissingPackageError
 from pax_export._files import stale_temporaries
 
-#: Seconds until a download is given up, of which npm itself takes most.
+#: The time limit of a download, most of which npm itself takes, in seconds.
 _SECONDS = 300
 _PATIENCE = ("--fetch-retries=1", "--fetch-timeout=60000")
 
 
 class Package(NamedTuple):
-    """A version of a package, and which of its files are copied.
+    """A version of a package, and the files to copy.
 
     Attributes:
-        name: as npm has it.
-        version: the one that is copied.
-        sha512: of the archive, in base64, as npm's ``dist.integrity`` has it.
+        name: its name in npm.
+        version: the version to copy.
+        sha512: the hash of the archive, in base64, as in npm's ``dist.integrity``.
         files: paths in the archive.
     """
 
@@ -85,7 +85,7 @@ def check(packages: Iterable[Package], purpose: str) -> None:
 def copy(package: Package, folder: Path) -> None:
     """Copies the files of a package into a new folder.
 
-    A name that ends with ``.mjs`` gets the end ``.js``, which every server knows.
+    The suffix ``.mjs`` becomes ``.js``, which every server supports.
 
     Raises:
         MissingPackageError: npm is missing, or cannot download it, or the archive has another hash.

@@ -1,4 +1,4 @@
-"""Calls of a folder for browsers in headless Chromium: with numpy, and without jax."""
+"""Runs a browser folder in headless Chromium, with numpy and without jax."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def page_file(name: str) -> str:
-    """The text of a file of which each folder gets a copy."""
+    """Returns the text of a file that each folder contains."""
     return Path(__file__).with_name("page").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -37,7 +37,7 @@ def model_file(key: str, keys: Sequence[str]) -> str:
 
 
 def run(path: str, cases: Iterable[Mapping[str, Any]]) -> list[Arrays]:
-    """What the module of a folder gives in the browser, call by call."""
+    """Returns the module's results in the browser, call by call."""
     report = read_report(path)
     with browser.opened(Path(path), page_file("answer.js")) as ask:
         return [_call(ask, report, case["signature"], case["inputs"]) for case in cases]

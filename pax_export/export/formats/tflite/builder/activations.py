@@ -1,8 +1,7 @@
-"""Rounded inputs of quantized weights: layers that LiteRT computes with integers alone.
+"""Rounded inputs of quantized weights: layers that LiteRT computes with integers only.
 
-Until a graph is whole rounded inputs are numbers that stand for integers: `DEQUANTIZE` of
-`QUANTIZE`.  A layer that reads such numbers, and whose results are only read to be rounded, is
-given the integers, and gives integers.
+While a graph is built, rounded inputs are `DEQUANTIZE` of `QUANTIZE`. A layer with such inputs,
+whose results are only rounded again, is then changed to take and return integers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 def rounded(x: Tensor, scale: float, zero: int) -> Tensor:
-    """The numbers that the integers of inputs stand for."""
+    """Returns inputs rounded to the values of their integers."""
     told = {"scale": scale, "zero": zero}  # so that others are another operator
     (made,) = emit("QUANTIZE", [x], [(x.shape, np.int8)], **told)
     _as(made, scale, zero)
@@ -33,7 +32,7 @@ def rounded(x: Tensor, scale: float, zero: int) -> Tensor:
 
 
 def _source_of_rows(x: Tensor) -> Tensor | None:
-    """What numbers are of that are rounded with a scale for each row: ``round(x / s) * s``."""
+    """Returns the source of numbers rounded with one scale per row: ``round(x / s) * s``."""
     if not x.by_row:
         return None
     while x.made_by != "DIV":
@@ -47,7 +46,7 @@ def _as(tensor: Tensor, scale: Any, zero: int | None) -> Tensor:
 
 
 def multiply_integers(graphs: Sequence[Graph]) -> None:
-    """Gives integers to layers of quantized weights whose inputs are rounded."""
+    """Passes integers to layers of quantized weights with rounded inputs."""
     for number, graph in enumerate(graphs_of(graphs)):
         _Integers(graph, number).run()
         drop_unread(graph)
@@ -101,7 +100,7 @@ class _Integers:
         small.scale, small.name = scales.astype(np.float32), bias.name if bias is not None else ""
         operator.inputs = [x, stored.integers, small]
         result = operator.outputs[0]
-        while True:  # to where it is rounded
+        while True:  # up to the rounding
             result.dtype = np.dtype(np.int8)
             _as(result, scale, zero)
             (reader, *_) = self._readers[id(result)]
@@ -113,7 +112,7 @@ class _Integers:
         return True
 
     def _ends(self, result: Tensor) -> list[Operator]:
-        """What rounds a result, if nothing else reads it."""
+        """Returns the operators that round a result, if nothing else reads it."""
         readers = self._readers.get(id(result), [])
         if id(result) in self._given:
             return []
@@ -124,7 +123,7 @@ class _Integers:
         return []
 
     def _integers(self, x: Tensor) -> Tensor | None:
-        """The integers that numbers stand for, moved as these are; None if there are none."""
+        """Returns the integers of rounded numbers, rearranged in the same way; None without any."""
         if id(x) not in self._made:
             self._made[id(x)] = self._found(x)
         return self._made[id(x)]

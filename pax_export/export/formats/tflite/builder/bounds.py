@@ -8,7 +8,7 @@ import numpy as np
 
 from pax_export.export.formats.tflite.builder.graph import Tensor
 
-#: Operators that only move elements, or reduce several of them to one of these or their mean.
+#: Operators that only move elements, or reduce several to one of them or their mean.
 _KEEP = frozenset("RESHAPE TRANSPOSE BROADCAST_TO MEAN REDUCE_MAX REDUCE_MIN STRIDED_SLICE".split())
 _NONNEGATIVE = frozenset("RELU RELU6 ABS EXP LOGISTIC SOFTMAX".split())
 #: The length of the chain of operators that is looked at.

@@ -16,9 +16,9 @@ from pax_export.export.formats.tflite.builder.graph import (
 )
 
 float32, int32, int64, bool_ = map(np.dtype, ("float32", "int32", "int64", "bool"))
-#: What only moves the elements of its first input.
+#: Operators that only move the elements of their first input.
 _MOVES = frozenset({"TRANSPOSE", "RESHAPE", "REVERSE_V2", "STRIDED_SLICE", "SLICE", "SQUEEZE"})
-#: A constant of more bytes than this, and than what it is made of, is made when the file runs.
+#: Constants larger than this, and than their inputs, are computed when the file runs.
 _LARGEST_FOLDED = 1 << 22
 
 
@@ -67,7 +67,7 @@ def emit(
 
 
 def _is_of_bytes(weight: Tensor) -> bool:
-    """Whether this is a weight of integers, which a file holds as they are."""
+    """Returns whether this is a weight of integers, which a file stores unchanged."""
     return bool(weight.sources) and weight.dtype.name in ("int8", "uint8") and len(weight.shape) > 1
 
 
@@ -102,6 +102,6 @@ def _bytes(shape: Sequence[Any], dtype: DTypeLike) -> float:
 
 
 def alike(*values: object) -> list[Tensor]:
-    """Tensors of one dtype: numbers take that of the others."""
+    """Returns tensors of one dtype; numbers take that of the tensors."""
     found = next((each.dtype for each in values if isinstance(each, Tensor)), None)
     return [tensor(each, found) for each in values]

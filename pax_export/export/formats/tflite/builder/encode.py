@@ -1,6 +1,6 @@
 """The bytes of a TFLite file: a flat buffer of graphs, their signatures and constants.
 
-LiteRT brings the classes of its schema: one is filled for each table of the file, and packed.
+It uses LiteRT's schema classes: one object per table of the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pax_export._wire import TFLITE_MARK
 from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor
 from pax_export.export.formats.tflite.builder.versions import version
 
-#: A flat buffer has no more bytes than this.
+#: The maximum size of a flat buffer, in bytes.
 LARGEST = (1 << 31) - (1 << 16)
 #: Where the bytes of a constant may begin.
 _ALIGNMENT = 16
@@ -111,7 +111,7 @@ class _File:
         return memoryview(builder.Bytes)[builder.Head() :]
 
     def _table(self, kind: str, **fields: object) -> Any:
-        """A table of the schema, whose fields have the names of `schema.fbs`."""
+        """Returns a table of the schema, with fields named as in `schema.fbs`."""
         made = getattr(self._schema, f"{kind}T")()
         for name, value in fields.items():
             first, *rest = name.split("_")

@@ -12,14 +12,14 @@ import numpy as np
 
 from pax_export._types import DTypeLike
 
-#: Constants of up to this size in bytes are compared and merged where they are equal.
+#: Equal constants up to this size, in bytes, are merged.
 _SMALL = 1024
 
 _here = threading.local()
 
 
 class Shape(tuple):
-    """The sizes of a tensor; None for those that are known when it is called."""
+    """The sizes of a tensor; None for sizes known only in a call."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class Shape(tuple):
 
     @property
     def size(self) -> int:
-        """The number of elements, of a shape that is known."""
+        """The number of elements of a static shape."""
         return int(np.prod(self, dtype=np.int64))
 
 
@@ -47,7 +47,7 @@ def _dunder(name: str, turned: bool = False) -> Callable[..., Any]:
     return operate
 
 
-#: What Python's operators do, by name; filled by `operators`.
+#: Implementations of Python's operators by name; filled by `operators`.
 ARITHMETIC: dict[str, Callable[..., Any]] = {}
 
 
@@ -55,18 +55,18 @@ class Tensor:
     """An array of a graph: a constant, an input, or the result of an operator.
 
     Attributes:
-        shape: its sizes.
-        dtype: of numpy.
-        value: the array, of a constant.
-        operator: whose result it is.
-        graph: where it is an input or a result; constants belong to all.
-        sources: the names of the weights that a constant was made of.
-        is_computed: whether it was made of them by arithmetic, and they were not only moved.
-        scale: of integers that stand for numbers, by the index of `axis`.
-        zero: the integer that stands for 0, where inputs of a layer are rounded.
-        by_row: whether it is rounded, with a scale for each row.
-        blocks: the scales of a constant of integers, as a tensor with one for 32 neighbors.
-        twin: of a constant of numbers that integers of the model stand for.
+        shape: the sizes.
+        dtype: the numpy dtype.
+        value: the array of a constant.
+        operator: the operator that produces it.
+        graph: the graph that it belongs to; None for constants.
+        sources: the names of the weights from which a constant is computed.
+        is_computed: whether this used arithmetic, not only moves.
+        scale: the scales of quantized integers along `axis`.
+        zero: the zero point of rounded inputs.
+        by_row: whether it is rounded with one scale per row.
+        blocks: the scales of constant integers, one per 32 neighbors, as a tensor.
+        twin: the model's integers that a constant represents.
     """
 
     __slots__ = (
@@ -91,13 +91,13 @@ class Tensor:
         self.twin: Any = None
 
     def set_shape(self, shape: Sequence[Any]) -> None:
-        """Adds sizes that are known from elsewhere."""
+        """Adds sizes known from elsewhere."""
         if self.value is None:
             self.shape = Shape(o if n is None else n for n, o in zip(shape, self.shape))
 
     @property
     def made_by(self) -> str:
-        """The name of the operator whose result it is; of a constant and an input none."""
+        """The name of the operator that produces it; empty for constants and inputs."""
         return self.operator.name if self.operator else ""
 
     def __repr__(self) -> str:
@@ -124,7 +124,7 @@ class Operator:
     """One operator of a graph."""
 
     name: str
-    inputs: list[Any]  # tensors, or None for what is left out
+    inputs: list[Any]  # tensors, or None if omitted
     outputs: list[Tensor]
     options: dict[str, Any]
     source: Any = None  # the operations of jax that it is part of, the innermost last
@@ -132,7 +132,7 @@ class Operator:
 
 
 class Graph:
-    """Operators in the order in which they run, as they are appended."""
+    """Operators in execution order, as appended."""
 
     def __init__(self, name: str = "", parent: Graph | None = None):
         self.name = name
@@ -140,7 +140,7 @@ class Graph:
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self.operators: list[Operator] = []
-        #: Tensors of graphs around this one, and the inputs that stand for them here.
+        #: Tensors of enclosing graphs, and the inputs that represent them here.
         self.captured: list[tuple[Tensor, Tensor]] = []
         self.source: Any = parent.source if parent else None
         self._made: dict[Any, list[Tensor]] = {}
@@ -163,7 +163,7 @@ class Graph:
         return tensor
 
     def own(self, tensor: Tensor) -> Tensor:
-        """A tensor as it is known here: what a graph around this one has becomes an input."""
+        """Returns the tensor in this graph; a tensor of an enclosing graph becomes an input."""
         if tensor.value is not None or tensor.graph is self:
             return tensor
         for outer, inner in self.captured:
@@ -183,7 +183,7 @@ class Graph:
         results: Sequence[tuple[Sequence[Any], Any]],
         options: dict[str, Any],
     ) -> list[Tensor]:
-        """Appends an operator, or finds the same one; gives its results."""
+        """Appends an operator, or finds an equal one; returns its results."""
         inputs = [each if each is None else self.own(each) for each in inputs]
         key = (name, tuple(map(id, inputs)), tuple(sorted(options.items())))
         if key in self._made:
@@ -208,7 +208,7 @@ def _source() -> Any:
 
 @contextmanager
 def of_source(source: object) -> Iterator[None]:
-    """What operators that are appended meanwhile are part of."""
+    """Context manager that attributes appended operators to a source."""
     before = _source()
     _here.source = source
     try:
@@ -219,7 +219,7 @@ def of_source(source: object) -> Iterator[None]:
 
 @contextmanager
 def constants_shared() -> Iterator[None]:
-    """Equal small constants that are made meanwhile are one tensor, and what is made of one is."""
+    """Context manager in which equal small constants, and results computed of them, are shared."""
     before = getattr(_here, "constants", None), getattr(_here, "computed", None)
     _here.constants, _here.computed = {}, {}
     try:
@@ -231,7 +231,7 @@ def constants_shared() -> Iterator[None]:
 def computed_once(
     what: tuple[Any, ...], given: Sequence[Tensor], compute: Callable[[], list[Tensor]]
 ) -> list[Tensor]:
-    """What is computed of constants; the same of the same is one tensor."""
+    """Returns a value computed from constants; equal computations share one tensor."""
     known = getattr(_here, "computed", None)
     if known is None:
         return compute()

@@ -1,7 +1,7 @@
-"""Weights that are quantized in the model: the integers that it has, in the file.
+"""Quantized weights: stores the model's integers in the file.
 
-Until a graph is whole such a weight is a constant of numbers, so that layouts and scales are
-worked out as for any.  Its twin says where each number comes from.
+While a graph is built, such a weight is a float constant, so layouts and scales are handled as
+usual. Its twin tracks the integers of each number.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _FUSED = ((8, None, "symmetric"), (4, GROUP, "symmetric"))
 
 @dataclass(frozen=True, eq=False)
 class StoredNumbers:
-    """The numbers of a quantized weight, as the value of a constant: computed when they are read.
+    """The value of a constant for a quantized weight, dequantized when it is read.
 
     Attributes:
-        form: what integers and scales mean.
-        integers_of_leaf: as the model has them.
-        scales_of_leaf: likewise.
-        shape: of the numbers.
-        steps: what happened to the numbers, in order: functions that only move elements.
-        zeros_of_leaf: the zero points, where the model has any.
+        form: the format of integers and scales.
+        integers_of_leaf: the model's integers.
+        scales_of_leaf: the model's scales.
+        shape: the shape of the constant.
+        steps: functions that only moved elements, in order.
+        zeros_of_leaf: the model's zero points, or None.
     """
 
     form: Form
@@ -92,7 +92,7 @@ class StoredNumbers:
 
     @property
     def zeros(self) -> np.ndarray | None:
-        """One for each number, where there are any."""
+        """The zero point of each number, or None."""
         of_leaf = self.zeros_of_leaf
         return None if of_leaf is None else self._after_steps(self._for_each(of_leaf))
 
@@ -120,7 +120,7 @@ class StoredNumbers:
 def numbers(
     integers: Tensor, scales: Tensor, zeros: Tensor | None = None, *, form: Form
 ) -> list[Tensor]:
-    """The constant that integers, scales and zero points stand for."""
+    """Returns the constant that integers, scales and zero points represent."""
     shape = form.shape(integers.shape)
     value = StoredNumbers(form, integers, scales, shape, zeros_of_leaf=zeros)
     made = Tensor(shape, np.float32, None, value)
@@ -150,10 +150,10 @@ def _in_pairs(integers: np.ndarray) -> np.ndarray:
 
 
 def store_integers(graphs: Sequence[Graph], accuracy_level: int) -> None:
-    """Stores integers for numbers that stand for them.
+    """Replaces float constants of quantized weights by their integers.
 
-    Products with them round activations to 8 bits where `accuracy_level` is 4; all else reads
-    the numbers, which LiteRT computes when it loads a file if there is a scale for each channel.
+    Products with them round activations to 8 bits if `accuracy_level` is 4; other operators read
+    dequantized numbers, which LiteRT computes when it loads a file if scales are per channel.
     """
     made: dict[tuple[int, bool], Stored | None] = {}
     for graph in graphs_of(graphs):
@@ -190,7 +190,7 @@ class Stored(NamedTuple):
 
 
 def weight_constants(tensor: Tensor, direct: bool, suffix: str) -> Stored | None:
-    """The constants of a weight; None where scales do not lie as LiteRT has them."""
+    """Returns the constants of a weight; None if scales do not have LiteRT's layout."""
     twin = tensor.twin
     scales, form = twin.scales, twin.form
     dtype = ml_dtypes.int4 if form.bits == 4 else np.int8
@@ -249,7 +249,7 @@ def _once(array: np.ndarray, other: Tensor) -> np.ndarray:
 
 
 def _numbers(stored: Stored, graph: Graph, before: list[Operator]) -> Tensor:
-    """The numbers that integers stand for, made by operators that come before all others."""
+    """Returns dequantized numbers, computed by operators before all others."""
 
     def add(name: str, inputs: list[Any], shape: Sequence[Any]) -> Tensor:
         result = Tensor(shape, np.float32, graph)
@@ -278,9 +278,9 @@ def _numbers(stored: Stored, graph: Graph, before: list[Operator]) -> Tensor:
 def read_integers(
     graphs: Sequence[Graph], file: Path, leaves: Mapping[str, Any]
 ) -> Iterator[tuple[Quantized, np.ndarray]]:
-    """The integers of weights in a file, with where they come from.
+    """Returns the integers of weights in a file, with their leaves.
 
-    `leaves` are those of the model by name; loops have some of these as they are.
+    `leaves` are those of the model by name; loops contain some of them unchanged.
     """
     schema = require("ai_edge_litert.schema_py_generated", "tflite", "to_tflite")
     content = np.memmap(file, np.uint8, "r")

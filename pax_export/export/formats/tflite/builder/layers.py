@@ -15,7 +15,7 @@ from pax_export.export.formats.tflite.builder.moves import transpose
 
 
 def matmul(x: object, y: object, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
-    """A product of matrices, or of batches of them; one with fixed weights is a layer."""
+    """A product of matrices, or of batches of them; with constant weights, a layer."""
     x, y = tensor(x), tensor(y)
     if len(y.shape) == 2 and y.value is not None and 0 not in y.shape:
         if transpose_a:
@@ -91,7 +91,7 @@ def transpose_conv2d(
 
 
 def conv2d_of_blocks(x: Tensor, kernel: Tensor) -> Tensor:
-    """A `transpose_conv2d` whose strides are the size of its square kernel, without padding."""
+    """A `transpose_conv2d` with equal strides and square kernel, without padding."""
     size, _, inner, outer = kernel.shape
     weights = moves.reshape(transpose(kernel, [2, 0, 1, 3]), [1, 1, inner, size * size * outer])
     found = conv2d(x, weights, (1, 1), (1, 1))
@@ -113,7 +113,7 @@ def conv3d(x: Tensor, kernel: Tensor, strides: Sequence[int]) -> Tensor:
 def unpadded(
     x: Tensor, window: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> tuple[Tensor, str]:
-    """What an operator reads, without the zeros that it would add by itself."""
+    """Returns an operator's input without the zeros that the operator pads itself."""
     if x.made_by != "PAD" or x.operator is None:
         return x, "VALID"
     source, widths = x.operator.inputs
@@ -125,7 +125,7 @@ def unpadded(
 def _is_same(
     x: Tensor, edges: Any, window: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> bool:
-    """Whether these edges are what an operator adds for the padding ``"SAME"``."""
+    """Returns whether padding equals that of ``"SAME"``."""
     if edges[[0, -1]].any():
         return False
     rest = zip(x.shape[1:-1], window, strides, dilations)
@@ -141,7 +141,7 @@ def _is_same(
 
 
 def max_pool(x: Tensor, window: Sequence[int], strides: Sequence[int], edges: Any) -> Tensor:
-    """The largest in windows, where nothing lies beyond the edges."""
+    """The maximum over windows, without padding."""
     padding = "VALID"
     if edges.any():
         if _is_same(x, edges, window, strides, (1, 1)):

@@ -1,6 +1,6 @@
 """The version of each operator: the first whose kernel takes these dtypes, ranks and options.
 
-An older LiteRT refuses a version that it does not know when it reads the file.
+An older LiteRT refuses unknown versions when it reads the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SMALL = {"int16": 2, "int8": 2}
 _ARITHMETIC = {"int64": 4, "int16": 5, "int8": 2}
 _EXTREME = {"int16": 4, "int8": 2}
 _PAD = {"bool": 5, "int16": 3, "int8": 2}
-#: By the dtype of the input at `_PLACE`, where it is not version 1.
+#: By the dtype of the input at `_PLACE`, if it is not version 1.
 _DTYPES: Mapping[str, Mapping[str, int]] = {
     "ABS": {"int32": 5, "int16": 4, "int8": 2, "uint8": 2}, "ADD": _ARITHMETIC,
     "ARG_MAX": {"bool": 3, "int8": 2}, "BATCH_MATMUL": _COMPARISON,

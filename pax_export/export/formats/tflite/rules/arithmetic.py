@@ -97,7 +97,7 @@ def _is_infinite(y: Tensor) -> Any:
 
 
 def _quotient(op: Operation, x: Tensor, y: Tensor) -> tuple[Any, Any]:
-    """Truncated, and what it was divided by: TFLite ends the process where that is 0."""
+    """Truncated quotient and safe divisor: TFLite aborts the process when it divides by 0."""
     value = single(y)
     if value is not None and value not in (0, -1) and (value > 0 or op.dtype != "uint32"):
         if op.dtype == "uint32":
@@ -119,7 +119,7 @@ def _divided(x: Tensor, y: Tensor) -> Any:
 
 
 def _unsigned_quotient(x: Tensor, value: int) -> Any:
-    """Of numbers whose highest bit TFLite takes for a sign, by a positive constant below 2**31."""
+    """Divides uint32 by a positive constant, because TFLite reads the top bit as the sign."""
     # x = 2 * half + bit, and the half has no sign.
     half = logical_shift(x, 1)
     bit = x - 2 * half
@@ -157,7 +157,7 @@ def logical_shift(x: Tensor, bits: int) -> Any:
 def power(op: Operation, x: Tensor, y: Tensor) -> Any:
     exponent = single(y)
     if exponent is not None and float(exponent).is_integer():
-        # TFLite's own power with such an exponent ends at the largest number.
+        # TFLite's own power overflows to the largest number with such an exponent.
         function = partial(integer_pow, y=int(exponent))
         return op.call(function, op.operands[:1], [x])
     return broadcast(lite.pow, x, lite.cast(y, x.dtype))
@@ -186,7 +186,7 @@ def _chosen(op: Operation, before: Any, of_truth: Any, x: Any, y: Any) -> Any:
         return broadcast(of_truth, x, y)
     if not is_float(op):
         return broadcast(lite.maximum if before is lite.less else lite.minimum, x, y)
-    # TFLite loses NaN, or not, by the side that it stands on.
+    # Whether TFLite propagates NaN depends on the operand.
     if (value := single(x)) is not None and not np.isnan(value):
         x, y = y, x
     number = single(y)
@@ -199,7 +199,7 @@ def _chosen(op: Operation, before: Any, of_truth: Any, x: Any, y: Any) -> Any:
 
 
 def _rectified(x: Tensor, bound: float, before: object) -> Any:
-    """Bounds that TFLite has operators for, whose kernels keep NaN."""
+    """Bounds with an operator in TFLite whose kernel propagates NaN."""
     if before is lite.less and bound == 0:
         return lite.relu(x)
     if before is lite.greater and bound == 6:
@@ -224,7 +224,7 @@ def ceil(op: Operation, x: Tensor) -> Any:
 
 @rule("shape_assertion", "create_token", thin=True)
 def nothing(op: Operation, *xs: Tensor) -> list[Any]:
-    """Of the sizes, `load` checks what was promised before it calls the model."""
+    """Assertions on sizes: `load` checks constraints before it calls the model."""
     return [lite.constant(0) for _ in op.results]
 
 
@@ -283,7 +283,7 @@ def _carrier(name: str) -> Any:
 
 
 def _whole(x: Tensor, new: str) -> Any:
-    """Towards zero; NaN is 0, and what is too large the largest number."""
+    """Truncates, saturates, and converts NaN to 0."""
     limits = np.iinfo(new)
     if new == "int64":
         raise NotInTfliteError("float numbers become int32, and no int64.")

@@ -118,9 +118,9 @@ def shift_left(op: Operation, x: Tensor, y: Tensor) -> Any:
 
 
 def _distance(y: Tensor, most: int) -> Any:
-    """How far to shift: what is negative shifts all bits out, as the number without a sign would.
+    """Returns the shift; a negative one shifts out all bits, as its unsigned value would.
 
-    A number where it is known now.
+    A number if it is known.
     """
     known = single(y)
     if known is not None:

@@ -19,7 +19,7 @@ from pax_export.export.portable.decompositions.control import is_of_one, is_of_t
 
 
 def _structs(program: TracedProgram) -> tuple[Sequence[Any], Sequence[Any]]:
-    """What a program takes and gives."""
+    """Returns the operands and results of a program."""
     jaxpr = getattr(program, "jaxpr", program)
     return [each.aval for each in jaxpr.invars], [each.aval for each in jaxpr.outvars]
 
@@ -33,7 +33,7 @@ def _flat(op: Operation, values: Sequence[Any], structs: Sequence[Any]) -> list[
 
 
 def _values(flat: Sequence[Any], structs: Sequence[Any]) -> list[Any]:
-    """The same, which know their sizes again."""
+    """Restores the known sizes of values."""
     for each, shape in zip(flat, _invariants(structs)):
         each.set_shape(shape)
     return list(flat)
@@ -77,7 +77,7 @@ def scan(op: Operation, *given: object) -> list[Any]:
     start = _flat(op, carry, op.results[: len(carry)])
     whole = _flat(op, inputs, input_structs)
     count = op.sizes.of(length)
-    # A loop of no step is prepared, too, and then there must be a place for what it would write.
+    # TFLite also prepares a loop without iterations, which then needs space for its output.
     room = count if is_static(count) else lite.maximum(count, 1)
     buffers = [_zeros(op, struct, room) for struct in rows]
 

@@ -100,7 +100,7 @@ def _transposed(
     found = layers.transpose_conv2d(x, turned, spread, padding, sizes, static)
     if padding == "SAME":
         return found
-    # What the program pads is less than what the operator does, mostly.
+    # The program usually pads less than the operator.
     edges = [(low - width + 1, high - width + 1) for (low, high), _, width in rest]
     for axis, ((low, high), size) in enumerate(zip(edges, full), 1):
         if min(low, high) < 0:
@@ -109,7 +109,7 @@ def _transposed(
 
 
 def _is_same(edges: Sequence[int], step: int, width: int) -> bool:
-    """Whether a result has as many times more elements as there are steps."""
+    """Returns whether the result is larger by exactly the strides."""
     cut = width - step
     return cut >= 0 and tuple(edges) == (width - 1 - cut // 2, width - 1 - cut + cut // 2)
 

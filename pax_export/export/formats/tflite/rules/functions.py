@@ -56,7 +56,7 @@ def atan2(op: Operation, y: Tensor, x: Tensor) -> Any:
 
 
 def _atan2(y: Tensor, x: Tensor) -> Any:
-    # Its kernel broadcasts nothing.
+    # Its kernel does not broadcast.
     zero = broadcast(lambda a, b: moves.zeros_like(a) * moves.zeros_like(b), y, x)
     if y.shape.as_list() != zero.shape.as_list():
         y = y + zero

@@ -48,7 +48,7 @@ def updated(x: Tensor, update: Tensor, starts: Sequence[Any]) -> Any:
 
 
 def bytes_of(table: Tensor) -> Tensor:
-    """A weight of few bits as it is stored: only what is looked up is cast."""
+    """Returns a weight of few bits as stored, so that only looked-up rows are cast."""
     if table.value is None and table.made_by == "CAST":
         stored = table.operator.inputs[0]
         if stored.value is not None and stored.dtype.name in ("int8", "uint8", "float16"):
@@ -100,7 +100,7 @@ def put(op: Operation, x: Tensor, places: Tensor, rows: Tensor, *inside: Tensor,
     if how == "set" and is_static(many) and many == 1:
         new = updated(x, rows, [moves.reshape(places, []), 0])
         return lite.where(moves.reshape(inside[0], [1, 1]), new, x) if drops else new
-    if drops:  # what lies outside goes to a row behind the last
+    if drops:  # indices outside go to an additional last row
         places = lite.where(inside[0], places, count)
     if how == "add":
         shape = moves.stack([lite.tensor(count + 1), moves.shape(x)[1]])
@@ -111,7 +111,7 @@ def put(op: Operation, x: Tensor, places: Tensor, rows: Tensor, *inside: Tensor,
     last = moves.unsorted_segment_max(order, places, count + 1)[:-1]
     written = lite.greater_equal(last, 0)[:, None]
     if how == "set":  # the last one of each place
-        if not is_static(many):  # nothing to look up in no update
+        if not is_static(many):  # an empty update needs no lookup
             rows = moves.concat([rows, x[:1]], 0)
         return lite.where(written, moves.gather(rows, lite.maximum(last, 0)), x)
     segment = moves.unsorted_segment_max if how == "max" else moves.unsorted_segment_min

@@ -15,7 +15,7 @@ from pax_export.export.portable import kept
 
 @rule("composite", thin=True)
 def composite(op: Operation, *operands: object) -> Any:
-    """A function kept whole; what it is made of, where there is no operator for it."""
+    """Writes a composite as its operator, or else as its definition."""
     name = kept.name_of(op.params)
     if name in kept.NORMAL_FORMS:
         whole = (op.full(x, struct.shape) for x, struct in zip(operands, op.operands))

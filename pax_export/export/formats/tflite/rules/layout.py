@@ -91,7 +91,7 @@ def split(op: Operation, x: Tensor) -> list[Any]:
 
 
 def cut(x: Tensor, axis: int, start: Any, end: object, step: int) -> Any:
-    """Along one axis; the others are whole, whatever their size."""
+    """Slices along one axis; the others are whole."""
 
     def part(tensor: Any, places: list[int]) -> Any:
         index: list[Any] = [slice(None)] * tensor.shape.rank

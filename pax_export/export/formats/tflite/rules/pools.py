@@ -15,7 +15,7 @@ from pax_export.export.formats.tflite.tensors import is_static, reshape, transpo
 
 
 def is_pool(equation: Any) -> bool:
-    """Whether an equation is a pool of float32 over one or two axes, with two others beside."""
+    """Returns whether an equation is a float32 pool over one or two spatial axes."""
     struct, params = equation.invars[0].aval, equation.params
     rank = len(struct.shape)
     if rank not in (3, 4) or struct.dtype != np.float32:
@@ -47,7 +47,7 @@ def pool(op: Operation, x: Tensor) -> Any:
         [tuple(params[name])[axis] for axis in axes]
         for name in ("window_dimensions", "window_strides", "padding")
     )
-    if rank == 3:  # a line is an image of one row
+    if rank == 3:  # one row is an image of height 1
         sizes = [op.operands[0].shape[axis] for axis in order]
         x = reshape(x, [sizes[0], 1, *sizes[1:]], op.sizes)
         window, strides, widths = [1, *window], [1, *strides], [(0, 0), *widths]

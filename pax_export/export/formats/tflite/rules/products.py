@@ -37,7 +37,7 @@ def dot_general(op: Operation, x: Tensor, y: Tensor) -> Any:
         return _whole_numbers(left, right, small)
 
     if not x_batch and one.is_static and not other.is_static:
-        # A fixed matrix stands behind in TFLite.
+        # TFLite expects a constant matrix as second operand.
         turned = reshape(multiplied(other, one), [*other.outer, *one.outer], op.sizes)
         count = len(other.outer)
         rank = count + len(one.outer)
@@ -54,7 +54,7 @@ def _carried(op: Operation, place: int, x: Tensor, kind: str) -> Any:
 
 
 class _Side:
-    """One operand of a product: as rows of what is summed, or as columns where that is nearer."""
+    """One operand of a product, as rows or columns of the contracted axis."""
 
     def __init__(self, op: Operation, place: int, x: Any, batch: Any, summed: Any):
         shape = op.operands[place].shape
@@ -99,7 +99,7 @@ def _matmul(x: _Side, y: _Side) -> Any:
 
 
 def _whole_numbers(x: _Side, y: _Side, small: bool) -> Any:
-    """TFLite multiplies no matrices of integers, so float32 does where it is exact."""
+    """Multiplies integer matrices in float32 where exact, because TFLite has no such kernel."""
     left, right = x.flat().as_rows(), y.flat().as_rows()
     inner = product(x.inner)
     if small and is_static(inner):

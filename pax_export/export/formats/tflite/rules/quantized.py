@@ -1,4 +1,4 @@
-"""Quantized weights: constants of numbers that know their integers."""
+"""Quantized weights: float constants with their integers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def dequantize(op: Operation, *given: Tensor) -> Any:
 
 
 def _as_stored(x: Tensor) -> Tensor:
-    """A weight as the leaf is, from before it was cast to what is computed with."""
+    """Returns a weight in the leaf's dtype, before the cast to the carrier."""
     casts = x.value is None and x.made_by == "CAST"
     return x.operator.inputs[0] if casts else x
 
 
 def _carried(*given: Tensor) -> list[Tensor]:
-    """What is computed with, of weights that are as the model has them."""
+    """Returns stored weights as their carriers."""
     return [part for each in given for part in to_carrier(each, each.dtype.name)]
 
 
@@ -69,14 +69,14 @@ def quantized_rows(op: Operation, index: Tensor, *given: Tensor) -> Any:
     elif stored.value is not None:
         if form.bits == 4 and form.axis == -1:
             stored, function = pairs(stored), _rows_of_pairs
-        # Rows are read from what a product has: the file has the table of a tied head once.
+        # Rows are read from the product's table, so the file has the table of a tied head once.
         kept = zip((stored, *map(_as_stored, given[1:])), tables)
         tables = [emit("CAST", [x], [(x.shape, wide.dtype)])[0] for x, wide in kept]
     return op.call(partial(function, **op.params), operands, [index, *tables])
 
 
 def _codes(stored: Tensor) -> Tensor:
-    """The bits of float8 numbers, of which LiteRT takes rows."""
+    """Returns the bits of float8 numbers, for which LiteRT has row lookups."""
 
     def bits() -> list[Tensor]:
         made = Tensor(stored.shape, np.int8, None, np.asarray(stored.value).view(np.int8))

@@ -47,7 +47,7 @@ def _largest(op: Operation, x: Tensor, function: Callable, of_truth: Callable) -
     found = function(x, axes)
     if not is_float(op):
         return found
-    # Which NaN wins is left to chance in TFLite.
+    # In TFLite it is undefined which NaN is found.
     return lite.where(lite.reduce_any(lite.not_equal(x, x), axes), like(x, np.nan), found)
 
 
