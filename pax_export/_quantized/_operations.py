@@ -148,11 +148,11 @@ def blockwise(x: Any, integers: object, scales: Sequence[Any], form: Form, contr
     return made.reshape(*x.shape[:-1], made.shape[-1]).astype(dtype)
 
 
-def _are_few(rows: Any) -> bool:
+def _are_few(rows: object) -> bool:
     return not isinstance(rows, int) or rows <= _FEW  # a symbolic number mostly is few
 
 
-def _block(size: int, width: int, rows: Any) -> int:
+def _block(size: int, width: int, rows: object) -> int:
     """Returns the rows per block: a divisor if there is a suitable one, in whole groups."""
     most = _LARGEST
     if _are_few(rows):

@@ -17,7 +17,7 @@ from pax_export._errors import InvalidArgumentTypeError
 from pax_export._jax import run_inside, scan_operands
 from pax_export._jaxpr import bind_equation, called_program, has_own_derivative, interpret
 from pax_export._quantized import ArrayLike, QuantizedArray, quantized_dot, rows
-from pax_export._types import Equation, PyTree
+from pax_export._types import Equation, PyTree, TracedProgram
 from pax_export.core import is_array
 from pax_export.export.tracing.model_forms import CALL, EXPECTED, form_of
 from pax_export.quantization._compare import called
@@ -38,7 +38,7 @@ class QuantizedFunction:
         self.function = function
         functools.update_wrapper(self, function)
 
-    def __call__(self, params: PyTree, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, params: PyTree, *args: PyTree, **kwargs: PyTree) -> Any:
         leaves, structure = jax.tree_util.tree_flatten((params, args, kwargs), is_leaf=_is_held)
         if not any(map(_is_held, leaves)):
             return self.function(params, *args, **kwargs)
@@ -46,7 +46,7 @@ class QuantizedFunction:
         given = [leaves[at] for at in places]
         results: list[Any] = []
 
-        def traced(*arrays: Any) -> list[Any]:
+        def traced(*arrays: PyTree) -> list[Any]:
             known = dict(zip(places, arrays))
             whole = [known.get(at, leaf) for at, leaf in enumerate(leaves)]
             params, args, kwargs = structure.unflatten(whole)
@@ -65,7 +65,7 @@ def _is_held(leaf: object) -> bool:
     return isinstance(leaf, ArrayLike)
 
 
-def pair_of(net: Any) -> tuple[Any, QuantizedFunction]:
+def pair_of(net: PyTree) -> tuple[Any, QuantizedFunction]:
     """The params and the function of a model that is no module of this package.
 
     Raises:
@@ -84,7 +84,7 @@ def pair_of(net: Any) -> tuple[Any, QuantizedFunction]:
         ) from error
     entry: Any = form.method(CALL)
 
-    def function(params: PyTree, *args: Any, **kwargs: Any) -> Any:
+    def function(params: PyTree, *args: PyTree, **kwargs: PyTree) -> Any:
         return entry.call(form.to_model(params), *args, **kwargs)[0]
 
     function.__name__ = form.name
@@ -133,7 +133,7 @@ def places_of_function(
     notes = _Notes()
     found = {id(place.weight): place for place in places_of_tree(params)}
 
-    def noted(leaf: Any) -> Any:
+    def noted(leaf: PyTree) -> Any:
         place = found.get(id(leaf))
         if place is None or not is_array(leaf):
             return leaf
@@ -185,7 +185,7 @@ class _Weight:
         return self if self.order is None and is_whole else self.numbers()
 
 
-def _run(program: Any, operands: Sequence[Any]) -> list[Any]:
+def _run(program: TracedProgram, operands: Sequence[Any]) -> list[Any]:
     return interpret(program, operands, _operate)
 
 
@@ -204,7 +204,7 @@ def _operate(equation: Equation, given: list[Any]) -> Sequence[Any] | None:
     return bind_equation(equation, [_numbers(each) for each in given])
 
 
-def _numbers(given: Any) -> Any:
+def _numbers(given: PyTree) -> Any:
     return given.numbers() if isinstance(given, _Weight) else given
 
 
@@ -240,7 +240,7 @@ def _convert(equation: Equation, weight: _Weight) -> Any:
     return dataclasses.replace(weight, array=array)
 
 
-def _dot(equation: Equation, left: Any, right: Any) -> Any:
+def _dot(equation: Equation, left: PyTree, right: PyTree) -> Any:
     of_left, of_right = equation.params["dimension_numbers"][0]
     if isinstance(left, _Weight) and isinstance(right, _Weight):
         return None
@@ -260,7 +260,7 @@ def _dot(equation: Equation, left: Any, right: Any) -> Any:
     return bind_equation(equation, operands)[0]
 
 
-def _convolve(equation: Equation, x: Any, kernel: Any) -> Any:
+def _convolve(equation: Equation, x: PyTree, kernel: PyTree) -> Any:
     if not isinstance(kernel, _Weight):
         return None
     _, of_inputs, *spatial = equation.params["dimension_numbers"].rhs_spec
@@ -269,7 +269,7 @@ def _convolve(equation: Equation, x: Any, kernel: Any) -> Any:
     return bind_equation(equation, [x, kernel.numbers()])[0]
 
 
-def _gather(equation: Equation, table: Any, index: Any) -> Any:
+def _gather(equation: Equation, table: PyTree, index: PyTree) -> Any:
     """Rows of a table, as an embedding takes them."""
     numbers, told = equation.params["dimension_numbers"], equation.params
     rank = len(table.array.shape) if isinstance(table, _Weight) else 0

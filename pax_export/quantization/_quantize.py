@@ -14,6 +14,7 @@ from jax.tree_util import tree_leaves
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, QuantizationError
 from pax_export._quantized import GROUP, ArrayLike, DynamicInputs, Form, QuantizedArray
+from pax_export._types import PyTree
 from pax_export.adapters import apply_changes, chosen_modules
 from pax_export.core import Module, Selection, is_array
 from pax_export.quantization._budget import ChosenBits, choose
@@ -382,7 +383,7 @@ def _with_weight(layer: Module, *, weight: object) -> Any:
     return layer.replace(weight=weight)
 
 
-def _pair_and_places(net: Any, at: object, calls: Any) -> tuple[Any, list[QuantizableArray]]:
+def _pair_and_places(net: PyTree, at: object, calls: PyTree) -> tuple[Any, list[QuantizableArray]]:
     """Params and function of a net, and the arrays that are quantized."""
     has_function = isinstance(net, tuple) and len(net) == 2 and callable(net[1])
     pair = pair_of(net)
