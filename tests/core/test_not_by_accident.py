@@ -274,7 +274,7 @@ def test_static_data_that_each_traced_call_changes_is_noticed():
     assert len(caught) == 1
     lines = str(caught[0].message).splitlines()
     assert lines[0] == (
-        "Static data changed in each of 3 traces of a jitted function, so jax traces and "
+        "Static data changed in each of 3 traces of a jitted function, so jax retraces and "
         "recompiles it in every call."
     )
     assert lines[1].endswith("Log.hist") and lines[2] == "  got: list: [0, 1, 2]"
