@@ -135,7 +135,7 @@ class Flattener(Module):
     def _pax_contents(self) -> dict[str, Any]:
         arrays = tree_leaves(vars(self).get("leaves_dict"))
         count = sum(map(count_array_elements, arrays))
-        return {"values": f"[{', '.join(self.treedef_dict)}]", "count_array_elements": count}
+        return {"values": f"[{', '.join(self.treedef_dict)}]", "elements": count}
 
     def _with_training(self, training: bool) -> Self:
         structures = [_in_mode(structure, training) for structure in self._structures]

@@ -88,7 +88,7 @@ def test_a_changed_file_is_named(signed, keys):
     error = refusal(signed, keys.public)
     assert error.what == "The signed content was damaged or changed."
     assert (error.where, error.got) == (str(signed), "b/c.bin")
-    assert error.write == "a copy of the signed folder"
+    assert error.write == "a copy of it, as it was signed"
 
 
 @pytest.mark.parametrize("name", ["new.txt", "b/.git", ".gitattributes", "b/model.sig", ".x.part"])

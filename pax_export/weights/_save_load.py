@@ -178,7 +178,7 @@ def load_weights(
                 where=os.fspath(path),
                 write=_of_quantized(report)
                 or "the module that was saved, or load_weights(module, path, strict=False) "
-                "to load what fits",
+                "to load matching leaves",
             )
         fitting = set(report.loaded)
         values = [

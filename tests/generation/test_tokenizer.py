@@ -218,7 +218,7 @@ def test_each_missing_piece_of_a_language_model_is_named(tmp_path):
         pax.generation.from_pretrained(folder)
     write_llama(folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(pax.errors.WeightsFileError, match=r"no file of weights(.|\n)*config.json"):
+    with pytest.raises(pax.errors.WeightsFileError, match=r"no weights file(.|\n)*config.json"):
         pax.generation.from_pretrained(folder)
     (folder / "config.json").write_text("[1]")
     with refused(pax.errors.WeightsFileError, got="ValueError: a list"):

@@ -103,7 +103,7 @@ def test_svg_is_well_formed_and_the_same_each_time(depth, tmp_path):
     assert drawing.to_svg() == draw(net, spec("batch, 3, 32, 32"), depth=depth).to_svg()
     assert drawing._repr_svg_() == drawing.to_svg()
     drawing.save_svg(path, overwrite=True)
-    with pytest.raises(OSError, match="at this place already"):
+    with pytest.raises(OSError, match="path already exists"):
         drawing.save_svg(path)
 
 

@@ -192,7 +192,7 @@ def read(kind: Any, value: object, where: str = "the report") -> Any:
         ((1, 2), {'a': 1.0})
         >>> read(tuple[int, ...], [1, "2"])
         Traceback (most recent call last):
-        ValueError: the report.1 is no int
+        ValueError: the report.1 is not of type int
     """
     if dataclasses.is_dataclass(kind):
         return _read_dataclass(kind, value, where)
@@ -205,7 +205,7 @@ def read(kind: Any, value: object, where: str = "the report") -> Any:
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise ValueError(f"{where} is not a {kind.__name__}")
+        raise ValueError(f"{where} is not of type {kind.__name__}")
     return _plain_atom(value, where)
 
 
