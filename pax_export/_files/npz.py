@@ -39,7 +39,7 @@ def recognize_npz(path: Path) -> Belongs | None:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     np.savez(Path(folder, "data.npz"), x=np.ones(2))
         ...     write(Path(folder, "ours.npz"), {"x": np.ones(2)})
-        ...     [recognized(Path(folder, name)) is not None for name in ("data.npz", "ours.npz")]
+        ...     [recognize_npz(Path(folder, name)) is not None for name in ("data.npz", "ours.npz")]
         [False, True]
     """
     try:

@@ -11,7 +11,7 @@ def read_varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
     r"""Reads an unsigned varint at `at`; returns it and the next place.
 
     Example:
-        >>> varint(b"\x05\x80\x01", 1, 3)
+        >>> read_varint(b"\x05\x80\x01", 1, 3)
         (128, 3)
     """
     if at < end and raw[at] < 128:  # as most are

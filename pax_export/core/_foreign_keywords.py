@@ -21,7 +21,7 @@ def explain_keywords(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Cal
         table: keyword of other libraries, or a missing keyword -> what to write.
 
     Example:
-        >>> @explained({"dim": "axis=..., as numpy calls it"})
+        >>> @explain_keywords({"dim": "axis=..., as numpy calls it"})
         ... def total(x, axis=0):
         ...     return x
         >>> try:

@@ -152,7 +152,7 @@ def escape_step(step: object) -> str:
     """A name as a step of a path that means this name alone.
 
     Example:
-        >>> escaped("w*"), escaped(0)
+        >>> escape_step("w*"), escape_step(0)
         ('w[*]', '0')
     """
     return re.sub(r"([*?\[])", r"[\1]", str(step))

@@ -60,7 +60,7 @@ def parse_consumer(consumer: str | None) -> Version | None:
     """Reads ``"tensorflow>=2.17"``.
 
     Example:
-        >>> requested("tensorflow>=2.17")
+        >>> parse_consumer("tensorflow>=2.17")
         (2, 17)
     """
     if consumer is None:

@@ -28,9 +28,9 @@ def parse_json(text: str) -> Any:
     """Parses JSON; a ValueError for invalid or deeply nested text.
 
     Example:
-        >>> parsed('{"a": [1, 2]}')
+        >>> parse_json('{"a": [1, 2]}')
         {'a': [1, 2]}
-        >>> parsed("[" * 100_000 + "]" * 100_000)
+        >>> parse_json("[" * 100_000 + "]" * 100_000)
         Traceback (most recent call last):
         ValueError: it is nested too deeply
     """

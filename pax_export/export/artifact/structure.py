@@ -110,7 +110,7 @@ def fixed_arguments(arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
     """The arguments, given by their structure, that are Python values as a whole.
 
     Example:
-        >>> fixed({"x": {"leaf": "x"}, "batched": {"static": {"value": True}}})
+        >>> fixed_arguments({"x": {"leaf": "x"}, "batched": {"static": {"value": True}}})
         {'batched': True}
     """
     return {name: rebuild(tree, str) for name, tree in arguments.items() if "static" in tree}
