@@ -201,7 +201,7 @@ def export_for_runtime(
     ours = _recognize_export(runtime) if overwrite else None
     writing.check(path, ours)
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(job.lm))
-    with writing.replaced(path, ours, weights) as place:
+    with writing.replace_path(path, ours, weights) as place:
         made = runtime.write(job, place)
         wrote = time.perf_counter()
         details, ties = prove_continuations(runtime, job, place, asked) if validate else ({}, ())
