@@ -127,7 +127,7 @@ if not TYPE_CHECKING:  # they take the names above, and would believe in any nam
         return value
 
     def _elsewhere(name: str) -> str:
-        """Where a public name that is not one of the package's own is found."""
+        """Returns the subpackage that has a public name which the package itself lacks."""
         if name.startswith("_"):
             return ""  # names that Python and notebooks look up
         homes = []

@@ -22,7 +22,7 @@ from pax_export.core import (
 
 
 class _Structure(NamedTuple):
-    """How a value is rebuilt from its arrays."""
+    """The structure of a value, to rebuild it from its arrays."""
 
     name: str
     treedef: Any

@@ -124,6 +124,6 @@ def unusual_file_error(path: Path, kind: str) -> ExportPathError:
 
 
 def read_beginning(path: Path) -> str:
-    """How a file begins, for messages."""
+    """Returns the beginning of a file, for messages."""
     with path.open("rb") as file:
         return f"begins with {file.read(16)!r}"

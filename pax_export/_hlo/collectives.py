@@ -171,7 +171,7 @@ class _HloProgram:
         return program
 
     def times(self) -> dict[str, tuple[int, bool]]:
-        """How often each computation that is reached runs, and whether that is sure."""
+        """Returns the number of executions of each computation, and whether it is exact."""
         found: dict[str, tuple[int, bool]] = {}
 
         def visit(name: str, times: int, known: bool) -> None:

@@ -13,7 +13,7 @@ _STATE = "jax._src.distributed.global_state"
 
 
 class Joined(NamedTuple):
-    """How this process reaches the others."""
+    """The connection of this process to the others."""
 
     client: Any  # the client of jax's coordination service, which also carries our messages
     coordinator: str  # the "host:port" of that service

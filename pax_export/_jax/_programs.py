@@ -70,7 +70,7 @@ def call_with_constants(
 def call_part(
     jaxpr: Any, equations: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> Callable[..., list[Any]]:
-    """Some equations of a traced program as a function, from these variables to those."""
+    """Returns some equations of a program as a function, from these variables to those."""
     part = jaxpr.replace(
         constvars=[],
         invars=list(inputs),

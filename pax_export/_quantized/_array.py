@@ -120,7 +120,7 @@ class QuantizedArray(ArrayLike, StateModule):
 
     @property
     def nbytes(self) -> int:
-        """Of integers, scales and zero points."""
+        """The size of integers, scales and zero points."""
         held = (self.integers, self.scales, self.zeros)
         return sum(each.nbytes for each in held if each is not None)
 

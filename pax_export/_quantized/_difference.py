@@ -11,7 +11,7 @@ Arrays = Sequence[np.ndarray]
 
 
 class Apart(NamedTuple):
-    """Of all outputs; the last two are None unless they can be logits."""
+    """Differences of all outputs; the last two are None unless they may be logits."""
 
     largest: float
     mean: float

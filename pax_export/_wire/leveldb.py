@@ -59,7 +59,7 @@ def _read_block(file: RandomAccessBytes, offset: int, size: int) -> Iterator[tup
 
 
 def _read_handle(raw: bytes, at: int) -> tuple[int, int, int]:
-    """Where a block begins, its size, and where this ends."""
+    """Reads a block handle: its offset, its size, and the end of the handle."""
     offset, at = read_varint(raw, at, len(raw))
     size, at = read_varint(raw, at, len(raw))
     return offset, size, at

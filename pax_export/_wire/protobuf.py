@@ -92,7 +92,7 @@ class Message:
         return self.content().decode("utf-8")
 
     def varints(self) -> np.ndarray:
-        """Whole numbers that follow each other, with their signs in 64 bits."""
+        """Yields packed signed 64-bit integers."""
         raw = np.frombuffer(self.content(), np.uint8)
         if not len(raw):
             return np.empty(0, np.int64)

@@ -97,7 +97,7 @@ def _run_quantize(options: argparse.Namespace) -> int:
 
 
 def _run_in(name: str, net: Any, small: Any, batches: list[tuple[np.ndarray, ...]]) -> Any:
-    """How far the runtime of a format is from jax on the same integers; seconds of both nets."""
+    """Compares the runtime of a format with jax on the same integers; times both nets."""
     import jax
 
     from pax_export.export import load

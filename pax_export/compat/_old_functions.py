@@ -100,7 +100,7 @@ def where(*args: PyTree, **kwargs: PyTree) -> Any:
 
 
 def in1d(ar1: PyTree, ar2: PyTree, assume_unique: bool = False, invert: bool = False) -> jax.Array:
-    """Of each element of a flat array, whether it is in another one."""
+    """Returns which elements of a flat array are in another one."""
     return jnp.isin(jnp.ravel(ar1), jnp.asarray(ar2), assume_unique=assume_unique, invert=invert)
 
 

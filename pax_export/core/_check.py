@@ -255,7 +255,7 @@ def assert_structure_equal(a: object, b: object) -> bool:
 
 
 def structure_differences(a: object, b: object, path: str = "") -> list[str]:
-    """Where two trees differ: a line for each innermost difference."""
+    """Lists the innermost differences of two trees."""
     here = path or "(the root)"
     if isinstance(a, Node) and isinstance(b, Node) and type(a) is type(b):
         return _module_differences(a, b, path)

@@ -90,7 +90,7 @@ def remember_call(
 
 
 def reduced_call(value: object) -> tuple | None:
-    """How to pickle a class or function that a call made; None for any other."""
+    """Returns how to pickle a class or function created by a call, or None."""
     if value not in _calls:
         return None
     module, name, args, kwargs = _calls[value]

@@ -21,7 +21,7 @@ from pax_export.core._tree import Node, attributes_of
 
 
 def module_line(module: Node, info: dict[str, Any] | None = None) -> str:
-    """One line for a module: `info`, or counts of its elements, and its mode.
+    """Formats one line for a module: `info`, or counts of its elements, and its mode.
 
     Without counts, the mode is omitted while it is ``train``.
     """

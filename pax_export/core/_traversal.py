@@ -65,7 +65,7 @@ _collect = fastest_collect(collect_in_python)
 
 
 def modules_and_leaves(tree: PyTree, *, once: bool = False) -> tuple[list[Any], list[Any]]:
-    """All modules, parents first, and all leaves; with `once`, a repeated module is a leaf."""
+    """Returns all modules, parents first, and leaves; with `once`, repeated modules are leaves."""
     modules: list[Any] = []
     collect = _collect(Node, modules, set() if once else None)
     leaves = jax.tree_util.tree_leaves(tree, is_leaf=collect)
@@ -73,7 +73,7 @@ def modules_and_leaves(tree: PyTree, *, once: bool = False) -> tuple[list[Any], 
 
 
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
-    """All leaves with their dotted names, in tree order.
+    """Returns all leaves with their dotted names, in tree order.
 
     Example:
         >>> import pax_export as pax
@@ -85,12 +85,12 @@ def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
 
 
 def named_modules(tree: PyTree) -> list[tuple[str, Any]]:
-    """All modules with their dotted names, parents first; the root's is empty."""
+    """Returns all modules with their dotted names, parents first; the root's is empty."""
     return [(path_name(path), module) for path, module in modules_with_paths(tree)]
 
 
 def modules_with_paths(tree: PyTree) -> list[tuple[tuple, Any]]:
-    """All modules with their key paths, parents first."""
+    """Returns all modules with their key paths, parents first."""
     found: list[tuple[tuple, Any]] = []
 
     def visit(prefix: tuple, value: object, stop: Callable[[Any], bool], around: frozenset) -> None:

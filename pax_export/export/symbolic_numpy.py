@@ -89,7 +89,7 @@ def _logspace(
 
 
 def _arange(start: Any, stop: Any = None, step: Any = 1, dtype: DTypeLike | None = None) -> Any:
-    """Of whole numbers that are written as fractions."""
+    """Handles whole numbers that are fractions of symbols."""
     given = [start, step] if stop is None else [start, stop, step]
     if any(isinstance(each, float) and not each.is_integer() for each in given):
         return NotImplemented
@@ -150,7 +150,7 @@ def _searchsorted(
     method: str = "scan",
     dtype: DTypeLike | None = None,
 ) -> Any:
-    """By halves, so often that any size is reached; NaN is the largest of all numbers."""
+    """Bisects often enough for any size; NaN is the largest number."""
     a, v = jnp.asarray(a), jnp.asarray(v)
     kind = jnp.promote_types(a.dtype, v.dtype)
     a, v = a.astype(kind), v.astype(kind)
@@ -269,7 +269,7 @@ def _slide_kernel(a: Any, kernel: Any, mode: str, precision: Any, preferred: Any
 
 
 def _gradient(f: Any, *spacing: Any, axis: Any = None) -> Any:
-    """Of evenly spaced numbers."""
+    """For evenly spaced numbers."""
     f = jnp.asarray(f)
     axes = range(f.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
     steps = list(spacing) * len(axes) if len(spacing) == 1 else list(spacing) or [1.0] * len(axes)
@@ -294,7 +294,7 @@ def _slope_along(f: Any, step: Any, axis: int) -> Any:
 
 
 def _associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
-    """One element after the other; `fn` is given elements with the axis, of size 1 here."""
+    """Combines the elements one by one; `fn` gets elements with an axis of size 1."""
     elems = tree_map(jnp.asarray, elems)
 
     def step(before: Any, row: Any) -> tuple[Any, Any]:

@@ -92,7 +92,7 @@ def _write(job: Job, place: Path) -> Report:
 
 
 def _tokenizer_files(job: Job) -> dict[str, bytes]:
-    """Those of the tokenizer; transformers.js looks for the template in its configuration."""
+    """Returns the tokenizer's files, with the template where transformers.js looks for it."""
     files = tokenizer_files(job)
     if job.tokenizer is not None and job.tokenizer.chat_template:
         config = json.loads(files["tokenizer_config.json"])

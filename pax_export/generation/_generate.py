@@ -244,7 +244,7 @@ def generate(
 
 
 class GenerationRequest(NamedTuple):
-    """What a caller wants, looked at."""
+    """The checked arguments of a call."""
 
     operands: tuple[Any, ...]  # net, tokens, lengths, cache, keys, numbers of the sampler
     settings: Settings
@@ -259,7 +259,7 @@ class GenerationRequest(NamedTuple):
         )
 
     def at_once(self) -> Made:
-        """All tokens, by two programs."""
+        """Returns all tokens, by two programs."""
         lm, settings, sizes = self.operands[0], self.settings, self.sizes
         state = run_prefill(*self.operands, settings=settings, room=sizes.room, dtype=self.dtype)
         tokens, lengths, said, state = run_to_end(

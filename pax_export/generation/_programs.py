@@ -57,7 +57,7 @@ def run_step(lm: PyTree, cache: object, state: DecodeState, *, settings: Setting
 def run_to_end(
     lm: PyTree, cache: object, state: DecodeState, limit: int, *, settings: Settings, count: int
 ) -> Made:
-    """All tokens, the first one among them."""
+    """Returns all tokens, including the first."""
     return generate_rest(lm, state._replace(cache=cache), settings, count, limit)
 
 

@@ -204,7 +204,7 @@ def checked_count(value: object, name: str, where: str, least: int = 1) -> int:
 
 
 def checked_chunk(value: object, where: str) -> int | None:
-    """How many tokens of a prompt are read at a time; None for all."""
+    """Returns the number of prompt tokens to read at a time; None for all."""
     return None if value is None else checked_count(value, "prefill_chunk", where)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 
 def genai(path: str, calls: dict[str, Any]) -> list[Any]:
-    """By onnxruntime-genai."""
+    """Runs onnxruntime-genai."""
     runtime: Any = importlib.import_module("onnxruntime_genai")
     model, made = runtime.Model(path), []
     for prompt in calls["prompts"]:
@@ -35,7 +35,7 @@ def genai(path: str, calls: dict[str, Any]) -> list[Any]:
 
 
 def gguf(path: str, calls: dict[str, Any]) -> list[Any]:
-    """By llama.cpp, in float32 throughout."""
+    """Runs llama.cpp, in float32 throughout."""
     runtime: Any = importlib.import_module("xllamacpp")
     params = runtime.CommonParams()
     params.model.path, params.n_ctx, params.n_parallel = path, calls["room"], 1
@@ -76,7 +76,7 @@ def litertlm(path: str, calls: dict[str, Any]) -> list[Any]:
 
 
 def transformers(path: str, calls: dict[str, Any]) -> list[Any]:
-    """By transformers, on torch."""
+    """Runs transformers, on torch."""
     torch: Any = importlib.import_module("torch")
     models: Any = importlib.import_module("transformers")
     model, made = models.AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval(), []

@@ -546,7 +546,7 @@ def _first_other(job: Job, own: list[int], said: list[int], start: int) -> int |
 
 
 def _logit_distance(job: Job, tokens: list[int], said: list[int]) -> tuple[float, float]:
-    """How far the logit of a token is from the largest one, and how large that is."""
+    """Returns the difference of a token's logit from the largest one, and the largest."""
     logits = np.asarray(jax.jit(lambda lm, x: lm(x)[0, -1])(job.lm, jnp.asarray([tokens])))
     logits = logits.astype(np.float64)
     theirs = max((logits[each] for each in said or job.stop), default=-np.inf)

@@ -218,7 +218,7 @@ def ends_sequence(tokens: jax.Array, stop: tuple[int, ...]) -> jax.Array:
 
 
 def is_any(tokens: jax.Array, ids: tuple[int, ...]) -> jax.Array:
-    """Which tokens are one of a few."""
+    """Returns which tokens are in a set."""
     found = jnp.zeros(tokens.shape, bool)
     for each in ids:
         found = found | (tokens == each)

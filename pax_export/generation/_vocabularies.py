@@ -121,7 +121,7 @@ def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _byte_level(words: Sequence[str], said: Mapping[str, Any], where: str) -> tuple[Any, bool]:
-    """Of bytes, which are merged within the parts of a text."""
+    """Returns a vocabulary of bytes, merged within the parts of a text."""
     tokenizers = require("tokenizers", "tokenizers", _PURPOSE)
     cut = CUTS.get(said.get("pre", ""))
     if cut is None:
@@ -145,7 +145,7 @@ def _byte_level(words: Sequence[str], said: Mapping[str, Any], where: str) -> tu
 
 
 def _sentence_pieces(words: Sequence[str], said: Mapping[str, Any], where: str) -> tuple[Any, bool]:
-    """Of letters, which are merged to the pieces with the highest scores; bytes for the rest."""
+    """Returns a vocabulary of characters, merged to the best pieces; bytes for others."""
     tokenizers = require("tokenizers", "tokenizers", _PURPOSE)
     scores = said.get("scores")
     if scores is None or len(scores) != len(words):

@@ -81,7 +81,7 @@ class Step(NamedTuple):
 
 
 class Program(NamedTuple):
-    """How to run the modules of a graph; the step number k calls module number k."""
+    """The calls of a graph's modules; step number k calls module number k."""
 
     inputs: tuple[Input, ...]
     steps: tuple[Step, ...]
@@ -137,7 +137,7 @@ def _check_nodes(inputs: Sequence[Node], output: Node) -> None:
 
 
 def _parents_first(inputs: Sequence[Node], output: Node) -> list[Node]:
-    """All nodes to compute, each once, after those that it needs, left before right."""
+    """Returns the nodes to compute, each once, parents first, left before right."""
     ready = set(inputs)
     order: list[Node] = []
     waiting = [(output, False)]

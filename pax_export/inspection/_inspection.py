@@ -34,12 +34,12 @@ class Inspection:
 
     @property
     def parameters(self) -> int:
-        """How many elements are trainable or frozen."""
+        """The number of elements that are trainable or frozen."""
         return self.rows[0].parameters
 
     @property
     def bytes(self) -> int:
-        """Of all arrays, state too."""
+        """The size of all arrays, including state."""
         return self.rows[0].bytes
 
     @property

@@ -157,7 +157,7 @@ class CachedReading(UncachedCall):
         return attention.attend(query, *seen, mask=mask[..., :count], bias=bias)
 
     def _seen(self, kind: LayerKind) -> tuple:
-        """Where the tokens are written, which keys each query sees, and their bias."""
+        """Returns positions of the tokens, the mask of the keys, and the bias of the logits."""
         rolls = self.rolls(kind)
         entry = ("rolling",) if rolls else ("whole", kind.window)
         if entry not in self._kept:

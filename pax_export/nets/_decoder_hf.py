@@ -203,7 +203,7 @@ def _read_rope(fields: Fields) -> Rope:
 
 
 def _ropes_of_gemma3(fields: Fields) -> tuple[Rope, Rope]:
-    """Those of layers that see everything, and of layers with a window."""
+    """Returns the rotary settings of layers with full attention, and of layers with a window."""
     parts = dict(fields.part("rope_parameters"))
     found = {}
     for word in ("full_attention", "sliding_attention"):

@@ -45,7 +45,7 @@ class _Names(NamedTuple):
 
 
 def pieces_of_hf(config: DecoderConfig, names: Iterable[str]) -> Pieces:
-    """Where the files of transformers keep the leaves; names begin as those of this file do."""
+    """Returns the pieces of each leaf in transformers' files, with this file's prefix."""
     names, is_gpt2 = list(names), config.family == "gpt2"
     ending = "wte.weight" if is_gpt2 else "embed_tokens.weight"
     # Prefixes of the names of the language model: none, ``model.`` and others.
@@ -61,7 +61,7 @@ def pieces_of_hf(config: DecoderConfig, names: Iterable[str]) -> Pieces:
 
 
 def pieces_of_gguf(config: DecoderConfig) -> Pieces:
-    """Where GGUF files keep the leaves."""
+    """Returns the pieces of each leaf in GGUF files."""
     layout = _GPT2_GGUF if config.family == "gpt2" else _LLAMA_GGUF
     return _make_pieces(config, layout, "", "output.weight", paired=config.family == "llama")
 

@@ -55,7 +55,7 @@ def hf_config(config: DecoderConfig, where: str) -> dict[str, Any]:
 
 
 def hf_pieces(config: DecoderConfig) -> Pieces:
-    """Where a folder of transformers keeps the leaves."""
+    """Returns the pieces of each leaf in a transformers folder."""
     start = "transformer." if config.family == "gpt2" else "model."
     first = "wte.weight" if config.family == "gpt2" else "embed_tokens.weight"
     return pieces_of_hf(config, [start + first])

@@ -33,7 +33,7 @@ def explicit_mesh(*arrays: PyTree) -> Any:
 
 
 def spec_of(array: Array) -> Spec:
-    """For each axis of an array, along which mesh axes it is split."""
+    """Returns the mesh axes along which each axis of an array is split."""
     type_of = jax.typeof(array)
     spec = tuple(type_of.sharding.spec)
     return spec + (None,) * (len(type_of.shape) - len(spec))

@@ -33,7 +33,7 @@ def sinusoidal_positions(positions: Array, dim: int, base: float = 10000.0) -> j
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """By how much the logits of each head fall with distance (Press et al., 2021).
+    """Returns the slope by distance of each head's logits (Press et al., 2021).
 
     Args:
         num_heads: how many heads.  For a number that is not a power of two, those of the power

@@ -167,7 +167,7 @@ def rotary_frequencies(
 
 
 def _yarn_ramp(size: int, base: float, scaling: RotaryScaling) -> np.ndarray:
-    """How far each pair is on the way from the fast ones (0) to the slow ones (1)."""
+    """Returns the position of each pair between fast (0) and slow (1)."""
 
     def pair(turns: float) -> float:
         length = scaling.original_length or 1

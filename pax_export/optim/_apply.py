@@ -157,7 +157,7 @@ def refuse_another_model(optimizer: PyTree, params: PyTree, error: Exception) ->
 
 
 def parameters_of(tree: PyTree) -> Any:
-    """Only the trainable part, if a whole model was given."""
+    """Returns the trainable part of a model."""
     if not isinstance(tree, Module):
         return tree
     warn_of_untrained(tree)

@@ -41,7 +41,7 @@ def opax_contents(self: Module) -> dict[str, Any]:
 
 
 def optax_contents(self: Module) -> dict[str, Any]:
-    """Of an optimizer of optax: a chain keeps a tuple of states, each named for its rule."""
+    """Describes an optax optimizer: a chain has a tuple of states, named after their rules."""
     names = [type(each).__name__ for each in _flatten_chain(vars(self).get("state"))]
     keep = [name for name in names if name.endswith("State") and name != "EmptyState"]
     return optimizer_contents(self, [name.removesuffix("State") for name in keep])

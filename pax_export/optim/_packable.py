@@ -36,7 +36,7 @@ _BY_NUMBER = frozenset(
 
 @dataclass(frozen=True)
 class _Formula:
-    """How a value is computed."""
+    """The computation of a value."""
 
     number: int  # the number of the formula; equal formulas have equal numbers
     shape: tuple[int, ...]  # of the value
@@ -79,7 +79,7 @@ def require_packable(recipe: KeyedTransformation, params: PyTree) -> None:
 def _find_obstacle(
     recipe: KeyedTransformation, packing: Packing, treedef: TreeDef, shapes: tuple
 ) -> tuple[str, str] | None:
-    """Where and why an optimizer cannot be packed; None if it can."""
+    """Returns where and why an optimizer cannot be packed, or None."""
     if recipe.takes_slow:
         return "", "optax.lookahead, which keeps parameters of its own"
     plain = treedef.unflatten(shapes)

@@ -46,7 +46,7 @@ class KeyedTransformation:
         self._key = key if source is made else _transformation_key(source, set())
 
     def accepted(self, extra: dict[str, Any]) -> dict[str, Any]:
-        """Those of the extra arguments that the transformation takes."""
+        """Returns the extra arguments that the transformation accepts."""
         if self.takes is None:
             return extra
         return {name: value for name, value in extra.items() if name in self.takes}

@@ -64,7 +64,7 @@ def _check(array: np.ndarray, number: int) -> None:
 def compared(
     before: Callable[..., Any], after: Callable[..., Any], batches: Sequence[tuple[Any, ...]]
 ) -> Difference:
-    """How far outputs of two compiled functions are apart."""
+    """Returns the differences of the outputs of two compiled functions."""
     pairs = [(_floats(called(before, each)), _floats(after(*each))) for each in batches]
     return Difference(*apart(pairs), (_seconds(before, batches[0]), _seconds(after, batches[0])))
 

@@ -49,27 +49,27 @@ class RoundedArray(ArrayLike, ParameterModule):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weight."""
+        """The shape of the weight."""
         return self.weight.shape
 
     @property
     def ndim(self) -> int:
-        """Of the weight."""
+        """The rank of the weight."""
         return len(self.weight.shape)
 
     @property
     def size(self) -> int:
-        """Of the weight."""
+        """The size of the weight."""
         return self.weight.size
 
     @property
     def dtype(self) -> Any:
-        """Of the weight."""
+        """The dtype of the weight."""
         return self.weight.dtype
 
     @property
     def nbytes(self) -> int:
-        """Of the weight."""
+        """The number of bytes of the weight."""
         return self.weight.nbytes
 
     def quantized(self) -> QuantizedArray:

@@ -53,7 +53,7 @@ class LeafPath:
 
     @property
     def size(self) -> int:
-        """How many numbers."""
+        """The number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
@@ -69,7 +69,7 @@ class LeafPath:
 def leaf_paths(
     tree: PyTree, steps: tuple[str, ...] = (), owners: tuple[Owner, ...] = ()
 ) -> list[LeafPath]:
-    """All leaves of a tree, in order, with the given prefix of names and modules."""
+    """Returns the leaves of a tree, with the given prefix of names and modules."""
     if isinstance(tree, Node):
         owners = (*owners, Owner(tree, len(steps)))
     items, _ = tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree and isinstance(x, Node))

@@ -252,7 +252,7 @@ def _layout_in_layer(leaf: LeafPath) -> Layout | None:
 
 
 def _layout_of_adapter(leaf: LeafPath) -> Layout | None:
-    """As the weight that it is for: its inputs in ``lora_a``, its outputs in ``lora_b``."""
+    """Returns the layout of the adapted weight: inputs in ``lora_a``, outputs in ``lora_b``."""
     if leaf.steps[-3:-2] != ("adapters",) or not hasattr(leaf.module, "lora_a"):
         return None
     weight = layout_of(replace(leaf, steps=(*leaf.steps[:-3], "weight"), owners=leaf.owners[:-1]))

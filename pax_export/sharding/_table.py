@@ -73,7 +73,7 @@ class Table:
 
     @property
     def bytes(self) -> int:
-        """All arrays, each once."""
+        """The size of all arrays, each counted once."""
         return sum(row.bytes for row in self.rows)
 
     @property

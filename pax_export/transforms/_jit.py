@@ -166,12 +166,12 @@ class Jitted:
         return self if instance is None else MethodType(self, instance)
 
     def lower(self, *args: object, **kwargs: object) -> Any:
-        """As `jax.jit` has it; the program takes and returns the leaves of modules."""
+        """Lowers as `jax.jit` does; the program takes and returns the leaves of modules."""
         jitted, from_folded, keywords = self._arguments(args, kwargs)
         return jitted.lower(*from_folded, **keywords)
 
     def trace(self, *args: object, **kwargs: object) -> Any:
-        """As `jax.jit` has it."""
+        """Traces as `jax.jit` does."""
         jitted, from_folded, keywords = self._arguments(args, kwargs)
         return jitted.trace(*from_folded, **keywords)
 

@@ -282,7 +282,7 @@ def unwrap_static(args: Sequence[Any], kwargs: dict) -> tuple[list[Any], dict[st
 
 
 class StaticArgs:
-    """Which arguments of a function are static, by number and by name."""
+    """The static arguments of a function, by number and by name."""
 
     def __init__(self, fun: Callable, numbers: PyTree, names: PyTree):
         numbers = [numbers] if isinstance(numbers, int) else list(numbers or ())

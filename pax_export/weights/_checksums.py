@@ -99,7 +99,7 @@ def seal_header(path: Path) -> None:
 
 
 def _find_digits(raw: bytes) -> int:
-    """Where the digits of the header are; -1 if it has none."""
+    """Returns the offset of the header's digits; -1 without any."""
     found = _RAW_BEGIN.search(raw)
     return found.end() if found else -1
 

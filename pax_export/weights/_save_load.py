@@ -212,7 +212,7 @@ def _check_scales(values: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
 
 def _of_quantized(report: LoadReport) -> str:
-    """What to write where the file or the module has integers for weights and the other has not."""
+    """Returns advice if only one of file and module has quantized weights."""
     found = [name for name in report.unexpected if name.endswith(".integers")]
     if found and found[0].removesuffix(".integers") in report.missing:
         return "load_weights(pax.quantize(module, bits=...)[0], path), as the file is"
@@ -262,7 +262,7 @@ def refuse_narrowing(name: str, own: PyTree) -> None:
 
 
 def chosen_sharding(own: object) -> Any:
-    """Where an array was put, or a ShapeDtypeStruct says, on purpose; None if jax may choose."""
+    """Returns the explicit sharding of an array or struct; None if jax may choose."""
     if is_tracer(own) or (isinstance(own, jax.Array) and not own.committed):
         return None
     sharding = getattr(own, "sharding", None)

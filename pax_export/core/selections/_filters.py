@@ -318,14 +318,14 @@ def _rule_of_several(value: PyTree) -> Rule:
 
 
 def _parameter_mask(module: PyTree) -> Mask:
-    """Which leaves ``module.parameters()`` keeps."""
+    """Returns the leaves that ``module.parameters()`` keeps."""
     if module is None:
         return [False]  # the ambient stream of keys, which is in no module
     return _mask_of(module, tree_map(lambda leaf: True, module.parameters()))
 
 
 def _mask_of(module: PyTree, mask: object) -> Mask:
-    """Which leaves are True in a mask; an EmptyNode marks none."""
+    """Returns the True leaves of a mask; an EmptyNode marks none."""
     if module is None:
         return [False]
     none = tree_structure(module).unflatten([False] * len(tree_leaves(module)))

@@ -47,7 +47,7 @@ class Place:
 
 
 def values_of(tree: PyTree, containers: bool = False) -> Iterator[tuple[Steps, Any]]:
-    """All modules and leaves of a tree with their steps, parents first; or containers, too."""
+    """Returns all modules and leaves with their steps, parents first; or containers, too."""
     left: list[tuple[Steps, Any]] = [((), tree)]
     while left:
         steps, value = left.pop()
@@ -71,7 +71,7 @@ def _children_of(value: object) -> list[tuple[Any, Any]] | None:
 
 
 def places_of(tree: PyTree) -> tuple[Place, ...]:
-    """All modules and leaves of a tree, parents first; looked for once for a treedef."""
+    """Returns all modules and leaves of a tree, parents first; cached by treedef."""
     return places_in(tree_structure(tree))
 
 

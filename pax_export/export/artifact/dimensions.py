@@ -150,7 +150,7 @@ def _is_int(size: Any, number: int) -> bool:
 
 
 def _slopes(size: Size, variable: str) -> set[int]:
-    """How much a dimension grows with a variable, for some sizes of the others; 0 if unevenly."""
+    """Returns a dimension's growth with a variable, for some values of others; 0 if uneven."""
     others, slopes = [name for name in names(size) if name != variable], set()
     for other in (1, 2, 7):
         sizes = dict.fromkeys(others, other)

@@ -212,7 +212,7 @@ def read_saved_model(directory: Path, purpose: str) -> Any:
 
 @contextmanager
 def unreadable_as_error(directory: Path) -> Iterator[None]:
-    """Whatever reading another program's messages raises, as one error of ours."""
+    """Converts exceptions while reading another program's messages to one error."""
     try:
         yield
     except PaxError:

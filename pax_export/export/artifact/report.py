@@ -241,7 +241,7 @@ class Report:
 
     @property
     def certified(self) -> tuple[str, ...]:
-        """Where `pax-export certify` made its calls, and how far each runtime is from another."""
+        """The runtimes of `pax-export certify`, and their differences."""
         found = self.details.get(CERTIFIED)
         told = found.items() if isinstance(found, dict) else ()
         return tuple(certified_text(name, each) for name, each in told if isinstance(each, dict))

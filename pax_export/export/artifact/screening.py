@@ -145,7 +145,7 @@ def _tensors_of(arrays: Mapping[str, Any]) -> set[str]:
 
 
 class _Origin(NamedTuple):
-    """Where the name of a file is to come from."""
+    """The required origin of a file name."""
 
     saver: bool  # the caller of save or restore supplies it; otherwise it is an asset's
     fed: bool = False  # the caller supplies the names of the assets
@@ -172,7 +172,7 @@ def _graph_scopes(graph: Any) -> list[_GraphScope]:
 
 
 class _FileNames:
-    """Where the names of files come from."""
+    """Finds the origins of file names."""
 
     def __init__(self, graph: Any, scopes: Sequence[_GraphScope]):
         self._graph, self._scopes = graph, scopes
@@ -193,7 +193,7 @@ class _FileNames:
 
     @cached_property
     def _call_graph(self) -> tuple[dict[str, list[tuple[_GraphScope, Any]]], set[str]]:
-        """Who calls each function; and those that are also used in ways that are not followed."""
+        """Returns the callers of each function; and functions with other uses."""
         library = self._graph.graph_def.library
         names = Counter(scope.name for scope in self._scopes)
         # Two functions with one name: it is unknown which one TensorFlow uses.

@@ -222,7 +222,7 @@ def _signature(
 def signature_info(
     program: Program, around: Processing | None = None, **facts: object
 ) -> SignatureInfo:
-    """One function: its arrays, the structure of its arguments and result, and further facts."""
+    """Describes a function: its arrays, and the structure of arguments and result."""
     inputs = around.inputs if around else program.inputs
     constraints = dict.fromkeys((*inputs.constraints, *program.inputs.constraints))
     work = work_of(needed_part(program.traced.program, len(program.output_names)))
@@ -258,7 +258,7 @@ def array_info(name: str, path: str, struct: jax.ShapeDtypeStruct) -> ArrayInfo:
 
 @dataclass(frozen=True)
 class VjpOrder:
-    """How often an export is to be differentiable, and how often it must be."""
+    """The requested and the required number of derivatives of an export."""
 
     wanted: int
     required: int

@@ -77,7 +77,7 @@ class Store:
 
     @property
     def stored(self) -> list[Variable]:
-        """Those that are in a file: without those that are computed when it is loaded."""
+        """The stored variables, without those computed at loading."""
         return [each for each in self.variables if each.computed_from is None]
 
     @property

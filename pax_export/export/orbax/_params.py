@@ -198,7 +198,7 @@ class Model:
 
 
 class _Placement:
-    """Where variables are: on the host, or sharded over a mesh of DTensor."""
+    """The placement of variables: on the host, or sharded over a DTensor mesh."""
 
     def __init__(self, pspecs: object, consolidate: bool):
         self._mesh = dtensor_utils.get_current_mesh()

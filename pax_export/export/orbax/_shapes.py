@@ -23,7 +23,7 @@ CONSTRAINTS = 'jax2tf_kwargs={"polymorphic_constraints": ("b >= 2",)}'
 def broadcast_prefix(
     prefix: object, tree: PyTree, argument: str, is_leaf: PyTree = None
 ) -> list[Any]:
-    """One value for each leaf of a tree, from a tree that may end above the leaves."""
+    """Broadcasts a prefix tree to one value per leaf."""
     values: list[Any] = []
 
     def stop(value: PyTree) -> bool:

@@ -184,7 +184,7 @@ def jax_array_to_dtensor(
 def layout_axes(
     shape: tuple[int, ...], pspec: Any, sizes: dict[str, int], consolidate: bool
 ) -> tuple[list[str | None], bool]:
-    """One mesh axis or None for each dimension, and whether the array must be resharded for it."""
+    """Returns one mesh axis or None per dimension, and whether the array must be resharded."""
     axes: list[str | None] = []
     moved = False
     for place, names in enumerate(() if pspec is None else pspec):

@@ -71,7 +71,7 @@ class FormatExporter(ABC):
 
     @property
     def factor(self) -> float:
-        """How much more than rounding its results may differ from jax's."""
+        """The factor of the tolerance for results of this format."""
         return 1.0
 
     def find(self, request: Request) -> None:  # noqa: B027  most formats load nothing

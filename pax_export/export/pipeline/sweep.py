@@ -123,7 +123,7 @@ def _values_of_dtype(dtype: np.dtype, by: int) -> np.ndarray:
 
 
 def _thin_out(values: np.ndarray, most: int) -> np.ndarray:
-    """Some of many, the last ones among them."""
+    """Returns some of many elements, including the last ones."""
     if len(values) <= most:
         return values
     places = np.linspace(0, len(values) - 4, most - 3).astype(int)
@@ -136,7 +136,7 @@ def _fill_count(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DifferingElements:
-    """Which elements of an operation's result differ, and for which operands."""
+    """The differing elements of an operation's result, and their operands."""
 
     operation: SweptOperation
     given: list[np.ndarray]
@@ -213,7 +213,7 @@ def _differs(
     near: list[np.ndarray],
     factor: float,
 ) -> np.ndarray:
-    """Which elements differ by more than their own size and the last bits of operands explain."""
+    """Returns the elements that differ by more than rounding of results and operands."""
     if expected.dtype.name not in TOLERANCE:
         return expected != got
     one, other = expected.astype(np.float64), got.astype(np.float64)
@@ -320,7 +320,7 @@ def find_causes(
 
 
 def _sample_operands(step: TapeStep, given: Sequence[Any]) -> list[np.ndarray]:
-    """Some elements of the operands of a step, the same ones of each; the largest among them."""
+    """Samples elements of a step's operands, at equal positions; includes the largest."""
     arrays = [
         np.asarray(value)
         for atom, value in zip(step.equation.invars, given)

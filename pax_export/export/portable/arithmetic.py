@@ -237,7 +237,7 @@ def _copies(known: KnownValues, frontier: Sequence[Any]) -> list[Any]:
 
 
 def _spread(known: KnownValues, frontier: Sequence[Any]) -> list[Any]:
-    """Those that runtimes spread by themselves."""
+    """Returns the arrays that runtimes broadcast themselves."""
     found = []
     for atom in frontier:
         maker = known.makers.get(atom)

@@ -118,7 +118,7 @@ def _mul(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
 
 @_of_complex("div")
 def _div(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
-    """By the conjugate, with the divisor scaled so that its square neither over- nor underflows."""
+    """Multiplies by the conjugate, with the divisor scaled against over- and underflow."""
     size = jnp.maximum(jnp.abs(y.real), jnp.abs(y.imag))
     size = jnp.where(size > 0, size, 1)
     small = _scaled(y, 1 / size)
@@ -260,7 +260,7 @@ def _cosh(x: ComplexPair, **_: object) -> ComplexPair:
 
 @_of_complex("tanh")
 def _tanh(x: ComplexPair, **_: object) -> ComplexPair:
-    """By tangents, which are bounded where the hyperbolic sine is not."""
+    """Uses tangents, which are bounded where the hyperbolic sine is not."""
     one, other = jnp.tanh(x.real), jnp.tan(x.imag)
     return _div(ComplexPair(one, other), ComplexPair(jnp.ones_like(one), one * other))
 
@@ -276,7 +276,7 @@ _FORWARD, _BACKWARD = -1.0, 1.0
 
 @_of_complex("fft")
 def _fft(x: Any, *, fft_type: Any, fft_lengths: Sequence[Any], **_: object) -> Any:
-    """As products with matrices of cosines and sines, one axis after the other."""
+    """Multiplies by matrices of cosines and sines, axis by axis."""
     kind = str(getattr(fft_type, "name", fft_type)).rsplit(".", 1)[-1].upper()
     found = _pair(x)
     *outer, last = range(found.real.ndim - len(fft_lengths), found.real.ndim)

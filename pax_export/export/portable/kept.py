@@ -69,7 +69,7 @@ def layer_norm(x: Array, *vectors: Array, epsilon: float, scaled: bool, shifted:
 
 
 def lstm(x: Array, w: Array, r: Array, b: Array, h: Array, c: Any, *, reverse: bool) -> Any:
-    """All outputs, the last one and the last cell; gates in the order input, output, forget, cell.
+    """Returns all outputs, the last one and the last cell; gates: input, output, forget, cell.
 
     `x` is ``[time, batch, features]``, `w` ``[1, 4 * size, features]``, `r` the same of the state,
     and `b` ``[1, 8 * size]``, with a bias for each of the two.
@@ -87,7 +87,7 @@ def lstm(x: Array, w: Array, r: Array, b: Array, h: Array, c: Any, *, reverse: b
 
 
 def gru(x: Array, w: Array, r: Array, b: Any, h: Array, *, reverse: bool, reset_after: bool) -> Any:
-    """All outputs and the last one; gates in the order update, reset, new."""
+    """Returns all outputs and the last one; gates: update, reset, new."""
     size, shift = h.shape[-1], b[0, -h.shape[-1] :]
 
     def step(h: Array, row: Array) -> Any:
@@ -109,7 +109,7 @@ def gru(x: Array, w: Array, r: Array, b: Any, h: Array, *, reverse: bool, reset_
 
 
 def rnn(x: Array, w: Array, r: Array, b: Array, h: Array, *, reverse: bool, activation: str) -> Any:
-    """All outputs and the last one."""
+    """Returns all outputs and the last one."""
     function = {"tanh": jnp.tanh, "relu": lambda x: lax.max(x, jnp.zeros_like(x))}[activation]
 
     def step(h: Array, row: Array) -> Any:

@@ -55,7 +55,7 @@ def dropped_state(
 
 
 def made_of_inputs(program: Any, leaves: int) -> list[bool]:
-    """Which results of a program depend on inputs (the operands after its leaves)."""
+    """Returns the results of a program that depend on inputs (the operands after its leaves)."""
     flow = _Dependencies(program, leaves)
     return [bool(origins & flow.inputs) for origins in flow.results(program.jaxpr)]
 
@@ -65,7 +65,7 @@ def _leaf_name(leaves: Sequence[str], place: int, what: str) -> str:
 
 
 class _Dependencies:
-    """Which operands and constants each value of a program depends on, as bits of a number."""
+    """The operands and constants on which each value of a program depends, as bits."""
 
     def __init__(self, program: Any, leaves: int):
         self.avals: list[Any] = [each.aval for each in program.jaxpr.invars]

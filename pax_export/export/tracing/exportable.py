@@ -305,7 +305,7 @@ def _is_filter(value: PyTree) -> bool:
 
 
 def _select_leaves(model: Exportable, chosen: Any) -> list[bool]:
-    """Which leaves a filter of `pax_export.transforms` selects; none of an optimizer."""
+    """Returns the leaves that a filter selects; none of an optimizer."""
     root = jax.tree_util.tree_unflatten(model.tree, [leaf.value for leaf in model.leaves])
     module = root[0] if any(method.trains for method in model.methods) else root
     if not isinstance(module, Module):

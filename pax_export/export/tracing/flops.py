@@ -186,7 +186,7 @@ def _reduction_work(equation: Equation) -> Any:
 
 
 def _cumulative_work(equation: Any) -> Any:
-    """As XLA counts a window over all that came before."""
+    """Counts as XLA does for a window over all earlier elements."""
     size = equation.invars[0].aval.shape[equation.params["axis"]]
     return _count_elements(equation.outvars) * (size - 1)
 
@@ -265,7 +265,7 @@ def _convolution_work(equation: Any) -> Any:
 def _valid_positions(
     size: Any, kernel: PyTree, output: Any, stride: int, padding: PyTree, spread: int, dilation: int
 ) -> Any:
-    """Where along one axis an element of the kernel meets one of the image and no padding."""
+    """Counts the pairs of kernel and image elements along one axis, without padding."""
     if not all(isinstance(each, int) for each in (size, kernel, output, *padding)):
         return output * kernel  # of a symbolic size all count, those on padding too
     extent = (size - 1) * spread + 1
@@ -298,7 +298,7 @@ def _sort_work(equation: Any) -> Any:
 
 
 def _cubic_work(factor: float) -> Callable[[Any], Any]:
-    """Of a factorization of `[..., n, n]`: some part of n times as many elements."""
+    """Counts a factorization of `[..., n, n]`: a fraction of n operations per element."""
 
     def rule(equation: Any) -> Any:
         *_, size = equation.invars[0].aval.shape

@@ -48,7 +48,7 @@ class Repeat:
 
     @property
     def saved(self) -> int:
-        """How many equations go when the copies are one function."""
+        """The number of equations that outlining the copies saves."""
         return self.length * (self.count - 1)
 
 
@@ -94,7 +94,7 @@ class _Wires:
         return list(dict.fromkeys(a for a in read if not is_literal(a) and a not in made))
 
     def used_after(self, equations: Sequence[Any], stop: int) -> set[tuple[int, int]]:
-        """Which results of these equations are read later, by equation and place."""
+        """Returns the results of these equations that are read later, by equation and index."""
         return {
             (i, place)
             for i, equation in enumerate(equations)
@@ -124,7 +124,7 @@ def _find_repeats(equations: Sequence[Any], wires: _Wires) -> list[Repeat]:
 
 
 def _candidates(kinds: np.ndarray) -> Iterator[tuple[Repeat, int]]:
-    """Where equations of the same kinds repeat, and how much later the copies may begin."""
+    """Returns where equations of the same kinds repeat, and at which distance."""
     for length in range(LEAST_LENGTH, len(kinds) // 2 + 1):
         same = np.concatenate([[False], kinds[:-length] == kinds[length:], [False]])
         starts, stops = np.flatnonzero(np.diff(same)).reshape(-1, 2).T
@@ -189,7 +189,7 @@ def _plain_segment(jaxpr: Jaxpr, wires: _Wires, start: int, stop: int) -> _Segme
 
 
 def _copy_segments(jaxpr: Jaxpr, wires: _Wires, repeat: Repeat) -> Iterator[_Segment]:
-    """All copies, as calls of the first one."""
+    """Returns all copies, as calls of the first one."""
     copies = [jaxpr.eqns[place : place + repeat.length] for place in repeat.places]
     used: set[tuple[int, int]] = set()
     for place, copy in zip(repeat.places, copies):

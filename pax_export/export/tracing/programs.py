@@ -288,7 +288,7 @@ def _refuse_train_mode(model: Exportable, program: Program) -> None:
 
 
 def _program_effect(program: Program, leaves: int) -> tuple[int, list[bool]]:
-    """How many random numbers a program draws, and which results depend on its inputs."""
+    """Returns the number of random numbers of a program, and its input-dependent results."""
     whole = program.traced.whole
     draws = sum(1 for _ in jaxpr_operations(whole, DRAWS))
     return draws, made_of_inputs(whole, leaves)

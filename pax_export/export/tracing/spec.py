@@ -124,7 +124,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Inputs:
-    """All that one exported method takes: the flat inputs and their structure."""
+    """All inputs of an exported method: flat, with their structure."""
 
     flat: tuple[Input, ...]
     tree: Any  # the treedef of `(args, kwargs)`, in which Python values are hidden

@@ -77,7 +77,7 @@ def random_cases(
     is_small: bool = False,
     program: Any = None,
 ) -> Iterator[Case]:
-    """As many calls of a signature as the budget allows, by examples or random numbers.
+    """Yields as many calls as the budget allows, with examples or random numbers.
 
     `after` gets the first case and its seconds. With a `program`, extreme numbers follow.
     """
@@ -260,7 +260,7 @@ def _coarsest_eps(program: TracedProgram) -> float:
 
 
 def _noise_level(size: int, dtype: DTypeLike) -> float:
-    """How far numbers of a dtype are moved, relative to themselves."""
+    """Returns the relative noise of a dtype."""
     bit = float(jax.numpy.finfo(dtype).eps)
     return max(_SIZES[0] * bit, min(size * bit, _PART * TOLERANCE.get(np.dtype(dtype).name, 0.0)))
 

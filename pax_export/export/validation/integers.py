@@ -95,7 +95,7 @@ def _lying(integers: np.ndarray, order: tuple[int, ...] | np.ndarray) -> Sequenc
 def kernels_add(
     cases: Iterator[Case], call: Callable[[str, dict[str, Any]], Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """How far a runtime's results are from those of float32 arithmetic on the same integers.
+    """Returns the runtime's differences from float32 arithmetic on the same integers.
 
     With them are the seconds of a call, the least of several.
     """

@@ -229,7 +229,7 @@ class _OfSignature:
     def _rounding_of(
         self, case: Case, gradients: Callable[[Sequence[Any]], Arrays] | None = None
     ) -> Callable[[], Iterator[dict[str, Any]]]:
-        """How far rounding moves results; tiny gradients may flip whole steps of an optimizer."""
+        """Returns the effect of rounding; tiny gradients may flip whole optimizer steps."""
 
         def run(operands: Sequence[Any]) -> Arrays:
             results = self._named_outputs(self._program.traced.run(operands))

@@ -439,7 +439,7 @@ def _how_far(count: int, of_nan: int, difference: float) -> str:
 def _far_apart(
     one: np.ndarray, other: np.ndarray, relative: float, largest: float, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which elements differ too much, and how far each is apart."""
+    """Returns which elements differ too much, and by how much."""
     one, other = _widen(one), _widen(other)
     with np.errstate(invalid="ignore"):
         apart = np.abs(one - other)

@@ -52,7 +52,7 @@ class _Reference:
         self._run: Callable = jax.jit(self._run_eagerly)
 
     def measure_distance(self, net: Module) -> float:
-        """How far the outputs of a module are from the reference, in parts of the largest."""
+        """Returns the difference of outputs from the reference, relative to the largest."""
         module = net.eval() if isinstance(net, Module) else net
         try:
             found = self._run(module, self._inputs)
@@ -97,7 +97,7 @@ class _Reference:
 
 
 def _likely_choices(study: Study, found: Mapping) -> Iterator[Choice]:
-    """What names leave; if none of that is found to agree, also norms in another order."""
+    """Yields the choices by name; if none agrees, also with norms in another order."""
     yield from find_choices(study.possible)
     if not found and any(each.outcome.by_order for each in study.possible):
         yield from find_choices(study.possible, reopened=True)

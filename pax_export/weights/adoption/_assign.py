@@ -261,7 +261,7 @@ def _decide_by_words(
 
 
 def _told_by_order(chosen: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:
-    """For norms of a block that may be exchanged: the one of the same place in the order."""
+    """Assigns norms of a block that may swap by their order."""
     told: dict[Any, list[Any]] = {}
     for options in chosen.values():
         same = [own for own, those in chosen.items() if those and set(those) <= set(options)]
@@ -284,7 +284,7 @@ def _fit_by_numbers(
 
 
 def _fit_loosely(component: Component, layers: list[Layer], groups: list[Group]) -> bool:
-    """As `_fit_by_numbers`, of numbers that need not count layers: a reference decides."""
+    """Like `_fit_by_numbers`, with numbers that need not count layers: a reference decides."""
     alike = number_tree([layer.name.numbers for layer in layers])
     return (
         len(layers) == len(groups)

@@ -53,7 +53,7 @@ class Group:
 
     @cached_property
     def said(self) -> frozenset[str]:
-        """All words by which it is called."""
+        """The words of its name."""
         return self.name.said
 
     def may_fill(self, layer: Layer) -> bool:
@@ -155,7 +155,7 @@ def _operator_settings(
 
 
 def _count_shared_words(several: list[tuple[str, ...]]) -> int:
-    """With how many words all names begin; the last word of a name is never among them."""
+    """Counts the words with which all names begin, without the last word of a name."""
     count = 0
     for words in zip(*[raw[:-1] for raw in several if raw]):
         if len(set(words)) > 1 or words[0].isdigit():

@@ -72,7 +72,7 @@ class Layer:
 
     @cached_property
     def said(self) -> frozenset[str]:
-        """All words by which it may be called."""
+        """The words of its possible names."""
         return self.name.said | self.also
 
     @cached_property

@@ -57,7 +57,7 @@ class NewArray:
 
 @dataclass(frozen=True)
 class Homes:
-    """Where new layers are stored: an array for each leaf, and the arrays that these replace."""
+    """The arrays of new layers: one per leaf, and those that they replace."""
 
     arrays: tuple[NewArray, ...]
     replaced: frozenset[str]
@@ -132,7 +132,7 @@ def _nearest_target(path: str, told: Mapping[str, str]) -> str | None:
 
 
 def _layer_beside(layer: Layer, recipe: Recipe) -> str:
-    """Where the leaves of the same layer are that a recipe does fill: ``fc`` of ``fc.weight``."""
+    """Returns the source layer of a leaf's siblings: ``fc`` for ``fc.weight``."""
     for path, pieces in recipe.items():
         if path.rpartition(".")[0] == layer.path and len(pieces) == 1 and layer.kind != "free":
             found = parse_array_name(pieces[0].source)

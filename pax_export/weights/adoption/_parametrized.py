@@ -136,7 +136,7 @@ class SpectralNorm:
 
 
 def _distance_of_directions(one: np.ndarray, other: np.ndarray) -> float:
-    """How far the directions of two vectors are apart."""
+    """Returns the distance of the directions of two vectors."""
     sizes = np.linalg.norm(one), np.linalg.norm(other)
     return float(np.linalg.norm(one / sizes[0] - other / sizes[1])) if all(sizes) else np.inf
 

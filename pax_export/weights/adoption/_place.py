@@ -132,7 +132,7 @@ def _cast_array(array: np.ndarray, dtype: DTypeLike, path: str) -> np.ndarray:
 
 
 def _count_finite(array: np.ndarray) -> int:
-    """How many numbers are neither infinite nor none: some small floats have no infinity."""
+    """Counts finite numbers; some small floats have no infinity."""
     native = array.dtype.kind in "fc"
     return int(np.count_nonzero(np.isfinite(array if native else array.astype(np.float32))))
 

@@ -358,7 +358,7 @@ def _split_group(
 
 
 def find_choices(hypotheses: Sequence[Hypothesis], reopened: bool = False) -> Iterator[Choice]:
-    """All complete assignments, likely names first; with `reopened`, norms may change places."""
+    """Yields complete assignments, likely ones first; with `reopened`, norms may swap."""
     for hypothesis in hypotheses:
         outcome = hypothesis.outcome
         again = outcome.by_order if reopened else []

@@ -124,7 +124,7 @@ def _present_half(layer: Layer, left: Sequence[Group]) -> Group | None:
 
 
 def _fits_by_shape(group: Group, hypothesis: Hypothesis) -> str:
-    """Where an array would fit, but for its name."""
+    """Returns where an array would fit by shape."""
     for layer in hypothesis.outcome.missing:
         if is_stranger(layer, group) and hypothesis.ways_of(layer, group):
             return (
@@ -242,7 +242,7 @@ def _collect_differences(
 
 
 def _by_source(recipe: Recipe) -> dict[str, tuple[object, str]]:
-    """For each array, all that is done with it, to compare, and in words."""
+    """Returns the conversions of each array, to compare, and as text."""
     found: dict[str, list[tuple[str, Piece]]] = {}
     for path, pieces in recipe.items():
         for piece in pieces:

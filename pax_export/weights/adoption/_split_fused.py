@@ -67,7 +67,7 @@ def find_arrangements(
 
 
 def _count_numberings(layer: Layer, parts: Sequence[Layer]) -> int:
-    """In how many ways the parts of a layer may be numbered."""
+    """Counts the possible numberings of a layer's parts."""
     is_whole = isinstance(parts, tuple)
     return 1 if is_whole or layer.stack is None else len(layer.stack.roots)
 

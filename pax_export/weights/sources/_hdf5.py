@@ -180,7 +180,7 @@ class Hdf5:
         self._walk(self._root())
 
     def read(self, address: int, count: int) -> bytes:
-        """Some bytes of the HDF5 file."""
+        """Reads bytes of the HDF5 file."""
         if address + count > self._size:
             raise ValueError(f"bytes {address} to {address + count} of {self._size}")
         return self._file.read(self._begin + address, count)

@@ -98,7 +98,7 @@ def _make_entry(name: str, leaf: PyTree, where: str) -> Entry:
 
 
 def _require_numbers(leaves: Mapping[str, Any], where: str) -> None:
-    """One error about all arrays of texts, times and objects."""
+    """Raises one error about all arrays of strings, times and objects."""
     none = {
         name: f"an array of {leaf.dtype}"
         for name, leaf in leaves.items()

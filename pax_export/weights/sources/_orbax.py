@@ -85,7 +85,7 @@ def _require_files(folder: Path) -> None:
 
 
 def _tensorstore_spec(folder: Path, name: str, tree: dict[str, Any]) -> dict[str, Any]:
-    """Where tensorstore finds an array."""
+    """Returns the tensorstore spec of an array."""
     driver = "zarr3" if tree.get("use_zarr3") else "zarr"
     base = f"{folder.resolve()}/"
     if tree.get("use_ocdbt", True):

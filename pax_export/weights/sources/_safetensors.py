@@ -38,7 +38,7 @@ def read(file: InputFile) -> Source:
 
 
 def _require_dtypes(arrays: Mapping[str, HeaderEntry], where: str) -> None:
-    """One error about all arrays of a dtype that neither numpy nor jax has."""
+    """Raises one error about all arrays of unsupported dtypes."""
     unknown = {name: repr(each.code) for name, each in arrays.items()
                if each.code not in NUMPY_NAMES}  # fmt: skip
     if not unknown:

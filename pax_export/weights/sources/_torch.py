@@ -175,7 +175,7 @@ def _make_entry(
 
 
 def _find_window(tensor: TorchTensor, size: int) -> tuple[int, int]:
-    """Where in its storage the bytes of a tensor begin, and how many they are."""
+    """Returns the offset and number of a tensor's bytes in its storage."""
     storage, item = tensor.storage, tensor.dtype.itemsize
     if storage.typed and storage.begin == 0 and storage.numel * storage.dtype.itemsize != size:
         raise ValueError(f"a storage of {storage.numel} {storage.dtype}, in {size} bytes")

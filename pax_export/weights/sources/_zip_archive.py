@@ -41,7 +41,7 @@ class ZipArchive:
         return name in self._members
 
     def size(self, name: str) -> int:
-        """How many bytes a member has when it is unpacked; an error if that is a bomb."""
+        """Returns the unpacked size of a member; raises for zip bombs."""
         info = self._members[name]
         times = info.file_size / max(1, info.compress_size)
         if info.file_size > _MOST_UNPACKED and times > _MOST_TIMES:
@@ -94,7 +94,7 @@ class ZipArchive:
 
 
 def _fill_array(packed: IO[bytes], content: np.ndarray) -> int:
-    """How many bytes of an array could be filled."""
+    """Returns the number of bytes that could be filled."""
     at = 0
     while at < len(content):
         piece: Any = packed.read(min(1 << 20, len(content) - at))

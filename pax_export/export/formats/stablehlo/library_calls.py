@@ -34,7 +34,7 @@ _TRSM = {(76,): "mm, mn -> mn", (82,): "nn, mn -> mn"}  # by its side, L or R
 
 
 def _routine_rows() -> Iterator[tuple[str, Any]]:
-    """For each target its shapes, or attributes and the shapes by their values."""
+    """Returns the shapes of each target, or attributes and the shapes by their values."""
     of_all = {"potrf": _POTRF, "getrf": _GETRF, "geqrf": _GEQRF}
     for types in ("sd", "cz"):
         names = {

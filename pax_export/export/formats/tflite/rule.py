@@ -59,12 +59,12 @@ class Operation:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Of the first result."""
+        """The shape of the first result."""
         return self.results[0].shape
 
     @property
     def dtype(self) -> str:
-        """Of the first operand."""
+        """The dtype of the first operand."""
         return kind(self.operands[0])
 
     def reshape(self, tensor: object, shape: Sequence[Any]) -> Any:

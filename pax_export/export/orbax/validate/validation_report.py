@@ -67,7 +67,7 @@ class ValidationReportOption(Jsonable):
 
 @dataclass
 class LatencyStat(Jsonable):
-    """How long the batches took, in ms."""
+    """The latencies of the batches, in ms."""
 
     num_batches: int
     avg_in_ms: float
@@ -77,7 +77,7 @@ class LatencyStat(Jsonable):
 
 @dataclass
 class FloatingPointDiffReport(Jsonable):
-    """How far all floating numbers are apart."""
+    """The differences of all floating-point numbers."""
 
     total: int
     max_diff: float
@@ -89,7 +89,7 @@ class FloatingPointDiffReport(Jsonable):
 
 @dataclass
 class NonFloatingPointDiffReport(Jsonable):
-    """How many of the other arrays differ, in at least one element."""
+    """The number of other arrays that differ, in at least one element."""
 
     total_flattened_tensors: int
     mismatches: int
@@ -268,7 +268,7 @@ def _pair_outputs(baseline: object, candidate: object) -> list[tuple[str, Any, A
 def _compare_outputs(
     name: str, expected: PyTree, got: PyTree, option: ValidationReportOption
 ) -> tuple[OutputDiff, int | None]:
-    """One output compared, and its size if it is compared with a tolerance."""
+    """Compares one output; returns its size, too, if it is compared with a tolerance."""
     one, other = (x.numpy() if isinstance(x, tf.Tensor) else np.asarray(x) for x in (expected, got))
     one, other = _match_width(one, other)
     floating = is_floating(expected)

@@ -24,7 +24,7 @@ def is_floating(value: PyTree) -> bool:
 
 
 def get_latency_stat(latencies: Sequence[float]) -> tuple[int, float, float, float]:
-    """How many latencies (in seconds), and in ms their mean, 90th and 99th percentile."""
+    """Returns the number of latencies (in seconds), and their mean and percentiles in ms."""
     milliseconds = np.asarray(latencies) * 1000
     p90, p99 = np.percentile(milliseconds, [90, 99])
     return len(latencies), float(np.average(milliseconds)), float(p90), float(p99)

@@ -81,7 +81,7 @@ def nextafter(x: Array, y: Array, **_: object) -> Any:
 
 @decomposes("bitcast_convert_type")
 def bitcast_convert_type(x: Array, *, new_dtype: Any, **_: object) -> Any:
-    """Of halves, by way of the bits of float32, which have the same order of parts."""
+    """Converts half precision by the bits of float32, which have the same layout."""
     new = jnp.dtype(new_dtype)
     if x.dtype == new:
         return x

@@ -58,7 +58,7 @@ def is_choice(equation: Any) -> bool:
 
 @decomposes("select_n", any_dtype=True)
 def select_n(which: Array, *cases: Array) -> Any:
-    """By truth values; a number beyond the last case is that of the last."""
+    """Selects by booleans; numbers beyond the last case select the last one."""
     chosen = cases[0]
     for number, case in enumerate(cases[1:], 1):
         chosen = lax.select(which >= number, case, chosen)
@@ -116,7 +116,7 @@ def while_any(
 
 @decomposes("platform_index")
 def platform_index(*, platforms: Sequence[Any]) -> Any:
-    """Of `jax.lax.platform_dependent`: the branch that jax takes on a CPU."""
+    """Returns jax's CPU branch of `jax.lax.platform_dependent`."""
     branch = branch_for_cpu(platforms)
     if branch is None:
         raise NotDecomposedError("of a program that is for other machines than CPUs")

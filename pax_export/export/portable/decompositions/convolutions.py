@@ -65,7 +65,7 @@ def is_plain_convolution(equation: Any) -> bool:
 
 @decomposes("conv_general_dilated", any_dtype=True)
 def convolve(x: Any, kernel: Any, **params: Any) -> Any:
-    """One in a plainer form; of the plainest, products for each place in the kernel."""
+    """Convolves in a simpler form; the simplest form is a product per kernel position."""
     lhs, rhs, out = params["dimension_numbers"]
     padding, gaps, examples = (
         params[name] for name in ("padding", "lhs_dilation", "batch_group_count")

@@ -31,7 +31,7 @@ def _accumulated(
 
 
 def by_loop(x: Any, axis: int, reverse: bool, combine: Callable, neutral: Any) -> Any:
-    """One element after the other."""
+    """Accumulates the elements one by one."""
     rows = jnp.moveaxis(x, axis, 0)
 
     def step(total: Any, row: Any) -> Any:

@@ -17,7 +17,7 @@ from pax_export.export.portable.decompositions.registry import NotDecomposedErro
 
 
 def polynomial(x: Array, coefficients: Sequence[float]) -> Any:
-    """By Horner's scheme, the constant first."""
+    """Evaluates a polynomial by Horner's scheme, constant first."""
     total = jnp.full_like(x, coefficients[-1])
     for each in reversed(coefficients[:-1]):
         total = total * x + each
@@ -48,7 +48,7 @@ def polynomial_of_operands(x: Array, *coefficients: Any, **_: object) -> Any:
 
 @decomposes("integer_pow", any_dtype=True)
 def integer_pow(x: Array, *, y: int, **_: object) -> Any:
-    """By squares of squares."""
+    """Raises to a power by repeated squares."""
     if y < 0 and not jnp.issubdtype(x.dtype, jnp.inexact):
         raise NotDecomposedError("of whole numbers with a negative exponent")
     exponent, factor, made = abs(y), x, None
@@ -127,7 +127,7 @@ _LARGE = 1e9
 
 
 def _log_of_double(x: Array) -> Any:
-    """Of large numbers; a runtime's logarithm of the largest ones may be infinite."""
+    """For large numbers, because a runtime's logarithm of the largest may be infinite."""
     return jnp.log(x * 0.25) + math.log(8)
 
 
@@ -208,7 +208,7 @@ def is_finite(x: Array, **_: object) -> Any:
 
 @decomposes("lt_to")
 def less_in_order(x: Array, y: Array) -> Any:
-    """In the order of sorting, where NaN is larger than all other numbers."""
+    """Compares in the order of sorting, with NaN as the largest number."""
     return (x < y) | (_is_nan(y) & ~_is_nan(x)) if _has_nan(x) else x < y
 
 

@@ -76,7 +76,7 @@ def gather(
 
 
 def _filled(found: Array, starts: _Starts, offsets: Sequence[int], mode: Any, value: Any) -> Any:
-    """With a number where a window would have reached beyond the array."""
+    """Fills windows that would reach beyond the array."""
     if "FILL" not in str(mode).upper() or not starts.components:
         return found
     dtype = found.dtype
@@ -231,7 +231,7 @@ class _Starts:
         return found if len(self.components) == 1 else found.all(-1)
 
     def of_axes(self) -> list[Any]:
-        """Where the only window begins, in each axis of the array."""
+        """Returns the start of the only window, in each axis of the array."""
         starts = self._clamped.reshape(-1).astype(np.int32)
         numbers = {axis: starts[place] for place, axis in enumerate(self.components)}
         return [numbers.get(axis, np.int32(0)) for axis in range(len(self._array))]
@@ -268,7 +268,7 @@ class _Starts:
         return total + offset if lines else total
 
     def _counted(self, strides: Sequence[Any]) -> Any:
-        """Where windows begin, in the indexed axes as one."""
+        """Returns the starts of windows in the merged indexed axes."""
         if not self.moving:
             return jnp.zeros(self.shape, np.int32)
         starts = self._clamped.astype(np.int32)
@@ -281,7 +281,7 @@ class _Starts:
 
 
 def _between(x: Array, most: Any) -> Any:
-    """Whole numbers, moved to between 0 and others."""
+    """Clamps integers between 0 and others."""
     return jnp.minimum(x if x.dtype.kind == "u" else jnp.maximum(x, 0), most)
 
 

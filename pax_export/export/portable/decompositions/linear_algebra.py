@@ -34,7 +34,7 @@ def _column(matrix: Array, index: Any) -> Any:
 
 
 def _entry(vector: Array, index: Any) -> Any:
-    """One number of each vector, as an axis of size 1."""
+    """Returns one element of each vector, as an axis of size 1."""
     return lax.dynamic_index_in_dim(vector, index, vector.ndim - 1, keepdims=True)
 
 
@@ -94,7 +94,7 @@ def _substitute(a: Array, b: Array, lower: bool, unit: bool) -> Any:
 
 @decomposes("lu", any_dtype=True)
 def lu(a: Array, **_: object) -> tuple[Any, Any, Any]:
-    """With the largest number of each column as its pivot."""
+    """Factorizes with the largest element of each column as pivot."""
     rows, columns = a.shape[-2:]
     steps = rows if rows == columns else min(rows, columns)
     numbers, across = jnp.arange(rows), jnp.arange(columns)

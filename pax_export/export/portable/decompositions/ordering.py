@@ -50,7 +50,7 @@ def _ranked(x: Array, axis: int, count: Any, largest: bool) -> Any:
 
 @decomposes("sort")
 def sort(*operands: Array, dimension: int, num_keys: int, **_: object) -> list[Any]:
-    """By the last key first: equal ones stay in their order."""
+    """Sorts by the last key first, with stable sorts."""
     order = None
     for key in reversed(operands[:num_keys]):
         if order is not None:

@@ -94,7 +94,7 @@ def of_arrays(jaxpr: Any, rank: int, consts: Sequence[Any] = ()) -> Callable[...
 
 
 def _paired(rows: Arrays, function: Callable[[Arrays, Arrays], Arrays]) -> Arrays:
-    """All rows as one: neighbors in pairs, again and again."""
+    """Combines all rows by repeated pairs of neighbors."""
     count = rows[0].shape[0]
     while count > 1:
         half = count // 2

@@ -41,7 +41,7 @@ def _reduce_axes(
     base_dilation: Sequence[int],
     window_dilation: Sequence[int],
 ) -> Arrays:
-    """One axis after the other, the last one first, as the numbers of a window are in order."""
+    """Reduces axis by axis, the last one first, in the order of a window's elements."""
     edges = [(low, high, gap - 1) for (low, high), gap in zip(padding, base_dilation)]
     arrays = tuple(lax.pad(x, zero, edges) for x, zero in zip(arrays, neutral))
     for axis, width in reversed(list(enumerate(window_dimensions))):
@@ -109,7 +109,7 @@ decomposes("reduce_window_min")(_pool(lax.min, greatest))
 def reduce_window(
     *operands: Array, jaxpr: TracedProgram, consts: Any = (), **window: Any
 ) -> Arrays:
-    """By any function of two arrays.
+    """Reduces windows by any function of two arrays.
 
     A window begins with the start, which need not be neutral; so padding has no part in it.
     """

@@ -30,7 +30,7 @@ def _unsigned(builder: GraphBuilder, name: str, x: Value) -> str:
 
 
 def widened(builder: GraphBuilder, x: Value) -> Value:
-    """Whole numbers as those of int64."""
+    """Returns integers as int64."""
     if x.carrier == np.int64:
         return x
     name, known = builder.cast(x, np.int64), x.known

@@ -66,7 +66,7 @@ def product(
 
 
 def _turns(*orders: list[int]) -> int:
-    """How many of the operands have to be transposed."""
+    """Returns the number of operands to transpose."""
     return sum(order != sorted(order) for order in orders)
 
 

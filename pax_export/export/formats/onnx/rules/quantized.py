@@ -295,7 +295,7 @@ class QuantizedWeight:
         return name
 
     def stored_zeros(self, order: Sequence[int]) -> list[str]:
-        """Of 4 bits, in an order of axes; of most weights none."""
+        """The 4-bit zero points in an axis order, or None."""
         builder, made = self._writer, []
         for leaf in self._zeros:
             name = f"{leaf}:int4:{''.join(map(str, order))}"
@@ -306,7 +306,7 @@ class QuantizedWeight:
         return made
 
     def stored_scales(self, order: Sequence[int] | None, axis: int) -> str:
-        """In float32; in an order of axes, or for None along the only one."""
+        """The float32 scales in an axis order; with None along their only axis."""
         array = self._scales
         array = array.reshape(-1) if order is None else array.transpose(order)
         name = self._scales_name + ("" if array.shape == self._scales.shape else f":{axis}")

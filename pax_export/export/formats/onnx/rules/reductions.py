@@ -41,7 +41,7 @@ def reduce_sum(
 
 
 def _in_float32(equation: Any) -> bool:
-    """Of whole numbers, onnxruntime has the product in float64."""
+    """Converts integers, for which onnxruntime has the product in float64."""
     return carrier(equation.invars[0].aval.dtype) == np.float32
 
 

@@ -156,7 +156,7 @@ class Graph:
             _here.graph = before
 
     def placeholder(self, shape: Sequence[Any], dtype: DTypeLike, name: str = "") -> Tensor:
-        """One more input."""
+        """Adds an input."""
         tensor = Tensor(shape, dtype, self)
         tensor.name = name
         self.inputs.append(tensor)

@@ -87,7 +87,7 @@ class StoredNumbers:
 
     @property
     def scales(self) -> np.ndarray:
-        """One for each number."""
+        """The scale of each number."""
         return self._after_steps(self._for_each(self.scales_of_leaf))
 
     @property
@@ -107,7 +107,7 @@ class StoredNumbers:
 
     @property
     def places(self) -> np.ndarray:
-        """For each number, where its integer is in the model."""
+        """The position of each number's integer in the model."""
         count = math.prod(self._whole_shape)
         return self._after_steps(np.arange(count, dtype=np.int32).reshape(self._whole_shape))
 
@@ -229,7 +229,7 @@ def _beside(stored: Tensor, kind: str, array: np.ndarray) -> Tensor:
 
 
 def _stored_integers(twin: StoredNumbers) -> np.ndarray:
-    """As the file has them, where possible in an array that the file has anyway."""
+    """Returns the integers as stored, sharing an existing array of the file if possible."""
     leaf = twin.integers_of_leaf
     if twin.form.scheme == "float":
         return twin.integers.astype(np.float16)

@@ -192,7 +192,7 @@ def _steps(strides: Sequence[int], padding: str, dilations: Sequence[int]) -> di
 def _windows(
     x: Tensor, window: Any, strides: Sequence[int], padding: str, dilations: Sequence[int]
 ) -> list[Any]:
-    """In each dimension, how many places a kernel has."""
+    """Returns the number of kernel positions per dimension."""
     found: list[Any] = []
     for size, width, step, apart in zip(x.shape[1:-1], window, strides, dilations):
         reach = 0 if padding == "SAME" else (width - 1) * apart

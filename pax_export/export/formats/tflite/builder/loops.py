@@ -41,7 +41,7 @@ def while_loop(
 
 
 def cond(which: Tensor, here: Callable, there: Callable) -> list[Tensor]:
-    """What one of two functions gives: of the same dtypes and numbers of axes."""
+    """Returns the results of one of two functions with equal dtypes and ranks."""
     if which.value is not None:
         return list(here() if bool(which.value) else there())
     outer = current()
@@ -63,7 +63,7 @@ def cond(which: Tensor, here: Callable, there: Callable) -> list[Tensor]:
 
 
 def _captured(outer: Graph, graphs: Sequence[Graph]) -> list[Tensor]:
-    """What graphs read from around them, which becomes inputs of all of them."""
+    """Makes outer tensors that the graphs read into inputs of all of them."""
     found = list(dict.fromkeys(each for graph in graphs for each, _ in graph.captured))
     for graph in graphs:
         graph.inputs += [graph.own(each) for each in found]

@@ -109,7 +109,7 @@ def fill(dims: object, value: Any) -> Tensor:
 
 
 def _known_sizes(dims: Tensor) -> list[Any]:
-    """What is known of a shape that is a tensor."""
+    """Returns the known sizes of a shape tensor."""
     if dims.value is not None:
         return [int(size) for size in dims.value]
     (rank,) = dims.shape

@@ -83,7 +83,7 @@ def _as_int8(graphs: Iterable[Graph]) -> None:
 
 
 def _dequantized(stored: Tensor, graph: Graph) -> Operator:
-    """What gives the numbers that a constant stands for; LiteRT runs it once."""
+    """Returns the dequantized numbers of a constant, which LiteRT computes once."""
     result = Tensor(stored.shape, np.float32, graph)
     result.operator = Operator("DEQUANTIZE", [stored], [result], {})
     return result.operator

@@ -162,7 +162,7 @@ class _Fusion:
         return self._biased(operator) if operator.name == "ADD" else None
 
     def _producer(self, tensor: Tensor) -> Operator | None:
-        """What made a tensor that nothing else reads, behind reshapes that keep the channels."""
+        """Returns the operator of a tensor with one reader, before reshapes that keep channels."""
         while self._reads.get(id(tensor)) == 1 and tensor.operator and tensor.graph is self._graph:
             made = tensor.operator
             if made.name != "RESHAPE":
@@ -199,7 +199,7 @@ class _Fusion:
         return x
 
     def _undone(self, operator: Operator) -> Tensor | None:
-        """What a product with a number is of, where it is divided by the same number."""
+        """Returns the operand of a product that is divided by the same number."""
         if operator.name != "DIV" or self._producer(operator.inputs[0]) is None:
             return None
         x, number = operator.inputs

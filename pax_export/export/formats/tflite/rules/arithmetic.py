@@ -53,7 +53,7 @@ def neg(op: Operation, x: Tensor) -> Any:
 
 
 def negated(x: Tensor) -> Any:
-    """By a product: TFLite's own makes 0 of 0 and not -0."""
+    """Multiplies by -1, because TFLite's own operator returns 0 for 0 instead of -0."""
     return lite.multiply(x, like(x, -1))
 
 
@@ -143,7 +143,7 @@ def _unsigned_rest(x: Tensor, y: Tensor) -> Any:
 
 
 def logical_shift(x: Tensor, bits: int) -> Any:
-    """To the right, with zeros from the left."""
+    """Shifts right, filling with zeros."""
     if bits == 0:
         return x
     if bits > 31:

@@ -66,14 +66,14 @@ def take_along(op: Operation, x: Tensor, places: Tensor, *, axis: int) -> Any:
 
 
 def rank(op: Operation, x: Tensor, *, axis: int, count: Any, largest: bool) -> Any:
-    """By TFLite's `TOPK_V2`, which is stable."""
+    """Uses TFLite's `TOPK_V2`, which is stable."""
     keys = ordered(_lines(op, x, op.operands[0].shape, axis), op.dtype, equal_zeros=not largest)
     keys = keys if largest else lite.subtract(-1, keys)
     return _unlined(op, lite.top_k(keys, op.sizes.of(count))[1], axis)
 
 
 def _lines(op: Operation, x: Tensor, shape: Sequence[Any], axis: int) -> Any:
-    """All lines along an axis, as rows."""
+    """Returns all lines along an axis, as rows."""
     order = _last(len(shape), axis)
     size = math.prod(shape[each] for each in order[:-1])
     return op.reshape(moves.transpose(x, order), [size, shape[axis]])

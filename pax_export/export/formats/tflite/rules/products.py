@@ -79,7 +79,7 @@ class _Side:
         return transpose(self.tensor, swapped) if self.columns else self.tensor
 
     def flat(self) -> _Side:
-        """With all outer axes in one, as a batch or a second side of more than a matrix needs."""
+        """Returns the operand with its outer axes merged into a batch or a second side."""
         if self._several:
             shape = [product(self.outer), product(self.inner)]
             self.tensor, self._several = reshape(self.tensor, shape, self._sizes), False
