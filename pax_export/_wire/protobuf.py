@@ -72,7 +72,7 @@ class Message:
             at = begin + length
             if at > end:
                 raise ValueError(
-                    "truncated protocol buffer: a field of {length} bytes, but {end - begin} are "
+                    f"truncated protocol buffer: a field of {length} bytes, but {end - begin} are "
                     "left"
                 )
             yield number, Message(self.places, begin, length, piece)

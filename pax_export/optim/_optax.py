@@ -270,9 +270,8 @@ def from_optax(transformation: object, *, packed: bool = False) -> Callable[[Any
         packed: whether the state has one array per dtype instead of one per parameter, which is
             faster for models with many small arrays.  Only for elementwise transformations with one
             rule for all parameters: adam, adamw, sgd, lion, rmsprop and others, alone or after
-                `optax.clip_by_global_norm`; not lamb, adafactor or masks.  For parameters on one
-                device: packing gathers those that are
-            spread over several.
+            `optax.clip_by_global_norm`; not lamb, adafactor or masks.  For parameters on one
+            device: packing gathers those that are spread over several.
 
     Returns:
         A function from the parameters of a model to a module.  Modules of equal

@@ -50,9 +50,10 @@ class Rules:
             rules: a mapping, rules, or None for no rules.  Its keys are
 
                 * paths of leaves, or of modules around them, as for `Module.at`:
-                ``"*.attention.*.weight"``.  ``*`` matches one name or a part of it, ``**`` any
-                number of names; a path that begins with ``*`` matches at any depth, * classes of
-                modules, * selections of ``net.at(...)``.
+                  ``"*.attention.*.weight"``.  ``*`` matches one name or a part of it, ``**`` any
+                  number of names; a path that begins with ``*`` matches at any depth,
+                * classes of modules,
+                * selections of ``net.at(...)``.
 
                 The value is a spec, for a class the spec of its ``weight``; or for a class a
                 mapping from paths below it to specs. The first key that matches a leaf applies.

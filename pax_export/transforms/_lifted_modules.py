@@ -214,7 +214,7 @@ class Vmap(Lifted):
     ``Vmap(constructor, **options)`` is a constructor: called with the arguments of the inner one,
     it builds all modules in one trace. A module among these arguments is mutable there, and its
     keys are split: each inner module draws its own keys from an `RngSeq`. It also takes the options
-        of `vmap`, in which the stacked module is the first argument.
+    of `vmap`, in which the stacked module is the first argument.
 
     Args:
         ctor: a class of modules, or another constructor.

@@ -6,8 +6,8 @@ attributes, and custom calls of their StableHLO programs.
 Two kinds of operations may use files, if the file name comes from the right tensor:
 
 - lookup tables: from an asset of the SavedModel. TensorFlow 1 stores the exporter's path there and
-loaders feed another, so no other operation may read that tensor; - the saver: from the tensor fed
-with the path of the checkpoint.
+  loaders feed another, so no other operation may read that tensor;
+- the saver: from the tensor fed with the path of the checkpoint.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _test_export(
         if not names:
             raise
         raise ValidationError(
-            "The model has NaN or infinite weights, for which {exporter.format.title} computes "
+            f"The model has NaN or infinite weights, for which {exporter.format.title} computes "
             "other results than jax.",
             where=names,
             got=f"{error.where}: {error.got}",

@@ -135,7 +135,7 @@ REFUSED = {
         {"trainable": True, "jax2tf_kwargs": {"with_gradient": False}},
         "contains trainable",
     ),
-    "an unknown option": ({"jax2tf_kwargs": {"fast": True}}, "options that jax2tf does not know"),
+    "an unknown option": ({"jax2tf_kwargs": {"fast": True}}, "options unknown to jax2tf"),
     "an unknown platform": (
         {"jax2tf_kwargs": {"native_serialization_platforms": ["abacus"]}},
         "must be a sequence",

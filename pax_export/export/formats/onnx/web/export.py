@@ -80,11 +80,11 @@ def to_web(
 ) -> Report:
     """Writes a model as a folder for any static web server.
 
-    The folder has the model as ONNX, the module ``model.js`` with types in
-    ``model.d.ts``, onnxruntime-web from npm, and a page to try the model.  Each
-    signature is a function of the module: ``await model.encode({x})``; the signature
-        ``serving_default``, of a model without `methods`, is ``model.predict``.  It uses WebGPU if
-        the browser has an adapter, otherwise WebAssembly.
+    The folder has the model as ONNX, the module ``model.js`` with types in ``model.d.ts``,
+    onnxruntime-web from npm, and a page to try the model.  Each signature is a function of the
+    module: ``await model.encode({x})``; the signature ``serving_default``, of a model without
+    `methods`, is ``model.predict``.  It uses WebGPU if the browser has an adapter, otherwise
+    WebAssembly.
 
     Args:
         model: as for `to_saved_model`.

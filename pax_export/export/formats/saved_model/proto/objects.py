@@ -2,9 +2,12 @@
 
 Objects are numbered, and each has its children by name. The root has
 
-    leaves the variables, a dict variables the same as a list trainable_variables the trainable ones
-    signatures functions by signature key gradients gradients that have gradients, by signature key
-    initializer variables computed at loading, and their function; optional
+    leaves                  the variables, a dict
+    variables               the same as a list
+    trainable_variables     the trainable ones
+    signatures              functions by signature key
+    gradients               gradients that have gradients, by signature key
+    initializer             variables computed at loading, and their function; optional
 
 The graph in a checkpoint has the same numbers, and the key of each variable's value.
 """
