@@ -202,7 +202,7 @@ def test_functions_instead_of_a_module(tmp_path):
     loaded = served(tmp_path, made, configs)
     methods = {"any": lambda x: linear(params(), x)}
     assert ValidationManager(methods, configs, [X]).validate(loaded)["s"].status is Status.Pass
-    with pytest.raises(ValueError, match="no input for the signature 's'"):
+    with pytest.raises(ValueError, match="No input for the signature 's'"):
         ValidationManager(made, configs, {"t": [X]}).validate(loaded)
 
 
