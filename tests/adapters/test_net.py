@@ -190,8 +190,7 @@ def test_a_name_that_is_taken_says_where():
 def test_merged_twice():
     merged = adapters.merge(adapters.add(Net(), "layers", 2))
     assert message_of(lambda: adapters.merge(merged)).startswith(
-        "adapters.merge needs a net with adapters, and this one has none: they were not added, or "
-        "they were merged."
+        "adapters.merge needs a net with adapters; this net has none, or they were merged."
     )
 
 

@@ -37,7 +37,7 @@ def test_run_refuses_and_runs_when_it_is_trusted(reader, call):
         "pax-export: error: The SavedModel contains operations that are not allowed in untrusted "
         "models. where: reader; got: ReadFile in __inference_"
     )
-    assert error.endswith("write: --trusted, if you know who made it, and want it to do this")
+    assert error.endswith("write: --trusted, if you trust its source and allow these operations")
     code, out, _ = call("run", "reader", "--input", "x.npy", "--trusted")
     assert (code, "y: float32[2]" in out) == (0, True)
 

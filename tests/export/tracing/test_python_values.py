@@ -223,5 +223,5 @@ def test_state_of_another_shape_is_told_what_to_do_about_shapes(tmp_path):
 
     with refused(StateChangeError, where="seen", got="float32[4, 6] after float32[1]") as caught:
         to_saved_model(Growing(), tmp_path / "m", spec("n"), state="update")
-    assert caught.value.write.startswith("new state of shape [1]: a buffer of the largest size")
+    assert caught.value.write.startswith("new state of shape [1]: a buffer of the maximum size")
     assert "astype" not in caught.value.write
