@@ -31,7 +31,7 @@ def test_a_signed_export_is_run_and_validated(here, call, keys, quick, target):
         assert (code, out) == (1, "")
         assert error.startswith("pax-export: error: The export is not signed. where: net")
         assert error.endswith(
-            "write: the same, written with --sign key.pem; or no --verify, if you trust it as it is"
+            "write: an export written with --sign key.pem; or no --verify, if you trust it"
         )
 
 

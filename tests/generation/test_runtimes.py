@@ -179,7 +179,7 @@ def job(tmp_path):
 def proved(job, monkeypatch, change, prompts=((5, 6, 7), (8, 9))):
     """What the proof says of a runtime whose tokens are those of jax, changed."""
     room = pax.generation._runtimes
-    said = room._greedy(job, prompts, 24)
+    said = room._greedy_tokens(job, prompts, 24)
     monkeypatch.setattr(room, "run_runtime", lambda *_: change(said))
     return room.prove_continuations(
         pax.generation._export.RUNTIMES["genai"], job, Path("served"), prompts
@@ -194,7 +194,7 @@ def test_tokens_of_a_runtime_are_compared(job, monkeypatch):
         said[1][4] = (said[1][4] + 1) % 270
         return said
 
-    with pytest.raises(pax.errors.ValidationError, match=r"prompt 1, token 4(.|\n)*apart"):
+    with pytest.raises(pax.errors.ValidationError, match=r"prompt 1, token 4(.|\n)*differ by"):
         proved(job, monkeypatch, other)
     with pytest.raises(pax.errors.ValidationError, match="token 15"):
         proved(job, monkeypatch, lambda said: [said[0][:15], said[1]])
@@ -215,7 +215,7 @@ def test_a_tie_may_fall_otherwise_and_is_said(job, monkeypatch):
     said[at] += 200
     details, ties = proved(job, monkeypatch, lambda _: [said], prompts)
     assert details["tokens"].startswith("23 of 24")
-    assert len(ties) == 1 and f"token {at}: a tie" in ties[0] and " 0 apart" in ties[0]
+    assert len(ties) == 1 and f"token {at}: another token" in ties[0] and "differ by 0" in ties[0]
 
 
 def test_a_runtime_that_does_not_end_is_stopped(job, monkeypatch, tmp_path):

@@ -114,7 +114,7 @@ MESSAGES = {
         lambda: sharding.make_mesh(data=3, devices=jax.devices()[:1]),
         "The sizes of the axes must multiply to the number of devices.\n"
         "  got: data=3 for 1 devices\n"
-        "  write: make_mesh(data=-1, model=2), where -1 stands for what is left, or "
+        "  write: make_mesh(data=-1, model=2), where -1 means the remaining devices, or "
         "devices=jax.devices()[:n] for some of them",
     ),
     "an abstract mesh without a size": (
