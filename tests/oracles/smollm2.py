@@ -78,7 +78,7 @@ def measured(found: dict[str, float]):
 
 
 def row(title: str, bits: int, size: float, tokens: str, ties: Any, found: Any, weights: float):
-    apart = [re.search(r"logits of (\S+) are (\S+) apart", each) for each in ties]
+    apart = [re.search(r"logits of (\S+) differ by (\S+)", each) for each in ties]
     pairs = [(float(each[2]), float(each[1])) for each in apart if each]
     far = "{:.2g} of {:.3g}".format(*max(pairs, key=lambda x: x[0] / x[1])) if pairs else ""
     cost = f"{found['seconds']:.0f} s | {max(found['beyond'], 0) / weights:.2f}" if found else "| "
