@@ -22,7 +22,7 @@ def _made_public(cls: type) -> None:
 
 
 def a_few(names: Sequence[str], most: int) -> str:
-    """Formats the first of some names, and the number of others.
+    """Formats the first few names and the number of the rest.
 
     Example:
         >>> a_few(["a", "b"], 3), a_few(list("abcde"), 3)

@@ -45,7 +45,7 @@ def check(path: Path) -> None:
     raise ExportPathError(
         "Another file is at the path of this export's card.",
         where=str(place),
-        got=file_types.unusual_type(place) or "a file that is no card",
+        got=file_types.unusual_type(place) or "a file that is not a model card",
         write="card=False (--no-card), or another path",
     )
 

@@ -203,7 +203,7 @@ def take_over(node: Node, other: Node) -> None:
         update_moduledef(node, current_kinds(other))
 
 
-# A container is unchanged if `is_as_seen` says so; other objects are unknown.
+# `is_as_seen` tells whether a container is unchanged; other objects cannot be checked.
 _WATCHED = frozenset({list, tuple, dict})
 _NONE: frozenset[type] = frozenset()
 

@@ -25,10 +25,11 @@ from pax_export.quantization._places import QuantizableArray, places_of_tree
 
 
 class QuantizedFunction:
-    """A function of params that may be quantized, of which it knows nothing.
+    """A function whose params may be quantized without its knowledge.
 
-    It is traced with the numbers of the weights.  In the program, products with a quantized weight
-    are those of a `Linear` or a convolution that has it; all else is given the numbers.
+    It is traced with float arrays in place of quantized weights.  In its program, products with a
+    quantized weight are computed as in `Linear` and `Conv`; other operations get the dequantized
+    array.
 
     Args:
         function: takes the params first.
@@ -56,7 +57,7 @@ class QuantizedFunction:
 
         structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_held(x) else x for x in given]
         program = jax.make_jaxpr(traced)(*structs)
-        made = iter(_run(program, [_Weight(x) if _is_held(x) else x for x in given]))
+        made = iter(_run(program, [_ProgramWeight(x) if _is_held(x) else x for x in given]))
         tree, flat = results
         return tree.unflatten([next(made) if is_array(each) else each for each in flat])
 
@@ -66,10 +67,10 @@ def _is_held(leaf: object) -> bool:
 
 
 def pair_of(net: PyTree) -> tuple[Any, QuantizedFunction]:
-    """The params and the function of a model that is no module of this package.
+    """Returns the params and the function of a model of another framework, or of a pair.
 
     Raises:
-        InvalidArgumentTypeError: it is no model.
+        InvalidArgumentTypeError: if `net` is not a model.
     """
     if isinstance(net, tuple) and len(net) == 2 and isinstance(net[1], QuantizedFunction):
         return net
@@ -101,7 +102,7 @@ def pair_of(net: PyTree) -> tuple[Any, QuantizedFunction]:
 @jax.tree_util.register_dataclass
 @dataclass
 class _Noted(ArrayLike):
-    """A weight that notes over which axes a product sums."""
+    """A weight that records the axes over which products sum."""
 
     array: Any
     name: str = field(metadata={"static": True})
@@ -120,7 +121,7 @@ class _Noted(ArrayLike):
 
 
 class _Notes:
-    """What was noted, by the names of weights; static, since it is compared by identity."""
+    """The records, by the names of weights; static, since it is compared by identity."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, dict[str, Any]] = {}
@@ -155,8 +156,8 @@ def places_of_function(
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class _Weight:
-    """A quantized weight in a program, where its axes may have another order."""
+class _ProgramWeight:
+    """A quantized weight in a program, with its axes possibly transposed."""
 
     array: Any
     order: tuple[int, ...] | None = field(default=None, metadata={"static": True})
@@ -178,7 +179,7 @@ class _Weight:
             self.array.notes.by_name.setdefault(self.array.name, told)
 
     def rows(self) -> Any:
-        """What a loop goes over: each array that is stored has the axis of its rows."""
+        """Returns the weight if a loop can read its rows as they are stored, else its numbers."""
         size = self.array.shape[0]
         leaves = jax.tree_util.tree_leaves(self.array)
         is_whole = all(each.shape[:1] == (size,) for each in leaves)
@@ -191,7 +192,7 @@ def _run(program: TracedProgram, operands: Sequence[Any]) -> list[Any]:
 
 def _operate(equation: Equation, given: list[Any]) -> Sequence[Any] | None:
     name = equation.primitive.name
-    if not any(isinstance(each, _Weight) for each in given):
+    if not any(isinstance(each, _ProgramWeight) for each in given):
         return bind_equation(equation, given)
     made = _RULES[name](equation, *given) if name in _RULES else None
     if made is not None:
@@ -205,7 +206,7 @@ def _operate(equation: Equation, given: list[Any]) -> Sequence[Any] | None:
 
 
 def _numbers(given: PyTree) -> Any:
-    return given.numbers() if isinstance(given, _Weight) else given
+    return given.numbers() if isinstance(given, _ProgramWeight) else given
 
 
 def _for_loop(equation: Equation, given: list[Any]) -> list[Any]:
@@ -213,7 +214,7 @@ def _for_loop(equation: Equation, given: list[Any]) -> list[Any]:
     name, params = equation.primitive.name, equation.params
     if name == "scan":
         held, carried, inputs = scan_operands(params, given)
-        inputs = [each.rows() if isinstance(each, _Weight) else each for each in inputs]
+        inputs = [each.rows() if isinstance(each, _ProgramWeight) else each for each in inputs]
         return [*held, *map(_numbers, carried), *inputs]
     if name == "while":
         first = params["cond_nconsts"] + params["body_nconsts"]
@@ -221,13 +222,13 @@ def _for_loop(equation: Equation, given: list[Any]) -> list[Any]:
     return given
 
 
-def _transpose(equation: Equation, weight: _Weight) -> Any:
+def _transpose(equation: Equation, weight: _ProgramWeight) -> Any:
     order = equation.params["permutation"]
     before = order if weight.order is None else [weight.order[at] for at in order]
     return dataclasses.replace(weight, order=tuple(before))
 
 
-def _convert(equation: Equation, weight: _Weight) -> Any:
+def _convert(equation: Equation, weight: _ProgramWeight) -> Any:
     dtype, array = equation.params["new_dtype"], weight.array
     if not jnp.issubdtype(dtype, jnp.floating):
         return None
@@ -242,9 +243,9 @@ def _convert(equation: Equation, weight: _Weight) -> Any:
 
 def _dot(equation: Equation, left: PyTree, right: PyTree) -> Any:
     of_left, of_right = equation.params["dimension_numbers"][0]
-    if isinstance(left, _Weight) and isinstance(right, _Weight):
+    if isinstance(left, _ProgramWeight) and isinstance(right, _ProgramWeight):
         return None
-    weight, x = (left, right) if isinstance(left, _Weight) else (right, left)
+    weight, x = (left, right) if isinstance(left, _ProgramWeight) else (right, left)
     summed, of_x = (of_left, of_right) if weight is left else (of_right, of_left)
     weight.noted(sorted(summed), len(weight.array.shape))
     array = weight.array
@@ -261,7 +262,7 @@ def _dot(equation: Equation, left: PyTree, right: PyTree) -> Any:
 
 
 def _convolve(equation: Equation, x: PyTree, kernel: PyTree) -> Any:
-    if not isinstance(kernel, _Weight):
+    if not isinstance(kernel, _ProgramWeight):
         return None
     _, of_inputs, *spatial = equation.params["dimension_numbers"].rhs_spec
     kernel.noted((*spatial, of_inputs), len(spatial) + 2)
@@ -272,7 +273,7 @@ def _convolve(equation: Equation, x: PyTree, kernel: PyTree) -> Any:
 def _gather(equation: Equation, table: PyTree, index: PyTree) -> Any:
     """Rows of a table, as an embedding takes them."""
     numbers, told = equation.params["dimension_numbers"], equation.params
-    rank = len(table.array.shape) if isinstance(table, _Weight) else 0
+    rank = len(table.array.shape) if isinstance(table, _ProgramWeight) else 0
     is_rows = (
         rank == 2
         and table.order is None

@@ -116,7 +116,7 @@ def test_what_no_batch_reaches_has_float_inputs():
     small, report = quantize(Partial(), [X], activations="static")
     assert small.other.weight.inputs is None and small.used.weight.inputs is not None
     assert list(report.fallbacks) == ["other.weight"]
-    assert "No batch" in report.fallbacks["other.weight"]
+    assert "no batch" in report.fallbacks["other.weight"]
     assert [leaf.activations for leaf in report.leaves] == ["static", None]
 
 

@@ -122,9 +122,9 @@ def test_messages_in_messages_are_read_few_times():
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (field(1, b"abc")[:-1], "is cut short: a field of 3 bytes, where 2 are left"),
-        (field(1, b"")[:-1] + number(1 << 62), f"a field of {1 << 62} bytes, where 0 are left"),
-        (number(1 << 3 | 5) + b"abc", "a field of 4 bytes, where 3 are left"),
+        (field(1, b"abc")[:-1], "truncated protocol buffer: a field of 3 bytes, but 2 are left"),
+        (field(1, b"")[:-1] + number(1 << 62), f"a field of {1 << 62} bytes, but 0 are left"),
+        (number(1 << 3 | 5) + b"abc", "a field of 4 bytes, but 3 are left"),
         (b"\x08", "a whole number without an end"),
         (b"\x08\x80", "a whole number without an end"),
         (b"\x08" + b"\xff" * 11, "a whole number of more than 64 bits"),

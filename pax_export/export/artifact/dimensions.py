@@ -150,7 +150,7 @@ def _is_int(size: Any, number: int) -> bool:
 
 
 def _slopes(size: Size, variable: str) -> set[int]:
-    """Returns a dimension's growth with a variable, for some values of others; 0 if uneven."""
+    """Returns a size's slopes in a variable, for several values of the others; 0 if not linear."""
     others, slopes = [name for name in names(size) if name != variable], set()
     for other in (1, 2, 7):
         sizes = dict.fromkeys(others, other)

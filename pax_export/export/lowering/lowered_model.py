@@ -283,7 +283,7 @@ _NOTHING = "no floating-point output depends on a floating-point input or traina
 
 @dataclass(frozen=True)
 class Differentiated:
-    """The gradient of a program; or the reason why there is none, or no second one."""
+    """The gradient of a program, or the reason why it or its own gradient is missing."""
 
     pullback: Pullback | None = None
     gradient: Gradient | None = None
@@ -345,7 +345,7 @@ def _attempt(
     required: bool,
     before: Lowered,
 ) -> tuple[Pullback, Lowered] | str:
-    """Returns a gradient, or the reason why there is none if it is not required."""
+    """Returns a gradient; if there is none and it is optional, the reason."""
     try:
         pullback = Pullback(vjp(traced, wrt, of), wrt, of)
         lowered = lower_traced(pullback.traced, platforms, names=program.operand_names)

@@ -202,7 +202,7 @@ def test_a_page_of_somebody_else_is_never_replaced(tmp_path):
         assert str(caught.value) == (
             "Another file is at the path of this export's card.\n"
             f"  where: {tmp_path / 'net.onnx.html'}\n"
-            "  got: a file that is no card\n"
+            "  got: a file that is not a model card\n"
             "  write: card=False (--no-card), or another path"
         )
     onnx(tmp_path / "net.onnx", card=False)
