@@ -14,8 +14,9 @@ from pax_export.export.portable.decompositions import (
     NotDecomposedError,
     decomposition,
 )
+from pax_export.export.portable.decompositions.windows import greatest, least
 from pax_export.export.portable.rewrite import rewritten
-from pax_export.export.portable.sizes import is_number, trace
+from pax_export.export.portable.sizes import has_no_elements, trace
 
 Has = Callable[[Any], bool]
 #: So often an operation may be part of itself, as solving a system may be of solving another.
@@ -54,15 +55,37 @@ def _is_known(equation: Any) -> bool:
 def decomposed(equation: Any) -> Any:
     """The decomposition of an operation that has one, as a program."""
     operands = [atom.aval for atom in equation.invars]
-    results = [variable.aval for variable in equation.outvars]
-    if results and all(0 in filter(is_number, each.shape) for each in results):
-        return trace(
-            lambda *_: [jnp.zeros(each.shape, each.dtype) for each in results], operands, {}
-        )
+    if (empty := _without_elements(equation)) is not None:
+        return empty
     # Newer versions of jax keep some functions whole until lowering, e.g. `searchsorted`.
     if (expand := find_expansion(equation)) is not None:
         return trace(expand, operands, {})
     return decomposition(equation.primitive.name, operands, equation.params)
+
+
+#: Operations that reduce, and their results of no elements.
+_OF_NONE: dict[str, Callable[[Any], Any]] = {
+    "dot_general": lambda dtype: jnp.zeros((), dtype),
+    "reduce_max": least,
+    "reduce_min": greatest,
+    "reduce_prod": lambda dtype: jnp.ones((), dtype),
+    "reduce_sum": lambda dtype: jnp.zeros((), dtype),
+}
+
+
+def _without_elements(equation: Any) -> Any:
+    """Returns a program of the results if nothing has to be computed for them, or None.
+
+    These are results without elements and reductions of none. Kernels of runtimes fail at both, or
+    return uninitialized memory.
+    """
+    operands, results = ([each.aval for each in v] for v in (equation.invars, equation.outvars))
+    fill = _OF_NONE.get(equation.primitive.name) if any(map(has_no_elements, operands)) else None
+    if fill is None:
+        fill = _OF_NONE["reduce_sum"]
+        if not (results and operands and all(map(has_no_elements, results))):
+            return None
+    return trace(lambda *_: [jnp.full(r.shape, fill(r.dtype)) for r in results], operands, {})
 
 
 class _Pass:
@@ -80,6 +103,8 @@ class _Pass:
             if self._has_normal_forms or self._has(equation):
                 return equation
             raise NotDecomposedError("into an operation that the target lacks")
+        if (empty := _without_elements(equation)) is not None:
+            return empty
         if not _is_known(equation) or self._has(equation):
             return None
         if self._inside.count(name) == _DEEPEST:

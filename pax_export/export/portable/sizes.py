@@ -28,6 +28,13 @@ def same_size(one: Any, other: Any) -> bool:
     return one == other if is_number(one) and is_number(other) else str(one) == str(other)
 
 
+def has_no_elements(array: Any) -> bool:
+    """Returns whether a static size of an array or its type is 0; random keys always have some."""
+    if 0 not in filter(is_number, getattr(array, "shape", ())):
+        return False
+    return not jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
 def trace(function: Callable[..., Any], operands: Sequence[Any], parameters: Any) -> Any:
     """Traces ``function(*operands, **parameters)`` as `jax.make_jaxpr` does.
 

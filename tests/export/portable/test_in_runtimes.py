@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.scipy import special
 
 from pax_export.errors import UnsupportedOperationError, ValidationError
@@ -12,8 +14,45 @@ from pax_export.export import load, spec, to_onnx, to_tflite
 from pax_export.export.validation.validate import Case, compare_either
 from tests.closeness import assert_close
 
+WRITERS = pytest.mark.parametrize(("write", "suffix"), [(to_onnx, ".onnx"), (to_tflite, ".tflite")])
+#: Functions of an array of 6 rows of 4, which also read arrays without elements.
+OF_NONE = {
+    "sum": lambda x: x[:0].sum() + x,
+    "product": lambda x: x[:, :0].prod(1) + x[:, 0],
+    "largest": lambda x: lax.reduce_max(x[:0], (0,)) + x,
+    "smallest": lambda x: lax.reduce_min(x[:0], (0,)) + x,
+    "matrices": lambda x: (x[:, :0] @ x[:0])[:, :1] + x,
+    "padded": lambda x: jnp.pad(x[:0], ((6, 0), (0, 0)), constant_values=3) + x[:1],
+    "concatenated": lambda x: jnp.concatenate([x[:0], x, x[2:2]]),
+    "window_replaced": lambda x: lax.dynamic_update_slice(x, x[:0, :2] * 0, (1, 1)),
+    "rows_replaced": lambda x: x.at[jnp.zeros(0, int)].set(7.0),
+    "rows_added": lambda x: x.at[jnp.zeros(0, int)].add(x[:0]),
+}
 
-@pytest.mark.parametrize(("write", "suffix"), [(to_onnx, ".onnx"), (to_tflite, ".tflite")])
+
+@WRITERS
+@pytest.mark.parametrize("name", OF_NONE)
+@pytest.mark.parametrize("shape", ["6, 4", "n, 4"])
+def test_arrays_without_elements(write, suffix, name, shape, tmp_path):
+    x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    model = ({}, lambda _, x: OF_NONE[name](x))
+    write(model, tmp_path / f"m{suffix}", spec(shape), validate=False)
+    assert_close(load(tmp_path / f"m{suffix}")(x), OF_NONE[name](jnp.asarray(x)), rtol=1e-6)
+
+
+@WRITERS
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_a_product_that_overflows_is_not_undone(write, suffix, dtype, tmp_path):
+    x = np.array([2**30, -5, 7] if dtype == "int32" else [3e38, -5, 7], dtype)
+
+    def apply(_, x):
+        return lax.div(lax.mul(x, np.asarray(3, dtype)), np.asarray(3, dtype))
+
+    write(({}, apply), tmp_path / f"m{suffix}", spec("n", dtype), validate=False)
+    np.testing.assert_array_equal(load(tmp_path / f"m{suffix}")(x), apply({}, x))
+
+
+@WRITERS
 def test_runtimes_run_them(write, suffix, tmp_path):
     def apply(_, x):
         return special.i0e(x), special.gammainc(x, x[::-1]), special.polygamma(1, x)

@@ -65,10 +65,6 @@ class ResultStruct:
 def _by_rule(builder: GraphBuilder, equation: Any, operands: Sequence[Any]) -> list[Value]:
     name, parameters = equation.primitive.name, equation.params
     results = [ResultStruct(tuple(var.aval.shape), var.aval.dtype) for var in equation.outvars]
-    if results and all(0 in filter(is_number, each.shape) for each in results):
-        zeros = [np.zeros((), carrier(each.dtype)) for each in results]
-        names = [builder.expand(zero, each.shape) for zero, each in zip(zeros, results)]
-        return _values(names, results)  # nothing is computed, and some kernels would fail
     if name not in RULES:
         raise Refused(not_decomposed(equation))
     if _is_known(equation, operands, results):

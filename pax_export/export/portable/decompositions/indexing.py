@@ -17,7 +17,7 @@ from pax_export._types import Array
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.program import is_static
-from pax_export.export.portable.sizes import same_size
+from pax_export.export.portable.sizes import has_no_elements, same_size
 
 #: Places are counted in int32.
 _MOST = 2**31 - 1
@@ -116,6 +116,8 @@ for _how in ("add", "sub", "mul", "max", "min"):
 
 def scattered(how: str, x: Array, indices: Array, updates: Array, numbers: Any, mode: Any) -> Any:
     """Returns the array with updates set, added, multiplied or compared at indices."""
+    if has_no_elements(updates):
+        return x
     if x.dtype == np.bool_ and how != "set":
         wide = (each.astype(np.int32) for each in (x, updates))
         return scattered(how, next(wide), indices, next(wide), numbers, mode) != 0
@@ -170,6 +172,8 @@ def dynamic_slice(x: Array, *starts: Array, slice_sizes: Sequence[Any], **_: obj
 
 @decomposes("dynamic_update_slice", any_dtype=True)
 def dynamic_update_slice(x: Array, update: Array, *starts: Array, **_: object) -> Any:
+    if has_no_elements(update):
+        return x
     return kept.call("put_window", x, update, *_moved_inside(x.shape, starts, update.shape))
 
 

@@ -16,9 +16,9 @@ _CHANNELS = {
     "TRANSPOSE_CONV": (1, 3, 0),
 }  # fmt: skip
 _ACTIVATED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "ADD", "SUB", "MUL", "DIV")
-#: From this number of elements on, a sum divided by their number stays a mean.
-_MOST = 1 << 20
-_REDUCTIONS = ("SUM", "MEAN", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "REDUCE_ANY")
+_REDUCTIONS = (
+    "SUM", "MEAN", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "REDUCE_ANY", "REDUCE_ALL",
+)  # fmt: skip
 _ACTIVATIONS = ("RELU", "RELU6")
 
 
@@ -199,20 +199,15 @@ class _Fusion:
         return x
 
     def _undone(self, operator: Operator) -> Tensor | None:
-        """Returns the operand of a product that is divided by the same number."""
-        if operator.name != "DIV" or self._producer(operator.inputs[0]) is None:
-            return None
+        """Returns the means of a pool whose sums are divided by the size of its windows."""
         x, number = operator.inputs
         made = self._producer(x)
-        if made is None or made.name != "MUL" or made.outputs[0] is not x or number.value is None:
+        if made is None or made.name != "MUL" or made.outputs[0] is not x or _is_activated(made):
             return None
-        source, factor = made.inputs
-        if factor.value is None or factor.value.size != 1 or number.value.size != 1:
-            return None
-        if _is_activated(made) or source.shape != operator.outputs[0].shape:
-            return None
-        same = np.ravel(factor.value)[0] == np.ravel(number.value)[0]
-        return source if same and 1 <= np.max(factor.value) <= _MOST else None
+        means, size = made.inputs
+        is_undone = means.made_by == "AVERAGE_POOL_2D" and number.value is not None
+        is_undone = is_undone and number.value.size == 1 and np.all(number.value == size.value)
+        return means if is_undone else None
 
     def _biased(self, operator: Operator) -> Tensor | None:
         """A layer without a bias, which has what is added to each channel as its bias."""
