@@ -26,6 +26,7 @@ from pax_export._jaxpr import (
 from pax_export.export.portable.complex_numbers import COMPLEX, half_dtype, on_pairs
 from pax_export.export.portable.decompose import decompose
 from pax_export.export.portable.decompositions.registry import NotDecomposedError
+from pax_export.export.portable.fourier import fourier_products as fourier_products
 from pax_export.export.portable.program import is_key
 from pax_export.export.portable.random_keys import KEYS, on_words
 from pax_export.export.portable.rewrite import call_of

@@ -102,10 +102,13 @@ def test_fourier_transforms(kind, lengths):
 
 
 @pytest.mark.parametrize("length", [131, 1021, 1024, 1500])
-def test_long_fourier_transforms(length):
-    x = complex_of(RANDOM.normal(size=(2, length)), RANDOM.normal(size=(2, length)))
-    expected, found = both(lambda x: lax.fft(x, "fft", (length,)), x)
-    assert_close(found, expected, rtol=2e-6)
+@pytest.mark.parametrize("kind", ["fft", "rfft", "irfft"])
+def test_long_fourier_transforms(kind, length):
+    count = length // 2 + 1 if kind == "irfft" else length
+    x = complex_of(RANDOM.normal(size=(2, count)), RANDOM.normal(size=(2, count)))
+    x = x.real if kind == "rfft" else x
+    expected, found = both(lambda x: lax.fft(x, kind, (length,)), x)
+    assert_close(found, expected, rtol=3e-6)
 
 
 def test_each_operation_has_a_test():

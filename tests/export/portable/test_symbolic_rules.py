@@ -116,6 +116,7 @@ def test_transforms_of_every_kind_are_those_of_jax(length):
             symbolic_numpy.irfft(whole, axis=1, n=2 * size),
             jnp.fft.rfftn(real),
             jnp.fft.ifft2(whole, axes=(1, 2)),
+            jax.lax.fft(jnp.tile(whole, (1, 1, 100)), "irfft", (size, 598)),
         ]
 
     (n,) = jax.export.symbolic_shape("n")
