@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pax_export.export.formats.onnx.graph import read_in
+from pax_export.export.formats.onnx.graph import GraphBuilder, read_in
+from pax_export.export.formats.onnx.rules.quantized import QuantizedWeight
 
 
-def with_biases(onnx: Any, nodes: Sequence[Any], initializers: Mapping[str, Any]) -> list[Any]:
+def with_biases(builder: GraphBuilder, nodes: Sequence[Any]) -> list[Any]:
     """The operators of a graph, with stored vectors added by the convolutions before them."""
     counts: dict[str, int] = {}
     for node in nodes:
@@ -18,14 +19,13 @@ def with_biases(onnx: Any, nodes: Sequence[Any], initializers: Mapping[str, Any]
     kept: list[Any] = []
     gone: set[str] = set()
     for node in nodes:
-        found = _with_bias(node, made, counts, initializers) if node.op_type == "Add" else None
+        found = _with_bias(builder, node, made, counts) if node.op_type == "Add" else None
         if found is None:
             kept.append(node)
             continue
         conv, bias = found
-        fused = onnx.helper.make_node(
-            "Conv", [*conv.input, bias], list(node.output), name=node.output[0]
-        )
+        inputs, outputs = [*conv.input, bias], list(node.output)
+        fused = builder.onnx.helper.make_node("Conv", inputs, outputs, name=node.output[0])
         fused.attribute.extend(conv.attribute)
         made[node.output[0]] = fused
         kept.append(fused)
@@ -34,7 +34,7 @@ def with_biases(onnx: Any, nodes: Sequence[Any], initializers: Mapping[str, Any]
 
 
 def _with_bias(
-    node: Any, made: Mapping[str, Any], counts: Mapping[str, int], initializers: Mapping[str, Any]
+    builder: GraphBuilder, node: Any, made: Mapping[str, Any], counts: Mapping[str, int]
 ) -> tuple[Any, str] | None:
     """Returns the convolution and the vector that a node adds, or None."""
     for one, other in (node.input, node.input[::-1]):
@@ -43,11 +43,20 @@ def _with_bias(
             continue
         if spread is None or spread.op_type != "Unsqueeze":
             continue
-        vector, kernel = initializers.get(spread.input[0]), initializers.get(conv.input[1])
-        axes = initializers.get(spread.input[1])
-        if vector is None or kernel is None or axes is None or vector.ndim != 1:
+        vector, axes = map(builder.initializers.get, spread.input)
+        kernel = _kernel_shape(builder, conv.input[1])
+        if vector is None or axes is None or vector.ndim != 1:
             continue
-        around = [0, *range(2, kernel.ndim)]
-        if axes.tolist() == around and len(vector) == len(kernel):
+        around = [0, *range(2, len(kernel))]
+        if kernel and axes.tolist() == around and len(vector) == kernel[0]:
             return conv, spread.input[0]
     return None
+
+
+def _kernel_shape(builder: GraphBuilder, name: str) -> Sequence[int]:
+    """The shape of a stored kernel, also of one with integers; empty for others."""
+    if name in builder.initializers:
+        return builder.initializers[name].shape
+    found = builder.integers.get(name)
+    weight, order = found if isinstance(found, tuple) else (None, ())
+    return [weight.shape[axis] for axis in order] if isinstance(weight, QuantizedWeight) else ()

@@ -21,63 +21,43 @@ _ACTIVATIONS = ("Relu",)
 _MOVES = ("MaxPool", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten")
 
 
-def with_integer_convolutions(builder: GraphBuilder, wanted: Collection[str]) -> list[Any]:
+def with_integer_convolutions(
+    builder: GraphBuilder, nodes: list[Any], wanted: Collection[str]
+) -> list[Any]:
     """Returns the operators for these results, with convolutions of integers."""
-    nodes = needed(builder.nodes, wanted)
     if not any(isinstance(each, RoundedInputs) for each in builder.integers.values()):
         return nodes
     readers: dict[str, list[Any]] = {}
     for node in nodes:
         for name in read_in(node):
             readers.setdefault(name, []).append(node)
-    made = {name: node for node in nodes for name in node.output}
     kept: list[Any] = []
     replaced: dict[str, str] = {}
-    for node in list(builder.nodes):
+    for node in nodes:
         node.input[:] = [replaced.get(name, name) for name in node.input]
         if _is_left_out(builder, node, readers):
             replaced[node.output[0]] = node.input[0]
             continue
         x, kernel = _operands(builder, node)
-        if x is None or kernel is None:
-            kept.append(node)
-            continue
-        bias = _bias(builder, node, readers, made)
-        ends = readers.get((bias[0] if bias else node).output[0], [])
-        if not _is_rounded(builder, ends, readers):
+        ends = readers.get(node.output[0], [])
+        if x is None or kernel is None or not _is_rounded(builder, ends, readers):
             kept.append(node)
             continue
         with builder.body() as new:
-            name = _fused(builder, node, x, kernel, bias and bias[1])
-        replaced[(bias[0] if bias else node).output[0]] = name
+            name = _fused(builder, node, x, kernel)
+        replaced[node.output[0]] = name
         kept += new
     return needed(kept, wanted)
 
 
 def _operands(builder: GraphBuilder, node: Any) -> tuple[RoundedInputs | None, Any]:
-    if node.op_type != "Conv" or len(node.input) != 2:
+    if node.op_type != "Conv" or any(name not in builder.initializers for name in node.input[2:]):
         return None, None
-    x, found = (builder.integers.get(name) for name in node.input)
+    x, found = (builder.integers.get(name) for name in node.input[:2])
     if not isinstance(x, RoundedInputs) or not isinstance(found, tuple):
         return None, None
     weight, order = found
     return x, found if weight.is_by_channel(order[0]) else None
-
-
-def _bias(
-    builder: GraphBuilder, node: Any, readers: Any, made: Any
-) -> tuple[Any, np.ndarray] | None:
-    """The only addition to a result of a stored vector, and that."""
-    (add, *others) = readers.get(node.output[0], [None])
-    if add is None or others or add.op_type != "Add":
-        return None
-    (spread,) = [made.get(name) for name in add.input if name != node.output[0]] or [None]
-    if spread is None or spread.op_type != "Unsqueeze":
-        return None
-    vector = builder.initializers.get(spread.input[0])
-    if vector is None or vector.ndim != 1:
-        return None
-    return add, vector
 
 
 def _is_rounded(builder: GraphBuilder, ends: Sequence[Any], readers: Any) -> bool:
@@ -114,13 +94,11 @@ def _is_left_out(builder: GraphBuilder, node: Any, readers: Any) -> bool:
     return True
 
 
-def _fused(
-    builder: GraphBuilder, node: Any, x: RoundedInputs, kernel: Any, bias: np.ndarray | None
-) -> str:
+def _fused(builder: GraphBuilder, node: Any, x: RoundedInputs, kernel: Any) -> str:
     weight, order = kernel
     name = weight.written(order, fused=True)
     operands = [node.input[0], name]
-    if bias is not None:
+    for bias in map(builder.initializers.get, node.input[2:]):
         scale = weight.scale_with(x)
         scales = builder.initializers[scale]
         limits = np.iinfo(np.int32)

@@ -208,9 +208,8 @@ class _ModelBuilder:
         outputs = [self._given(*each) for each in zip(self._outputs, found)]
         entries = [self._entry(*each) for each in zip(self._inputs, self._structs)]
         wanted = set(self._outputs)
-        nodes = with_integer_convolutions(builder, wanted)
-        nodes = with_biases(onnx, nodes, builder.initializers)
-        nodes = needed(nodes, wanted)
+        nodes = with_biases(builder, needed(builder.nodes, wanted))
+        nodes = needed(with_integer_convolutions(builder, nodes, wanted), wanted)
         _turn_apart(onnx, nodes, builder.initializers)
         used = {name for node in nodes for name in read_in(node)}
         arrays = {name: each for name, each in builder.initializers.items() if name in used}
