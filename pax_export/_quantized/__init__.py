@@ -7,6 +7,8 @@ from pax_export._quantized._inputs import DynamicInputs, StaticInputs
 from pax_export._quantized._inputs import integer_rows as integer_rows
 from pax_export._quantized._inputs import round_inputs as round_inputs
 from pax_export._quantized._inputs import round_rows as round_rows
+from pax_export._quantized._inputs import round_with as round_with
+from pax_export._quantized._inputs import scale_of_range as scale_of_range
 from pax_export._quantized._integers import GROUP, Form, dequantized, packed, unpacked
 from pax_export._quantized._operations import decomposed_dequantize as decomposed_dequantize
 from pax_export._quantized._operations import decomposed_dot as decomposed_dot
@@ -14,12 +16,16 @@ from pax_export._quantized._operations import dequantize
 from pax_export._quantized._operations import few_rows as few_rows
 from pax_export._quantized._operations import plain_dot as plain_dot
 from pax_export._quantized._operations import quantized_dot as quantized_dot
+from pax_export._quantized._outputs import OutputRange
+from pax_export._quantized._outputs import bound_outputs as bound_outputs
+from pax_export._quantized._outputs import unbounded as unbounded
 
 __all__ = [
     "GROUP",
     "ArrayLike",
     "DynamicInputs",
     "Form",
+    "OutputRange",
     "QuantizedArray",
     "StaticInputs",
     "dequantize",

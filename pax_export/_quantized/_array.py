@@ -22,10 +22,16 @@ class ArrayLike:
     __array_ufunc__ = None  # so that `array @ this` of numpy asks here
     #: Rounds the inputs of products with it; None: float inputs.
     inputs: Any = None
+    #: The range of the outputs of convolutions with it; None: unknown.
+    outputs: Any = None
 
     def rounded_inputs(self, x: Any, axes: Sequence[int] = (-1,)) -> Any:
         """Rounds the inputs of a product; dynamic scales are shared along ``axes``."""
         return x if self.inputs is None else self.inputs.rounded(x, axes)
+
+    def bounded_outputs(self, y: Any, axis: int) -> Any:
+        """Annotates the outputs of a convolution with their range; channels are along ``axis``."""
+        return y if self.outputs is None else self.outputs.bounded(y, axis)
 
     def dequantized(self) -> jax.Array:
         raise NotImplementedError
@@ -63,12 +69,14 @@ class QuantizedArray(ArrayLike, StateModule):
         form: the format of the integers.
         inputs: rounds the inputs of products to 8 bits: `StaticInputs` or `DynamicInputs`.
         zeros: the zero point of each group; None if it is 0.
+        outputs: the `OutputRange` of convolutions with it, for files.
 
     Attributes:
         integers: as passed.
         scales: as passed.
         zeros: as passed.
         inputs: as passed; None for unrounded inputs.
+        outputs: as passed; None if it is unknown.
         form: the ``bits``, the ``group``, the ``axis``, the ``dtype`` and the ``scheme``.
 
     Example:
@@ -83,7 +91,13 @@ class QuantizedArray(ArrayLike, StateModule):
     """
 
     def __init__(
-        self, integers: Any, scales: Any, form: Form, inputs: Any = None, zeros: Any = None
+        self,
+        integers: Any,
+        scales: Any,
+        form: Form,
+        inputs: Any = None,
+        zeros: Any = None,
+        outputs: Any = None,
     ):
         super().__init__()
         self.integers = integers
@@ -91,6 +105,7 @@ class QuantizedArray(ArrayLike, StateModule):
         self.form = form
         self.inputs = inputs
         self.zeros = zeros
+        self.outputs = outputs
 
     @property
     def stored(self) -> tuple[jax.Array, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.interpreters import ad, batching
 
 from pax_export._quantized._primitive import is_zero, primitive
@@ -15,6 +16,7 @@ from pax_export._types import Array
 from pax_export.core import StateModule
 
 _LOW, _HIGH = -128, 127
+_LEVELS = 255
 
 
 class StaticInputs(StateModule):
@@ -63,6 +65,19 @@ class DynamicInputs(StateModule):
         return _round_rows.bind(x, axes=tuple(axes))
 
 
+def round_with(x: Array, scale: Any, zero: Any) -> Any:
+    """Rounds an array to the values of its integers, as one operation."""
+    return _round_inputs.bind(x, np.float32(scale), np.int8(zero))
+
+
+def scale_of_range(low: float, high: float) -> tuple[float, int]:
+    """Returns the scale of a range that includes 0, and its zero point."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = np.float32((high - low) / _LEVELS) or np.float32(1)
+    zero = int(np.clip(np.rint(_LOW - low / scale), _LOW, _HIGH))
+    return float(scale), zero
+
+
 def round_inputs(x: Array, scale: Array, zero: Array) -> jax.Array:
     """`StaticInputs.rounded` in other operations of jax."""
     x, dtype = x.astype(jnp.float32), x.dtype
@@ -89,7 +104,7 @@ _round_inputs = primitive("round_inputs", round_inputs)
 _round_rows = primitive("round_rows", round_rows)
 
 
-def _straight_through(of: Any) -> Any:
+def straight_through(of: Any) -> Any:
     """Gradients pass by the rounding; scales have none."""
 
     def jvp(primals: Any, tangents: Any, **told: Any) -> tuple[Any, Any]:
@@ -99,7 +114,7 @@ def _straight_through(of: Any) -> Any:
     return jvp
 
 
-def _batched(of: Any, plain: Any) -> Any:
+def batched(of: Any, plain: Any) -> Any:
     def batch(operands: Any, mapped: Any, /, **told: Any) -> tuple[Any, int]:
         if all(axis is None for axis in mapped[1:]):
             x = jnp.moveaxis(operands[0], mapped[0], 0)
@@ -110,5 +125,5 @@ def _batched(of: Any, plain: Any) -> Any:
 
 
 for _each, _plain in ((_round_inputs, round_inputs), (_round_rows, round_rows)):
-    ad.primitive_jvps[_each] = _straight_through(_each)
-    batching.primitive_batchers[_each] = _batched(_each, _plain)
+    ad.primitive_jvps[_each] = straight_through(_each)
+    batching.primitive_batchers[_each] = batched(_each, _plain)

@@ -80,8 +80,13 @@ class Convolution(ParameterModule):
 
         if self._groups_of_features() > 1:
             # XLA returns wrong gradients for these if the batch is split over one of two mesh axes.
-            return shard_map_over_batch(convolved, x, (weight, self.bias))
-        return under_auto_axes(convolved, (x, weight, self.bias), lambda: join_specs(spec_of(x)[0]))
+            y = shard_map_over_batch(convolved, x, (weight, self.bias))
+        else:
+            operands = x, weight, self.bias
+            y = under_auto_axes(convolved, operands, lambda: join_specs(spec_of(x)[0]))
+        if isinstance(self.weight, ArrayLike):
+            y = self.weight.bounded_outputs(y, self.data_format.index("C") - y.ndim)
+        return y
 
     def _groups_of_features(self) -> int:
         return 1

@@ -1,6 +1,6 @@
 """Quantization of weights, and its accuracy."""
 
-from pax_export._quantized import DynamicInputs, QuantizedArray, StaticInputs
+from pax_export._quantized import DynamicInputs, OutputRange, QuantizedArray, StaticInputs
 from pax_export.quantization._compare import compare_runtime as compare_runtime
 from pax_export.quantization._quantize import dequantize, quantize
 from pax_export.quantization._report import Difference, QuantizationReport, QuantizedLeaf
@@ -9,6 +9,7 @@ from pax_export.quantization._training import RoundedArray
 __all__ = [
     "Difference",
     "DynamicInputs",
+    "OutputRange",
     "QuantizationReport",
     "QuantizedArray",
     "QuantizedLeaf",

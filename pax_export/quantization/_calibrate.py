@@ -1,4 +1,4 @@
-"""Scales of the inputs of products, from calibration batches."""
+"""Scales of the inputs of products, and ranges of outputs, from calibration batches."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._quantized import StaticInputs
+from pax_export._quantized import OutputRange, StaticInputs, scale_of_range
 from pax_export.core import StateModule
 from pax_export.quantization._compare import called
 
 #: Calibration methods by the user's word.
 METHODS = ("dynamic", "static", "minmax", "percentile", "mse")
-_LEVELS = 255
 #: The number of elements of a batch that are looked at for each product, evenly spread.
 _SAMPLES = 1 << 16
 #: The share of elements that a percentile clips at each end.
@@ -28,12 +27,13 @@ _PARTS = np.linspace(0.3, 1.0, 36)
 _tokens = itertools.count()
 
 
-class _InputSamples:
-    """Elements that products were given, by the numbers of these."""
+class _Samples:
+    """Elements that products were given, and ranges of what they returned, by their numbers."""
 
     def __init__(self) -> None:
         self.samples: dict[int, list[np.ndarray]] = {}
         self.ranges: dict[int, tuple[float, float]] = {}
+        self.outputs: dict[int, np.ndarray] = {}
 
     def __call__(self, number: Any, x: Any) -> None:
         flat = np.asarray(x, np.float32).reshape(-1)
@@ -42,8 +42,13 @@ class _InputSamples:
         kept = flat[:: max(1, flat.size // _SAMPLES)]
         self.samples.setdefault(int(number), []).append(kept)
 
+    def see_outputs(self, number: Any, ends: Any) -> None:
+        """Takes the least output of each channel, and the largest ones negated."""
+        known = self.outputs.get(int(number), np.inf)
+        self.outputs[int(number)] = np.minimum(known, np.asarray(ends, np.float32))
 
-_recorders: dict[int, Callable[[Any, Any], None]] = {}
+
+_recorders: dict[int, Any] = {}
 
 
 class _Observed(StateModule):
@@ -58,18 +63,28 @@ class _Observed(StateModule):
         jax.debug.callback(partial(_record, self.token), self.number, x)
         return x
 
+    def bounded(self, y: Any, axis: int) -> Any:
+        others = tuple(each for each in range(y.ndim) if each != axis % y.ndim)
+        ends = jnp.stack([y.min(others), -y.max(others)])
+        jax.debug.callback(partial(_record_ends, self.token), self.number, ends)
+        return y
+
 
 def _record(token: int, number: Any, x: Any) -> None:
     _recorders[token](number, x)
 
 
-def static_inputs(
+def _record_ends(token: int, number: Any, ends: Any) -> None:
+    _recorders[token].see_outputs(number, ends)
+
+
+def static_ranges(
     arrays: Mapping[str, tuple[Any, int]],
     rebuilt: Callable[[Mapping[str, Any]], Callable[..., Any]],
     calls: Sequence[tuple[Any, ...]],
     method: str,
-) -> dict[str, StaticInputs]:
-    """The scale and the zero point of the inputs of each product, for those that are called.
+) -> tuple[dict[str, StaticInputs], dict[str, OutputRange]]:
+    """The scales of inputs of products that are called, and the ranges of convolutions' outputs.
 
     Args:
         arrays: the quantized weights by name, each with its number of axes in one layer.
@@ -77,25 +92,32 @@ def static_inputs(
         calls: the arguments of each.
         method: one of `METHODS`.
     """
-    samples = _InputSamples()
-    numbers = observe(arrays, rebuilt, calls, samples)
+    samples = _Samples()
+    numbers = observe(arrays, rebuilt, calls, samples, outputs=True)
     found = {number: _scale(samples, number, method) for number in samples.ranges}
-    made = {}
+    made, outputs = {}, {}
     for name, own in numbers.items():
         each = [found.get(int(number)) for number in own.reshape(-1)]
         if None not in each:
             scales, zeros = (np.reshape(of, own.shape) for of in zip(*each))
             made[name] = StaticInputs(jnp.asarray(scales, "float32"), jnp.asarray(zeros, "int8"))
-    return made
+        ends = [samples.outputs.get(int(number)) for number in own.reshape(-1)]
+        if all(each is not None for each in ends):
+            both = np.stack(ends).reshape(*own.shape, 2, -1)
+            outputs[name] = OutputRange(jnp.asarray(both[..., 0, :]), jnp.asarray(-both[..., 1, :]))
+    return made, outputs
 
 
 def observe(
     arrays: Mapping[str, tuple[Any, int]],
     rebuilt: Callable[[Mapping[str, Any]], Callable[..., Any]],
     calls: Sequence[tuple[Any, ...]],
-    collect: Callable[[Any, Any], None],
+    collect: Any,
+    outputs: bool = False,
 ) -> dict[str, np.ndarray]:
     """Calls the net, and hands the inputs of products to `collect`, each with its number.
+
+    With `outputs` it also hands the ranges of convolutions' outputs to its `see_outputs`.
 
     Returns:
         The numbers of each weight: one, or one for each layer of a scan.
@@ -106,7 +128,10 @@ def observe(
         layers = array.shape[:-rank]  # of a scan
         size = int(np.prod(layers, dtype=np.int64))
         numbers[name] = own = np.arange(count, count + size, dtype=np.int32).reshape(layers)
-        observed[name] = array.replace(inputs=_Observed(jnp.asarray(own), token))
+        observed[name] = array.replace(
+            inputs=_Observed(jnp.asarray(own), token),
+            outputs=_Observed(jnp.asarray(own), token) if outputs else None,
+        )
         count += size
     _recorders[token] = collect
     try:
@@ -119,23 +144,16 @@ def observe(
     return numbers
 
 
-def _scale(recorder: _InputSamples, number: int, method: str) -> tuple[float, int]:
+def _scale(recorder: _Samples, number: int, method: str) -> tuple[float, int]:
     low, high = recorder.ranges[number]
     samples = np.concatenate(recorder.samples[number])
     if method == "percentile":
         ends = np.quantile(samples, [_CLIPPED, 1 - _CLIPPED])
         low, high = min(float(ends[0]), 0.0), max(float(ends[1]), 0.0)
     if method in ("static", "mse"):
-        tried = [_whole(low * part, high * part) for part in _PARTS]
+        tried = [scale_of_range(low * part, high * part) for part in _PARTS]
         return min(tried, key=lambda each: _error(samples, *each))
-    return _whole(low, high)
-
-
-def _whole(low: float, high: float) -> tuple[float, int]:
-    """Returns the scale of a range that includes 0, and its zero point."""
-    scale = np.float32((high - low) / _LEVELS) or np.float32(1)
-    zero = int(np.clip(np.rint(-128 - low / scale), -128, 127))
-    return float(scale), zero
+    return scale_of_range(low, high)
 
 
 def _error(samples: np.ndarray, scale: float, zero: int) -> float:

@@ -267,7 +267,9 @@ def _convolve(equation: Equation, x: PyTree, kernel: PyTree) -> Any:
     _, of_inputs, *spatial = equation.params["dimension_numbers"].rhs_spec
     kernel.noted((*spatial, of_inputs), len(spatial) + 2)
     x = kernel.array.rounded_inputs(_numbers(x), range(1 - len(x.shape), 0))
-    return bind_equation(equation, [x, kernel.numbers()])[0]
+    made = bind_equation(equation, [x, kernel.numbers()])[0]
+    features = equation.params["dimension_numbers"].out_spec[1]
+    return kernel.array.bounded_outputs(made, features - made.ndim)
 
 
 def _gather(equation: Equation, table: PyTree, index: PyTree) -> Any:

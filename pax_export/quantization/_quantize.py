@@ -18,7 +18,7 @@ from pax_export._types import PyTree
 from pax_export.adapters import apply_changes, chosen_modules
 from pax_export.core import Module, Selection, is_array
 from pax_export.quantization._budget import ChosenBits, choose
-from pax_export.quantization._calibrate import METHODS, observe, static_inputs
+from pax_export.quantization._calibrate import METHODS, observe, static_ranges
 from pax_export.quantization._compare import call_of, checked, compared, loss_of_outputs
 from pax_export.quantization._functions import pair_of, places_of_function
 from pax_export.quantization._gptq import InputMoments, is_matrix, rounded_by_inputs
@@ -75,7 +75,8 @@ def quantize(
         activations: round the inputs of products to 8 bits, too.  ``"dynamic"``: with a scale per
             row (per example for convolutions), computed in every call; ``"static"``: with one
             scale and zero point from ``batches``, by least squares (also ``"mse"``); ``"minmax"``
-            uses the whole range, ``"percentile"`` all but one in 10,000 at each end.
+            uses the whole range, ``"percentile"`` all but one in 10,000 at each end.  ONNX and
+            TFLite files then also round the outputs of convolutions.
         rounding: ``"nearest"``, or ``"gptq"``: integers of `Linear` and 1×1 convolutions
             compensate each other's errors on the inputs in ``batches``, which helps 4 bits more
             often than 8; it takes seconds for a matrix with 1,000 inputs.
@@ -245,12 +246,15 @@ def _with_inputs(
     made, arrays, rebuilt = _noted(of_net, wish)
     if activations == "dynamic":
         inputs: Any = {name: DynamicInputs() for name in arrays}
+        outputs: Any = {}
     else:
-        inputs = static_inputs(arrays, rebuilt, calls, activations)
+        inputs, outputs = static_ranges(arrays, rebuilt, calls, activations)
 
     def rounding(place: QuantizableArray) -> tuple[Any, str]:
         array, fallback = made[place.name]
-        return array.replace(inputs=inputs.get(place.name)), fallback
+        return array.replace(
+            inputs=inputs.get(place.name), outputs=outputs.get(place.name)
+        ), fallback
 
     why = "its inputs stay as they are: no batch reached a product with it"
     return rounding, {name: why for name in arrays if name not in inputs}
@@ -463,7 +467,7 @@ def _one(
         fallbacks[place.name] = fallback
     leaves.append(_leaf(place, array))
     if train:
-        return RoundedArray(place.weight, array.form, place.reduced, array.inputs)
+        return RoundedArray(place.weight, array.form, place.reduced, array.inputs, array.outputs)
     return array
 
 

@@ -23,12 +23,14 @@ class RoundedArray(ArrayLike, ParameterModule):
         form: the format of its integers.
         reduced: the axes that share a scale, without groups.
         inputs: as for `QuantizedArray`; their gradients also ignore the rounding.
+        outputs: as for `QuantizedArray`.
 
     Attributes:
         weight: as passed.
         form: as passed.
         reduced: as passed.
         inputs: as passed.
+        outputs: as passed.
 
     Example:
         >>> import pax_export as pax
@@ -40,12 +42,20 @@ class RoundedArray(ArrayLike, ParameterModule):
         QuantizedArray(float32[64,8], bits=4, group=32)
     """
 
-    def __init__(self, weight: Any, form: Form, reduced: tuple[int, ...], inputs: Any = None):
+    def __init__(
+        self,
+        weight: Any,
+        form: Form,
+        reduced: tuple[int, ...],
+        inputs: Any = None,
+        outputs: Any = None,
+    ):
         super().__init__()
         self.weight = weight
         self.form = form
         self.reduced = reduced
         self.inputs = inputs
+        self.outputs = outputs
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,7 +85,7 @@ class RoundedArray(ArrayLike, ParameterModule):
     def quantized(self) -> QuantizedArray:
         """Returns the integers of the current weight."""
         made = rounded(jnp.asarray(self.weight), self.form, self.reduced)
-        return made.replace(inputs=self.inputs)
+        return made.replace(inputs=self.inputs, outputs=self.outputs)
 
     def dequantized(self) -> jax.Array:
         """Returns the quantized values, with the gradient of the weight."""

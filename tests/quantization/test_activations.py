@@ -13,6 +13,7 @@ from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo,
 from pax_export.nets import Decoder, DecoderConfig
 from pax_export.quantization import dequantize, quantize
 from tests.closeness import assert_close
+from tests.export.portable.test_passes import portable
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(16, 64)).astype(np.float32)
@@ -159,8 +160,8 @@ def test_onnx_has_convolutions_of_integers(tmp_path):
     small, _ = quantize(convnet(), [IMAGES], activations="static")
     report = to_onnx(small, tmp_path / "m.onnx", spec("batch, 8, 8, 3"))
     names = operators_of_onnxruntime(tmp_path / "m.onnx", tmp_path)
-    assert names.count("QLinearConv") == 3 and "MatMulInteger" in " ".join(names)
-    assert names.count("Conv") == 1  # whose result is not rounded
+    assert names.count("QLinearConv") == 4 and "MatMulInteger" in " ".join(names)
+    assert "Conv" not in names  # the result of the last one is rounded by its range
     assert "Clip" not in names  # whose bounds are those of the integers
     assert report.details["quantized"]["weights"] == 5
     added = report.details["quantized"]["kernels add"]
@@ -195,11 +196,81 @@ def test_tflite_has_layers_of_integers(tmp_path):
     report = to_tflite(small, tmp_path / "m.tflite", spec("batch, 8, 8, 3"))
     found = operators_of_litert(tmp_path / "m.tflite")
     integers = [name for name, dtypes in found if dtypes == ["int8", "int8", "int32", "int8"]]
-    assert integers == ["CONV_2D", "DEPTHWISE_CONV_2D", "CONV_2D"]
-    assert ("CONV_2D", ["float32", "int8", "float32", "float32"]) in found  # no rounding behind it
+    assert integers == ["CONV_2D", "DEPTHWISE_CONV_2D", "CONV_2D", "CONV_2D"]
     assert report.details["quantized"]["weights"] == 5
     got = load(tmp_path / "m.tflite")(IMAGES)
     assert_close(got, small(IMAGES), rtol=0, atol=0.03 * np.abs(got).max())
+
+
+class Residual(pax.Module):
+    """A convolution, a residual block with BatchNorm, and two convolutions that are added."""
+
+    def __init__(self, data_format):
+        super().__init__()
+        sizes = [(3, 8), (8, 8), (8, 8), (8, 16), (8, 16)]
+        told = {"padding": "SAME", "data_format": data_format}
+        self.convs = [pax.Conv2D(a, b, 3, **told) for a, b in sizes]
+        self.norms = [pax.BatchNorm2D(8, data_format=data_format) for _ in range(2)]
+        self.mean = (2, 3) if data_format == "NCHW" else (1, 2)
+
+    def branch(self, x):
+        first, second = self.convs[1:3]
+        return self.norms[1](second(jax.nn.relu(self.norms[0](first(x)))))
+
+    def __call__(self, x):
+        x = jax.nn.relu(self.convs[0](x))
+        x = jax.nn.relu(self.branch(x) + x)
+        return jax.nn.relu(self.convs[3](x) + self.convs[4](x)).mean(self.mean)
+
+
+def residual(data_format="NHWC", images=IMAGES):
+    pax.seed_rng_key(0)
+    return pax.purecall(Residual(data_format), 2 * images + 1)[0].eval()
+
+
+def test_outputs_have_a_range():
+    small, _ = quantize(residual(), [IMAGES[:4], IMAGES[4:]], activations="static")
+    plain, x = dequantize(small), jax.nn.relu(dequantize(small).convs[0](IMAGES))
+    expected = plain.convs[3](jax.nn.relu(plain.branch(x) + x))
+    held = small.convs[3].weight.outputs
+    assert_close(held.low, expected.min((0, 1, 2)), rtol=1e-5)
+    assert_close(held.high, expected.max((0, 1, 2)), rtol=1e-5)
+    # A BatchNorm moves the range, and what is shared or clipped is rounded once.
+    made, *_ = portable(small, spec("batch, 8, 8, 3"), integers=True)
+    rounded = [e for e in made.jaxpr.eqns if e.primitive.name == "round_inputs"]
+    assert len(rounded) == 7  # the image, two ReLUs, their sum, and three convolutions
+    ends = plain.branch(x).min(), plain.branch(x).max()
+    scales = [float(e.invars[1].val) for e in rounded if hasattr(e.invars[1], "val")]
+    assert any(abs(each - (ends[1] - ends[0]) / 255) < 1e-6 for each in scales)
+    # jax computes with unrounded outputs, and so does a program with float32 kernels.
+    without, *_ = portable(small, spec("batch, 8, 8, 3"))
+    (exact,) = without.run(IMAGES)
+    assert_close(exact, small(IMAGES), rtol=1e-4, atol=1e-5)
+    (near,) = made.run(IMAGES)
+    assert 0 < np.abs(near - exact).mean() < 0.02 * np.abs(exact).mean()
+    assert "outputs" not in quantize(residual(), activations="dynamic")[0].summary()
+
+
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+def test_residual_blocks_add_integers(data_format, tmp_path):
+    images = IMAGES if data_format == "NHWC" else IMAGES.transpose(0, 3, 1, 2)
+    small, _ = quantize(residual(data_format, images), [images], activations="static")
+    inputs = spec(", ".join(map(str, images.shape)))
+    for write, path in ((to_onnx, tmp_path / "m.onnx"), (to_tflite, tmp_path / "m.tflite")):
+        report = write(small, path, inputs, examples=[images])
+        assert max(report.largest_error.values()) < 0.02  # tested without rounded outputs
+        added = report.details["quantized"]["kernels add"]
+        assert added["mean"] < 0.02 * added["scale"]
+        got = load(path)(images)
+        assert_close(got, small(images), rtol=0, atol=0.05 * np.abs(got).max())
+    names = operators_of_onnxruntime(tmp_path / "m.onnx", tmp_path)
+    assert names.count("QLinearConv") == 5 and names.count("QLinearAdd") == 1
+    assert names.count("Transpose") <= 3 and "Conv" not in names
+    found = operators_of_litert(tmp_path / "m.tflite")
+    assert ("ADD", ["int8", "int8", "int8"]) in found
+    layers = [dtypes for name, dtypes in found if name == "CONV_2D"]
+    assert layers == [["int8", "int8", "int32", "int8"]] * 5
+    assert [name for name, _ in found].count("TRANSPOSE") == (data_format == "NCHW")
 
 
 @pytest.mark.parametrize("activations", ["dynamic", "static"])

@@ -17,6 +17,7 @@ from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.artifact.report import Report, VariableInfo, write_report
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.export_run import ExportRun
+from pax_export.export.pipeline.refusal import scratch_place
 from pax_export.export.tracing.exportable import Exportable, make_exportable
 from pax_export.export.tracing.programs import Program, refuse_changes, trace_all
 from pax_export.export.validation.budget import Budget
@@ -144,6 +145,14 @@ class Contents(ABC):
         here = exporter.run_here() if exporter.one_by_one else None
         cases = self.cases(run.budget)
         return validate(exporter.format, place, cases, run.separate, exporter.factor, here)
+
+    def test_instead(
+        self, contents: Contents, exporter: FormatExporter, run: ExportRun
+    ) -> dict[str, float]:
+        """Validates other contents, written to a scratch file."""
+        with scratch_place(exporter.format) as place:
+            contents.write(place)
+            return contents.test(exporter, place, run)
 
     def drop_optional_gradients(self, error: ValidationError) -> Contents | None:
         """Returns the model without optional gradients, if these made the validation fail."""

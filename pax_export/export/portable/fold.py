@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from pax_export._jaxpr import bind_equation, is_literal
+from pax_export._quantized import bound_outputs
 from pax_export._types import Array, Equation
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram, again, is_static, source_of, uses
@@ -58,6 +59,7 @@ class Product:
     feature_of_kernel: int
     scale: Vector | None = None
     shift: Vector | None = None
+    ends: tuple[Any, Any] | None = None  # known ranges, of each feature
 
 
 def folded(program: PortableProgram) -> PortableProgram:
@@ -87,6 +89,8 @@ class _Folding:
             made = self._scaled(equation, operands)
             if made is not None:
                 return [made]
+        if name == "bound_outputs":
+            return [self._bounded(equation, *operands)]
         arrays = [self._array(each) for each in operands]
         product = self._product(equation, arrays)
         if product is not None:
@@ -185,6 +189,17 @@ class _Folding:
         known = atom in self._known and equation.invars[0] in self._known
         return atom if is_plain and known and all(each == 1 for each in others) else None
 
+    def _bounded(self, equation: Equation, y: Any, *_: Any) -> Any:
+        """Takes the ranges of a product's features, which scales and shifts move."""
+        _, *atoms = equation.invars
+        if not all(atom in self._known for atom in atoms):
+            return self._array(y)
+        low, high = (np.asarray(self._known.array(atom), np.float64) for atom in atoms)
+        if not isinstance(y, Product):
+            return _of_range(y, low, high)
+        made = replace(y, ends=(low, high))
+        return made if self._uses.get(equation.outvars[0]) == 1 else self._array(made)
+
     def _scaled(self, equation: Any, operands: list[Any]) -> Product | None:
         """Returns the product after this operation; None if it cannot be folded."""
         (left, right), (x, y), name = equation.invars, operands, equation.primitive.name
@@ -259,7 +274,12 @@ class _Folding:
             shift = jnp.broadcast_to(value.shift.traced, (made.shape[value.feature],))
             whole = lax.broadcast_in_dim(shift, made.shape, (value.feature,))
             made = lax.add(made, whole)
-        return made
+        return made if value.ends is None else _of_range(made, *value.ends)
+
+
+def _of_range(y: Any, low: np.ndarray, high: np.ndarray) -> Any:
+    """An array with the range of all its features."""
+    return bound_outputs(y, np.float32(low.min()), np.float32(high.max()))
 
 
 class _Made:
@@ -300,7 +320,9 @@ def _times(product: Product, by: Vector) -> Product:
     with np.errstate(all="ignore"):
         scale = by if product.scale is None else _product_of(product.scale, by)
         shift = None if product.shift is None else _product_of(product.shift, by)
-    return replace(product, scale=scale, shift=shift)
+    ends = product.ends and tuple(each * by.values for each in product.ends)
+    ends = ends and (np.minimum(*ends), np.maximum(*ends))  # a negative scale turns them
+    return replace(product, scale=scale, shift=shift, ends=ends)
 
 
 def _plus(product: Product, by: Vector) -> Product:
@@ -308,7 +330,8 @@ def _plus(product: Product, by: Vector) -> Product:
     if product.shift is not None:
         with np.errstate(all="ignore"):
             shift = Vector(product.shift.traced + by.traced, product.shift.values + by.values)
-    return replace(product, shift=shift)
+    ends = product.ends and tuple(each + by.values for each in product.ends)
+    return replace(product, shift=shift, ends=ends)
 
 
 def _product_of(one: Vector, other: Vector) -> Vector:

@@ -16,6 +16,7 @@ from pax_export.export.portable.padding import padded_inside
 from pax_export.export.portable.program import PortableProgram, Weight
 from pax_export.export.portable.recognize import recognized
 from pax_export.export.portable.recurrent import recurrent_kept
+from pax_export.export.portable.round_between import rounded_between
 
 T = TypeVar("T")
 
@@ -30,12 +31,14 @@ class PassOptions:
             constants.
         keep: keep functions for which runtimes have operators.
         features_first: use the layout of runtimes that convolve ``[batch, features, ...]``.
+        integers: pass integers from a quantized layer to the next.
     """
 
     fold: bool = True
     compute: bool = True
     keep: bool = True
     features_first: bool = True
+    integers: bool = False
 
 
 def optimized(
@@ -63,6 +66,8 @@ def optimized(
     # Scales are found by the axis of their features, which is simplest in the model's layout.
     if options.fold:
         made = folded(made)
+    if options.integers:
+        made = rounded_between(made)
     if options.features_first:
         made = laid_out(made)
     # The others leave arithmetic and transposes of weights behind.

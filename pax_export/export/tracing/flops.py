@@ -335,6 +335,7 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "quantized_rows": _dequantize_work,
     "round_inputs": _round_work,
     "round_rows": _round_work,
+    "bound_outputs": lambda equation: 0,
     "ragged_dot_general": _ragged_dot,
     "conv_general_dilated": _convolution_work,
     "reduce_window_sum": _window_work,

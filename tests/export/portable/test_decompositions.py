@@ -404,19 +404,23 @@ def test_windows_along_symbolic_sizes():
     assert str(inner.out_avals[0].shape) == str(call.outvars[0].aval.shape)
 
 
-@pytest.mark.parametrize("name", ["round_inputs", "round_rows"])
+ROUNDINGS = {
+    "round_inputs": lambda x: _quantized.StaticInputs(jnp.float32(0.05), jnp.int8(3)).rounded(
+        x, ()
+    ),
+    "round_rows": lambda x: _quantized.DynamicInputs().rounded(x, (-1,)),
+    "bound_outputs": lambda x: _quantized.OutputRange(x[0], x[1]).bounded(x, -1),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
 def test_rounded_activations(name):
-    inputs = (
-        _quantized.StaticInputs(jnp.float32(0.05), jnp.int8(3))
-        if name == "round_inputs"
-        else _quantized.DynamicInputs()
-    )
     x = jnp.array([[0.0, -0.0, 1.0, -2.5, 100.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
-    program = jax.make_jaxpr(lambda x: inputs.rounded(x, (-1,)))(x)
+    program = jax.make_jaxpr(ROUNDINGS[name])(x)
     without = decompose(program, lambda e: e.primitive.name != name)
     assert name in jaxpr_primitives(program) and name not in jaxpr_primitives(without)
     (found,) = jaxpr_as_fun(without)(x)
-    assert_close(found, inputs.rounded(x, (-1,)))
+    assert_close(found, ROUNDINGS[name](x))
 
 
 AT = np.array([[2, -1, 7], [0, 3, -(2**31)], [2, 2, 2**31 - 1]], np.int32)

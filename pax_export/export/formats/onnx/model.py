@@ -123,7 +123,8 @@ def _optimized(
     count = len(traced.structs) - len(program.inputs.flat)
     leaves = [Weight(name, np.asarray(weights[name])) for name in names[:count]]
     constants = {id(array): name for array, name in zip(traced.constants, names[count:])}
-    wanted = passes.PassOptions(fold=options.fold, keep=not options.exact)
+    integers = options.accuracy_level == 4 and not options.exact
+    wanted = passes.PassOptions(fold=options.fold, keep=not options.exact, integers=integers)
     return optimized(traced.program, leaves, constants, wanted, len(program.output_names))
 
 

@@ -35,7 +35,6 @@ from pax_export.export.pipeline.format_exporter import (
     Request,
     store_of,
 )
-from pax_export.export.pipeline.refusal import scratch_place
 from pax_export.export.pipeline.run_export import not_finite, run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
@@ -210,7 +209,7 @@ class _TfliteContents(ProgramContents):
         options = self.options
         with constants_shared():
             weights = Weights(self.store)
-            told = options.exact, options.fold
+            told = options.exact, options.fold, options.accuracy_level == 4
             made = [make_signature(each, weights, *told) for each in self.programs]
             signatures = [signature for signature, _, _ in made]
             operations = set().union(*(names for _, names, _ in made))
@@ -236,10 +235,7 @@ class _TfliteContents(ProgramContents):
         # Kernels that round activations do not show whether a file is right: the same one
         # without them is tested.
         options = replace(self.options, accuracy_level=1)
-        with scratch_place(exporter.format) as other:
-            exactly = replace(self, options=options, integers={})
-            exactly.write(other)
-            errors = exactly.test(exporter, other, run)
+        errors = self.test_instead(replace(self, options=options, integers={}), exporter, run)
         signatures = {each.key: signature_info(each) for each in self.programs}
         _, call = opened(str(place), signatures, quiet_start)
         self.integers["kernels add"] = kernels_add(self.cases(Budget()), call)

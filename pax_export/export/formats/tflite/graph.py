@@ -62,7 +62,7 @@ _WRITE = (
 
 
 def make_signature(
-    program: Program, weights: Weights, exact: bool, fold: bool
+    program: Program, weights: Weights, exact: bool, fold: bool, integers: bool
 ) -> tuple[TfliteSignature, set[str], tuple[str, ...]]:
     """A graph of the inputs of a program and its outputs; its operations; notes for the report.
 
@@ -70,7 +70,13 @@ def make_signature(
     """
     _check_places(program)
     # The builder computes constants and removes transposes, because it knows more about operators.
-    wanted = PassOptions(fold=fold, compute=False, keep=not exact, features_first=False)
+    wanted = PassOptions(
+        fold=fold,
+        compute=False,
+        keep=not exact,
+        features_first=False,
+        integers=integers and not exact,
+    )
 
     def optimize() -> PortableProgram:
         return _optimized(program, weights.store, wanted)

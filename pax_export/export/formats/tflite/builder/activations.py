@@ -15,9 +15,11 @@ from pax_export.export.formats.tflite.builder.emit import emit
 from pax_export.export.formats.tflite.builder.encode import graphs_of
 from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor
 from pax_export.export.formats.tflite.builder.integers import Stored, weight_constants
+from pax_export.export.formats.tflite.builder.moves import is_turned, permutation_of, transpose
 from pax_export.export.formats.tflite.builder.simplify import drop_unread
 
 _LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
+_SUMS = ("ADD", "MEAN")
 #: Operators that only move integers, or choose among them.
 _MOVES = ("RESHAPE", "TRANSPOSE", "PAD", "MAX_POOL_2D", "SQUEEZE", "STRIDED_SLICE")
 _INT32 = np.iinfo(np.int32)
@@ -25,6 +27,8 @@ _INT32 = np.iinfo(np.int32)
 
 def rounded(x: Tensor, scale: float, zero: int) -> Tensor:
     """Returns inputs rounded to the values of their integers."""
+    if is_turned(x):
+        return transpose(rounded(x.operator.inputs[0], scale, zero), permutation_of(x))
     told = {"scale": scale, "zero": zero}  # so that others are another operator
     (made,) = emit("QUANTIZE", [x], [(x.shape, np.int8)], **told)
     _as(made, scale, zero)
@@ -71,6 +75,8 @@ class _Integers:
             operator.inputs = [self._instead.get(id(each), each) for each in operator.inputs]
             if operator.name in _LAYERS:
                 self._layer(operator)
+            elif operator.name in _SUMS:
+                self._sum(operator)
             self._operators.append(operator)
         self._graph.operators[:] = self._operators
 
@@ -84,14 +90,21 @@ class _Integers:
             inputs = operator.inputs[0] if source is None else source, stored.integers
             operator.inputs = [*inputs, *operator.inputs[2:]]
 
+    def _sum(self, operator: Operator) -> None:
+        """Adds integers, if all operands are some and the result is only read to be rounded."""
+        scale = self._scale_of_result(operator)
+        numbers = [each for each in operator.inputs if each.dtype == np.float32]
+        known = [] if scale is None else list(map(self._integers, numbers))
+        if scale is not None and None not in known:
+            operator.inputs = [*known, *operator.inputs[len(known) :]]  # the axes of a mean
+            self._give_integers(operator, *scale)
+
     def _gives_integers(self, operator: Operator, x: Tensor, stored: Stored) -> bool:
         """Makes a layer one of integers alone, if its result is only read to be rounded."""
-        ends = self._ends(operator.outputs[0])
-        given = {(float(end.outputs[0].scale[0]), end.outputs[0].zero) for end in ends}
+        scale = self._scale_of_result(operator)
         bias = operator.inputs[2] if len(operator.inputs) > 2 else None
-        if len(given) != 1 or (bias is not None and bias.value is None):
+        if scale is None or (bias is not None and bias.value is None):
             return False
-        ((scale, zero),) = given
         scales = np.asarray(stored.integers.scale, np.float64) * float(x.scale[0])
         numbers = np.zeros(stored.integers.shape[stored.integers.axis], np.float64)
         numbers = numbers if bias is None else np.asarray(bias.value).reshape(-1).astype(np.float64)
@@ -99,7 +112,18 @@ class _Integers:
         small = Tensor(whole.shape, np.int32, None, whole)
         small.scale, small.name = scales.astype(np.float32), bias.name if bias is not None else ""
         operator.inputs = [x, stored.integers, small]
-        result = operator.outputs[0]
+        self._give_integers(operator, *scale)
+        return True
+
+    def _scale_of_result(self, operator: Operator) -> tuple[float, int] | None:
+        """Returns the scale and the zero point with which all readers round a result."""
+        ends = self._ends(operator.outputs[0])
+        given = {(float(end.outputs[0].scale[0]), end.outputs[0].zero) for end in ends}
+        return given.pop() if len(given) == 1 else None
+
+    def _give_integers(self, operator: Operator, scale: float, zero: int) -> None:
+        """Makes a result one of integers, which the operators that round it pass on."""
+        ends, result = self._ends(operator.outputs[0]), operator.outputs[0]
         while True:  # up to the rounding
             result.dtype = np.dtype(np.int8)
             _as(result, scale, zero)
@@ -109,7 +133,6 @@ class _Integers:
             (result,) = reader.outputs
         for end in ends:
             self._instead[id(end.outputs[0])] = result
-        return True
 
     def _ends(self, result: Tensor) -> list[Operator]:
         """Returns the operators that round a result, if nothing else reads it."""

@@ -1,0 +1,121 @@
+"""Rounds arrays between quantized layers once, so that runtimes pass integers on.
+
+A convolution whose outputs have a known range is rounded where it is read, unless its readers
+round it. An array that one reader rounds is added rounded as well, as the shortcut of a residual
+block. Results of the program stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pax_export._jaxpr import bind_equation, is_literal
+from pax_export._quantized import round_with, scale_of_range
+from pax_export._types import Equation
+from pax_export.export.portable import kept
+from pax_export.export.portable.arithmetic import KnownValues
+from pax_export.export.portable.program import PortableProgram, uses
+
+#: Operations that move elements, or choose among them.
+_MOVES = frozenset("transpose reshape squeeze expand_dims reduce_window_max".split())
+
+
+class _Ranged:
+    """An array that is rounded where it is read: with a scale and a zero point, if it is known."""
+
+    def __init__(self, array: Any, low: float, high: float):
+        self.array, self.low, self.high = array, low, high
+
+
+def rounded_between(program: PortableProgram) -> PortableProgram:
+    """The program with rounded arrays between layers of integers."""
+    names = {equation.primitive.name for equation in program.jaxpr.eqns}
+    if not names & {"bound_outputs", "round_inputs"}:
+        return program
+    return program.rebuilt(_Rounding(program).operate, taken=_plain)
+
+
+def _plain(value: object) -> Any:
+    return value.array if isinstance(value, _Ranged) else value
+
+
+class _Rounding:
+    def __init__(self, program: PortableProgram):
+        self._known = KnownValues(program)
+        self._uses = uses(program.jaxpr)
+        self._made: dict[Any, Any] = {}
+        #: Variables -> how their first reader rounds them, and the results of that.
+        self._scales: dict[Any, tuple[float, int]] = {}
+        self._rounded: set[Any] = set()
+        for equation in program.jaxpr.eqns:
+            scale = self._scale(equation)
+            if scale is not None:
+                self._scales.setdefault(equation.invars[0], scale)
+                self._rounded.add(equation.outvars[0])
+
+    def operate(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
+        name, atoms = equation.primitive.name, equation.invars
+        if name == "bound_outputs":
+            return [self._ranged(equation, operands)]
+        scale = self._scale(equation)
+        if scale is not None:
+            return [self._once(atoms[0], _plain(operands[0]), scale)]
+        (x, *_) = operands or [None]
+        if isinstance(x, _Ranged) and self._uses[atoms[0]] == 1:
+            ends = _ends_after(equation, x)
+            if ends is not None:
+                (made,) = bind_equation(equation, [x.array])
+                return [_Ranged(made, *ends)]
+        together = name == "add" and all(map(self._is_rounded, atoms, operands))
+        given = [self._read(*each, together) for each in zip(atoms, operands)]
+        return bind_equation(equation, given)
+
+    def _scale(self, equation: Equation) -> tuple[float, int] | None:
+        """Returns the known scale and zero point of a rounding."""
+        if equation.primitive.name != "round_inputs":
+            return None
+        _, *atoms = equation.invars
+        if not all(atom in self._known and atom.aval.ndim == 0 for atom in atoms):
+            return None
+        scale, zero = (self._known.array(atom).item() for atom in atoms)
+        return scale, zero
+
+    def _ranged(self, equation: Equation, operands: Sequence[Any]) -> Any:
+        y, low, high = operands
+        if equation.params["axis"] is not None or not all(map(is_literal, equation.invars[1:])):
+            return y
+        return _Ranged(_plain(y), float(low), float(high))
+
+    def _is_rounded(self, atom: Any, operand: Any) -> bool:
+        if isinstance(operand, _Ranged):
+            return True
+        return not is_literal(atom) and (atom in self._scales or atom in self._rounded)
+
+    def _read(self, atom: Any, operand: Any, together: bool) -> Any:
+        is_ranged = isinstance(operand, _Ranged)
+        if not is_ranged and not (together and atom in self._scales):
+            return operand
+        scale = self._scales.get(atom) or scale_of_range(operand.low, operand.high)
+        return self._once(atom, _plain(operand), scale)
+
+    def _once(self, atom: Any, array: Any, scale: tuple[float, int]) -> Any:
+        if (atom, scale) not in self._made:
+            self._made[atom, scale] = round_with(array, *scale)
+        return self._made[atom, scale]
+
+
+def _ends_after(equation: Equation, x: _Ranged) -> tuple[float, float] | None:
+    """Returns the range behind an operation that moves elements or clips them; None for others."""
+    if equation.primitive.name in _MOVES and len(equation.invars) == 1:
+        return x.low, x.high
+    if equation.primitive.name != "composite" or kept.name_of(equation.params) != "clip":
+        return None
+    told = kept.attributes(equation.params)
+    low, high = told.get("low"), told.get("high")
+    ends = [x.low, x.high]
+    if low is not None:
+        ends = [max(each, low) for each in ends]
+    if high is not None:
+        ends = [min(each, high) for each in ends]
+    return ends[0], ends[1]
