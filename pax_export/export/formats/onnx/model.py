@@ -17,6 +17,7 @@ from pax_export.export.formats.onnx.convert import Converter
 from pax_export.export.formats.onnx.graph import GraphBuilder, all_nodes, needed, read_in
 from pax_export.export.formats.onnx.integers import with_integer_convolutions
 from pax_export.export.formats.onnx.registry import Refused, has
+from pax_export.export.formats.onnx.shapes import declare_shapes
 from pax_export.export.formats.onnx.values import (
     Value,
     carrier,
@@ -212,9 +213,10 @@ class _ModelBuilder:
         nodes = with_biases(builder, needed(builder.nodes, wanted))
         nodes = needed(with_integer_convolutions(builder, nodes, wanted), wanted)
         _turn_apart(onnx, nodes, builder.initializers)
+        inner = declare_shapes(builder, nodes)
         used = {name for node in nodes for name in read_in(node)}
         arrays = {name: each for name, each in builder.initializers.items() if name in used}
-        graph = onnx.helper.make_graph(nodes, "pax_export", entries, outputs)
+        graph = onnx.helper.make_graph(nodes, "pax_export", entries, outputs, value_info=inner)
         versions = [onnx.helper.make_opsetid("", self._opset)]
         model = onnx.helper.make_model(graph, producer_name="pax_export", opset_imports=versions)
         model.ir_version = onnx.helper.find_min_ir_version_for(versions)

@@ -9,6 +9,7 @@ import base64
 import importlib
 import itertools
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -129,7 +130,9 @@ def _graph(file: str) -> Any:
 
 
 def iree(file: str, cases: Cases) -> list[Arrays]:
-    graph = _graph(file)
+    onnx = importlib.import_module("onnx")
+    model = onnx.load(file, load_external_data=False)
+    graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     _refuse_for_iree(graph)
     compiler = importlib.import_module("iree.compiler")
     runtime = importlib.import_module("iree.runtime")
@@ -149,7 +152,11 @@ def iree(file: str, cases: Cases) -> list[Arrays]:
     for case in cases:
         made = function(*(case["inputs"][each.name] for each in graph.input))
         results = made if isinstance(made, (tuple, list)) else (made,)
-        arrays = [each.to_host().copy() for each in results]
+        # It returns numbers without a sign as if they had one.
+        arrays = [
+            each.to_host().copy().view(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+            for each, kind in zip(results, (each.type.tensor_type for each in graph.output))
+        ]
         found.append(dict(zip((each.name for each in graph.output), arrays)))
     return found
 
@@ -160,18 +167,60 @@ def _refuse_for_iree(graph: Any) -> None:
         size.dim_param for each in graph.input for size in each.type.tensor_type.shape.dim
     )
     for node in _nodes(graph):
-        if node.op_type == "TopK":
+        told = {each.name: each for each in node.attribute}
+        if node.op_type == "Gelu" and "approximate" in told and told["approximate"].s == b"tanh":
             raise NotImplementedError(
-                f"the model sorts or looks for the largest ({node.name}), where IREE has given "
-                "other places than the right ones"
+                f"the model has the operator Gelu ({node.name}), for which IREE takes 22/7 for pi; "
+                "exact=True writes it in parts"
             )
-        told = {each.name: each.i for each in node.attribute}
-        stacks = len(node.output) > len(node.input) - told.get("num_scan_inputs", 0)
-        if node.op_type == "Scan" and stacks and is_open:
+        if node.op_type != "Scan":
+            continue
+        if any(1 in each.ints for name, each in told.items() if name.endswith("_directions")):
             raise NotImplementedError(
-                f"the model stacks the results of a scan ({node.name}), of which IREE returns only "
-                f"one if sizes are symbolic"
+                f"the model scans from the end ({node.name}), and IREE scans from the beginning"
             )
+        if is_open and len(node.output) > len(node.input) - told["num_scan_inputs"].i:
+            raise NotImplementedError(
+                f"the model stacks the results of a scan ({node.name}), of which IREE returns "
+                "only one if sizes are symbolic"
+            )
+    _refuse_sorts(graph)
+
+
+def _refuse_sorts(graph: Any) -> None:
+    """Refuses sorts that may share an array of places: IREE lets each change it."""
+    nodes = list(_nodes(graph))
+    read = {name for node in nodes for name in node.input}
+    shapes = {each.name: each.type.tensor_type.shape.dim for each in _values(graph)}
+    seen: list[tuple[int, int]] = []
+    for node in nodes:
+        if node.op_type != "TopK" or node.output[1] not in read:
+            continue
+        sizes = [each.dim_value for each in shapes.get(node.input[0], ())]  # 0 if symbolic
+        axis = next((each.i for each in node.attribute if each.name == "axis"), -1)
+        along, all_sizes = sizes[axis] if sizes else 0, math.prod(sizes)
+        if not along:
+            raise NotImplementedError(
+                f"the model sorts along a symbolic size ({node.name}), which IREE cannot"
+            )
+        if any(
+            each[0] == along and (0 in (each[1], all_sizes) or each[1] == all_sizes)
+            for each in seen
+        ):
+            raise NotImplementedError(
+                f"the model sorts twice along axes of one size ({node.name}), for which IREE uses "
+                "one array of places, and changes it each time"
+            )
+        seen.append((along, all_sizes))
+
+
+def _values(graph: Any) -> Iterator[Any]:
+    """What is known of the shapes of all values, in loops and branches as well."""
+    yield from (*graph.input, *graph.value_info, *graph.output)
+    for node in graph.node:
+        for each in node.attribute:
+            if each.HasField("g"):
+                yield from _values(each.g)
 
 
 def web(file: str, cases: Cases) -> list[Arrays]:

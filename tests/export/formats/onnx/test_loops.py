@@ -83,6 +83,29 @@ def test_each_body_has_its_form(tmp_path, function, form):
             assert_close(found, wanted)
 
 
+def _branched(x):
+    return lax.cond(x[0, 0] > 0, lambda x: x[:, None] - 1, lambda x: x[None].swapaxes(0, 1), x)
+
+
+def _until(x):
+    return lax.while_loop(lambda x: x.sum() < 9, lambda x: x[:, None].sum(1) + 1, x)
+
+
+@pytest.mark.parametrize("function", [*(function for function, _ in FORMS), _branched, _until])
+@pytest.mark.parametrize("shape", ["n, 3", "4, 3"])
+def test_inference_finds_a_shape_for_every_value(tmp_path, function, shape):
+    """IREE's importer takes others for scalars."""
+    to_onnx(function, tmp_path / "m.onnx", spec(shape), validate=False)
+    model = onnx.load(tmp_path / "m.onnx")
+    graphs = [onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True).graph]
+    for graph in graphs:
+        graphs.extend(body for node in graph.node for body in bodies(node))
+    known = {each.name for graph in graphs for each in (*graph.input, *graph.output)}
+    inner = [each for graph in graphs for each in graph.value_info]
+    known.update(each.name for each in inner if each.type.tensor_type.HasField("shape"))
+    assert {name for node in all_nodes(graphs[0].node) for name in node.output} <= known
+
+
 @pytest.mark.parametrize("by", [0, 1, 7, 8, 23, 31, 32, 40])
 def test_uint32_is_shifted_as_it_is(tmp_path, by):
     """Its bits are those of an int32, also the first one."""

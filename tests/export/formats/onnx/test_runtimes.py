@@ -20,6 +20,7 @@ from pax_export.errors import (
 )
 from pax_export.export import load, spec, to_onnx
 from pax_export.export.formats.onnx import run_others, runtimes
+from tests.closeness import assert_close
 from tests.export import planted_runtimes
 
 INSTALLED = {
@@ -170,17 +171,51 @@ def test_openvino_draws_the_same_random_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "function, why",
+    "function, shape, why",
     [
-        (lambda x: jax.lax.scan(_add, jnp.zeros(3), x), "scan"),
-        (lambda x: jax.lax.top_k(x, 2), "largest"),
+        (lambda x: jax.lax.scan(_add, jnp.zeros(3), x), "n, 3", "stacks the results of a scan"),
+        (lambda x: jax.lax.scan(_add, jnp.zeros(3), x, reverse=True), "2, 3", "from the end"),
+        (lambda x: jnp.argsort(x, axis=0), "n, 3", "symbolic size"),
+        (lambda x: (jnp.argsort(x), jnp.argsort(-x)), "n, 3", "sorts twice"),
+        (jax.nn.gelu, "n, 3", "exact=True"),
     ],
 )
-def test_iree_is_not_asked_for_what_it_computes_otherwise(tmp_path, function, why):
-    """It gives one of the rows of a scan, and other places than those of the largest."""
-    to_onnx(function, tmp_path / "m.onnx", spec("n, 3"))
+def test_iree_is_not_asked_for_what_it_computes_otherwise(tmp_path, function, shape, why):
+    """It gives one row of a scan, ignores directions, and changes places that sorts share."""
+    to_onnx(function, tmp_path / "m.onnx", spec(shape))
     with pytest.raises(NotImplementedError, match=why):
         run_others.iree(str(tmp_path / "m.onnx"), [])
+
+
+@pytest.mark.parametrize(
+    "function, shape",
+    [
+        (lambda x: jax.lax.scan(_rows, jnp.zeros(3), x), "4, 3"),
+        (lambda x: jax.lax.fori_loop(0, 3, lambda _, x: x[:, None].sum(-1) * x, x), "n, 3"),
+        (lambda x: jax.lax.cond(x[0, 0] > 0, _column, jnp.zeros_like, _column(x)), "n, 3"),
+        (lambda x: jax.lax.top_k(x, 2)[1] + x[:, :2].astype(int), "n, 3"),
+        (jax.nn.gelu, "n, 3"),
+        (lambda x: (x > 0).astype(jnp.uint8), "n, 3"),
+    ],
+)
+def test_iree_runs_loops_branches_and_sorts(tmp_path, function, shape):
+    if not INSTALLED["iree"]:
+        pytest.skip("iree is not installed")
+    to_onnx(function, tmp_path / "m.onnx", spec(shape), exact=True)
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    x = np.concatenate([x[:3], x[:1]])  # some ties
+    (found,) = run_others.iree(str(tmp_path / "m.onnx"), [{"inputs": {"x": x}}])
+    for actual, right in zip(found.values(), jax.tree.leaves(function(x)), strict=True):
+        assert actual.dtype == right.dtype
+        assert_close(actual, right, 1e-6)
+
+
+def _column(x):
+    return x.sum(-1)[:, None]
+
+
+def _rows(state, row):
+    return state + row[:, None].sum(-1), jnp.flip(state)[None] * row
 
 
 def _add(state, row):

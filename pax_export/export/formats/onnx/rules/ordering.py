@@ -49,5 +49,9 @@ def rank(builder: GraphBuilder, x: Value, *, axis: int, count: Any, largest: boo
         moved = builder("GatherElements", builder.cast(at_end, np.int64), first, axis=axis)
         group = builder("Add", builder("Mul", group, np.array([2], np.int64)), moved)
     unlike = builder("Add", builder("Mul", group, size), first)
+    # In IREE, sorts of one shape share an array of places, which each changes: one more at the end.
+    last = builder("Slice", unlike, ends[2], ends[3], *along)
+    more = builder("Add", last, builder.sizes.one(3 * x.shape[axis]))
+    unlike = builder("Concat", unlike, more, axis=axis)
     second = _top(builder, unlike, count, axis, largest=False)[1]
     return builder.cast(builder("GatherElements", first, second, axis=axis), np.int32)
