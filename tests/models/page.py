@@ -173,9 +173,9 @@ def _matrix(results: Results) -> Iterable[str]:
         "The same models by runtime: the largest difference from jax in any call, as a part of "
         "the largest number of its output (or of 0.01). OpenVINO, IREE and onnxruntime-web (in "
         "Node.js) read the ONNX file, each in a process of its own that is stopped after 110 "
-        "seconds. Models that are called with NaN are written with `exact=True` for OpenVINO, "
-        "whose `Relu`, `Clip` and maxima lose it, and all models for IREE, whose `Gelu` is apart "
-        "as well. *fixed*: with numbers in the place of "
+        "seconds. Models that are called with NaN are written with `exact=True` for OpenVINO and "
+        "IREE, whose `Relu`, `Clip` and maxima lose it, and those with `Gelu` for IREE, where it "
+        "is apart. *fixed*: with numbers in the place of "
         "symbolic sizes. `tox -e matrix` tries them, and writes this table; a dash is a model that "
         "was not tried; *last* is how many were tried on the last day, with the files of that day."
     )
