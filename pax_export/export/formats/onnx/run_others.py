@@ -166,8 +166,19 @@ def _refuse_for_iree(graph: Any) -> None:
     is_open = any(
         size.dim_param for each in graph.input for size in each.type.tensor_type.shape.dim
     )
+    read = importlib.import_module("onnx").numpy_helper.to_array
+    small = [each for each in graph.initializer if each.data_type in _INTEGERS and each.dims == [1]]
+    zeros = {each.name for each in small if read(each).item() == 0}
+    negated: set[str] = set()
     for node in _nodes(graph):
         told = {each.name: each for each in node.attribute}
+        if node.op_type == "Sub" and node.input[0] in zeros:
+            negated.update(node.output)
+        if node.op_type == "Mod" and node.input[0] in negated:
+            raise NotImplementedError(
+                f"the model has the remainder of a negative size ({node.name}), which IREE takes "
+                "with another sign"
+            )
         if node.op_type == "Gelu" and "approximate" in told and told["approximate"].s == b"tanh":
             raise NotImplementedError(
                 f"the model has the operator Gelu ({node.name}), for which IREE takes 22/7 for pi; "

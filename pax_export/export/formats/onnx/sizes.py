@@ -20,7 +20,7 @@ Node = Callable[..., str]
 Size = int | str
 
 _OPERATORS = {
-    "add": "Add", "sub": "Sub", "neg": "Sub", "mul": "Mul", "mod": "Mod", "div": "Div",
+    "add": "Add", "sub": "Sub", "mul": "Mul", "mod": "Mod", "div": "Div",
 }  # fmt: skip
 
 
@@ -32,6 +32,7 @@ class OnnxSizes:
         self._variables: dict[str, Any] = {}
         self._written: dict[str, Size] = {}
         self._shapes: dict[str, str] = {}
+        self._negated: dict[Size, Size] = {}  # names of negative sizes -> the sizes
 
     def learn(self, inputs: Iterable[tuple[str, Sequence[Any]]]) -> None:
         """Reads the variables from the shapes of inputs, given by name."""
@@ -106,6 +107,14 @@ class OnnxSizes:
     def _calculated(self, operation: str, left: Size, right: Size) -> Size:
         if isinstance(left, int) and isinstance(right, int):
             return dimensions.NUMBERS[operation](left, right)
+        if operation == "neg":
+            return self._negative(right)
+        if left in self._negated and operation == "sub":
+            return self._negative(self._calculated("add", self._negated[left], right))
+        if left in self._negated and operation == "floordiv" and isinstance(right, int):
+            # Rounded up: in IREE, remainders of negative sizes are negative.
+            more = self._calculated("add", self._negated[left], right - 1)
+            return self._negative(self._calculated("floordiv", more, right))
         if operation == "floordiv":  # ONNX divides towards zero
             rest = self._calculated("mod", left, right)
             whole = self._calculated("sub", left, rest)
@@ -115,3 +124,10 @@ class OnnxSizes:
             less = self._node("Less", *both)
             return self._node("Where", less, *(both if operation == "min" else both[::-1]))
         return self._node(_OPERATORS[operation], *both)
+
+    def _negative(self, size: Size) -> Size:
+        if size in self._negated:
+            return self._negated[size]
+        made = self._node("Sub", self._array(0), self._array(size))
+        self._negated[made] = size
+        return made

@@ -170,6 +170,20 @@ def test_openvino_draws_the_same_random_numbers(tmp_path):
     to_onnx(drawn, tmp_path / "m.onnx", spec("", "uint32"), runtimes=["openvino"])
 
 
+def _strided(x):
+    return jax.lax.conv_general_dilated(x.T[None], jnp.ones((1, 3, 2)), (3,), "SAME")
+
+
+def test_sizes_are_rounded_up_without_remainders_of_negative_sizes(tmp_path):
+    """IREE takes these with another sign."""
+    to_onnx(_strided, tmp_path / "m.onnx", spec("n, 3"))
+    run_others._refuse_for_iree(run_others._graph(str(tmp_path / "m.onnx")))
+    loaded = load(tmp_path / "m.onnx")
+    for size in range(1, 8):
+        x = np.arange(3.0 * size, dtype=np.float32).reshape(size, 3)
+        np.testing.assert_array_equal(loaded(x), _strided(x))
+
+
 @pytest.mark.parametrize(
     "function, shape, why",
     [
@@ -178,6 +192,7 @@ def test_openvino_draws_the_same_random_numbers(tmp_path):
         (lambda x: jnp.argsort(x, axis=0), "n, 3", "symbolic size"),
         (lambda x: (jnp.argsort(x), jnp.argsort(-x)), "n, 3", "sorts twice"),
         (jax.nn.gelu, "n, 3", "exact=True"),
+        (lambda x: jnp.zeros(-x.shape[0] % 3 + 1) + x[0, 0], "n, 3", "negative size"),
     ],
 )
 def test_iree_is_not_asked_for_what_it_computes_otherwise(tmp_path, function, shape, why):
@@ -196,6 +211,7 @@ def test_iree_is_not_asked_for_what_it_computes_otherwise(tmp_path, function, sh
         (lambda x: jax.lax.top_k(x, 2)[1] + x[:, :2].astype(int), "n, 3"),
         (jax.nn.gelu, "n, 3"),
         (lambda x: (x > 0).astype(jnp.uint8), "n, 3"),
+        (_strided, "n, 3"),
     ],
 )
 def test_iree_runs_loops_branches_and_sorts(tmp_path, function, shape):
