@@ -202,7 +202,7 @@ def _refuse_sorts(graph: Any) -> None:
     """Refuses sorts that may share an array of places: IREE lets each change it."""
     nodes = list(_nodes(graph))
     read = {name for node in nodes for name in node.input}
-    shapes = {each.name: each.type.tensor_type.shape.dim for each in _values(graph)}
+    shapes = {each.name: each.type.tensor_type.shape.dim for each in _list_entries(graph)}
     seen: list[tuple[int, int]] = []
     for node in nodes:
         if node.op_type != "TopK" or node.output[1] not in read:
@@ -225,13 +225,13 @@ def _refuse_sorts(graph: Any) -> None:
         seen.append((along, all_sizes))
 
 
-def _values(graph: Any) -> Iterator[Any]:
+def _list_entries(graph: Any) -> Iterator[Any]:
     """What is known of the shapes of all values, in loops and branches as well."""
     yield from (*graph.input, *graph.value_info, *graph.output)
     for node in graph.node:
         for each in node.attribute:
             if each.HasField("g"):
-                yield from _values(each.g)
+                yield from _list_entries(each.g)
 
 
 def web(file: str, cases: Cases) -> list[Arrays]:

@@ -24,11 +24,11 @@ def declare_shapes(builder: GraphBuilder, nodes: Sequence[Any]) -> list[Any]:
         for body in bodies(node):
             body.value_info.extend(declare_shapes(builder, body.node))
             _store_axes(builder, body)
-        entries.extend(_results(node))
+        entries.extend(_describe_results(node))
     return entries
 
 
-def _results(node: Any) -> Iterator[Any]:
+def _describe_results(node: Any) -> Iterator[Any]:
     """The entries of the results of a loop or branch; stacked ones have one more dimension."""
     body = next(bodies(node), None)
     if body is None:

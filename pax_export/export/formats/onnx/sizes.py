@@ -108,13 +108,13 @@ class OnnxSizes:
         if isinstance(left, int) and isinstance(right, int):
             return dimensions.NUMBERS[operation](left, right)
         if operation == "neg":
-            return self._negative(right)
+            return self._negate_size(right)
         if left in self._negated and operation == "sub":
-            return self._negative(self._calculated("add", self._negated[left], right))
+            return self._negate_size(self._calculated("add", self._negated[left], right))
         if left in self._negated and operation == "floordiv" and isinstance(right, int):
             # Rounded up: in IREE, remainders of negative sizes are negative.
             more = self._calculated("add", self._negated[left], right - 1)
-            return self._negative(self._calculated("floordiv", more, right))
+            return self._negate_size(self._calculated("floordiv", more, right))
         if operation == "floordiv":  # ONNX divides towards zero
             rest = self._calculated("mod", left, right)
             whole = self._calculated("sub", left, rest)
@@ -125,7 +125,7 @@ class OnnxSizes:
             return self._node("Where", less, *(both if operation == "min" else both[::-1]))
         return self._node(_OPERATORS[operation], *both)
 
-    def _negative(self, size: Size) -> Size:
+    def _negate_size(self, size: Size) -> Size:
         if size in self._negated:
             return self._negated[size]
         made = self._node("Sub", self._array(0), self._array(size))
