@@ -151,6 +151,11 @@ def take_along(x: Array, places: Array, *, axis: int) -> Any:
     return jnp.take_along_axis(x, places, axis, mode="clip")
 
 
+def extreme(x: Array, *, axes: tuple[int, ...], largest: bool) -> Any:
+    """The largest or smallest numbers along axes, none of which are NaN."""
+    return (lax.reduce_max if largest else lax.reduce_min)(x, axes)
+
+
 def rank(x: Array, *, axis: int, count: Any, largest: bool) -> Any:
     """The places of the first numbers in order, or of the largest; equal ones in their order.
 
@@ -194,7 +199,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 } | {each.__name__: each for each in (lstm, gru, rnn, dft)}
 #: Normal forms of decompositions; every target has a row for them.
 NORMAL_FORMS = {
-    each.__name__: each for each in (take, take_along, rank, put, window, put_window, sizes)
+    each.__name__: each
+    for each in (take, take_along, extreme, rank, put, window, put_window, sizes)
 }
 FUNCTIONS |= NORMAL_FORMS
 #: Elementwise functions.

@@ -637,6 +637,28 @@ def test_numbers_without_a_sign_are_in_order(name):
         assert_close(found, expected)
 
 
+OF_TRUTH = {"reduce_min": lambda x, y: lax.reduce_min(x, (0,))}
+
+
+@pytest.mark.parametrize("name", ["lt", "ge", "max", "min", "argmin", "reduce_max", "reduce_min"])
+def test_truth_values_are_in_order(name):
+    x, y = (jnp.asarray(each) for each in grid([False, True], [True, False, True]))
+    for expected, found in zip(*both(name, OF_TRUTH.get(name, IN_ORDER[name]), x, y, shallow=True)):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["reduce_max", "reduce_min"])
+def test_extremes_of_numbers_that_are_none(name):
+    x = np.array([[1, np.nan, -np.inf], [np.inf, 3, -0.0]], np.float32)
+    for axes in ((0,), (1,), (0, 1), ()):
+        (expected,), (found,) = both(name, lambda x, a=axes: getattr(lax, name)(x, a), x)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_arrays_whose_numbers_do_not_matter():
+    assert both("empty", lambda: lax.empty((2, 3), np.float32))[1][0].shape == (2, 3)
+
+
 @pytest.mark.parametrize("which", [-3, 0, 1, 2, 7])
 def test_branches_of_several(which):
     branches = [lambda x: x + 1, lambda x: x * 2, lambda x: -x]

@@ -357,7 +357,7 @@ def _applied(found: Rule, operation: Operation, operands: list[Any]) -> list[Any
 #: Operations that return some of their operands' numbers, which need no rounding.
 _EXACT = frozenset(
     "max min neg abs select_n reshape transpose squeeze broadcast_in_dim concatenate slice "
-    "window put_window pad rev take take_along reduce_max reduce_min split while "
+    "window put_window pad rev take take_along extreme split while "
     "scan cond convert_element_type iota floor ceil round sign".split()
 )
 

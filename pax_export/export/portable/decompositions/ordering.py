@@ -1,9 +1,11 @@
-"""Comparisons and extrema of unsigned integers; sorting, by `rank` and `take_along`."""
+"""Comparisons and extrema in the order of numbers with a sign; sorting, by `rank`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -15,37 +17,67 @@ from pax_export.export.portable.kept import call
 _UNSIGNED = (np.uint32, np.uint64)
 #: Primitives that depend on the order of numbers, and return some of them.
 _COMPARISONS = "lt le gt ge argmax argmin".split()
-_EXTREMES = "max min reduce_max reduce_min".split()
+_EXTREMES = "max min".split()
 
 
 def has_order(equation: Any) -> bool:
     """Whether the numbers of an equation are in the order that their bits have with a sign.
 
-    Targets without numbers without a sign carry those of 32 and 64 bits so.
+    Targets without numbers without a sign carry those of 32 and 64 bits so, and have no order of
+    truth values.
     """
     name = equation.primitive.name
     if name not in _COMPARISONS and name not in _EXTREMES:
         return True
-    return all(atom.aval.dtype not in _UNSIGNED for atom in equation.invars)
+    return all(atom.aval.dtype not in (*_UNSIGNED, np.bool_) for atom in equation.invars)
+
+
+def _with_sign(x: Array) -> Any:
+    if x.dtype == np.bool_:
+        return x.astype(np.int32)
+    return ordered(x) if x.dtype in _UNSIGNED else x
 
 
 def _by_order(name: str) -> None:
     @decomposes(name)
     def compare(*operands: Array, **parameters: Any) -> Any:
-        found = getattr(lax, f"{name}_p").bind(*map(ordered, operands), **parameters)
-        return unordered(found) if name in _EXTREMES else found
+        return getattr(lax, f"{name}_p").bind(*map(_with_sign, operands), **parameters)
 
 
-for _name in (*_COMPARISONS, *_EXTREMES):
+for _name in _COMPARISONS:
     _by_order(_name)
 
 
+@decomposes("max")
+def maximum(x: Array, y: Array) -> Any:
+    return x | y if x.dtype == np.bool_ else unordered(lax.max(ordered(x), ordered(y)))
+
+
+@decomposes("min")
+def minimum(x: Array, y: Array) -> Any:
+    return x & y if x.dtype == np.bool_ else unordered(lax.min(ordered(x), ordered(y)))
+
+
+def _reduction(name: str, reduce_truth: Any) -> None:
+    @decomposes(name)
+    def reduce(x: Array, *, axes: Sequence[int], **_: object) -> Any:
+        """NaN if a number is, which operators do not promise."""
+        if x.dtype == np.bool_ or not axes:
+            return reduce_truth(x, axes) if axes else x
+        found = call("extreme", _with_sign(x), axes=tuple(axes), largest=name == "reduce_max")
+        if x.dtype in _UNSIGNED:
+            return unordered(found)
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return found
+        return jnp.where(lax.reduce_or(x != x, axes), jnp.asarray(np.nan, x.dtype), found)
+
+
+_reduction("reduce_max", lax.reduce_or)
+_reduction("reduce_min", lax.reduce_and)
+
+
 def _ranked(x: Array, axis: int, count: Any, largest: bool) -> Any:
-    if x.dtype == np.bool_:
-        x = x.astype(np.int32)
-    elif x.dtype in _UNSIGNED:
-        x = ordered(x)
-    return call("rank", x, axis=axis, count=count, largest=largest)
+    return call("rank", _with_sign(x), axis=axis, count=count, largest=largest)
 
 
 @decomposes("sort")

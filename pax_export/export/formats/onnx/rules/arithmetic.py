@@ -28,20 +28,8 @@ def _binary(operator: str) -> Callable:
     return apply
 
 
-@rule("add", "add_any", "add_jaxvals")
-def add(builder: GraphBuilder, results: Results, x: Value, y: Value, **_: object) -> Any:
-    if x.dtype == np.bool_:
-        return builder("Or", *builder.spread(results[0].shape, x, y))
-    return _binary("Add")(builder, results, x, y)
-
-
-@rule("mul")
-def mul(builder: GraphBuilder, results: Results, x: Value, y: Value, **_: object) -> Any:
-    if x.dtype == np.bool_:
-        return builder("And", *builder.spread(results[0].shape, x, y))
-    return _binary("Mul")(builder, results, x, y)
-
-
+rule("add", "add_any")(_binary("Add"))
+rule("mul")(_binary("Mul"))
 rule("sub")(_binary("Sub"))
 
 
@@ -135,12 +123,8 @@ def extreme(builder: GraphBuilder, operator: str, x: object, y: object, is_float
 
 
 def _extreme(operator: str) -> Callable:
-    logical = {"Max": "Or", "Min": "And"}[operator]
-
     def apply(builder: GraphBuilder, results: Results, x: Value, y: Value) -> Any:
         names = builder.spread(results[0].shape, x, y)
-        if x.dtype == np.bool_:
-            return builder(logical, *names)
         if y.known is not None and y.known.ndim == 0 and x.is_float:
             return _bounded(builder, operator, names[0], y)
         if x.known is not None and x.known.ndim == 0 and x.is_float:
@@ -170,10 +154,7 @@ rule("min")(_extreme("Min"))
 
 def _comparison(operator: str) -> Callable:
     def apply(builder: GraphBuilder, results: Results, x: Value, y: Value) -> Any:
-        names: list[str] = builder.spread(results[0].shape, x, y)
-        if x.dtype == np.bool_ and operator != "Equal":
-            names = [builder.cast(name, np.int32) for name in names]
-        return builder(operator, *names)
+        return builder(operator, *builder.spread(results[0].shape, x, y))
 
     return apply
 

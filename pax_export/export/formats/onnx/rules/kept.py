@@ -123,6 +123,10 @@ def take_along(builder: GraphBuilder, x: Value, places: Value, *, axis: int) -> 
     return builder("GatherElements", x, places, axis=axis)
 
 
+def extreme(builder: GraphBuilder, x: Value, *, axes: Sequence[int], largest: bool) -> Any:
+    return reduced(builder, "ReduceMax" if largest else "ReduceMin", x, axes)
+
+
 def put(
     builder: GraphBuilder, x: Value, places: Value, rows: Value, *inside: Value, how: str
 ) -> str:
@@ -163,4 +167,7 @@ _ROWS: dict[str, Row] = {
     each.__name__: each
     for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
 } | {each.__name__: each for each in (lstm, gru, rnn, dft)}
-_ROWS |= {e.__name__: e for e in (take, take_along, rank, put, window, put_window, sizes)}
+_ROWS |= {
+    each.__name__: each
+    for each in (take, take_along, extreme, rank, put, window, put_window, sizes)
+}

@@ -53,26 +53,6 @@ def reduce_prod(
     return builder.fit(reduced(builder, "ReduceProd", x, axes), result.dtype)
 
 
-def _extreme(operator: str) -> Callable:
-    def apply(builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object) -> Any:
-        if x.dtype == np.bool_:
-            logical = {"ReduceMax": reduce_or, "ReduceMin": reduce_and}[operator]
-            return logical(builder, results, x, axes=axes)
-        plain = reduced(builder, operator, x, axes)
-        if not x.is_float or not len(axes):
-            return plain
-        # NaN if one is, which these operators do not promise.
-        bad = builder.cast(builder("IsNaN", x), np.int32)
-        any_bad = builder.cast(reduced(builder, "ReduceMax", bad, axes), np.bool_)
-        return builder("Where", any_bad, builder.like(np.nan, x), plain)
-
-    return apply
-
-
-rule("reduce_max")(_extreme("ReduceMax"))
-rule("reduce_min")(_extreme("ReduceMin"))
-
-
 @rule("reduce_or", when=of_truth_values)
 def reduce_or(builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object) -> str:
     return _logical(builder, "ReduceMax", x, axes)
@@ -101,8 +81,7 @@ def _arg(operator: str) -> Callable:
         **_: object,
     ) -> str:
         (axis,) = axes
-        name: Any = builder.cast(x, np.int32) if x.dtype == np.bool_ else x.name
-        found = builder(operator, name, axis=axis, keepdims=0)
+        found = builder(operator, x, axis=axis, keepdims=0)
         if x.is_float:  # the first NaN counts as the extreme
             bad = builder.cast(builder("IsNaN", x), np.int32)
             any_bad = builder.cast(reduced(builder, "ReduceMax", bad, [axis]), np.bool_)

@@ -131,24 +131,6 @@ def iota(
     return row if len(shape) == 1 else broadcast(builder, row, result, [dimension])
 
 
-@rule("empty", "empty2")
-def empty(builder: GraphBuilder, results: Results, **_: object) -> str:
-    (result,) = results
-    return builder.expand(np.zeros((), carrier(result.dtype)), result.shape)
-
-
-@rule("zeros_like")
-def zeros_like(builder: GraphBuilder, results: Results, x: Value) -> str:
-    return builder.expand(np.zeros((), x.carrier), results[0].shape)
-
-
 @rule("dim_as_value")
 def dim_as_value(builder: GraphBuilder, results: Results, *, dim: object) -> str:
     return builder.sizes.scalar(dim, builder.cast_to(carrier(results[0].dtype)))
-
-
-@rule("dimension_size")
-def dimension_size(
-    builder: GraphBuilder, results: Results, x: Value, *, dimension: int, **_: object
-) -> str:
-    return dim_as_value(builder, results, dim=x.shape[dimension])

@@ -25,7 +25,8 @@ _SCHEMA_VERSION = 3
 _OLD_CODES = 127
 #: The schema's name for the options of an operator; operators that are not here need none.
 _OPTIONS = {
-    "ADD": "Add", "ARG_MAX": "ArgMax", "AVERAGE_POOL_2D": "Pool2D", "BATCH_MATMUL": "BatchMatMul",
+    "ADD": "Add", "ARG_MAX": "ArgMax", "ARG_MIN": "ArgMin", "AVERAGE_POOL_2D": "Pool2D",
+    "BATCH_MATMUL": "BatchMatMul",
     "CAST": "Cast", "CONCATENATION": "Concatenation", "CONV_2D": "Conv2D", "CONV_3D": "Conv3D",
     "CUMSUM": "Cumsum", "DEPTHWISE_CONV_2D": "DepthwiseConv2D",
     "DEPTH_TO_SPACE": "DepthToSpace", "DIV": "Div",

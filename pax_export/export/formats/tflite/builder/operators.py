@@ -217,12 +217,19 @@ reduce_any = _reduction("REDUCE_ANY", np.any)
 reduce_all = _reduction("REDUCE_ALL", np.all)
 
 
-def argmax(x: Tensor, axis: int) -> Tensor:
-    sizes = [n for i, n in enumerate(x.shape) if i != axis % len(x.shape)]
-    return one(
-        "ARG_MAX", [x, constant(axis, int32)], [(sizes, int32)],
-        lambda v, a: np.argmax(v, int(a)), output_type="int32",
-    )  # fmt: skip
+def _place(name: str, fold: Callable) -> Callable[[Tensor, int], Tensor]:
+    def operate(x: Tensor, axis: int) -> Tensor:
+        sizes = [n for i, n in enumerate(x.shape) if i != axis]
+        return one(
+            name, [x, constant(axis, int32)], [(sizes, int32)], lambda v, a: fold(v, int(a)),
+            output_type="int32",
+        )  # fmt: skip
+
+    return operate
+
+
+argmax = _place("ARG_MAX", np.argmax)
+argmin = _place("ARG_MIN", np.argmin)
 
 
 def top_k(x: Tensor, count: object) -> tuple[Tensor, Tensor]:

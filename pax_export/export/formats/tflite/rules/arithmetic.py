@@ -174,16 +174,14 @@ def minimum(op: Operation, x: Tensor, y: Tensor) -> Any:
 
 
 def larger(op: Operation, x: Any, y: Any) -> Any:
-    return _chosen(op, lite.less, lite.logical_or, x, y)
+    return _chosen(op, lite.less, x, y)
 
 
 def smaller(op: Operation, x: Any, y: Any) -> Any:
-    return _chosen(op, lite.greater, lite.logical_and, x, y)
+    return _chosen(op, lite.greater, x, y)
 
 
-def _chosen(op: Operation, before: Any, of_truth: Any, x: Any, y: Any) -> Any:
-    if op.dtype == "bool":
-        return broadcast(of_truth, x, y)
+def _chosen(op: Operation, before: Any, x: Any, y: Any) -> Any:
     if not is_float(op):
         return broadcast(lite.maximum if before is lite.less else lite.minimum, x, y)
     # Whether TFLite propagates NaN depends on the operand.
@@ -316,11 +314,7 @@ def reduce_precision(op: Operation, x: Tensor) -> Any:
     return converted(x, "float64", names[bits])
 
 
-@rule("dim_as_value", "dimension_size")
-def dimension(op: Operation, *rest: object) -> Any:
-    if op.name == "dimension_size":
-        size = op.operands[0].shape[op.params["dimension"]]
-    else:
-        size = op.params["dim"]
-    value = op.sizes.of(size)
+@rule("dim_as_value")
+def dimension(op: Operation) -> Any:
+    value = op.sizes.of(op.params["dim"])
     return constant(value, np.int32) if is_static(value) else value

@@ -26,8 +26,6 @@ from pax_export.export.portable.decompositions.control import is_choice
 def _compare(function: Callable[..., Any], *names: str) -> None:
     @rule(*names, thin=True)
     def compare(op: Operation, x: Tensor, y: Tensor) -> Any:
-        if op.dtype == "bool" and function not in (lite.equal, lite.not_equal):
-            x, y = lite.cast(x, lite.int32), lite.cast(y, lite.int32)
         return broadcast(function, x, y)
 
 
@@ -39,10 +37,8 @@ _compare(lite.greater, "gt")
 _compare(lite.greater_equal, "ge")
 
 
-def ordered(x: Tensor, dtype: str, equal_zeros: bool = True) -> Any:
+def ordered(x: Tensor, equal_zeros: bool) -> Any:
     """Integers in the order of these values; NaN is the largest, and both zeros may be one."""
-    if dtype == "bool":
-        return lite.cast(x, lite.int32)
     if x.dtype != lite.float32:
         return x
     if equal_zeros:

@@ -67,9 +67,13 @@ def take_along(op: Operation, x: Tensor, places: Tensor, *, axis: int) -> Any:
 
 def rank(op: Operation, x: Tensor, *, axis: int, count: Any, largest: bool) -> Any:
     """Uses TFLite's `TOPK_V2`, which is stable."""
-    keys = ordered(_lines(op, x, op.operands[0].shape, axis), op.dtype, equal_zeros=not largest)
+    keys = ordered(_lines(op, x, op.operands[0].shape, axis), equal_zeros=not largest)
     keys = keys if largest else lite.subtract(-1, keys)
     return _unlined(op, lite.top_k(keys, op.sizes.of(count))[1], axis)
+
+
+def extreme(op: Operation, x: Tensor, *, axes: Sequence[int], largest: bool) -> Any:
+    return (lite.reduce_max if largest else lite.reduce_min)(x, list(axes))
 
 
 def _lines(op: Operation, x: Tensor, shape: Sequence[Any], axis: int) -> Any:

@@ -164,9 +164,3 @@ def iota(op: Operation, *sizes: object) -> Any:
         return constant(np.arange(size).astype(kind).reshape([int(each) for each in thin]))
     numbers = moves.range(op.sizes.of(size))
     return reshape(lite.cast(numbers, CARRIERS[name]), thin, op.sizes)
-
-
-@rule("empty", "empty2")
-def empty(op: Operation, *sizes: object) -> Any:
-    zero = lite.constant(0, CARRIERS[np.dtype(op.params["dtype"]).name])
-    return reshape(zero, [1] * len(op.shape), op.sizes)
