@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from pax_export._errors import PaxError
+from pax_export._errors import PaxError, UnsupportedOperationError
 from pax_export._jaxpr import equation_place
 from pax_export._types import Equation
 from pax_export.core import path_in
+from pax_export.export.portable import NotWrittenError
 from pax_export.export.tracing import exportable
 
 _OURS = str(Path(__file__).parents[2])
@@ -30,6 +31,16 @@ def attach_operations(error: Error, chains: Iterable[Chain]) -> Error:
     _operations[error] = tuple(tuple(chain) for chain in chains if chain)
     error.where = join_places(map(source_text, operations(error))) or error.where
     return error
+
+
+def refuse_operation(
+    target: str, error: NotWrittenError, key: str, write: str
+) -> UnsupportedOperationError:
+    """Returns the error for an operation of the signature `key` that a target cannot express."""
+    what = f"{target} cannot express the operation {error.equation.primitive.name}"
+    what += f": {error.reason[:300].rstrip('.')}." if error.reason else "."
+    refusal = UnsupportedOperationError(what, where=key, write=write)
+    return attach_operations(refusal, [(*error.callers, error.equation)])
 
 
 def operations(error: PaxError) -> tuple[Chain, ...]:

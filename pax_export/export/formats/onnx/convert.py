@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._jaxpr import inner_programs, interpret, needed_equations, wrapped_program
+from pax_export._jaxpr import inner_programs
 from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import RULES, Refused
+from pax_export.export.formats.onnx.registry import RULES
 from pax_export.export.formats.onnx.values import Value, carrier, is_number
-from pax_export.export.portable import NotDecomposedError, NotWrittenError, not_decomposed
+from pax_export.export.portable import ProgramConverter, Rule
 from pax_export.export.portable.arithmetic import MOVES, computed_equation
 
 
@@ -21,37 +21,22 @@ class Converter:
     """Writes programs of jax with a `GraphBuilder`; `constants` has the stored arrays by `id`."""
 
     def __init__(self, onnx: Any, opset: int, constants: Mapping[int, Value], exact: bool = True):
-        self.builder = GraphBuilder(onnx, opset, self.inline, exact)
+        converter = ProgramConverter(RULES, self._constant, self._by_rule)
+        self.convert = converter.convert
+        self.builder = GraphBuilder(onnx, opset, self.convert, exact)
         self._constants = constants
-        self._callers: list[Any] = []
-
-    def inline(self, program: Any, arguments: Sequence[Value]) -> list[Any]:
-        """Writes the operators of a program; returns its results."""
-        told: Any = {"constant": self._constant, "equations": needed_equations}
-        return interpret(program, arguments, self._written, **told)
 
     def _constant(self, value: Any) -> Value:
         found = self._constants.get(id(value))
         return self.builder.literal(value) if found is None else found
 
-    def _written(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
-        self._callers.append(equation)
-        try:
-            name = equation.primitive.name
-            inner = None if name in RULES else wrapped_program(equation)
-            if inner is not None:
-                return self.inline(inner, operands)
-            self.builder.operation = name
-            return _by_rule(self.builder, equation, operands)
-        except NotWrittenError:
-            raise
-        except (Refused, NotDecomposedError) as error:
-            raise NotWrittenError(str(error), equation, self._callers[:-1]) from error
-        except Exception as error:  # any exception of a rule for an unsupported case
-            reason = f"{type(error).__name__}: {error}"
-            raise NotWrittenError(reason, equation, self._callers[:-1]) from error
-        finally:
-            self._callers.pop()
+    def _by_rule(self, rule: Rule, equation: Any, operands: Sequence[Any]) -> list[Value]:
+        results = [ResultStruct(tuple(var.aval.shape), var.aval.dtype) for var in equation.outvars]
+        self.builder.operation = equation.primitive.name
+        if _is_known(equation, operands, results):
+            found = computed_equation(equation, [x.known.astype(x.dtype) for x in operands])
+            return [self.builder.literal(np.asarray(each)) for each in found]
+        return _values(rule.function(self.builder, results, *operands, **equation.params), results)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,17 +45,6 @@ class ResultStruct:
 
     shape: tuple[Any, ...]
     dtype: Any
-
-
-def _by_rule(builder: GraphBuilder, equation: Any, operands: Sequence[Any]) -> list[Value]:
-    name, parameters = equation.primitive.name, equation.params
-    results = [ResultStruct(tuple(var.aval.shape), var.aval.dtype) for var in equation.outvars]
-    if name not in RULES:
-        raise Refused(not_decomposed(equation))
-    if _is_known(equation, operands, results):
-        found = computed_equation(equation, [x.known.astype(x.dtype) for x in operands])
-        return [builder.literal(np.asarray(each)) for each in found]
-    return _values(RULES[name](builder, results, *operands, **parameters), results)
 
 
 #: Constants larger than this, and than their operands, are computed when the file runs.

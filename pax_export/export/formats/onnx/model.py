@@ -16,7 +16,7 @@ from pax_export.export.formats.onnx.biases import with_biases
 from pax_export.export.formats.onnx.convert import Converter
 from pax_export.export.formats.onnx.graph import GraphBuilder, all_nodes, needed, read_in
 from pax_export.export.formats.onnx.integers import with_integer_convolutions
-from pax_export.export.formats.onnx.registry import Refused, has
+from pax_export.export.formats.onnx.registry import RULES
 from pax_export.export.formats.onnx.shapes import declare_shapes
 from pax_export.export.formats.onnx.values import (
     Value,
@@ -26,6 +26,7 @@ from pax_export.export.formats.onnx.values import (
     is_rounded,
 )
 from pax_export.export.portable import (
+    NotInTargetError,
     NotWrittenError,
     PortableProgram,
     Weight,
@@ -38,7 +39,7 @@ from pax_export.export.portable import (
     written_fast,
 )
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.source_lines import attach_operations
+from pax_export.export.tracing.source_lines import refuse_operation
 from pax_export.export.validation.integers import Quantized
 
 _WRITE = (
@@ -104,7 +105,7 @@ def converted(
     def optimize() -> PortableProgram:
         return _optimized(program, names, weights, options)
 
-    refused = Refused, NotWrittenError
+    refused = NotInTargetError, NotWrittenError
     (made, arrays, quantized), portable, notes = written_fast(optimize, write, refused)
     _check_operators(onnx, made, options.opset)
     run = program.traced.program if portable is None else portable.program
@@ -163,7 +164,7 @@ class _ModelBuilder:
         constants = self._program.traced.constants  # loops and branches may contain some
         self._learn(constants, self._names[len(self._names) - len(constants) :])
         program = decompose(in_real_numbers(portable.program), self._has)
-        found = self._converter.inline(program, [*values, *taken])
+        found = self._converter.convert(program, [*values, *taken])
         return self._finished(found)
 
     def of_traced(self) -> Any:
@@ -174,19 +175,18 @@ class _ModelBuilder:
             values = [part for name in self._names[:count] for part in self._stored(name)]
             self._learn(traced.constants, self._names[count:])
             portable = decompose(in_real_numbers(traced.program), self._has)
-            found = self._converter.inline(portable, [*values, *taken])[: len(self._outputs)]
-        except Refused as error:
+            found = self._converter.convert(portable, [*values, *taken])[: len(self._outputs)]
+        except NotInTargetError as error:
             raise UnsupportedOperationError(
                 f"ONNX cannot express {error}.", where=self._program.key, write=_WRITE
             ) from error
         except NotWrittenError as error:
-            raise _refused(error, self._program) from error
+            raise refuse_operation("ONNX", error, self._program.key, _WRITE) from error
         return self._finished(found)
 
     def _has(self, equation: Any) -> bool:
         """Whether the operation of an equation is written by a rule."""
-        passes_over_nan = equation.primitive.name == "reduce_window_max"
-        return has(equation) and not (self._exact and passes_over_nan)
+        return RULES.has(equation, self._exact)
 
     def _learn(self, constants: Sequence[Any], names: Sequence[str]) -> None:
         """Registers arrays of the program under their names."""
@@ -312,12 +312,3 @@ def _check_operators(onnx: Any, model: Any, opset: int) -> None:
             got=f"opset={opset}",
             write=f"opset={max(newer.values())}, if the runtime supports it",
         )
-
-
-def _refused(error: NotWrittenError, program: Program) -> UnsupportedOperationError:
-    name = error.equation.primitive.name
-    what = f"ONNX has no rule for the operation {name}"
-    if error.reason:
-        what = f"ONNX cannot express the operation {name}: {error.reason[:300]}"
-    refusal = UnsupportedOperationError(f"{what}.", where=program.key, write=_WRITE)
-    return attach_operations(refusal, [(*error.callers, error.equation)])

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.artifact import dimensions
-from pax_export.export.formats.onnx.registry import Refused
 from pax_export.export.formats.onnx.values import is_number
+from pax_export.export.portable import NotInTargetError
 
 Node = Callable[..., str]
 Size = int | str
@@ -45,7 +45,7 @@ class OnnxSizes:
         try:
             self._variables = dimensions.solve_each(sizes, self._calculated)
         except ValueError as error:
-            raise Refused(str(error)) from error
+            raise NotInTargetError(str(error)) from error
 
     def of(self, size: Any) -> Size:
         """A size as a number, or as the name of an array with one element."""
@@ -102,7 +102,7 @@ class OnnxSizes:
         try:
             return dimensions.evaluate_over(text, self._variables, self._calculated)
         except ValueError as error:
-            raise Refused(f"the size {text}") from error
+            raise NotInTargetError(f"the size {text}") from error
 
     def _calculated(self, operation: str, left: Size, right: Size) -> Size:
         if isinstance(left, int) and isinstance(right, int):

@@ -5,26 +5,20 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
-from pax_export._jaxpr import interpret, wrapped_program
 from pax_export._types import Equation
 from pax_export.export.formats.tflite import rules
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.encode import TfliteSignature
 from pax_export.export.formats.tflite.builder.graph import Graph, Tensor, of_source
-from pax_export.export.formats.tflite.rule import (
-    RULES,
-    NotInTfliteError,
-    Operation,
-    Rule,
-    kind,
-)
+from pax_export.export.formats.tflite.rule import RULES, Operation, kind
 from pax_export.export.formats.tflite.sizes import sizes_of
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
@@ -37,24 +31,24 @@ from pax_export.export.formats.tflite.tensors import (
 )
 from pax_export.export.lowering.variables import Store
 from pax_export.export.portable import (
-    NotDecomposedError,
+    NotInTargetError,
     NotWrittenError,
     PassOptions,
     PortableProgram,
+    ProgramConverter,
+    Rule,
     Weight,
     decompose,
     in_parts,
     in_real_numbers,
     kept,
-    not_decomposed,
     operation_names,
     optimized,
     written_fast,
 )
-from pax_export.export.portable.decompositions.ordering import has_order
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.source_lines import attach_operations
+from pax_export.export.tracing.source_lines import refuse_operation
 
 _WRITE = (
     "the same in other operations of jax.numpy and jax.lax, or another target, e.g. to_saved_model"
@@ -82,7 +76,7 @@ def make_signature(
         return _optimized(program, weights.store, wanted)
 
     def write(portable: PortableProgram | None) -> TfliteSignature:
-        return _signature(program, weights, _has_exactly if exact else has, portable)
+        return _signature(program, weights, exact, portable)
 
     made, portable, notes = written_fast(optimize, write, (UnsupportedOperationError,))
     names = operation_names(program.traced.program if portable is None else portable.program)
@@ -102,7 +96,7 @@ def _optimized(program: Program, store: Store, wanted: PassOptions) -> PortableP
 def _signature(
     program: Program,
     weights: Weights,
-    known: Callable[[Any], bool],
+    exact: bool,
     portable: PortableProgram | None,
 ) -> TfliteSignature:
     traced, entries, store = program.traced, program.inputs.flat, weights.store
@@ -114,7 +108,7 @@ def _signature(
         inputs = [_input(graph, entry) for entry in entries]
         sizes = sizes_of([struct.shape for struct in structs], inputs)
         constants = {id(v): (place, v) for v, place in zip(traced.constants, places)}
-        evaluator = _GraphConverter(sizes, constants, weights, known)
+        evaluator = _GraphConverter(program.key, sizes, constants, weights, exact)
         named = zip(inputs, structs)
         arrays = [part for x, s in named for part in to_carrier(x, kind(dtypes.stored(s)))]
         if portable is None:
@@ -225,17 +219,16 @@ class LazyWeight(NamedTuple):
 class _GraphConverter:
     def __init__(
         self,
+        key: str,
         sizes: TfliteSizes,
         constants: Mapping[int, tuple[int, Any]],
         read: Weights,
-        known: Callable[[Any], bool],
+        exact: bool,
     ):
-        self._known = known
-        self._sizes = sizes
-        self._constants = constants
-        self._read = read
-        self._callers: list[Any] = []
         _load_rules()
+        self._key, self._sizes, self._constants, self._read = key, sizes, constants, read
+        self._known = partial(RULES.has, exact=exact)
+        self._converter = ProgramConverter(RULES, self._constant, self._by_rule)
 
     def held(self, weight: Weight) -> list[Any]:
         """Returns an array of a portable program lazily."""
@@ -246,15 +239,10 @@ class _GraphConverter:
     def written(self, program: Any, operands: Sequence[Any]) -> list[Any]:
         """A traced program, in operations that TFLite has."""
         try:
-            program = in_real_numbers(program)
+            made = decompose(in_real_numbers(program), self._known)
+            return self._converter.convert(made, operands)
         except NotWrittenError as error:
-            self._callers = [*error.callers, error.equation]
-            raise self._refused(error.equation.primitive.name, error.reason) from error
-        return self.run(decompose(program, self._known), operands)
-
-    def run(self, program: Any, operands: Sequence[Any]) -> list[Any]:
-        """Converts a traced program operation by operation; calls are inlined."""
-        return interpret(program, operands, self._operate, constant=self._constant)
+            raise refuse_operation("TFLite", error, self._key, _WRITE) from error
 
     def _constant(self, value: Any) -> Any:
         if id(value) in self._constants:
@@ -269,70 +257,27 @@ class _GraphConverter:
             return value  # its users report the unsupported dtype
         return constant(value)
 
-    def _operate(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
-        with of_source((*self._callers, equation)):
-            return self._operated(equation, operands)
-
-    def _operated(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
-        name = equation.primitive.name
-        atoms = [atom.aval for atom in equation.invars]
+    def _by_rule(self, rule: Rule, equation: Equation, operands: list[Any]) -> Sequence[Any]:
         operation = Operation(
-            name,
+            equation.primitive.name,
             equation.params,
-            atoms,
+            [atom.aval for atom in equation.invars],
             [variable.aval for variable in equation.outvars],
             self._sizes,
-            self.run,
+            self._converter.convert,
             self.call,
         )
-        self._callers.append(equation)
-        try:
-            if (found := RULES.get(name)) is not None:
-                _check_dtypes(operation, found.stored)
-                results = _applied(
-                    found, operation, [_now(each, found.stored) for each in operands]
-                )
-            elif (inner := wrapped_program(equation)) is not None:
-                results = self.run(inner, operands)
-            else:
-                raise NotInTfliteError(not_decomposed(equation))
-        except (NotInTfliteError, NotDecomposedError) as error:
-            raise self._refused(name, str(error)) from error
-        except (ValueError, TypeError, NotImplementedError, KeyError, IndexError) as error:
-            if isinstance(error, UnsupportedOperationError):
-                raise
-            raise self._refused(
-                name, f"it is not taken: {type(error).__name__}: {str(error)[:300]}"
-            ) from error
-        finally:
-            self._callers.pop()
-        return results
+        stored = rule.options.get("stored", False)
+        _check_dtypes(operation, stored)
+        with of_source(self._converter.source):
+            return _apply_rule(rule, operation, [_now(each, stored) for each in operands])
 
     def call(
         self, function: Callable, structs: Sequence[Any], operands: Sequence[Any]
     ) -> list[Any]:
         """Traces a function of jax, and runs it here."""
-        return self.run(decompose(jax.make_jaxpr(function)(*structs), self._known), operands)
-
-    def _refused(self, name: str, reason: str) -> UnsupportedOperationError:
-        refusal = UnsupportedOperationError(
-            f"TFLite cannot express the operation {name}" + (f": {reason}" if reason else "."),
-            write=_WRITE,
-        )
-        return attach_operations(refusal, [self._callers])
-
-
-def has(equation: Equation) -> bool:
-    """Whether TFLite has the operation of an equation, by a rule."""
-    found = RULES.get(equation.primitive.name)
-    if found is None or not has_order(equation):
-        return False
-    return found.when is None or found.when(equation)
-
-
-def _has_exactly(equation: Equation) -> bool:
-    """Like `has`, if the kernel treats NaN as jax does."""
-    return has(equation) and equation.primitive.name != "reduce_window_max"
+        made = decompose(jax.make_jaxpr(function)(*structs), self._known)
+        return self._converter.convert(made, operands)
 
 
 def _check_dtypes(operation: Operation, stored: bool) -> None:
@@ -340,14 +285,14 @@ def _check_dtypes(operation: Operation, stored: bool) -> None:
     for struct in (*(() if stored else operation.operands), *operation.results):
         name = kind(struct)
         if name not in CARRIERS:
-            raise NotInTfliteError(f"it does not compute with {name}.")
+            raise NotInTargetError(f"it does not compute with {name}.")
 
 
-def _applied(found: Rule, operation: Operation, operands: list[Any]) -> list[Any]:
-    if not found.thin:
+def _apply_rule(rule: Rule, operation: Operation, operands: list[Any]) -> list[Any]:
+    if not rule.options.get("thin"):
         shapes = [struct.shape for struct in operation.operands]
         operands = [full(*each, operation.sizes) for each in zip(operands, shapes)]
-    results = found.function(operation, *operands)
+    results = rule.function(operation, *operands)
     results = results if isinstance(results, list) else [results]
     if (kept.name_of(operation.params) or operation.name) in _EXACT:
         return results

@@ -8,39 +8,13 @@ from typing import Any
 
 from pax_export.export.formats.tflite import tensors
 from pax_export.export.formats.tflite.tensors import TfliteSizes
+from pax_export.export.portable import RuleTable
 
-
-class NotInTfliteError(Exception):
-    """Raised by a rule for unsupported cases; the message completes a sentence on the operation."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    function: Callable[..., Any]
-    thin: bool  # takes thin operands; others are broadcast first
-    stored: bool  # takes stored weights; others are cast to their carriers
-    when: Callable[[Any], bool] | None = None  # for which equations it is; for all, unless given
-
-
-RULES: dict[str, Rule] = {}
-
-
-def rule(
-    *names: str,
-    thin: bool = False,
-    stored: bool = False,
-    when: Callable[[Any], bool] | None = None,
-) -> Callable[[Callable], Callable]:
-    """Registers a function as the rule of the operations with these names.
-
-    It is called with an `Operation` and its operands, and returns the result, or a list of results.
-    """
-
-    def register(function: Callable) -> Callable:
-        RULES.update(dict.fromkeys(names, Rule(function, thin, stored, when)))
-        return function
-
-    return register
+#: Called with an `Operation` and its operands; each returns the result, or a list of results. The
+#: options: `thin` rules take thin operands, others are broadcast first; `stored` ones take weights
+#: as stored, others are cast to their carriers.
+RULES = RuleTable()
+rule = RULES.rule
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,7 @@ class Slope(pax.Module):
 def test_a_refusal_names_the_operation_the_layer_and_the_line(tmp_path):
     with pytest.raises(errors.UnsupportedOperationError) as caught:
         to_onnx(Pooling(), tmp_path / "m.onnx", spec("n, 3"))
-    assert caught.value.what == "ONNX has no rule for the operation hessenberg."
+    assert caught.value.what == "ONNX cannot express the operation hessenberg."
     assert caught.value.where.startswith("layers.1: Slope, test_to_onnx.py:")
     assert caught.value.where.endswith("(Slope.__call__)")
 

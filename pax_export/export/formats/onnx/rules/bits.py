@@ -10,8 +10,9 @@ import numpy as np
 
 from pax_export._types import DTypeLike
 from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import Refused, rule
+from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value, carrier
+from pax_export.export.portable import NotInTargetError
 
 Results = Sequence[Any]
 
@@ -156,7 +157,7 @@ def bitcast_convert_type(
     if before == after:
         return x
     if before.itemsize != after.itemsize or np.bool_ in (before, after):
-        raise Refused(f"from {before.name} to {after.name}")
+        raise NotInTargetError(f"from {before.name} to {after.name}")
     if after.name in _LAYOUTS and before.kind in "iu":
         return _from_bits(builder, x.name, *_LAYOUTS[after.name])
     if before.name in _LAYOUTS and after.kind in "iu":
@@ -165,7 +166,7 @@ def bitcast_convert_type(
         if before.itemsize == 4:
             return x
         return _narrow(builder, _unsigned(builder, x.name, x), after)
-    raise Refused(f"from {before.name} to {after.name}")
+    raise NotInTargetError(f"from {before.name} to {after.name}")
 
 
 def _from_bits(builder: GraphBuilder, name: str, exponent_bits: int, bits: int, bias: int) -> str:

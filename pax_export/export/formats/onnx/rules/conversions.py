@@ -10,9 +10,10 @@ import jax
 import numpy as np
 
 from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import Refused, rule
+from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.bits import widened
 from pax_export.export.formats.onnx.values import Value, carrier
+from pax_export.export.portable import NotInTargetError
 
 Results = Sequence[Any]
 
@@ -37,7 +38,7 @@ def convert_element_type(builder: GraphBuilder, results: Results, x: Value, **_:
 def _converted(builder: GraphBuilder, name: str, x: Value, dtype: np.dtype) -> str:
     target = carrier(dtype)
     if np.dtype("uint64") in (x.dtype, dtype) and (x.is_float or target.kind == "f"):
-        raise Refused("between uint64 and floating point")
+        raise NotInTargetError("between uint64 and floating point")
     if x.dtype == np.uint32 and (target.kind == "f" or target == np.int64):
         x = widened(builder, dataclasses.replace(x, name=name))
         name = x.name
@@ -96,4 +97,4 @@ def reduce_precision(
     info = jax.numpy.finfo(x.dtype)
     if exponent_bits >= info.nexp and mantissa_bits >= info.nmant:
         return x
-    raise Refused(f"to {exponent_bits} and {mantissa_bits} bits")
+    raise NotInTargetError(f"to {exponent_bits} and {mantissa_bits} bits")

@@ -19,7 +19,7 @@ import numpy as np
 from pax_export._quantized import Form, dequantized, few_rows, plain_dot, unpacked
 from pax_export._quantized import round_inputs as _round_inputs
 from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import has, rule
+from pax_export.export.formats.onnx.registry import RULES, rule
 from pax_export.export.formats.onnx.rules.products import product
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.portable import decompose
@@ -113,7 +113,7 @@ def quantized_rows(
 
 
 def _in_other_operations(builder: GraphBuilder, function: Any, *operands: Value) -> Any:
-    (made,) = builder.inline(decompose(trace(function, operands, {}), has), operands)
+    (made,) = builder.inline(decompose(trace(function, operands, {}), RULES.has), operands)
     return made
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import Refused, rule
+from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value, carrier, is_number, same_size
+from pax_export.export.portable import NotInTargetError
 
 Results = Sequence[Any]
 
@@ -52,7 +53,7 @@ def broadcast_in_dim(
     **_: object,
 ) -> Any:
     if dynamic:
-        raise Refused("to sizes that are arrays")
+        raise NotInTargetError("to sizes that are arrays")
     (result,) = results
     return broadcast(builder, x, result, broadcast_dimensions)
 
@@ -117,7 +118,7 @@ def iota(
     builder: GraphBuilder, results: Results, *dynamic: Value, dimension: int, **_: object
 ) -> Value:
     if dynamic:
-        raise Refused("of sizes that are arrays")
+        raise NotInTargetError("of sizes that are arrays")
     (result,) = results
     size, shape = result.shape[dimension], tuple(result.shape)
     numbers: Any = builder.arange(size)

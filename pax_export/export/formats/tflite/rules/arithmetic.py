@@ -10,7 +10,7 @@ import numpy as np
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
-from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
+from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.tensors import (
     NARROW,
     broadcast,
@@ -19,6 +19,7 @@ from pax_export.export.formats.tflite.tensors import (
     single,
     wrapped,
 )
+from pax_export.export.portable import NotInTargetError
 from pax_export.export.portable.decompositions.elementary import integer_pow, to_even
 
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -104,7 +105,7 @@ def _quotient(op: Operation, x: Tensor, y: Tensor) -> tuple[Any, Any]:
             return _unsigned_quotient(x, int(value)), y
         return _divided(x, y), y
     if op.dtype == "uint32":
-        raise NotInTfliteError("unsigned numbers are divided by a constant only.")
+        raise NotInTargetError("unsigned numbers are divided by a constant only.")
     # The least number by -1 ends it, too.
     safe = lite.where(
         lite.logical_or(lite.equal(y, like(y, 0)), lite.equal(y, like(y, -1))), like(y, 1), y
@@ -284,7 +285,7 @@ def _whole(x: Tensor, new: str) -> Any:
     """Truncates, saturates, and converts NaN to 0."""
     limits = np.iinfo(new)
     if new == "int64":
-        raise NotInTfliteError("float numbers become int32, and no int64.")
+        raise NotInTargetError("float numbers become int32, and no int64.")
     x = lite.where(lite.not_equal(x, x), like(x, 0), x)
     if new in NARROW:
         bounded = lite.minimum(
@@ -310,7 +311,7 @@ def reduce_precision(op: Operation, x: Tensor) -> Any:
     bits = op.params["exponent_bits"], op.params["mantissa_bits"]
     names = {(5, 10): "float16", (8, 7): "bfloat16", (8, 23): "float32"}
     if bits not in names:
-        raise NotInTfliteError(f"it rounds to float16 and bfloat16, and not to {bits} bits.")
+        raise NotInTargetError(f"it rounds to float16 and bfloat16, and not to {bits} bits.")
     return converted(x, "float64", names[bits])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
-from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
+from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import like, logical_shift
 from pax_export.export.formats.tflite.tensors import (
     NARROW,
@@ -20,6 +20,7 @@ from pax_export.export.formats.tflite.tensors import (
     single,
     wrapped,
 )
+from pax_export.export.portable import NotInTargetError
 from pax_export.export.portable.decompositions.control import is_choice
 
 
@@ -82,14 +83,14 @@ def negation(op: Operation, x: Tensor) -> Any:
 
 def _xor(op: Operation, x: Tensor, y: Tensor) -> Any:
     if op.dtype == "int64":
-        raise NotInTfliteError("it has bits of 32-bit numbers only.")
+        raise NotInTargetError("it has bits of 32-bit numbers only.")
     return broadcast(lite.bitwise_xor, x, y)
 
 
 def bits_of_both(op: Operation, x: Tensor, y: Tensor) -> Any:
     """TFLite has an exclusive or only: x + y = (x ^ y) + 2 * (x & y), for all bits but the last."""
     if op.dtype == "int64":
-        raise NotInTfliteError("it has bits of 32-bit numbers only.")
+        raise NotInTargetError("it has bits of 32-bit numbers only.")
     half_x, half_y = _shifted(x, 1), _shifted(y, 1)
     both = half_x + half_y - broadcast(lite.bitwise_xor, half_x, half_y)
     return both + (x - 2 * half_x) * (y - 2 * half_y)
@@ -106,7 +107,7 @@ _POWERS = np.array([*(1 << bit for bit in range(31)), -(1 << 31), 0], np.int64).
 @rule("shift_left", thin=True)
 def shift_left(op: Operation, x: Tensor, y: Tensor) -> Any:
     if op.dtype == "int64":
-        raise NotInTfliteError("it has bits of 32-bit numbers only.")
+        raise NotInTargetError("it has bits of 32-bit numbers only.")
     bits = _distance(y, 32)
     known = is_static(bits)
     factor = like(x, int(_POWERS[bits])) if known else moves.gather(constant(_POWERS), bits)
@@ -127,7 +128,7 @@ def _distance(y: Tensor, most: int) -> Any:
 @rule("shift_right_arithmetic", thin=True)
 def shift_right_arithmetic(op: Operation, x: Tensor, y: Tensor) -> Any:
     if op.dtype == "int64":
-        raise NotInTfliteError("it has bits of 32-bit numbers only.")
+        raise NotInTargetError("it has bits of 32-bit numbers only.")
     signed_x = wrapped(x, op.dtype.removeprefix("u"))
     return wrapped(_shifted(signed_x, _distance(y, 31)), op.dtype)
 
@@ -135,7 +136,7 @@ def shift_right_arithmetic(op: Operation, x: Tensor, y: Tensor) -> Any:
 @rule("shift_right_logical", thin=True)
 def shift_right_logical(op: Operation, x: Tensor, y: Tensor) -> Any:
     if op.dtype == "int64":
-        raise NotInTfliteError("it has bits of 32-bit numbers only.")
+        raise NotInTargetError("it has bits of 32-bit numbers only.")
     bits = _distance(y, 32)
     if op.dtype in NARROW:
         last = min(bits, 31) if is_static(bits) else lite.minimum(bits, 31)
@@ -175,4 +176,4 @@ def bitcast(op: Operation, x: Tensor) -> Any:
         return lite.bitcast(x, lite.int32)
     if op.dtype in words and new == "float32":
         return lite.bitcast(x, lite.float32)
-    raise NotInTfliteError(f"it does not read {op.dtype} as {new}.")
+    raise NotInTargetError(f"it does not read {op.dtype} as {new}.")

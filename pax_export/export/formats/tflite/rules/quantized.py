@@ -15,8 +15,9 @@ from pax_export.export.formats.tflite.builder.activations import rounded
 from pax_export.export.formats.tflite.builder.emit import emit
 from pax_export.export.formats.tflite.builder.graph import Tensor, computed_once
 from pax_export.export.formats.tflite.builder.integers import numbers, pairs
-from pax_export.export.formats.tflite.rule import NotInTfliteError, Operation, rule
+from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.tensors import to_carrier
+from pax_export.export.portable import NotInTargetError
 
 
 @rule("dequantize", thin=True, stored=True)
@@ -62,7 +63,7 @@ def quantized_rows(op: Operation, index: Tensor, *given: Tensor) -> Any:
     function, tables = _quantized.few_rows, _carried(*given)
     if form.scheme == "float":
         if stored.value is None:
-            raise NotInTfliteError("it does not compute with float8.")
+            raise NotInTargetError("it does not compute with float8.")
         tables[0] = _codes(stored)
         operands[1] = jax.ShapeDtypeStruct(operands[1].shape, np.int8)
         function = partial(_rows_of_codes, stored.value.dtype)

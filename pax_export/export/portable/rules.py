@@ -1,0 +1,109 @@
+"""The table of rules of a target, and the conversion of programs by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pax_export._jaxpr import interpret, needed_equations, wrapped_program
+from pax_export.export.portable.decompose import not_decomposed
+from pax_export.export.portable.decompositions import NotDecomposedError
+from pax_export.export.portable.decompositions.ordering import has_order
+from pax_export.export.portable.real_numbers import NotWrittenError
+
+
+class NotInTargetError(Exception):
+    """Raised by a rule for unsupported cases; the message completes a sentence on the operation."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A function that writes a primitive as operators of a target.
+
+    Attributes:
+        function: the function; its operands are those of the format.
+        when: the condition for equations of the rule; None for all.
+        options: options of the format.
+    """
+
+    function: Callable[..., Any]
+    when: Callable[[Any], bool] | None = None
+    options: Mapping[str, bool] = field(default_factory=dict)
+
+
+class RuleTable(dict[str, Rule]):
+    """The rules of a target, by the name of the primitive."""
+
+    def rule(
+        self, *names: str, when: Callable[[Any], bool] | None = None, **options: bool
+    ) -> Callable[[Callable], Callable]:
+        """Registers a function as the rule of these primitives, for all equations or for some."""
+
+        def register(function: Callable) -> Callable:
+            self.update(dict.fromkeys(names, Rule(function, when, options)))
+            return function
+
+        return register
+
+    def has(self, equation: Any, exact: bool = False) -> bool:
+        """Whether a rule writes an equation; if `exact`, with NaN as in jax."""
+        found = self.get(equation.primitive.name)
+        if found is None or not has_order(equation):
+            return False
+        if exact and equation.primitive.name == "reduce_window_max":  # whose kernels skip NaN
+            return False
+        return found.when is None or found.when(equation)
+
+
+class ProgramConverter:
+    """Converts programs operation by operation; calls are inlined.
+
+    Args:
+        rules: the rules of the target.
+        constant: returns the value of a constant or literal.
+        by_rule: ``by_rule(rule, equation, operands)`` returns the results of an equation.
+    """
+
+    def __init__(
+        self,
+        rules: RuleTable,
+        constant: Callable[[Any], Any],
+        by_rule: Callable[[Rule, Any, list[Any]], Sequence[Any]],
+    ):
+        self._rules, self._constant, self._by_rule = rules, constant, by_rule
+        self._callers: list[Any] = []  # the equations being converted, the outermost first
+
+    @property
+    def source(self) -> tuple[Any, ...]:
+        """The equation that is being converted, after its callers."""
+        return tuple(self._callers)
+
+    def convert(self, program: Any, operands: Sequence[Any]) -> list[Any]:
+        """Returns the results of a program.
+
+        Raises:
+            NotWrittenError: for an operation without a rule, or whose rule does not support it.
+        """
+        told: Any = {"constant": self._constant, "equations": needed_equations}
+        return interpret(program, operands, self._convert_equation, **told)
+
+    def _convert_equation(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+        self._callers.append(equation)
+        try:
+            found = self._rules.get(equation.primitive.name)
+            inner = wrapped_program(equation) if found is None else None
+            if inner is not None:
+                return self.convert(inner, operands)
+            if found is None:
+                raise NotInTargetError(not_decomposed(equation))
+            return self._by_rule(found, equation, operands)
+        except NotWrittenError:
+            raise
+        except (NotInTargetError, NotDecomposedError) as error:
+            raise NotWrittenError(str(error), equation, self._callers[:-1]) from error
+        except Exception as error:  # any exception of a rule for an unsupported case
+            reason = f"{type(error).__name__}: {error}"
+            raise NotWrittenError(reason, equation, self._callers[:-1]) from error
+        finally:
+            self._callers.pop()
