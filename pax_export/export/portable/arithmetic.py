@@ -31,6 +31,8 @@ from pax_export.export.portable.program import (
 SMALL = 1024
 #: Larger arrays, in bytes, are not stored twice for readers of two forms.
 LARGE = 1 << 16
+#: Intermediate results of up to this size in bytes may be larger than their operands.
+_INTERMEDIATE = 1 << 22
 #: Operations that numpy computes as jax does, for these dtypes; compiling takes longer.
 _BY_NUMPY = frozenset({"float32", "float64", "int32", "int64"})
 #: Operations that only move elements, of any dtype.
@@ -95,11 +97,12 @@ class KnownValues:
     Args:
         program: the program.
         spread: the maximum size of a result that only broadcasts, in bytes.
+        most: the maximum size of another result that is larger than its operands, in bytes.
     """
 
-    def __init__(self, program: PortableProgram, spread: int = 0):
+    def __init__(self, program: PortableProgram, spread: int = 0, most: int = SMALL):
         self.program = program
-        self._spread = spread
+        self._spread, self._most = spread, most
         self.given = dict(zip(program.jaxpr.invars, program.weights))
         self._arrays = {variable: weight.array for variable, weight in self.given.items()}
         self._sources = {v: each.sources or (each.name,) for v, each in self.given.items()}
@@ -130,6 +133,16 @@ class KnownValues:
             atom = max(read, key=_bytes)
         return atom
 
+    def weights_of(self, atom: object) -> set[Any]:
+        """Returns the weights from which a known variable is computed."""
+        seen, left = {atom}, [atom]
+        while left:
+            maker = self.makers.get(left.pop())
+            new = {each for each in (maker.invars if maker else ()) if not is_literal(each)} - seen
+            left += new
+            seen |= new
+        return seen & self.given.keys()
+
     def _is_known(self, equation: Any) -> bool:
         if equation.primitive.name in _WHEN_RUN | _STORED or equation.effects:
             return False
@@ -144,7 +157,7 @@ class KnownValues:
             sizes.append(_bytes(variable))
         operands = {id(a): _bytes(a) for a in equation.invars if not is_literal(a)}
         # Runtimes broadcast by themselves.
-        least = self._spread if equation.primitive.name == "broadcast_in_dim" else SMALL
+        least = self._spread if equation.primitive.name == "broadcast_in_dim" else self._most
         return sum(sizes) <= max(least, sum(operands.values()))
 
     def array(self, atom: Any) -> Any:
@@ -213,17 +226,28 @@ def computed(program: PortableProgram) -> PortableProgram:
 def _frontier(program: PortableProgram) -> tuple[KnownValues, list[Any]]:
     """Returns the known arrays that unknown operations read, without copies of large weights."""
     # A broadcast array stays in the program; combined with others it is computed.
-    known = KnownValues(program, LARGE)
+    bounded, known = KnownValues(program, LARGE), KnownValues(program, LARGE, _INTERMEDIATE)
     while True:
         read = [atom for atom in program.jaxpr.outvars if atom in known]
         for equation in needed(program.jaxpr):
             if not all(variable in known for variable in equation.outvars):
                 read.extend(atom for atom in equation.invars if atom in known)
         frontier = list(dict.fromkeys(atom for atom in read if not is_literal(atom)))
-        left = _copies(known, frontier) or _spread(known, frontier)
+        left = _grown(known, bounded, frontier)
+        left = left or _copies(known, frontier) or _spread(known, frontier)
         if not left:
             return known, frontier
         known.forget(left)
+
+
+def _grown(known: KnownValues, bounded: KnownValues, frontier: Sequence[Any]) -> list[Any]:
+    """Returns arrays that are larger than the weights from which they are computed."""
+    return [
+        atom
+        for atom in frontier
+        if atom not in bounded
+        and _bytes(atom) > max(SMALL, sum(map(_bytes, known.weights_of(atom))))
+    ]
 
 
 def _copies(known: KnownValues, frontier: Sequence[Any]) -> list[Any]:

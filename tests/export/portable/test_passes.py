@@ -257,6 +257,25 @@ def test_large_weights_are_not_stored_twice():
     assert [each.name for each in made.weights if np.size(each.array) == table.size] == ["table"]
 
 
+def test_intermediate_results_may_be_larger_than_weights():
+    points = random(40, 8)
+
+    def apply(params, x):
+        apart = params["points"][:, None] - params["points"]  # 12,800 numbers, of 320
+        kernel = jnp.exp(-(apart**2).sum(-1)) + jnp.eye(40)
+        return jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(kernel), True), x[:, None])
+
+    def solved(params, x):
+        return x @ apply(params, params["points"][:, 0])
+
+    found, made = check({"points": points}, solved, spec("40"), (random(40),))
+    assert not {"cholesky", "exp", "triangular_solve"} & found.keys()
+    assert max(np.size(each.array) for each in made.weights) == 40
+    found, made = check({"points": points}, apply, spec("40"), (random(40),))
+    assert found["cholesky"] == 1  # its result is larger than the points
+    assert max(np.size(each.array) for each in made.weights) == points.size
+
+
 def test_tied_leaves_are_one_weight_and_calls_are_inlined():
     w = random(8, 8)
     layer = jax.jit(lambda w, x: jax.nn.relu(x @ w))
