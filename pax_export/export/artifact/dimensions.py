@@ -24,7 +24,7 @@ _MOST_TRIES = 2000
 #: Limit of evaluated expressions, because a third-party report may have any number of them.
 _MOST_READ = 1_000_000
 _LONGEST, _LARGEST = 1000, 2**63
-#: A dimension that is linear up to here is linear.
+#: A dimension that is linear up to this value of a variable is taken as linear.
 _FAR = 2**20 + 1
 
 Size = int | str
@@ -114,7 +114,7 @@ def solve_each(
         calculate: as for `evaluate_over`; ``"div"`` is a quotient without a rest.
 
     Raises:
-        ValueError: some are not linear in a variable that no other gives.
+        ValueError: a variable is only in dimensions that are not linear in it.
 
     Example:
         >>> solve_each([("n", lambda: "x"), ("3*m", lambda: "y")], lambda *each: each)["m"]
@@ -154,9 +154,9 @@ def _slopes(size: Size, variable: str) -> set[int]:
     others, slopes = [name for name in names(size) if name != variable], set()
     for other in (1, 2, 7):
         sizes = dict.fromkeys(others, other)
-        found = [value(size, {**sizes, variable: n}) for n in (0, 1, 2, 7)]
+        found = [value(size, {**sizes, variable: n}) for n in (0, 1, 2, _FAR)]
         slope = found[1] - found[0]
-        is_even = found[2] - found[1] == slope and found[3] - found[2] == 5 * slope
+        is_even = found[2] - found[1] == slope and found[3] - found[2] == (_FAR - 2) * slope
         slopes.add(slope if is_even else 0)
     return slopes
 
@@ -177,7 +177,7 @@ def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
 
 
 def constrained_names(constraint: str) -> tuple[str, ...]:
-    """The variables that a constraint speaks of.
+    """Returns the variables of a constraint.
 
     Example:
         >>> constrained_names("mod(n, 2) == m")
@@ -278,7 +278,7 @@ def _candidates_of_each(
 
 
 def _mentioned_numbers(constraints: Iterable[str]) -> Iterator[int]:
-    """Numbers that constraints speak of, and some near them."""
+    """Yields the numbers in constraints, and some near them."""
     for text in constraints:
         for digits in re.findall(r"\d{1,9}", text):
             number = int(digits)

@@ -29,7 +29,7 @@ _FLOATS = frozenset({"bfloat16", "float16", "float32", "float64"})
 
 
 def fast_on_cpus(program: Any) -> Any:
-    """The program with a second form of some operations, which CPUs take."""
+    """Returns the program with a second form of some operations, for CPUs."""
     return rewritten(program, _replacement)
 
 
@@ -43,9 +43,9 @@ def _replacement(equation: Any) -> Any:
         return None
 
     def either(*operands: Array) -> Any:
-        return lax.platform_dependent(*operands, cpu=function, default=as_it_is)
+        return lax.platform_dependent(*operands, cpu=function, default=unchanged)
 
-    def as_it_is(*operands: Array) -> Any:
+    def unchanged(*operands: Array) -> Any:
         return [equation.primitive.bind(*operands, **equation.params)]
 
     return traced(either, equation.invars)

@@ -12,6 +12,7 @@ from pax_export._types import Equation
 from pax_export.export.portable import kept
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram, again
+from pax_export.export.portable.sizes import is_number
 
 #: The padding values.
 _NEUTRAL = {
@@ -23,7 +24,7 @@ _NEUTRAL = {
 
 
 def padded_inside(program: PortableProgram) -> PortableProgram:
-    """The program without paddings that its convolutions and pools can do."""
+    """Returns the program with paddings moved into the convolutions and pools that read them."""
     known = KnownValues(program)
     pads: dict[Any, tuple[Any, Any]] = {}
 
@@ -37,19 +38,19 @@ def padded_inside(program: PortableProgram) -> PortableProgram:
             pad, x = found
             padding = _combine_padding(equation, pad)
             value = pad.invars[1]
-            if padding is not None and value in known and is_neutral(equation, pad, value):
+            if padding is not None and value in known and is_neutral(equation, pad, padding):
                 return again(equation, [x, *operands[1:]], padding=padding)
         return bind_equation(equation, operands)
 
-    def is_neutral(equation: Any, pad: Any, value: object) -> bool:
-        number = known.array(value)
+    def is_neutral(equation: Any, pad: Any, padding: Sequence[tuple[int, int]]) -> bool:
+        number = known.array(pad.invars[1])
         if number == _NEUTRAL[equation.primitive.name]:
             return True
         if equation.primitive.name != "reduce_window_max" or pad.invars[0] not in at_least:
             return False
         # Nothing is smaller, and every window has something that is no padding.
-        sides, widths = pad.params["padding_config"], equation.params["window_dimensions"]
-        inside = all(max(side[:2]) < width for side, width in zip(sides, widths) if any(side))
+        widths = equation.params["window_dimensions"]
+        inside = all(max(ends) < width for ends, width in zip(padding, widths))
         return bool(inside and number <= at_least[pad.invars[0]])
 
     at_least = {
@@ -63,9 +64,11 @@ def padded_inside(program: PortableProgram) -> PortableProgram:
 
 
 def _combine_padding(equation: Any, pad: Any) -> tuple[tuple[int, int], ...] | None:
-    """The padding of both; None where that is not the same."""
+    """Returns the sum of both paddings, or None if it is not equivalent."""
     config, told = pad.params["padding_config"], equation.params
-    if any(not isinstance(n, (int, np.integer)) or n < 0 for side in config for n in side):
+    if not all(is_number(n) for ends in (*config, *told["padding"]) for n in ends):
+        return None
+    if any(n < 0 for side in config for n in side):
         return None
     if any(inner for _, _, inner in config):
         return None

@@ -90,3 +90,9 @@ def test_a_constraint_moves_its_own_variables_only():
     assert all(each["t"] >= 2 * each["batch"] and each["t"] % 8 == 0 for each in together)
     assert min(each["batch"] for each in together) == 1
     assert dimensions.choose(batch, ("t == batch", "t >= 7"))[0] == {"batch": 7, "t": 7}
+
+
+@pytest.mark.parametrize("size", ["mod(n, 8)", "min(n, 100)", "max(n, 3)", "n^2", "floordiv(n, 2)"])
+def test_a_variable_is_not_solved_from_a_dimension_that_is_not_linear_everywhere(size):
+    with pytest.raises(ValueError, match="the sizes"):
+        dimensions.solve_each([(size, lambda: "x")], lambda *each: each)

@@ -245,6 +245,14 @@ def test_a_padding_goes_into_a_convolution_or_a_pool():
     found, _ = check(params, other, spec("batch, 8, 8, 4"), *BATCHES)
     assert found["pad"] == 2  # neither is neutral there
 
+    def beyond(params, x):  # the first windows are in the paddings
+        wide = lax.pad(jax.nn.relu(x), 0.0, ((0, 0, 0), (2, 0, 0), (0, 0, 0), (0, 0, 0)))
+        edges = ((0, 0), (2, 0), (0, 0), (0, 0))
+        return lax.reduce_window(wide, -jnp.inf, lax.max, (1, 3, 1, 1), (1, 1, 1, 1), edges)
+
+    found, _ = check(params, beyond, spec("batch, 8, 8, 4"), *BATCHES)
+    assert found["pad"] == 1
+
 
 def test_large_weights_are_not_stored_twice():
     table = random(64, LARGE // 64)

@@ -13,6 +13,7 @@ import numpy as np
 
 from pax_export.export.formats.onnx.values import is_number
 from pax_export.export.portable import RuleTable
+from pax_export.export.portable.decompositions.convolutions import is_padded_as_same
 
 RULES = RuleTable()
 rule = RULES.rule
@@ -23,9 +24,11 @@ def is_pool(equation: Any) -> bool:
     told, x = equation.params, equation.invars[0].aval
     widths, steps = told["window_dimensions"], told["window_strides"]
     sides = [side for pair in told["padding"] for side in pair]
-    if x.dtype != np.float32 or not all(map(is_number, (*widths, *steps, *sides))):
+    if x.dtype != np.float32 or not all(map(is_number, (*widths, *steps))):
         return False
     plain = (*widths[:2], *steps[:2], *told["base_dilation"], *told["window_dilation"])
     if not 3 <= x.ndim <= 5 or any(each != 1 for each in plain):
         return False
+    if not all(map(is_number, sides)):
+        return equation.primitive.name == "reduce_window_max" and is_padded_as_same(equation)
     return all(0 <= side < width for pair, width in zip(told["padding"], widths) for side in pair)

@@ -46,16 +46,38 @@ def pad(x: Array, value: Array, *, padding_config: Sequence[tuple[Any, Any, Any]
     return lax.pad(x, value, edges)
 
 
+def is_padded_as_same(equation: Any) -> bool:
+    """Whether the padding of a convolution or pool is ``"SAME"``, which runtimes have for any size.
+
+    They do not have it for dilated windows.
+    """
+    params, (x, *others) = equation.params, equation.invars
+    if others:
+        lhs, rhs, _ = params["dimension_numbers"]
+        sizes = [x.aval.shape[axis] for axis in lhs[2:]]
+        taps = [others[0].aval.shape[axis] for axis in rhs[2:]]
+        gaps = params["lhs_dilation"], params["rhs_dilation"]
+    else:
+        sizes, taps = x.aval.shape, params["window_dimensions"]
+        gaps = params["base_dilation"], params["window_dilation"]
+    if not is_static(taps) or any(each != 1 for gap in gaps for each in gap):
+        return False
+    same = lax.padtype_to_pads(sizes, taps, params["window_strides"], "SAME")
+    return all(tuple(one) == tuple(other) for one, other in zip(same, params["padding"]))
+
+
 def is_plain_convolution(equation: Any) -> bool:
     """Returns whether runtimes support a convolution: float32 or less, over at most three axes.
 
     Kernels and groups have static sizes, there are no batch groups, and padding is neither between
-    elements nor negative.
+    elements nor negative; symbolic padding is ``"SAME"``.
     """
     params, kernel, (result,) = equation.params, equation.invars[1], equation.outvars
     taps = [kernel.aval.shape[axis] for axis in params["dimension_numbers"].rhs_spec]
     ends = [end for pair in params["padding"] for end in pair]
-    numbers = (*taps, *ends, params["feature_group_count"], params["batch_group_count"])
+    numbers = (*taps, params["feature_group_count"], params["batch_group_count"])
+    if not is_static(ends) and not is_padded_as_same(equation):
+        return False
     if not is_static(numbers) or len(taps) > 5 or params["batch_group_count"] != 1:
         return False
     if result.aval.dtype.name not in ("float32", "float16", "bfloat16"):

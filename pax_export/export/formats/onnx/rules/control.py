@@ -66,11 +66,11 @@ def while_(
         after = builder.inline(body_jaxpr, [*of_body, *inside])
         (more,) = builder.inline(cond_jaxpr, [*of_cond, *after])
     turn = builder.new_name("turn")
-    names = _loop(builder, turn, None, start, state, inside, nodes, [more, *after])
+    names = _write_loop(builder, turn, None, start, state, inside, nodes, [more, *after])
     return values_of(results, names)
 
 
-def _loop(
+def _write_loop(
     builder: GraphBuilder,
     turn: str,
     count: Any,
@@ -80,7 +80,7 @@ def _loop(
     nodes: Sequence[Any],
     made: Sequence[Value],
 ) -> list[str]:
-    """A loop whose body computes the condition and the next state."""
+    """Writes a loop whose body computes the condition and the next state."""
     given = [
         builder.entry(turn, np.int64, ()),
         builder.entry(builder.new_name("again"), np.bool_, ()),
@@ -93,7 +93,7 @@ def _loop(
 
 @rule("scan")
 def scan(builder: GraphBuilder, results: Results, *operands: Value, **told: Any) -> list[Value]:
-    """A scan of ONNX, or a loop."""
+    """Writes a `Scan`, or a loop where runtimes do not support one."""
     consts, state, rows = scan_operands(told, operands)
     num_carry, jaxpr, length, reverse = (
         len(state),
@@ -107,9 +107,11 @@ def scan(builder: GraphBuilder, results: Results, *operands: Value, **told: Any)
     def scanning() -> list[Value]:
         if _is_plain(nodes, made[:num_carry], pieces):
             ends = [*state, *rows], [*carried, *pieces]
-            names = _scan(builder, consts, *ends, nodes, made, num_carry, reverse)
+            names = _write_scan(builder, consts, *ends, nodes, made, num_carry, reverse)
         else:
-            names = _counted(builder, length, state, carried, rows, pieces, nodes, made, reverse)
+            names = _scan_by_loop(
+                builder, length, state, carried, rows, pieces, nodes, made, reverse
+            )
         return values_of(results, names)
 
     def nothing() -> list[Value]:
@@ -152,7 +154,7 @@ def _is_plain(nodes: Sequence[Any], states: Sequence[Value], pieces: Sequence[Va
     return moved.isdisjoint(names) and not read.isdisjoint(names)
 
 
-def _counted(
+def _scan_by_loop(
     builder: GraphBuilder,
     length: Any,
     state: Sequence[Value],
@@ -163,7 +165,7 @@ def _counted(
     made: Sequence[Value],
     reverse: bool,
 ) -> list[str]:
-    """A scan as a loop, which takes onnxruntime a little longer."""
+    """Writes a scan as a loop, which takes onnxruntime a little longer."""
     turn, one = builder.new_name("turn"), np.array(1, np.int64)
     count = builder.squeeze(builder.sizes.one(length), [0])
     goes_on = builder.literal(np.array(True))
@@ -172,14 +174,16 @@ def _counted(
         for row, piece in zip(rows, pieces):
             builder("Gather", row, place, axis=0)
             begun[-1].output[:] = [piece.name]
-    names = _loop(builder, turn, count, goes_on, state, carried, [*begun, *nodes], [goes_on, *made])
+    names = _write_loop(
+        builder, turn, count, goes_on, state, carried, [*begun, *nodes], [goes_on, *made]
+    )
     if reverse:
         ends = [np.array([n], np.int64) for n in (-1, np.iinfo(np.int64).min, 0, -1)]
         names[len(state) :] = [builder("Slice", name, *ends) for name in names[len(state) :]]
     return names
 
 
-def _scan(
+def _write_scan(
     builder: GraphBuilder,
     consts: Sequence[Value],
     operands: Sequence[Value],

@@ -10,11 +10,12 @@ import numpy as np
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.slices import backwards
+from pax_export.export.formats.onnx.rules.windows import pads_of
 from pax_export.export.formats.onnx.values import Value, carrier, is_number
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
 
 Results = Sequence[Any]
-#: Over more axes than this onnxruntime does not convolve.
+#: The largest number of axes over which onnxruntime convolves.
 _MOST_AXES = 3
 
 
@@ -60,7 +61,7 @@ def conv_general_dilated(
         made = builder("ConvTranspose", left, turned, strides=list(lhs_dilation), **told, **pads)
     else:
         told |= {"kernel_shape": [int(each) for each in taps[2:]], "strides": list(window_strides)}
-        told["pads"] = [int(pair[side]) for side in (0, 1) for pair in padding]
+        told |= pads_of(padding)
         made = builder("Conv", left, right, **told)
     back = [int(axis) for axis in np.argsort(out_spec)]
     return builder.fit(builder.transpose(made, back), result.dtype)
@@ -93,7 +94,7 @@ def _pads_of_transposed(
 def _transpose_kernel(
     builder: GraphBuilder, kernel: object, taps: Sequence[int], groups: int
 ) -> Any:
-    """A kernel as a transposed convolution has it: backwards, and with features in first."""
+    """Returns the kernel of a transposed convolution: backwards, with input features first."""
     outside, inside, *space = map(int, taps)
     axes = range(2, len(taps))
     kernel = backwards(builder, kernel, axes)

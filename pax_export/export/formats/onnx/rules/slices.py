@@ -82,32 +82,32 @@ def window(builder: GraphBuilder, x: Value, *starts: Value, sizes: Sequence[Any]
     axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], sizes[axis])]
     if not axes:
         return x
-    begin = _begins(builder, [starts[axis] for axis in axes])
-    end = _added(builder, begin, builder.sizes.shape([sizes[axis] for axis in axes]))
+    begin = _starts_array(builder, [starts[axis] for axis in axes])
+    end = _add(builder, begin, builder.sizes.shape([sizes[axis] for axis in axes]))
     return builder("Slice", x, begin, end, np.array(axes, np.int64))
 
 
 def put_window(builder: GraphBuilder, x: Value, update: Value, *starts: Value) -> str:
     axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
-    places = {axis: _begins(builder, [starts[axis]]) for axis in axes}
-    return _updated(builder, x.name, update, axes, places)
+    places = {axis: _starts_array(builder, [starts[axis]]) for axis in axes}
+    return _replace_window(builder, x.name, update, axes, places)
 
 
-def _begins(builder: GraphBuilder, starts: Sequence[Value]) -> Any:
-    """Numbers as one array of int64."""
+def _starts_array(builder: GraphBuilder, starts: Sequence[Value]) -> Any:
+    """Returns starts as one array of int64."""
     if all(each.known is not None for each in starts):
         return np.array([int(each.known) for each in starts if each.known is not None], np.int64)
     numbers = [builder.unsqueeze(builder.cast(each, np.int64), [0]) for each in starts]
     return numbers[0] if len(numbers) == 1 else builder("Concat", *numbers, axis=0)
 
 
-def _added(builder: GraphBuilder, one: Any, other: Any) -> Any:
+def _add(builder: GraphBuilder, one: Any, other: Any) -> Any:
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return one + other
     return builder("Add", one, other)
 
 
-def _updated(
+def _replace_window(
     builder: GraphBuilder, name: str, update: Value, axes: Sequence[int], places: dict[int, Any]
 ) -> str:
     """Concatenates the parts before, in place of, and after the update, axis by axis."""
@@ -115,9 +115,9 @@ def _updated(
         return update.name
     axis, begin = axes[0], places[axes[0]]
     at = np.array([axis], np.int64)
-    end = _added(builder, begin, builder.sizes.one(update.shape[axis]))
+    end = _add(builder, begin, builder.sizes.one(update.shape[axis]))
     within = builder("Slice", name, begin, end, at) if len(axes) > 1 else name
-    within = _updated(builder, within, update, axes[1:], places)
+    within = _replace_window(builder, within, update, axes[1:], places)
     before = builder("Slice", name, np.zeros(1, np.int64), begin, at)
     after = builder("Slice", name, end, np.array([np.iinfo(np.int64).max], np.int64), at)
     return builder("Concat", before, within, after, axis=axis)

@@ -8,23 +8,23 @@ from typing import Any
 
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import is_pool, rule
-from pax_export.export.formats.onnx.values import Value
+from pax_export.export.formats.onnx.values import Value, is_number
 
 Results = Sequence[Any]
 
 
 @rule("reduce_window_max", when=is_pool)
 def max_pool(builder: GraphBuilder, results: Results, x: Value, **window: Any) -> str:
-    return builder("MaxPool", x, **_told(**window))
+    return builder("MaxPool", x, **_pool_attributes(**window))
 
 
 @rule("reduce_window_sum", when=is_pool)
 def sum_pool(builder: GraphBuilder, results: Results, x: Value, **window: Any) -> str:
-    means = builder("AveragePool", x, count_include_pad=1, **_told(**window))
+    means = builder("AveragePool", x, count_include_pad=1, **_pool_attributes(**window))
     return builder("Mul", means, builder.like(math.prod(window["window_dimensions"]), x))
 
 
-def _told(
+def _pool_attributes(
     *,
     window_dimensions: Sequence[int],
     window_strides: Sequence[int],
@@ -34,5 +34,13 @@ def _told(
     return {
         "kernel_shape": list(window_dimensions[2:]),
         "strides": list(window_strides[2:]),
-        "pads": [int(pair[side]) for side in (0, 1) for pair in padding[2:]],
+        **pads_of(padding[2:]),
     }
+
+
+def pads_of(padding: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+    """Returns the attribute for padding, which is ``"SAME"`` if it is symbolic."""
+    ends = [pair[side] for side in (0, 1) for pair in padding]
+    if not all(map(is_number, ends)):
+        return {"auto_pad": "SAME_UPPER"}
+    return {"pads": [int(each) for each in ends]}

@@ -44,10 +44,12 @@ def _swapped(x: Tensor) -> list[int]:
     return [*range(rank - 2), rank - 1, rank - 2]
 
 
-def conv2d(x: Tensor, kernel: Tensor, strides: Sequence[int], dilations: Sequence[int]) -> Tensor:
-    """A convolution with a kernel of height, width, inputs, outputs."""
+def conv2d(
+    x: Tensor, kernel: Tensor, strides: Sequence[int], dilations: Sequence[int], same: bool = False
+) -> Tensor:
+    """A convolution with a kernel of height, width, inputs, outputs; padded if it is `same`."""
     weights = transpose(kernel, [3, 0, 1, 2])
-    x, padding = unpadded(x, kernel.shape, strides, dilations)
+    x, padding = (x, "SAME") if same else unpadded(x, kernel.shape, strides, dilations)
     sizes = _windows(x, kernel.shape, strides, padding, dilations)
     return emit(
         "CONV_2D", [x, weights, _no_bias(weights.shape[0])],
@@ -56,12 +58,12 @@ def conv2d(x: Tensor, kernel: Tensor, strides: Sequence[int], dilations: Sequenc
 
 
 def depthwise_conv2d(
-    x: Tensor, kernel: Tensor, strides: Sequence[int], dilations: Sequence[int]
+    x: Tensor, kernel: Tensor, strides: Sequence[int], dilations: Sequence[int], same: bool = False
 ) -> Tensor:
     """A convolution of each channel alone, by a kernel of height, width, channels, multiples."""
     height, width, channels, multiple = kernel.shape
     weights = moves.reshape(kernel, [1, height, width, channels * multiple])
-    x, padding = unpadded(x, kernel.shape, strides, dilations)
+    x, padding = (x, "SAME") if same else unpadded(x, kernel.shape, strides, dilations)
     sizes = _windows(x, kernel.shape, strides, padding, dilations)
     return emit(
         "DEPTHWISE_CONV_2D", [x, weights, _no_bias(weights.shape[3])],
@@ -100,13 +102,14 @@ def conv2d_of_blocks(x: Tensor, kernel: Tensor) -> Tensor:
     return emit("DEPTH_TO_SPACE", [found], [(shape, x.dtype)], block_size=int(size))[0]
 
 
-def conv3d(x: Tensor, kernel: Tensor, strides: Sequence[int]) -> Tensor:
-    """A convolution of three dimensions, without padding."""
-    sizes = _windows(x, kernel.shape, strides, "VALID", (1, 1, 1))
+def conv3d(x: Tensor, kernel: Tensor, strides: Sequence[int], same: bool) -> Tensor:
+    """A convolution of three dimensions, without padding unless it is `same`."""
+    padding = "SAME" if same else "VALID"
+    sizes = _windows(x, kernel.shape, strides, padding, (1, 1, 1))
     options = dict(zip(("stride_d", "stride_h", "stride_w"), map(int, strides)))
     return emit(
         "CONV_3D", [x, kernel], [([x.shape[0], *sizes, kernel.shape[-1]], x.dtype)],
-        padding="VALID", dilation_d_factor=1, dilation_h_factor=1, dilation_w_factor=1, **options,
+        padding=padding, dilation_d_factor=1, dilation_h_factor=1, dilation_w_factor=1, **options,
     )[0]  # fmt: skip
 
 
@@ -141,9 +144,9 @@ def _is_same(
 
 
 def max_pool(x: Tensor, window: Sequence[int], strides: Sequence[int], edges: Any) -> Tensor:
-    """The maximum over windows, without padding."""
-    padding = "VALID"
-    if edges.any():
+    """The maximum over windows; padding is ``"SAME"`` if `edges` is None."""
+    padding = "SAME" if edges is None else "VALID"
+    if edges is not None and edges.any():
         if _is_same(x, edges, window, strides, (1, 1)):
             padding = "SAME"
         else:

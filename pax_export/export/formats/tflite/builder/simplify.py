@@ -1,4 +1,4 @@
-"""Removes and fuses operators: kernels add biases, and apply ReLU to what they have computed."""
+"""Removes and fuses operators: kernels add biases and apply ReLU to their results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from pax_export.export.formats.tflite.builder.encode import graphs_of
 from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor
 
-#: Which inputs of an operator are its weights and its bias, and the axis of the results in these.
+#: The positions of the weights and the bias among inputs, and the axis of channels in the weights.
 _CHANNELS = {
     "CONV_2D": (1, 2, 0), "DEPTHWISE_CONV_2D": (1, 2, 3), "FULLY_CONNECTED": (1, 2, 0),
     "TRANSPOSE_CONV": (1, 3, 0),
@@ -23,7 +23,7 @@ _ACTIVATIONS = ("RELU", "RELU6")
 
 
 def simplify(graph: Graph) -> None:
-    """Takes operators out of a graph."""
+    """Removes and fuses operators of a graph."""
     drop_unread(graph)
     _Fusion(graph).run()
     drop_unread(graph)
@@ -31,7 +31,7 @@ def simplify(graph: Graph) -> None:
 
 
 def computed_weights(graphs: Iterable[Graph]) -> set[str]:
-    """The names of weights that graphs have in the numbers of other constants only."""
+    """Returns the names of weights that are only in the numbers of other constants."""
     operators = (each for graph in graphs_of(graphs) for each in graph.operators)
     held = (x for each in operators for x in each.inputs if x is not None and x.value is not None)
     numbers = (x if x.twin is None else x.twin.scales_of_leaf for x in held)
@@ -46,7 +46,7 @@ _MOST_AXES = 5
 
 
 def _copy_shared(graph: Graph) -> None:
-    """Puts a copy before a reshape whose result would be written over what others still read.
+    """Inserts a copy before a reshape whose result would overwrite an array that others read.
 
     LiteRT writes results of elementwise kernels over their operand if nothing else reads it.  It
     counts the readers of the first tensor of such a chain only: of ``b = (x + 1) * 2``, two
@@ -77,29 +77,29 @@ def _copy_shared(graph: Graph) -> None:
 def _in_memory_of_another(
     tensor: Tensor, graph: Graph, reads: Mapping[int, Sequence[object]]
 ) -> bool:
-    """Whether a kernel may have written it over its operand, which was a result as well."""
+    """Whether a kernel may have written a tensor over its operand, which is a result as well."""
     made = tensor.operator if tensor.graph is graph else None
     return made is not None and any(
         each is not None
         and each.operator is not None
         and each.graph is graph
         and len(reads[id(each)]) == 1
-        and (made.name in _SAME_BYTES or _fits(each, tensor))
+        and (made.name in _SAME_BYTES or _has_same_bytes(each, tensor))
         for each in made.inputs
     )
 
 
 def _is_written_over(tensor: Tensor, reads: Mapping[int, Sequence[Operator | None]]) -> bool:
-    """Whether its only reader may write its own result over it."""
+    """Whether the only reader of a tensor may write its result over it."""
     readers = reads.get(id(tensor), ())
     if len(readers) != 1 or readers[0] is None:
         return False
     (result, *_) = readers[0].outputs
     same = readers[0].name in _SAME_BYTES
-    return _is_written_over(result, reads) if same else _fits(tensor, result)
+    return _is_written_over(result, reads) if same else _has_same_bytes(tensor, result)
 
 
-def _fits(tensor: Tensor, result: Tensor) -> bool:
+def _has_same_bytes(tensor: Tensor, result: Tensor) -> bool:
     same = list(tensor.shape) == list(result.shape)
     return same and tensor.dtype.itemsize == result.dtype.itemsize
 
@@ -114,7 +114,7 @@ def _copy_of(tensor: Tensor, graph: Graph) -> Operator:
 
 
 def drop_unread(graph: Graph) -> None:
-    """Takes operators out whose results nothing reads."""
+    """Removes operators whose results are not read."""
     read = {id(each) for each in graph.outputs}
     kept = []
     for operator in reversed(graph.operators):
@@ -137,8 +137,8 @@ class _Fusion:
     def run(self) -> None:
         kept = []
         for operator in self._graph.operators:
-            operator.inputs = [self._now(each) for each in operator.inputs]
-            found = self._fused(operator)
+            operator.inputs = [self._replacement_of(each) for each in operator.inputs]
+            found = self._fuse_operator(operator)
             if found is None:
                 kept.append(operator)
                 continue
@@ -146,20 +146,20 @@ class _Fusion:
             self._instead[id(old)] = found
             self._reads[id(found)] = self._reads.get(id(old), 0)
         self._graph.operators[:] = kept
-        self._graph.outputs = [self._now(each) for each in self._graph.outputs]
+        self._graph.outputs = [self._replacement_of(each) for each in self._graph.outputs]
 
-    def _now(self, tensor: object) -> Any:
+    def _replacement_of(self, tensor: object) -> Any:
         return self._instead.get(id(tensor), tensor)
 
-    def _fused(self, operator: Operator) -> Tensor | None:
-        """A tensor that is the result of this operator from now on, if it is not needed."""
+    def _fuse_operator(self, operator: Operator) -> Tensor | None:
+        """Returns the tensor that replaces the result of an operator, or None to keep it."""
         if operator.name in _ACTIVATIONS:
-            return self._activated(operator)
+            return self._fuse_activation(operator)
         if operator.name == "RESHAPE":
-            return self._kept(operator)
+            return self._keep_axes(operator)
         if operator.name == "DIV":
-            return self._undone(operator)
-        return self._biased(operator) if operator.name == "ADD" else None
+            return self._undo_product(operator)
+        return self._fuse_bias(operator) if operator.name == "ADD" else None
 
     def _producer(self, tensor: Tensor) -> Operator | None:
         """Returns the operator of a tensor with one reader, before reshapes that keep channels."""
@@ -173,7 +173,7 @@ class _Fusion:
             tensor = source
         return None
 
-    def _activated(self, operator: Operator) -> Tensor | None:
+    def _fuse_activation(self, operator: Operator) -> Tensor | None:
         (x,) = operator.inputs
         made = self._producer(x)
         if made is None or made.name not in _ACTIVATED or _is_activated(made):
@@ -183,8 +183,8 @@ class _Fusion:
         made.options = {**made.options, "fused_activation_function": operator.name}
         return x
 
-    def _kept(self, operator: Operator) -> Tensor | None:
-        """A reduction that keeps its axes, where they are put back behind it."""
+    def _keep_axes(self, operator: Operator) -> Tensor | None:
+        """Lets a reduction keep its axes if a reshape inserts them again."""
         (x, _), (result,) = operator.inputs, operator.outputs
         made = x.operator if self._reads.get(id(x)) == 1 and x.graph is self._graph else None
         if made is None or made.name not in _REDUCTIONS or made.options["keep_dims"]:
@@ -198,7 +198,7 @@ class _Fusion:
         x.shape = result.shape
         return x
 
-    def _undone(self, operator: Operator) -> Tensor | None:
+    def _undo_product(self, operator: Operator) -> Tensor | None:
         """Returns the means of a pool whose sums are divided by the size of its windows."""
         x, number = operator.inputs
         made = self._producer(x)
@@ -209,8 +209,8 @@ class _Fusion:
         is_undone = is_undone and number.value.size == 1 and np.all(number.value == size.value)
         return means if is_undone else None
 
-    def _biased(self, operator: Operator) -> Tensor | None:
-        """A layer without a bias, which has what is added to each channel as its bias."""
+    def _fuse_bias(self, operator: Operator) -> Tensor | None:
+        """Makes a vector that is added to each channel the bias of a layer without one."""
         x, other = operator.inputs
         if x.value is not None:
             x, other = other, x

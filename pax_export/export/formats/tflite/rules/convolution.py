@@ -44,14 +44,20 @@ def convolution(op: Operation, x: Tensor, kernel: Tensor) -> Any:
     )
     x, kernel = transpose(x, x_axes), transpose(kernel, kernel_axes)
     if any(each != 1 for each in params["lhs_dilation"]):
-        found = _transposed(op, x, kernel, shape, window, params["lhs_dilation"])
+        found = _convolve_transposed(op, x, kernel, shape, window, params["lhs_dilation"])
     else:
-        widths = [(0, 0), *params["padding"], (0, 0)]
-        x = padded(op, x, lite.constant(0.0), widths)
-        shape = [size + low + high for size, (low, high) in zip(shape, widths)]
-        found = _grouped(op, x, kernel, shape, window)
+        if not _pads_itself(op):
+            widths = [(0, 0), *params["padding"], (0, 0)]
+            x = padded(op, x, lite.constant(0.0), widths)
+            shape = [size + low + high for size, (low, high) in zip(shape, widths)]
+        found = _convolve_groups(op, x, kernel, shape, window)
     whole = [op.shape[axis] for axis in _result_axes(numbers)]
     return _restore_axes(wrapped(found, result_kind), numbers, whole)
+
+
+def _pads_itself(op: Operation) -> bool:
+    """Whether padding is symbolic, and that of the operator."""
+    return not all(is_static(end) for pair in op.params["padding"] for end in pair)
 
 
 def _result_axes(numbers: Any) -> list[int]:
@@ -60,14 +66,14 @@ def _result_axes(numbers: Any) -> list[int]:
 
 
 def _restore_axes(found: Any, numbers: Tensor, whole: Sequence[Any]) -> Any:
-    """A result in the order of axes that the program has."""
+    """Returns a result in the order of axes of the program."""
     found.set_shape([int(size) if is_static(size) else None for size in whole])
     axes = _result_axes(numbers)
     return transpose(found, [axes.index(axis) for axis in range(len(axes))])
 
 
 def _is_transposed(equation: Any) -> bool:
-    """Whether it is an image spread with zeros, as TFLite has an operator for."""
+    """Whether TFLite has the convolution as an operator: images with zeros between elements."""
     params, (x, kernel) = equation.params, equation.invars
     lhs, rhs, _ = params["dimension_numbers"]
     sizes = [x.aval.shape[axis] for axis in lhs[1:]]
@@ -81,7 +87,7 @@ def _is_transposed(equation: Any) -> bool:
     return is_float and all(each == 1 for each in ones) and max(params["lhs_dilation"]) > 1
 
 
-def _transposed(
+def _convolve_transposed(
     op: Operation, x: Any, kernel: Any, shape: Any, window: Any, spread: Sequence[int]
 ) -> Any:
     turned = moves.reverse(moves.reverse(kernel, [0]), [1])
@@ -114,19 +120,21 @@ def _is_same(edges: Sequence[int], step: int, width: int) -> bool:
     return cut >= 0 and tuple(edges) == (width - 1 - cut // 2, width - 1 - cut + cut // 2)
 
 
-def _grouped(op: Operation, x: Tensor, kernel: Tensor, shape: list[Any], window: list[Any]) -> Any:
+def _convolve_groups(
+    op: Operation, x: Tensor, kernel: Tensor, shape: list[Any], window: list[Any]
+) -> Any:
     groups = int(op.params["feature_group_count"])
     if groups == 1:
-        return _convolved(op, x, kernel, shape, window)
+        return _convolve_all(op, x, kernel, shape, window)
     channels = int(shape[-1])
     if groups == channels and len(window) in (3, 4):
-        return _depthwise(op, x, kernel, shape, window)
+        return _convolve_depthwise(op, x, kernel, shape, window)
     each, made = channels // groups, int(window[-1]) // groups
     pieces = []
     for group in range(groups):
         part = x[..., group * each : (group + 1) * each]
         filters = kernel[..., group * made : (group + 1) * made]
-        pieces.append(_convolved(op, part, filters, [*shape[:-1], each], [*window[:-1], made]))
+        pieces.append(_convolve_all(op, part, filters, [*shape[:-1], each], [*window[:-1], made]))
     return moves.concat(pieces, -1)
 
 
@@ -136,7 +144,7 @@ def _steps(op: Operation) -> tuple[list[int], list[int]]:
     return strides, [int(each) for each in dilation]
 
 
-def _convolved(op: Operation, x: Any, kernel: Tensor, shape: Any, window: Any) -> Any:
+def _convolve_all(op: Operation, x: Any, kernel: Tensor, shape: Any, window: Any) -> Any:
     strides, dilation = _steps(op)
     if len(strides) == 0:
         return layers.matmul(x, kernel)
@@ -145,12 +153,12 @@ def _convolved(op: Operation, x: Any, kernel: Tensor, shape: Any, window: Any) -
         kernel = moves.expand_dims(kernel, 0)
         strides, dilation = [1, *strides], [1, *dilation]
     if len(strides) == 2:
-        found = layers.conv2d(x, kernel, strides, dilation)
+        found = layers.conv2d(x, kernel, strides, dilation, _pads_itself(op))
         return moves.squeeze(found, 1) if len(window) == 3 else found
-    return layers.conv3d(x, kernel, strides)
+    return layers.conv3d(x, kernel, strides, _pads_itself(op))
 
 
-def _depthwise(op: Operation, x: Any, kernel: Any, shape: Any, window: Any) -> Any:
+def _convolve_depthwise(op: Operation, x: Any, kernel: Any, shape: Any, window: Any) -> Any:
     strides, dilation = _steps(op)
     if len(strides) == 1:
         x = reshape(x, [shape[0], 1, *shape[1:]], op.sizes)
@@ -158,5 +166,5 @@ def _depthwise(op: Operation, x: Any, kernel: Any, shape: Any, window: Any) -> A
         strides, dilation = [1, *strides], [1, *dilation]
     channels = int(shape[-1])
     kernel = moves.reshape(kernel, [*kernel.shape[:2], channels, int(window[-1]) // channels])
-    found = layers.depthwise_conv2d(x, kernel, strides, dilation)
+    found = layers.depthwise_conv2d(x, kernel, strides, dilation, _pads_itself(op))
     return moves.squeeze(found, 1) if len(window) == 3 else found

@@ -12,6 +12,7 @@ from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.tensors import is_static, reshape, transpose
+from pax_export.export.portable.decompositions.convolutions import is_padded_as_same
 
 
 def is_pool(equation: Any) -> bool:
@@ -21,8 +22,11 @@ def is_pool(equation: Any) -> bool:
     if rank not in (3, 4) or struct.dtype != np.float32:
         return False
     widths = params["padding"]
-    numbers = [*params["window_dimensions"], *(end for pair in widths for end in pair)]
-    if not all(is_static(each) and each >= 0 for each in numbers):
+    ends = [end for pair in widths for end in pair]
+    if not all(map(is_static, ends)):
+        is_largest = equation.primitive.name == "reduce_window_max"
+        return is_largest and is_padded_as_same(equation) and len(_axes(params)) == rank - 2
+    if not all(is_static(each) and each >= 0 for each in (*params["window_dimensions"], *ends)):
         return False
     if any(each != 1 for name in ("base_dilation", "window_dilation") for each in params[name]):
         return False
@@ -51,7 +55,8 @@ def pool(op: Operation, x: Tensor) -> Any:
         sizes = [op.operands[0].shape[axis] for axis in order]
         x = reshape(x, [sizes[0], 1, *sizes[1:]], op.sizes)
         window, strides, widths = [1, *window], [1, *strides], [(0, 0), *widths]
-    edges = np.array([(0, 0), *widths, (0, 0)], np.int32)
+    is_known = all(is_static(end) for pair in widths for end in pair)
+    edges = np.array([(0, 0), *widths, (0, 0)], np.int32) if is_known else None
     if op.name == "reduce_window_max":
         found = layers.max_pool(x, window, strides, edges)
     else:
