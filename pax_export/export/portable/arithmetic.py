@@ -36,9 +36,7 @@ _INTERMEDIATE = 1 << 22
 #: Operations that numpy computes as jax does, for these dtypes; compiling takes longer.
 _BY_NUMPY = frozenset({"float32", "float64", "int32", "int64"})
 #: Operations that only move elements, of any dtype.
-MOVES = frozenset(
-    "transpose squeeze expand_dims rev broadcast_in_dim reshape slice concatenate".split()
-)
+MOVES = frozenset("transpose squeeze rev broadcast_in_dim reshape slice concatenate".split())
 #: Operations without operands whose results are known only at run time.
 _WHEN_RUN = frozenset({"dim_as_value", "platform_index", "axis_index"})
 #: Operations that are not evaluated although they are known, because files store the integers.
@@ -77,7 +75,6 @@ _NUMPY: dict[str, Callable[..., Any]] = {
         x if dimensions is None else x.transpose(dimensions)
     ).reshape(new_sizes),
     "squeeze": lambda x, dimensions, **_: x.squeeze(tuple(dimensions)),
-    "expand_dims": lambda x, dimensions, **_: np.expand_dims(x, tuple(dimensions)),
     "rev": lambda x, dimensions, **_: np.flip(x, dimensions),
     "broadcast_in_dim": _broadcast,
     "concatenate": lambda *xs, dimension, **_: np.concatenate(xs, dimension),

@@ -19,7 +19,7 @@ from pax_export._types import Array, DTypeLike, Equation
 from pax_export.export.portable.program import is_static, source_of
 
 #: Operations that return their operand; a conversion does if the dtype does not change.
-_SAME = "copy copy_p stop_gradient optimization_barrier pvary convert_element_type".split()
+_SAME = "copy stop_gradient optimization_barrier pvary convert_element_type".split()
 
 
 @dataclass(frozen=True, eq=False)

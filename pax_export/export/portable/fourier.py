@@ -63,9 +63,9 @@ def _transform(
     kind, length = fft_type.name, fft_lengths[-1]
     direction = _BACKWARD if kind.startswith("I") else _FORWARD
 
-    def along_axis(x: ComplexPair, axis: int, *sizes: Any) -> ComplexPair:
+    def along_axis(x: ComplexPair, axis: int, length: Any, frequencies: Any) -> ComplexPair:
         moved = jax.tree.map(lambda part: jnp.moveaxis(part, axis, -1), x)
-        found = along(moved, *sizes, direction)
+        found = along(moved, length, frequencies, direction)
         return jax.tree.map(lambda part: jnp.moveaxis(part, -1, axis), found)
 
     if kind != "IRFFT":

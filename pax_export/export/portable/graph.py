@@ -13,7 +13,7 @@ from pax_export._jaxpr import is_literal
 from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram
 
-_TRANSPARENT = frozenset({"copy", "copy_p", "stop_gradient", "optimization_barrier", "pvary"})
+_TRANSPARENT = frozenset({"copy", "stop_gradient", "optimization_barrier", "pvary"})
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Producers:
         atom = self.same(atom)
         axes = tuple(range(atom.aval.ndim))
         while True:
-            equation = self.maker(atom, "broadcast_in_dim", "reshape", "expand_dims")
+            equation = self.maker(atom, "broadcast_in_dim", "reshape")
             places = None if equation is None else _places(equation)
             if equation is None or places is None:
                 return atom, axes
@@ -113,9 +113,6 @@ def _places(equation: Any) -> Sequence[int] | None:
         return None
     if name == "broadcast_in_dim":
         return equation.params["broadcast_dimensions"]
-    if name == "expand_dims":
-        added = equation.params["dimensions"]
-        return [axis for axis in range(equation.outvars[0].aval.ndim) if axis not in added]
     old, new, places = x.aval.shape, equation.outvars[0].aval.shape, []
     for axis, size in enumerate(new):
         at = len(places)

@@ -30,7 +30,8 @@ def same_size(one: Any, other: Any) -> bool:
 
 def has_no_elements(array: Any) -> bool:
     """Returns whether a static size of an array or its type is 0; random keys always have some."""
-    if 0 not in filter(is_number, getattr(array, "shape", ())):
+    sizes: Any = getattr(array, "shape", ())
+    if not any(is_number(size) and size == 0 for size in sizes):
         return False
     return not jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
 

@@ -18,13 +18,13 @@ from pax_export.core import path_in
 from pax_export.export.artifact import dimensions
 
 _FREE = frozenset(
-    "broadcast_in_dim reshape transpose squeeze expand_dims slice dynamic_slice "
-    "dynamic_update_slice concatenate pad rev gather iota copy copy_p device_put "
+    "broadcast_in_dim reshape transpose squeeze slice dynamic_slice "
+    "dynamic_update_slice concatenate pad rev gather iota copy device_put "
     "stop_gradient split bitcast_convert_type optimization_barrier random_wrap random_unwrap "
     "random_seed random_fold_in rng_bit_generator random_split unstack threefry2x32 "
     "sharding_constraint reshard name pvary axis_index create_token real imag conj empty "
     "dim_as_value symbolic_zeros platform_index iota_2x32_shape lu_pivots_to_permutation stack "
-    "stage tie mesh_cast layout_constraint reduced_vary_cast".split()
+    "stage tie layout_constraint reduced_vary_cast".split()
 )
 _ONE = frozenset(
     "add sub mul div rem max min neg abs sign floor ceil round and or xor not eq ne lt le gt ge "

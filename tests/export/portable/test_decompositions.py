@@ -587,7 +587,7 @@ def test_comparisons_in_the_order_of_sorting():
 
 
 UNCHANGED = (
-    "copy", "copy_p", "device_put", "layout_constraint", "mesh_cast", "name",
+    "copy", "device_put", "layout_constraint", "name",
     "optimization_barrier", "pvary", "reduced_vary_cast", "reshard", "sharding_constraint",
     "stage", "stop_gradient",
 )  # fmt: skip

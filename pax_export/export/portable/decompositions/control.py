@@ -27,8 +27,8 @@ def custom_linear_solve(
 
 
 @decomposes(
-    *"copy copy_p stop_gradient optimization_barrier device_put name pvary stage".split(),
-    *"reduced_vary_cast sharding_constraint reshard mesh_cast layout_constraint".split(),
+    *"copy stop_gradient optimization_barrier device_put name pvary stage".split(),
+    *"reduced_vary_cast sharding_constraint reshard layout_constraint".split(),
     any_dtype=True,
 )
 def unchanged(*operands: Array, **_: object) -> Sequence[Any]:

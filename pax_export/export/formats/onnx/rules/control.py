@@ -18,12 +18,6 @@ from pax_export.export.portable.decompositions.control import is_of_one, is_of_t
 Results = Sequence[Any]
 
 
-@rule("shape_assertion")
-def nothing(builder: GraphBuilder, results: Results, *_: Value, **__: object) -> list[Any]:
-    """Assertions on sizes: `load` checks constraints before it calls the model."""
-    return []
-
-
 @rule("cond", when=is_of_two)
 def cond(
     builder: GraphBuilder,

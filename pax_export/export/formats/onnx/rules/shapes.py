@@ -29,13 +29,6 @@ def squeeze(builder: GraphBuilder, results: Results, x: Value, *, dimensions: Se
     return builder.squeeze(x, dimensions)
 
 
-@rule("expand_dims")
-def expand_dims(
-    builder: GraphBuilder, results: Results, x: Value, *, dimensions: Sequence[int]
-) -> Any:
-    return builder.unsqueeze(x, dimensions)
-
-
 @rule("transpose")
 def transpose(
     builder: GraphBuilder, results: Results, x: Value, *, permutation: Sequence[int]

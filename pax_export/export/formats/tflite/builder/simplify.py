@@ -205,9 +205,9 @@ class _Fusion:
         if made is None or made.name != "MUL" or made.outputs[0] is not x or _is_activated(made):
             return None
         means, size = made.inputs
-        is_undone = means.made_by == "AVERAGE_POOL_2D" and number.value is not None
-        is_undone = is_undone and number.value.size == 1 and np.all(number.value == size.value)
-        return means if is_undone else None
+        if means.made_by != "AVERAGE_POOL_2D" or number.value is None or number.value.size != 1:
+            return None
+        return means if np.all(number.value == size.value) else None
 
     def _fuse_bias(self, operator: Operator) -> Tensor | None:
         """Makes a vector that is added to each channel the bias of a layer without one."""

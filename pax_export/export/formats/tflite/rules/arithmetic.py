@@ -221,12 +221,6 @@ def ceil(op: Operation, x: Tensor) -> Any:
     return lite.ceil(x)
 
 
-@rule("shape_assertion", "create_token", thin=True)
-def nothing(op: Operation, *xs: Tensor) -> list[Any]:
-    """Assertions on sizes: `load` checks constraints before it calls the model."""
-    return [lite.constant(0) for _ in op.results]
-
-
 @rule("convert_element_type", thin=True)
 def convert(op: Operation, x: Tensor) -> Any:
     return converted(x, op.dtype, str(np.dtype(op.params["new_dtype"]).name))

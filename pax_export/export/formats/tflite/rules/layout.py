@@ -40,7 +40,7 @@ def reshaped(op: Operation, x: Tensor, *sizes: object) -> Any:
     return reshape(x, op.shape, op.sizes)
 
 
-@rule("squeeze", "expand_dims")
+@rule("squeeze")
 def squeeze(op: Operation, x: Tensor) -> Any:
     return reshape(x, op.shape, op.sizes)
 

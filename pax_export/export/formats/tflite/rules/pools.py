@@ -56,7 +56,7 @@ def pool(op: Operation, x: Tensor) -> Any:
         x = reshape(x, [sizes[0], 1, *sizes[1:]], op.sizes)
         window, strides, widths = [1, *window], [1, *strides], [(0, 0), *widths]
     is_known = all(is_static(end) for pair in widths for end in pair)
-    edges = np.array([(0, 0), *widths, (0, 0)], np.int32) if is_known else None
+    edges: Any = np.array([(0, 0), *widths, (0, 0)], np.int32) if is_known else None
     if op.name == "reduce_window_max":
         found = layers.max_pool(x, window, strides, edges)
     else:
