@@ -437,10 +437,10 @@ def test_a_pass_that_fails_leaves_a_right_file(tmp_path, monkeypatch):
 
 
 def test_a_rule_that_fails_for_the_optimized_program_alone_is_said(tmp_path, monkeypatch):
-    from pax_export.export.formats.onnx.registry import Refused
+    from pax_export.export.portable import NotInTargetError
 
     def fails(*_, **__):
-        raise Refused("planted")
+        raise NotInTargetError("planted")
 
     monkeypatch.setattr("pax_export.export.formats.onnx.rules.kept._ROWS", {"softmax": fails})
     with pytest.warns(RuntimeWarning, match="which may be slow: .*planted"):

@@ -19,7 +19,8 @@ _PAD = {"bool": 5, "int16": 3, "int8": 2}
 #: By the dtype of the input at `_PLACE`, if it is not version 1.
 _DTYPES: Mapping[str, Mapping[str, int]] = {
     "ABS": {"int32": 5, "int16": 4, "int8": 2, "uint8": 2}, "ADD": _ARITHMETIC,
-    "ARG_MAX": {"int8": 2}, "ARG_MIN": {"int8": 2}, "BATCH_MATMUL": _COMPARISON,
+    "ARG_MAX": {"bool": 3, "int8": 2}, "ARG_MIN": {"bool": 3, "int8": 2},
+    "BATCH_MATMUL": _COMPARISON,
     "BROADCAST_TO": {"int8": 3, "int16": 3}, "AVERAGE_POOL_2D": _COMPARISON,
     "CONCATENATION": {"uint32": 4, **_COMPARISON},
     "DEQUANTIZE": {"float16": 3, **_COMPARISON},
