@@ -317,8 +317,9 @@ def _irfft(a: ArrayLike, n: Any = None, axis: int = -1, norm: Any = None) -> Any
     a = jnp.moveaxis(jnp.asarray(a), axis, -1)
     size = 2 * (a.shape[-1] - 1) if n is None else n
     wanted, held = size // 2 + 1, a.shape[-1]
-    if wanted != held:
-        a = lax.pad(a, jnp.zeros((), a.dtype), [(0, 0, 0)] * (a.ndim - 1) + [(0, wanted - held, 0)])
+    if wanted != held:  # it is unknown which is larger
+        a = lax.pad(a, jnp.zeros((), a.dtype), [(0, 0, 0)] * (a.ndim - 1) + [(0, wanted, 0)])
+        a = lax.slice(a, [0] * a.ndim, [*a.shape[:-1], wanted])
     return jnp.moveaxis(lax.fft(a, "irfft", (size,)), -1, axis)
 
 

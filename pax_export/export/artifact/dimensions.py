@@ -320,10 +320,8 @@ def _evaluate_node(node: Any, known: Mapping[str, Any], calculate: Calculate) ->
             return inner(operand)
         case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() as power)):
             if 0 <= power <= 64:
-                factor, product = inner(left), 1
-                for _ in range(power):
-                    product = calculate("mul", product, factor)
-                return product
+                factors = [inner(left)] * power or [1]
+                return functools.reduce(functools.partial(calculate, "mul"), factors)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return calculate(_OPERATORS[type(op)], inner(left), inner(right))
         case ast.Call(func=ast.Name(id=name), args=[left, right], keywords=[]):

@@ -10,7 +10,7 @@ from jax import lax
 from jax.scipy import special
 
 from pax_export.errors import UnsupportedOperationError, ValidationError
-from pax_export.export import load, spec, to_onnx, to_tflite
+from pax_export.export import load, spec, symbolic_numpy, to_onnx, to_tflite
 from pax_export.export.validation.validate import Case, compare_either
 from tests.closeness import assert_close
 
@@ -38,6 +38,17 @@ def test_arrays_without_elements(write, suffix, name, shape, tmp_path):
     model = ({}, lambda _, x: OF_NONE[name](x))
     write(model, tmp_path / f"m{suffix}", spec(shape), validate=False)
     assert_close(load(tmp_path / f"m{suffix}")(x), OF_NONE[name](jnp.asarray(x)), rtol=1e-6)
+
+
+@WRITERS
+@pytest.mark.parametrize("factor", [1, 4])
+def test_transforms_of_fewer_or_more_frequencies(write, suffix, factor, tmp_path):
+    def apply(_, x):
+        return symbolic_numpy.irfft(x * (1 + 2j), factor * x.shape[1])
+
+    x = np.random.default_rng(0).normal(size=(3, 6)).astype(np.float32)
+    write(({}, apply), tmp_path / f"m{suffix}", spec("n, m"), validate=False)
+    assert_close(load(tmp_path / f"m{suffix}")(x), apply({}, x), rtol=1e-4)
 
 
 @WRITERS
