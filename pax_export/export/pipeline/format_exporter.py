@@ -18,6 +18,7 @@ from pax_export.export.artifact.report import Report, VariableInfo, write_report
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.refusal import scratch_place
+from pax_export.export.portable import PassOptions, PortableProgram, Weight, optimized
 from pax_export.export.tracing.exportable import Exportable, make_exportable
 from pax_export.export.tracing.programs import Program, refuse_changes, trace_all
 from pax_export.export.validation.budget import Budget
@@ -182,6 +183,16 @@ class ProgramContents(Contents):
         for program in self.programs:
             examples = self.examples.get(program.key, ())
             yield from output_cases(program, self.store, budget, examples)
+
+
+def portable_program(program: Program, store: Store, options: PassOptions) -> PortableProgram:
+    """Returns a program after the passes of `portable`; its weights have the names in the store."""
+    traced = program.traced
+    count = len(traced.structs) - len(program.inputs.flat)
+    variables = [store.variables[place] for place in store.of_leaf[:count]]
+    leaves = [Weight(each.name, each.value) for each in variables]
+    names = {id(v): store.variables[store.of_constant(v)].name for v in traced.constants}
+    return optimized(traced.program, leaves, names, options, len(program.output_names))
 
 
 def store_of(model: Exportable, programs: Sequence[Program]) -> Store:

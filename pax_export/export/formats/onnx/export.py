@@ -229,9 +229,7 @@ class OnnxContents(ProgramContents):
 
     def write(self, place: Path) -> OnnxModelFile:
         (program,) = self.programs
-        places = map(self.store.of_constant, program.traced.constants)
-        names = [self.store.variables[each].name for each in (*self.store.of_leaf, *places)]
-        made = converted(program, names, self.stored(), self.options)
+        made = converted(program, self.store, self.options)
         onnx = require("onnx", "onnx", "to_onnx")
         data = file.write(onnx, made.model, made.arrays, place, self.options.external_data)
         whole = {each.leaf: each for each in whole_leaves(made.arrays, self.stored())}

@@ -25,17 +25,18 @@ from pax_export.export.formats.onnx.values import (
     is_number,
     is_rounded,
 )
+from pax_export.export.lowering.variables import Store
+from pax_export.export.pipeline.format_exporter import portable_program
 from pax_export.export.portable import (
     NotInTargetError,
     NotWrittenError,
+    PassOptions,
     PortableProgram,
     Weight,
     decompose,
     in_parts,
     in_real_numbers,
     operation_names,
-    optimized,
-    passes,
     written_fast,
 )
 from pax_export.export.tracing.programs import Program
@@ -88,22 +89,19 @@ class Converted:
     quantized: Mapping[str, Quantized]
 
 
-def converted(
-    program: Program, names: Sequence[str], weights: Mapping[str, Any], options: OnnxOptions
-) -> Converted:
-    """Converts a program to an ONNX model.
-
-    `names` are those of the weights that are its leaves and constants, in order.
-    """
+def converted(program: Program, store: Store, options: OnnxOptions) -> Converted:
+    """Converts a program to an ONNX model; its leaves and constants are in the store."""
     onnx = require("onnx", "onnx", "to_onnx")
 
     def write(portable: PortableProgram | None) -> Any:
-        model = _ModelBuilder(onnx, program, names, weights, options)
+        model = _ModelBuilder(onnx, program, store, options)
         made, arrays = model.of_traced() if portable is None else model.made(portable)
         return made, arrays, model.quantized
 
     def optimize() -> PortableProgram:
-        return _optimized(program, names, weights, options)
+        integers = options.accuracy_level == 4 and not options.exact
+        wanted = PassOptions(fold=options.fold, keep=not options.exact, integers=integers)
+        return portable_program(program, store, wanted)
 
     refused = NotInTargetError, NotWrittenError
     (made, arrays, quantized), portable, notes = written_fast(optimize, write, refused)
@@ -113,21 +111,9 @@ def converted(
     quantized = {name: each for name, each in quantized.items() if name in arrays}
     computed = () if portable is None else portable.weights
     used = {source for each in computed for source in each.sources if each.name in arrays}
-    folded = tuple(name for name in weights if name in used and name not in arrays)
+    names = (each.name for each in store.variables)
+    folded = tuple(name for name in names if name in used and name not in arrays)
     return Converted(made, arrays, folded, notes, differs, quantized)
-
-
-def _optimized(
-    program: Program, names: Sequence[str], weights: Mapping[str, Any], options: OnnxOptions
-) -> PortableProgram:
-    """The program as the runtime runs it fast."""
-    traced = program.traced
-    count = len(traced.structs) - len(program.inputs.flat)
-    leaves = [Weight(name, np.asarray(weights[name])) for name in names[:count]]
-    constants = {id(array): name for array, name in zip(traced.constants, names[count:])}
-    integers = options.accuracy_level == 4 and not options.exact
-    wanted = passes.PassOptions(fold=options.fold, keep=not options.exact, integers=integers)
-    return optimized(traced.program, leaves, constants, wanted, len(program.output_names))
 
 
 class _ModelBuilder:
@@ -135,8 +121,7 @@ class _ModelBuilder:
         self,
         onnx: Any,
         program: Program,
-        names: Sequence[str],
-        weights: Mapping[str, Any],
+        store: Store,
         options: OnnxOptions,
     ):
         self._onnx = onnx
@@ -149,8 +134,9 @@ class _ModelBuilder:
         self._inputs = [entry.name for entry in program.inputs.flat]
         self._outputs = list(program.output_names)
         self._structs = program.traced.structs[-len(self._inputs) :] if self._inputs else ()
-        self._weights = weights
-        self._names = names
+        self._weights = {each.name: each.value for each in store.variables}
+        places = map(store.of_constant, program.traced.constants)
+        self._names = [store.variables[each].name for each in (*store.of_leaf, *places)]
         self._made: dict[str, list[Value]] = {}
 
     @property

@@ -30,6 +30,7 @@ from pax_export.export.formats.tflite.tensors import (
     to_carrier,
 )
 from pax_export.export.lowering.variables import Store
+from pax_export.export.pipeline.format_exporter import portable_program
 from pax_export.export.portable import (
     NotInTargetError,
     NotWrittenError,
@@ -43,7 +44,6 @@ from pax_export.export.portable import (
     in_real_numbers,
     kept,
     operation_names,
-    optimized,
     written_fast,
 )
 from pax_export.export.tracing import dtypes
@@ -73,7 +73,7 @@ def make_signature(
     )
 
     def optimize() -> PortableProgram:
-        return _optimized(program, weights.store, wanted)
+        return portable_program(program, weights.store, wanted)
 
     def write(portable: PortableProgram | None) -> TfliteSignature:
         return _signature(program, weights, exact, portable)
@@ -81,16 +81,6 @@ def make_signature(
     made, portable, notes = written_fast(optimize, write, (UnsupportedOperationError,))
     names = operation_names(program.traced.program if portable is None else portable.program)
     return made, names, notes
-
-
-def _optimized(program: Program, store: Store, wanted: PassOptions) -> PortableProgram:
-    """The program in calls of functions that runtimes have."""
-    traced = program.traced
-    variables = [store.variables[place] for place in store.of_leaf]
-    count = len(traced.structs) - len(program.inputs.flat)
-    leaves = [Weight(each.name, each.value) for each in variables[:count]]
-    names = {id(v): store.variables[store.of_constant(v)].name for v in traced.constants}
-    return optimized(traced.program, leaves, names, wanted, len(program.output_names))
 
 
 def _signature(
