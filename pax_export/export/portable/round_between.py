@@ -18,7 +18,7 @@ from pax_export.export.portable.arithmetic import KnownValues
 from pax_export.export.portable.program import PortableProgram, uses
 
 #: Operations that move elements, or choose among them.
-_MOVES = frozenset("transpose reshape squeeze expand_dims reduce_window_max".split())
+_MOVES = frozenset("transpose reshape squeeze reduce_window_max".split())
 
 
 class _Ranged:
