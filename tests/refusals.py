@@ -27,8 +27,12 @@ class fields:
 
 
 @contextmanager
-def refused(kind: type | tuple[type, ...], **expected: str) -> Iterator[pytest.ExceptionInfo]:
-    """The block raises an error of this class with these fields."""
+def refused(
+    kind: type | tuple[type, ...], *names: str, **expected: str
+) -> Iterator[pytest.ExceptionInfo]:
+    """The block raises an error of this class with these fields, whose text has these names."""
     with pytest.raises(kind) as caught:
         yield caught
-    assert caught.value == fields(**expected)
+    if expected:
+        assert caught.value == fields(**expected)
+    assert [name for name in names if name not in str(caught.value)] == [], str(caught.value)

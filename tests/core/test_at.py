@@ -113,11 +113,10 @@ def test_every_name_that_a_net_has_selects_what_it_names(tower):
         assert tower.at(name).get() is value
 
 
-def test_names_are_in_the_order_of_the_tree(tower):
-    every = tower.at("**").names()
-    for what in ("*.weight", pax.Linear, ["head", "blocks.2", "blocks.0"]):
-        names = tower.at(what).names()
-        assert names == [name for name in every if name in names]
+@pytest.mark.parametrize("what", ["*.weight", pax.Linear, ["head", "blocks.2", "blocks.0"]])
+def test_names_are_in_the_order_of_the_tree(tower, what):
+    names = tower.at(what).names()
+    assert names == [name for name in tower.at("**").names() if name in names]
 
 
 def test_one_part_or_a_list_of_them(tower):
@@ -161,8 +160,6 @@ def test_a_selection_prints_what_it_holds(tower):
         "  head      Linear(in_dim=4, out_dim=2, with_bias=True)"
     )
     assert repr(tower.at("**")).endswith("more")
-    with pytest.raises(AttributeError, match="is immutable"):
-        tower.at("head").paths = ()
 
 
 # --- what stands there --------------------------------------------------------------
@@ -270,7 +267,7 @@ def test_a_function_that_changes_what_it_is_given_does_not_change_the_net(edit):
 def test_a_selection_does_not_change_and_can_be_copied(tower):
     chosen = tower.at("head")
     for change in (lambda: setattr(chosen, "root", 1), lambda: delattr(chosen, "paths")):
-        with pytest.raises(AttributeError, match="A selection is immutable"):
+        with refused(AttributeError, "selection"):
             change()
     for again in (copy.copy(chosen), copy.deepcopy(chosen), pickle.loads(pickle.dumps(chosen))):
         assert again == chosen and again.get().weight.shape == (4, 2)
@@ -304,43 +301,6 @@ def test_apply_goes_to_modules_children_first_and_to_arrays(tower):
 
 
 @pytest.mark.parametrize(
-    ("edit", "text"),
-    [
-        (
-            lambda net: net.at("by_name.*").set(net.head),
-            fields(where="by_name.a, by_name.b", got="Linear(in_dim=4, out_dim=2, with_bias=True)"),
-        ),
-        (
-            lambda net: net.at("by_name.*").set([1, 2, 3]),
-            fields(where="by_name.a, by_name.b", got="3 values for 2 parts"),
-        ),
-        (lambda net: net.at(["head", "head.bias"]).set(0), fields(got="head, head.bias")),
-        (lambda net: net.at("head").replace(3), fields(got="int: 3")),
-        (lambda net: net.at("scale").train(), fields(where="scale")),
-        (lambda net: net.at("scale").cast(jnp.int8), fields(got="<class 'jax.numpy.int8'>")),
-        (lambda net: net.at("scale").cast(None), fields(got="None")),
-        (lambda net: net.at("scale").map(3), fields(got="int: 3")),
-        (lambda net: net.at("scale").apply(None), fields(got="NoneType: None")),
-        (lambda net: net.at("scale").init(jax.random.key(0), 3), fields(got="int: 3")),
-        (
-            lambda net: net.at("scale").init(3, lambda key, shape: jnp.ones(shape)),
-            fields(where="init: key", got="int: 3"),
-        ),
-        (
-            lambda net: net.at("scale").init(jax.random.key(0), lambda key, shape: 1.0),
-            fields(where="scale", got="() where the net has (4,)"),
-        ),
-        (lambda net: net.at("config").freeze(), fields(got="config")),
-        (lambda net: ~net.at(...), fields(where="Tower", got="all but the whole net")),
-    ],
-)
-def test_what_is_refused(tower, edit, text):
-    with pytest.raises((InvalidArgumentError, InvalidArgumentTypeError)) as error:
-        edit(tower)
-    assert error.value == text
-
-
-@pytest.mark.parametrize(
     ("what", "write"),
     [
         ("had", "head"),
@@ -350,17 +310,15 @@ def test_what_is_refused(tower, edit, text):
         (lambda module: False, "what is true of some module or array of the net: (the root), "),
     ],
 )
-def test_what_matches_nothing_is_an_error_that_proposes_what_there_is(tower, what, write):
-    with pytest.raises(InvalidArgumentError) as error:
+def test_no_match_proposes_existing_names(tower, what, write):
+    with refused(InvalidArgumentError, where="Tower") as error:
         tower.at(what)
-    assert error.value.what == "The selection matches no part of the net."
-    assert error.value.where == "Tower"
     assert str(error.value.write).startswith(write), error.value.write
 
 
 @pytest.mark.parametrize("what", [3, None, int, 2.5])
-def test_what_says_no_places(tower, what):
-    with pytest.raises(InvalidArgumentTypeError, match="select parts of a net"):
+def test_other_types_are_refused(tower, what):
+    with pytest.raises(InvalidArgumentTypeError):
         tower.at(what)
 
 
@@ -390,8 +348,7 @@ def test_single_arrays_are_frozen_whatever_holds_them(tower):
     for name in sorted(every):
         net = tower.at(name).freeze()
         assert parameters_of(net) == every - {name}, name
-        again = net.at(name).unfreeze()
-        assert again == tower and tree_structure(again) == tree_structure(tower)
+        assert net.at(name).unfreeze() == tower
     net = tower.at("*.bias").freeze()
     assert parameters_of(net) == {name for name in every if not name.endswith("bias")}
     assert net.at("blocks").unfreeze().at("*").unfreeze() == tower
@@ -406,6 +363,49 @@ class Own(pax.Module):
 
     def parameters(self):
         return self.replace(a=pax.EmptyNode(), c=self.c.parameters())
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (
+            lambda net: net.at("by_name.*").set(net.head),
+            fields(where="by_name.a, by_name.b", got="Linear(in_dim=4, out_dim=2, with_bias=True)"),
+        ),
+        (
+            lambda net: net.at("by_name.*").set([1, 2, 3]),
+            fields(where="by_name.a, by_name.b", got="3 values for 2 parts"),
+        ),
+        (lambda net: net.at(["head", "head.bias"]).set(0), fields(got="head, head.bias")),
+        (lambda net: net.at("head").replace(3), fields(got="int: 3")),
+        (lambda net: net.at("scale").train(), fields(where="scale")),
+        (lambda net: net.at("scale").cast(jnp.int8), fields(got="<class 'jax.numpy.int8'>")),
+        (lambda net: net.at("scale").cast(None), fields(got="None")),
+        (lambda net: net.at("scale").map(3), fields(got="int: 3")),
+        (lambda net: net.at("scale").apply(None), fields(got="NoneType: None")),
+        (lambda net: net.at("scale").init(jax.random.key(0), 3), fields(got="int: 3")),
+        (lambda net: net.at("scale").init(3, jnp.ones), fields(where="init: key", got="int: 3")),
+        (
+            lambda net: net.at("scale").init(jax.random.key(0), lambda key, shape: 1.0),
+            fields(where="scale", got="() where the net has (4,)"),
+        ),
+        (lambda net: net.at("config").freeze(), fields(got="config")),
+        (lambda net: ~net.at(...), fields(where="Tower", got="all but the whole net")),
+        (lambda net: net.at("head").policy("no policy"), fields(got="'no policy'")),
+        (
+            lambda net: net.at(["scale", "shifts"]).init(jax.random.key(0)),
+            fields(where="scale, shifts.0, shifts.1"),
+        ),
+        (
+            lambda net: net.at("head").freeze().at("head").init(jax.random.key(0)),
+            fields(where="head"),
+        ),
+    ],
+)
+def test_invalid_edits_are_refused(tower, edit, expected):
+    with pytest.raises((InvalidArgumentError, InvalidArgumentTypeError)) as error:
+        edit(tower)
+    assert error.value == expected
 
 
 def test_an_array_of_a_class_with_its_own_parameters_is_frozen():
@@ -435,16 +435,8 @@ def test_statistics_stay_where_they_are_frozen_too(tower):
     again = after.at("blocks.0").unfreeze()
     assert again.blocks[0].norm.training
     assert tree_structure(again) == tree_structure(tower)
-    assert (
-        again.eval()
-        .at("blocks.0")
-        .freeze(statistics=True)
-        .at("blocks.0")
-        .unfreeze()
-        .blocks[0]
-        .norm.training
-        is False
-    )
+    frozen = again.eval().at("blocks.0").freeze(statistics=True)
+    assert frozen.at("blocks.0").unfreeze().blocks[0].norm.training is False
 
 
 def test_unfreezing_after_the_head_was_changed_keeps_every_array(tower):
@@ -456,11 +448,9 @@ def test_unfreezing_after_the_head_was_changed_keeps_every_array(tower):
     assert parameters_of(again) == parameters_of(tower)
 
 
-def test_freeze_parameters_is_the_whole_net_frozen(tower):
-    for states in (False, True):
-        assert pax.freeze_parameters(tower, states=states) == tower.at(...).freeze(
-            statistics=states
-        )
+@pytest.mark.parametrize("states", [False, True])
+def test_freeze_parameters_freezes_the_whole_net(tower, states):
+    assert pax.freeze_parameters(tower, states=states) == tower.at(...).freeze(statistics=states)
 
 
 def test_modes_dtypes_and_policies_of_parts(tower):
@@ -474,8 +464,6 @@ def test_modes_dtypes_and_policies_of_parts(tower):
     assert pax.precision.policy_of(under.blocks[2].gate.left) is not None
     assert pax.precision.policy_of(under) is pax.precision.policy_of(under.head) is None
     assert under.at("blocks").policy(None) == tower
-    with refused(TypeError, got="'no policy'"):
-        tower.at("head").policy("no policy")
 
 
 def test_init_makes_new_values_for_what_is_trained(tower):
@@ -492,10 +480,6 @@ def test_init_makes_new_values_for_what_is_trained(tower):
         assert_close(layer.weight.std(), old.weight.std(), rtol=0.05)
     ones = tower.at("*.weight").init(key, lambda key, shape: jnp.ones(shape))
     assert_close(ones.head.weight, jnp.ones((4, 2)))
-    with refused(InvalidArgumentError, where="scale, shifts.0, shifts.1"):
-        tower.at(["scale", "shifts"]).init(key)
-    with refused(InvalidArgumentError, where="head"):
-        tower.at("head").freeze().at("head").init(key)
 
 
 # --- where it is used ---------------------------------------------------------------
@@ -598,7 +582,7 @@ def test_an_attribute_a_field_and_a_method_called_at_come_first():
     assert_close(changed.at, jnp.zeros(3))
     assert net.replace(at=jnp.ones(3)).at.shape == (3,)
     assert Field(2, 3).at == 2 and Field(at=5, width=1).replace(at=7).at == 7
-    with pytest.raises(TypeError, match="at"):
+    with refused(TypeError, "'at'"):
         Field(width=3)  # it has no default
     assert float(Looks().at(2)) == 2
     half = pax.apply_mp_policy(Looks(), jmp.get_policy("p=f32,c=f16,o=f16"))
@@ -636,11 +620,3 @@ def test_what_is_shadowed_can_still_be_selected():
     assert pax.Selection.of(net, "at").get() is net.at
     frozen = pax.Selection.of(net, "fc").freeze()
     assert parameters_of(frozen) == set()
-
-
-def test_adapters_of_parts(tower):
-    net = tower.at("blocks.*").lora(2, key=jax.random.key(0))
-    trained = parameters_of(net)
-    assert trained and all(name.startswith("blocks.") and "lora" in name for name in trained)
-    x = jnp.ones((2, 4))
-    assert_close(net.eval()(x), tower.eval()(x))

@@ -76,16 +76,31 @@ def test_the_path_from_the_root_that_was_called(call):
     assert notes_of(call, Net(), X) == ["in the call of encoder.layers.2.attention (Fails) in Net"]
 
 
-def test_from_the_module_that_the_user_called():
-    assert notes_of(Net().encoder, X) == ["in the call of layers.2.attention (Fails) in Encoder"]
-    assert notes_of(Fails(), X[:, :2]) == ["in the call of Fails"]
+class Child(Fails):
+    def __call__(self, x):
+        return super().__call__(x)
 
 
-def test_under_scan_equal_layers_are_a_star():
-    stacked = pax.Sequential(pax.transforms.Scan(Fails, length=4, scan_output=False)(3))
-    assert notes_of(stacked, X[:, :2]) == [
-        "in the call of modules.0.scan_module (Fails) in Sequential"
-    ]
+HALF = jmp.get_policy("p=f32,c=f16,o=f32")
+STACKED = pax.transforms.Scan(Fails, length=4, scan_output=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (lambda: Layer(), "attention (Fails) in Layer"),
+        (lambda: Fails(), "Fails"),
+        (lambda: pax.Sequential(STACKED(3)), "modules.0.scan_module (Fails) in Sequential"),
+        (
+            lambda: pax.Sequential(pax.apply_mp_policy(Fails(), HALF)),
+            "modules.0 (Fails) in Sequential",
+        ),
+        (lambda: pax.Sequential(Child()), "modules.0 (Child) in Sequential"),
+    ],
+    ids=["inner module", "alone", "scan", "policy", "method of a base class"],
+)
+def test_a_module_is_named_once(make, where):
+    assert notes_of(make(), X[:, :2]) == [f"in the call of {where}"]
 
 
 def test_an_error_of_the_users_keeps_its_class_and_other_notes():
@@ -117,22 +132,6 @@ def test_an_error_that_is_caught_inside_says_nothing_outside():
                 return self.second(x)
 
     assert Tries()(X).shape == (2, 3)
-
-
-def test_under_a_policy_a_module_is_named_once():
-    half = jmp.get_policy("p=f32,c=f16,o=f32")
-    net = pax.Sequential(pax.apply_mp_policy(Fails(), half))
-    assert notes_of(net, X[:, :2]) == ["in the call of modules.0 (Fails) in Sequential"]
-
-
-def test_a_method_of_a_base_class_counts_once():
-    class Child(Fails):
-        def __call__(self, x):
-            return super().__call__(x)
-
-    assert notes_of(pax.Sequential(Child()), X[:, :2]) == [
-        "in the call of modules.0 (Child) in Sequential"
-    ]
 
 
 def test_signature_and_name_of_a_call_stay():

@@ -4,6 +4,7 @@ import functools
 import gc
 import inspect
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ def test_replace():
 def test_replace_refuses():
     with refused(AssertionError, where="Dense.biass"):
         Dense().replace(biass=1)
-    with pytest.raises(AttributeError, match="read-only"):
+    with refused(AttributeError, "'name'"):
         Dense().replace(name="x")
     with refused(ValueError, where="weight and bias"):
         layer = Dense()
@@ -79,23 +80,16 @@ def test_replace_method():
 
 def test_map():
     net = Net()
-    total = net.map(lambda a, b: a + b, net.eval())
-    assert total.layers[0].weight[0, 0] == 1.0 and total.training
-    assert total.options == net.options
+    total = net.map(lambda a, b: a + b, net.eval().map(lambda x: x + 1))
+    for (name, leaf), old in zip(named_leaves(total), jax.tree.leaves(net)):
+        assert (leaf == 2 * old + 1).all(), name
+    assert total.training and total.options == net.options
     params = net.parameters().map(lambda x: x * 0)
     assert params.scale == pax.EmptyNode() and params.layers[0].weight.sum() == 0
     with pytest.raises(ValueError):
         net.map(lambda a, b: a, Dense())
     with refused(ValueError, where="Net"):
         net.map(lambda a, b: (a, b), net.eval())
-
-
-def test_map_keeps_leaves_in_their_places():
-    net = Net()
-    names = dict(named_leaves(net))
-    mapped = net.map(lambda a, b: b, net.eval().map(lambda x: x + 1))
-    for name, leaf in named_leaves(mapped):
-        assert (leaf == names[name] + 1).all(), name
 
 
 def test_apply_runs_children_first():
@@ -117,37 +111,17 @@ def test_apply_may_replace_modules_and_the_root():
     new = net.apply(lambda m: Counter() if isinstance(m, Dense) else m)
     assert all(isinstance(m, Counter) for m in new.submodules())
     assert net.apply(lambda m: 5 if isinstance(m, Net) else m) == 5
-
-
-def test_apply_gives_immutable_modules():
-    def change(module):
-        module.din = 1
-        return module
-
     with refused(ValueError, where="Dense.din"):
-        Dense().apply(change)
+        Dense().apply(lambda m: setattr(m, "din", 1))
 
 
-def chain(depth):
-    net = pax.Module()
-    for _ in range(depth):
-        net = pax.Module().set_attribute("child", net)
-    return net
-
-
-@pytest.mark.parametrize("width", [25, 100])
-def test_calls_grow_linearly_with_the_number_of_modules(width):
-    """Counts visits, not seconds: PAX's eval and parameters were quadratic."""
-    net = pax.Module().set_attribute("layers", [Dense() for _ in range(width)])
+def test_apply_visits_each_module_once():
+    """PAX's eval and parameters were quadratic."""
+    net = pax.Module().set_attribute("layers", [Dense() for _ in range(100)])
     visits = []
     net.apply(lambda m: visits.append(1) or m)
-    assert len(visits) == width + 1
-    assert len(jax.tree_util.tree_leaves(net.eval().train().parameters())) == 2 * width
-
-
-def test_deep_trees():
-    net = chain(60)
-    assert net.eval().train() == net
+    assert len(visits) == 101
+    assert len(jax.tree.leaves(net.eval().train().parameters())) == 200
 
 
 def test_a_tree_may_be_as_deep_as_jax_can_flatten():
@@ -161,25 +135,16 @@ def test_a_tree_may_be_as_deep_as_jax_can_flatten():
     assert pax.pure(lambda module: module)(net) == net
 
 
-def test_a_mistyped_name_is_answered_with_the_near_one():
-    with pytest.raises(InvalidArgumentError) as caught:
-        Dense().replace(weigth=jnp.ones(1))
-    assert str(caught.value).splitlines()[-1] == (
-        "  write: module.replace(weight=...), or module.set_attribute('weigth', value) to add one"
-    )
-    with pytest.raises(InvalidArgumentError) as caught:
-        Dense().replace(zzz=1)
-    assert str(caught.value).splitlines()[-1] == (
-        "  write: module.set_attribute('zzz', value) to add one"
-    )
+def test_misspelt_names_are_answered_with_near_ones():
+    for name, write in {
+        "weigth": "module.replace(weight=...), or module.set_attribute('weigth', value) to add one",
+        "zzz": "module.set_attribute('zzz', value) to add one",
+    }.items():
+        with refused(InvalidArgumentError, write=write):
+            Dense().replace(**{name: 1})
     with pytest.warns(NearNameWarning) as warned:
         assert Dense().set_attribute("weigth", 1).weigth == 1
-    assert str(warned[0].message).splitlines() == [
-        "set_attribute adds an attribute with almost the name of an existing one.",
-        "  where: Dense.weigth",
-        "  write: module.set_attribute('weight', value), if that was meant; replace takes only "
-        "names that the module has",
-    ]
+    assert {"Dense.weigth", "'weight'"} <= set(re.split(r"[ \n(,]", str(warned[0].message)))
     for slip in ("wieght", "weght", "weiight"):
         with pytest.warns(NearNameWarning):
             Dense().set_attribute(slip, 1)
