@@ -256,9 +256,8 @@ def payload(file):
 def test_a_key_that_is_none(tmp_path, keys):
     (tmp_path / "text.pem").write_text("hello")
     for file in (str(tmp_path / "text.pem"), keys.public):
-        with refused(InvalidArgumentError, where=file) as caught:
+        with refused(InvalidArgumentError, "openssl ecparam -genkey", where=file):
             Signer(file, "a test")
-        assert "openssl ecparam -genkey" in caught.value.write
     for file in (str(tmp_path / "text.pem"), keys.private):
         with pytest.raises(InvalidArgumentError) as caught:
             verify(tmp_path, file, "a test")

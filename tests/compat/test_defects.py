@@ -17,6 +17,7 @@ import pytest
 import pax_export as pax
 from pax_export.core import _tree
 from tests.optim.steps import X, Y, loss_fn, make_model
+from tests.refusals import refused
 
 HALF = jmp.get_policy("p=f32,c=f16,o=f32")
 
@@ -178,9 +179,8 @@ def test_structures_that_differ_always_raise():
         (jnp.ones(1), [jnp.ones(1)]),
     ]
     for a, b in pairs:
-        with pytest.raises(AssertionError) as error:
+        with refused(AssertionError, "differ:\n  - "):
             pax.assert_structure_equal(a, b)
-        assert "differ:\n  - " in str(error.value)
 
 
 def test_a_named_submodule_keeps_its_states_out_of_the_parameters():

@@ -79,10 +79,9 @@ def test_after_the_block_nothing_is_looked_at():
 
 
 def test_what_is_not_jitted_is_looked_at_too():
-    with refused(pax.errors.NonFiniteError, got="float32[2] from 0 to 0") as caught:
+    with refused(pax.errors.NonFiniteError, "test_nans_context.py:", got="float32[2] from 0 to 0"):
         with pax.debug.nans():
             jax.grad(lambda x: jnp.log(x).sum())(jnp.zeros(2))
-    assert "test_nans_context.py:" in caught.value.where
 
 
 def test_the_backward_pass():
@@ -129,10 +128,11 @@ def test_the_line_is_that_of_the_user():
         with pax.debug.nans():
             jnp.ones(2) * 1e38 * jnp.full(2, 10.0)
     assert "test_nans_context.py:" in caught.value.where
-    with refused(pax.errors.NonFiniteError, got="float32[2] from 1 to 1, 50.0% NaN") as caught:
+    with refused(
+        pax.errors.NonFiniteError, "test_nans_context.py:", got="float32[2] from 1 to 1, 50.0% NaN"
+    ):
         with pax.debug.nans():
             jnp.asarray([1.0, np.nan])
-    assert "test_nans_context.py:" in caught.value.where
 
 
 def test_static_arguments_and_constants():

@@ -122,9 +122,8 @@ def test_a_link_is_not_replaced_but_may_lead_there(tmp_path):
     write(tmp_path / "real" / "1", "old")
     (tmp_path / "link").symlink_to("real/1")
     (tmp_path / "way").symlink_to("real")
-    with refused(ExportPathError, got="a link to real/1") as caught:
+    with refused(ExportPathError, got="a link to real/1"):
         write(tmp_path / "link", "new", overwrite=True)
-    assert caught.value.got == "a link to real/1"
     (tmp_path / "dangling").symlink_to("nowhere")
     with pytest.raises(ExportPathError, match="already"):
         write(tmp_path / "dangling", "new")

@@ -13,6 +13,7 @@ import pytest
 import pax_export as pax
 from pax_export.generation import beam_search, prefill, samplers, speculate
 from tests.generation.nets import TinyLM, alone, prompts, write_llama
+from tests.refusals import refused
 
 LM = TinyLM()
 ROWS = prompts(5, 2, 3)
@@ -41,10 +42,12 @@ def test_a_keyword_of_transformers_is_told_what_to_write(function, name, written
 
 
 def test_what_is_missing_is_named():
-    with pytest.raises(pax.errors.InvalidArgumentTypeError) as caught:
+    with refused(
+        pax.errors.InvalidArgumentTypeError,
+        "needs the argument `max_new_tokens`",
+        "max_length= is the room of the cache",
+    ):
         pax.generate(LM, ROWS, max_length=20)
-    assert "needs the argument `max_new_tokens`" in str(caught.value)
-    assert "max_length= is the room of the cache" in caught.value.write
     with pytest.raises(pax.errors.InvalidArgumentTypeError, match="max_length=..., for these"):
         prefill(LM, ROWS, max_new_tokens=20)
 
@@ -101,9 +104,8 @@ def test_a_mask_may_be_traced_and_have_holes():
     ],
 )
 def test_a_mask_that_says_nothing_is_named(options, word):
-    with pytest.raises(pax.errors.InvalidArgumentError) as caught:
+    with refused(pax.errors.InvalidArgumentError, word):
         pax.generate(LM, [[1, 2, 3]], max_new_tokens=1, **options)
-    assert word in str(caught.value)
 
 
 def test_dtypes_of_torch_are_taken_by_their_names():

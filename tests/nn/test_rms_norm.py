@@ -9,6 +9,7 @@ import pytest
 
 import pax_export as pax
 from tests.closeness import assert_close
+from tests.refusals import refused
 
 X = np.random.RandomState(0).standard_normal((2, 3, 5)).astype(np.float32)
 
@@ -30,9 +31,8 @@ def test_halves_are_squared_in_float32_and_come_back():
 
 
 def test_another_number_of_channels_is_named():
-    with pytest.raises(pax.errors.InvalidArgumentError) as raised:
+    with refused(pax.errors.InvalidArgumentError, "The input must have 4 channels on axis -1."):
         pax.RMSNorm(4)(X)
-    assert "The input must have 4 channels on axis -1." in str(raised.value)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -52,9 +52,8 @@ def test_the_gate_opens_what_is_beside_it(activation):
 
 
 def test_an_unknown_activation_is_named():
-    with pytest.raises(pax.errors.InvalidArgumentError) as raised:
+    with refused(pax.errors.InvalidArgumentError, "where: GatedDense.activation\n  got: 'swish'"):
         pax.GatedDense(5, 7, "swish")
-    assert "where: GatedDense.activation\n  got: 'swish'" in str(raised.value)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])

@@ -120,9 +120,8 @@ def test_gradients_of_another_shape_are_named(recipe):
     layer = pax.Linear(2, 2)
     optimizer = recipe(layer.parameters())
     one_for_each_example = layer.parameters().map(lambda x: jnp.stack([x] * 5))
-    with pytest.raises(ValueError) as error:
+    with refused(ValueError, "where: weight\n  got: float32[2,2] before, float32[5,2,2] after"):
         apply_gradients(layer, optimizer, one_for_each_example)
-    assert "where: weight\n  got: float32[2,2] before, float32[5,2,2] after" in str(error.value)
 
 
 def test_it_runs_without_jit_and_with_numpy_arrays():

@@ -229,9 +229,8 @@ UNPACKABLE = {
 
 @pytest.mark.parametrize(("make", "reason"), UNPACKABLE.values(), ids=UNPACKABLE)
 def test_what_would_compute_something_else_is_refused(make, reason):
-    with pytest.raises(NotImplementedError) as error:
+    with refused(NotImplementedError, reason):
         from_optax(make(), packed=True)(make_model())
-    assert reason in str(error.value)
 
 
 def test_the_message():

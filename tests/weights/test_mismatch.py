@@ -95,9 +95,8 @@ def test_what_is_no_array_is_no_target(path):
 
 def test_names_must_differ(tmp_path):
     tree = {"a.b": jnp.ones(1), "a": {"b": jnp.ones(2)}}
-    with pytest.raises(ValueError) as caught:
+    with refused(ValueError, "  where: a.b\n  got: the paths ['a']['b'] and ['a.b']"):
         pax.save_weights(tree, tmp_path / "x")
-    assert "  where: a.b\n  got: the paths ['a']['b'] and ['a.b']" in str(caught.value)
     assert not (tmp_path / "x").exists()
     with refused(ValueError, where="a.b", got="the paths ['a']['b'] and ['a.b']"):
         pax.load_weights(tree, tmp_path / "x")

@@ -94,9 +94,8 @@ def test_a_file_of_a_saved_model_that_waits_for_ever(whole, tmp_path, name):
     (path / name).parent.mkdir(exist_ok=True)
     (path / name).unlink(missing_ok=True)
     os.mkfifo(path / name)
-    with pytest.raises(ExportPathError) as caught:
+    with refused(ExportPathError, "a FIFO (a named pipe)"):
         load(path, trusted=True)
-    assert "a FIFO (a named pipe)" in caught.value.got
 
 
 def test_a_folder_elsewhere_whose_file_waits_for_ever(whole, tmp_path):
@@ -222,9 +221,8 @@ def test_a_function_outside_of_the_folder_is_not_loaded(bundle, whole, tmp_path)
         "",
     ):
         path = bundle(lambda details, name=name: function(details).update(file=name))
-        with pytest.raises(ExportPathError) as caught:
+        with refused(ExportPathError, "file is not a file name"):
             load(path)
-        assert "file is not a file name" in caught.value.got
 
 
 def test_a_link_out_of_the_folder_is_not_followed(bundle, whole, tmp_path):

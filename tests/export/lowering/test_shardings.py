@@ -20,6 +20,7 @@ from pax_export.export.tracing.traced import trace, vjp
 from tests.closeness import assert_close
 from tests.consumers.foreign import save
 from tests.export.models import random
+from tests.refusals import refused
 
 MESH = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 ON_Y = NamedSharding(MESH, PartitionSpec(None, "y"))
@@ -107,9 +108,8 @@ def test_one_device_that_sends_nothing_on_is_refused():
     rows_of = PartitionSpec("x")
     options = {"mesh": ALONE, "in_specs": rows_of, "out_specs": rows_of}
     shifted = jax.shard_map(lambda x: jax.lax.ppermute(x, "x", []), **options)
-    with pytest.raises(UnsupportedOperationError) as caught:
+    with refused(UnsupportedOperationError, got="collective_permute"):
         lowered(shifted, 8)
-    assert caught.value.got == "collective_permute"
 
 
 def test_the_gradient_alone_may_speak_of_devices():
@@ -126,9 +126,8 @@ def test_the_gradient_alone_may_speak_of_devices():
 
 
 def test_devices_among_several_are_still_refused():
-    with pytest.raises(UnsupportedOperationError) as caught:
+    with refused(UnsupportedOperationError, got="jax.shard_map"):
         portable(_two_devices(), single=True)
-    assert caught.value.got == "jax.shard_map"
 
 
 def _two_devices():
@@ -166,9 +165,8 @@ def test_the_savedmodel_of_jax2tf_with_places_is_mended(tmp_path):
 
 def test_the_savedmodel_of_several_devices_is_refused_in_words_of_its_own(tmp_path):
     saved = _saved_for_two_devices(tmp_path)
-    with pytest.raises(UnsupportedOperationError) as caught:
+    with refused(UnsupportedOperationError, "to_stablehlo", got="jax.shard_map"):
         retarget(saved, out=tmp_path / "new")
-    assert caught.value.got == "jax.shard_map" and "to_stablehlo" in caught.value.write
 
 
 def _saved_for_two_devices(folder):

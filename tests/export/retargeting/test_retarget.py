@@ -22,6 +22,7 @@ from pax_export.export.retargeting.retarget import _module_operations
 from tests.closeness import assert_close
 from tests.consumers.foreign import PARAMS, model, save
 from tests.export.models import random
+from tests.refusals import refused
 
 
 def load(folder):
@@ -152,9 +153,8 @@ def test_lapack_is_named(tmp_path):
 
 def test_a_consumer_that_is_too_old_is_refused(tmp_path):
     one_function(lambda x: x.astype(jnp.int4).astype(jnp.int8), tmp_path / "old", "(b, 3)")
-    with pytest.raises(ConsumerError) as caught:
+    with refused(ConsumerError, 'consumer="tensorflow>=2.18"'):
         retarget(tmp_path / "old", "tensorflow>=2.15", out=tmp_path / "new", validate=False)
-    assert 'consumer="tensorflow>=2.18"' in caught.value.write
     assert retarget(tmp_path / "old", out=tmp_path / "new").oldest_tensorflow == "2.18"
 
 

@@ -15,6 +15,7 @@ from pax_export.export.pipeline import export_run
 from pax_export.export.validation import model_cases
 from pax_export.export.validation.budget import Budget
 from tests.export.models import affine, affine_params
+from tests.refusals import refused
 
 MODEL = (affine_params(), affine)
 ALL = [
@@ -133,9 +134,8 @@ def test_other_formats_and_the_command_line_know_the_full_test(tmp_path, monkeyp
 
 
 def test_a_word_that_means_nothing_names_the_others(tmp_path):
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused(InvalidArgumentError, "validate='full'"):
         to_saved_model(MODEL, tmp_path / "m", spec("n, 3"), validate="quick")
-    assert "validate='full'" in caught.value.write
 
 
 def test_a_budget():

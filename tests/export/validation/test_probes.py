@@ -15,6 +15,7 @@ from pax_export.export.formats.onnx.registry import RULES as onnx_rules
 from pax_export.export.pipeline import export_run
 from pax_export.export.validation import cases, model_cases, probes
 from pax_export.export.validation.probes import may_not_end
+from tests.refusals import refused
 
 
 @pytest.fixture(autouse=True)
@@ -180,10 +181,8 @@ def test_nan_alone_is_told_from_an_error(tmp_path, monkeypatch):
 def test_what_is_wrong_for_usual_numbers_is_refused(tmp_path, monkeypatch):
     model = ({}, lambda _, x: jnp.tanh(x))
     planted(monkeypatch, 50)
-    with pytest.raises(ValidationError) as caught:
+    with refused(ValidationError, "tanh beyond ±50.5", "inputs are up to 1e4"):
         to_onnx(model, tmp_path / "m.onnx", spec("n, 8"))
-    assert "tanh beyond ±50.5" in str(caught.value)
-    assert "inputs are up to 1e4" in str(caught.value)
     planted(monkeypatch, 1e7)
     assert to_onnx(model, tmp_path / "m.onnx", spec("n, 8"), overwrite=True).differs == ()
     large = ({}, lambda _, x: jnp.tanh(1e5 * x))

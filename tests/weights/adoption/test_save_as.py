@@ -104,9 +104,8 @@ def test_a_report_of_another_module_is_refused(tmp_path):
 def test_what_is_no_report_is_refused(tmp_path):
     file = {"w": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
     net, _ = pax.weights.adopt(pax.Linear(2, 3), file)
-    with refused(pax.errors.InvalidArgumentTypeError, where="save_as: report", got="[1]") as caught:
+    with refused(pax.errors.InvalidArgumentTypeError, where="save_as: report", got="[1]"):
         pax.weights.save_as(net, tmp_path / "net.npz", like=file, report=[1])
-    assert (caught.value.where, caught.value.got) == ("save_as: report", "[1]")
     assert not list(tmp_path.iterdir())
 
 
@@ -243,9 +242,8 @@ def test_what_has_no_place_in_the_file_is_refused_by_its_name(tmp_path):
     path, file = tmp_path / "net.npz", of_torch()
     net, report = pax.weights.adopt(body_and_head(3), file)
     cell = Free(body=net.body, head=net.head, cell=pax.LSTM(2, 2))
-    with refused(pax.errors.AdoptionError, where="cell.fc.weight") as caught:
+    with refused(pax.errors.AdoptionError, where="cell.fc.weight"):
         pax.weights.save_as(cell, path, like=file, report=report)
-    assert caught.value.where == "cell.fc.weight"
     with refused(pax.errors.AdoptionError, where="body.bias"):
         pax.weights.save_as(
             net.replace(head=pax.Linear(8, 2)), path, like=file, report=report,
@@ -261,9 +259,8 @@ def test_what_has_no_place_in_the_file_is_refused_by_its_name(tmp_path):
     file = {name: array for name, array in file.items() if name.startswith("body")}
     other, report = pax.weights.adopt(Free(own=pax.Linear(4, 8)), file)
     other = Free(own=other.own, body=pax.Linear(2, 2))
-    with refused(pax.errors.AdoptionError, where="body.weight") as caught:
+    with refused(pax.errors.AdoptionError, where="body.weight"):
         pax.weights.save_as(other, path, like=file, report=report)
-    assert caught.value.where == "body.weight"
     assert not path.exists()
 
 
@@ -283,7 +280,7 @@ def test_numbers_for_which_the_arrays_have_no_room_are_refused(tmp_path):
     file = {name: array.astype(np.float16) for name, array in of_torch().items()}
     net, report = pax.weights.adopt(body_and_head(3), file)
     head = net.head.replace(bias=net.head.bias + 1e6)
-    with refused(pax.errors.AdoptionError, where="head.bias") as caught:
+    with refused(
+        pax.errors.AdoptionError, "becomes inf, in classifier.bias of float16", where="head.bias"
+    ):
         pax.weights.save_as(net.replace(head=head), tmp_path / "n.npz", like=file, report=report)
-    assert caught.value.where == "head.bias"
-    assert "becomes inf, in classifier.bias of float16" in caught.value.got

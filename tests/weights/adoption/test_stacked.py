@@ -10,6 +10,7 @@ import pytest
 import pax_export as pax
 from pax_export import transforms as T
 from tests.closeness import assert_close
+from tests.refusals import refused
 from tests.weights.adoption.foreign import Free
 
 N = np.random.default_rng(5)
@@ -169,9 +170,8 @@ def test_arrays_that_are_stacked_in_the_file_too_keep_their_layout():
 def test_a_layer_too_few_is_named():
     file = torch_blocks(3, 4, 6)
     net = T.stack_layers([Block(4, 6) for _ in range(4)])
-    with pytest.raises(pax.errors.AdoptionError) as caught:
+    with refused(pax.errors.AdoptionError, "no array for 3.up.weight[4,6], 3.up.bias[6]") as caught:
         pax.weights.adopt(net, file)
-    assert "no array for 3.up.weight[4,6], 3.up.bias[6]" in str(caught.value)
     assert "no array for 2." not in str(caught.value)
     assert set(caught.value.missing) >= {"up.weight", "up.bias"}
 

@@ -11,6 +11,7 @@ import pax_export as pax
 from pax_export.errors import InvalidArgumentTypeError, WeightsFileError
 from pax_export.weights import Source, open_source
 from tests.closeness import assert_close
+from tests.refusals import refused
 
 
 def test_nested_mappings_keep_their_order():
@@ -69,9 +70,10 @@ def test_all_arrays_that_hold_no_numbers_are_named():
     with pytest.raises(pax.errors.InvalidArgumentTypeError, match="got: an array of <U1") as caught:
         open_source({"a": texts, "b": np.ones(2)})
     assert caught.value.where == "a in the dict that was given"
-    with pytest.raises(pax.errors.InvalidArgumentTypeError) as caught:
+    with refused(
+        pax.errors.InvalidArgumentTypeError, got="a: an array of <U1, b: an array of object"
+    ):
         open_source({"a": texts, "b": np.array([None])})
-    assert caught.value.got == "a: an array of <U1, b: an array of object"
 
 
 def test_what_is_no_array_in_a_mapping_is_said_once():

@@ -175,6 +175,5 @@ def test_all_dtypes_that_nothing_here_has_are_named(tmp_path):
         "b": field(dtype="F32", offsets=(8, 16)),
         "c": field(dtype="I7", offsets=(16, 24)),
     }
-    with refused(UnsupportedDtypeError, got="a: 'F4', c: 'I7'") as caught:
+    with refused(UnsupportedDtypeError, got="a: 'F4', c: 'I7'"):
         open_source(raw(header, bytes(24), tmp_path / "a"))
-    assert caught.value.got == "a: 'F4', c: 'I7'"
