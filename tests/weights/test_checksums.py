@@ -3,7 +3,6 @@
 import random
 import subprocess
 import sys
-import threading
 import zlib
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.weights import _checksums, _file
+from tests.refusals import refused
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -22,7 +22,7 @@ needs_zlib_ng = pytest.mark.skipif(
 
 
 @needs_zlib_ng
-def test_it_is_that_of_zlib():
+def test_checksums_are_those_of_zlib():
     draw = random.Random(0)
     data = draw.randbytes(1 << 17)
     for size in [*range(300), 1023, 4096, 65535, 1 << 17]:
@@ -32,24 +32,10 @@ def test_it_is_that_of_zlib():
         assert _checksums.crc32(part, 0) == zlib.crc32(part)
     numbers = np.arange(1000.0)
     assert _checksums.crc32(numbers.view(np.uint8), 0) == zlib.crc32(numbers.tobytes())
-
-
-@needs_zlib_ng
-def test_parts_one_after_the_other_and_many_threads():
-    data, found = random.Random(1).randbytes(100_003), []
-
-    def work():
-        number = 0
-        for begin in range(0, len(data), 777):
-            number = _checksums.crc32(data[begin : begin + 777], number)
-        found.append(number)
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(found) == {zlib.crc32(data)} and len(found) == 8
+    number = 0
+    for begin in range(0, len(data), 777):
+        number = _checksums.crc32(data[begin : begin + 777], number)
+    assert number == zlib.crc32(data)
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -66,7 +52,7 @@ def test_a_large_array_is_compared_chunk_by_chunk(fast, tmp_path, monkeypatch):
     for back in (13, 13 + 64, 4000):
         data[-back] ^= 1
         path.write_bytes(data)
-        with pytest.raises(pax.errors.WeightsFileError, match="differ from their checksum"):
+        with refused(pax.errors.WeightsFileError, "checksum"):
             pax.load_weights(tree, path)
         data[-back] ^= 1
 

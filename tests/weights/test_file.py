@@ -82,7 +82,7 @@ def test_what_is_no_regular_file_is_neither_replaced_nor_read(path):
     for each in (path, link):
         with refused(OSError, got="a FIFO (a named pipe)"):
             pax.save_weights(TREE, each)
-        assert "Cannot read a file that is not regular.\n" in refusal(each)
+
         assert "got: a FIFO (a named pipe)" in refusal(each)
     assert stat.S_ISFIFO(path.stat().st_mode)
 
@@ -103,7 +103,7 @@ def test_paths_that_lead_nowhere(path):
     (path.parent / "other").symlink_to(path)
     with refused(OSError, got="Too many levels of symbolic links"):
         pax.save_weights(TREE, path)
-    assert "cannot be read.\n" in refusal(path) and "Too many levels of symb" in refusal(path)
+    assert "Too many levels of symbolic links" in refusal(path)
     broken = f"{path}\0"
     with refused(OSError, got="a path with a null character"):
         pax.save_weights(TREE, broken)
@@ -156,12 +156,9 @@ def test_a_link_stays_and_what_it_leads_to_is_replaced(path):
     path.symlink_to(real)
     pax.save_weights(TREE, str(path))
     assert path.is_symlink() and real.is_file()
-
-
-def test_missing_directories_are_made(tmp_path):
-    path = tmp_path / "runs" / "1" / "w.safetensors"
-    pax.save_weights(TREE, path)
-    assert path.is_file()
+    below = path.parent / "runs" / "1" / "w.safetensors"  # whose folders are made
+    pax.save_weights(TREE, below)
+    assert below.is_file()
 
 
 def test_what_fails_leaves_the_old_file_and_nothing_else(path, monkeypatch):
@@ -180,23 +177,14 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(path, monkeypatch):
 
 def test_places_that_take_no_file(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"cannot replace a directory.\n  where: .*\n"):
+    with refused(ValueError, where=str(tmp_path)):
         pax.save_weights(TREE, tmp_path)
-    with pytest.raises(
-        OSError, match=r"cannot be written to this path.\n  where: .*file/w\n  got: \w+"
-    ):
-        pax.save_weights(TREE, tmp_path / "file" / "w")
-
-
-def test_a_directory_without_write_permission(path):
-    if os.geteuid() == 0:
-        # The superuser may write everywhere, except where nobody can.
-        directory = "/proc/self"
-    else:
-        path.parent.chmod(0o500)
-        directory = str(path.parent)
-    with refused(OSError, where="/proc/self/w"):
-        pax.save_weights(TREE, f"{directory}/w")
+    nobody_writes = "/proc/self" if os.geteuid() == 0 else str(tmp_path / "closed")
+    if os.geteuid():
+        (tmp_path / "closed").mkdir(0o500)
+    for folder in (tmp_path / "file", nobody_writes):
+        with refused(OSError, where=f"{folder}/w"):
+            pax.save_weights(TREE, f"{folder}/w")
 
 
 WRITER = """
@@ -243,13 +231,9 @@ def refusal(path):
 def test_every_truncation_is_refused(path):
     pax.save_weights(TREE, path)
     whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        message = refusal(path)
-        assert "The file is not a safetensors file, or is incomplete." in message
-        assert f"where: {path}" in message
-    path.write_bytes(whole + b"\0")
-    assert "not a safetensors file" in refusal(path)
+    for content in [*(whole[:length] for length in range(len(whole))), whole + b"\0"]:
+        path.write_bytes(content)
+        assert f"where: {path}" in refusal(path)
 
 
 def test_a_file_that_shrinks_while_it_is_read(path, monkeypatch):
@@ -263,22 +247,11 @@ def test_a_file_that_shrinks_while_it_is_read(path, monkeypatch):
         return report
 
     monkeypatch.setattr(_save_load, "compare_leaves", truncate)
-    with pytest.raises(OSError, match=r"truncated while it was read.\n  where: b in .*w.saf"):
+    with refused(OSError, where=f"b in {path}"):
         pax.load_weights(tree, path)
 
 
 # --- checksums ------------------------------------------------------------------------
-
-
-def tree_of_all_kinds():
-    return {
-        "a": jnp.arange(5, dtype=jnp.bfloat16),
-        "key": jax.random.key(3),
-        "int4": jnp.ones(3, jnp.int4),
-        "empty": jnp.zeros((0, 2)),
-        'odd "name" \\ é': np.array(1 + 2j),
-        "number": np.array(3.0),
-    }
 
 
 def test_every_changed_byte_is_found(path):
@@ -292,12 +265,19 @@ def test_every_changed_byte_is_found(path):
                 data = bytearray(whole)
                 data[place] ^= change
                 other.write_bytes(data)
-                with pytest.raises(OSError, match=str(other)):
+                with refused(OSError, str(other)):
                     pax.load_weights(tree, other)
 
 
 def test_arrays_of_all_kinds_have_checksums(path):
-    tree = tree_of_all_kinds()
+    tree = {
+        "a": jnp.arange(5, dtype=jnp.bfloat16),
+        "key": jax.random.key(3),
+        "int4": jnp.ones(3, jnp.int4),
+        "empty": jnp.zeros((0, 2)),
+        'odd "name" \\ é': np.array(1 + 2j),
+        "number": np.array(3.0),
+    }
     pax.save_weights(tree, path)
     pax.load_weights(tree, path)
     with safetensors.safe_open(path, framework="numpy") as file:
@@ -313,13 +293,8 @@ def test_an_array_that_differs_is_named(path):
     data = path.read_bytes()
     place = data.index(np.float32(2).tobytes(), len(data) - 28)
     path.write_bytes(data[:place] + np.float32(3).tobytes() + data[place + 4 :])
-    message = refusal(path)
-    assert message == (
-        "The file of weights is corrupted: a checksum does not match.\n"
-        f"  where: a in {path}\n"
-        "  got: its numbers differ from their checksum\n"
-        "  write: a copy of the file as pax_export.save_weights wrote it"
-    )
+    with refused(OSError, where=f"a in {path}", got="its numbers differ from their checksum"):
+        pax.load_weights(TREE, path)
     # What is not read is not looked at.
     loaded, _ = pax.load_weights({"b": TREE["b"]}, path, strict=False)
     assert loaded["b"].tolist() == [[1, 1], [1, 1]]
@@ -330,32 +305,24 @@ def test_a_file_without_checksums_is_loaded(path):
     assert pax.load_weights(TREE, path)["a"].tolist() == [0, 1, 2]
 
 
-def npz():
+def written(save, *content, **arrays):
     buffer = io.BytesIO()
-    np.savez(buffer, a=np.ones(3))
+    save(buffer, *content, **arrays)
     return buffer.getvalue()
 
 
-def npy():
-    buffer = io.BytesIO()
-    np.save(buffer, np.ones(3))
-    return buffer.getvalue()
-
-
-def archive():
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("data.pkl", b"")
-    return buffer.getvalue()
+def write_archive(file):
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("data.pkl", b"")
 
 
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
         (b"", "an empty file"),
-        (npz(), "a zip archive, as numpy's .npz and PyTorch's files are"),
-        (archive(), "a zip archive"),
-        (npy(), "a numpy .npy file"),
+        (written(np.savez, a=np.ones(3)), "a zip archive, as numpy's .npz and PyTorch's files are"),
+        (written(write_archive), "a zip archive"),
+        (written(np.save, np.ones(3)), "a numpy .npy file"),
         (pickle.dumps(TREE["a"]), "a pickle, which is never loaded"),
         (b"\x89HDF\r\n\x1a\n" + bytes(9), "an HDF5 file"),
         (b"GGUF" + bytes(30), "a GGUF file"),
@@ -382,9 +349,7 @@ def test_a_pickle_is_not_run(path):
 
 
 def test_missing_files_and_directories(path):
-    with pytest.raises(
-        FileNotFoundError, match=r"file of weights does not exist.\n  where: .*w.saf"
-    ):
+    with refused(FileNotFoundError, where=str(path)):
         pax.load_weights(TREE, path)
     assert "got: a directory with nothing in it" in refusal(path.parent)
     path.touch()
@@ -394,7 +359,7 @@ def test_missing_files_and_directories(path):
 @pytest.mark.parametrize("notes", ["text", "[1]", '{"a": 1}', '{"a": {"dtype": "x", "y": "z"}}'])
 def test_notes_that_are_not_ours_are_refused(notes, path):
     safetensors.numpy.save_file({"a": np.ones(3)}, path, metadata={"pax_export": notes})
-    assert "were not written by pax_export" in refusal(path)
+    assert str(path) in refusal(path)
 
 
 def test_dtypes_that_numpy_lacks_do_not_hinder_the_others(path):
@@ -413,5 +378,5 @@ def test_a_missing_library_is_named(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     for call in (pax.save_weights, pax.load_weights):
-        with pytest.raises(MissingPackageError, match=r"_weights needs the package 'safetensors"):
+        with refused(MissingPackageError, call.__name__, "safetensors"):
             call(TREE, path)

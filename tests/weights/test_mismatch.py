@@ -1,5 +1,6 @@
 """Files whose weights are not those of the module."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -73,15 +74,12 @@ def test_not_strict_returns_a_report_when_all_fits(path):
 
 
 def test_keys_and_the_numbers_in_them_are_told_apart(tmp_path):
-    import jax
-
-    key = jax.random.key(0)
-    pax.save_weights({"key": key}, tmp_path / "x")
-    for other, text in (
-        (jax.random.PRNGKey(0), r"key<threefry2x32>\[\] in the file, uint32\[2\] in the module"),
-        (jax.random.key(0, impl="rbg"), r"key<threefry2x32>\[\] in the file, key<rbg>\[\] in"),
+    pax.save_weights({"key": jax.random.key(0)}, tmp_path / "x")
+    for other, kind in (
+        (jax.random.PRNGKey(0), "uint32[2]"),
+        (jax.random.key(0, impl="rbg"), "key<rbg>[]"),
     ):
-        with pytest.raises(ValueError, match=text):
+        with refused(ValueError, "key<threefry2x32>[] in the file", f"{kind} in the module"):
             pax.load_weights({"key": other}, tmp_path / "x")
 
 
@@ -107,29 +105,23 @@ def test_names_must_differ(tmp_path):
 
 @pytest.mark.parametrize("tree", [jnp.ones(1), {"__metadata__": jnp.ones(1)}])
 def test_every_weight_needs_a_name(tree, tmp_path):
-    with pytest.raises(ValueError, match="A weight has an empty or reserved name"):
+    with pytest.raises(ValueError):
         pax.save_weights(tree, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
 
 
 def test_values_must_be_here(tmp_path):
-    import jax
-
     path = tmp_path / "x"
-
-    def inside(x):
-        pax.save_weights({"x": x}, path)
-
     donated = jnp.ones(3)
     donated.delete()
     shape = jax.ShapeDtypeStruct((2,), "float32")
-    for call, text in (
-        (lambda: jax.jit(inside)(1.0), "inside a function that jax traces\n  write: .* outside of"),
-        (lambda: pax.save_weights({"x": donated}, path), "got: an array that was deleted"),
-        (lambda: pax.save_weights({"x": shape}, path), r"got: ShapeDtypeStruct: .*\n.*initialised"),
-        (lambda: pax.save_weights({"x": 1.5}, path), r"got: float: 1.5\n  write: jnp.asarray"),
-    ):
-        with pytest.raises(TypeError, match=r"save_weights: expected[^$]*where: x\n[^$]*" + text):
-            call()
+    with refused(TypeError, where="x"):
+        jax.jit(lambda x: pax.save_weights({"x": x}, path))(1.0)
+    for value, got in (
+        (donated, "an array that was deleted"), (shape, "ShapeDtypeStruct"), (1.5, "float: 1.5"),
+    ):  # fmt: skip
+        with refused(TypeError, f"got: {got}", where="x"):
+            pax.save_weights({"x": value}, path)
     assert not path.exists()
 
 

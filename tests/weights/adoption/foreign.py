@@ -14,6 +14,27 @@ import jax.numpy as jnp
 import numpy as np
 
 import pax_export as pax
+from pax_export.errors import AdoptionError
+from tests.refusals import refused
+
+N = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return N.normal(size=shape).astype(np.float32)
+
+
+def assert_refused(net: Any, file: Any, *names: str, kind: type = AdoptionError, **options: Any):
+    """`adopt` raises an error of this class, whose text has these names; the error."""
+    with refused(kind, *names) as caught:
+        pax.weights.adopt(net, file, **options)
+    return caught.value
+
+
+def read(path: Any) -> dict[str, np.ndarray]:
+    with pax.weights.open_source(path) as source:
+        return {name: np.array(entry.read()) for name, entry in source.entries.items()}
+
 
 Arrays = dict[str, np.ndarray]
 

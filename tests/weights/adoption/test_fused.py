@@ -9,14 +9,9 @@ import pytest
 import pax_export as pax
 from pax_export import transforms as T
 from tests.closeness import assert_close
-from tests.weights.adoption.foreign import Free
+from tests.weights.adoption.foreign import Free, assert_refused, normal
 
-N = np.random.default_rng(9)
 D, HEADS = 6, 2
-
-
-def normal(*shape):
-    return N.normal(size=shape).astype(np.float32)
 
 
 def apart(name, d=D, kv=D, bias=True):
@@ -50,15 +45,9 @@ class Attention(pax.Module):
         self.qkv = pax.Linear(size, out)
 
 
-def refused(net, file, **options):
-    with pytest.raises(pax.errors.AdoptionError) as caught:
-        pax.weights.adopt(net, file, **options)
-    return caught.value
-
-
 def test_the_order_is_said_and_never_guessed():
     file = apart("attn")
-    error = refused(Free(attn=Attention()), file, origin="torch")
+    error = assert_refused(Free(attn=Attention()), file, origin="torch")
     assert isinstance(error, pax.errors.AmbiguousWeightsError)
     assert 'fused="blocks" or fused="by head"' in error.write
     net, report = pax.weights.adopt(Free(attn=Attention()), file, origin="torch", fused="blocks")
@@ -75,11 +64,13 @@ def test_without_heads_only_what_is_said_is_done():
     file = apart("attn")
     net = Free(attn=Free(qkv=pax.Linear(D, 3 * D)))
     assert 'fused="blocks" or "by head" says in which order' in str(
-        refused(net, file, origin="torch")
+        assert_refused(net, file, origin="torch")
     )
     new, _ = pax.weights.adopt(net, file, origin="torch", fused="blocks")
     assert np.array_equal(new.attn.qkv.weight, np.concatenate(weights(file, "attn"), 1))
-    assert "needs the number of heads" in str(refused(net, file, origin="torch", fused="by head"))
+    assert "needs the number of heads" in str(
+        assert_refused(net, file, origin="torch", fused="by head")
+    )
 
 
 def test_leaves_of_ones_own_that_are_out_x_in_or_have_an_axis_of_three():
@@ -107,7 +98,7 @@ def test_leaves_of_ones_own_that_are_out_x_in_or_have_an_axis_of_three():
 def test_an_axis_of_three_of_square_weights_needs_a_word():
     file = apart("attn", bias=False)
     net = Free(attn=Free(qkv=Free(w=jnp.ones((3, D, D)))))
-    error = refused(net, file, origin="torch")
+    error = assert_refused(net, file, origin="torch")
     assert isinstance(error, pax.errors.AmbiguousWeightsError)
     for axes, turn in (((1, 0), True), ((0, 1), False)):
         new, _ = pax.weights.adopt(net, file, origin="torch", axes={"attn.qkv.w": axes})
@@ -146,7 +137,7 @@ def test_fewer_keys_and_values_than_queries(heads, keys, size, order, tmp_path):
     file = apart("attn", heads * size, keys * size)
     file |= {name: normal(len(file[name]), D) for name in file if name.endswith("weight")}
     net = Free(attn=Grouped(heads, keys, size, in_one=True))
-    assert isinstance(refused(net, file, origin="torch"), pax.errors.AmbiguousWeightsError)
+    assert isinstance(assert_refused(net, file, origin="torch"), pax.errors.AmbiguousWeightsError)
     new, _ = pax.weights.adopt(net, file, origin="torch", fused=order)
     joined = [grouped(each(file, "attn"), heads, keys, order) for each in (weights, biases)]
     assert np.array_equal(new.attn.qkv.weight, joined[0])
@@ -154,7 +145,7 @@ def test_fewer_keys_and_values_than_queries(heads, keys, size, order, tmp_path):
 
     in_one = {"attn.Wqkv.weight": joined[0].T, "attn.Wqkv.bias": joined[1]}
     net = Free(attn=Grouped(heads, keys, size, in_one=False))
-    assert isinstance(refused(net, in_one, origin="torch"), pax.errors.AmbiguousWeightsError)
+    assert isinstance(assert_refused(net, in_one, origin="torch"), pax.errors.AmbiguousWeightsError)
     new, report = pax.weights.adopt(net, in_one, origin="torch", fused=order)
     found = [getattr(new.attn, f"{word}_proj") for word in "qkv"]
     for layer, weight, bias in zip(found, weights(file, "attn"), biases(file, "attn")):
@@ -175,7 +166,9 @@ def test_heads_that_do_not_share_keys_evenly_have_no_order_by_head():
     file |= {name: normal(len(file[name]), D) for name in file if name.endswith("weight")}
     net = Free(attn=Free(num_heads=3, qkv=pax.Linear(D, 28)))
     for fused in (None, "by head"):
-        assert isinstance(refused(net, file, origin="torch", fused=fused), pax.errors.AdoptionError)
+        assert isinstance(
+            assert_refused(net, file, origin="torch", fused=fused), pax.errors.AdoptionError
+        )
     new, _ = pax.weights.adopt(net, file, origin="torch", fused="blocks")
     assert np.array_equal(new.attn.qkv.weight, np.concatenate(weights(file, "attn"), 1))
 
@@ -219,7 +212,7 @@ def test_stacked_layers_with_fused_leaves(tmp_path):
 def test_parts_that_are_not_called_queries_keys_and_values_are_refused():
     file = {f"attn.{word}.{k}": normal(*s) for word in "xyz" for k, s in
             (("weight", (D, D)), ("bias", (D,)))}  # fmt: skip
-    assert isinstance(refused(Free(attn=Attention()), file, origin="torch", fused="blocks"),
+    assert isinstance(assert_refused(Free(attn=Attention()), file, origin="torch", fused="blocks"),
                       pax.errors.AdoptionError)  # fmt: skip
     names = dict(zip("xyz", ("query", "key", "value")))
     rename = {f"attn.{one}": f"attn.qkv.{other}" for one, other in names.items()}

@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from tests.weights.adoption.foreign import Free
-
-N = np.random.default_rng(0)
+from tests.weights.adoption.foreign import Free, N, assert_refused
 
 
 def of(name, *shape):
@@ -15,17 +13,11 @@ def of(name, *shape):
             f"{name}.bias": N.normal(size=shape[0]).astype(np.float32)}  # fmt: skip
 
 
-def refused(net, file, **options):
-    with pytest.raises(pax.errors.AdoptionError) as caught:
-        pax.weights.adopt(net, file, origin="torch", **options)
-    return caught.value
-
-
 @pytest.mark.parametrize("wrong", ["aux", "class_freq"])
 def test_an_array_that_is_called_otherwise_is_no_candidate(wrong):
     file = {**of("conv", 8, 3, 3, 3), **of("fc", 2, 8)}
     net = Free(conv=pax.Conv2D(3, 8, 3), gn=pax.GroupNorm(2, 8), fc=pax.Linear(8, 2))
-    error = refused(net, {**file, **of(wrong, 8)})
+    error = assert_refused(net, {**file, **of(wrong, 8)})
     assert error.missing == ("gn.scale", "gn.offset")
     assert error.left == (f"{wrong}.weight", f"{wrong}.bias")
     assert f'of the shape of gn: rename={{"{wrong}": "gn"}}' in str(error)
@@ -39,7 +31,7 @@ def test_an_array_that_is_called_otherwise_is_no_candidate(wrong):
 def test_a_word_for_another_part_makes_it_another_array(beside):
     file = {**of("conv", 8, 3, 3, 3), **of("fc", 2, 8), **of(beside, 8)}
     net = Free(conv=pax.Conv2D(3, 8, 3), gn=pax.GroupNorm(2, 8), fc=pax.Linear(8, 2))
-    assert refused(net, file).missing == ("gn.scale", "gn.offset")
+    assert assert_refused(net, file).missing == ("gn.scale", "gn.offset")
     pax.weights.adopt(net, file, origin="torch", rename={beside: "gn"})
 
 
@@ -55,13 +47,13 @@ def test_other_words_and_words_of_the_whole_file_do_not(usual):
 def test_nor_is_a_single_array():
     file = {**of("conv", 8, 3, 3, 3), **of("fc", 2, 8), "class_freq": np.ones(8, np.float32)}
     net = Free(conv=pax.Conv2D(3, 8, 3), prelu=Free(weight=jnp.ones(8)), fc=pax.Linear(8, 2))
-    error = refused(net, file)
+    error = assert_refused(net, file)
     assert error.missing == ("prelu.weight",)
     assert error.left == ("class_freq",)
     # An array without a role has every array looked at by itself.
     net = Free(conv=pax.Conv2D(3, 8, 3), gn=pax.GroupNorm(2, 8), fc=pax.Linear(8, 2),
                class_freq=jnp.ones(8))  # fmt: skip
-    assert refused(net, {**file, **of("aux", 8)}).missing == ("gn.scale", "gn.offset")
+    assert assert_refused(net, {**file, **of("aux", 8)}).missing == ("gn.scale", "gn.offset")
 
 
 def test_only_what_is_missing_is_named():
@@ -80,7 +72,9 @@ def test_only_what_is_missing_is_named():
         ("h.1.fc.bias", {"layers.1.fc.bias"}),
         ("ln_f", {"norm.scale", "norm.offset"}),
     ):
-        error = refused(net, {name: array for name, array in file.items() if gone not in name})
+        error = assert_refused(
+            net, {name: array for name, array in file.items() if gone not in name}
+        )
         assert set(error.missing) == missing, gone
         assert str(error).count("no array for") == 1
         assert "of these shapes" not in str(error)
@@ -90,7 +84,7 @@ def test_biases_that_a_net_does_not_have_become_zeros():
     net = pax.MultiHeadAttention(2, 4)
     file = {"in_proj_weight": N.normal(size=(24, 8)).astype(np.float32),
             "out_proj.weight": N.normal(size=(8, 8)).astype(np.float32)}  # fmt: skip
-    error = refused(net, file)
+    error = assert_refused(net, file)
     assert set(error.missing) == {f"{part}_projection.bias" for part in
                                   ("query", "key", "value", "output")}  # fmt: skip
     assert error.write.startswith('zeros="**.bias" for layers that have no bias')
@@ -106,7 +100,7 @@ def test_a_cell_without_biases(framework):
     w, u = (N.normal(size=(16, size)).astype(np.float32) for size in (3, 4))  # i f g o
     file = {"weight_ih_l0": w, "weight_hh_l0": u}
     if framework == "torch":
-        assert 'zeros="**.bias"' in str(refused(pax.LSTM(3, 4), file))
+        assert 'zeros="**.bias"' in str(assert_refused(pax.LSTM(3, 4), file))
     if framework == "keras":
         file = {"lstm_cell/kernel": w.T, "lstm_cell/recurrent_kernel": u.T}
     if framework == "onnx":  # i o f g
@@ -148,7 +142,7 @@ def test_both_directions_of_a_cell(forward, backward):
 
 def test_directions_without_names_are_renamed_as_proposed():
     net, file = Free(left=pax.LSTM(4, 2), right=pax.LSTM(4, 2)), _bidirectional(1)
-    assert 'rename={"lstm.*_l0": "left", ...}' in refused(net, file).write
+    assert 'rename={"lstm.*_l0": "left", ...}' in assert_refused(net, file).write
     _, report = pax.weights.adopt(net, file, rename={"lstm.*_l0_reverse": "left"})
     found = {row.leaf: row.arrays[0] for row in report.rows}
     assert found["left.fc.weight"] == "lstm.weight_ih_l0_reverse"
@@ -171,7 +165,9 @@ def test_leaves_whose_first_axis_is_one(sizes):
 
 def test_what_is_renamed_is_decided():
     net = Free(a=pax.Linear(4, 4), b=pax.Linear(4, 4), c=pax.Linear(4, 4))
-    error = refused(net, {**of("x", 4, 4), **of("y", 4, 4), **of("z", 4, 4)}, rename={"x": "b"})
+    error = assert_refused(
+        net, {**of("x", 4, 4), **of("y", 4, 4), **of("z", 4, 4)}, rename={"x": "b"}
+    )
     assert error.candidates["y.weight"] == ("a", "c")
     assert not any(name.startswith("x") for name in error.candidates)
 

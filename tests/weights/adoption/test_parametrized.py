@@ -7,17 +7,12 @@ import pytest
 
 import pax_export as pax
 from tests.closeness import assert_close
-from tests.weights.adoption.foreign import Free
+from tests.weights.adoption.foreign import Free, N, normal, read
 
-N = np.random.default_rng(3)
 NAMES = {
     "old": ("weight_g", "weight_v"),
     "new": ("parametrizations.weight.original0", "parametrizations.weight.original1"),
 }
-
-
-def normal(*shape):
-    return N.normal(size=shape).astype(np.float32)
 
 
 def normed(name, v, axis, names="old"):
@@ -28,11 +23,6 @@ def normed(name, v, axis, names="old"):
     weight = g * (v / np.sqrt(np.square(v).sum(others, keepdims=True)))
     length, direction = NAMES[names]
     return {f"{name}.{length}": g, f"{name}.{direction}": v}, weight
-
-
-def read(path):
-    with pax.weights.open_source(path) as source:
-        return {name: np.array(entry.read()) for name, entry in source.entries.items()}
 
 
 @pytest.mark.parametrize("names", NAMES)

@@ -11,13 +11,7 @@ import pax_export as pax
 from pax_export import transforms as T
 from tests.closeness import assert_close
 from tests.refusals import refused
-from tests.weights.adoption.foreign import Free
-
-N = np.random.default_rng(5)
-
-
-def normal(*shape):
-    return N.normal(size=shape).astype(np.float32)
+from tests.weights.adoption.foreign import Free, N, normal
 
 
 class Block(pax.ParameterModule):

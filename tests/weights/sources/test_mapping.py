@@ -44,12 +44,6 @@ def test_an_open_source_stays_as_it_is():
     assert isinstance(source, Source)
 
 
-@pytest.mark.parametrize("value", [jax.ShapeDtypeStruct((2,), "float32"), np.array(["a"])])
-def test_what_has_no_numbers(value):
-    with pytest.raises(InvalidArgumentTypeError, match="a in the dict that was given"):
-        open_source({"a": value})
-
-
 @pytest.mark.parametrize("tree", [3, "x" * 9, None, object(), {"a": object()}])
 def test_what_is_no_mapping(tree):
     with pytest.raises((InvalidArgumentTypeError, WeightsFileError)):
@@ -57,27 +51,23 @@ def test_what_is_no_mapping(tree):
 
 
 def test_names_that_clash_and_containers_without_end():
-    with pytest.raises(WeightsFileError, match="two arrays with the name"):
-        open_source({"a.b": np.ones(1), "a": {"b": np.ones(1)}})
     endless: dict = {}
     endless["a"] = endless
-    with pytest.raises(WeightsFileError, match="without end"):
-        open_source(endless)
+    for tree in ({"a.b": np.ones(1), "a": {"b": np.ones(1)}}, endless):
+        with pytest.raises(WeightsFileError):
+            open_source(tree)
 
 
-def test_all_arrays_that_hold_no_numbers_are_named():
-    texts = np.array(["x"])
-    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="got: an array of <U1") as caught:
+def test_arrays_without_numbers_are_named():
+    texts, place = np.array(["x"]), "a in the dict that was given"
+    with refused(InvalidArgumentTypeError, where=place):
+        open_source({"a": jax.ShapeDtypeStruct((2,), "float32")})
+    with refused(InvalidArgumentTypeError, where=place, got="an array of <U1"):
         open_source({"a": texts, "b": np.ones(2)})
-    assert caught.value.where == "a in the dict that was given"
-    with refused(
-        pax.errors.InvalidArgumentTypeError, got="a: an array of <U1, b: an array of object"
-    ):
+    with refused(InvalidArgumentTypeError, got="a: an array of <U1, b: an array of object"):
         open_source({"a": texts, "b": np.array([None])})
 
 
-def test_what_is_no_array_in_a_mapping_is_said_once():
-    with pytest.raises(pax.errors.InvalidArgumentTypeError) as caught:
+def test_other_values_in_a_mapping_are_refused():
+    with refused(InvalidArgumentTypeError, where="what was given"):
         open_source({"a": np.ones(2), "b": {"c": len}})
-    assert caught.value.what == "Expected the path of a file, or a mapping of names to arrays."
-    assert caught.value.where == "what was given"

@@ -74,7 +74,7 @@ def header(text):
 def test_a_member_that_lies(tmp_path, content, packing):
     with zipfile.ZipFile(tmp_path / "a.npz", "w", packing) as archive:
         archive.writestr("a.npy", content)
-    with pytest.raises(WeightsFileError, match="a in "):
+    with refused(WeightsFileError, "a in "):
         open_source(tmp_path / "a.npz")
 
 
@@ -85,7 +85,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
             member.write(header(text))
             for _ in range(1 << 5):
                 member.write(bytes(1 << 24))
-    with pytest.raises(WeightsFileError, match="expands"):
+    with refused(WeightsFileError, "expands"):
         open_source(tmp_path / "a.npz")
 
 

@@ -101,7 +101,7 @@ def test_arrays_beside_the_model(tmp_path):
         assert_close(source.entries["large"].read(), large, rtol=0)
         assert_close(source.entries["kernel"].read_part((slice(1, 2),)), KERNEL[1:2])
     (tmp_path / "weights.bin").unlink()
-    with pytest.raises(MissingWeightsFileError, match="weights.bin"):
+    with refused(MissingWeightsFileError, "weights.bin"):
         open_source(path)
 
 
@@ -120,8 +120,9 @@ def test_only_files_below_the_folder_of_the_model(tmp_path, location):
     folder.mkdir()
     (tmp_path / "secret").write_bytes(bytes(8))
     (folder / "link").symlink_to(tmp_path / "secret")
-    with pytest.raises(WeightsFileError, match="outside of its folder"):
+    with pytest.raises(WeightsFileError) as caught:
         open_source(saved(folder / "a.onnx", external(location)))
+    assert not isinstance(caught.value, MissingWeightsFileError)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_a_format_is_seen_by_what_is_in_the_file(tmp_path):
 )
 def test_another_file_is_refused_with_a_list_of_what_is_read(tmp_path, content, got):
     (tmp_path / "a.pt").write_bytes(content)
-    with pytest.raises(WeightsFileError, match="format of the source is unknown") as caught:
+    with pytest.raises(WeightsFileError) as caught:
         open_source(tmp_path / "a.pt")
     assert got in str(caught.value.got)
     for format in ("safetensors", "PyTorch", "GGUF", "Keras", "ONNX", "TensorFlow", "orbax"):
@@ -64,6 +64,6 @@ def test_paths_that_are_no_files(tmp_path):
 def test_arrays_may_not_be_written_to(tmp_path):
     np.savez(tmp_path / "a.npz", a=np.ones(3))
     with open_source(tmp_path / "a.npz") as source:
-        with pytest.raises(ValueError, match="read-only"):
+        with refused(ValueError, "read-only"):
             source.entries["a"].read()[0] = 2
         source.entries["a"].read_part((slice(0, 1),))[0] = 2  # a part is an array of its own

@@ -73,7 +73,7 @@ def test_no_array_lies_elsewhere(tmp_path, name):
     leaf = {"key_metadata": [{"key": name}], "value_metadata": {"value_type": "jax.Array"}}
     tree = {"use_ocdbt": False, "tree_metadata": {"a": leaf}}
     (tmp_path / "_METADATA").write_text(json.dumps(tree))
-    with pytest.raises(WeightsFileError, match="out of the folder"):
+    with pytest.raises(WeightsFileError):
         open_source(tmp_path)
 
 

@@ -76,7 +76,7 @@ def test_a_changed_number_is_noticed_where_there_are_checksums(tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with open_source(path) as source, pytest.raises(WeightsFileError, match="checksum"):
+    with open_source(path) as source, refused(WeightsFileError, "checksum"):
         source.entries["a"].read()
 
 
@@ -99,7 +99,7 @@ def test_several_files_by_their_index_or_folder(tmp_path):
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "", ".", "..", "a\\b", "a\0", 3])
 def test_an_index_names_files_beside_it_only(tmp_path, name):
     (tmp_path / "a.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(WeightsFileError, match="outside of its folder|as the name of a file"):
+    with pytest.raises(WeightsFileError):
         open_source(tmp_path / "a.index.json")
 
 
@@ -114,7 +114,7 @@ def test_an_index_that_does_not_fit_its_files(tmp_path, weight_map):
 def test_a_missing_shard_and_a_missing_file(tmp_path):
     path = sharded(tmp_path, one={"b": np.ones(2)})
     (tmp_path / "one.safetensors").unlink()
-    with pytest.raises(MissingWeightsFileError, match=r"one\.safetensors"):
+    with refused(MissingWeightsFileError, "one.safetensors"):
         open_source(path)
     with pytest.raises(MissingWeightsFileError):
         open_source(tmp_path / "no such file")
@@ -154,11 +154,6 @@ def field(shape=(2,), dtype="F32", offsets=(0, 8)):
 def test_a_header_that_lies(tmp_path, header):
     with pytest.raises(WeightsFileError):
         open_source(raw(header, bytes(8), tmp_path / "a"))
-
-
-def test_a_dtype_that_nothing_here_has(tmp_path):
-    with refused(UnsupportedDtypeError, got="'F4'"):
-        open_source(raw({"a": field(dtype="F4")}, bytes(8), tmp_path / "a"))
 
 
 def test_every_cut_is_noticed(file):
