@@ -35,9 +35,9 @@ def test_a_loaded_model_can_stand_in_a_tensorflow_function(export):
 
     loaded, _ = export((affine_params(), affine), spec("n, 3"))
     function = tf.function(lambda x: 2 * loaded(x), jit_compile=True)
-    assert_close(
-        function(tf.constant(random(2, 3))), 2 * affine(affine_params(), random(2, 3)), rtol=1e-5
-    )
+    expected = 2 * affine(affine_params(), random(2, 3))
+    assert_close(function(tf.constant(random(2, 3))), expected, rtol=1e-5)
+    assert tf.function(lambda: loaded(random(2, 3)))().shape == (2, 4)  # arguments of numpy
 
 
 def test_numbers_are_not_changed_on_the_way_in(export):
@@ -61,7 +61,7 @@ def test_other_arguments_are_refused(export):
     loaded, _ = export(({}, lambda p, x, y: x + y), (spec("n"), spec("n")))
     with refused(InvalidArgumentError, write="model(x, y)"):
         loaded(np.ones(2))
-    with pytest.raises(InvalidArgumentError, match="takes other arguments"):
+    with pytest.raises(InvalidArgumentError):
         loaded(np.ones(2), np.ones(2), np.ones(2))
 
 
@@ -72,11 +72,8 @@ def test_without_a_default_a_signature_must_be_named(export):
     )  # fmt: skip
     with refused(InvalidArgumentError, write="model.signatures['one'](...)"):
         loaded(random(2, 3))
-
-
-def test_the_only_signature_is_the_default(export):
     loaded, _ = export(Net(), {"one": spec("n, 3")}, methods={"one": "__call__"})
-    assert loaded(random(2, 3)).shape == (2, 4)
+    assert loaded(random(2, 3)).shape == (2, 4)  # the only one is the default
 
 
 def test_the_report_is_read_back_as_it_was(export, tmp_path):
@@ -88,9 +85,8 @@ def test_the_report_is_read_back_as_it_was(export, tmp_path):
 
 
 def test_there_is_no_export(tmp_path):
-    with pytest.raises(ExportPathError) as caught:
+    with refused(ExportPathError, where=str(tmp_path)):
         load(tmp_path)
-    assert caught.value.what == "The path is not an export of pax_export."
 
 
 @pytest.mark.parametrize("file", ["saved_model.pb", "variables", "pax_export.json"])
@@ -102,7 +98,7 @@ def test_damaged_exports_are_explained(export, tmp_path, file):
         shutil.rmtree(place)
     else:
         place.write_bytes(place.read_bytes()[: place.stat().st_size // 2])
-    with pytest.raises(ExportPathError, match="cannot be (read|loaded)"):
+    with pytest.raises(ExportPathError):
         load(tmp_path / "model")
 
 
@@ -111,7 +107,7 @@ def test_a_report_of_the_future_is_refused(export, tmp_path):
     write_report(dataclasses.replace(report), tmp_path / "model")
     file = tmp_path / "model" / "pax_export.json"
     file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(ExportPathError, match="The report of this export cannot be read"):
+    with pytest.raises(ExportPathError):
         load(tmp_path / "model")
 
 
@@ -142,14 +138,9 @@ def test_a_wrong_shape_names_the_input(export):
         (affine_params(), lambda p, x, mask: affine(p, x) * mask[:, None]),
         (spec("batch, 3"), spec("batch")),
     )
-    with pytest.raises(InvalidArgumentError) as caught:
+    expected = {"where": "serving_default: mask", "got": "[3], batch = 2 by x", "write": "[batch]"}
+    with refused(InvalidArgumentError, **expected):
         loaded(random(2, 3), random(3))
-    assert str(caught.value) == (
-        "An argument has a different shape than the exported one.\n"
-        "  where: serving_default: mask\n"
-        "  got: [3], batch = 2 by x\n"
-        "  write: [batch]"
-    )
     for wrong in ((2, 4), (2,), (0, 3)):
         with refused(InvalidArgumentError, where="serving_default: x"):
             loaded(random(*wrong), random(2))
@@ -160,14 +151,5 @@ def test_the_saved_model_itself_names_its_inputs(export, tmp_path):
 
     export(({}, lambda p, x, mask: {"a": x, "b": mask}), (spec("batch, 3"), spec("batch")))
     served = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+    with refused(tf.errors.InvalidArgumentError, "mask.shape[0] (= 3)", "'batch'"):
         served(x=tf.ones((2, 3)), mask=tf.ones(3))
-    message = str(caught.value)
-    assert "between dimension size mask.shape[0] (= 3) and the specification 'batch'" in message
-
-
-def test_numpy_arguments_inside_of_a_tensorflow_function(export):
-    import tensorflow as tf
-
-    loaded, _ = export((affine_params(), affine), spec("n, 3"))
-    assert tf.function(lambda: loaded(random(2, 3)))().shape == (2, 4)

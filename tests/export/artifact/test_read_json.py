@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pax_export.cli import main
 from pax_export.export import Report, spec, to_stablehlo
 from pax_export.export.artifact import embedded, structure
+from tests.refusals import refused
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def test_what_has_another_type_is_named(path, value, message):
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = value
-    with pytest.raises(ValueError, match=message):
+    with refused(ValueError, message):
         structure.read(Outer, data)
 
 
@@ -179,5 +180,5 @@ def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch)
     monkeypatch.setattr(embedded, "_LARGEST", 1 << 20)
     with zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(embedded.NAME, b" " * (1 << 21))
-    with pytest.raises(ValueError, match="the report is too large"):
+    with pytest.raises(ValueError):
         Report.read(tmp_path / "bomb")

@@ -66,7 +66,7 @@ def test_another_structure_is_refused(value, where, got):
 
 
 def test_a_missing_key_is_named():
-    with pytest.raises(InvalidArgumentError, match="An argument has no 'a'"):
+    with refused(InvalidArgumentError, "'a'"):
         collect(describe_structure({"a": 0}, ["p"]), {"b": 0}, {}, "x")
 
 
@@ -75,7 +75,7 @@ def test_a_field_that_is_none_may_be_left_out(value):
     into = {}
     collect(describe_structure({"a": 0, "b": None}, ["p"]), value, into, "x")
     assert into == {"p": 3}
-    with pytest.raises(InvalidArgumentError, match="a different structure"):
+    with pytest.raises(InvalidArgumentError):
         collect(describe_structure({"a": 0, "b": None}, ["p"]), {"a": 3, "c": 4}, {}, "x")
 
 

@@ -98,15 +98,9 @@ def writer(tf, honest, tmp_path):
 
 def test_a_program_that_writes_when_it_is_loaded_is_refused_before(writer):
     path, target = writer
-    with pytest.raises(UntrustedExportError) as caught:
+    with refused(UntrustedExportError, "WriteFile in __inference", "trusted=True", where=str(path)):
         load(path)
     assert not target.exists()
-    assert caught.value.what == (
-        "The SavedModel contains operations that are not allowed in untrusted models."
-    )
-    assert caught.value.where == str(path)
-    assert caught.value.got.startswith("WriteFile in __inference")
-    assert caught.value.write == "trusted=True, if you trust its source and allow these operations"
     with pytest.raises(ExportPathError):  # it is no export of ours, but it is let through
         load(path, trusted=True)
     assert target.exists()
@@ -204,7 +198,7 @@ def test_an_attribute_that_calls_an_operation_and_no_function(model):
         node = add(message.meta_graphs[0].graph_def.node, "PartitionedCall")
         node.attr["f"].func.name = "DumpTensor"
 
-    with pytest.raises(UntrustedExportError, match="DumpTensor, which PartitionedCall calls, in"):
+    with refused(UntrustedExportError, "DumpTensor", "PartitionedCall"):
         load(changed(model, call))
 
 
@@ -224,7 +218,7 @@ def with_module(path, text):
 @pytest.mark.parametrize("target", ["memset", "system", "lapack_spotrf_ffi", "a name"])
 def test_a_custom_call_is_named(model, target):
     """Wherever it stands: here in a branch of a function."""
-    with pytest.raises(UntrustedExportError, match=f"{target} of XlaCallModule in "):
+    with refused(UntrustedExportError, f"{target} of XlaCallModule in "):
         load(with_module(model, attacks.NESTED.replace("TARGET", target)))
 
 
@@ -234,13 +228,13 @@ def test_a_custom_call_that_xla_writes_out_is_let_through(model, target):
 
 
 def test_a_program_that_waits_for_ever(model):
-    with pytest.raises(UntrustedExportError, match="infeed of XlaCallModule in "):
+    with refused(UntrustedExportError, "infeed of XlaCallModule in "):
         load(with_module(model, attacks.WAITING))
 
 
 @pytest.mark.parametrize("program", [b"ML\xefRcustom_call", b"custom\\_call"])
 def test_a_program_that_cannot_be_read(model, program):
-    with pytest.raises(UntrustedExportError, match="a program that cannot be read of XlaCall"):
+    with refused(UntrustedExportError, "XlaCall"):
         load(with_module(model, program))
 
 
@@ -249,7 +243,7 @@ def test_a_program_that_a_caller_gives(model):
         for _, node in each_node(message, "XlaCallModule"):
             node.attr["module"].placeholder = "module"
 
-    with pytest.raises(UntrustedExportError, match="XlaCallModule in "):
+    with refused(UntrustedExportError, "XlaCallModule in "):
         load(changed(model, leave))
 
 
@@ -260,9 +254,8 @@ def test_many_are_counted(model):
             function.signature.name = f"evil_{number}"
             add(function.node_def, "ReadFile")
 
-    with pytest.raises(UntrustedExportError) as caught:
+    with refused(UntrustedExportError, "ReadFile in evil_4, and 3 more"):
         load(changed(model, many))
-    assert caught.value.got.endswith("ReadFile in evil_4, and 3 more")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +271,7 @@ def test_many_are_counted(model):
 )  # fmt: skip
 def test_what_touches_the_world_and_what_nobody_knows_is_refused(model, operation):
     changed(model, lambda message: add(message.meta_graphs[0].graph_def.node, operation))
-    with pytest.raises(UntrustedExportError, match=f"{operation} in the graph"):
+    with refused(UntrustedExportError, f"{operation} in the graph"):
         screen(model)
 
 
@@ -401,7 +394,7 @@ def test_a_preprocessor_that_prints_into_a_file_is_not(tf, tmp_path):
         preprocess=preprocess, preprocess_inputs=spec("n, 3"),
     )  # fmt: skip
     (tmp_path / "printed").unlink(missing_ok=True)
-    with pytest.raises(UntrustedExportError, match="PrintV2 in "):
+    with refused(UntrustedExportError, "PrintV2 in "):
         load(tmp_path / "m")
     assert not (tmp_path / "printed").exists()
 
@@ -550,7 +543,7 @@ def read_in_a_function(message):
 def test_a_vocabulary_of_tensorflow_1_that_looks_honest(old, change):
     screen(old)
     changed(old, change)
-    with pytest.raises(UntrustedExportError, match="InitializeTableFromTextFileV2 in "):
+    with refused(UntrustedExportError, "InitializeTableFromTextFileV2 in "):
         screen(old)
 
 
@@ -562,7 +555,7 @@ def test_an_asset_of_tensorflow_1_that_lies_elsewhere(old, also):
         also(message)
 
     changed(old, rename)
-    with pytest.raises(UntrustedExportError, match="a vocabulary at '../secret'"):
+    with refused(UntrustedExportError, "a vocabulary at '../secret'"):
         screen(old)
 
 
@@ -653,7 +646,7 @@ def differentiated(message):
      fed_by_a_caller, in_an_asset_with_a_value, looped, twice, differentiated],
 )  # fmt: skip
 def test_a_vocabulary_that_looks_honest(words, change):
-    with pytest.raises(UntrustedExportError, match="InitializeTableFromTextFileV2 in "):
+    with refused(UntrustedExportError, "InitializeTableFromTextFileV2 in "):
         load(changed(words, change))
 
 
@@ -662,7 +655,7 @@ def test_a_function_by_the_name_of_an_operation(model):
         function = message.meta_graphs[0].graph_def.library.function.add()
         function.signature.name = "Identity"
 
-    with pytest.raises(UntrustedExportError, match="a function called Identity"):
+    with refused(UntrustedExportError, "a function called Identity"):
         load(changed(model, shadow))
 
 
@@ -671,7 +664,7 @@ def test_an_asset_that_lies_elsewhere(words, name):
     def rename(message):
         message.meta_graphs[0].asset_file_def[0].filename = name
 
-    with pytest.raises(UntrustedExportError, match="a vocabulary at "):
+    with refused(UntrustedExportError, "a vocabulary at "):
         load(changed(words, rename))
 
 
@@ -681,7 +674,7 @@ def test_an_asset_that_is_a_link(words, tmp_path):
     asset.unlink()
     (tmp_path / "secret").write_text("secret\n")
     asset.symlink_to(tmp_path / "secret")
-    with pytest.raises(UntrustedExportError, match="a vocabulary at "):
+    with refused(UntrustedExportError, "a vocabulary at "):
         load(words)
 
 
@@ -703,7 +696,7 @@ def test_a_saver_in_a_signature(model):
         (graph,) = message.meta_graphs
         graph.signature_def["serving_default"].inputs["file"].name = "saver/file:0"
 
-    with pytest.raises(UntrustedExportError, match="RestoreV2 in the graph"):
+    with refused(UntrustedExportError, "RestoreV2 in the graph"):
         load(changed(model, serve))
 
 
@@ -714,29 +707,28 @@ def test_a_path_that_leads_away_at_its_end(words):
             if any(b"part" in each for each in values):
                 values[0] = b"/../../../etc/cron.d/part"
 
-    with pytest.raises(UntrustedExportError, match="SaveV2"):
+    with refused(UntrustedExportError, "SaveV2"):
         load(changed(words, lead_away))
 
 
 def test_a_graph_of_another_kind_is_no_way_around(model):
     """TensorFlow reads text where there is no binary file."""
     (model / "saved_model.pb").rename(model / "saved_model.pbtxt")
-    with pytest.raises(ExportPathError, match="The path is not a SavedModel"):
+    with refused(ExportPathError, where=str(model)):
         load(model)
 
 
 def test_a_graph_that_nobody_can_read(model):
     (model / "saved_model.pb").write_bytes(b"\xff" * 100)
-    with pytest.raises(ExportPathError, match="The SavedModel cannot be read"):
+    with pytest.raises(ExportPathError):
         load(model)
 
 
 def test_a_graph_that_waits_for_ever(model):
     (model / "saved_model.pb").unlink()
     os.mkfifo(model / "saved_model.pb")
-    with pytest.raises(ExportPathError, match="is not a regular file") as caught:
+    with refused(ExportPathError, got="a FIFO (a named pipe)"):
         load(model)
-    assert caught.value.got == "a FIFO (a named pipe)"
 
 
 # --- a folder that says how it was written -----------------------------------------------
@@ -763,7 +755,7 @@ def test_a_changed_file_is_named(words, file):
 @pytest.mark.parametrize("text", ["", "x\n", "\n"])
 def test_an_empty_or_broken_list_is_refused(words, text):
     (words / "SHA256SUMS").write_text(text)
-    with pytest.raises(ExportPathError, match="The hashes of this bundle cannot be read"):
+    with pytest.raises(ExportPathError):
         load(words)
 
 
@@ -782,7 +774,7 @@ def test_without_a_list_it_loads(words):
 
 def test_trust_is_no_reason_to_read_what_is_damaged(words):
     (words / "assets" / "words.txt").write_text("bad\ngood\nfilm\n")
-    with pytest.raises(ExportPathError, match="hash does not match"):
+    with refused(ExportPathError, "words.txt"):
         load(words, trusted=True)
 
 

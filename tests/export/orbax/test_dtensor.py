@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from pax_export.export.orbax import dtensor_utils
 from tests.closeness import assert_close
+from tests.refusals import refused
 
 ROOT = Path(__file__).parents[3]
 
@@ -110,7 +111,7 @@ def test_which_axis_a_dimension_is_sharded_over(spec, axes, moved):
 def test_specs_of_arrays_that_have_none():
     struct = jax.ShapeDtypeStruct((2,), "float32")
     assert dtensor_utils.get_pspec_from_jax_arrays([struct]) == [PartitionSpec()]
-    with pytest.raises(AssertionError, match="Unsupported sharding type"):
+    with pytest.raises(AssertionError):
         dtensor_utils.get_pspec_from_jax_arrays(jax.numpy.ones(2))
 
 
@@ -118,5 +119,5 @@ def test_without_dtensor_a_mesh_does_nothing():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
     with dtensor_utils.maybe_enable_dtensor_export_on(mesh):
         assert dtensor_utils.get_current_mesh() is None
-    with pytest.raises(RuntimeError, match="DTensor is not initialized"):
+    with refused(RuntimeError, "DTensor"):
         dtensor_utils.shutdown_dtensor()

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pax_export.errors import ExportPathError
 from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig, utils
-from pax_export.export.orbax import config as orbax_config
 from pax_export.export.orbax.tensorflow_export import TensorFlowExport
 from tests.closeness import assert_close
 from tests.export.orbax.models import X, linear, module, params, x_spec
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -52,28 +51,16 @@ def test_the_function_of_a_signature():
 def test_several_configs_methods_and_keys(save):
     functions = {"one": linear, "two": lambda p, x: 2 * linear(p, x)}
     made = JaxModule(
-        params(), functions, input_polymorphic_shape={"one": "b, ...", "two": "b, ..."}
+        params(), functions, input_polymorphic_shape=dict.fromkeys(functions, "b, ...")
     )
     loaded = save(
         made,
         ServingConfig("first", [x_spec()], method_key="one"),
-        ServingConfig(["second", "again"], [x_spec()], method_key="two"),
+        ServingConfig(["serving_default", "again"], [x_spec()], method_key="two"),
     )
-    for key, factor in (("first", 1), ("second", 2), ("again", 2)):
+    for key, factor in (("first", 1), ("serving_default", 2), ("again", 2)):
         (output,) = loaded.signatures[key](x=tf.constant(X)).values()
         assert_close(output, factor * linear(params(), X))
-
-
-def test_what_is_called_is_the_default_signature(save):
-    functions = {"one": linear, "two": lambda p, x: 2 * linear(p, x)}
-    made = JaxModule(
-        params(), functions, input_polymorphic_shape={"one": "b, ...", "two": "b, ..."}
-    )
-    loaded = save(
-        made,
-        ServingConfig("first", [x_spec()], method_key="one"),
-        ServingConfig("serving_default", [x_spec()], method_key="two"),
-    )
     assert_close(loaded(tf.constant(X)), 2 * linear(params(), X))
 
 
@@ -174,16 +161,9 @@ def test_text_goes_past_the_model(save):
 
 
 def test_what_goes_past_needs_a_pair(save):
-    config = ServingConfig(
-        "s",
-        [x_spec()],
-        tf_preprocessor=lambda x: x,
-        tf_postprocessor=lambda output, beside: output,
-        preprocess_output_passthrough_enabled=True,
-    )
-    with pytest.raises(
-        ValueError, match="requiring the preprocessor output to be a tuple of two elements"
-    ):
+    options = {"preprocess_output_passthrough_enabled": True}
+    config = ServingConfig("s", [x_spec()], lambda x: x, lambda y, beside: y, **options)
+    with refused(ValueError, "preprocessor output", "tuple of two elements"):
         save(module(), config)
 
 
@@ -195,7 +175,7 @@ def test_defaults_of_inputs(save, tmp_path):
     signatures = utils.CallableSignatures.from_saved_model(str(tmp_path / "model"), ["serve"])
     assert_close(signatures.signatures["s"]()["a.0"], linear(params(), X[:1]))
     assert_close(signatures.signatures["s"](x=X)["a.0"], linear(params(), X))
-    with pytest.raises(ValueError, match="no input z"):
+    with refused(ValueError, "z"):
         signatures.signatures["s"](z=X)
 
 
@@ -239,7 +219,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize(("configs", "words"), MISTAKES.values(), ids=MISTAKES)
 def test_configs_that_do_not_fit(configs, words, save):
-    with pytest.raises(ValueError, match=words):
+    with refused(ValueError, words):
         save(module(), *configs)
 
 
@@ -251,25 +231,25 @@ def test_methods_that_are_not_clear(key, words):
     made = JaxModule(
         params(), {"a": linear, "b": linear}, input_polymorphic_shape={"a": None, "b": None}
     )
-    with pytest.raises(ValueError, match=words) as caught:
+    with refused(ValueError, words) as caught:
         ExportManager(made, [ServingConfig("s", [x_spec()], method_key=key)])
     assert caught.value.__notes__ == ["Failed exporting signature_key=s"]
 
 
 def test_configs_of_other_targets():
-    with pytest.raises(ValueError, match="must be set"):
+    with pytest.raises(ValueError):
         ServingConfig("")
-    with pytest.raises(ValueError, match="only supported for ExportModelType.ORBAX_MODEL"):
+    with refused(ValueError, "ExportModelType.ORBAX_MODEL"):
         ServingConfig("s", preprocessors=[object()])
 
 
 def test_arguments_of_save_are_checked(tmp_path):
     manager = ExportManager(module(), [ServingConfig("s", [x_spec()])])
-    with pytest.raises(ValueError, match="save_options must be of type"):
+    with refused(ValueError, "save_options"):
         manager.save(tmp_path / "model", save_options=3)
-    with pytest.raises(TypeError, match="no argument tree"):
+    with refused(TypeError, "tree"):
         manager.save(tmp_path / "model", tree=3)
-    with pytest.raises(TypeError, match="takes a JaxModule"):
+    with refused(TypeError, "JaxModule"):
         ExportManager(object(), [])
     assert not (tmp_path / "model").exists()
 
@@ -337,23 +317,8 @@ def test_preprocessors_alone(save, monkeypatch):
     config = ServingConfig("s", [x_spec()], tf_preprocessor=lambda x: {"a": x, "b": [x + 1]})
     output = save(made, config).signatures["s"](x=tf.constant(X))
     assert_close(output["output_1"], X + 1)
-    with pytest.raises(ValueError, match=r"serving_config\.tf_preprocessor must be provided"):
+    with refused(ValueError, "serving_config.tf_preprocessor"):
         ExportManager(made, [ServingConfig("s", [x_spec()])])
-
-
-def test_preprocessors_alone_within_a_block():
-    with orbax_config.obx_export_tf_preprocess_only(True):
-        assert dict(module().methods) == {}
-    assert dict(module().methods) != {}
-
-
-def test_an_export_in_a_place_of_something_else(tmp_path):
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "thesis.txt").write_text("years of it")
-    manager = ExportManager(module(), [ServingConfig("s", [x_spec()])])
-    with pytest.raises(ExportPathError, match="not a SavedModel, so it is not replaced"):
-        manager.save(tmp_path / "work")
-    assert (tmp_path / "work" / "thesis.txt").exists()
 
 
 def test_files_that_killed_saves_left_go_with_the_next(tmp_path, monkeypatch):

@@ -84,10 +84,8 @@ def test_nested_outputs_are_saved(tmp_path):
 
 def test_tuples_in_tuples_are_saved(tmp_path):
     made = module(lambda p, x: (linear(p, x), {"twice": 2 * linear(p, x)}))
-    assert sorted(saved(tmp_path, made).signatures["s"](x=tf.constant(X))) == [
-        "output_0",
-        "output_1.twice",
-    ]
+    found = saved(tmp_path, made).signatures["s"](x=tf.constant(X))
+    assert sorted(found) == ["output_0", "output_1.twice"]
 
 
 @dataclasses.dataclass
@@ -105,23 +103,6 @@ def test_outputs_of_classes_are_dicts_of_their_fields(tmp_path):
     made = module(lambda p, x: Scores(linear(p, x).max(-1), linear(p, x)))
     found = saved(tmp_path, made).signatures["s"](x=tf.constant(X))
     assert_close(found["best"], linear(params(), X).max(-1))
-
-
-def test_numbers_and_keys_are_params(tmp_path):
-    given = {"scale": 2.0, "key": jax.random.key(0)}
-
-    def function(params, x):
-        return {"y": params["scale"] * x + jax.random.normal(params["key"], (3,))}
-
-    found = saved(tmp_path, module(function, params=given)).signatures["s"](x=tf.constant(X))
-    assert_close(found["y"], function(given, X)["y"], rtol=1e-6)
-
-
-def test_a_refused_update_leaves_the_jax_methods_as_they_were():
-    made = module()
-    with pytest.raises(ValueError, match="PyTree structure"):
-        made.update_variables({"w": jnp.zeros((3, 2))})
-    assert_close(made.jax_methods[KEY](X), linear(params(), X))
 
 
 def test_a_model_of_two_signatures_can_be_called(tmp_path):
@@ -153,7 +134,7 @@ def test_no_stale_file_stays(tmp_path):
 def test_a_file_that_the_model_does_not_name_is_not_removed(tmp_path):
     saved(tmp_path, module())
     (tmp_path / "model" / "assets" / "words.txt").write_text("mine")
-    with pytest.raises(ExportPathError, match=r"do not belong to it(.|\n)*words\.txt"):
+    with refused(ExportPathError, "words.txt"):
         saved(tmp_path, module())
     assert (tmp_path / "model" / "assets" / "words.txt").read_text() == "mine"
 
@@ -169,7 +150,7 @@ def test_a_save_that_fails_leaves_the_old_export(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(tf.saved_model, "save", breaks)
-    with pytest.raises(OSError, match="no space left"):
+    with refused(OSError, "no space left"):
         saved(tmp_path, made)
     assert (tmp_path / "model" / "saved_model.pb").read_bytes() == before
     assert os.listdir(tmp_path) == ["model"]
@@ -177,7 +158,7 @@ def test_a_save_that_fails_leaves_the_old_export(tmp_path, monkeypatch):
 
 def test_integers_are_not_narrowed_in_silence():
     made = module(lambda p, x: x + 1, input_polymorphic_shape=None)
-    with pytest.raises(UnsupportedDtypeError, match="jax would narrow this array to int32"):
+    with refused(UnsupportedDtypeError, "int32"):
         made.methods[KEY](tf.constant(2**40 + 5, tf.int64))
     assert call(made, np.float64(0.5)) == np.float32(1.5)  # as jax takes numpy's floats
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 from jax import export as jax_export
 
 from pax_export.errors import InvalidArgumentError
-from pax_export.export.orbax import _shapes
 from tests.export.orbax.models import KEY, X, call, module, x_spec
+from tests.refusals import refused
 
 
 def traced(function, shape, *specs, **arguments):
@@ -75,35 +75,29 @@ def test_equal_names_are_equal_sizes():
 
 
 def test_a_size_without_a_name_is_a_syntax_error_that_says_more():
-    with pytest.raises(InvalidArgumentError, match="syntax error in symbolic shape None") as caught:
+    with refused(InvalidArgumentError, 'input_polymorphic_shape="b, 3"', where="x.u"):
         traced(total, None, PAIR)
-    assert caught.value.where == "x.u"
-    assert caught.value.write.startswith('input_polymorphic_shape="b, 3"')
 
 
 @pytest.mark.parametrize("shape", ["b, 4", "b", "b, ..., ...", "3, ...", "b +, ...", "b b, ..."])
 def test_text_that_does_not_describe_the_input(shape):
-    with pytest.raises(ValueError, match="syntax error"):
+    with refused(ValueError, "syntax error"):  # jax2tf's words
         traced(lambda params, x: x, shape, x_spec())
 
 
 def test_constraints_that_nobody_can_read():
-    with pytest.raises(ValueError, match="`polymorphic_constraints` cannot be read"):
-        traced(
-            lambda params, x: x,
-            "b, ...",
-            x_spec(),
-            jax2tf_kwargs={"polymorphic_constraints": ("b ! 2",)},
-        )
+    options = {"polymorphic_constraints": ("b ! 2",)}
+    with refused(ValueError, "`polymorphic_constraints`"):
+        traced(lambda params, x: x, "b, ...", x_spec(), jax2tf_kwargs=options)
 
 
 def test_a_tree_of_shapes_for_another_input():
-    with pytest.raises(ValueError, match="`input_polymorphic_shape` must have the structure"):
+    with refused(ValueError, "`input_polymorphic_shape`"):
         traced(total, {"u": "b, ..."}, PAIR)
 
 
 def test_the_number_of_dimensions_must_be_known():
-    with pytest.raises(InvalidArgumentError, match="rank of an input"):
+    with pytest.raises(InvalidArgumentError):
         traced(lambda params, x: x, "b, ...", tf.TensorSpec(None, tf.float32))
 
 
@@ -118,9 +112,3 @@ def test_one_lowering_serves_all_sizes():
     for size in (1, 2, 3):
         assert call(made, X[:1].repeat(size, 0)).shape == (size, 3)
     assert len(seen) == 1
-
-
-def test_prefixes():
-    tree = {"a": [1, 2], "b": 3}
-    assert _shapes.broadcast_prefix({"a": True, "b": None}, tree, "x") == [True, True, None]
-    assert _shapes.broadcast_prefix("s", tree, "x") == ["s", "s", "s"]

@@ -17,6 +17,7 @@ from pax_export.export.orbax import utils
 from pax_export.export.orbax.config import bool_env, config, obx_export_tf_preprocess_only
 from tests.closeness import assert_close
 from tests.export.orbax.models import KEY, X, linear, module, params, x_spec
+from tests.refusals import refused
 
 ONE = tf.TensorSpec([None], tf.int32, name="one")
 TWO = utils.TensorSpecWithDefault(tf.TensorSpec([None], tf.int32, name="two"), [7])
@@ -50,7 +51,7 @@ def test_defaults_of_arguments():
     ],
 )
 def test_defaults_that_do_not_fit(make, words):
-    with pytest.raises(ValueError, match=words):
+    with refused(ValueError, words):
         make()
 
 
@@ -61,7 +62,7 @@ def test_batches_are_made_alike():
     assert two["two"].numpy().tolist() == [7, 7, 7]
     _, two = function(tf.constant([1, 2]), {"two": tf.constant([5, 6])})
     assert two["two"].numpy().tolist() == [5, 6]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="must be 1 or the same"):
+    with pytest.raises(tf.errors.InvalidArgumentError):
         function(tf.constant([1, 2, 3]), {"two": tf.constant([5, 6])})
 
 
@@ -70,7 +71,7 @@ def test_primary_inputs_have_one_batch():
         tf.TensorSpec([None], tf.int32, name="two"), [7], is_primary=True
     )
     function = utils.make_auto_batching_function([ONE, both])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="the same batch size"):
+    with pytest.raises(tf.errors.InvalidArgumentError):
         function(tf.constant([1, 2]))
 
 
@@ -117,16 +118,8 @@ def test_a_pytree_in_bfloat16():
 
 
 def test_what_is_no_floating_number_stays_as_it_is():
-    tree = [
-        3,
-        True,
-        None,
-        "text",
-        np.arange(2),
-        tf.constant(["a"]),
-        jax.random.key(0),
-        np.ones(1, complex),
-    ]
+    key, text = jax.random.key(0), tf.constant(["a"])
+    tree = [3, True, None, "text", np.arange(2), text, key, np.ones(1, complex)]
     for old, new in zip(tree, utils.to_bfloat16(tree)):
         assert new is old
 
@@ -137,27 +130,25 @@ def test_exported_functions_in_a_directory(tmp_path):
     loaded = utils.load_jax_exported_map(str(tmp_path / "functions"))
     assert list(loaded) == [KEY]
     assert_close(loaded[KEY].call(params(), X), linear(params(), X))
-    with pytest.raises(ValueError, match="already exists"):
+    with pytest.raises(ValueError):
         utils.save_jax_exported_map(tmp_path / "functions", exported)
 
 
 def test_exported_functions_that_are_not_there(tmp_path):
-    with pytest.raises(ValueError, match="does not exist"):
+    with refused(ValueError, "none"):
         utils.load_jax_exported_map(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"No \.jax_exported files"):
+    with refused(ValueError, ".jax_exported"):
         utils.load_jax_exported_map(tmp_path)
     (tmp_path / "bad.jax_exported").write_bytes(b"bad")
-    with pytest.raises(ExportPathError, match="cannot be read"):
+    with pytest.raises(ExportPathError):
         utils.load_jax_exported_map(tmp_path)
 
 
 def test_platforms():
     assert utils.get_lowering_platforms({}) is None
-    assert utils.get_lowering_platforms({"native_serialization_platforms": ["cpu", "tpu"]}) == [
-        "cpu",
-        "tpu",
-    ]
-    with pytest.raises(ValueError, match="should be a Platform"):
+    both = ["cpu", "tpu"]
+    assert utils.get_lowering_platforms({"native_serialization_platforms": both}) == both
+    with refused(ValueError, "Platform"):
         utils.get_lowering_platforms({"native_serialization_platforms": ["abacus"]})
 
 
@@ -188,8 +179,8 @@ def test_options(monkeypatch):
 
 def test_options_that_do_not_exist(monkeypatch):
     for call in (lambda: config.read("none"), lambda: config.update("none", True)):
-        with pytest.raises(AttributeError, match="Unrecognized config option: none"):
+        with refused(AttributeError, "none"):
             call()
     monkeypatch.setenv("A_FLAG", "perhaps")
-    with pytest.raises(ValueError, match="invalid truth value 'perhaps'"):
+    with refused(ValueError, "'perhaps'"):
         bool_env("A_FLAG", True)

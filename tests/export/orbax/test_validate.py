@@ -25,6 +25,7 @@ from pax_export.export.orbax.validate.validation_utils import (
 )
 from tests.closeness import assert_close
 from tests.export.orbax.models import X, linear, module, params, x_spec
+from tests.refusals import refused
 
 
 def result(*outputs):
@@ -93,7 +94,7 @@ def test_tolerances():
     assert report(expected, got, floating_rtol=0.01, floating_atol=0.05).status is Status.Pass
     assert report([1, 2], [1, 3], max_non_floating_mismatch_ratio=1.0).status is Status.Pass
     for name in ("floating_atol", "floating_rtol"):
-        with pytest.raises(OverflowError, match=f"{name} should be larger than zero"):
+        with refused(OverflowError, name):
             ValidationReportOption(**{name: -1.0})
 
 
@@ -125,14 +126,14 @@ def test_a_report_is_written_as_json_text_and_picture(tmp_path):
 
 
 def test_results_of_another_structure_are_refused():
-    with pytest.raises(ValueError, match="diff tree_def"):
-        ValidationReport(result({"a": 1.0}), result({"b": 1.0}))
-    with pytest.raises(ValueError, match="floating result have different length"):
-        report(np.ones(3), np.ones(4))
-    with pytest.raises(ValueError, match="output must be list"):
-        ValidationSingleJobResult([], 3, "", {})
-    with pytest.raises(ValueError, match="No batch"):
-        ValidationJob(abs, abs, [])
+    for make in (
+        lambda: ValidationReport(result({"a": 1.0}), result({"b": 1.0})),
+        lambda: report(np.ones(3), np.ones(4)),
+        lambda: ValidationSingleJobResult([], 3, "", {}),
+        lambda: ValidationJob(abs, abs, []),
+    ):
+        with pytest.raises(ValueError):
+            make()
 
 
 def test_a_job_waits_for_what_it_measures():
@@ -202,21 +203,21 @@ def test_functions_instead_of_a_module(tmp_path):
     loaded = served(tmp_path, made, configs)
     methods = {"any": lambda x: linear(params(), x)}
     assert ValidationManager(methods, configs, [X]).validate(loaded)["s"].status is Status.Pass
-    with pytest.raises(ValueError, match="No input for the signature 's'"):
+    with refused(ValueError, "'s'"):
         ValidationManager(made, configs, {"t": [X]}).validate(loaded)
 
 
 def test_inputs_and_outputs_are_checked(caplog):
-    with pytest.raises(ValueError, match="python list"):
+    with pytest.raises(ValueError):
         ValidationManager.check_input(3)
     ValidationManager.check_input([{"x": X}])
     assert not caplog.records
     ValidationManager.check_input([X])
     assert "flat dict or list" in caplog.text
     # orbax's own words, which programs match
-    with pytest.raises(ValueError, match="only accept  flat dict outputs.  But we got <class 'lis"):
+    with refused(ValueError, "only accept  flat dict outputs.  But we got <class 'lis"):
         ValidationManager.check_output(result([[1]]), result([[1]]))
-    with pytest.raises(ValueError, match=r"length.len\(baseline\) = 1,len\(candidate\) = 2\."):
+    with refused(ValueError, "length.len(baseline) = 1,len(candidate) = 2."):
         ValidationManager.check_output(result({"a": 1}), result({"a": 1, "b": 2}))
 
 
