@@ -177,7 +177,7 @@ def test_d30_messages_say_what_there_is():
     flat = Flattener(net=Dense(), opt=jnp.ones(1))
     with refused(AttributeError, where="Flattener.model", got="the values net, opt"):
         flat.model
-    with pytest.raises(AttributeError, match=r"got: the values \(none\)"):
+    with refused(AttributeError, "values"):
         Flattener().model
     with refused(
         ValueError,
@@ -214,16 +214,16 @@ def test_d31_modes_reach_the_stored_modules():
 
 
 def test_a_holder_of_a_flattener_has_no_parameters_either():
-    with pytest.raises(ValueError, match="does not record which of its arrays are trainable"):
+    with refused(ValueError, "trainable"):
         Holder(Flattener(net=Dense())).parameters()
 
 
 def test_one_array_in_two_values_is_refused():
     net = Dense()
-    with pytest.raises(ValueError, match=r"where: leaves_dict\.a\.0 and leaves_dict\.b\.0"):
+    with refused(ValueError, "leaves_dict.a.0", "leaves_dict.b.0"):
         Flattener(a=net, b=net)
     flat = Flattener(a=net)
-    with pytest.raises(ValueError, match="array is at two paths"):
+    with refused(ValueError, "array"):
         flat.update(b=net.weight)
 
 

@@ -212,7 +212,7 @@ def test_an_export_of_what_lacks_submodules_says_what_to_do(tmp_path):
 
     inputs = jax.ShapeDtypeStruct((2, 1), jnp.float32)
     lazy = MLP([1, 2])
-    with pytest.raises(ValueError, match=r"pax\.experimental\.materialize\(module, x\)"):
+    with refused(ValueError, "pax.experimental.materialize(module"):
         to_saved_model(lazy, tmp_path / "lazy", inputs)
     assert list(tmp_path.iterdir()) == []
     report = to_saved_model(materialize(lazy, jnp.ones((2, 1))), tmp_path / "net", inputs)
@@ -318,7 +318,7 @@ def test_an_exception_leaves_nothing_behind():
             raise RuntimeError("no")
 
     module = Failing()
-    with pytest.raises(RuntimeError, match="no"):
+    with refused(RuntimeError, "no"):
         materialize(module, X)
     assert module.pytree_attributes == ()
     from pax_export.lazy import _recorder
@@ -369,5 +369,5 @@ def test_create_fn_must_be_a_function(given, got):
 
 @pytest.mark.parametrize("value", [3, jnp.tanh, X])
 def test_materialize_needs_a_module(value):
-    with pytest.raises(ValueError, match="materialize needs a module as its first argument"):
+    with refused(ValueError, "materialize"):
         materialize(value, X)

@@ -16,6 +16,7 @@ import jmp
 import pytest
 
 import pax_export as pax
+from tests.refusals import refused
 
 ROOT = Path(__file__).parent.parent
 SOURCE = (ROOT / "pax_export" / "__init__.py").read_text(encoding="utf-8")
@@ -93,13 +94,11 @@ def test_a_name_is_looked_up_once(name, monkeypatch):
 
 
 def test_a_name_that_is_misspelt():
-    with pytest.raises(
-        AttributeError, match="module 'pax_export' has no attribute 'Linaer'"
-    ) as raised:
+    with refused(AttributeError, "'pax_export'", "'Linaer'") as raised:
         pax.Linaer
     # What Python makes "Did you mean: 'Linear'?" of.
     assert (raised.value.name, raised.value.obj) == ("Linaer", pax)
-    with pytest.raises(ImportError, match="cannot import name 'Linaer'"):
+    with refused(ImportError, "'Linaer'"):
         exec("from pax_export import Linaer")
 
 
@@ -110,7 +109,7 @@ def test_a_name_that_is_misspelt():
 def test_a_name_of_a_room_is_said_with_its_home(name, home):
     with pytest.raises(AttributeError, match=f"it is pax_export.{home}.{name}$"):
         getattr(pax, name)
-    with pytest.raises(AttributeError, match="has no attribute '_no_such_name'$"):
+    with refused(AttributeError, "'_no_such_name'"):
         pax._no_such_name  # asks no room
 
 

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pax_export as pax
 from pax_export import sharding
 from pax_export.checkpoint import Checkpoints
+from tests.refusals import refused
 
 RULES = {"weight": P("data", "model"), "bias": P("model")}
 
@@ -78,11 +78,11 @@ def test_restored_on_every_mesh(folder):
 
 def test_rules_that_do_not_fit(folder):
     checkpoints = Checkpoints(folder / "meshes")
-    with pytest.raises(ValueError, match=r"attention"):
+    with refused(ValueError, "attention"):
         checkpoints.restore(
             mesh=mesh_of(2, 2), rules={"attention.*": P("data")}, model=pax.Linear(8, 16)
         )
-    with pytest.raises(ValueError, match=r"need a mesh.\n  where: restore"):
+    with refused(ValueError, "restore"):
         checkpoints.restore(rules=RULES, model=pax.Linear(8, 16))
 
 
@@ -96,7 +96,7 @@ def test_a_flipped_bit_in_a_shard(folder):
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 1
     largest.write_bytes(data)
-    with pytest.raises(OSError, match=r"where: model.weight: float32\[64,64\], in .*/1/model"):
+    with refused(OSError, "model.weight", "float32[64,64]", "/1/model"):
         checkpoints.restore(model=model)
 
 

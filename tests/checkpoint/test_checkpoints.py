@@ -12,6 +12,7 @@ import pax_export as pax
 from pax_export import opax
 from pax_export.checkpoint import Checkpoints
 from tests.checkpoint.models import batch, make_model, make_state, train_step
+from tests.refusals import refused
 
 KINDS = {
     "epoch": 3,
@@ -321,7 +322,7 @@ def test_leaves_that_stay_on_disk(run, trained):
     assert repr(weight) == "StoredArray(model.modules.0.weight: float32[4, 8])"
     key = checkpoint.on_disk("rng", jax.random.key(0))
     assert (jax.random.key_data(key.read()) == jax.random.key_data(trained["rng"])).all()
-    with pytest.raises(TypeError, match="key_data"):
+    with refused(TypeError, "key_data"):
         np.asarray(key)
     assert checkpoint.on_disk("kinds", KINDS)["name"] == "digits"
     assert "model.weight" in refusal(ValueError, checkpoint.on_disk, "model", pax.Linear(4, 8))

@@ -11,6 +11,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.checkpoint import Checkpoints
+from tests.refusals import refused
 
 # When orbax gives up on one array, tensorstore still tells it of others, in threads.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -76,17 +77,19 @@ def test_numbers_that_differ_from_those_that_were_saved(whole, tmp_path):
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 4
     largest.write_bytes(data)
-    with pytest.raises(OSError, match=r"The checkpoint is damaged: an array cannot be read.") as e:
+    with refused(
+        OSError,
+        "checkpoint",
+        f"where: model.weight: float32[64,48], in {copy}/1/model",
+        "write: another step",
+    ):
         Checkpoints(copy).restore(model=SHAPES)
-    assert f"where: model.weight: float32[64,48], in {copy}/1/model" in str(e.value)
-    assert "write: another step" in str(e.value)
 
 
 def test_a_number_that_names_no_checkpoint(tmp_path):
     (tmp_path / "7").mkdir()
-    with pytest.raises(OSError, match=r"not a complete checkpoint") as refused:
+    with refused(OSError, f"where: {tmp_path}/7"):
         Checkpoints(tmp_path).restore(model=SHAPES)
-    assert f"where: {tmp_path}/7" in str(refused.value)
     # It is no reason not to save, and is not the best.
     with Checkpoints(tmp_path, best="loss") as checkpoints:
         checkpoints.save(8, x=jnp.zeros(1), metrics={"loss": 1})

@@ -50,9 +50,8 @@ def test_a_path_that_is_a_pattern_where_no_other_leads_there(tmp_path, monkeypat
 
 @pytest.mark.parametrize("name", ["a[0]", "a/b", "..", "", "all*", "\0", "a\\b"])
 def test_names_of_trees_that_no_directory_can_have(tmp_path, name):
-    with pytest.raises(ValueError, match=r"valid as a directory") as caught:
+    with refused(ValueError, "directory", got=repr(name)):
         Checkpoints(tmp_path / "run").save(1, **{name: MODEL})
-    assert caught.value.got == repr(name)
     assert not os.listdir(tmp_path)
 
 
@@ -83,7 +82,7 @@ def test_folders_with_numbers_that_are_no_checkpoints_stay(tmp_path):
         save(checkpoints, 6, 7, 8)
         assert checkpoints.steps == (3, 5, 8)
         for step, strange in ((3, "data.csv"), (5, "model/notes.txt")):
-            with pytest.raises(OSError, match=r"has other files") as caught:
+            with refused(OSError, "other") as caught:
                 checkpoints.delete(step)
             assert caught.value.got == strange
             assert caught.value.where == str(tmp_path / str(step))
@@ -98,9 +97,8 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
     file = tmp_path / "1" / "about" / "metadata"
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(OSError, match=r"not a complete checkpoint") as caught:
+    with refused(OSError, "checkpoint", got=f"ValueError: {file} is a FIFO (a named pipe)"):
         checkpoints.restore(model=MODEL)
-    assert caught.value.got == f"ValueError: {file} is a FIFO (a named pipe)"
 
 
 def test_places_that_hold_no_directory(tmp_path):
@@ -109,9 +107,7 @@ def test_places_that_hold_no_directory(tmp_path):
     (tmp_path / "two").symlink_to("one")
     for name, got in (("fifo", "a FIFO (a named pipe)"), ("one", "Too many levels of symbolic l")):
         for call in (lambda each: each.steps, lambda each: each.save(1, model=MODEL)):
-            with pytest.raises(
-                OSError, match=r"Checkpoints cannot be stored here.\n  where: "
-            ) as caught:
+            with pytest.raises(OSError) as caught:
                 call(Checkpoints(tmp_path / name))
             assert caught.value.got.startswith(got)
     with refused(OSError, got="a path with a null character"):

@@ -81,7 +81,7 @@ class Failing(pax.ParameterModule):
 def test_an_exception_under_a_policy_leaves_the_precision_of_the_weights():
     net = pax.apply_mp_policy(Failing(), HALF)
     before = net.weight
-    with pytest.raises(RuntimeError, match="on purpose"):
+    with refused(RuntimeError, "on purpose"):
         pax.pure(net)(jnp.ones(3))
     with pytest.raises(ValueError):
         net(jnp.ones(3))  # immutable here
@@ -133,7 +133,7 @@ def test_properties_are_not_evaluated():
             raise RuntimeError("not before it is asked for")
 
     net = Careful().eval().replace(_name="x")
-    with pytest.raises(RuntimeError, match="not before"):
+    with refused(RuntimeError, "not before"):
         _ = net.size
 
 

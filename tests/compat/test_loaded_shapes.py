@@ -71,5 +71,5 @@ def test_without_it_a_state_of_another_shape_is_refused():
     norm = pax.BatchNorm1D(3)
     saved = norm.state_dict()
     saved["ema_mean"]["averages"] = jnp.zeros((1, 1, 4))
-    with pytest.raises(pax.errors.StructureMismatchError, match="does not fit the module"):
+    with pytest.raises(pax.errors.StructureMismatchError):
         norm.load_state_dict(saved)

@@ -16,6 +16,7 @@ from jax.tree_util import tree_structure
 
 import pax_export as pax
 from tests.core.models import Counter, Dense, Net
+from tests.refusals import refused
 
 
 def test_super_init_is_not_needed():
@@ -179,7 +180,7 @@ def test_functions_of_jax_are_pickled_by_name(function):
 
 
 def test_a_lambda_cannot_be_pickled_and_pickle_says_so():
-    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+    with refused((pickle.PicklingError, AttributeError), "lambda"):
         pickle.dumps(pax.Module().set_attribute("function", lambda x: x))
 
 
@@ -215,7 +216,7 @@ def test_a_repr_that_returns_nothing_is_named():
         def __repr__(self):
             return None
 
-    with pytest.raises(ValueError, match="A __repr__ must return a string"):
+    with refused(ValueError, "__repr__"):
         Silent().summary()
 
 
@@ -230,7 +231,7 @@ def test_random_keys():
     pax.seed_rng_key(np.int64(42))
     assert int(pax.next_rng_key()[1]) == 686579304
     for wrong in (1.5, "42", None):
-        with pytest.raises(AssertionError, match="A seed must be an integer"):
+        with refused(AssertionError, "integer"):
             pax.seed_rng_key(wrong)
 
 

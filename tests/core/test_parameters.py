@@ -92,7 +92,7 @@ def test_update_parameters():
     assert updated.layers[0].weight is doubled.layers[0].weight
     assert updated.scale is net.scale
     assert pax.update_parameters(net, params=doubled.parameters()) == updated
-    with pytest.raises(ValueError, match="training: True against False"):
+    with refused(ValueError, "against"):
         net.update_parameters(doubled.eval())
 
 

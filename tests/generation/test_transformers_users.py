@@ -48,7 +48,7 @@ def test_what_is_missing_is_named():
         "max_length= is the room of the cache",
     ):
         pax.generate(LM, ROWS, max_length=20)
-    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="max_length=..., for these"):
+    with refused(pax.errors.InvalidArgumentTypeError, "max_length="):
         prefill(LM, ROWS, max_new_tokens=20)
 
 
@@ -118,7 +118,7 @@ def test_dtypes_of_torch_are_taken_by_their_names():
     lm = pax.nets.Decoder(config, dtype=dtype_of_torch("bfloat16"))
     assert lm.embed.weight.dtype == jnp.bfloat16
     assert lm.init_cache(1, 4, dtype=dtype_of_torch("int8")).keys.codes.dtype == jnp.int8
-    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="floating-point"):
+    with refused(pax.errors.InvalidArgumentTypeError, "floating-point"):
         pax.nets.Decoder(config, dtype=dtype_of_torch("int64"))
 
 
@@ -199,5 +199,5 @@ def test_a_damaged_file_and_keys_without_effect_are_named(folder):
         read(folder, no_repeat_ngram_size=3, num_beams=1, use_cache=True, typical_p=1.0)
     assert [each.filename for each in caught] == [__file__]
     (folder / "generation_config.json").write_text("[1")
-    with pytest.raises(pax.errors.WeightsFileError, match="generation_config.json"):
+    with refused(pax.errors.WeightsFileError, "generation_config.json"):
         pax.nets.Decoder.from_pretrained(folder)

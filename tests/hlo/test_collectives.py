@@ -162,9 +162,8 @@ def test_what_is_not_compiled_is_refused():
             TypeError, "Expected a compiled program.", "jax.jit(step).lower(...).compile()"
         ):
             pax.sharding.collectives(wrong)
-    with pytest.raises(TypeError, match="The collective is unknown") as caught:
+    with refused(TypeError, "collective", "all-gather"):
         pax.sharding.sent_bytes("gather", 8, 2)
-    assert "all-gather" in caught.value.write
 
 
 def test_one_device_sends_nothing():

@@ -13,6 +13,7 @@ import pax_export as pax
 from pax_export.export import spec, to_saved_model, to_stablehlo, to_tflite
 from pax_export.inspection import diff
 from tests.closeness import assert_close
+from tests.refusals import refused
 
 
 def make(seed: int = 0):
@@ -140,7 +141,7 @@ def test_on_the_command_line(exports, capsys):
 
 
 def test_no_export_there(tmp_path):
-    with pytest.raises(OSError, match="not an export"):
+    with refused(OSError, "export"):
         pax.inspect(tmp_path)
-    with pytest.raises(TypeError, match="the path of an export alone"):
+    with refused(TypeError, "export"):
         pax.inspect(tmp_path, np.ones(3))

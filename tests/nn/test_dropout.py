@@ -58,12 +58,12 @@ def test_repr():
 def test_rate_out_of_range(rate):
     with refused(AssertionError, where="Dropout.dropout_rate", got=repr(rate)):
         pax.Dropout(rate)
-    with pytest.raises(AssertionError, match=r"dropout\.dropout_rate"):
+    with refused(AssertionError, "dropout.dropout_rate"):
         pax.dropout(jax.random.key(0), rate, jnp.ones(3))
 
 
 def test_rate_must_be_known():
     with refused(TypeError, where="Dropout.dropout_rate", got="str: 'half'"):
         pax.Dropout("half")
-    with pytest.raises(TypeError, match="known when the layer is built"):
+    with pytest.raises(TypeError):
         jax.jit(lambda rate: pax.dropout(jax.random.key(0), rate, jnp.ones(3)))(0.5)

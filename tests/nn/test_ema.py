@@ -6,7 +6,7 @@ import pytest
 import pax_export as pax
 from tests.closeness import assert_close
 from tests.nn.reference import drawn
-from tests.refusals import fields
+from tests.refusals import fields, refused
 
 
 def test_numbers():
@@ -94,20 +94,19 @@ def test_integers_are_refused():
     with pytest.raises(ValueError) as error:
         pax.EMA({"n": jnp.array(1.0)}, 0.5) % {"n": jnp.array(1)}
     assert error.value == expected
-    with pytest.raises(ValueError, match="got: bool"):
+    with refused(ValueError, "bool"):
         pax.EMA(True, 0.5)
 
 
 def test_another_structure():
-    with pytest.raises(ValueError, match="dict of 1 against an array"):
+    with refused(ValueError, "against"):
         pax.EMA({"a": jnp.ones(2)}, 0.5) % jnp.ones(2)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1])
 def test_rate_out_of_range(rate):
-    with pytest.raises(AssertionError, match=r"EMA\.decay_rate") as error:
+    with refused(AssertionError, "EMA.decay_rate", "0 <= decay_rate <= 1"):
         pax.EMA(jnp.ones(2), rate)
-    assert "0 <= decay_rate <= 1" in str(error.value)
 
 
 def test_repr_counts_the_averages():

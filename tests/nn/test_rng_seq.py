@@ -32,7 +32,7 @@ def test_one_key_is_the_key_itself_in_either_mode(mode):
     updated, key = pax.module_and_value(stream.next_rng_key)()
     assert (key == jax.random.split(stream._rng_key, 2)[1]).all()
     assert not (updated._rng_key == stream._rng_key).any()
-    with pytest.raises(ValueError, match="immutable"):
+    with refused(ValueError, "immutable"):
         stream.next_rng_key()
 
 
@@ -52,5 +52,5 @@ def test_what_makes_no_sense():
         pax.RngSeq(rng_key=42)
     with refused(TypeError, where="RngSeq.seed", got="str: 'a'"):
         pax.RngSeq(seed="a")
-    with pytest.raises(AssertionError, match="num_keys"):
+    with refused(AssertionError, "num_keys"):
         pax.module_and_value(pax.RngSeq().next_rng_key)(-1)

@@ -35,15 +35,14 @@ def test_inside_of_a_model_the_layer_is_named(name):
     build, shape = LAYERS[name]
     layer = build()
     model = pax.Sequential(layer, jnp.tanh)
-    with pytest.raises(ValueError, match="in train mode this layer") as error:
+    with refused(ValueError, "train", where=repr(layer)):
         model(jnp.ones(shape))
-    assert error.value.where == repr(layer)
 
 
 @each_layer
 def test_a_module_that_another_trace_has_open_is_another_mistake(name):
     build, shape = LAYERS[name]
-    with pytest.raises(ImmutableModuleError, match="under a jax transformation that began after"):
+    with pytest.raises(ImmutableModuleError):
         pax.pure(lambda layer, x: jax.jit(lambda x: layer(x))(x))(build(), jnp.ones(shape))
 
 
@@ -82,5 +81,5 @@ def test_an_attribute_that_is_set_from_outside_is_no_forgotten_eval(name):
         layer.name_of_mine = 1
 
     for act in (change, lambda layer: setattr(layer, "name_of_mine", 1)):
-        with pytest.raises(ImmutableModuleError, match=r"replace\(name_of_mine=...\)"):
+        with refused(ImmutableModuleError, "replace(name_of_mine=...)"):
             act(layer)

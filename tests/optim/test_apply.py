@@ -96,7 +96,7 @@ def test_a_model_that_is_no_module():
 @KINDS
 def test_gradients_of_another_structure(recipe):
     model = make_model()
-    with pytest.raises(ValueError, match=r"training: True against False"):
+    with refused(ValueError, "against"):
         apply_gradients(model, recipe(model.parameters()), grads_of(model.eval()))
 
 

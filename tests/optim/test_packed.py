@@ -247,9 +247,9 @@ def test_parameters_that_it_was_not_made_for():
     ):
         apply_gradients(frozen, optimizer, frozen.parameters())
     params = model.parameters()
-    with pytest.raises(ValueError, match="got gradients other than .*"):
+    with refused(ValueError, "gradients"):
         optimizer % (params.map(lambda x: x.astype(jnp.float16)), params)
-    with pytest.raises(ValueError, match="parameters other than .*"):
+    with refused(ValueError, "parameters"):
         optimizer.unpacked(frozen)
 
 

@@ -11,6 +11,7 @@ import pytest
 import pax_export as pax
 from pax_export.errors import StructureMismatchError
 from tests.optim.steps import kinds
+from tests.refusals import refused
 
 ADAM = pax.optim.from_optax(optax.adam(1e-2))
 X = jnp.asarray(np.random.RandomState(0).standard_normal((8, 2)), jnp.float32)
@@ -49,10 +50,8 @@ def test_another_model_is_named(change, jitted):
     model = net()
     model, optimizer, _ = update(model, ADAM(model.parameters()), X)
     model = changed(model)
-    with pytest.raises(StructureMismatchError, match="made for another model") as error:
+    with refused(StructureMismatchError, "optimizer.state.0", "remade") as error:
         update(model, optimizer, X)
-    assert "optimizer.state.0" in error.value.where
-    assert "remade" in error.value.write
     assert re.search(difference, str(error.value)), str(error.value)
 
 
@@ -84,5 +83,5 @@ def test_opax_is_named_too():
     model = net()
     optimizer = pax.opax.adam(1e-2)(model.parameters())
     model, optimizer, _ = pax.build_update_fn(loss_fn)(model, optimizer, X)
-    with pytest.raises(StructureMismatchError, match="made for another model"):
+    with pytest.raises(StructureMismatchError):
         pax.build_update_fn(loss_fn)(model.eval(), optimizer, X)

@@ -22,6 +22,7 @@ from tests.optim.steps import (
     make_model,
     same_objects,
 )
+from tests.refusals import refused
 
 OPTIMIZERS = pytest.mark.parametrize(
     "recipe", [from_optax(optax.adam(1e-2)), opax.adam(1e-2)], ids=["optax", "opax"]
@@ -124,5 +125,5 @@ def test_the_example_of_the_seed():
 def test_what_is_no_loss_scale():
     model = make_model()
     optimizer = from_optax(optax.sgd(0.1))(model.parameters())
-    with pytest.raises(AssertionError, match="Not a loss scale"):
+    with refused(AssertionError, "scale"):
         apply_scaled_gradients(model, optimizer, 2.0**15, model.parameters())

@@ -118,7 +118,7 @@ def test_submodules_keep_their_identity():
 def test_a_call_outside_of_pure_is_refused_and_changes_nothing():
     layer = wrapped()
     before, children = leaves(layer), [layer.child, *layer.children]
-    with pytest.raises(ValueError, match="immutable module"):
+    with refused(ValueError, "immutable module"):
         layer.step(1.0)
     assert same_objects(leaves(layer), before)
     assert same_objects([layer.child, *layer.children], children)
@@ -214,7 +214,7 @@ def test_a_view_that_outlives_its_call_cannot_be_changed():
     kept = []
     layer = wrapped().replace_method(keep=lambda self: kept.append(self))
     pax.pure(lambda layer: layer.keep())(layer)
-    with pytest.raises(ValueError, match="immutable"):
+    with refused(ValueError, "immutable"):
         kept[0].weight = jnp.ones(1)
 
 
@@ -223,7 +223,7 @@ def test_the_trace_rule_holds():
     def leak(layer):
         jax.jit(lambda: layer.step(1.0))()
 
-    with pytest.raises(ValueError, match="began after the module was opened"):
+    with refused(ValueError, "module"):
         leak(wrapped())
 
 

@@ -18,6 +18,7 @@ from pax_export.export import load, spec, to_onnx, to_saved_model, to_tflite
 from pax_export.precision import mixed_precision, policy_of, remove_policies
 from tests.closeness import assert_close
 from tests.precision.models import FHF, HHH, F, H, Layer
+from tests.refusals import refused
 
 FFF, FFH, FHH = jmp.Policy(F, F, F), jmp.Policy(F, F, H), jmp.Policy(F, H, H)
 
@@ -264,7 +265,7 @@ def test_a_net_that_is_under_policies_already():
 def test_no_policy_and_no_module():
     assert "has three floating-point dtypes" in message_of(TypeError, transformer(), "half")
     assert "needs a module as its first argument" in message_of(TypeError, jnp.ones(3), FHF)
-    with pytest.raises(TypeError, match="remove_policies needs a module"):
+    with refused(TypeError, "remove_policies"):
         remove_policies(jnp.ones(3))
 
 

@@ -178,5 +178,5 @@ def test_what_is_no_policy_is_refused(wrong):
 
 @pytest.mark.parametrize("function", [lambda m: pax.apply_mp_policy(m, FHF), pax.unwrap_mp_policy])
 def test_what_is_no_module_is_refused(function):
-    with pytest.raises(TypeError, match="mp_policy needs a module as its first argument"):
+    with refused(TypeError, "mp_policy"):
         function(jnp.ones(3))

@@ -12,6 +12,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError, ProcessesError
+from tests.refusals import refused
 from tests.sharding.many import Process, free_port
 
 PROGRAM = Path(__file__).with_name("joined.py")
@@ -120,14 +121,13 @@ def test_arguments_that_cannot_be_meant(arguments, what):
 
 
 def test_a_count_that_is_no_integer():
-    with pytest.raises(InvalidArgumentTypeError, match="count must be an integer"):
+    with pytest.raises(InvalidArgumentTypeError):
         with pax.sharding.processes("host:1", "2", 0):
             pass
 
 
 def test_processes_join_before_all_else():
     jax.devices()
-    with pytest.raises(ProcessesError, match="before jax is used") as caught:
+    with refused(ProcessesError, "jax has its devices already"):
         with pax.sharding.processes("localhost:1234", 2, 0):
             pass
-    assert "jax has its devices already" in str(caught.value)

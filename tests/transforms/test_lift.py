@@ -172,7 +172,7 @@ def test_r6_the_structure_is_kept(transform):
 ], ids=["Vmap", "Scan", "Remat"])  # fmt: skip
 def test_r3_strict_wrappers(build):
     net, x = build(), batch(2, 4)
-    with pytest.raises(pax._errors.ImmutableModuleError, match="immutable module"):
+    with refused(pax._errors.ImmutableModuleError, "immutable module"):
         net(x)
     new, _ = net % x
     assert tree_structure(new) == tree_structure(net)
@@ -266,7 +266,7 @@ def test_lifted_modules_take_the_options_of_their_functions(cls, function, other
     defaults = {option.name: option.default for option in own} | other
     assert {option.name: option.default for option in options} == defaults
     assert all(f"\n    {option.name}: " in cls.__doc__ for option in options)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'axis'"):
+    with refused(TypeError, "'axis'"):
         cls(pax.Linear, axis=0)
 
 

@@ -275,7 +275,7 @@ def test_vmap_v5_state_that_no_axis_covers():
 def test_vmap_v9_calls_outside_of_pure():
     norms = T.Vmap(pax.BatchNorm1D, axis_size=5)(4)
     xs = batch(5, 2, 3, 4)
-    with pytest.raises(ValueError, match="immutable module"):
+    with refused(ValueError, "immutable module"):
         norms(xs)
     new, y = norms % xs
     assert (norms.vmap_module.ema_mean.averages == 0).all()
@@ -501,7 +501,7 @@ def test_m1_other_methods_through_nested_wrappers():
     assert_same(new, nets)
     new, y = pax.module_and_value(lambda nets, xs: nets.call.enc(xs))(nets, xs)
     assert y.shape == (2, 3, 4)
-    with pytest.raises(AttributeError, match="'Block' has no method 'decode'"):
+    with refused(AttributeError, "'Block'", "'decode'"):
         _ = nets.call.decode
 
 

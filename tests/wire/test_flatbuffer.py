@@ -8,6 +8,7 @@ import pytest
 
 from pax_export._wire import Memory, root
 from pax_export.weights._binary_file import BinaryFile
+from tests.refusals import refused
 
 
 def buffer(fields, behind=b"", size=None):
@@ -60,7 +61,7 @@ def test_a_list_of_tables(opened):
     at = len(content)
     own = at - 8 - 4  # where the table itself begins, which stands before its field and the count
     places = [(own - (at + 4 * n)) % (1 << 32) for n in range(2)]
-    with pytest.raises(ValueError, match="of a file of"):  # offsets have no sign
+    with refused(ValueError, "file"):  # offsets have no sign
         opened(content + struct.pack("<2I", *places)).tables(0)
     inner = struct.pack("<HHHhiH", 6, 8, 4, 0, 8, 9)
     found = opened(content + struct.pack("<2I", 16, 12) + inner).tables(0)
@@ -89,7 +90,7 @@ def test_what_lies_outside_is_refused(opened, content, said):
 
 def test_a_list_without_end_is_refused():
     table = root(Memory(buffer([4], struct.pack("<I", 1_000_001) + bytes(4_000_004))))
-    with pytest.raises(ValueError, match="a list of 1000001 tables"):
+    with refused(ValueError, "1000001"):
         table.tables(0)
     assert len(table.numbers(0, "<i4")) == 1_000_001
 
@@ -103,8 +104,8 @@ def test_many_tables_with_one_long_list():
     tables = table.tables(0)
     for each in (tables[0], tables[-1]):
         assert each.numbers(0, "<i4").tolist() == list(range(count))
-    with pytest.raises(ValueError, match="the same lists in many tables"):
+    with refused(ValueError, "tables"):
         for each in tables:
             each.numbers(0, "<i4")
-    with pytest.raises(ValueError, match="the same lists in many tables"):
+    with refused(ValueError, "tables"):
         table.numbers(0, "<u4")

@@ -8,6 +8,7 @@ import pytest
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from tests.export.models import affine, affine_params
+from tests.refusals import fields
 
 MODEL = affine_params(), affine
 EXPORTERS = {
@@ -16,27 +17,26 @@ EXPORTERS = {
     "onnx": to_onnx,
     "tflite": to_tflite,
 }
-#: What is wrong of an argument that every exporter takes, and how the refusal begins.
+#: Invalid values of arguments that every exporter takes.
 WRONG = [
-    ("methods", 5, "methods must be a dict"),
-    ("methods", ["predict"], "methods must be a dict"),
-    ("methods", {1: "__call__"}, "methods must be a dict"),
-    ("kwargs", 5, "kwargs must be a dict"),
-    ("kwargs", [1], "kwargs must be a dict"),
-    ("kwargs", {1: 2}, "kwargs must be a dict"),
-    ("constraints", None, "`constraints` must be a string, or several."),
-    ("constraints", 5, "`constraints` must be a string, or several."),
-    ("constraints", [1], "`constraints` must be a string, or several."),
-    ("examples", 5, "examples: expected a list of calls."),
+    ("methods", 5),
+    ("methods", ["predict"]),
+    ("methods", {1: "__call__"}),
+    ("kwargs", 5),
+    ("kwargs", [1]),
+    ("kwargs", {1: 2}),
+    ("constraints", None),
+    ("constraints", 5),
+    ("constraints", [1]),
+    ("examples", 5),
 ]
 
 
-def refused(tmp_path, argument, value, export, start=""):
+def refused(tmp_path, argument, value, export):
     with pytest.raises(InvalidArgumentTypeError) as caught:
         export(MODEL, tmp_path / "model", spec("batch, 3"), **{argument: value})
     assert not list(tmp_path.iterdir())
     error = caught.value
-    assert error.what.startswith(start)
     assert error.where.startswith(argument)
     assert error.got == repr(value)
     assert error.write
@@ -44,17 +44,15 @@ def refused(tmp_path, argument, value, export, start=""):
 
 
 @pytest.mark.parametrize("format", EXPORTERS)
-@pytest.mark.parametrize("argument, value, start", WRONG)
-def test_what_every_exporter_takes(tmp_path, format, argument, value, start):
-    refused(tmp_path, argument, value, EXPORTERS[format], start)
+@pytest.mark.parametrize("argument, value", WRONG)
+def test_what_every_exporter_takes(tmp_path, format, argument, value):
+    refused(tmp_path, argument, value, EXPORTERS[format])
 
 
 @pytest.mark.parametrize("export", [to_saved_model, to_stablehlo])
 @pytest.mark.parametrize("value", [None, 5, [None]])
 def test_platforms(tmp_path, export, value):
-    error = refused(
-        tmp_path, "platforms", value, export, "`platforms` must be a string, or several."
-    )
+    error = refused(tmp_path, "platforms", value, export)
     assert error.write == 'platforms=("cpu", "cuda")'
 
 
@@ -85,7 +83,7 @@ def test_a_constraint_alone_is_one(tmp_path):
 
 
 def test_an_array_is_none_of_a_few_words(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="validate has an unknown value"):
+    with pytest.raises(InvalidArgumentError):
         to_stablehlo(MODEL, tmp_path / "model", spec("batch, 3"), validate=np.zeros(2))
 
 
@@ -111,13 +109,13 @@ def test_what_load_gives_refuses_sizes_by_the_constraints(tmp_path, to):
         ((8,), (4, 2), "y", "[4, 2], n = 4 by y", "[n, 3]"),
         ((8, 1), (4, 3), "x", "[8, 1]", "[2*n]"),
     ]:
+        error = fields(where=f"serving_default: {where}", got=got, write=write)
         with pytest.raises(InvalidArgumentError) as caught:
             call(np.ones(x, "float32"), np.ones(y, "float32"))
-        error = caught.value
-        assert (error.where, error.got) == (f"serving_default: {where}", got)
-        assert error.write == write
-    with pytest.raises(InvalidArgumentTypeError, match="serving_default: x"):
+        assert caught.value == error
+    with pytest.raises(InvalidArgumentTypeError) as caught:
         call(np.ones(8, "int32"), np.ones((4, 3), "float32"))
+    assert caught.value.where == "serving_default: x"
 
 
 def test_a_size_that_an_expression_alone_tells(tmp_path):
@@ -125,6 +123,7 @@ def test_a_size_that_an_expression_alone_tells(tmp_path):
     to_onnx(pairs, tmp_path / "m.onnx", spec("2*n"), constraints=("n >= 4",), validate=False)
     call = load(tmp_path / "m.onnx")
     assert call(np.ones(8, "float32")).shape == (4,)
-    for size, message in [(6, "n = 3\n  write: n >= 4"), (9, r"\[9\].*\n  write: \[2\*n\]")]:
-        with pytest.raises(InvalidArgumentError, match=message):
+    for size, got, write in [(6, "n = 3", "n >= 4"), (9, "[9]", "[2*n]")]:
+        with pytest.raises(InvalidArgumentError) as caught:
             call(np.ones(size, "float32"))
+        assert got in caught.value.got and caught.value.write == write

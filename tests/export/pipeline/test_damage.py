@@ -55,16 +55,14 @@ def of(function):
 
 @dataclass(frozen=True)
 class Damage:
-    """Two models, and the words with which the second is told from the first."""
+    """Two models, and where the second is told from the first."""
 
     right: Any
     wrong: Any
-    what: str = "A result of the exported model differs from the model's."
     where: str = "output"
     options: tuple = ()
 
 
-OTHER_KIND = "A result of the exported model has a different shape or dtype."
 DAMAGES = {
     "a wrong integer": Damage(
         of(lambda x: jnp.argsort(x)), of(lambda x: jnp.argsort(x).at[0, 0].add(1))
@@ -75,7 +73,7 @@ DAMAGES = {
     ),
     "a wrong truth": Damage(of(lambda x: x > 0), of(lambda x: x >= jnp.min(x))),
     "a shape that broadcasts": Damage(
-        of(lambda x: jnp.broadcast_to(x[:, :1], x.shape)), of(lambda x: x[:, :1]), OTHER_KIND
+        of(lambda x: jnp.broadcast_to(x[:, :1], x.shape)), of(lambda x: x[:, :1])
     ),
     "a complex part": Damage(
         of(lambda x: jax.lax.complex(x, x)), of(lambda x: jax.lax.complex(x, 1.01 * x))
@@ -86,29 +84,18 @@ DAMAGES = {
         of(lambda x: jnp.full_like(x, jnp.nan).at[0].set(0)),
     ),
     "an infinity": Damage(of(lambda x: x), of(lambda x: x.at[0, 0].set(jnp.inf))),
-    "another dtype": Damage(of(lambda x: x), of(lambda x: x.astype(jnp.float16)), OTHER_KIND),
+    "another dtype": Damage(of(lambda x: x), of(lambda x: x.astype(jnp.float16))),
     "another sign of integers": Damage(
-        of(lambda x: jnp.argsort(x)), of(lambda x: jnp.argsort(x).astype(jnp.uint32)), OTHER_KIND
+        of(lambda x: jnp.argsort(x)), of(lambda x: jnp.argsort(x).astype(jnp.uint32))
     ),
     "a half number": Damage(
         of(lambda x: x.astype(jnp.bfloat16)), of(lambda x: (1.1 * x).astype(jnp.bfloat16))
     ),
-    "another name": Damage(
-        of(lambda x: {"y": x}),
-        of(lambda x: {"z": x}),
-        "The exported model returns different results than the model.",
-        "serving_default",
-    ),
+    "another name": Damage(of(lambda x: {"y": x}), of(lambda x: {"z": x}), "serving_default"),
     "a wrong new state": Damage(
         Counter(1), Counter(2), where="variable:count", options=(("state", "update"),)
     ),
-    "no new state": Damage(
-        Counter(1),
-        Counter(0),
-        "The exported model returns different results than the model.",
-        "serving_default",
-        (("state", "update"),),
-    ),
+    "no new state": Damage(Counter(1), Counter(0), "serving_default", (("state", "update"),)),
     "a wrong gradient": Damage(
         with_gradient(1),
         with_gradient(1.01),
@@ -137,7 +124,6 @@ def refused(damage, folder, monkeypatch, how):
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_damage_is_found(kind, tmp_path, monkeypatch):
     error = refused(DAMAGES[kind], tmp_path, monkeypatch, True)
-    assert error.what == DAMAGES[kind].what
     assert DAMAGES[kind].where in error.where
 
 
@@ -148,7 +134,6 @@ def test_damage_is_found_in_a_fresh_process(kind, tmp_path, monkeypatch):
     # Which operation is to blame, others ask; each step of that search starts a process here.
     monkeypatch.setattr(run_export, "bisect", lambda *_: None)
     error = refused(DAMAGES[kind], tmp_path, monkeypatch, "process")
-    assert error.what == DAMAGES[kind].what
     assert DAMAGES[kind].where in error.where
 
 
@@ -157,7 +142,7 @@ def test_a_wrong_result_is_named_even_if_it_cannot_be_differentiated(tmp_path, m
     gradients = dataclasses.replace(damage, options=(("vjp_order", 1),))
     error = refused(gradients, tmp_path, monkeypatch, True)
     # Behind the place stands the operation at which it begins.
-    assert (error.what, error.where.split(";")[0].split()[-1]) == (damage.what, damage.where)
+    assert error.where.split(";")[0].split()[-1] == damage.where
 
 
 def test_a_missing_gradient_is_told_from_a_model_that_cannot_be_called(tmp_path, monkeypatch):
@@ -170,7 +155,6 @@ def test_a_missing_gradient_is_told_from_a_model_that_cannot_be_called(tmp_path,
     monkeypatch.setattr(saved_model, "write", write)
     with pytest.raises(ValidationError) as caught:
         to_saved_model(model, tmp_path / "right", spec("n, 3"), vjp_order=1)
-    assert caught.value.what == "The gradient of the exported model cannot be computed."
     assert "this export holds no gradients" in caught.value.got
     # Nobody asked for this one, so the export is written without it, and says so.
     report = to_saved_model(model, tmp_path / "plain", spec("n, 3"))

@@ -61,11 +61,11 @@ def small_disk(tmp_path):
 def test_a_small_disk(small_disk, monkeypatch):
     save(small_disk / "model")
     (small_disk / "filler").write_bytes(bytes(500_000))
-    with pytest.raises(ExportPathError, match="KiB free; about 1.1 MiB") as caught:
+    with refused(ExportPathError, "KiB", "1.1", "MiB") as caught:
         save(small_disk / "model", overwrite=True)
     assert caught.value.__cause__ is None  # nothing was begun
     monkeypatch.setattr(_disk, "check_room", lambda path, needed: None)
-    with pytest.raises(ExportPathError, match="not enough room on the disk") as caught:
+    with pytest.raises(ExportPathError) as caught:
         save(small_disk / "model", overwrite=True)
     assert caught.value.__cause__ is not None
     assert sorted(entry.name for entry in small_disk.iterdir()) == ["filler", "model"]

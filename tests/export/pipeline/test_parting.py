@@ -114,11 +114,8 @@ def test_of_layers_alike_the_right_one_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(RULES, "dot_general", wrong)
     with pytest.raises(ValidationError) as caught:
         to_onnx(net, path, spec("2, 3"))
-
-    assert (caught.value.parting.operation, caught.value.parting.path) == (
-        "dot_general",
-        "modules.1.inner",
-    )
+    parting = caught.value.parting
+    assert (parting.operation, parting.path) == ("dot_general", "modules.1.inner")
 
 
 def test_functions_without_modules_name_their_line(wrong_tanh, tmp_path):

@@ -120,14 +120,11 @@ def test_a_refusal_names_the_module_of_the_operation(name, around, tmp_path):
     assert pickle.loads(pickle.dumps(error)).where == error.where
 
 
-def test_a_model_that_is_one_module_is_named_by_its_class(tmp_path):
-    error = refusal("onnx", Attention(of_few_bits), tmp_path)
-    assert error.where.startswith("Attention, test_refused_modules.py:")
-
-
 def test_every_module_is_named_with_its_operation(tmp_path):
     error = refusal("tflite", Net(of_eigenvalues), tmp_path)
     assert ";" not in error.where
+    error = refusal("onnx", Attention(of_few_bits), tmp_path)
+    assert error.where.startswith("Attention, test_refused_modules.py:")
     both = pax.Sequential(Attention(of_python), pax.Identity(), Attention(of_python))
     first, second = refusal("saved_model: callback", both, tmp_path).where.split("; ")
     assert first.startswith("modules.0: Attention, ")

@@ -130,10 +130,15 @@ REFUSED = {
         lambda: ({}, lambda _, x: x * jax.random.normal(jax.random.key_data(KEY), (4,))),
         "a key that the function closes over",
     ),
-    "in a scan": (lambda: ({"key": KEY}, scanned), "where: key"),
-    "in a loop": (lambda: ({"key": KEY}, looped), "where: key"),
-    "in a branch": (lambda: ({"key": KEY}, branched), "where: key"),
-    "jitted": (lambda: ({"key": KEY}, jax.jit(scanned)), "where: key"),
+    **{
+        name: (lambda function=function: ({"key": KEY}, function), "where: key")
+        for name, function in {
+            "in a scan": scanned,
+            "in a loop": looped,
+            "in a branch": branched,
+            "jitted": jax.jit(scanned),
+        }.items()
+    },
 }
 
 

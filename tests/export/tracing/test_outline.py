@@ -79,59 +79,67 @@ def check(function, count, expected_calls):
         assert_close(got, want, rtol=2e-5, atol=2e-5)
 
 
-def test_layers_become_calls_of_one_function():
-    check(layers(6), 6, 6)
+def control_flow(weights, x):
+    x = jax.checkpoint(dense)(weights, x)
+    x = jax.lax.fori_loop(0, 2, lambda i, x: dense(weights, x) * 0.5, x)
+    return jax.lax.cond(x.sum() > 0, jnp.sin, jax.nn.relu, x) + dense(weights, x)
 
 
-def test_what_stands_before_between_and_after_stays():
-    def function(values):
-        x = chain([*values[:6], jnp.sin(values[-1])], 3, dense)
-        y = chain([*values[6:12], jnp.cos(x) @ values[0]], 3, dense)
-        return [y.sum(), jnp.tanh(y), x, values[2]]
-
-    check(function, 6, 6)
+def pair(weights, x):
+    return jnp.sin(dense(weights, jnp.cos(dense(weights, x))))
 
 
-def test_results_of_copies_that_are_read_later():
-    def function(values):
-        *weights, x = values
-        seen = []
-        for i in range(6):
-            x = dense(weights[2 * i : 2 * i + 2], x)
-            seen.append(x)
-        return [x, seen[1], seen[4] + seen[0]]
-
-    check(function, 6, 6)
+def around(values):
+    """Operations before, between and after the layers."""
+    x = chain([*values[:6], jnp.sin(values[-1])], 3, dense)
+    y = chain([*values[6:12], jnp.cos(x) @ values[0]], 3, dense)
+    return [y.sum(), jnp.tanh(y), x, values[2]]
 
 
-def test_layers_that_share_weights():
-    check(lambda v: [chain([v[0], v[1]] * 6 + [v[-1]], 6, dense)], 1, 6)
+def read_later(values):
+    *weights, x = values
+    seen = []
+    for i in range(6):
+        x = dense(weights[2 * i : 2 * i + 2], x)
+        seen.append(x)
+    return [x, seen[1], seen[4] + seen[0]]
 
 
-def test_layers_with_other_numbers_stay():
-    def layer_with(scale):
-        return lambda weights, x: dense(weights, x) * scale
-
-    def function(values):
-        *weights, x = values
-        for i in range(6):
-            x = layer_with(1.0 + 0.1 * i)(weights[2 * i : 2 * i + 2], x)
-        return [x]
-
-    check(function, 6, 0)
+def other_numbers(values):
+    *weights, x = values
+    for i in range(6):
+        x = dense(weights[2 * i : 2 * i + 2], x) * (1.0 + 0.1 * i)
+    return [x]
 
 
-def test_layers_that_are_wired_otherwise_stay():
+def wired_otherwise(values):
     """One layer adds its own input, the next one the input of all."""
+    *weights, first = values
+    x = first
+    for i in range(8):
+        x = dense(weights[2 * i : 2 * i + 2], x) + (first if i == 3 else x)
+    return [x]
 
-    def function(values):
-        *weights, first = values
-        x = first
-        for i in range(8):
-            x = dense(weights[2 * i : 2 * i + 2], x) + (first if i == 3 else x)
-        return [x]
 
-    check(function, 8, 3 + 4)
+@pytest.mark.parametrize(
+    ("function", "count", "expected"),
+    [
+        (layers(6), 6, 6),
+        (lambda v: [chain([v[0], v[1]] * 6 + [v[-1]], 6, dense)], 1, 6),
+        (layers(4, control_flow), 4, 4),
+        (layers(4, pair), 4, 4),
+        (around, 6, 6),
+        (read_later, 6, 6),
+        (other_numbers, 6, 0),
+        (wired_otherwise, 8, 3 + 4),
+    ],
+    ids=[
+        "layers", "shared weights", "control flow", "layers of layers", "around", "read later",
+        "other numbers", "wired otherwise",
+    ],
+)  # fmt: skip
+def test_equal_layers_become_calls_of_one_function(function, count, expected):
+    check(function, count, expected)
 
 
 def test_short_programs_are_left_alone():
@@ -231,24 +239,6 @@ def test_arrays_that_layers_close_over_stay_apart():
     want = jax.jit(function)(operands(6))[0]
     got = traced.with_constants([*operands(6), *traced.constants])[0]
     assert_close(got, want, rtol=1e-6)
-
-
-def test_loops_branches_and_remat_in_layers():
-    def layer(weights, x):
-        x = jax.checkpoint(dense)(weights, x)
-        x = jax.lax.fori_loop(0, 2, lambda i, x: dense(weights, x) * 0.5, x)
-        return jax.lax.cond(x.sum() > 0, jnp.sin, jax.nn.relu, x) + dense(weights, x)
-
-    check(layers(4, layer), 4, 4)
-
-
-def test_a_layer_of_layers_is_one_function():
-    """Where pairs repeat, a pair is what repeats."""
-
-    def pair(weights, x):
-        return jnp.sin(dense(weights, jnp.cos(dense(weights, x))))
-
-    check(layers(4, pair), 4, 4)
 
 
 @settings(deadline=None, max_examples=15)

@@ -71,46 +71,28 @@ def test_the_scope_of_given_symbols_is_kept():
     struct = jax.ShapeDtypeStruct((n, 2), np.float32)
     inputs = resolved(lambda params, x, y: x, (struct, spec("n")))
     assert inputs.flat[1].struct.shape[0] == n
-    with pytest.raises(
-        InvalidArgumentError, match="symbolic dimensions of the inputs have a scope"
-    ):
+    with pytest.raises(InvalidArgumentError):
         resolved(one, struct, constraints=("n >= 2",))
 
 
 def test_a_misspelt_shape_says_where_and_how():
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused(InvalidArgumentError, where="x", write='spec("batch, 28, 28, 1")'):
         resolved(one, spec("batch,, 3"))
-    assert str(caught.value).startswith("A shape cannot be read: syntax error")
-    assert caught.value.where == "x"
-    assert caught.value.write == 'spec("batch, 28, 28, 1")'
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [((-1, 3),), ((2.5, 3),), ((True, 3),), ((b"n", 3),), ("batch, -3",), (7,), (None,),
+     ("n", "float31"), ("n", None)],
+)  # fmt: skip
+def test_invalid_shapes_and_dtypes(arguments):
+    with pytest.raises(InvalidArgumentTypeError):
+        spec(*arguments)
 
 
 def test_a_misspelt_constraint():
-    with pytest.raises(InvalidArgumentError, match="A constraint cannot be read"):
+    with pytest.raises(InvalidArgumentError):
         resolved(one, spec("n"), constraints=("n is large",))
-
-
-@pytest.mark.parametrize("size", [-1, 2.5, True, b"n"])
-def test_a_dimension_is_a_size_or_a_word(size):
-    with pytest.raises(InvalidArgumentTypeError, match="A dimension must be a size"):
-        spec((size, 3))
-
-
-def test_a_negative_size_in_text():
-    with pytest.raises(InvalidArgumentTypeError, match="A dimension must be a size"):
-        spec("batch, -3")
-
-
-@pytest.mark.parametrize("shape", [7, None])
-def test_a_shape_is_text_or_dimensions(shape):
-    with pytest.raises(InvalidArgumentTypeError, match="A shape must be a string"):
-        spec(shape)
-
-
-@pytest.mark.parametrize("dtype", ["float31", None])
-def test_an_unknown_dtype(dtype):
-    with pytest.raises(InvalidArgumentTypeError, match="The dtype is unknown"):
-        spec("n", dtype)
 
 
 def test_an_input_that_describes_nothing():
@@ -119,9 +101,5 @@ def test_an_input_that_describes_nothing():
 
 
 def test_inputs_that_do_not_fit_the_parameters():
-    with refused(
-        InvalidArgumentError,
-        "too many positional arguments",
-        "a tuple is several positional arguments",
-    ):
+    with refused(InvalidArgumentError, "too many positional arguments"):
         resolved(one, (spec("n"), spec("n")))

@@ -11,6 +11,7 @@ from pax_export.errors import MissingPackageError, NotDifferentiableError, State
 from pax_export.export import spec, to_saved_model, to_tflite
 from pax_export.export.formats.saved_model import export as saved_model
 from tests.export.models import Counter, affine, affine_params
+from tests.refusals import refused
 
 
 def slow(*_):
@@ -24,7 +25,7 @@ def no_tensorflow(monkeypatch):
 
 @pytest.mark.parametrize("export", [to_saved_model, to_tflite])
 def test_a_model_that_cannot_be_traced_loads_nothing(tmp_path, export):
-    with pytest.raises(TypeError, match="contracting dimensions"):
+    with refused(TypeError, "contracting dimensions"):
         export((affine_params(), affine), tmp_path / "m", spec("n, 5"))
     with pytest.raises(StateChangeError):
         export(Counter(), tmp_path / "m", spec("n"))
@@ -47,5 +48,5 @@ def test_a_missing_package_is_said_before_any_work(tmp_path, monkeypatch, export
         raise AssertionError("it was traced")
 
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingPackageError, match=f"needs the package '{package}'"):
+    with refused(MissingPackageError, f"'{package}'"):
         export(({}, trace), tmp_path / "m", spec("n"))

@@ -68,7 +68,7 @@ def test_a_gradient_may_be_that_of_the_other_side(tmp_path):
     def larger(results):
         return {n: 1.3 * x if n == "gradient:x" else x for n, x in results.items()}
 
-    with pytest.raises(GradientMismatchError, match="differs from the model's"):
+    with refused(GradientMismatchError, "model's"):
         judged(calls, larger)
 
 
@@ -92,22 +92,20 @@ def test_the_place_of_a_maximum_may_be_the_other_of_two_equal_ones():
     moved = next(iter(calls[0].rounding()))["output"]
     assert moved.any()
     assert judged(calls, lambda r: {"output": np.where(moved, 1 - r["output"], r["output"])})
-    with pytest.raises(ValidationError, match="elements differ"):
+    with refused(ValidationError, "elements differ"):
         judged(calls, lambda results: {"output": np.full_like(results["output"], 2)})
 
 
 def test_random_inputs_that_mean_nothing_lead_to_examples(tmp_path):
     calls = cases(lambda p, x: jnp.linalg.cholesky(x), spec("n, 4, 4"), vjp_order=0)
-    with pytest.raises(ValidationError) as caught:
+    with refused(ValidationError, "write: examples=[...]", "jax itself gives"):
         judged(calls, lambda r: {"output": np.ones_like(r["output"])})
-    assert caught.value.write.startswith("examples=[...], arguments that mean something to the")
-    assert "of these inputs jax itself gives" in caught.value.got
 
     def broken(path, given):
         next(given)
         raise RuntimeError("index 3 is not in the vocabulary")
 
-    with pytest.raises(ValidationError, match=r"(?s)cannot be called.*write: examples=") as caught:
+    with refused(ValidationError, "examples="):
         validate(formats.SAVED_MODEL, None, calls, separate=False, here=broken)
 
 
@@ -136,7 +134,7 @@ def test_a_rounding_to_fewer_bits_may_be_left_out(dtype):
     unrounded = {"output": np.asarray(in_halves(params, calls[0].inputs["x"], jnp.float32))}
 
     assert 0.1 * bit < judged(calls, lambda r: unrounded)["serving_default: output"] < 20 * bit
-    with pytest.raises(ValidationError, match="elements differ"):
+    with refused(ValidationError, "elements differ"):
         judged(calls, lambda r: {"output": r["output"] * (1 + 30 * bit)})
 
 
@@ -144,5 +142,5 @@ def test_without_such_a_rounding_it_may_not():
     params = {"w": random(4, 2)}
     calls = cases(lambda p, x: in_halves(p, x, jnp.float32), spec("3, 4"), params, vjp_order=0)
     rounded = {"output": np.asarray(in_halves(params, calls[0].inputs["x"]))}
-    with pytest.raises(ValidationError, match="elements differ"):
+    with refused(ValidationError, "elements differ"):
         judged(calls, lambda r: rounded)

