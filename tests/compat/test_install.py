@@ -36,24 +36,17 @@ def test_a_submodule_may_be_imported_first(first):
 
 def test_opax_is_loaded_when_first_imported_and_by_either_name():
     assert code(
-        INSTALL
+        "import sys; before = len(sys.meta_path)\n"
+        + INSTALL * 2
         + """
-import sys, importlib.util
+import importlib.util
+print(len(sys.meta_path) - before)
 print("pax_export.opax" in sys.modules, importlib.util.find_spec("opax").name)
 from pax_export import opax as ours
 import opax, jax.numpy as jnp
 print(opax is ours, len(opax.clip(1.0)(jnp.ones(3)).pytree_attributes))
 """
-    ) == ["False opax", "True 0"]
-
-
-def test_twice_is_once():
-    assert code(
-        "import sys; before = len(sys.meta_path)\n"
-        + INSTALL
-        + INSTALL
-        + "print(len(sys.meta_path) - before)"
-    ) == ["1"]
+    ) == ["1", "False opax", "True 0"]
 
 
 def test_nothing_is_served_without_it():
@@ -140,33 +133,24 @@ def test_what_pax_does_not_have_is_named():
     ]
 
 
-def test_such_an_error_can_be_pickled():
-    assert code(
-        INSTALL
-        + """
-import pickle
-try:
-    import pax.core
-except ImportError as error:
-    again = pickle.loads(pickle.dumps(error))
-    print(str(again) == str(error), again.name)
-"""
-    ) == ["True pax.core"]
-
-
-def test_no_file_is_loaded_under_a_second_name():
+def test_internal_names_of_pax():
     """`pax_export` has a folder `core`; as `pax.core` its classes would be others."""
     assert code(
         INSTALL
         + """
-import sys
-try:
-    import pax.core._tree
-except ImportError:
-    pass
+import pickle, sys
+for name in ("pax.core", "pax.core._tree"):
+    try:
+        __import__(name)
+    except ImportError as error:
+        again = pickle.loads(pickle.dumps(error))
+        print(str(again) == str(error), again.name)
 print([name for name in sys.modules if name.startswith("pax.core")])
+import pax._src.core as core, pax
+from pax._src.core.pure import pure
+print(core.Module is pax.Module, pure is pax.pure, hasattr(core, "_private"))
 """
-    ) == ["[]"]
+    ) == ["True pax.core", "True pax.core", "[]", "True True False"]
 
 
 def test_opax_that_is_not_installed_is_named():
@@ -230,14 +214,3 @@ for file, names in {"resnet": ("ResNet", "BlockGroup", "ResnetBlock"),
             "DenseBlock",
         )
     ]  # fmt: skip
-
-
-def test_internal_names_that_are_public_can_be_imported():
-    assert code(
-        INSTALL
-        + """
-import pax._src.core as core, pax
-from pax._src.core.pure import pure
-print(core.Module is pax.Module, pure is pax.pure, hasattr(core, "_private"))
-"""
-    ) == ["True True False"]

