@@ -167,8 +167,3 @@ def test_structures_that_differ_always_raise():
     for a, b in pairs:
         with refused(AssertionError, "differ:\n  - "):
             pax.assert_structure_equal(a, b)
-
-
-def test_averages_of_a_module_are_not_trained():
-    average = pax.EMA(pax.Linear(2, 2), 0.9)
-    assert jax.tree_util.tree_leaves(average.parameters()) == []

@@ -99,8 +99,8 @@ def test_an_input_that_does_not_fit():
     (ValueError, "a list of pairs", lambda: pax.Conv2D(1, 1, 3, padding=((1, 1), (1, 1)))),
     (TypeError, "a list such as", lambda: pax.Conv1D(1, 1, 3, padding=())),
     (AssertionError, "'SAME' or 'VALID'", lambda: pax.Conv2D(1, 1, 3, padding="same")),
-    (ValueError, "a pair .* for each of 2", lambda: pax.Conv2D(1, 1, 3, padding=[(1, 1)])),
-    (ValueError, "a pair .* for each of 1", lambda: pax.Conv1D(1, 1, 3, padding=[1])),
+    (ValueError, "for each of 2", lambda: pax.Conv2D(1, 1, 3, padding=[(1, 1)])),
+    (ValueError, "for each of 1", lambda: pax.Conv1D(1, 1, 3, padding=[1])),
     (AssertionError, "'NWC' or 'NCW'", lambda: pax.Conv1D(1, 1, 3, data_format="NHWC")),
     (AssertionError, "2 groups for 4 -> 3", lambda: pax.Conv2D(4, 3, 3, feature_group_count=2)),
     (AssertionError, "Conv2D.in_features", lambda: pax.Conv2D(0, 3, 3)),
@@ -110,5 +110,5 @@ def test_an_input_that_does_not_fit():
     (TypeError, "Conv1D.rate", lambda: pax.Conv1D(3, 1, 3, rate=1.5)),
 ])  # fmt: skip
 def test_arguments_that_make_no_sense(error, message, build):
-    with pytest.raises(error, match=message):
+    with refused(error, message):
         build()

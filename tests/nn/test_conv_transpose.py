@@ -5,6 +5,7 @@ import pytest
 import pax_export as pax
 from tests.closeness import assert_close
 from tests.nn.reference import conv_transpose, drawn
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID", [(2, 1), (1, 3)]], ids=str)
@@ -45,12 +46,7 @@ def test_initial_values():
     expected = jax.random.normal(weight_key, (4, 4, 60, 50)) / np.sqrt(16 * 50)
     assert_close(layer.weight, expected, rtol=1e-6)
     assert (layer.bias == 0).all() and layer.bias.shape == (60,)
-
-
-def test_without_a_bias_nothing_is_trained_in_vain():
-    layer = pax.Conv1DTranspose(2, 3, 3, with_bias=False)
-    assert layer.bias is None
-    assert layer.pytree_attributes == ("weight",)
+    assert pax.Conv1DTranspose(2, 3, 3, with_bias=False).pytree_attributes == ("weight",)
 
 
 def test_repr():
@@ -62,13 +58,13 @@ def test_repr():
 
 @pytest.mark.parametrize(("message", "build"), [
     ("'SAME' or 'VALID'", lambda: pax.Conv2DTranspose(1, 1, 3, padding="FULL")),
-    ("a pair .* for each of 2", lambda: pax.Conv2DTranspose(1, 1, 3, padding=[(1, 1)])),
+    ("for each of 2", lambda: pax.Conv2DTranspose(1, 1, 3, padding=[(1, 1)])),
     ("'NHWC' or 'NCHW'", lambda: pax.Conv2DTranspose(1, 1, 3, data_format="NWC")),
     ("Conv1DTranspose.in_features", lambda: pax.Conv1DTranspose(0, 3, 3)),
     ("must have 3 axes, NWC", lambda: pax.Conv1DTranspose(2, 3, 3)(drawn(2))),
     ("2 channels on axis 2", lambda: pax.Conv1DTranspose(2, 3, 3)(drawn(1, 2, 4))),
 ])  # fmt: skip
 def test_what_makes_no_sense(message, build):
-    with pytest.raises(AssertionError, match=message) as error:
+    with refused(AssertionError, message) as error:
         build()
     assert isinstance(error.value, ValueError)

@@ -35,14 +35,6 @@ def test_initial_values():
         assert abs(float(array.mean())) < 0.005
 
 
-def test_key_is_split_for_weight_and_bias():
-    key = jax.random.PRNGKey(3)
-    layer = pax.Linear(4, 2, rng_key=key)
-    weight_key, bias_key = jax.random.split(key)
-    assert (layer.weight == jax.random.normal(weight_key, (4, 2)) / 2).all()
-    assert (layer.bias == jax.random.normal(bias_key, (2,)) / 2).all()
-
-
 def test_initial_numbers_are_the_same_with_every_jax():
     key = jax.random.PRNGKey(3)
     layer = pax.Linear(3, 500, rng_key=key)

@@ -8,6 +8,7 @@ import pytest
 import pax_export as pax
 from tests.closeness import assert_close
 from tests.nn.reference import drawn, pool
+from tests.refusals import refused
 
 WINDOWS = [
     ((1, 2, 3, 1), (1, 2, 2, 1)),
@@ -63,11 +64,9 @@ def test_a_single_integer_is_for_the_spatial_axes_and_deprecated(function, chann
     with pytest.warns(DeprecationWarning) as caught:
         y = function(x, 2, 2, "VALID", channel_axis)
     assert (y == function(x, window, window, "VALID")).all()
-    assert [str(warning.message) for warning in caught] == [
-        f"A single integer for {function.__name__}.{argument} is deprecated, because it leaves "
-        f"to the rank which axes it means; write {window[1:]}."
-        for argument in ("window_shape", "strides")
-    ]
+    for warning, argument in zip(caught, ("window_shape", "strides"), strict=True):
+        assert f"{function.__name__}.{argument}" in str(warning.message)
+        assert str(window[1:]) in str(warning.message)
     assert {warning.filename for warning in caught} == {__file__}
 
 
@@ -111,13 +110,13 @@ def test_booleans():
     ("avg_pool.padding", ((2, 1), (2, 1), [(-1, 0), (0, 0)])),
     ("avg_pool.padding", ((2, 1), (2, 1), [0, 1])),
     ("avg_pool.padding", ((2, 1), (2, 1), None)),
-    ("more sizes than the input has axes", ((1, 1, 2, 1), (2, 1), "SAME")),
+    ("avg_pool.window_shape", ((1, 1, 2, 1), (2, 1), "SAME")),
     ("avg_pool.strides", ((2, 1), (1, 1, 1, 1), "SAME")),
     ("avg_pool.window_shape", ((0, 1), (2, 1), "SAME")),
-    ("channel axis is out of range", ((2, 1), (2, 1), "SAME", 3)),
-    ("channel axis is out of range", ((2, 1), (2, 1), "SAME", -4)),
+    ("avg_pool.channel_axis", ((2, 1), (2, 1), "SAME", 3)),
+    ("avg_pool.channel_axis", ((2, 1), (2, 1), "SAME", -4)),
 ])  # fmt: skip
 def test_arguments_that_make_no_sense(message, arguments):
-    with pytest.raises(ValueError, match=message) as error:
+    with refused(ValueError, message) as error:
         pax.avg_pool(drawn(1, 4, 2), *arguments)
     assert isinstance(error.value, AssertionError)

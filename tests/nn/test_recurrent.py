@@ -8,6 +8,7 @@ import pytest
 
 import pax_export as pax
 from tests.closeness import assert_close
+from tests.refusals import refused
 
 CELLS = {
     pax.LSTM: (pax.LSTMState, ("hidden", "cell")),
@@ -200,27 +201,24 @@ def test_symbolic_batch_and_length(make):
 REFUSED = {
     "no state": (
         lambda cell: cell(jnp.zeros((2, 4)), jnp.zeros((2, 3))),
-        (TypeError, "The first argument of a cell must be its state, LSTMState"),
+        (TypeError, "LSTMState"),
     ),
     "the state of another cell": (
         lambda cell: cell(pax.GRUState(jnp.zeros((2, 4))), jnp.zeros((2, 3))),
-        (TypeError, "must be its state, LSTMState(.|\n)*got: GRUState"),
+        (TypeError, "got: GRUState"),
     ),
-    "no axis": (
-        lambda cell: cell(cell.initial_state(1), 1.0),
-        (AssertionError, r"must have the form \[batch, 3\], the input of a cell"),
-    ),
+    "no axis": (lambda cell: cell(cell.initial_state(1), 1.0), (AssertionError, "[batch, 3]")),
     "another width": (
         lambda cell: cell(cell.initial_state(2), jnp.zeros((2, 5))),
-        (TypeError, r"The input of this cell must have shape \(2, 3\)(.|\n)*got: shape \(2, 5\)"),
+        (TypeError, "got: shape (2, 5)"),
     ),
     "another batch": (
         lambda cell: cell(cell.initial_state(1), jnp.zeros((2, 3))),
-        (TypeError, r"The hidden state of this cell must have shape \(2, 4\)"),
+        (TypeError, "(2, 4)"),
     ),
     "a sequence": (
         lambda cell: cell(cell.initial_state(2), jnp.zeros((7, 2, 3))),
-        (TypeError, r"pax.scan\(cell, state, xs\) for a sequence"),
+        (TypeError, "pax.scan(cell, state, xs)"),
     ),
 }
 
@@ -228,13 +226,13 @@ REFUSED = {
 @pytest.mark.parametrize("wrong", REFUSED)
 def test_refused_call(wrong):
     call, (error, message) = REFUSED[wrong]
-    with pytest.raises(error, match=message):
+    with refused(error, message):
         call(pax.LSTM(3, 4))
 
 
 @each_cell
 def test_refused_sizes(make):
-    with pytest.raises(ValueError, match=f"(.|\n)*where: {make.__name__}.input_dim"):
+    with refused(ValueError, f"where: {make.__name__}.input_dim"):
         make(0, 4)
-    with pytest.raises(TypeError, match=f"(.|\n)*where: {make.__name__}.hidden_dim"):
+    with refused(TypeError, f"where: {make.__name__}.hidden_dim"):
         make(3, 4.5)

