@@ -16,6 +16,7 @@ from tests.closeness import assert_close
 from tests.generation.nets import TinyLM, prompts
 from tests.generation.serving import empty_cache, greedy_texts
 from tests.hard.size import runs
+from tests.refusals import refused
 
 CONFIG = pax.nets.DecoderConfig.llama(
     vocab_size=31, dim=8, num_layers=2, num_heads=2, num_kv_heads=1, hidden_dim=16, tied=True
@@ -254,7 +255,7 @@ def test_every_format_is_tested_with_the_examples_that_are_given(format, tmp_pat
     named = {"root": root}
     inputs = {"root": pax.export.spec("n, 3")}
     write(model, path, inputs, methods=named, examples={"root": [example]}, overwrite=True)
-    with pytest.raises(pax.errors.PaxError, match="examples of serving_default"):
+    with refused(pax.errors.PaxError, "serving_default"):
         write(model, path, pax.export.spec("n, 3"), examples=[{"z": 1}], overwrite=True)
 
 
@@ -270,42 +271,32 @@ def test_every_format_is_tested_with_the_examples_that_are_given(format, tmp_pat
         ("length", [3]),
     ],
 )
-def test_an_argument_of_another_kind_is_named(lm, tmp_path, argument, value):
-    with pytest.raises(pax.errors.PaxError) as caught:
+def test_invalid_arguments_are_refused(lm, tmp_path, argument, value):
+    with refused(pax.errors.PaxError, got=repr(value)) as caught:
         export(lm, tmp_path / "lm", **{"max_length": ROOM, "format": "stablehlo", argument: value})
-    assert argument in caught.value.where
-    assert caught.value.got == repr(value)
-    assert caught.value.write
+    assert argument in caught.value.where and caught.value.write
     assert not list(tmp_path.iterdir())
 
 
-def refused(*args, **options):
-    with pytest.raises(pax.errors.PaxError) as raised:
-        export(*args, **{"max_length": ROOM, **options})
-    return str(raised.value)
-
-
-def test_what_cannot_be_exported_is_named(lm, tmp_path):
-    path = tmp_path / "lm"
-    assert "format" in refused(lm, path, format="coreml")
-    text = refused(lm, path, signatures=["serve"])
-    assert "prefill, decode and generate" in text
-    text = refused(lm, path, format="onnx", signatures=["prefill", "decode"])
-    assert "An ONNX file holds one function" in text
-    assert 'signatures=["prefill"]' in text
-    assert "max_length must be 1 or more" in refused(lm, path, max_length=0)
-    assert "The net has no cache" in refused(pax.Linear(2, 2), path)
-    assert "A token is not in the vocabulary" in refused(lm, path, prompts=[[99]])
-    assert "layers must be" in refused(lm, path, layers="stacked")
-    text = refused(TinyLM(), path, layers="listed")
-    assert "no layers that can be listed" in text and "got: layers='listed' and a TinyLM" in text
-    assert "A stop token" in refused(lm, path, stop=99, signatures=["decode"])
-    text = refused(lm, path, length=ROOM + 1)
-    assert f"length={ROOM + 1} and max_length={ROOM}" in text
-    text = refused(lm, path, prompts=[[1] * (ROOM + 1)], format="stablehlo")
-    assert "export: prompts" in text and "no room" in text
+def test_unsupported_exports_are_refused(lm, tmp_path):
+    path, decode = tmp_path / "lm", {"signatures": ["decode"]}
     learned = pax.nets.Decoder(dataclasses.replace(CONFIG, positions="learned", max_positions=8))
-    text = refused(learned, path, max_length=8, max_new_tokens=8, signatures=["generate"])
-    assert "learned 8 positions" in text
-    assert "an id from 0 to 30, or -1 for none" in refused(lm, path, pad=31)
+    for net, names, options in (
+        (lm, ["format", "'coreml'"], {"format": "coreml"}),
+        (lm, ["prefill, decode and generate"], {"signatures": ["serve"]}),
+        (lm, ['signatures=["prefill"]'], {"format": "onnx", "signatures": ["prefill", "decode"]}),
+        (lm, ["max_length"], {"max_length": 0}),
+        (pax.Linear(2, 2), ["init_cache"], {}),
+        (lm, ["99"], {"prompts": [[99]]}),
+        (lm, ["layers", "'stacked'"], {"layers": "stacked"}),
+        (TinyLM(), ["layers='listed'", "TinyLM"], {"layers": "listed"}),
+        (lm, ["99"], {"stop": 99, **decode}),
+        (lm, [f"length={ROOM + 1} and max_length={ROOM}"], {"length": ROOM + 1}),
+        (lm, ["export: prompts"], {"prompts": [[1] * (ROOM + 1)], "format": "stablehlo"}),
+        (learned, ["8 positions"], {"max_length": 8, "max_new_tokens": 8,
+                                    "signatures": ["generate"]}),
+        (lm, ["0 to 30"], {"pad": 31}),
+    ):  # fmt: skip
+        with refused(pax.errors.PaxError, *names):
+            export(net, path, **{"max_length": ROOM, **options})
     assert not path.exists()

@@ -90,32 +90,31 @@ def test_equal_samplers_are_equal():
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: temperature(0), ["above 0", "greedy(), for the likeliest token"]),
-        (lambda: temperature(-1.0), ["above 0", "temperature(1.0)"]),
-        (lambda: temperature(float("nan")), ["above 0"]),
-        (lambda: temperature(1e-38), ["from 1e-20 to 1e+20", "greedy()"]),
-        (lambda: temperature(1e39), ["from 1e-20 to 1e+20", "temperature(1.0)"]),
-        (lambda: repetition_penalty(1e-45), ["from 1e-20 to 1e+20"]),
-        (lambda: top_k(2).choose(LOGITS), ["needs keys", "jax.random.split(key, 3)"]),
-        (lambda: temperature("hot"), ["Python numbers", "temperature(str)"]),
-        (lambda: temperature(jnp.ones(3)), ["not arrays"]),
-        (lambda: top_k(0), ["at least one token"]),
-        (lambda: top_k(2.0), ["an integer"]),
-        (lambda: top_k(True), ["an integer"]),
-        (lambda: top_p(0), ["at most 1"]),
-        (lambda: top_p(90), ["at most 1", "top_p(0.9)"]),
-        (lambda: min_p(1.5), ["at most 1"]),
-        (lambda: repetition_penalty(0), ["A penalty must be above 0"]),
-        (lambda: greedy() | top_k(3), ["must be the last rule", "top_k(3) | greedy()"]),
+        (lambda: temperature(0), ["temperature", "greedy()"]),
+        (lambda: temperature(-1.0), ["-1.0", "temperature(1.0)"]),
+        (lambda: temperature(float("nan")), ["nan"]),
+        (lambda: temperature(1e-38), ["1e-38", "1e-20 to 1e+20", "greedy()"]),
+        (lambda: temperature(1e39), ["1e+39", "1e-20 to 1e+20", "temperature(1.0)"]),
+        (lambda: repetition_penalty(1e-45), ["1e-45", "1e-20 to 1e+20"]),
+        (lambda: top_k(2).choose(LOGITS), ["jax.random.split(key, 3)"]),
+        (lambda: temperature("hot"), ["temperature(str)"]),
+        (lambda: temperature(np.ones(3)), ["temperature"]),
+        (lambda: top_k(0), ["top_k", "0"]),
+        (lambda: top_k(2.0), ["top_k", "2.0"]),
+        (lambda: top_k(True), ["top_k", "True"]),
+        (lambda: top_p(0), ["top_p", "0"]),
+        (lambda: top_p(90), ["90", "top_p(0.9)"]),
+        (lambda: min_p(1.5), ["min_p", "1.5"]),
+        (lambda: repetition_penalty(0), ["repetition_penalty", "0"]),
+        (lambda: greedy() | top_k(3), ["top_k(3) | greedy()"]),
     ],
 )
-def test_numbers_that_mean_nothing_are_named(make, words):
-    with pytest.raises(pax.errors.PaxError) as raised:
+def test_invalid_samplers_are_refused(make, words):
+    with refused(pax.errors.PaxError, *words):
         make()
-    assert [word for word in words if word not in str(raised.value)] == []
 
 
-def test_a_rule_is_put_together_with_rules_only():
+def test_a_sampler_is_joined_with_samplers_only():
     with refused(TypeError, "unsupported operand"):
         temperature(1.0) | 0.5
 
@@ -157,16 +156,15 @@ def test_samplers_that_call_equal_what_is_not_the_same_are_told_apart():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "name"),
     [
-        ({"max_new_tokens": 10**12}, "max_new_tokens must fit into int32.\n"),
-        ({"pad": 2**40}, "pad must fit into int32.\n"),
-        ({"tokens": [[1, [2]]]}, "Token ids and lengths must be integers.\n"),
+        ({"max_new_tokens": 10**12}, "max_new_tokens"),
+        ({"pad": 2**40}, "pad"),
+        ({"tokens": [[1, [2]]]}, "tokens"),
     ],
 )
-def test_numbers_that_no_array_holds(options, message):
+def test_numbers_beyond_int32_are_refused(options, name):
     given = {"tokens": [[1]], "max_new_tokens": 1, **options}
-    with pytest.raises(ValueError) as caught:
+    with refused(ValueError, name) as caught:
         pax.generate(Counter(), given.pop("tokens"), **given)
     assert isinstance(caught.value, pax.errors.PaxError)
-    assert str(caught.value).startswith(message)

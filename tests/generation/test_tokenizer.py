@@ -203,9 +203,9 @@ def test_a_net_and_its_tokenizer_of_one_folder(tmp_path, monkeypatch):
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
     ],
 )
-def test_a_template_that_fails_is_named(template, said):
+def test_failing_templates_are_refused(template, said):
     tokenizer = Tokenizer(byte_level()._inner, None, template)
-    with pytest.raises(pax.errors.TokenizerError, match=f"The chat template fails(.|\n)*{said}"):
+    with refused(pax.errors.TokenizerError, said):
         tokenizer.apply_chat_template([{"role": "user", "content": "hello"}])
 
 
@@ -214,11 +214,11 @@ def test_each_missing_piece_of_a_language_model_is_named(tmp_path):
     with refused(pax.errors.MissingWeightsFileError, got="no file and no folder"):
         pax.generation.from_pretrained(folder)
     byte_level().save(folder)
-    with pytest.raises(pax.errors.WeightsFileError, match=r"no config.json(.|\n)*tokenizer.json"):
+    with refused(pax.errors.WeightsFileError, "config.json", "tokenizer.json"):
         pax.generation.from_pretrained(folder)
     write_llama(folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(pax.errors.WeightsFileError, match=r"no weights file(.|\n)*config.json"):
+    with refused(pax.errors.WeightsFileError, "config.json"):
         pax.generation.from_pretrained(folder)
     (folder / "config.json").write_text("[1]")
     with refused(pax.errors.WeightsFileError, got="ValueError: a list"):
@@ -227,7 +227,7 @@ def test_each_missing_piece_of_a_language_model_is_named(tmp_path):
         pax.nets.Decoder.from_pretrained(tmp_path / "none")
 
 
-def test_what_is_no_tokenizer_is_refused(tmp_path):
+def test_invalid_tokenizers_and_texts_are_refused(tmp_path):
     error = pax.errors.TokenizerError
     with refused(error, where="Tokenizer.apply_chat_template", got="templates (none)"):
         Tokenizer(byte_level()._inner).apply_chat_template([])
@@ -245,7 +245,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         Tokenizer.from_pretrained(tmp_path / "none")
     for name, advice in (("tokenizer.model", "AutoTokenizer"), ("lm.gguf", "lm.gguf")):
         (tmp_path / name).write_bytes(b"")
-        with pytest.raises(error, match=f"no tokenizer.json(.|\n)*write: .*{advice}"):
+        with refused(error, "tokenizer.json", advice):
             Tokenizer.from_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").mkdir()
     with pytest.raises(error):
@@ -268,11 +268,11 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         ({"ggml.merges": ["he"]}, "the merge 'he'"),
         ({"ggml.merges": ["h q7"]}, "q7"),
         ({"ggml.token_type": [1]}, "1 kinds of"),
-        ({"ggml.model": "llama"}, "no score of each token"),
-        ({"ggml.tokens": ["a", "a"]}, "a token twice"),
+        ({"ggml.model": "llama"}, "score"),
+        ({"ggml.tokens": ["a", "a"]}, "twice"),
     ],
 )
-def test_a_vocabulary_that_is_not_known_is_refused(tmp_path, changed, said):
+def test_unknown_vocabularies_are_refused(tmp_path, changed, said):
     path = gguf_file(tmp_path / "a.gguf", BYTES | changed)
-    with pytest.raises(pax.errors.TokenizerError, match=said):
+    with refused(pax.errors.TokenizerError, said):
         Tokenizer.from_gguf(path)

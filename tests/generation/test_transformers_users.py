@@ -17,6 +17,7 @@ from tests.refusals import refused
 
 LM = TinyLM()
 ROWS = prompts(5, 2, 3)
+WRONG_TYPE = pax.errors.InvalidArgumentTypeError
 
 
 @pytest.mark.parametrize(
@@ -33,32 +34,24 @@ ROWS = prompts(5, 2, 3)
 )
 @pytest.mark.parametrize("function", [pax.generate, pax.generate.stream, beam_search])
 def test_a_keyword_of_transformers_is_told_what_to_write(function, name, written):
-    with pytest.raises(TypeError) as caught:
+    assert issubclass(WRONG_TYPE, TypeError)
+    with refused(WRONG_TYPE, f"got: {name}=3") as caught:
         function(LM, ROWS, max_new_tokens=2, **{name: 3})
-    error = caught.value
-    assert isinstance(error, pax.errors.InvalidArgumentTypeError)
-    assert f"no argument `{name}`" in str(error) and f"got: {name}=3" in str(error)
-    assert written in error.write
+    assert written in caught.value.write
 
 
-def test_what_is_missing_is_named():
-    with refused(
-        pax.errors.InvalidArgumentTypeError,
-        "needs the argument `max_new_tokens`",
-        "max_length= is the room of the cache",
-    ):
+def test_missing_arguments_are_named():
+    with refused(WRONG_TYPE, "`max_new_tokens`", "max_length="):
         pax.generate(LM, ROWS, max_length=20)
-    with refused(pax.errors.InvalidArgumentTypeError, "max_length="):
+    with refused(WRONG_TYPE, "max_length="):
         prefill(LM, ROWS, max_new_tokens=20)
 
 
 @pytest.mark.parametrize("name", ["torch_dtype", "device_map", "load_in_8bit", "revision"])
 @pytest.mark.parametrize("kind", ["pretrained", "gguf"])
 def test_a_keyword_of_from_pretrained_is_told_what_to_write(kind, name):
-    with pytest.raises(TypeError) as caught:
+    with refused(WRONG_TYPE, name) as caught:
         getattr(pax.nets.Decoder, f"from_{kind}")("folder", **{name: "auto"})
-    assert isinstance(caught.value, pax.errors.PaxError)
-    assert f"no argument `{name}`" in str(caught.value)
     assert "one of" not in caught.value.write
 
 
@@ -99,11 +92,11 @@ def test_a_mask_may_be_traced_and_have_holes():
     [
         ({"mask": [[1, 1]]}, "shape (1, 2)"),
         ({"mask": [[1.0, 1.0, 1.0]]}, "float64"),
-        ({"mask": [[1, 1, 1]], "lengths": [3]}, "and lengths"),
-        ({"mask": [[0, 0, 0]]}, "A prompt is empty"),
+        ({"mask": [[1, 1, 1]], "lengths": [3]}, "lengths"),
+        ({"mask": [[0, 0, 0]]}, "row 0"),
     ],
 )
-def test_a_mask_that_says_nothing_is_named(options, word):
+def test_invalid_masks_are_refused(options, word):
     with refused(pax.errors.InvalidArgumentError, word):
         pax.generate(LM, [[1, 2, 3]], max_new_tokens=1, **options)
 
@@ -118,7 +111,7 @@ def test_dtypes_of_torch_are_taken_by_their_names():
     lm = pax.nets.Decoder(config, dtype=dtype_of_torch("bfloat16"))
     assert lm.embed.weight.dtype == jnp.bfloat16
     assert lm.init_cache(1, 4, dtype=dtype_of_torch("int8")).keys.codes.dtype == jnp.int8
-    with refused(pax.errors.InvalidArgumentTypeError, "floating-point"):
+    with refused(WRONG_TYPE, "int64"):
         pax.nets.Decoder(config, dtype=dtype_of_torch("int64"))
 
 
@@ -189,8 +182,8 @@ def test_without_the_file_the_end_is_that_of_the_configuration(folder):
         ({"top_k": 2.5}, "top_k"),
     ],
 )
-def test_values_of_another_kind_are_named(folder, said, word):
-    with pytest.raises(pax.errors.InvalidArgumentError, match=rf"generation_config.json: {word}"):
+def test_invalid_values_of_the_file_are_refused(folder, said, word):
+    with refused(pax.errors.InvalidArgumentError, f"generation_config.json: {word}"):
         read(folder, **said)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.nets import DecoderConfig
+
 _NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -97,3 +99,16 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
         "final_logit_softcapping": "final_logit_softcapping",
     }
     return found | {key: config[name] for key, name in own.items() if name in config}
+
+
+METADATA = {
+    "general.architecture": "llama", "general.name": "a", "tokenizer.ggml.tokens": ["a"] * 9,
+    "llama.embedding_length": 8, "llama.block_count": 2, "llama.attention.head_count": 2,
+    "llama.feed_forward_length": 8, "llama.attention.layer_norm_rms_epsilon": 1e-5,
+}  # fmt: skip
+
+
+def of_gguf(**others: Any) -> DecoderConfig:
+    """The configuration of a small Llama with these values; `__` stands for a dot."""
+    values = {f"llama.{name.replace('__', '.')}": value for name, value in others.items()}
+    return DecoderConfig.from_gguf(METADATA | values)

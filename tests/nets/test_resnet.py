@@ -9,7 +9,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.core._traversal import modules_and_leaves
-from pax_export.nets._resnet import BlockGroup, ConvStep, ResNet, ResnetBlock
+from pax_export.nets._resnet import ConvStep, ResNet, ResnetBlock
 from tests.closeness import assert_close
 from tests.refusals import refused
 
@@ -254,17 +254,6 @@ def test_summary():
     assert lines[-1] == "└── logits: (fc) Linear(in_dim=2048, out_dim=10, with_bias=True)"
 
 
-def test_children():
-    net = shapes(Tiny, 3, 10)
-    initial_conv, initial_batchnorm, *groups, logits = net.submodules()
-    assert initial_conv is net.initial_conv and initial_batchnorm is net.initial_batchnorm
-    assert all(isinstance(group, BlockGroup) for group in groups) and groups == net.block_groups
-    assert logits is net.logits
-    projecting, plain = net.block_groups[1].blocks[0], net.block_groups[0].blocks[0]
-    assert projecting.submodules()[0] is projecting.proj_conv
-    assert not hasattr(plain, "proj_conv")
-
-
 def norms(net):
     return [m for m in modules_and_leaves(net)[0] if isinstance(m, pax.BatchNorm2D)]
 
@@ -302,27 +291,20 @@ def test_a_configuration_is_not_changed():
     assert logits == {"with_bias": False} and initial == {"stride": 1}
 
 
-@pytest.mark.parametrize("config", ["logits_config", "initial_conv_config"])
-def test_a_configuration_cannot_give_a_name(config):
-    with pytest.raises(TypeError, match=rf"fixed\.(.|\n)*where: ResNet18\.{config}"):
-        pax.nets.ResNet18(3, 10, **{config: {"name": "mine"}})
-
-
-def test_an_unknown_keyword_is_refused():
-    with refused(TypeError, "'bias'"):
-        shapes(TinyBottleneck, 3, 10, {"bias": False})
-
-
-def test_refused_sizes():
-    with refused(ValueError, "ResNet50.num_classes"):
-        pax.nets.ResNet50(3, 0)
-    with refused(TypeError, "ResNet18.input_channels"):
-        pax.nets.ResNet18("3", 10)
-
-
-def test_channels_last_is_refused():
-    def classify(images):
-        return TinyBottleneck(3, 10).eval()(images)
-
-    with pytest.raises(ValueError, match=r"must have 3 channels(.|\n)*\(conv1\) Conv2D"):
-        jax.eval_shape(classify, images(2, 16, 16, 3))
+@pytest.mark.parametrize(
+    ("make", "kind", "name"),
+    [
+        (lambda: pax.nets.ResNet18(3, 10, logits_config={"name": "mine"}), TypeError,
+         "where: ResNet18.logits_config"),
+        (lambda: pax.nets.ResNet18(3, 10, initial_conv_config={"name": "mine"}), TypeError,
+         "where: ResNet18.initial_conv_config"),
+        (lambda: TinyBottleneck(3, 10, {"bias": False}), TypeError, "'bias'"),
+        (lambda: pax.nets.ResNet50(3, 0), ValueError, "ResNet50.num_classes"),
+        (lambda: pax.nets.ResNet18("3", 10), TypeError, "ResNet18.input_channels"),
+        (lambda: TinyBottleneck(3, 10).eval()(images(2, 16, 16, 3)), ValueError,
+         "(conv1) Conv2D"),  # the channels are last
+    ],
+)  # fmt: skip
+def test_invalid_arguments_are_refused(make, kind, name):
+    with refused(kind, name):
+        jax.eval_shape(make)

@@ -230,36 +230,27 @@ def test_symbolic_batch_and_length(net):
 
 
 REFUSED = {
-    "one place": (
-        lambda net: net(jnp.ones(DIM)),
-        r"must have shape \[batch, time, 4\](.|\n)*got: shape \(4,\)",
-    ),
-    "another width": (
-        lambda net: net(jnp.ones((2, 5, 3))),
-        r"must have shape \[batch, time, 4\](.|\n)*got: shape \(2, 5, 3\)",
-    ),
+    "one place": (lambda net: net(np.ones(DIM)), "got: shape (4,)"),
+    "another width": (lambda net: net(np.ones((2, 5, 3))), "got: shape (2, 5, 3)"),
     "a mask of attention": (
-        lambda net: net(jnp.ones((2, 5, DIM)), jnp.ones((2, 1, 5, 5))),
-        r"The mask must have shape \[batch, time\](.|\n)*got: shape \(2, 1, 5, 5\) for an input",
+        lambda net: net(np.ones((2, 5, DIM)), np.ones((2, 1, 5, 5))),
+        "got: shape (2, 1, 5, 5)",
     ),
     "a mask of another length": (
-        lambda net: net(jnp.ones((2, 5, DIM)), jnp.ones((2, 4))),
-        r"The mask must have shape(.|\n)*got: shape \(2, 4\) for an input of shape \(2, 5, 4\)",
+        lambda net: net(np.ones((2, 5, DIM)), np.ones((2, 4))),
+        "got: shape (2, 4)",
     ),
     "heads that do not divide": (
         lambda net: pax.nets.Transformer(8, 3, 1, 0.1),
-        r"heads must divide(.|\n)*got: 3 heads for dim=8",
+        "got: 3 heads for dim=8",
     ),
-    "no layers": (lambda net: pax.nets.Transformer(8, 2, 0, 0.1), "where: Transformer.num_layers"),
-    "a rate of one": (
-        lambda net: pax.nets.Transformer(8, 2, 1, 1.0),
-        "where: Transformer.dropout_rate",
-    ),
+    "no layers": (lambda net: pax.nets.Transformer(8, 2, 0, 0.1), "Transformer.num_layers"),
+    "a rate of one": (lambda net: pax.nets.Transformer(8, 2, 1, 1.0), "Transformer.dropout_rate"),
 }
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
-def test_refused(net, wrong):
-    call, message = REFUSED[wrong]
-    with pytest.raises(AssertionError, match=message):
+def test_invalid_arguments_are_refused(net, wrong):
+    call, name = REFUSED[wrong]
+    with refused(AssertionError, name):
         call(net)
