@@ -69,7 +69,7 @@ def test_a_coarse_choice_is_coarse_for_large_values_only():
     assert not is_close([100.0, 2.0], expected, rtol=0.1)
 
 
-def test_a_value_that_is_not_finite_is_noticed():
+def test_nonfinite_values_are_noticed():
     for value in (np.nan, np.inf, -np.inf):
         assert not is_close([value, 1.0], [1.0, 1.0], rtol=0.5, atol=9.0)
 
@@ -134,7 +134,7 @@ def test_a_failure_says_what_was_allowed():
 
 
 @pytest.mark.parametrize("given", [{"a": np.ones(2)}, ["text"], None])
-def test_what_is_no_array_of_numbers_is_refused(given):
+def test_other_values_are_refused(given):
     with pytest.raises((TypeError, ValueError)):
         assert_close(given, given)
 

@@ -44,7 +44,7 @@ def test_leaves_and_treedefs_as_pax_names_them():
     assert {"net", "x"} <= set(dir(flat))
 
 
-def test_what_is_no_array_is_static():
+def test_other_values_are_static():
     flat = Flattener(state=(1, jnp.ones(2), "text", jnp.tanh, 2.5), none=None, empty=[])
     assert flat.state[0] == 1 and flat.state[2:] == ("text", jnp.tanh, 2.5)
     assert flat.none is None and flat.empty == []

@@ -104,7 +104,7 @@ def test_static_values_and_containers_are_created_too():
     assert int(again.layers[0].count) == 2
 
 
-def test_what_was_created_can_change_in_the_same_call():
+def test_created_modules_can_change_in_the_same_call():
     block, _ = Block() % X
     assert float(block.norm.ema_mean.debias) == 1.0
     assert block.mlp.fc_0.weight.shape == (3, 4)
@@ -143,7 +143,7 @@ def test_a_container_of_a_created_module_may_become_mixed():
     assert len(jax.tree.leaves(grower)) == 1
 
 
-def test_what_others_hold_is_not_opened():
+def test_shared_modules_stay_immutable():
     shared = Counter()
 
     class Keeper(LazyModule):
@@ -168,7 +168,7 @@ def test_a_constructor_may_create_but_not_call():
         Early(call=True)
 
 
-def test_an_inner_pure_suspends_what_was_created():
+def test_an_inner_pure_suspends_created_modules():
     class Inner(LazyModule):
         def __call__(self, x):
             counter = self.get_or_create("counter", Counter)

@@ -62,7 +62,7 @@ def test_a_changelog_that_is_ready():
         ("0.2.0", ("[Unreleased]\n", "[Unreleased]\n\n- New.\n"), "lines under .Unreleased. that"),
     ],
 )
-def test_a_changelog_that_is_not_ready(version, changed, message):
+def test_unfinished_changelogs_are_refused(version, changed, message):
     (fault,) = changelog.faults(TEXT.replace(*changed), version)
     with pytest.raises(ReleaseError, match=message):
         refuse([fault])
@@ -176,7 +176,7 @@ def test_a_wheel_that_is_good(wheel_faults):
         ({"compiled": f"{Path.home()}/lib".encode()}, f"{SHARED} names the home folder of"),
     ],
 )
-def test_a_wheel_that_is_not(wheel_faults, made, message):
+def test_other_wheels_are_refused(wheel_faults, made, message):
     (fault,) = wheel_faults(**made)
     assert message in fault
 
@@ -216,7 +216,7 @@ def test_a_source_distribution_that_is_good(sdist_faults):
         ({"add": {SHARED}}, f"holds what it should not: {SHARED}"),
     ],
 )
-def test_a_source_distribution_that_is_not(sdist_faults, made, message):
+def test_other_source_distributions_are_refused(sdist_faults, made, message):
     (fault,) = sdist_faults(**made)
     assert message in fault
 
@@ -241,7 +241,7 @@ def about(**changed):
         ({"compiled": False}, "has no compiled file, and runs in Python only"),
     ],
 )
-def test_the_trial_uses_what_was_installed(changed, message):
+def test_the_trial_uses_the_installed_package(changed, message):
     assert trial.installed_faults(about(), Path("/environment"), VERSION) == []
     (fault,) = trial.installed_faults(about(**changed), Path("/environment"), VERSION)
     assert message in fault

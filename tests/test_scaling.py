@@ -104,7 +104,7 @@ def test_tensor_parallel_sums_the_gradients_of_query_key_and_value_one_by_one(co
     assert needed <= sum(found.values()) <= needed + 2 * SMALL.layers * activations
 
 
-def test_temporary_memory_is_at_least_what_is_counted(compiled):
+def test_temporary_memory_is_at_least_the_counted(compiled):
     for (scheme, dtype), row in compiled.items():
         kept = count(SMALL, scheme, DEVICES, itemsize=4 if dtype == "f32" else 2)
         assert kept.temporary < row["temporary"] < 4 * kept.temporary

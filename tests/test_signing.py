@@ -58,7 +58,7 @@ def refusal(path, key):
     return caught.value
 
 
-def test_what_was_signed_is_verified_wherever_it_lies(signed, keys, tmp_path, monkeypatch):
+def test_signed_folders_are_verified_after_a_move(signed, keys, tmp_path, monkeypatch):
     verify(signed, keys.public, "a test")
     signed.rename(tmp_path / "another name")
     verify(str(tmp_path / "another name"), keys.public, "a test")
@@ -140,7 +140,7 @@ def test_the_signature_of_another(signed, signer, keys, tmp_path):
     ["", "{}", "[]", "3", "\0", "[" * 100_000, '{"dsseEnvelope": {"payload": "e30="}}',
      '{"dsseEnvelope": {"payload": 3}}', '{"dsseEnvelope": {"payload": "?"}}'],
 )  # fmt: skip
-def test_what_is_no_signature(signed, keys, text):
+def test_invalid_signatures_are_refused(signed, keys, text):
     (signed / "model.sig").write_text(text)
     error = refusal(signed, keys.public)
     assert error.what == "The signature cannot be read."
@@ -154,7 +154,7 @@ def test_a_signature_that_waits_for_ever(signed, keys):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("b/c.bin")])
-def test_what_is_no_file(signed, keys, make):
+def test_other_paths_are_refused(signed, keys, make):
     (signed / "a.txt").unlink()
     make(signed / "a.txt")
     error = refusal(signed, keys.public)
@@ -253,7 +253,7 @@ def payload(file):
 # --- keys --------------------------------------------------------------------------------
 
 
-def test_a_key_that_is_none(tmp_path, keys):
+def test_invalid_keys_are_refused(tmp_path, keys):
     (tmp_path / "text.pem").write_text("hello")
     for file in (str(tmp_path / "text.pem"), keys.public):
         with refused(InvalidArgumentError, "openssl ecparam -genkey", where=file):

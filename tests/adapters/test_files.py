@@ -271,7 +271,7 @@ def test_nothing_else_is_replaced(tmp_path):
     assert "README.md" in refused(lambda: adapters.save(net, tmp_path / "a"))
 
 
-def test_what_has_no_values_is_not_saved(tmp_path):
+def test_tracers_and_plain_nets_are_not_saved(tmp_path):
     net = adapters.lora(pax.Linear(8, 4), 2)
     text = refused(
         lambda: jax.jit(lambda net: adapters.save(net, tmp_path / "a"))(net),

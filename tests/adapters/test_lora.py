@@ -170,7 +170,7 @@ def message_of(call, kind=pax.errors.InvalidArgumentError):
     return str(caught.value)
 
 
-def test_what_cannot_be_adapted():
+def test_unsupported_layers_are_refused():
     kind = pax.errors.InvalidArgumentTypeError
     assert message_of(lambda: adapters.lora(pax.LayerNorm(3, -1), 2), kind).startswith(
         "Only Linear, Embed, convolutions and their subclasses can be adapted."

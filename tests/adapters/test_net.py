@@ -125,7 +125,7 @@ def test_several_adapters_add_up_and_are_switched_by_name():
     assert same(adapters.merge(adapters.activate(two, ())), net)
 
 
-def test_what_was_merged_elsewhere_changed_is_taken_back():
+def test_unmerge_keeps_changes_of_other_layers():
     net = disturbed(adapters.add(Net(), "layers", 2))
     merged = adapters.merge(net)
     other = merged.replace(head=pax.Linear(8, 5))
@@ -156,7 +156,7 @@ def message_of(call):
     return str(caught.value)
 
 
-def test_targets_that_mean_nothing():
+def test_invalid_targets_are_refused():
     assert message_of(lambda: adapters.add(Net(), "layer.0", 2)).startswith(
         "The selection matches no part of the net.\n  where: add.targets, in Net\n  got: 'layer.0'"
     )
@@ -195,7 +195,7 @@ def test_merged_twice():
     )
 
 
-def test_names_and_strengths_that_are_not_there():
+def test_unknown_names_and_strengths_are_refused():
     net = adapters.add(Net(), "layers", 2, name="french")
     assert message_of(lambda: adapters.activate(net, "frensh")) == (
         "The net has no adapter with this name.\n"
@@ -209,7 +209,7 @@ def test_names_and_strengths_that_are_not_there():
     )
 
 
-def test_what_was_trained_after_merging_is_not_unmerged():
+def test_unmerge_refuses_weights_trained_after_merging():
     net = disturbed(adapters.add(Net(), "layers", 2))
     merged = adapters.merge(net)
     changed = merged.at("layers.1.weight").apply(lambda w: w + 1)

@@ -211,7 +211,7 @@ def test_64_bits_that_jax_would_narrow(run):
         ({"a.b": np.zeros(1), "a": {"b": np.zeros(1)}}, "Two weights have the same dotted name"),
     ],
 )
-def test_what_cannot_be_saved(tmp_path, tree, text):
+def test_unsupported_values_are_refused(tmp_path, tree, text):
     with Checkpoints(tmp_path / "run") as checkpoints:
         assert text in refusal(ValueError, checkpoints.save, 0, x=tree)
     assert not (tmp_path / "run").exists()
@@ -231,7 +231,7 @@ def test_a_save_inside_of_jit(tmp_path):
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, "1", None, True])
-def test_steps_that_are_none(tmp_path, step):
+def test_invalid_steps_are_refused(tmp_path, step):
     message = refusal(ValueError, Checkpoints(tmp_path).save, step, x=jnp.zeros(1))
     assert f"got: step={step!r}" in message
 
@@ -240,7 +240,7 @@ def test_steps_that_are_none(tmp_path, step):
     "arguments",
     [{"keep": 0}, {"keep": True}, {"keep": 1.5}, {"best": 3}, {"best": "x", "mode": "most"}],
 )
-def test_rules_that_mean_nothing(tmp_path, arguments):
+def test_invalid_rules_are_refused(tmp_path, arguments):
     name, value = list(arguments.items())[-1]
     assert f"got: {name}={value!r}" in refusal(ValueError, Checkpoints, tmp_path, **arguments)
 

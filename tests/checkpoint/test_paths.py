@@ -55,7 +55,7 @@ def test_names_of_trees_that_no_directory_can_have(tmp_path, name):
     assert not os.listdir(tmp_path)
 
 
-def test_what_cannot_be_read_back_is_told(tmp_path, monkeypatch):
+def test_unreadable_checkpoints_are_refused(tmp_path, monkeypatch):
     def broken(directory, wanted):
         raise ValueError("no such array")
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_read_back_is_told(tmp_path, monkeypatch):
     checkpoints.close()
 
 
-def test_folders_with_numbers_that_are_no_checkpoints_stay(tmp_path):
+def test_numbered_folders_of_others_are_kept(tmp_path):
     (tmp_path / "3").mkdir()
     (tmp_path / "3" / "data.csv").write_text("1,2")
     (tmp_path / ".deleted" / "mine").mkdir(parents=True)
@@ -91,7 +91,7 @@ def test_folders_with_numbers_that_are_no_checkpoints_stay(tmp_path):
     assert (tmp_path / ".deleted" / "mine" / "file").exists()
 
 
-def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
+def test_named_pipes_are_refused(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         save(checkpoints, 1)
     file = tmp_path / "1" / "about" / "metadata"

@@ -131,7 +131,7 @@ def test_arrays_beside_a_file_stay(here, call, quick, planted):
     assert data.stat().st_ino == inode and call("validate", "m.onnx")[0] == 0
 
 
-def test_what_cannot_be_certified(model, call, quick, planted, monkeypatch):
+def test_unsupported_files_are_refused(model, call, quick, planted, monkeypatch):
     planted("affine")
     model.with_name("none.onnx").write_bytes(b"\x08\x0a")
     assert "The path is not an export" in call("certify", "none.onnx")[2]

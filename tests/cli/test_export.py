@@ -150,7 +150,7 @@ def test_state_is_refused_or_updated(here, capsys):
         ("cli_nowhere:net", "the module does not exist"),
     ],
 )
-def test_a_factory_that_is_not_there(here, capsys, factory, message):
+def test_a_missing_factory_is_refused(here, capsys, factory, message):
     assert export(factory, "out", "--input", "n, 3") == 1
     assert message in capsys.readouterr().err
     assert not (here / "out").exists()

@@ -78,7 +78,7 @@ def test_a_signature_is_chosen(saved, call):
         (("x=flat.npy",), "error: An argument has a different shape than the exported one."),
     ],
 )
-def test_what_cannot_go_in(saved, call, inputs, message):
+def test_invalid_inputs_are_refused(saved, call, inputs, message):
     saved({"w": jnp.ones((3, 4))}, lambda p, x: x @ p["w"], spec("n, 3"))
     np.save("hostile.npy", np.array([print], object), allow_pickle=True)
     np.save("whole.npy", np.ones((2, 3), np.int32))

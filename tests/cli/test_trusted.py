@@ -46,7 +46,7 @@ def test_inspect_runs_nothing(reader, call):
     assert call("inspect", "reader")[0] == 0
 
 
-def test_retarget_says_nothing_of_what_it_does_not_run(reader, call):
+def test_retarget_refuses_models_without_a_jax_program(reader, call):
     code, _, error = call("retarget", "reader", "--out", "mended")
     assert (code, "The SavedModel contains no jax program" in error) == (1, True)
 
@@ -74,7 +74,7 @@ def test_validate_refuses_before_a_process_is_started(posing, call, monkeypatch)
     assert "The SavedModel contains operations that are not allowed in untrusted models" in error
 
 
-def test_validate_runs_what_is_trusted(posing, call, quick):
+def test_validate_runs_trusted_artifacts(posing, call, quick):
     code, out, _ = call("validate", "reader", "--trusted")
     assert (code, out.count("FAILED: AttributeError: ")) == (1, 3)  # it is no export of ours
 

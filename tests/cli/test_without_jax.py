@@ -64,7 +64,7 @@ print(model(np.ones((1, 3)))["y"].shape, model)
     assert not (here / "new").exists()
 
 
-def test_the_library_says_what_is_missing(without_jax):
+def test_missing_packages_are_named(without_jax):
     program = """
 import pax_export
 try:

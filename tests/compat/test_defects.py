@@ -146,7 +146,7 @@ def test_trees_of_anything_change_modes_and_are_replaced():
         assert tree.replace(weight=jnp.ones((2, 3))).pytree_attributes == ("weight", "bias")
 
 
-def test_set_attribute_refuses_what_stands_elsewhere():
+def test_set_attribute_refuses_shared_values():
     net = make_model()
     for value in (net[0], net[0].weight, [net[0].weight], net):
         with pytest.raises(ValueError):

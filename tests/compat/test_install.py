@@ -153,7 +153,7 @@ print(core.Module is pax.Module, pure is pax.pure, hasattr(core, "_private"))
     ) == ["True pax.core", "True pax.core", "[]", "True True False"]
 
 
-def test_opax_that_is_not_installed_is_named():
+def test_missing_opax_is_named():
     assert code(
         """
 import sys

@@ -144,7 +144,7 @@ def test_a_folder_and_an_archive(folder):
         (["-x"], 2, "an export or a program is expected: a directory, a file, or -m\n"),
     ],
 )
-def test_what_cannot_be_run(arguments, code, message, tmp_path):
+def test_invalid_programs_are_refused(arguments, code, message, tmp_path):
     done = pax_export_run(*arguments, check=False, cwd=tmp_path)
     assert done.returncode == code
     assert message in done.stderr

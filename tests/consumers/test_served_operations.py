@@ -80,7 +80,7 @@ def test_none_with_the_name_of_a_file_is_allowed(operations, definitions):
         assert not [text for text in texts if any(word in text.split("_") for word in words)], name
 
 
-def test_what_is_listed_is_there(operations, definitions):
+def test_listed_operations_exist(operations, definitions):
     """Of the newest TensorFlow; an older one lacks some."""
     if tuple(map(int, tf.__version__.split(".")[:2])) < (2, 21):
         pytest.skip("an older TensorFlow has fewer")

@@ -102,7 +102,7 @@ def parameters_of(net):
         (T.PathIn(("head", "bias")), ["head.bias"]),
     ],
 )
-def test_what_is_selected(tower, what, names):
+def test_selected_paths(tower, what, names):
     assert sorted(tower.at(what).names()) == sorted(names)
     assert len(tower.at(what)) == len(names)
 
@@ -185,7 +185,7 @@ def test_set_of_what_get_gave_changes_nothing(tower):
         assert selection.set(selection.get()) == tower, what
 
 
-def test_what_was_set_is_there_afterwards(tower):
+def test_set_values_can_be_read_back(tower):
     values = [jnp.full_like(x, n) for n, x in enumerate(tower.at("*.bias").get())]
     assert all(a is b for a, b in zip(tower.at("*.bias").set(values).at("*.bias").get(), values))
     zeros = tower.at("shifts.*").set(jnp.zeros(4))
@@ -417,7 +417,7 @@ def test_an_array_of_a_class_with_its_own_parameters_is_frozen():
     assert parameters_of(net.at("c").freeze()) == {"b.0", "b.1"}
 
 
-def test_part_of_what_is_frozen_is_trained_again(tower):
+def test_part_of_a_frozen_module_can_be_unfrozen(tower):
     net = tower.at("blocks").freeze().at("blocks.1.token").unfreeze()
     inside = {name for name in parameters_of(net) if name.startswith("blocks")}
     assert inside == {"blocks.1.token.weight", "blocks.1.token.bias"}
@@ -466,7 +466,7 @@ def test_modes_dtypes_and_policies_of_parts(tower):
     assert under.at("blocks").policy(None) == tower
 
 
-def test_init_makes_new_values_for_what_is_trained(tower):
+def test_init_makes_new_values_for_trainable_leaves(tower):
     key = jax.random.key(1)
     net = tower.at("blocks").init(key)
     assert tree_structure(net) == tree_structure(tower)
@@ -615,7 +615,7 @@ def test_programs_written_for_pax_may_use_the_name():
     assert lines == ["[0. 1.] [0. 1.] [1. 1.]"]
 
 
-def test_what_is_shadowed_can_still_be_selected():
+def test_shadowed_names_can_be_selected():
     net = Placed()
     assert pax.Selection.of(net, "at").get() is net.at
     frozen = pax.Selection.of(net, "fc").freeze()

@@ -119,7 +119,7 @@ def test_an_error_of_the_users_keeps_its_class_and_other_notes():
     assert caught.value.__notes__[1] == "in the call of modules.1 (Lambda) in Sequential"
 
 
-def test_an_error_that_is_caught_inside_says_nothing_outside():
+def test_a_caught_error_leaves_no_call_path():
     class Tries(pax.Module):
         def __init__(self):
             super().__init__()

@@ -83,7 +83,7 @@ def test_class_attributes_without_arrays():
     assert Fine().b is Fine.b
 
 
-def test_scan_bugs_sees_what_a_container_was_given_later():
+def test_scan_bugs_sees_items_added_to_containers():
     net = Net()
     assert net.scan_bugs() is net
     net.layers.append(net.layers[0])

@@ -323,6 +323,6 @@ def test_answers_are_counted():
 
 
 @pytest.mark.parametrize("name", ["core/_round_trip.c"])
-def test_what_a_later_python_compiles_serves_an_earlier_one(name):
+def test_extension_of_a_later_python_serves_an_earlier_one(name):
     text = (ROOT / "pax_export" / name).read_text()
     assert not re.search(r"^\s*Py_RETURN_", text, re.M), "return PyBool_FromLong(...) instead"

@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parent.parent.parent / "pax_export"
         ("same", ["other", "same"], ["same"]),
     ],
 )
-def test_what_is_near(name, names, near):
+def test_near_names(name, names, near):
     assert near_names(name, names, 2) == near
     assert near_names(name, names) == near[:1]
 

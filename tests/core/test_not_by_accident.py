@@ -147,7 +147,7 @@ def test_lists_of_modules_are_not_shared(way):
     assert all(x is y for x, y in zip(leaves, tree_leaves(module)))
 
 
-def test_what_a_caller_gave_stays_the_callers():
+def test_arguments_of_the_caller_are_not_changed():
     layers, options = [Dense()], {"k": [1]}
     module = Holder().replace(a=layers, b=options)
     layers.append(Dense())
@@ -232,7 +232,7 @@ def test_a_change_of_static_data_outside_is_noticed(kind, place):
     assert "where: Holder.a" in changed_outside(module)
 
 
-def test_what_is_changed_where_it_is_open_is_no_accident():
+def test_changes_inside_a_mutable_block_are_allowed():
     @pax.pure
     def change(module):
         module.a.append(Dense())

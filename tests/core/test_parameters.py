@@ -18,7 +18,7 @@ from tests.refusals import refused
 empty = pax.EmptyNode()
 
 
-def test_what_is_trainable():
+def test_trainable_dtypes():
     params = Net().parameters()
     assert type(params) is Net
     assert params.scale == empty
@@ -249,7 +249,7 @@ DECLARED = {
 
 
 @pytest.mark.parametrize("how", DECLARED)
-def test_a_class_that_says_what_it_means_is_left_alone(how):
+def test_classes_that_declare_their_leaves_are_left_alone(how):
     warn_of_untrained(plain(**DECLARED[how])())
 
 

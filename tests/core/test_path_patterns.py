@@ -43,7 +43,7 @@ from tests.refusals import refused
         (".head", ["head"], ["a.head"]),
     ],
 )
-def test_what_a_path_fits(text, fits, fits_not):
+def test_matching_paths(text, fits, fits_not):
     pattern = PathPattern(text)
     assert [path for path in fits if not pattern.fits(path)] == []
     assert [path for path in fits_not if pattern.fits(path)] == []
@@ -90,7 +90,7 @@ def test_a_path_that_lies_deeper_is_proposed_before_names_that_are_alike():
     assert better_path("zzz", []) == ""
 
 
-def test_what_a_wildcard_no_longer_crosses():
+def test_wildcards_do_not_cross_dots():
     paths = ["encoder.a.weight", "encoder.a.b.weight", "encoder.c"]
     assert lost_by_steps(PathPattern("encoder.*.weight"), paths) == ["encoder.a.b.weight"]
     assert lost_by_steps(PathPattern("*.weight"), paths) == []
@@ -110,7 +110,7 @@ def fits_slowly(steps, path):
     return bool(path) and fnmatchcase(path[0], steps[0]) and fits_slowly(steps[1:], path[1:])
 
 
-def test_random_patterns_mean_what_they_mean_step_by_step():
+def test_random_patterns_equal_stepwise_matching():
     random = Random(0)
     for _ in range(3000):
         steps = random.choices(["a", "b", "ab", "a*", "*", "?b", "[ab]", "[!a]", "**"], k=4)

@@ -196,7 +196,7 @@ def test_an_open_module_is_flattened_as_it_is_now():
     assert first.text == "a" and float(first.value) == 1.0
 
 
-def test_what_was_not_looked_at_is_not_made(monkeypatch):
+def test_unread_modules_are_not_rebuilt(monkeypatch):
     """A `pure` that does nothing fills in no attributes and checks once."""
     checks = []
     monkeypatch.setattr(_pure, "check_sharing", lambda x: checks.append(1) or check_sharing(x))

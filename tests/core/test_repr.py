@@ -97,7 +97,7 @@ def test_a_summary_names_attributes_unless_programs_of_pax_run(monkeypatch):
     assert NET.summary(return_list=True) == ["Net", *lines]
 
 
-def test_what_a_class_says_of_itself_stands_for_the_count():
+def test_info_replaces_the_count():
     class Table(pax.Module):
         def __init__(self, rows):
             super().__init__()

@@ -127,7 +127,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS, ids=lambda value: repr(value)[:30])
-def test_what_is_not_the_same_stays_apart(a, b):
+def test_different_statics_stay_different(a, b):
     first, second = Holder(a), Holder(b)
     assert static_key(a) != static_key(b)
     for module, value in ((first, a), (second, b)):

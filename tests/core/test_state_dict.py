@@ -31,7 +31,7 @@ def test_empty_nodes_and_none():
     assert net.load_state_dict(params.state_dict()).scale is net.scale
 
 
-def test_what_is_missing_or_unknown_is_named():
+def test_missing_and_unknown_keys_are_named():
     net = Net()
     weights = net.state_dict()
     del weights["layers"][1]["bias"]

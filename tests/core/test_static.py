@@ -160,7 +160,7 @@ class Words(pax.Module):
 
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("kind", NO_NUMBERS)
-def test_a_numpy_array_that_is_nothing_to_jax_is_static(kind, beside):
+def test_numpy_arrays_of_other_dtypes_are_static(kind, beside):
     traces = []
 
     @jax.jit

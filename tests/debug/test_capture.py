@@ -60,7 +60,7 @@ def test_modules_are_chosen_by_path_class_and_function(chosen, paths):
     assert set(pax.debug.capture(Net(), chosen)(X)[1]) == paths
 
 
-def test_what_is_no_module_is_refused_with_a_near_path():
+def test_unknown_paths_are_refused_with_a_near_path():
     with refused(ValueError, "blocks.0.fc"):
         pax.debug.capture(Net(), "block.0.fc")
 

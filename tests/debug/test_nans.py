@@ -39,7 +39,7 @@ def raised(function, *args):
     return caught.value
 
 
-def test_what_is_finite_comes_as_without():
+def test_finite_results_are_unchanged():
     net = Net()
     assert_close(pax.debug.nans(net)(X), net(X))
     step = pax.debug.nans(lambda net, x, k: {"y": net(x) * k, "n": 3})
@@ -119,7 +119,7 @@ def test_inside_of_transforms(name):
         assert error.where.endswith("round 2 of a loop")
 
 
-def test_an_argument_that_is_not_finite_is_named():
+def test_nonfinite_arguments_are_named():
     error = raised(lambda batch: batch["x"] * 2, {"x": np.array([1.0, np.nan], np.float32)})
     assert (error.what, error.where) == ("An argument is not finite already.", "0.x")
 

@@ -55,7 +55,7 @@ def test_a_training_step_in_the_block_names_module_operation_and_line(donate):
     assert k == 0.0
 
 
-def test_what_is_finite_comes_as_without_and_is_not_traced_again():
+def test_finite_results_are_unchanged_and_traced_once():
     step, net, state = trainer()
     traced = []
     counted = jax.jit(lambda *args: (traced.append(1), step(*args))[1])
@@ -78,7 +78,7 @@ def test_after_the_block_nothing_is_looked_at():
     assert jnp.isneginf(jnp.log(jnp.zeros(2))).all()
 
 
-def test_what_is_not_jitted_is_looked_at_too():
+def test_eager_calls_are_checked():
     with refused(pax.errors.NonFiniteError, "test_nans_context.py:", got="float32[2] from 0 to 0"):
         with pax.debug.nans():
             jax.grad(lambda x: jnp.log(x).sum())(jnp.zeros(2))
@@ -102,7 +102,7 @@ def test_masks_of_infinities_pass_and_nan_does_not():
     assert (caught.value.what, caught.value.where) == ("An argument is not finite already.", "1")
 
 
-def test_an_argument_that_is_not_finite_is_named():
+def test_nonfinite_arguments_are_named():
     step, net, state = trainer()
     with pytest.raises(pax.errors.NonFiniteError) as caught, pax.debug.nans():
         step(net, state, np.full((2, 3), np.nan, np.float32))

@@ -89,7 +89,7 @@ def test_a_name_is_found(text, name):
         "x + 1",
     ],
 )
-def test_what_means_nothing_of_ours_is_no_link(text):
+def test_names_of_others_are_no_links(text):
     assert NAMES.find(text) is None
 
 
@@ -130,7 +130,7 @@ def test_a_name_of_others_has_an_address(text, end):
         "tf.python.module.Module",
     ],
 )
-def test_what_others_do_not_have_has_no_address(text):
+def test_unknown_names_have_no_address(text):
     assert THEIRS.address(text) is None
 
 

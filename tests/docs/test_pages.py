@@ -94,7 +94,7 @@ SHOWN = "```python\nprint({!r})\n```\n\n```text\n{}\n```\n"
         ("(a|b) [c] \\d*", "(a|b) [c] \\d*"),
     ],
 )
-def test_what_a_block_prints_may_stand_under_it(write, printed, shown):
+def test_printed_output_may_be_shown(write, printed, shown):
     run(write(SHOWN.format(printed, shown)))
 
 
@@ -118,6 +118,6 @@ def test_another_output_is_an_error(write, printed, shown):
 
 
 @pytest.mark.parametrize("between", ["", "words\n\n```text\nforgotten\n```\n"])
-def test_what_a_block_prints_must_stand_under_it(write, between):
+def test_printed_output_is_compared(write, between):
     with refused(PageError, "+forgotten"):
         run(write(f"```python\nprint('forgotten')\n```\n\n{between}"))

@@ -66,7 +66,7 @@ def test_a_checkpoint_on_disk(folder):
     expect(folder / "bundle")
 
 
-def test_a_variable_that_is_not_the_one_on_disk(folder, monkeypatch):
+def test_a_changed_variable_is_refused(folder, monkeypatch):
     from pax_export.export.formats.saved_model import writer as saved_model
 
     write = saved_model.write

@@ -80,7 +80,7 @@ def test_overwrite_needs_nothing_to_be_there(tmp_path, system):
     assert (tmp_path / "a" / "b").read_text() == "new"
 
 
-def test_a_failure_leaves_what_was_there(tmp_path):
+def test_a_failed_write_keeps_the_old_file(tmp_path):
     write(tmp_path / "a", "old")
     with pytest.raises(KeyError), replace_path(tmp_path / "a", ours) as directory:
         (directory / "file").write_text("half")

@@ -86,7 +86,7 @@ def test_an_empty_folder_and_an_empty_file_are_filled(tmp_path):
     assert (tmp_path / "file").read_text() == "ours, new"
 
 
-def test_what_is_put_there_while_it_is_written(tmp_path):
+def test_files_created_during_the_write_are_kept(tmp_path):
     write_folder(tmp_path / "a")
     with refused(ExportPathError, got="late.csv"):
         with directory.replace_path(tmp_path / "a", ours):
@@ -138,7 +138,7 @@ def make_device(path):
 
 
 @pytest.mark.parametrize("make", [make_fifo, make_socket, make_device])
-def test_what_is_no_regular_file_is_refused(tmp_path, monkeypatch, make):
+def test_named_pipes_and_devices_are_refused(tmp_path, monkeypatch, make):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "x"
     kind = make(path)

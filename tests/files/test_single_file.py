@@ -71,13 +71,13 @@ def test_places_where_no_file_can_lie(tmp_path, monkeypatch, path, message):
     assert names(tmp_path) == []
 
 
-def test_a_failure_leaves_what_was_there(tmp_path):
+def test_a_failed_write_keeps_the_old_file(tmp_path):
     with pytest.raises(ZeroDivisionError), single_file.replace_path(tmp_path / "a" / "m", None):
         raise ZeroDivisionError
     assert names(tmp_path) == []
 
 
-def test_what_a_killed_save_left_is_removed_and_a_living_one_is_not(tmp_path):
+def test_leftovers_of_killed_saves_are_removed(tmp_path):
     program = """
 import os, signal, sys
 from pathlib import Path

@@ -196,7 +196,7 @@ def test_a_bucket_is_never_beyond_the_positions_of_a_net():
     assert made.tokens.tolist() == pax.generate(TinyLM(), prompts(7), max_new_tokens=5).tolist()
 
 
-def test_what_stands_behind_the_longest_row_is_not_read():
+def test_padding_of_the_longest_row_is_not_read():
     lm = Counted()
     row = prompts(5)[0]
     wide = np.zeros((1, 100), int)

@@ -178,7 +178,7 @@ def test_a_beam_search_is_exported_as_a_function(lm, tmp_path):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_cannot_be_read_has_no_logits(format, exported):
+def test_invalid_rows_have_nan_logits(format, exported):
     served = pax.export.load(exported(format)[0])
     prefill = served.signatures["prefill"]
     cache = empty_cache(prefill.info, 3, ROOM)

@@ -28,7 +28,7 @@ def test_each_row_gives_the_tokens_that_it_gives_alone():
         assert pax.generate(LM, [row], max_new_tokens=8).tolist() == [tokens]
 
 
-def test_what_stands_behind_a_length_means_nothing():
+def test_padding_has_no_influence():
     tokens, lengths = np.zeros((2, 6), np.int64), [3, 5]
     tokens[0, :3], tokens[1, :5] = ROWS[1], ROWS[2]
     other = tokens.copy()
@@ -202,7 +202,7 @@ def test_where_logits_are_nan_a_row_has_no_token_and_ends(sampler):
     assert np.stack(columns, 1).tolist() == made.tokens.tolist()
 
 
-def test_lengths_that_are_none_give_no_token_under_jit():
+def test_invalid_lengths_give_no_token_under_jit():
     tokens = np.array([ROWS[2]] * 4)
     reply = jax.jit(lambda lengths: pax.generate(LM, tokens, lengths, max_new_tokens=3, pad=7))
     expected = alone(LM, ROWS[2], 3)

@@ -49,7 +49,7 @@ def test_top_p_keeps_the_fewest_that_reach_the_part(part):
 
 
 @pytest.mark.parametrize("part", [0.01, 0.2, 1.0])
-def test_min_p_keeps_what_is_near_to_the_best(part):
+def test_min_p_keeps_tokens_near_the_likeliest(part):
     row = probabilities()
     assert np.array_equal(kept(min_p(part)), row >= part * row.max(-1, keepdims=True))
 
@@ -70,7 +70,7 @@ def test_rules_work_in_their_order():
     assert not (temperature(0.5) | greedy()).draws
 
 
-def test_draws_have_the_probabilities_of_what_is_kept():
+def test_draws_have_the_probabilities_of_kept_tokens():
     keys = jax.random.split(jax.random.key(0), 4000)
     logits = jnp.broadcast_to(LOGITS[0], (4000, 12))
     drawn = np.bincount((temperature(1.5) | top_k(4)).choose(logits, keys), minlength=12) / 4000
@@ -144,7 +144,7 @@ class Wanting(Sampler):
         return logits.at[:, self.tokens[0]].set(100.0)
 
 
-def test_samplers_that_call_equal_what_is_not_the_same_are_told_apart():
+def test_samplers_with_a_wrong_eq_are_told_apart():
     def first(sampler):
         return int(pax.generate(Counter(), [[1]], max_new_tokens=1, sampler=sampler)[0, 0])
 

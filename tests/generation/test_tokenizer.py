@@ -112,7 +112,7 @@ def test_a_folder_is_read_as_it_was_saved(tmp_path):
     assert said == "he"
 
 
-def test_what_a_file_says_of_batches_is_not_done(tmp_path):
+def test_truncation_and_padding_of_a_file_are_ignored(tmp_path):
     tokenizer = byte_level()
     tokenizer._inner.enable_truncation(2)
     tokenizer._inner.enable_padding(length=9)

@@ -55,7 +55,7 @@ def test_the_folder(tmp_path, monkeypatch):
     export(lm, tmp_path / "web", validate=False, overwrite=True)
 
 
-def test_what_is_missing_is_said_before_any_work(tmp_path, monkeypatch):
+def test_missing_packages_are_named_before_any_work(tmp_path, monkeypatch):
     lm = net("llama", tmp_path / "hf")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingPackageError):

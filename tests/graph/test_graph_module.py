@@ -350,7 +350,7 @@ def test_d24_surplus_and_missing_arguments():
             net(*arguments)
 
 
-def test_an_input_that_is_not_needed_is_still_an_argument():
+def test_unused_inputs_are_arguments():
     x, unused = InputNode(1), InputNode(2)
     net = GraphModule((x, unused), x >> _plus_one)
     assert net(1, 5) == 2

@@ -130,7 +130,7 @@ def test_repr_says_what_kind_of_value_it_is():
     assert repr(x & y) == "CatNode((float32[2,3], (int32[1], None, float)))"
 
 
-def test_what_is_applied_must_be_callable():
+def test_applied_functions_must_be_callable():
     x = InputNode(1)
     with refused(ValueError, got="int: 3"):
         x >> 3

@@ -174,7 +174,7 @@ def test_every_file_of_a_folder_is_looked_at(tmp_path, folder):
 
 
 @pytest.mark.parametrize("name", ARTIFACTS)
-def test_every_flipped_byte_of_what_is_signed_is_found(name, tmp_path):
+def test_every_flipped_byte_of_a_signed_export_is_found(name, tmp_path):
     """In any file, the signature among them; and the model is not asked."""
     pytest.importorskip("model_signing", exc_type=ImportError)
     keys, path = make_pair(tmp_path), tmp_path / "signed" / "export"

@@ -12,7 +12,7 @@ from tests.hard.size import runs
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_was_there_or_what_is_new_lies_there_whole(tmp_path):
+def test_a_killed_write_leaves_the_old_or_the_new_file(tmp_path):
     kills = runs(short=4, long=80)
     command = [sys.executable, "-m", "tests.hard.kill_writers", tmp_path, str(kills)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=3000)

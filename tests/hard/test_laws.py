@@ -280,7 +280,7 @@ def test_no_original_is_changed(recipe):
 
 @each_tree
 @given(TREES)
-def test_no_copy_shares_what_can_change(recipe):
+def test_copies_share_no_mutable_values(recipe):
     tree = tree_of(recipe)
     before = picture(tree)
     for make in (

@@ -64,7 +64,7 @@ def test_set_of_what_get_gave_is_the_same_tree(recipe, numbers):
 
 @each_tree
 @given(TREES, SEVERAL)
-def test_what_was_set_is_there(recipe, numbers):
+def test_set_values_can_be_read_back(recipe, numbers):
     tree = tree_of(recipe)
     names = names_of(tree)
     for number in numbers:

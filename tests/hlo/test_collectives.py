@@ -82,7 +82,7 @@ def test_a_permutation_sends_the_whole_array():
     assert only(f"%p = {start}, {pairs}").sent == 16
 
 
-def test_what_is_no_exchange_is_not_found():
+def test_other_operations_are_not_found():
     text = program(
         "%alone = f32[4]{0} all-reduce(%x), replica_groups=[8,1]<=[8], to_apply=%add",
         "%done = f32[4]{0} all-gather-done(%start)",
@@ -155,7 +155,7 @@ def test_a_loop_of_unknown_length_is_said():
     assert (first.times, second.times) == (1, 5)
 
 
-def test_what_is_not_compiled_is_refused():
+def test_other_values_are_refused():
     lowered = jax.jit(jnp.sin).lower(1.0)
     for wrong in (lowered, "text", None):
         with refused(

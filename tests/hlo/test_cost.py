@@ -86,7 +86,7 @@ def test_on_one_device():
     assert str(cost).splitlines()[0].split() == ["arguments", "2.0", "KiB"]
 
 
-def test_what_is_sent_is_added_up():
+def test_bytes_sent_are_summed():
     def each(kind, group, times=1, known=True):
         return Collective(kind, ("f32[256]",), 1024, group, times, known)
 
@@ -107,7 +107,7 @@ def test_what_is_sent_is_added_up():
     assert "(of a loop whose length is not known, one round is counted)" in str(unsure)
 
 
-def test_what_has_no_memory_analysis_is_refused():
+def test_programs_without_memory_analysis_are_refused():
     class Program:
         def as_text(self):
             return "HloModule m\n"

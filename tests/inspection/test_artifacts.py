@@ -122,7 +122,7 @@ def test_two_exports_differ_in_values(exports):
     assert_close(change.difference, expected)
 
 
-def test_what_was_added_dropped_reshaped_and_retyped():
+def test_added_removed_reshaped_and_retyped_leaves():
     before = make()
     after = before.set(0, pax.Linear(3, 5)).set(2, pax.Linear(4, 1))
     after = after.replace_node(after[0].bias, after[0].bias.astype(jnp.bfloat16)[:4])

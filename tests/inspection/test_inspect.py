@@ -193,14 +193,14 @@ def test_time_needs_numbers():
         pax.inspect(pax.Linear(4, 8), spec("batch, 4"), measure=True)
 
 
-def test_what_is_no_module_is_refused():
+def test_other_values_are_refused():
     with pytest.raises(TypeError):
         pax.inspect({"a": 1})
 
 
 @pytest.mark.parametrize("look", [pax.inspect, pax.inspection.draw])
 @pytest.mark.parametrize("value", [5, [1], {1: 2}])
-def test_what_is_taken_by_name_stands_in_a_dict(look, value):
+def test_keyword_inputs_are_shown_as_a_dict(look, value):
     with refused(pax.errors.InvalidArgumentTypeError, where="kwargs", got=repr(value)):
         look(Net(), np.zeros((5, 7), np.int32), kwargs=value)
 

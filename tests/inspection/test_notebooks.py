@@ -31,7 +31,7 @@ def exported(tmp_path_factory):
     return net, folder / "net", pax.export.to_stablehlo(net, folder / "net", spec("batch, 3"))
 
 
-def test_what_cannot_be_inspected_is_shown_by_its_line():
+def test_modules_without_a_table_are_shown_by_their_repr():
     flat = pax.experimental.Flattener(net=pax.Linear(2, 3))  # knows no parameters
     assert flat._repr_html_() is None
     assert repr(flat) == "Flattener(values=[net], elements=9, mode=train)"
@@ -66,7 +66,7 @@ def test_tables_of_sharding():
     assert "no rule is for, so replicated: bias" in found
 
 
-def test_what_was_adopted_and_loaded():
+def test_adopted_and_loaded_models():
     file = {"fc.weight": np.ones((3, 2), "f4"), "fc.bias": np.ones(3, "f4"), NASTY: np.ones(9)}
     _, report = pax.weights.adopt(pax.Linear(2, 3), file, ignore=[NASTY])
     found = cells(report)

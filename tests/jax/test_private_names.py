@@ -156,7 +156,7 @@ def test_of_tensorflow_these_private_names_are_used():
     }
 
 
-def test_what_is_public_and_not_promised_has_its_entry():
+def test_public_names_without_promise_have_an_entry():
     found = {}
     for source in SOURCES:
         names = set(imported(ast.parse(source.read_text(encoding="utf-8"))))
@@ -175,7 +175,7 @@ def test_a_name_without_an_entry_is_an_error():
         private("jax._src.core.Tracer")
 
 
-def test_what_is_less_is_said_once(monkeypatch):
+def test_stale_entries_are_named(monkeypatch):
     monkeypatch.setitem(_private.PRIVATE, "jax._src.nowhere.name", "two and two are five")
     assert private("jax._src.nowhere.name") is None
     with warnings.catch_warnings(record=True) as caught:

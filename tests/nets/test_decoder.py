@@ -141,7 +141,7 @@ def test_only_the_last_logits_are_computed_on_request():
     assert "f32[2,11,50]" not in text and "f32[2,50]" in text
 
 
-def test_a_jitted_call_keeps_what_has_a_place_and_says_what_was_lost():
+def test_a_jitted_call_reports_overflow():
     lm = decoder()
     _, cache = READ(lm, TOKENS[:, :5], None, lm.init_cache(2, 6))
     before = cache
@@ -161,7 +161,7 @@ def test_a_jitted_call_keeps_what_has_a_place_and_says_what_was_lost():
 
 
 @pytest.mark.parametrize("wrong", [-1, 50, 2**31 - 1])
-def test_a_row_with_a_token_of_no_vocabulary_has_no_logits(wrong):
+def test_unknown_tokens_have_nan_logits(wrong):
     lm, tokens = decoder(), TOKENS.copy()
     tokens[0, 2] = wrong
     whole = np.asarray(WHOLE(lm))

@@ -74,7 +74,7 @@ def test_rows_and_heads_of_a_cache_lie_on_a_mesh(listed):
         assert table["lengths"].shard_shape == (1,)
 
 
-def test_what_an_axis_does_not_divide_lies_everywhere():
+def test_indivisible_axes_are_replicated():
     cache = shapes(LLAMA)
     mesh = pax.sharding.abstract_mesh(data=3, model=4)
     assert cache.sharding_rules(mesh)["keys"] == P(None, None, None, None)
@@ -84,7 +84,7 @@ def test_what_an_axis_does_not_divide_lies_everywhere():
     assert rules["lengths"] == P(("data", "fsdp"))
 
 
-def test_an_axis_that_the_mesh_has_not_is_named():
+def test_unknown_mesh_axes_are_refused():
     mesh, cache = pax.sharding.abstract_mesh(rows=2), shapes(LLAMA)
     with refused(pax.errors.PaxError, "'data'"):
         pax.sharding.table(cache, mesh, cache.sharding_rules(mesh, model=None))

@@ -80,7 +80,7 @@ def test_a_cache_of_int8_gives_what_its_first_places_give():
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_what_is_behind_the_part_is_not_looked_at(listed):
+def test_places_behind_the_part_are_not_read(listed):
     lm = Decoder(LLAMA).listed() if listed else Decoder(LLAMA)
     for length, part in ((100, 128), (127, 128), (128, 256), (255, 256)):
         _, cache = filled_to(lm, 3, length)

@@ -34,7 +34,7 @@ NORM = pax.GroupNorm(1, 1)
         (repr(NORM), "shape ()", lambda: NORM(1.0)),
     ],
 )
-def test_what_is_refused(where, got, call):
+def test_invalid_arguments_are_refused(where, got, call):
     with refused(ValueError, where=where, got=got) as error:
         call()
     assert isinstance(error.value, AssertionError)

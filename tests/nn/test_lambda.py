@@ -64,7 +64,7 @@ def test_printing_of_a_policy():
     assert layer.summary() == "x => relu(x)  (mp_policy=FHF)"
 
 
-def test_what_cannot_be_called():
+def test_other_values_are_refused():
     layer = pax.Sequential(pax.Linear(2, 2), 3)
     with refused(TypeError, where="Lambda(3)", got="int: 3"):
         layer(jnp.ones((1, 2)))

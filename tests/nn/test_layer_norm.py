@@ -84,7 +84,7 @@ def test_repr():
     )
 
 
-def test_initializer_of_what_is_not_created():
+def test_initializers_of_absent_parameters_are_refused():
     with refused(ValueError, where="LayerNorm.scale_init", got="create_scale=False"):
         pax.LayerNorm(4, -1, False, True, scale_init=jax.random.normal)
 

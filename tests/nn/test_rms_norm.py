@@ -15,7 +15,7 @@ X = np.random.RandomState(0).standard_normal((2, 3, 5)).astype(np.float32)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_the_root_of_the_mean_square_becomes_one(offset):
+def test_output_has_unit_root_mean_square(offset):
     norm = pax.RMSNorm(5, 1e-3, offset)
     expected = X / np.sqrt((X.astype(float) ** 2).mean(-1, keepdims=True) + 1e-3)
     assert_close(norm(X), expected)
@@ -40,7 +40,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("activation", ["silu", "relu", "gelu_tanh"])
-def test_the_gate_opens_what_is_beside_it(activation):
+def test_gated_output(activation):
     layer = pax.GatedDense(5, 7, activation, with_bias=True)
     gate, up = (X @ np.asarray(part.weight, float) for part in (layer.gate, layer.up))
     opened = {

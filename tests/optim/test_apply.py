@@ -76,7 +76,7 @@ def test_parameters_keep_their_dtype():
 @pytest.mark.parametrize(
     "wrong", [optax.adam(1e-3), from_optax(optax.adam(1e-3)), opax.adam(1e-3), None]
 )
-def test_an_optimizer_that_is_no_module(wrong):
+def test_other_optimizers_are_refused(wrong):
     model = make_model()
     with pytest.raises(AssertionError) as error:
         apply_gradients(model, wrong, model.parameters())
@@ -88,7 +88,7 @@ def test_an_optimizer_that_is_no_module(wrong):
     )
 
 
-def test_a_model_that_is_no_module():
+def test_other_models_are_refused():
     with refused(AssertionError, got="list: [1.0]"):
         apply_gradients([1.0], from_optax(optax.sgd(0.1))([jnp.ones(1)]), [1.0])
 

@@ -143,7 +143,7 @@ def test_an_optimizer_that_needs_no_more_ignores_more():
         assert_trees_close(apply_gradients(model, optimizer, grads, value=1.0, other=2), plain)
 
 
-def test_only_what_a_transformation_names_is_passed():
+def test_only_named_extra_arguments_are_passed():
     """sharpness-aware minimisation takes grad_fn and would refuse value."""
     model = make_model()
     outer, inner = optax.sgd(1e-2), optax.chain(optax.contrib.normalize(), optax.sgd(0.01))

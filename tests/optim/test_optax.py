@@ -226,7 +226,7 @@ def test_copies(make):
 
 
 @pytest.mark.parametrize("wrong", [3, "adam", lambda: 3, None])
-def test_what_is_no_transformation(wrong):
+def test_other_values_are_refused(wrong):
     with pytest.raises(TypeError) as error:
         from_optax(wrong)
     message = str(error.value)

@@ -122,7 +122,7 @@ def test_the_example_of_the_seed():
     assert loss_scale.loss_scale.dtype == jmp.half_dtype()
 
 
-def test_what_is_no_loss_scale():
+def test_other_loss_scales_are_refused():
     model = make_model()
     optimizer = from_optax(optax.sgd(0.1))(model.parameters())
     with refused(AssertionError, "scale"):

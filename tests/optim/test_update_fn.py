@@ -73,7 +73,7 @@ def test_a_model_of_another_structure_is_refused():
 
 
 @pytest.mark.parametrize("wrong", ["model", "optimizer"])
-def test_arguments_that_are_no_modules(wrong):
+def test_other_arguments_are_refused(wrong):
     layer = pax.Linear(2, 2)
     given = {"model": layer, "optimizer": layer} | {wrong: 3}
     for update in (
@@ -107,7 +107,7 @@ def test_a_loss_function_that_returns_only_the_loss(returned, got):
             step(layer, optimizer)
 
 
-def test_a_loss_that_is_no_number():
+def test_losses_must_be_scalars():
     layer = pax.Linear(2, 2)
     optimizer = pax.optim.from_optax(optax.sgd(0.1))(layer.parameters())
     update = pax.build_update_fn(lambda model: (model.bias, (None, model)))

@@ -82,7 +82,7 @@ def test_numbers_become_strong_scalars(value):
 
 @pytest.mark.parametrize("value", [jnp.ones(2), jnp.array(3), "1", None, True])
 @pytest.mark.parametrize("kind", [DynamicLossScale, StaticLossScale])
-def test_what_is_no_scalar_is_refused(kind, value):
+def test_other_shapes_are_refused(kind, value):
     with refused(TypeError, got=f"{type(value).__name__}: {value!r}"):
         kind(value)
 
@@ -145,7 +145,7 @@ def test_only_one_boolean_says_whether_gradients_are_finite():
         DynamicLossScale(8.0).adjust(jnp.array([True]))
 
 
-def test_what_is_no_loss_scale_is_refused():
+def test_other_values_are_refused():
     with refused(TypeError, "scale", "write: pax.precision.DynamicLossScale(2.0**15)"):
         unscale(2.0, {})
 

@@ -28,7 +28,7 @@ def same_objects(a, b):
     return all(x is y for x, y in zip(a, b, strict=True))
 
 
-def test_what_a_call_sees_and_returns():
+def test_dtypes_inside_and_outside_a_call():
     layer = wrapped()
     before = leaves(layer)
     y = layer(jnp.ones((1, 2)))

@@ -243,7 +243,7 @@ def test_an_exemption_that_matches_everything():
 
 
 @pytest.mark.parametrize("wrong", [3, [pax.LayerNorm, None], transformer()])
-def test_what_is_no_filter(wrong):
+def test_invalid_filters_are_refused(wrong):
     text = message_of(TypeError, transformer(), FHF, wrong)
     assert text.startswith(
         "An exemption is a class, the dotted path of a module, or a function of one.\n  got: "

@@ -77,7 +77,7 @@ def test_many_policies_on_one_model_leave_no_classes_behind():
     assert len(pax.Linear.__subclasses__()) == before
 
 
-def test_what_a_wrapped_class_keeps():
+def test_wrapped_classes_keep_their_metadata():
     layer = pax.apply_mp_policy(pax.Linear(2, 3), FHF)
     cls = type(layer)
     assert isinstance(layer, pax.Linear) and cls is not pax.Linear
@@ -162,7 +162,7 @@ def test_a_second_policy_is_refused():
         pax.apply_mp_policy(layer, HHH)
 
 
-def test_unwrapping_what_is_not_wrapped_is_refused():
+def test_unwrapping_a_plain_module_is_refused():
     with refused(ValueError, got="Linear(in_dim=2, out_dim=3, with_bias=True)"):
         pax.unwrap_mp_policy(pax.freeze_parameters(pax.Linear(2, 3)))
 
@@ -171,12 +171,12 @@ def test_unwrapping_what_is_not_wrapped_is_refused():
     "wrong",
     ["half", None, jmp.Policy(F, jnp.int32, F), jmp.Policy(F, None, F), jmp.Policy(F, "f17", F)],
 )
-def test_what_is_no_policy_is_refused(wrong):
+def test_other_policies_are_refused(wrong):
     with refused(TypeError, got=repr(wrong)):
         pax.apply_mp_policy(pax.Linear(2, 3), wrong)
 
 
 @pytest.mark.parametrize("function", [lambda m: pax.apply_mp_policy(m, FHF), pax.unwrap_mp_policy])
-def test_what_is_no_module_is_refused(function):
+def test_other_values_are_refused(function):
     with refused(TypeError, "mp_policy"):
         function(jnp.ones(3))

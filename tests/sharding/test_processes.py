@@ -111,7 +111,7 @@ def test_one_process_joins_nothing():
         ({"count": 1, "start_within": 0}, "start_within is a number of seconds, 1 or more."),
     ],
 )
-def test_arguments_that_cannot_be_meant(arguments, what):
+def test_invalid_arguments_are_refused(arguments, what):
     with pytest.raises(InvalidArgumentError) as caught, pax.sharding.processes(**arguments):
         pass
     error = caught.value
@@ -120,7 +120,7 @@ def test_arguments_that_cannot_be_meant(arguments, what):
     assert error.write.startswith('processes("host:1234", count=2, index=0)')
 
 
-def test_a_count_that_is_no_integer():
+def test_invalid_counts_are_refused():
     with pytest.raises(InvalidArgumentTypeError):
         with pax.sharding.processes("host:1", "2", 0):
             pass

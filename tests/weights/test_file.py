@@ -75,7 +75,7 @@ def test_a_file_that_holds_no_weights_is_not_replaced(path):
     assert names(path) == [path.name]
 
 
-def test_what_is_no_regular_file_is_neither_replaced_nor_read(path):
+def test_named_pipes_are_neither_replaced_nor_read(path):
     os.mkfifo(path)
     link = path.parent / "link"
     link.symlink_to(path)
@@ -357,7 +357,7 @@ def test_missing_files_and_directories(path):
 
 
 @pytest.mark.parametrize("notes", ["text", "[1]", '{"a": 1}', '{"a": {"dtype": "x", "y": "z"}}'])
-def test_notes_that_are_not_ours_are_refused(notes, path):
+def test_foreign_metadata_is_refused(notes, path):
     safetensors.numpy.save_file({"a": np.ones(3)}, path, metadata={"pax_export": notes})
     assert str(path) in refusal(path)
 

@@ -83,7 +83,7 @@ def test_keys_and_the_numbers_in_them_are_told_apart(tmp_path):
             pax.load_weights({"key": other}, tmp_path / "x")
 
 
-def test_what_is_no_array_is_no_target(path):
+def test_other_targets_are_refused(path):
     with refused(TypeError, where="weight", got="float: 1.0"):
         pax.load_weights({"weight": 1.0}, path)
 
@@ -128,6 +128,6 @@ def test_values_must_be_here(tmp_path):
 @pytest.mark.parametrize(
     "array", [np.array(["text"]), np.array([{}]), np.zeros(1, "M8[s]"), np.zeros(1, "f4,i4")]
 )
-def test_what_is_no_number_is_refused(array, tmp_path):
+def test_other_values_are_refused(array, tmp_path):
     with refused(TypeError, where="x"):
         pax.save_weights({"x": array}, tmp_path / "x")

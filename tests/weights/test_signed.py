@@ -34,7 +34,7 @@ def test_weights_are_those_that_were_signed(tmp_path, keys):
         pax.load_weights(weights, path, verify=keys.public)
 
 
-def test_a_link_leads_to_what_is_signed(tmp_path, keys):
+def test_links_to_signed_files_are_verified(tmp_path, keys):
     (tmp_path / "real").mkdir()
     (tmp_path / "w").symlink_to("real/w.safetensors")
     pax.save_weights({"a": np.ones(2)}, tmp_path / "w", sign=keys.private)

@@ -100,7 +100,7 @@ def test_fields_at_every_place_of_a_piece(places):
             assert counted == list(range(size // 50))
 
 
-def test_what_is_skipped_is_not_read():
+def test_skipped_fields_are_not_read():
     content = b"".join(field(1, bytes(1 << 20)) for _ in range(4)) + field(2, 7)
     places = Counting(content)
     found = list(Message(places).fields())
@@ -135,7 +135,7 @@ def test_messages_in_messages_are_read_few_times():
     ],
     ids=range(9),
 )
-def test_what_is_no_message(places, content, said):
+def test_malformed_messages_are_refused(places, content, said):
     with pytest.raises(ValueError, match=said):
         list(Message(places(content)).fields())
     outer = Message(places(field(1, content) + field(2, bytes(40))))  # nor reads it behind itself

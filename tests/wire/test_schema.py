@@ -43,7 +43,7 @@ def test_maps_are_sorted_and_whole():
     assert to_signed(value) == -1
 
 
-def test_a_field_of_no_number_is_a_mistake():
+def test_unnumbered_fields_are_refused():
     with refused(KeyError, "wrong"):
         POINT.encode({"wrong": 1})
 

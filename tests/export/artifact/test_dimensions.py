@@ -40,7 +40,7 @@ def test_numbers_are_dimensions():
         "missing", "'a'", "a=1", "\0", "n" * 1001, "(n := 3)", "1.5",
     ],
 )  # fmt: skip
-def test_what_is_no_dimension_is_refused_and_not_run(text):
+def test_invalid_dimensions_are_refused_and_not_run(text):
     with refused(ValueError, "dimension"):
         dimensions.value(text, {"n": 2})
 

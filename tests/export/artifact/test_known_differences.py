@@ -39,7 +39,7 @@ def rows(differences):
 )
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_sweep_finds_what_is_listed(runtime, exact):
+def test_a_sweep_finds_the_listed_differences(runtime, exact):
     listed = rows(each for each in DIFFERENCES if each.runtime == runtime and each.exact >= exact)
     found = rows(measured(runtime, exact))
     write = "python -m tests.export.sweep_differences"

@@ -113,7 +113,7 @@ def test_a_file_of_a_bundle_that_waits_for_ever(whole, tmp_path, name):
         load(path)
 
 
-def test_reports_of_no_kind(tmp_path, text):
+def test_invalid_reports_are_refused(tmp_path, text):
     (tmp_path / "pax_export.json").write_text(text)
     assert unreadable(tmp_path)[0].where == str(tmp_path)
 
@@ -237,7 +237,7 @@ def test_a_file_that_the_list_leaves_out_is_not_read(bundle, tmp_path, file):
     ["", "\n", "x", "0" * 64, f"{'0' * 64}  a", f"{'0' * 64}  /etc/passwd\n",
      f"{'0' * 64}  ../a\n", f"{'A' * 64}  a\n", f"{'0' * 64}  a\n{'0' * 64}  a\n"],
 )  # fmt: skip
-def test_a_list_that_is_none(bundle, text):
+def test_invalid_lists_are_refused(bundle, text):
     path = bundle(lambda details: None)
     (path / "SHA256SUMS").write_text(text)
     with pytest.raises(ExportPathError):
@@ -264,7 +264,7 @@ def test_a_list_that_is_none(bundle, text):
         lambda details: function(details).update(kept=7),
     ],
 )
-def test_details_of_no_kind(bundle, change):
+def test_invalid_details_are_refused(bundle, change):
     with pytest.raises(ExportPathError):
         load(bundle(change))
 
@@ -287,7 +287,7 @@ def test_a_function_with_other_operands_than_the_report_says(bundle, tmp_path, t
 # --- files with their report in them -----------------------------------------------------
 
 
-def test_a_file_has_a_hash_that_is_not_shown(whole):
+def test_hashes_of_files_are_not_shown(whole):
     report = Report.read(whole / "m.tflite")
     assert len(report.details["sha256"]) == 64
     assert "sha256" not in str(report)

@@ -63,7 +63,7 @@ def test_a_dataclass_in_a_dataclass():
         (("anything",), ["\ud800"], "surrogates not allowed"),
     ],
 )
-def test_what_has_another_type_is_named(path, value, message):
+def test_wrong_types_are_named(path, value, message):
     data: Any = {"inner": {"a": {"name": "b", "sizes": [1]}}, "state": "on"}
     place = data
     for step in path[:-1]:

@@ -71,7 +71,7 @@ def test_a_missing_key_is_named():
 
 
 @pytest.mark.parametrize("value", [{"a": 3}, {"a": 3, "b": None}])
-def test_a_field_that_is_none_may_be_left_out(value):
+def test_none_fields_may_be_left_out(value):
     into = {}
     collect(describe_structure({"a": 0, "b": None}, ["p"]), value, into, "x")
     assert into == {"p": 3}
@@ -87,7 +87,7 @@ def test_names_are_legal_and_unique(names):
     assert legal_names(legal) == legal
 
 
-def test_names_with_dots_stand_for_what_is_nested():
+def test_dotted_names_are_nested():
     """As a report names the arrays of a cache: a server knows them so."""
     tree = {"keys": (1, {"codes": 2, "scales": 3}), "a.b": 4}
     structure = describe_structure(

@@ -772,7 +772,7 @@ def test_without_a_list_it_loads(words):
     assert load(words)(["film"]).tolist() == [2.0]
 
 
-def test_trust_is_no_reason_to_read_what_is_damaged(words):
+def test_damaged_artifacts_are_refused_even_if_trusted(words):
     (words / "assets" / "words.txt").write_text("bad\ngood\nfilm\n")
     with refused(ExportPathError, "words.txt"):
         load(words, trusted=True)

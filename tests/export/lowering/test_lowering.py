@@ -157,7 +157,7 @@ TOO_NEW_FOR_2_15 = {
 
 
 @pytest.mark.parametrize(("function", "needed"), TOO_NEW_FOR_2_15.values(), ids=TOO_NEW_FOR_2_15)
-def test_what_has_no_older_form_needs_a_newer_reader(function, needed):
+def test_operations_without_an_older_form_need_a_newer_reader(function, needed):
     assert oldest(lowered(function)) == needed
 
 

@@ -58,7 +58,7 @@ def test_variables_are_sharded_as_the_arrays(exported):
         ("outside", "JaxModule is not created within a DTensor export context"),
     ],
 )
-def test_what_cannot_be_sharded_is_refused(exported, case, words):
+def test_unsupported_shardings_are_refused(exported, case, words):
     assert words in exported[1][case]
 
 

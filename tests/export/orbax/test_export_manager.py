@@ -227,7 +227,7 @@ def test_configs_that_do_not_fit(configs, words, save):
     ("key", "words"),
     [(None, "`method_key` is not specified"), ("baz", 'Method key "baz" is not found')],
 )
-def test_methods_that_are_not_clear(key, words):
+def test_ambiguous_methods_are_refused(key, words):
     made = JaxModule(
         params(), {"a": linear, "b": linear}, input_polymorphic_shape={"a": None, "b": None}
     )

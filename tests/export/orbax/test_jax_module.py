@@ -32,7 +32,7 @@ def test_a_mapping_of_functions_keeps_its_keys():
         assert_close(call(made, key=key), TWO[key](params(), X))
 
 
-def test_what_was_given_can_be_read():
+def test_arguments_can_be_read():
     given = params()
     made = module(
         params=given, name="net", jax2tf_kwargs={"native_serialization_platforms": ["cpu"]}

@@ -117,7 +117,7 @@ def test_a_pytree_in_bfloat16():
     assert float(found["number"]) == float(found["scalar"]) == float(jnp.bfloat16(0.1))
 
 
-def test_what_is_no_floating_number_stays_as_it_is():
+def test_integers_are_not_cast():
     key, text = jax.random.key(0), tf.constant(["a"])
     tree = [3, True, None, "text", np.arange(2), text, key, np.ones(1, complex)]
     for old, new in zip(tree, utils.to_bfloat16(tree)):
@@ -134,7 +134,7 @@ def test_exported_functions_in_a_directory(tmp_path):
         utils.save_jax_exported_map(tmp_path / "functions", exported)
 
 
-def test_exported_functions_that_are_not_there(tmp_path):
+def test_missing_exported_functions_are_refused(tmp_path):
     with refused(ValueError, "none"):
         utils.load_jax_exported_map(tmp_path / "none")
     with refused(ValueError, ".jax_exported"):

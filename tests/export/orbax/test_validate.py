@@ -98,7 +98,7 @@ def test_tolerances():
             ValidationReportOption(**{name: -1.0})
 
 
-def test_what_a_report_says():
+def test_validation_report():
     one = result({"a": np.array([1.0, 2.0]), "b": np.array([1, 2])})
     two = result({"a": np.array([1.0, 2.5]), "b": np.array([1, 3])})
     found = ValidationReport(one, two)

@@ -104,7 +104,7 @@ def test_a_dtype_that_consumers_do_not_have(tmp_path, dtype):
     assert error.got == dtype
 
 
-def test_a_leaf_that_is_no_array(tmp_path):
+def test_invalid_leaves_are_refused(tmp_path):
     params = {"w": jnp.ones(3), "names": np.array(["relu", None])}
     error = refused(tmp_path, errors.UnsupportedDtypeError, (params, affine), spec("n"))
     assert (error.what, error.where) == ("A leaf of the model is not an array.", "names")
@@ -140,7 +140,7 @@ def test_a_module_without_call(tmp_path):
     assert error.what == "Module does not have this method."
 
 
-def test_a_method_that_is_not_there(tmp_path):
+def test_missing_methods_are_refused(tmp_path):
     options = {"methods": {"a": "encoder"}}
     error = refused(tmp_path, errors.InvalidArgumentError, Net(), {"a": spec("n, 3")}, **options)
     assert (error.where, error.got) == ("methods['a']", "'encoder'")
@@ -179,7 +179,7 @@ def test_a_consumer_that_is_too_old(tmp_path):
         ({"consumer": "onnx"}, "The consumer is unknown."),
     ],
 )
-def test_options_that_mean_nothing(tmp_path, option, message):
+def test_invalid_options_are_refused(tmp_path, option, message):
     error = refused(tmp_path, errors.InvalidArgumentError, Net(), spec("n, 3"), **option)
     assert error.what.startswith(message)
 

@@ -99,7 +99,7 @@ def test_a_value_in_a_layer_names_the_layer(tmp_path):
 # --- weights that are no numbers ---------------------------------------------------------
 
 
-def test_weights_that_are_not_finite_serve_as_in_jax(tmp_path):
+def test_nonfinite_weights_serve_as_in_jax(tmp_path):
     params = affine_params()
     params["w"][0, 2] = np.nan
 
@@ -110,7 +110,7 @@ def test_weights_that_are_not_finite_serve_as_in_jax(tmp_path):
     assert report.largest_error["serving_default: output"] == 0
 
 
-def test_weights_that_are_not_finite_are_named(tmp_path, monkeypatch):
+def test_nonfinite_weights_are_named(tmp_path, monkeypatch):
     """Where a runtime makes something else of them, as none is known to do now."""
     params = affine_params()
     params["w"][0, 2] = np.nan
@@ -134,7 +134,7 @@ def test_weights_that_are_not_finite_are_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_not_finite_are_not_quantised(tmp_path, value):
+def test_nonfinite_weights_are_not_quantized(tmp_path, value):
     """With infinity the converter of TensorFlow 2.21 ends the process."""
     error = refused(
         UnsupportedOperationError,

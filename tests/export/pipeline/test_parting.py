@@ -131,7 +131,7 @@ def test_functions_without_modules_name_their_line(wrong_tanh, tmp_path):
     assert "(test_functions_without_modules_name_their_line.<locals>.function)" in parting.source
 
 
-def test_what_cannot_be_called_is_named_too(monkeypatch, tmp_path):
+def test_models_that_are_not_callable_are_named(monkeypatch, tmp_path):
     pytest.importorskip("onnxruntime")
 
     def broken(writer, results, operand, **_):

@@ -154,7 +154,7 @@ def test_a_gradient_that_is_refused_names_its_module(tmp_path):
     assert caught.value.where.startswith("modules.1: Lambda, ")
 
 
-def test_layers_of_no_library_are_named_by_their_attributes(tmp_path):
+def test_unknown_layers_are_named_by_their_attributes(tmp_path):
     class Plain:
         def __init__(self, function):
             self.function = function
@@ -174,7 +174,7 @@ def test_layers_of_no_library_are_named_by_their_attributes(tmp_path):
     assert error.where.startswith("parts.tail.1: Plain, test_refused_modules.py:")
 
 
-def test_what_is_written_is_that_of_a_net_without_names(tmp_path):
+def test_names_do_not_change_the_artifact(tmp_path):
     """Nothing of the second look gets into an export, or into what is said of another."""
     net = Net(of_few_bits)
     refusal("onnx", net, tmp_path)

@@ -58,14 +58,14 @@ def signature(path):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_was_signed_is_loaded(exports, keys, name):
+def test_signed_artifacts_are_loaded(exports, keys, name):
     for options in ({"verify": keys.public}, {}, {"verify": keys.public, "trusted": True}):
         assert_close(load(exports / name, **options)(X), affine(affine_params(), X), rtol=1e-5)
     assert signature(exports / name).is_file()
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_was_not_signed_is_refused(exports, keys, name, tmp_path):
+def test_unsigned_artifacts_are_refused(exports, keys, name, tmp_path):
     with pytest.raises(SignatureError):
         load(exports / name, verify=make_pair(tmp_path, "other").public)
     signature(exports / name).unlink()
@@ -166,7 +166,7 @@ def test_a_file_of_the_name_of_the_signature_is_not_replaced(tmp_path, keys):
     assert (tmp_path / "net.tflite.sig").read_text() == "of a user"
 
 
-def test_the_report_says_nothing_of_keys(whole, keys):
+def test_reports_do_not_contain_keys(whole, keys):
     assert "key" not in str(load(whole / "saved").report)
     assert keys.private not in (whole / "saved" / "pax_export.json").read_text()
 

@@ -96,7 +96,7 @@ def test_the_report_lies_beside_the_model(mended):
     assert report.validated == "here" and list(report.signatures) == ["serving_default"]
 
 
-def test_what_is_mended_can_be_mended_and_compared(mended, tmp_path):
+def test_retargeted_artifacts_can_be_retargeted_and_compared(mended, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(mended[0], folder)
     with pytest.raises(ExportPathError):
@@ -156,7 +156,7 @@ def test_a_consumer_that_is_too_old_is_refused(tmp_path):
     assert retarget(tmp_path / "old", out=tmp_path / "new").oldest_tensorflow == "2.18"
 
 
-def test_what_is_no_saved_model_is_refused(tmp_path):
+def test_other_folders_are_refused(tmp_path):
     with refused(ExportPathError, got="no file saved_model.pb"):
         retarget(tmp_path, out=tmp_path / "new")
     for content in (b"\xff\xff", b""):

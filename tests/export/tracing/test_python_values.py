@@ -63,7 +63,7 @@ def apply(layers, x):
     return x
 
 
-def test_leaves_that_are_no_arrays_stay_in_the_function(export):
+def test_static_leaves_stay_in_the_function(export):
     loaded, report = export((layers(), apply), spec("n, 3"), trainable=True, validate=True)
     assert [each.name for each in report.variables] == ["0.weight", "1.weight"]
     x = random(5, 3)

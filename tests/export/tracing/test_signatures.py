@@ -73,7 +73,7 @@ def test_a_method_without_inputs_and_a_bare_scalar(export):
     assert report.signatures["total"].inputs == ()
 
 
-def test_defaults_keywords_and_arguments_that_are_none(export):
+def test_defaults_keywords_and_none_arguments(export):
     def model(params, x, mask=None, *, scale=2.0, shift):
         assert mask is None
         return x * scale + shift

@@ -44,7 +44,7 @@ def test_of_a_small_model_everything_is_tested(tmp_path, monkeypatch, to, name):
     assert to is not to_saved_model or "serving_default: gradient:x" in report.largest_error
 
 
-def test_without_time_one_call_is_made_and_the_report_says_what_is_left_out(tmp_path, no_time):
+def test_without_budget_one_call_is_made_and_reported(tmp_path, no_time):
     report = to_saved_model(MODEL, tmp_path / "m", spec("n, 3"))
     assert report.validated == "here"
     assert list(report.left_out) == ALL
@@ -125,7 +125,7 @@ def test_other_formats_and_the_command_line_know_the_full_test(tmp_path, monkeyp
     assert "validated   in this process" in capsys.readouterr().out
 
 
-def test_a_word_that_means_nothing_names_the_others(tmp_path):
+def test_unknown_levels_are_refused(tmp_path):
     with refused(InvalidArgumentError, "validate='full'"):
         to_saved_model(MODEL, tmp_path / "m", spec("n, 3"), validate="quick")
 

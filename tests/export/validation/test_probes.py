@@ -141,7 +141,7 @@ class Sums(pax.Module):
 
 
 @pytest.mark.parametrize("validate", [True, "full"])
-def test_an_operation_that_is_not_elementwise_is_named(tmp_path, monkeypatch, validate):
+def test_other_operations_are_named(tmp_path, monkeypatch, validate):
     right = onnx_rules["cumsum"]
 
     def least(writer, *rest, **more):
@@ -178,7 +178,7 @@ def test_nan_alone_is_told_from_an_error(tmp_path, monkeypatch):
         to_onnx(model, tmp_path / "n.onnx", spec("8"), examples=[(one,)])
 
 
-def test_what_is_wrong_for_usual_numbers_is_refused(tmp_path, monkeypatch):
+def test_large_errors_of_usual_numbers_are_refused(tmp_path, monkeypatch):
     model = ({}, lambda _, x: jnp.tanh(x))
     planted(monkeypatch, 50)
     with refused(ValidationError, "tanh beyond ±50.5", "inputs are up to 1e4"):

@@ -93,7 +93,7 @@ def test_a_step(case):
         assert after.sharding.is_equivalent_to(before.sharding, before.ndim)
 
 
-def test_what_is_kept_may_stand_in_containers():
+def test_kept_values_may_be_in_containers():
     mesh = sharding.make_mesh(data=8)
     rules = sharding.fully_sharded(min_size=1)
     net = sharding.shard(pax.Linear(8, 8), mesh, rules)

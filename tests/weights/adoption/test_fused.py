@@ -60,7 +60,7 @@ def test_the_order_is_said_and_never_guessed():
     assert np.array_equal(net.attn.qkv.bias, by_head(biases(file, "attn"), HEADS))
 
 
-def test_without_heads_only_what_is_said_is_done():
+def test_without_heads_the_order_is_asked_for():
     file = apart("attn")
     net = Free(attn=Free(qkv=pax.Linear(D, 3 * D)))
     assert 'fused="blocks" or "by head" says in which order' in str(
@@ -209,7 +209,7 @@ def test_stacked_layers_with_fused_leaves(tmp_path):
                 assert_close(entry.read(), file[name] + name.endswith("weight"), 1e-6)
 
 
-def test_parts_that_are_not_called_queries_keys_and_values_are_refused():
+def test_parts_with_other_names_are_refused():
     file = {f"attn.{word}.{k}": normal(*s) for word in "xyz" for k, s in
             (("weight", (D, D)), ("bias", (D,)))}  # fmt: skip
     assert isinstance(assert_refused(Free(attn=Attention()), file, origin="torch", fused="blocks"),

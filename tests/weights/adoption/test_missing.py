@@ -56,7 +56,7 @@ def test_nor_is_a_single_array():
     assert assert_refused(net, {**file, **of("aux", 8)}).missing == ("gn.scale", "gn.offset")
 
 
-def test_only_what_is_missing_is_named():
+def test_only_missing_weights_are_named():
     def block():
         return Free(attention_norm=pax.LayerNorm(4), mlp_norm=pax.LayerNorm(4),
                     fc=pax.Linear(4, 4))  # fmt: skip
@@ -163,7 +163,7 @@ def test_leaves_whose_first_axis_is_one(sizes):
     assert float(new.act.weight.ravel()[0]) == 0.25
 
 
-def test_what_is_renamed_is_decided():
+def test_renamed_weights_are_decided():
     net = Free(a=pax.Linear(4, 4), b=pax.Linear(4, 4), c=pax.Linear(4, 4))
     error = assert_refused(
         net, {**of("x", 4, 4), **of("y", 4, 4), **of("z", 4, 4)}, rename={"x": "b"}
@@ -172,7 +172,7 @@ def test_what_is_renamed_is_decided():
     assert not any(name.startswith("x") for name in error.candidates)
 
 
-def test_what_is_renamed_says_nothing_of_other_names():
+def test_renaming_does_not_decide_other_names():
     net = Free(left=pax.Linear(4, 4), right=pax.Linear(4, 4))
     file = {**of("x", 4, 4), **of("y", 4, 4)}
     new, _ = pax.weights.adopt(net, file, origin="torch", rename={"x": "left"})

@@ -206,7 +206,7 @@ def test_a_spectral_norm_that_cannot_be_known_is_refused():
         pax.weights.adopt(pax.Linear(3, 2, with_bias=False), flat)
 
 
-def test_what_was_pruned_is_zero_and_goes_home(tmp_path):
+def test_pruned_weights_are_zero_and_are_saved_back(tmp_path):
     mask = (normal(7, 4) > 0).astype(np.float32)
     file = {"fc.weight_orig": normal(7, 4), "fc.weight_mask": mask, "fc.bias_orig": normal(7),
             "fc.bias_mask": mask[:, 0]}  # fmt: skip
@@ -223,7 +223,7 @@ def test_what_was_pruned_is_zero_and_goes_home(tmp_path):
         pax.weights.save_as(net.replace(weight=net.weight + 1), path, like=file, report=report)
 
 
-def test_what_a_parametrization_computes_otherwise_is_refused():
+def test_unsupported_parametrizations_are_refused():
     original = "fc.parametrizations.weight.original"
     for file in (
         {original: normal(3, 4)},  # an orthogonal matrix, a symmetric one: the file does not say

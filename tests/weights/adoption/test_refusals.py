@@ -39,7 +39,7 @@ def test_a_square_weight_of_an_unknown_framework_may_lie_either_way():
     assert np.array_equal(net.weight, file["fc.weight"])
 
 
-def test_a_layer_that_is_not_square_shows_how_the_others_lie():
+def test_a_non_square_layer_decides_the_layout_of_others():
     file = {**dense("0", 3, 4), **dense("2", 4, 4)}
     net, report = pax.weights.adopt(pax.Sequential(pax.Linear(3, 4), pax.Linear(4, 4)), file)
     assert report.origin == "torch"
@@ -53,7 +53,7 @@ def test_numbers_that_count_no_layers_decide_nothing():
     assert isinstance(error, pax.errors.AmbiguousWeightsError)
 
 
-def test_what_is_missing_and_left_over_is_listed():
+def test_missing_and_unused_weights_are_listed():
     net = Free(body=pax.Linear(3, 4), head=pax.Linear(4, 2))
     error = assert_refused(net, {**dense("body", 3, 4), **dense("head", 5, 2)})
     assert "no array for head.weight[4,2], head.bias[2] (linear); near: head.weight[2,5]" in str(

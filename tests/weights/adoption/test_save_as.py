@@ -32,7 +32,7 @@ def test_every_array_has_the_bytes_that_it_had(tmp_path, ending):
                 assert array.tobytes() == file[name].tobytes(), name
 
 
-def test_what_was_changed_comes_back_as_it_is(tmp_path):
+def test_changed_weights_are_saved_back(tmp_path):
     for make, framework in zip(CASES, ("torch", "keras", "flax", "torch", "torch")):
         case = make(4)
         file = case.file(framework)
@@ -166,7 +166,7 @@ def test_a_new_head_and_the_old_one_are_refused_until_it_is_said_which_is_writte
 
 
 @pytest.mark.parametrize("classes", [10, 1])
-def test_a_layer_of_another_size_is_no_longer_what_was_adopted(tmp_path, classes):
+def test_resized_layers_are_refused(tmp_path, classes):
     file = of_torch()
     net, report = pax.weights.adopt(body_and_head(3), file)
     net = net.replace(head=pax.Linear(8, classes))
@@ -178,7 +178,7 @@ def test_a_layer_of_another_size_is_no_longer_what_was_adopted(tmp_path, classes
     assert equal(pax.weights.adopt(body_and_head(classes), path)[0], net)
 
 
-def test_a_table_with_more_rows_and_what_is_tied_to_it(tmp_path):
+def test_extended_and_tied_tables(tmp_path):
     table = normal(7, 4)
     file = {"wte.weight": table, "lm_head.weight": table}
     net, report = pax.weights.adopt(Free(wte=pax.Embed(7, 4)), file)
@@ -215,14 +215,14 @@ def test_new_layers_are_written_as_the_framework_keeps_them(tmp_path):
         assert_close(again.norm.scale, new.norm.scale, 0)
 
 
-def test_a_bias_that_the_source_has_not_goes_beside_its_weight(tmp_path):
+def test_a_new_bias_is_saved_next_to_its_weight(tmp_path):
     file = {"encoder.fc.weight": normal(8, 4)}
     net, report = pax.weights.adopt(Free(own=pax.Linear(4, 8)), file, keep="own.bias")
     pax.weights.save_as(net, tmp_path / "net.npz", like=file, report=report)
     assert set(read(tmp_path / "net.npz")) == {"encoder.fc.weight", "encoder.fc.bias"}
 
 
-def test_what_has_no_place_in_the_file_is_refused_by_its_name(tmp_path):
+def test_weights_without_a_place_in_the_file_are_refused(tmp_path):
     path, file = tmp_path / "net.npz", of_torch()
     net, report = pax.weights.adopt(body_and_head(3), file)
     cell = Free(body=net.body, head=net.head, cell=pax.LSTM(2, 2))

@@ -176,7 +176,7 @@ def test_numbers_that_count_no_layers_are_not_an_order():
         pax.weights.adopt(net, {f"arr_{i}": normal(3, 4) for i in range(3)}, origin="keras")
 
 
-def test_an_axis_of_layers_that_is_not_the_first_is_not_guessed():
+def test_other_layer_axes_are_not_guessed():
     net = T.Vmap(pax.Linear, axis_size=4, state_axes={...: 1})(4, 4)
     assert net.vmap_module.weight.shape == (4, 4, 4)
     file = {f"layers.{i}.{k}": normal(*s) for i in range(4) for k, s in

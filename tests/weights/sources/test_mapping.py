@@ -45,7 +45,7 @@ def test_an_open_source_stays_as_it_is():
 
 
 @pytest.mark.parametrize("tree", [3, "x" * 9, None, object(), {"a": object()}])
-def test_what_is_no_mapping(tree):
+def test_invalid_mappings_are_refused(tree):
     with pytest.raises((InvalidArgumentTypeError, WeightsFileError)):
         open_source(tree)
 

@@ -13,7 +13,7 @@ from pax_export.weights import open_source
 from tests.refusals import refused
 
 
-def test_a_format_is_seen_by_what_is_in_the_file(tmp_path):
+def test_formats_are_detected_by_content(tmp_path):
     np.savez(tmp_path / "a.npz", a=np.ones(1))
     os.rename(tmp_path / "a.npz", tmp_path / "a.safetensors")
     for path in (tmp_path / "a.safetensors", str(tmp_path / "a.safetensors")):
@@ -32,7 +32,7 @@ def test_a_format_is_seen_by_what_is_in_the_file(tmp_path):
         (bytes(100), "100 bytes"),
     ],
 )
-def test_another_file_is_refused_with_a_list_of_what_is_read(tmp_path, content, got):
+def test_other_files_are_refused_with_the_supported_formats(tmp_path, content, got):
     (tmp_path / "a.pt").write_bytes(content)
     with pytest.raises(WeightsFileError) as caught:
         open_source(tmp_path / "a.pt")
@@ -47,7 +47,7 @@ def test_another_folder_is_refused(tmp_path):
         open_source(tmp_path)
 
 
-def test_paths_that_are_no_files(tmp_path):
+def test_other_paths_are_refused(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with refused(WeightsFileError, got="a FIFO (a named pipe)"):
         open_source(tmp_path / "fifo")

@@ -235,7 +235,7 @@ def test_a_tensor_that_lies(tmp_path, how):
         open_source(path)
 
 
-def test_what_is_no_weights(tmp_path):
+def test_other_contents_are_refused(tmp_path):
     (tmp_path / "a").write_bytes(pickle.dumps(Calls(os.system, "touch harm")))
     with pytest.raises(WeightsFileError):
         open_source(tmp_path / "a")
