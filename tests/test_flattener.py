@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export.core import named_leaves
-from pax_export.core._tree import flatten
+from pax_export.core import flatten, named_leaves
 from pax_export.experimental import Flattener
 from tests.core.models import Counter, Dense, Net
 from tests.refusals import refused

@@ -3,7 +3,7 @@
 import jax
 
 import pax_export as pax
-from pax_export.core._traversal import modules_and_leaves
+from pax_export.core import modules_and_leaves
 from tests.contract.table import (
     ALWAYS,
     NEVER,

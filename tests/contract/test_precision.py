@@ -8,7 +8,7 @@ import jmp
 import pytest
 
 import pax_export as pax
-from pax_export.core._traversal import modules_and_leaves
+from pax_export.core import modules_and_leaves
 from pax_export.precision import policy_of
 from tests.closeness import assert_close
 from tests.contract.table import each_row, leaves_equal

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pax_export as pax
-from pax_export.core import named_leaves
-from pax_export.core._traversal import modules_and_leaves
+from pax_export.core import modules_and_leaves, named_leaves
 from tests.contract.table import leaves_equal
 
 

@@ -8,9 +8,7 @@ import jax.numpy as jnp
 
 import pax_export as pax
 from pax_export import nn
-from pax_export.core import named_leaves, warn_of_untrained
-from pax_export.core._traversal import modules_and_leaves
-from pax_export.core._tree import flatten
+from pax_export.core import flatten, modules_and_leaves, named_leaves, warn_of_untrained
 from tests.contract.table import ROWS, each_row, leaves_equal
 
 PUBLIC = [getattr(nn, name) for name in nn.__all__]

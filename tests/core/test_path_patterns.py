@@ -7,13 +7,8 @@ from random import Random
 
 import pytest
 
-from pax_export.core.selections._path_patterns import (
-    PathPattern,
-    better_path,
-    escape_step,
-    lost_by_steps,
-    with_several_steps,
-)
+from pax_export.core.selections import better_path, escape_step, lost_by_steps, with_several_steps
+from pax_export.core.selections._path_patterns import PathPattern
 from pax_export.errors import InvalidArgumentError
 from tests.refusals import refused
 

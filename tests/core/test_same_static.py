@@ -13,7 +13,7 @@ import pytest
 from jax.tree_util import tree_structure
 
 import pax_export as pax
-from pax_export.core._static import static_key
+from pax_export.core import static_key
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export.core._static import copy_containers, static_key
+from pax_export.core import static_key
+from pax_export.core._static import copy_containers
 
 
 def make_adder(n):

@@ -4,8 +4,8 @@ import jax
 from jax.tree_util import tree_flatten, tree_leaves
 
 import pax_export as pax
-from pax_export.core import named_leaves
-from pax_export.core._traversal import cached_by_treedef, named_modules
+from pax_export.core import named_leaves, named_modules
+from pax_export.core._traversal import cached_by_treedef
 from tests.core.models import Dense, Net
 
 

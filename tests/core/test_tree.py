@@ -18,7 +18,7 @@ from jax.tree_util import (
 )
 
 import pax_export as pax
-from pax_export.core._tree import flatten
+from pax_export.core import flatten
 from pax_export.errors import ChangedOutsideWarning
 from tests.core.models import Counter, Dense, Net
 from tests.refusals import refused

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 import pax_export as pax
-from pax_export.core import named_modules
-from pax_export.core._static import static_key
+from pax_export.core import named_modules, static_key
 from tests.hard.size import runs
 
 each_tree = settings(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export.core._traversal import modules_and_leaves
+from pax_export.core import modules_and_leaves
 from pax_export.nets._resnet import ConvStep, ResNet, ResnetBlock
 from tests.closeness import assert_close
 from tests.refusals import refused

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export.precision import DynamicLossScale, NoOpLossScale, StaticLossScale
-from pax_export.precision._loss_scale import adjust, unscale
+from pax_export.precision import DynamicLossScale, NoOpLossScale, StaticLossScale, adjust, unscale
 from tests.refusals import refused
 
 START = [jnp.float16(2**15), jnp.float32(2**15), jnp.bfloat16(2**15), jnp.asarray(2.0**15)]
