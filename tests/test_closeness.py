@@ -119,7 +119,7 @@ def test_integers_and_booleans_are_exact():
 
 @pytest.mark.parametrize(("a", "b"), [((3,), (1,)), ((3,), ()), ((2, 3), (3, 2)), ((0,), (1,))])
 def test_another_shape_is_refused(a, b):
-    with pytest.raises(AssertionError, match=re.escape(f"place: shape {a} instead of {b}")):
+    with refused(AssertionError, "place", str(a), str(b)):
         assert_close(np.ones(a), np.ones(b), atol=9, where="place")
     with refused(ValueError, "not comparable"):
         is_close(np.ones(a), np.ones(b))

@@ -107,7 +107,7 @@ def test_a_name_that_is_misspelt():
     ("apply_gradients", "optim"), ("to_onnx", "export"),
 ])  # fmt: skip
 def test_a_name_of_a_room_is_said_with_its_home(name, home):
-    with pytest.raises(AttributeError, match=f"it is pax_export.{home}.{name}$"):
+    with refused(AttributeError, f"pax_export.{home}.{name}"):
         getattr(pax, name)
     with refused(AttributeError, "'_no_such_name'"):
         pax._no_such_name  # asks no room

@@ -21,6 +21,7 @@ from pax_export import adapters
 from pax_export import transforms as T
 from tests.adapters.layers import disturbed, names_of, same
 from tests.closeness import assert_close
+from tests.refusals import refused
 
 PEFT = Path(__file__).parent / "peft_0_21"
 INPUTS = jnp.array([[1, 2, 3], [4, 0, 1]])
@@ -134,7 +135,7 @@ def test_paths_of_another_model(tmp_path):
     arrays = safetensors.numpy.load_file(tmp_path / "a" / "adapter_model.safetensors")
     assert "base_model.model.model.layers.1.mlp.lora_A.weight" in arrays
     assert len(adapters.load(net, tmp_path / "a", rename=rename)[1].adapters) == 1
-    with pytest.raises(pax.errors.WeightsMismatchError, match=r"rename=\{"):
+    with refused(pax.errors.WeightsMismatchError, "rename={"):
         adapters.load(net, tmp_path / "a")
 
 
@@ -157,12 +158,6 @@ def test_a_path_that_ends_another_has_an_alpha_of_its_own(tmp_path):
 # --- mistakes -----------------------------------------------------------------------
 
 
-def refused(call, kind=pax.errors.WeightsFileError):
-    with pytest.raises(kind) as caught:
-        call()
-    return str(caught.value)
-
-
 def written(folder, arrays=None, **config):
     """A folder of adapters, as somebody else may have written it."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -175,7 +170,10 @@ def written(folder, arrays=None, **config):
     return folder
 
 
-def test_adapters_of_another_model(tmp_path):
+MISMATCH = pax.errors.WeightsMismatchError
+
+
+def test_adapters_of_another_model_are_refused(tmp_path):
     net = pax.Sequential(pax.Linear(8, 4), pax.LayerNorm(4, -1))
     prefix = "base_model.model.modules."
     arrays = {
@@ -186,110 +184,88 @@ def test_adapters_of_another_model(tmp_path):
         f"{prefix}0.lora_B.bias": np.ones(4, np.float32),
     }
     folder = written(tmp_path / "a", arrays)
-    text = refused(lambda: adapters.load(net, folder), pax.errors.WeightsMismatchError)
-    assert text == (
-        "The adapters of the file are not for this net:\n"
-        "  - unknown to the module: base_model.model.modules.0.lora_B.bias\n"
-        "  - unknown to the module: base_model.model.modules.1.lora_B.weight\n"
-        "  - unknown to the module: base_model.model.modules.2.lora_A.weight\n"
-        "  - base_model.model.modules.0.lora_A.weight: float32[2,9] in the file, [2,8] for the "
-        "layer modules.0\n"
-        f"  where: {folder}\n"
-        "  write: the net that they were trained for, or rename={'modules.0': 'modules.2'}"
-    )
-    arrays = {f"{prefix}0.lora_A.weight": np.ones((2, 8), np.float32)}
-    text = refused(
-        lambda: adapters.load(net, written(tmp_path / "b", arrays)), pax.errors.WeightsMismatchError
-    )
-    assert "missing from the file: base_model.model.modules.0.lora_B.weight" in text
-    text = refused(
-        lambda: adapters.load(net, written(tmp_path / "c", {"base_model.model.modules.0.bias":
-            np.ones(4, np.float32)})), pax.errors.WeightsMismatchError
-    )  # fmt: skip
-    assert text.startswith("The file has no adapters")
-
-
-def test_integers_and_wrong_axes_are_no_adapter(tmp_path):
-    names = [f"base_model.model.lora_{each}.weight" for each in "AB"]
-    for a, b in (
-        (np.ones((2, 8), np.int32), np.ones((4, 2), np.int32)),
-        (np.ones((2, 8), np.float32), np.ones(4, np.float32)),
-        (np.ones((0, 8), np.float32), np.ones((4, 0), np.float32)),
-    ):
-        folder = written(tmp_path / "a", dict(zip(names, (a, b))))
-        text = refused(
-            lambda folder=folder: adapters.load(pax.Linear(8, 4), folder),
-            pax.errors.WeightsMismatchError,
-        )
-        assert names[1] in text
-
-
-def test_folders_without_adapters(tmp_path):
-    layer = pax.Linear(8, 4)
-    text = refused(lambda: adapters.load(layer, tmp_path), pax.errors.MissingWeightsFileError)
-    assert text.startswith("The path contains no adapters.")
-    folder = written(tmp_path / "a")
-    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    text = refused(lambda: adapters.load(layer, folder), pax.errors.MissingWeightsFileError)
-    assert "got: a directory with adapter_config.json, adapter_model.bin" in text
-    (folder / "adapter_config.json").write_text("{")
-    assert "cannot be read" in refused(lambda: adapters.load(layer, folder))
+    named = (f"{prefix}0.lora_B.bias", f"{prefix}1.lora_B.weight", f"{prefix}2.lora_A.weight",
+             f"{prefix}0.lora_A.weight: float32[2,9] in the file, [2,8]",
+             "rename={'modules.0': 'modules.2'}")  # fmt: skip
+    with refused(MISMATCH, *named, where=str(folder)):
+        adapters.load(net, folder)
+    for given, missing in (("lora_A.weight", "lora_B.weight"), ("bias", "")):
+        array = np.ones((2, 8) if missing else 4, np.float32)
+        with refused(MISMATCH, f"{prefix}0.{missing}" if missing else ""):
+            adapters.load(net, written(tmp_path / "b", {f"{prefix}0.{given}": array}))
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("a", "b"),
+    [
+        (np.ones((2, 8), np.int32), np.ones((4, 2), np.int32)),
+        (np.ones((2, 8), np.float32), np.ones(4, np.float32)),
+        (np.ones((0, 8), np.float32), np.ones((4, 0), np.float32)),
+    ],
+)
+def test_adapters_of_other_shapes_and_dtypes_are_refused(a, b, tmp_path):
+    names = [f"base_model.model.lora_{each}.weight" for each in "AB"]
+    folder = written(tmp_path / "a", dict(zip(names, (a, b))))
+    with refused(MISMATCH, names[1]):
+        adapters.load(pax.Linear(8, 4), folder)
+
+
+def test_folders_without_adapters_are_refused(tmp_path):
+    layer, missing = pax.Linear(8, 4), pax.errors.MissingWeightsFileError
+    with refused(missing):
+        adapters.load(layer, tmp_path)
+    folder = written(tmp_path / "a")
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with refused(missing, got="a directory with adapter_config.json, adapter_model.bin"):
+        adapters.load(layer, folder)
+    (folder / "adapter_config.json").write_text("{")
+    with refused(pax.errors.WeightsFileError, "adapter_config.json"):
+        adapters.load(layer, folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "got"),
     [
         ({"peft_type": "IA3"}, "got: peft_type 'IA3'"),
         ({"init_lora_weights": "pissa_niter_4"}, "got: init_lora_weights='pissa_niter_4'"),
         ({"use_qalora": True, "layer_replication": [[0, 1]]}, "got: layer_replication="),
         ({"lora_alpha": "much"}, "got: ValueError"),
-        ({"alpha_pattern": {"(": 3}}, "got: PatternError" ),
-        ({"alpha_pattern": [3]}, "has no valid scale"),
-        ({"lora_alpha": float("inf")}, "has no valid scale"),
-        ({"lora_dropout": 1.5}, "has no valid scale"),
+        ({"alpha_pattern": {"(": 3}}, "got: "),
+        ({"alpha_pattern": [3]}, "got: "),
+        ({"lora_alpha": float("inf")}, "inf"),
+        ({"lora_dropout": 1.5}, "1.5"),
     ],
-)  # fmt: skip
-def test_configurations_that_are_refused(config, words, tmp_path):
+)
+def test_unsupported_configurations_are_refused(config, got, tmp_path):
     folder = written(tmp_path / "a", **config)
-    text = refused(lambda: adapters.load(pax.Linear(8, 4), folder))
-    assert words.replace("PatternError", "") in text and str(folder) in text
+    with refused(pax.errors.WeightsFileError, got, str(folder)):
+        adapters.load(pax.Linear(8, 4), folder)
 
 
-def test_nothing_else_is_replaced(tmp_path):
+def test_other_files_are_not_replaced(tmp_path):
     net = adapters.lora(pax.Linear(8, 4), 2)
     (tmp_path / "notes.txt").write_text("mine")
-    assert refused(lambda: adapters.save(net, tmp_path)) == (
-        "The folder is not replaced: it contains other files than adapters.\n"
-        f"  where: {tmp_path}\n"
-        "  got: a directory with notes.txt\n"
-        "  write: another folder, or an empty one"
-    )
-    text = refused(lambda: adapters.save(net, tmp_path / ("x" * 300)), OSError)
-    assert text.startswith("The export cannot be written here.\n")
+    error = pax.errors.WeightsFileError
+    with refused(error, where=str(tmp_path), got="a directory with notes.txt"):
+        adapters.save(net, tmp_path)
+    with pytest.raises(OSError):
+        adapters.save(net, tmp_path / ("x" * 300))
     adapters.save(net, tmp_path / "a")
     (tmp_path / "a" / "README.md").write_text("mine")
-    assert "README.md" in refused(lambda: adapters.save(net, tmp_path / "a"))
+    with refused(error, "README.md"):
+        adapters.save(net, tmp_path / "a")
 
 
-def test_tracers_and_plain_nets_are_not_saved(tmp_path):
-    net = adapters.lora(pax.Linear(8, 4), 2)
-    text = refused(
-        lambda: jax.jit(lambda net: adapters.save(net, tmp_path / "a"))(net),
-        pax.errors.InvalidArgumentTypeError,
-    )
-    assert text.startswith("adapters.save requires arrays with values.")
+def test_tracers_plain_nets_and_taken_names_are_refused(tmp_path):
+    net, invalid = adapters.lora(pax.Linear(8, 4), 2), pax.errors.InvalidArgumentError
+    with pytest.raises(pax.errors.InvalidArgumentTypeError):
+        jax.jit(lambda net: adapters.save(net, tmp_path / "a"))(net)
     assert not (tmp_path / "a").exists()
-    text = refused(
-        lambda: adapters.save(pax.Linear(8, 4), tmp_path / "a"), pax.errors.InvalidArgumentError
-    )
-    assert text.startswith("adapters.save needs a net with adapters")
-
-
-def test_a_name_that_is_taken(tmp_path):
-    net = adapters.lora(pax.Sequential(pax.Linear(8, 4))[0], 2)
+    with pytest.raises(invalid):
+        adapters.save(pax.Linear(8, 4), tmp_path / "a")
     adapters.save(net, tmp_path / "a")
-    text = refused(lambda: adapters.load(net, tmp_path / "a"), pax.errors.InvalidArgumentError)
-    assert "This layer has an adapter of this name already." in text
+    with refused(invalid, "'default'"):
+        adapters.load(net, tmp_path / "a")
 
 
 def test_names_may_be_none_and_are_paths(tmp_path):
@@ -302,6 +278,6 @@ def test_names_may_be_none_and_are_paths(tmp_path):
             lambda wrong: pax.adapters.save(net, tmp_path / "b", rename=wrong),
             lambda wrong: pax.adapters.load(base, tmp_path / "a", rename=wrong),
         ):
-            with pytest.raises(pax.errors.InvalidArgumentTypeError, match="rename="):
+            with refused(pax.errors.InvalidArgumentTypeError, "rename="):
                 use(wrong)
     assert not (tmp_path / "b").exists()

@@ -15,6 +15,7 @@ from pax_export import adapters
 from pax_export import transforms as T
 from tests.adapters.layers import LAYERS, built, disturbed, names_of, same
 from tests.closeness import assert_close
+from tests.refusals import refused
 
 each_layer = pytest.mark.parametrize("name", LAYERS)
 both_kinds = pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
@@ -164,59 +165,47 @@ def test_a_module_of_shapes_can_be_adapted():
 # --- mistakes -----------------------------------------------------------------------
 
 
-def message_of(call, kind=pax.errors.InvalidArgumentError):
-    with pytest.raises(kind) as caught:
-        call()
-    return str(caught.value)
+class Own(pax.Linear):
+    """A layer with an attribute of its own that adapters would have."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.adapters = 3
 
 
-def test_unsupported_layers_are_refused():
-    kind = pax.errors.InvalidArgumentTypeError
-    assert message_of(lambda: adapters.lora(pax.LayerNorm(3, -1), 2), kind).startswith(
-        "Only Linear, Embed, convolutions and their subclasses can be adapted."
-    )
-    assert message_of(lambda: adapters.lora(pax.Linear(4, 4), 2, key=3), kind) == (
-        "Expected a random key.\n  where: lora: key\n  got: int: 3\n  write: key=jax.random.key(0)"
-    )
-    assert "got: EmptyNode for the weight" in message_of(
-        lambda: adapters.lora(pax.freeze_parameters(pax.Linear(2, 3)).parameters(), 1), kind
-    )
-    whole_numbers = pax.Linear(2, 3).map(lambda x: x.astype(jnp.int8))
-    assert message_of(lambda: adapters.lora(whole_numbers, 1), kind) == (
-        "An adapter requires a weight with a floating-point dtype.\n"
-        "  where: Linear(in_dim=2, out_dim=3, with_bias=True)\n"
-        "  got: int8[2,3]\n"
-        "  write: a layer with a floating-point weight such as float32 or bfloat16"
-    )
-    turned = pax.Linear(2, 3).replace(weight=jnp.ones((3, 2)))
-    assert "write: a weight [..., 2, 3]" in message_of(lambda: adapters.lora(turned, 1))
+LINEAR = "Linear(in_dim=2, out_dim=3, with_bias=True)"
 
 
-def test_a_rank_that_is_too_large():
-    assert message_of(lambda: adapters.lora(pax.Linear(2, 3), 3)) == (
-        "The rank of an adapter is larger than the sizes of its layer.\n"
-        "  where: Linear(in_dim=2, out_dim=3, with_bias=True)\n"
-        "  got: rank 3 for 2\n"
-        "  write: a rank of at most 2, or train the layer itself"
-    )
-    assert "at least 1" in message_of(lambda: adapters.lora(pax.Linear(2, 3), 0))
+def linear():
+    return pax.Linear(2, 3)
 
 
-def test_names_and_numbers_that_do_not_fit():
-    layer = adapters.lora(pax.Linear(8, 6), 2)
-    assert message_of(lambda: adapters.lora(layer, 2)) == (
-        "This layer has an adapter of this name already.\n"
-        "  where: Linear(in_dim=8, out_dim=6, with_bias=True)\n"
-        "  got: 'default'\n"
-        "  write: another name, or pax.adapters.remove(net, name) before"
-    )
-    assert "a word without dots" in message_of(lambda: adapters.lora(layer, 2, name="a.b"))
-    assert "positive number" in message_of(lambda: adapters.lora(pax.Linear(8, 6), 2, alpha=0))
-    assert "lora.dropout" in message_of(lambda: adapters.lora(pax.Linear(8, 6), 2, dropout=1.0))
-
-    class Own(pax.Linear):
-        def __init__(self):
-            super().__init__(2, 2)
-            self.adapters = 3
-
-    assert "that this one has for itself" in message_of(lambda: adapters.lora(Own(), 1))
+@pytest.mark.parametrize(
+    ("make", "options", "names"),
+    [
+        (lambda: pax.LayerNorm(3, -1), {}, ["Linear, Embed"]),
+        (linear, {"key": 3}, ["where: lora: key", "got: int: 3", "key=jax.random.key(0)"]),
+        (lambda: pax.freeze_parameters(linear()).parameters(), {}, ["got: EmptyNode"]),
+        (
+            lambda: linear().map(lambda x: x.astype(jnp.int8)),
+            {},
+            [f"where: {LINEAR}", "got: int8[2,3]"],
+        ),
+        (lambda: linear().replace(weight=jnp.ones((3, 2))), {}, ["[..., 2, 3]"]),
+        (linear, {"rank": 3}, [f"where: {LINEAR}", "got: rank 3 for 2"]),
+        (linear, {"rank": 0}, ["rank", "0"]),
+        (
+            lambda: adapters.lora(linear(), 1),
+            {},
+            [f"where: {LINEAR}", "got: 'default'", "adapters.remove"],
+        ),
+        (lambda: adapters.lora(linear(), 1), {"name": "a.b"}, ["'a.b'"]),
+        (linear, {"alpha": 0}, ["alpha", "0"]),
+        (linear, {"dropout": 1.0}, ["lora.dropout"]),
+        (Own, {}, ["adapters"]),
+    ],
+)
+def test_invalid_arguments_are_refused(make, options, names):
+    kinds = (pax.errors.InvalidArgumentError, pax.errors.InvalidArgumentTypeError)
+    with refused(kinds, *names):
+        adapters.lora(make(), **{"rank": 1, **options})

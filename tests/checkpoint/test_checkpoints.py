@@ -202,34 +202,6 @@ def test_64_bits_that_jax_would_narrow(run):
     assert "jax_enable_x64" in message
 
 
-@pytest.mark.parametrize(
-    ("tree", "text"),
-    [
-        ({"a": jax.ShapeDtypeStruct((2,), np.float32)}, "where: x.a\n  got: ShapeDtypeStruct"),
-        ({"a": object()}, "where: x.a\n  got: object"),
-        ({"a": np.array(["text"])}, "dtype of an array is unsupported"),
-        ({"a.b": np.zeros(1), "a": {"b": np.zeros(1)}}, "Two weights have the same dotted name"),
-    ],
-)
-def test_unsupported_values_are_refused(tmp_path, tree, text):
-    with Checkpoints(tmp_path / "run") as checkpoints:
-        assert text in refusal(ValueError, checkpoints.save, 0, x=tree)
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_array_that_was_donated(tmp_path):
-    donated = jnp.zeros(4)
-    donated.delete()
-    message = refusal(ValueError, Checkpoints(tmp_path).save, 0, x={"a": donated})
-    assert "got: an array that was deleted" in message
-
-
-def test_a_save_inside_of_jit(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    save = jax.jit(lambda x: checkpoints.save(0, x=x))
-    assert "where: x\n  got: an array inside a function" in refusal(ValueError, save, jnp.zeros(1))
-
-
 @pytest.mark.parametrize("step", [-1, 1.5, "1", None, True])
 def test_invalid_steps_are_refused(tmp_path, step):
     message = refusal(ValueError, Checkpoints(tmp_path).save, step, x=jnp.zeros(1))
@@ -245,20 +217,38 @@ def test_invalid_rules_are_refused(tmp_path, arguments):
     assert f"got: {name}={value!r}" in refusal(ValueError, Checkpoints, tmp_path, **arguments)
 
 
-def test_metrics(tmp_path):
-    checkpoints = Checkpoints(tmp_path, best="loss")
-    message = refusal(ValueError, checkpoints.save, 0, x=jnp.zeros(1), metrics={"error": 1})
-    assert "where: best='loss'\n  got: metrics with error" in message
-    message = refusal(ValueError, checkpoints.save, 0, x=jnp.zeros(1), metrics={"loss": [1, 2]})
-    assert "where: metrics['loss']\n  got: list: [1, 2]" in message
-    assert "no metric is given" in refusal(ValueError, lambda: Checkpoints(tmp_path).best)
+def donated():
+    array = jnp.zeros(4)
+    array.delete()
+    return array
 
 
-def test_names_and_nothing(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    assert "save needs at least one tree." in refusal(ValueError, checkpoints.save, 0)
-    assert "called 'about'" in refusal(ValueError, checkpoints.save, 0, about=jnp.zeros(1))
-    assert "restore needs at least one tree." in refusal(ValueError, checkpoints.restore)
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (lambda c: c.save(0, x={"a": jax.ShapeDtypeStruct((2,), np.float32)}),
+         ["where: x.a", "got: ShapeDtypeStruct"]),
+        (lambda c: c.save(0, x={"a": object()}), ["where: x.a", "got: object"]),
+        (lambda c: c.save(0, x={"a": np.array(["text"])}), ["x.a"]),
+        (lambda c: c.save(0, x={"a.b": np.zeros(1), "a": {"b": np.zeros(1)}}), ["a.b"]),
+        (lambda c: c.save(0, x={"a": donated()}), ["x.a", "deleted"]),
+        (lambda c: jax.jit(lambda x: c.save(0, x=x))(np.zeros(1)), ["where: x"]),
+        (lambda c: c.save(0, x=np.zeros(1), metrics={"error": 1}),
+         ["where: best='loss'", "got: metrics with error"]),
+        (lambda c: c.save(0, x=np.zeros(1), metrics={"loss": [1, 2]}),
+         ["where: metrics['loss']", "got: list: [1, 2]"]),
+        (lambda c: c.save(0), ["save"]),
+        (lambda c: c.save(0, about=np.zeros(1)), ["'about'"]),
+        (lambda c: c.restore(), ["restore"]),
+    ],
+)  # fmt: skip
+def test_invalid_arguments_are_refused(call, names, tmp_path):
+    with Checkpoints(tmp_path / "run", best="loss") as checkpoints:
+        with refused(ValueError, *names):
+            call(checkpoints)
+    assert not (tmp_path / "run").exists()
+    with refused(ValueError, "metric"):
+        Checkpoints(tmp_path / "run").best
 
 
 def test_places_without_checkpoints(tmp_path, run):
@@ -268,7 +258,6 @@ def test_places_without_checkpoints(tmp_path, run):
     message = refusal(FileNotFoundError, Checkpoints(tmp_path).open)
     assert "got: a directory with notes.txt" in message
     message = refusal(OSError, Checkpoints(tmp_path / "notes.txt").save, 0, x=jnp.zeros(1))
-    assert "Checkpoints cannot be stored here." in message
     assert "got: a file" in message
     assert "got: step 8; there are 7" in refusal(FileNotFoundError, run.open, 8)
 
@@ -286,9 +275,7 @@ def test_a_save_that_fails_is_told_and_the_next_one_works(tmp_path, monkeypatch)
         with monkeypatch.context() as patch:
             patch.setattr("pax_export.checkpoint._orbax.start_save", _full)
             message = refusal(OSError, checkpoints.save, 2, x=jnp.zeros(3), metrics={"loss": 0})
-        assert "The checkpoint of step 2 was not written." in message
-        assert "got: OSError: No space left on device" in message
-        assert "write: a directory that you may write to, on a disk with room" in message
+        assert "step 2" in message and "got: OSError: No space left on device" in message
         assert checkpoints.best == 1
         checkpoints.save(3, x=jnp.zeros(3), metrics={"loss": 2})
     assert checkpoints.steps == (1, 3)
@@ -302,7 +289,7 @@ def test_a_save_that_fails_among_processes_may_mean_a_lost_one(tmp_path, monkeyp
     checkpoints = Checkpoints(tmp_path / "run")
     monkeypatch.setattr("pax_export.checkpoint._orbax.start_save", lost)
     message = refusal(OSError, checkpoints.save, 2, x=jnp.zeros(3))
-    assert "write: all processes started again, if one was lost; else a directory" in message
+    assert "processes" in message
 
 
 def _full(*_):

@@ -222,7 +222,7 @@ def test_name_and_training_are_read_only():
         setattr(module, name, "x")
 
     for name in ("name", "training"):
-        with pytest.raises(AttributeError, match=f"Dense.{name} is read-only"):
+        with refused(AttributeError, f"Dense.{name}"):
             rename(Dense(), name)
 
 

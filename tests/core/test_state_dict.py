@@ -1,6 +1,5 @@
 """Weights to nested dicts and back."""
 
-import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
@@ -46,14 +45,14 @@ def test_missing_and_unknown_keys_are_named():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (jnp.zeros(4), r"got: float32\[4\]\n  write: an array float32\[3\]"),
-        (jnp.zeros(3, "int32"), r"got: int32\[3\]"),
+        (jnp.zeros(4), "got: float32[4]"),
+        (jnp.zeros(3, "int32"), "got: int32[3]"),
         (0.0, "got: float: 0.0"),
     ],
 )
 def test_what_does_not_fit_is_refused(value, message):
     layer = Dense()
-    with pytest.raises(ValueError, match=message):
+    with refused(ValueError, message):
         layer.load_state_dict({"weight": layer.weight, "bias": value})
 
 

@@ -39,14 +39,8 @@ def test_a_folder_of_a_user_is_refused_and_named(tmp_path):
     path = tmp_path / "proj"
     (path / "src").mkdir(parents=True)
     (path / "data.csv").write_text("1,2,3")
-    with pytest.raises(ExportPathError) as caught:
+    with refused(ExportPathError, where=str(path), got="a directory with data.csv, src"):
         write_folder(path)
-    assert str(caught.value) == (
-        "The path is not an export of pax_export, so it is not replaced.\n"
-        f"  where: {path}\n"
-        "  got: a directory with data.csv, src\n"
-        "  write: another path, or an empty directory"
-    )
     assert content(path) == {"data.csv": b"1,2,3"}
     assert [entry.name for entry in tmp_path.iterdir()] == ["proj"]
 
@@ -63,14 +57,8 @@ def test_files_of_a_user_in_a_folder_of_ours(tmp_path):
     (path / "notes").mkdir()
     (path / "notes" / "why.md").write_text("because")
     (path / "link").symlink_to("notes")
-    with pytest.raises(ExportPathError) as caught:
+    with refused(ExportPathError, where=str(path), got="link, notes/why.md"):
         write_folder(path)
-    assert str(caught.value) == (
-        "This export holds files that do not belong to it, so it is not replaced.\n"
-        f"  where: {path}\n"
-        "  got: link, notes/why.md\n"
-        "  write: another path, or move these files out of the export"
-    )
     for number in range(9):
         (path / f"{number}.txt").touch()
     with refused(ExportPathError, got="0.txt, 1.txt, 2.txt, 3.txt, 4.txt and more"):
@@ -105,14 +93,9 @@ def test_files_created_during_the_write_are_kept(tmp_path):
 def test_a_file_of_a_user_is_refused(tmp_path):
     (tmp_path / "data.csv").write_text("1,2,3")
     (tmp_path / "nowhere").symlink_to("gone")
-    with pytest.raises(ExportPathError) as caught:
-        write_file(tmp_path / "data.csv")
-    assert str(caught.value) == (
-        "The path is not an export of pax_export, so it is not replaced.\n"
-        f"  where: {tmp_path / 'data.csv'}\n"
-        "  got: a file that begins with b'1,2,3'\n"
-        "  write: another path, or remove it yourself"
-    )
+    path = tmp_path / "data.csv"
+    with refused(ExportPathError, where=str(path), got="a file that begins with b'1,2,3'"):
+        write_file(path)
     with refused(ExportPathError, got="a link to gone"):
         write_file(tmp_path / "nowhere")
     assert (tmp_path / "data.csv").read_text() == "1,2,3"
@@ -162,10 +145,9 @@ def test_links_in_a_loop(tmp_path):
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
     for write in (write_folder, write_file):
-        with pytest.raises(ExportPathError, match=r"cannot be written here|is a link"):
-            write(tmp_path / "one" / "model")
-        with pytest.raises(ExportPathError, match=r"cannot be written here|is a link"):
-            write(tmp_path / "one")
+        for path in (tmp_path / "one" / "model", tmp_path / "one"):
+            with refused(ExportPathError, str(tmp_path / "one")):
+                write(path)
 
 
 def test_several_threads_save_to_one_file_and_one_folder(tmp_path):

@@ -78,14 +78,8 @@ def test_parameters_keep_their_dtype():
 )
 def test_other_optimizers_are_refused(wrong):
     model = make_model()
-    with pytest.raises(AssertionError) as error:
+    with refused(AssertionError, "got: ", "opax.adam(1e-3)(model.parameters())"):
         apply_gradients(model, wrong, model.parameters())
-    message = str(error.value)
-    assert message.startswith("The optimizer of a training step must be a module.\n  got: ")
-    assert message.endswith(
-        "write: pax.optim.from_optax(optax.adam(1e-3))(model.parameters()), or "
-        "opax.adam(1e-3)(model.parameters())"
-    )
 
 
 def test_other_models_are_refused():

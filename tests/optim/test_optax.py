@@ -209,12 +209,8 @@ def test_recipes_that_pickle(source):
 @pytest.mark.parametrize("make", [MAKERS["adam"], MAKERS["MultiSteps"]], ids=["adam", "MultiSteps"])
 def test_recipes_that_do_not_pickle_say_how_to_write_them(make):
     optimizer = from_optax(make())(pax.Linear(2, 2))
-    with pytest.raises(TypeError) as error:
+    with refused(TypeError, "from_optax(functools.partial(optax.adam, 1e-3))"):
         pickle.dumps(optimizer)
-    assert str(error.value).splitlines()[0] == (
-        "An optax optimizer consists of functions that pickle cannot find by name."
-    )
-    assert "write: from_optax(functools.partial(optax.adam, 1e-3))" in str(error.value)
 
 
 @each_maker
@@ -227,11 +223,8 @@ def test_copies(make):
 
 @pytest.mark.parametrize("wrong", [3, "adam", lambda: 3, None])
 def test_other_values_are_refused(wrong):
-    with pytest.raises(TypeError) as error:
+    with refused(TypeError, write="from_optax(optax.adam(1e-3))"):
         from_optax(wrong)
-    message = str(error.value)
-    assert message.startswith("from_optax needs a gradient transformation of optax.\n  got: ")
-    assert message.endswith("  write: from_optax(optax.adam(1e-3))")
 
 
 def test_a_factory_that_was_not_called():

@@ -201,72 +201,30 @@ def test_a_loaded_net_is_exported(tmp_path):
     assert_close(load(tmp_path / "net")(x), net(x), atol=2e-2)
 
 
-# --- errors -------------------------------------------------------------------------
-
-
-def message_of(error_type, net, policy, exempt=()):
-    with pytest.raises(error_type) as error:
-        mixed_precision(net, policy, exempt=exempt)
-    return str(error.value)
-
-
 @pytest.mark.parametrize(
-    "exempt, got, write",
+    ("make", "policy", "exempt", "names"),
     [
-        (
-            ("rng_seq", "attention.softmax"),
-            "'attention.softmax'",
-            "a path that ends so, such as layers.0.attention",
-        ),
-        (
-            pax.GroupNorm,
-            "GroupNorm",
-            "a filter of what the net has: "
-            "RngSeq, CausalSelfAttention, Linear, LayerNorm, DenseBlock",
-        ),
+        (transformer, FHF, ("rng_seq", "attention.softmax"),
+         ["got: 'attention.softmax'", "layers.0.attention"]),
+        (transformer, FHF, pax.GroupNorm,
+         ["got: GroupNorm", "RngSeq, CausalSelfAttention, Linear, LayerNorm, DenseBlock"]),
+        (transformer, FHF, pax.Module, ["got: Module"]),
+        *[(transformer, FHF, wrong, ["exempt="]) for wrong in (3, [pax.LayerNorm, None])],
+        (lambda: mixed_precision(pax.Sequential(pax.Linear(1, 1)), FHF), HHH, (),
+         ["got: Sequential(parameters=2, mode=train, mp_policy=FHF)", "remove_policies(net)"]),
+        (transformer, "half", (), ["half"]),
+        (lambda: jnp.ones(3), FHF, (), ["float32[3]"]),
     ],
-)
-def test_an_exemption_that_matches_nothing(exempt, got, write):
-    assert message_of(ValueError, transformer(), FHF, exempt) == (
-        "An exemption from a mixed-precision policy matches no module.\n"
-        f"  got: {got}\n"
-        f"  write: {write}"
-    )
-
-
-def test_an_exemption_that_matches_everything():
-    assert message_of(ValueError, transformer(), FHF, pax.Module) == (
-        "An exemption from a mixed-precision policy matches the whole net.\n"
-        "  got: Module\n"
-        "  write: a filter of submodules only, e.g. the path of one"
-    )
-
-
-@pytest.mark.parametrize("wrong", [3, [pax.LayerNorm, None], transformer()])
-def test_invalid_filters_are_refused(wrong):
-    text = message_of(TypeError, transformer(), FHF, wrong)
-    assert text.startswith(
-        "An exemption is a class, the dotted path of a module, or a function of one.\n  got: "
-    )
-    assert text.endswith(
-        '  write: exempt=(pax.LayerNorm, "attention.output_projection", lambda module: ...)'
-    )
-
-
-def test_a_net_that_is_under_policies_already():
-    half = mixed_precision(pax.Sequential(pax.Linear(1, 1)), FHF)
-    assert message_of(ValueError, half, HHH) == (
-        "Every module of this net is under a mixed-precision policy already.\n"
-        "  got: Sequential(parameters=2, mode=train, mp_policy=FHF)\n"
-        "  write: mixed_precision(remove_policies(net), policy)"
-    )
-
-
-def test_no_policy_and_no_module():
-    assert "has three floating-point dtypes" in message_of(TypeError, transformer(), "half")
-    assert "needs a module as its first argument" in message_of(TypeError, jnp.ones(3), FHF)
+)  # fmt: skip
+def test_invalid_arguments_are_refused(make, policy, exempt, names):
+    net = make()
+    with refused((ValueError, TypeError), *names):
+        mixed_precision(net, policy, exempt=exempt)
     with refused(TypeError, "remove_policies"):
         remove_policies(jnp.ones(3))
+
+
+# --- errors -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("write", "ending"), [(to_onnx, "onnx"), (to_tflite, "tflite")])

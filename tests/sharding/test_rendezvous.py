@@ -10,6 +10,7 @@ import pytest
 
 from pax_export.errors import ProcessesError
 from pax_export.sharding._rendezvous import await_processes
+from tests.refusals import fields
 from tests.sharding.many import free_port
 
 
@@ -41,12 +42,8 @@ def test_the_port_is_free_afterwards():
 def test_some_do_not_come():
     came = outcomes((5, 0), (5, 3), within=2.0)
     for error, index in zip(came, (0, 3)):
-        assert str(error) == (
-            "Only 2 of 5 processes came within 2 s; not process 1, 2, 4.\n"
-            f"  where: process {index} of 5\n"
-            "  write: start 5 processes with one coordinator= and one count=, each with an "
-            "index= of its own from 0 to 4"
-        )
+        assert error == fields(where=f"process {index} of 5")
+        assert "2 of 5" in str(error) and "1, 2, 4" in str(error)
 
 
 def test_the_coordinator_does_not_come():

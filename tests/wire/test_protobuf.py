@@ -136,10 +136,10 @@ def test_messages_in_messages_are_read_few_times():
     ids=range(9),
 )
 def test_malformed_messages_are_refused(places, content, said):
-    with pytest.raises(ValueError, match=said):
+    with refused(ValueError, said):
         list(Message(places(content)).fields())
     outer = Message(places(field(1, content) + field(2, bytes(40))))  # nor reads it behind itself
-    with pytest.raises(ValueError, match=said):
+    with refused(ValueError, said):
         list(inside(outer, 1)[0].fields())
 
 
@@ -171,7 +171,7 @@ def test_places_end_where_they_end(places):
     assert found.unpack("<H", 2) == (int.from_bytes(b"cd", "little"),)
     assert found.array("<u2", (1, 2), 0).shape == (1, 2)
     for begin, count in ((-1, 1), (0, 5), (4, 1), (2, -1), (1 << 70, 1)):
-        with pytest.raises(ValueError, match=f"bytes {begin} to {begin + count} of a file of 4"):
+        with refused(ValueError, f"bytes {begin} to {begin + count}"):
             found.read(begin, count)
     for kind, begin in (("<I", 1), ("<H", -2), ("<Q", 0)):
         with refused(ValueError, "bytes"):

@@ -195,14 +195,14 @@ def test_a_gru_of_onnx_computes_what_onnxruntime_does(tmp_path):
 @pytest.mark.parametrize(
     ("attributes", "says"),
     [
-        ({"linear_before_reset": 1}, "with linear_before_reset=1 it is another function"),
-        ({"activations": ["Sigmoid", "Relu"]}, "with activations=Sigmoid, Relu it is another"),
-        ({"clip": 0.5}, "with clip=a number it is another function than pax.GRU"),
+        ({"linear_before_reset": 1}, "linear_before_reset=1"),
+        ({"activations": ["Sigmoid", "Relu"]}, "activations=Sigmoid, Relu"),
+        ({"clip": 0.5}, "clip="),
     ],
 )
 def test_a_gru_of_onnx_that_is_another_function_is_refused(tmp_path, attributes, says):
     path, _ = gru(tmp_path / "net.onnx", **attributes)
-    with pytest.raises(AdoptionError, match=says):
+    with refused(AdoptionError, says):
         pax.weights.adopt(pax.GRU(3, 2), path)
 
 

@@ -21,10 +21,7 @@ def test_equal_layers_without_names_are_not_told_apart():
     error = assert_refused(net, {**dense("x", 3, 4), **dense("y", 3, 4)})
     assert isinstance(error, pax.errors.AmbiguousWeightsError)
     assert error.candidates["x.weight"] == ("left", "right")
-    assert str(error).splitlines()[:2] == [
-        "The targets or layouts of these arrays are ambiguous:",
-        "  - x.weight: left or right",
-    ]
+
     assert error.write.startswith('rename={"x": "left", ...}, with * for numbers; or reference=')
 
 

@@ -171,7 +171,7 @@ def test_resized_layers_are_refused(tmp_path, classes):
     net, report = pax.weights.adopt(body_and_head(3), file)
     net = net.replace(head=pax.Linear(8, classes))
     path = tmp_path / "net.safetensors"
-    with pytest.raises(pax.errors.AdoptionError, match=rf"head.weight\[8, {classes}\]"):
+    with refused(pax.errors.AdoptionError, f"head.weight[8, {classes}]"):
         pax.weights.save_as(net, path, like=file, report=report)
     pax.weights.save_as(net, path, like=file, report=report, rename={"classifier": "head"})
     assert read(path)["classifier.weight"].shape == (classes, 8)
