@@ -26,6 +26,7 @@ from pax_export.export import load, spec, to_saved_model, to_stablehlo
 from tests.closeness import assert_close
 from tests.export.measure_memory import ROWS, model
 from tests.memory import peak
+from tests.refusals import refused
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 RULES = {"*.weight": P("model", None)}
@@ -79,9 +80,8 @@ def test_a_changed_variable_is_refused(folder, monkeypatch):
 
     monkeypatch.setattr(saved_model, "write", wrong)
     for net in (make_net(), on_mesh(make_net())):
-        with pytest.raises(ValueError, match=r"variable .* differs from the model's") as refused:
+        with refused(ValueError, where="modules.0.weight"):
             to_saved_model(net, folder / "wrong", spec("n, 4"), validate="variables")
-        assert "where: modules.0.weight" in str(refused.value)
         assert not (folder / "wrong").exists()
 
 

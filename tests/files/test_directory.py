@@ -163,17 +163,11 @@ def test_the_root_of_a_file_system_is_not_replaced():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("gs://bucket/model", "a directory of this machine"),
-        ("a\0b", "cannot be written here"),
-        ("x" * 300, "cannot be written here"),
-        ("/proc/here", "cannot be written here"),
-    ],
+    "given", ["gs://bucket/model", "a\0b", "x" * 300, "/proc/here"], ids=range(4)
 )
-def test_places_that_take_no_directory(tmp_path, monkeypatch, given, message):
+def test_invalid_places_are_refused(tmp_path, monkeypatch, given):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ExportPathError, match=message):
+    with refused(ExportPathError, "where: "):
         write(given, "new")
     assert not names(tmp_path)
 

@@ -56,17 +56,11 @@ def test_whoever_comes_second_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("a\0b", "cannot be written here"),
-        ("gs://bucket/net.html", "a directory of this machine"),
-        (Path("s3://bucket/net.html"), "a directory of this machine"),
-        ("x" * 300, "cannot be written here"),
-    ],
+    "path", ["a\0b", "gs://bucket/net.html", Path("s3://bucket/net.html"), "x" * 300], ids=range(4)
 )
-def test_places_where_no_file_can_lie(tmp_path, monkeypatch, path, message):
+def test_invalid_places_are_refused(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ExportPathError, match=message):
+    with refused(ExportPathError, "where: "):
         save(Path(path))
     assert names(tmp_path) == []
 
