@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 import pax_export as pax
-from pax_export.core import named_modules, static_key
+from pax_export.core import named_leaves, named_modules, static_key
 from tests.hard.size import runs
 
 each_tree = settings(
@@ -90,7 +90,9 @@ PLAIN = st.one_of(
     st.sampled_from([0.0, -0.0, 1, 1.0, True, b"a", jax.nn.relu, np.float32, slice]),
 ).map(lambda value: ("plain", value))
 ARRAYS = st.sampled_from([("jax", 2), ("jax", 3), ("numpy", 2), ("key", 0), ("empty", 0)])
-LAYERS = st.sampled_from([("linear", 2), ("norm", 2), ("dropout", 0), ("sequential", 2)])
+LAYERS = st.sampled_from(
+    [("linear", 2), ("norm", 2), ("dropout", 0), ("ema", 2), ("sequential", 2)]
+)
 
 
 def _within(children: st.SearchStrategy) -> st.SearchStrategy:
@@ -117,6 +119,7 @@ BUILD = {
     "linear": lambda n: pax.Linear(n, n),
     "norm": pax.BatchNorm1D,
     "dropout": lambda n: pax.Dropout(0.5),
+    "ema": lambda n: pax.EMA(np.zeros(n, np.float32), 0.9, debias=True),
     "sequential": lambda n: pax.Sequential(pax.Linear(n, n), jax.nn.relu),
 }
 HOLD = {
@@ -235,6 +238,10 @@ def test_round_trip(recipe):
     assert again == tree and tree_structure(again) == treedef and hash(again) == hash(tree)
     assert picture(again) == before == picture(tree)
     assert picture(tree_unflatten(treedef, tree_leaves(again))) == before
+    assert again.pytree_attributes == tree.pytree_attributes and again.summary() == tree.summary()
+    named = named_leaves(tree)
+    assert [id(leaf) for _, leaf in named] == [id(leaf) for leaf in leaves]
+    assert len({name for name, _ in named}) == len(leaves)
 
 
 @each_tree
@@ -244,7 +251,8 @@ def test_equal_recipes(recipe):
     assert tree_structure(first) == tree_structure(second)
     traces = []
     count = jax.jit(lambda tree: traces.append(1) or len(tree_leaves(tree)))
-    assert count(first) == count(second) == count(first.copy())
+    again = pickle.loads(pickle.dumps(first))
+    assert count(first) == count(second) == count(first.copy()) == count(again)
     assert len(traces) == 1
 
 
@@ -309,6 +317,7 @@ def test_copies_share_no_mutable_values(recipe):
 @given(TREES)
 def test_pickle_and_deepcopy(recipe):
     tree = tree_of(recipe)
+    assert tree.load_state_dict(tree.state_dict()) == copy.copy(tree) == tree
     for again in (pickle.loads(pickle.dumps(tree)), copy.deepcopy(tree)):
         assert tree_structure(again) == tree_structure(tree)
         pairs = zip(tree_leaves(again), tree_leaves(tree))
@@ -328,7 +337,9 @@ def test_modes_and_parameters(recipe):
     assert pax.unfreeze_parameters(frozen, origin=tree) == tree
     kept = pax.freeze_parameters(tree, states=True).train()
     assert not any(each.training for _, each in named_modules(kept))
-    assert tree.update_parameters(tree.parameters()) == tree
+    parameters = tree.parameters()
+    assert tree.update_parameters(parameters) == tree and parameters.parameters() == parameters
+    assert parameters | tree == tree == tree | parameters
 
 
 @each_tree
