@@ -223,22 +223,25 @@ def donated():
     return array
 
 
+LOSS = {"metrics": {"loss": 1}}
+
+
 @pytest.mark.parametrize(
     ("call", "names"),
     [
-        (lambda c: c.save(0, x={"a": jax.ShapeDtypeStruct((2,), np.float32)}),
+        (lambda c: c.save(0, x={"a": jax.ShapeDtypeStruct((2,), np.float32)}, **LOSS),
          ["where: x.a", "got: ShapeDtypeStruct"]),
-        (lambda c: c.save(0, x={"a": object()}), ["where: x.a", "got: object"]),
-        (lambda c: c.save(0, x={"a": np.array(["text"])}), ["x.a"]),
-        (lambda c: c.save(0, x={"a.b": np.zeros(1), "a": {"b": np.zeros(1)}}), ["a.b"]),
-        (lambda c: c.save(0, x={"a": donated()}), ["x.a", "deleted"]),
-        (lambda c: jax.jit(lambda x: c.save(0, x=x))(np.zeros(1)), ["where: x"]),
+        (lambda c: c.save(0, x={"a": object()}, **LOSS), ["where: x.a", "got: object"]),
+        (lambda c: c.save(0, x={"a": np.array(["text"])}, **LOSS), ["x.a"]),
+        (lambda c: c.save(0, x={"a.b": np.zeros(1), "a": {"b": np.zeros(1)}}, **LOSS), ["a.b"]),
+        (lambda c: c.save(0, x={"a": donated()}, **LOSS), ["x.a", "deleted"]),
+        (lambda c: jax.jit(lambda x: c.save(0, x=x, **LOSS))(np.zeros(1)), ["where: x"]),
         (lambda c: c.save(0, x=np.zeros(1), metrics={"error": 1}),
          ["where: best='loss'", "got: metrics with error"]),
         (lambda c: c.save(0, x=np.zeros(1), metrics={"loss": [1, 2]}),
          ["where: metrics['loss']", "got: list: [1, 2]"]),
         (lambda c: c.save(0), ["save"]),
-        (lambda c: c.save(0, about=np.zeros(1)), ["'about'"]),
+        (lambda c: c.save(0, about=np.zeros(1), **LOSS), ["'about'"]),
         (lambda c: c.restore(), ["restore"]),
     ],
 )  # fmt: skip
