@@ -68,6 +68,7 @@ def run(tmp_path_factory, trained):
     """A run with one checkpoint."""
     with Checkpoints(tmp_path_factory.mktemp("run"), best="loss") as checkpoints:
         checkpoints.save(7, metrics={"loss": jnp.float32(0.5)}, kinds=KINDS, **trained)
+        checkpoints.wait()
         yield checkpoints
 
 

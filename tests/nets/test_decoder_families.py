@@ -107,7 +107,7 @@ def test_a_missing_tensor_is_named_with_its_place(tmp_path):
     weights = reference.random_weights(reference.CONFIGS["llama"])
     up = weights.pop(name)
     path = reference.write_folder(tmp_path / "net", reference.CONFIGS["llama"], weights)
-    with refused(kind, f"no '{name}' among", where=f"layers.dense.up.weight, in {path}"):
+    with refused(kind, f"no '{name}' among", f"where: layers.dense.up.weight, in {path}"):
         pax.nets.Decoder.from_pretrained(path)
     del weights["lm_head.weight"]
     path = reference.write_folder(

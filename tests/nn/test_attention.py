@@ -149,8 +149,10 @@ def test_symbolic_batch_and_lengths():
 
 def test_invalid_masks_widths_and_sizes():
     module, arrays = attention(), inputs(3)
-    where, write = "MultiHeadAttention(num_heads=2, key_size=3)", "mask[:, None, None, :]"
-    with refused(ValueError, where=where, got="shape (3, 5) for (3, 2, 4, 5)", write=write):
+    with refused(
+        ValueError, "mask[:, None, None, :]", where="MultiHeadAttention(num_heads=2, key_size=3)",
+        got="shape (3, 5) for (3, 2, 4, 5)",
+    ):  # fmt: skip
         module(*arrays, mask=jnp.ones((3, 5)))
     with refused(TypeError, "where: (qry_proj) Linear"):
         module(*[jnp.ones((2, 4, 5))] * 3)

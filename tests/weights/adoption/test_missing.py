@@ -165,9 +165,8 @@ def test_leaves_whose_first_axis_is_one(sizes):
 
 def test_renamed_weights_are_decided():
     net = Free(a=pax.Linear(4, 4), b=pax.Linear(4, 4), c=pax.Linear(4, 4))
-    error = assert_refused(
-        net, {**of("x", 4, 4), **of("y", 4, 4), **of("z", 4, 4)}, rename={"x": "b"}
-    )
+    file = {**of("x", 4, 4), **of("y", 4, 4), **of("z", 4, 4)}
+    error = assert_refused(net, file, origin="torch", rename={"x": "b"})
     assert error.candidates["y.weight"] == ("a", "c")
     assert not any(name.startswith("x") for name in error.candidates)
 
