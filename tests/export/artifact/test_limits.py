@@ -113,6 +113,12 @@ def test_a_file_of_a_bundle_that_waits_for_ever(whole, tmp_path, name):
         load(path)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":' * 100_000, "[]", "3", "null", '{"format": 1}', "", "\x00", "{",
+     '{"format": [1]}', '{"format": 1e999}', '{"format": ' + "9" * 5000 + "}"],
+    ids=range(12),
+)  # fmt: skip
 def test_invalid_reports_are_refused(tmp_path, text):
     (tmp_path / "pax_export.json").write_text(text)
     assert unreadable(tmp_path)[0].where == str(tmp_path)

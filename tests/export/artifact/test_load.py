@@ -72,7 +72,8 @@ def test_without_a_default_a_signature_must_be_named(export):
     )  # fmt: skip
     with refused(InvalidArgumentError, write="model.signatures['one'](...)"):
         loaded(random(2, 3))
-    loaded, _ = export(Net(), {"one": spec("n, 3")}, methods={"one": "__call__"})
+    one = {"methods": {"one": "__call__"}, "overwrite": True}
+    loaded, _ = export(Net(), {"one": spec("n, 3")}, **one)
     assert loaded(random(2, 3)).shape == (2, 4)  # the only one is the default
 
 

@@ -123,7 +123,6 @@ def test_a_size_that_an_expression_alone_tells(tmp_path):
     to_onnx(pairs, tmp_path / "m.onnx", spec("2*n"), constraints=("n >= 4",), validate=False)
     call = load(tmp_path / "m.onnx")
     assert call(np.ones(8, "float32")).shape == (4,)
-    for size, got, write in [(6, "n = 3", "n >= 4"), (9, "[9]", "[2*n]")]:
-        with pytest.raises(InvalidArgumentError) as caught:
+    for size, *names in [(6, "n = 3", "write: n >= 4"), (9, "got: [9]", "write: [2*n]")]:
+        with refused(InvalidArgumentError, *names):
             call(np.ones(size, "float32"))
-        assert got in caught.value.got and caught.value.write == write
