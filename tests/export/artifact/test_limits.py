@@ -120,8 +120,9 @@ def test_a_file_of_a_bundle_that_waits_for_ever(whole, tmp_path, name):
     ids=range(12),
 )  # fmt: skip
 def test_invalid_reports_are_refused(tmp_path, text):
-    (tmp_path / "pax_export.json").write_text(text)
-    assert unreadable(tmp_path)[0].where == str(tmp_path)
+    path = tmp_path / "pax_export.json"
+    path.write_text(text)
+    assert unreadable(tmp_path)[0].where == str(path)
 
 
 def test_fields_without_end(tmp_path):

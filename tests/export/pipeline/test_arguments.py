@@ -124,5 +124,6 @@ def test_a_size_that_an_expression_alone_tells(tmp_path):
     call = load(tmp_path / "m.onnx")
     assert call(np.ones(8, "float32")).shape == (4,)
     for size, *names in [(6, "n = 3", "write: n >= 4"), (9, "got: [9]", "write: [2*n]")]:
-        with refused(InvalidArgumentError, *names):
+        with pytest.raises(InvalidArgumentError) as caught:
             call(np.ones(size, "float32"))
+        assert all(name in str(caught.value) for name in names)
