@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import io
 import re
@@ -35,6 +36,7 @@ def sources(room: str) -> list[Path]:
     return sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
 
 
+@functools.cache
 def defined(room: str) -> set[str]:
     """What the files of a room define at their top, or import from others."""
     names = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -29,6 +30,7 @@ def written(page):
     return _CODE.findall(_FENCE.sub("", page.read_text(encoding="utf-8")))
 
 
+@functools.cache
 def imports(page):
     return OURS.imported(block.code for block in blocks(page))
 
