@@ -7,6 +7,7 @@ block. Results of the program stay as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,7 +86,8 @@ class _Rounding:
         y, low, high = operands
         if equation.params["axis"] is not None or not all(map(is_literal, equation.invars[1:])):
             return y
-        return _Ranged(_plain(y), float(low), float(high))
+        ends = float(low), float(high)
+        return _Ranged(_plain(y), *ends) if all(map(math.isfinite, ends)) else y
 
     def _is_rounded(self, atom: Any, operand: Any) -> bool:
         if isinstance(operand, _Ranged):
