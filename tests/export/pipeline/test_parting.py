@@ -12,8 +12,10 @@ import pax_export as pax
 from pax_export.errors import ValidationError
 from pax_export.export import spec, to_onnx, to_saved_model, to_tflite
 from pax_export.export.formats.onnx.registry import RULES
-from pax_export.export.formats.tflite.builder import operators
+from pax_export.export.formats.tflite.rule import RULES as TFLITE_RULES
+from pax_export.export.formats.tflite.rules import functions as functions
 from pax_export.export.lowering import lower
+from pax_export.export.portable import Rule
 from pax_export.export.tracing.tape import Tape
 from tests.closeness import assert_close
 
@@ -29,17 +31,17 @@ class Net(pax.Module):
 
 
 def twice_in_onnx(monkeypatch):
-    right = RULES["tanh"]
+    right = RULES["tanh"].function
 
     def wrong(builder, *rest, **more):
         return builder("Mul", right(builder, *rest, **more), builder.literal(np.float32(2)).name)
 
-    monkeypatch.setitem(RULES, "tanh", wrong)
+    monkeypatch.setitem(RULES, "tanh", Rule(wrong))
 
 
 def twice_in_tflite(monkeypatch):
-    right = operators.tanh
-    monkeypatch.setattr(operators, "tanh", lambda x: right(x) * 2.0)
+    right = TFLITE_RULES["tanh"].function
+    monkeypatch.setitem(TFLITE_RULES, "tanh", Rule(lambda op, x: right(op, x) * 2.0))
 
 
 def another_in_stablehlo(monkeypatch):
@@ -86,7 +88,7 @@ def test_the_module_and_the_users_line_are_named_for_any_batch(wrong_tanh, tmp_p
 
     parting = caught.value.parting
     assert (parting.operation, parting.path, parting.kind) == ("tanh", "modules.1", "Net")
-    assert parting.source.startswith("test_parting.py:28:")
+    assert parting.source.startswith("test_parting.py:30:")
     assert parting.apart in str(caught.value)
     assert parting.candidates == 1
     assert not (tmp_path / "model.onnx").exists()
@@ -104,14 +106,14 @@ class Scale(pax.Module):
 def test_of_layers_alike_the_right_one_is_named(tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     net, path = pax.Sequential(Scale(), Scale(), Scale()), tmp_path / "model.onnx"
-    right = RULES["dot_general"]
+    right = RULES["dot_general"].function
 
     def wrong(builder, results, x, y, **more):
         made = right(builder, results, x, y, **more)
         two = builder.literal(np.float32(2)).name
         return builder("Mul", made, two) if y.name.startswith("modules.1") else made
 
-    monkeypatch.setitem(RULES, "dot_general", wrong)
+    monkeypatch.setitem(RULES, "dot_general", Rule(wrong))
     with pytest.raises(ValidationError) as caught:
         to_onnx(net, path, spec("2, 3"))
     parting = caught.value.parting
@@ -138,7 +140,7 @@ def test_models_that_are_not_callable_are_named(monkeypatch, tmp_path):
         wrong = writer.literal(np.zeros((7, 7, 7), np.float32))
         return writer("Add", operand.name, wrong.name)
 
-    monkeypatch.setitem(RULES, "tanh", broken)
+    monkeypatch.setitem(RULES, "tanh", Rule(broken))
     with pytest.raises(ValidationError) as caught:
         to_onnx(Net(), tmp_path / "model.onnx", spec("2, 3"))
 

@@ -13,6 +13,7 @@ from pax_export.export import Report, spec, to_onnx, to_saved_model, to_stablehl
 from pax_export.export.formats.onnx import export as onnx_export
 from pax_export.export.formats.onnx.registry import RULES as onnx_rules
 from pax_export.export.pipeline import export_run
+from pax_export.export.portable import Rule
 from pax_export.export.validation import cases, model_cases, probes
 from pax_export.export.validation.probes import may_not_end
 from tests.refusals import refused
@@ -111,7 +112,7 @@ def test_bundles_and_saved_models_are_called_so(tmp_path, monkeypatch, to, name)
     assert (len(made), report.differs) == (1 + 16, ())
 
 
-RIGHT = onnx_rules["tanh"]
+RIGHT = onnx_rules["tanh"].function
 
 
 def planted(monkeypatch, wrong):
@@ -123,7 +124,7 @@ def planted(monkeypatch, wrong):
         half = writer.literal(np.float32(0.5)).name
         return writer("Where", large, half, right(writer, results, operand, **more))
 
-    monkeypatch.setitem(onnx_rules, "tanh", rule)
+    monkeypatch.setitem(onnx_rules, "tanh", Rule(rule))
 
 
 class Pooled(pax.Module):
@@ -142,12 +143,12 @@ class Sums(pax.Module):
 
 @pytest.mark.parametrize("validate", [True, "full"])
 def test_other_operations_are_named(tmp_path, monkeypatch, validate):
-    right = onnx_rules["cumsum"]
+    right = onnx_rules["cumsum"].function
 
     def least(writer, *rest, **more):
         return writer("Min", right(writer, *rest, **more), writer.literal(np.float32(60)).name)
 
-    monkeypatch.setitem(onnx_rules, "cumsum", least)
+    monkeypatch.setitem(onnx_rules, "cumsum", Rule(least))
     report = to_onnx(Pooled(), tmp_path / "m.onnx", spec("batch, 8"), validate=validate)
     (text,) = report.differs
     where = "x is 100, 10000, 1e+10, 1e+20, 1e+38, inf" if validate == "full" else "inputs are"
@@ -157,14 +158,14 @@ def test_other_operations_are_named(tmp_path, monkeypatch, validate):
 
 
 def test_nan_alone_is_told_from_an_error(tmp_path, monkeypatch):
-    right = onnx_rules["cumsum"]
+    right = onnx_rules["cumsum"].function
 
     def without_nan(writer, *rest, **more):
         found = right(writer, *rest, **more)
         isnan = writer("IsNaN", found)
         return writer("Where", isnan, writer.literal(np.float32(0)).name, found)
 
-    monkeypatch.setitem(onnx_rules, "cumsum", without_nan)
+    monkeypatch.setitem(onnx_rules, "cumsum", Rule(without_nan))
     model = ({}, lambda _, x: jnp.cumsum(x, axis=-1))
     report = to_onnx(model, tmp_path / "m.onnx", spec("2, 8"), validate="full")
     (text,) = report.differs

@@ -31,6 +31,7 @@ def _binary(operator: str) -> Callable:
 rule("add", "add_any")(_binary("Add"))
 rule("mul")(_binary("Mul"))
 rule("sub")(_binary("Sub"))
+rule("pow")(_binary("Pow"))
 
 
 @rule("div")
@@ -112,9 +113,7 @@ def rem(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
 
 def extreme(builder: GraphBuilder, operator: str, x: object, y: object, is_float: bool) -> str:
     """The larger or smaller of two; NaN where one is, which `Max` and `Min` do not promise."""
-    if not is_float:
-        return builder(operator, x, y)
-    if not builder.exact:
+    if not (is_float and builder.exact):
         return builder(operator, x, y)
     chosen = builder(operator, x, y)
     # A sum is NaN if an operand is, but also for +inf and -inf.
@@ -191,17 +190,6 @@ def choose(builder: GraphBuilder, condition: Any, yes: object, no: object, dtype
     return builder("Or", left, builder("And", builder("Not", condition), no))
 
 
-@rule("neg")
-def neg(builder: GraphBuilder, results: Results, x: Value) -> str:
-    return builder.fit(builder("Neg", x), results[0].dtype)
-
-
-@rule("pow")
-def power(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
-    names = builder.spread(results[0].shape, x, y)
-    return builder.fit(builder("Pow", *names), results[0].dtype)
-
-
 @rule("abs")
 def absolute(builder: GraphBuilder, results: Results, x: Value) -> Any:
     return x if x.dtype.kind == "u" else builder.fit(builder("Abs", x), results[0].dtype)
@@ -215,19 +203,13 @@ def sign(builder: GraphBuilder, results: Results, x: Value) -> str:
     return builder("Where", builder("IsNaN", x), x, plain) if x.is_float else plain
 
 
-@rule("floor")
-def floor(builder: GraphBuilder, results: Results, x: Value) -> str:
-    return builder("Floor", x)
+def _whole_number(operator: str) -> Callable:
+    return lambda builder, results, x, **_: builder(operator, x)
 
 
-@rule("ceil")
-def ceil(builder: GraphBuilder, results: Results, x: Value) -> str:
-    return builder("Ceil", x)
-
-
-@rule("round", when=to_even)
-def round_(builder: GraphBuilder, results: Results, x: Value, **_: object) -> str:
-    return builder("Round", x)
+rule("floor")(_whole_number("Floor"))
+rule("ceil")(_whole_number("Ceil"))
+rule("round", when=to_even)(_whole_number("Round"))
 
 
 def _chained(operator: str, logical: str) -> Callable:

@@ -11,28 +11,8 @@ from pax_export.export.formats.onnx.values import Value
 
 Results = Sequence[Any]
 
-#: Operators with the semantics of the primitive.
-_DIRECT = {
-    "exp": "Exp",
-    "log": "Log",
-    "sqrt": "Sqrt",
-    "sin": "Sin",
-    "cos": "Cos",
-    "tanh": "Tanh",
-}
-#: Operators that onnxruntime has for float32 only.
-_NARROW = {
-    "tan": "Tan",
-    "asin": "Asin",
-    "acos": "Acos",
-    "atan": "Atan",
-    "sinh": "Sinh",
-    "cosh": "Cosh",
-    "asinh": "Asinh",
-    "acosh": "Acosh",
-    "atanh": "Atanh",
-    "erf": "Erf",
-}
+#: Primitives with an operator of the same name.
+_DIRECT = "acos acosh asin asinh atan atanh cos cosh erf exp log neg sin sinh sqrt tan tanh".split()
 
 
 def _direct(operator: str) -> Callable:
@@ -42,8 +22,8 @@ def _direct(operator: str) -> Callable:
     return apply
 
 
-for _name, _operator in (_DIRECT | _NARROW).items():
-    rule(_name)(_direct(_operator))
+for _name in _DIRECT:
+    rule(_name)(_direct(_name.capitalize()))
 
 
 @rule("logistic")

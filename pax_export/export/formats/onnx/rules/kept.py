@@ -81,26 +81,6 @@ def layer_norm(
     return builder("LayerNormalization", x, scale, *shift, axis=-1, epsilon=epsilon)
 
 
-def lstm(builder: GraphBuilder, x: Value, *given: Value, reverse: bool) -> list[Any]:
-    return _recurrent(builder, "LSTM", x, *given, reverse=reverse)
-
-
-def gru(
-    builder: GraphBuilder, x: Value, *given: Value, reverse: bool, reset_after: bool
-) -> list[Any]:
-    return _recurrent(
-        builder, "GRU", x, *given, reverse=reverse, linear_before_reset=int(reset_after)
-    )
-
-
-def rnn(
-    builder: GraphBuilder, x: Value, *given: Value, reverse: bool, activation: str
-) -> list[Any]:
-    return _recurrent(
-        builder, "RNN", x, *given, reverse=reverse, activations=[activation.capitalize()]
-    )
-
-
 def dft(builder: GraphBuilder, x: Value) -> Any:
     """The transform along the last axis of pairs.
 
@@ -143,31 +123,37 @@ def sizes(builder: GraphBuilder, *, of: Sequence[Any]) -> str:
     return builder.sizes.cast(builder.sizes.shape(of), builder.cast_to(np.int32))
 
 
-def _recurrent(
-    builder: GraphBuilder,
-    name: str,
-    x: Value,
-    w: Value,
-    r: Value,
-    b: Value,
-    *states: Value,
-    reverse: bool,
-    **told: Any,
-) -> list[Any]:
-    """An operator whose results have an axis of directions, of size 1."""
-    starts = [builder.unsqueeze(each, [0]) for each in states]
-    told |= {"hidden_size": int(states[0].shape[-1])} | (
-        {"direction": "reverse"} if reverse else {}
-    )
-    outputs, *last = builder(name, x, w, r, b, None, *starts, results=1 + len(states), **told)
-    return [builder.squeeze(outputs, [1]), *(builder.squeeze(each, [0]) for each in last)]
+def _recurrent(operator: str) -> Row:
+    """Returns the row of an operator whose results have an axis of directions, of size 1."""
+
+    def write(
+        builder: GraphBuilder,
+        x: Value,
+        w: Value,
+        r: Value,
+        b: Value,
+        *states: Value,
+        reverse: bool,
+        reset_after: bool | None = None,
+        activation: str = "",
+    ) -> list[Any]:
+        told: dict[str, Any] = {"hidden_size": int(states[0].shape[-1])}
+        told |= {"direction": "reverse"} if reverse else {}
+        told |= {"linear_before_reset": int(reset_after)} if reset_after is not None else {}
+        told |= {"activations": [activation.capitalize()]} if activation else {}
+        starts = [builder.unsqueeze(each, [0]) for each in states]
+        made = builder(operator, x, w, r, b, None, *starts, results=1 + len(states), **told)
+        outputs, *last = made
+        return [builder.squeeze(outputs, [1]), *(builder.squeeze(each, [0]) for each in last)]
+
+    return write
 
 
 _ROWS: dict[str, Row] = {
     each.__name__: each
     for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
-} | {each.__name__: each for each in (lstm, gru, rnn, dft)}
+} | {name: _recurrent(name.upper()) for name in ("lstm", "gru", "rnn")}
 _ROWS |= {
     each.__name__: each
-    for each in (take, take_along, extreme, rank, put, window, put_window, sizes)
+    for each in (dft, take, take_along, extreme, rank, put, window, put_window, sizes)
 }

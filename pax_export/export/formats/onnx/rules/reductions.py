@@ -53,21 +53,16 @@ def reduce_prod(
     return builder.fit(reduced(builder, "ReduceProd", x, axes), result.dtype)
 
 
-@rule("reduce_or", when=of_truth_values)
-def reduce_or(builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object) -> str:
-    return _logical(builder, "ReduceMax", x, axes)
+def _logical(operator: str) -> Callable:
+    def apply(builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object) -> str:
+        found = reduced(builder, operator, builder.cast(x, np.int32), axes)
+        return builder.cast(found, np.bool_)
+
+    return apply
 
 
-@rule("reduce_and", when=of_truth_values)
-def reduce_and(
-    builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object
-) -> str:
-    return _logical(builder, "ReduceMin", x, axes)
-
-
-def _logical(builder: GraphBuilder, operator: str, x: Value, axes: Axes) -> str:
-    found = reduced(builder, operator, builder.cast(x, np.int32), axes)
-    return builder.cast(found, np.bool_)
+rule("reduce_or", when=of_truth_values)(_logical("ReduceMax"))
+rule("reduce_and", when=of_truth_values)(_logical("ReduceMin"))
 
 
 def _arg(operator: str) -> Callable:

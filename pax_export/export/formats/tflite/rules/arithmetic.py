@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,34 +34,21 @@ def like(x: Any, value: float) -> Any:
     return lite.constant(value, x.dtype)
 
 
-@rule("add", "add_any", thin=True)
-def add(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return wrapped(broadcast(lite.add, x, y), op.dtype)
-
-
-@rule("sub", thin=True)
-def sub(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return wrapped(broadcast(lite.subtract, x, y), op.dtype)
-
-
-@rule("mul", thin=True)
-def mul(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return wrapped(broadcast(lite.multiply, x, y), op.dtype)
-
-
-@rule("neg", thin=True)
-def neg(op: Operation, x: Tensor) -> Any:
-    return wrapped(negated(x), op.dtype)
-
-
 def negated(x: Tensor) -> Any:
     """Multiplies by -1, because TFLite's own operator returns 0 for 0 instead of -0."""
     return lite.multiply(x, like(x, -1))
 
 
-@rule("abs", thin=True)
-def absolute(op: Operation, x: Tensor) -> Any:
-    return wrapped(lite.abs(x), op.dtype)
+def _elementwise(function: Callable) -> Callable:
+    return lambda op, *xs: wrapped(broadcast(function, *xs), op.dtype)
+
+
+for _name, _function in {
+    "abs": lite.abs, "add": lite.add, "add_any": lite.add, "ceil": lite.ceil, "floor": lite.floor,
+    "mul": lite.multiply, "neg": negated, "sub": lite.subtract,
+}.items():  # fmt: skip
+    rule(_name, thin=True)(_elementwise(_function))
+rule("round", thin=True, when=to_even)(_elementwise(lite.round))
 
 
 @rule("sign", thin=True)
@@ -165,19 +153,11 @@ def power(op: Operation, x: Tensor, y: Tensor) -> Any:
 
 
 @rule("max", thin=True)
-def maximum(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return larger(op, x, y)
-
-
-@rule("min", thin=True)
-def minimum(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return smaller(op, x, y)
-
-
 def larger(op: Operation, x: Any, y: Any) -> Any:
     return _chosen(op, lite.less, x, y)
 
 
+@rule("min", thin=True)
 def smaller(op: Operation, x: Any, y: Any) -> Any:
     return _chosen(op, lite.greater, x, y)
 
@@ -204,21 +184,6 @@ def _rectified(x: Tensor, bound: float, before: object) -> Any:
     if before is lite.greater and bound == 6:
         return lite.relu6_of_relu(x)
     return None
-
-
-@rule("round", thin=True, when=to_even)
-def rounded(op: Operation, x: Tensor) -> Any:
-    return lite.round(x)
-
-
-@rule("floor", thin=True)
-def floor(op: Operation, x: Any) -> Any:
-    return lite.floor(x)
-
-
-@rule("ceil", thin=True)
-def ceil(op: Operation, x: Tensor) -> Any:
-    return lite.ceil(x)
 
 
 @rule("convert_element_type", thin=True)

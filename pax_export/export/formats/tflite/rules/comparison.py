@@ -24,18 +24,15 @@ from pax_export.export.portable import NotInTargetError
 from pax_export.export.portable.decompositions.control import is_choice
 
 
-def _compare(function: Callable[..., Any], *names: str) -> None:
-    @rule(*names, thin=True)
-    def compare(op: Operation, x: Tensor, y: Tensor) -> Any:
-        return broadcast(function, x, y)
+def _compare(function: Callable[..., Any]) -> Callable:
+    return lambda op, x, y: broadcast(function, x, y)
 
 
-_compare(lite.equal, "eq")
-_compare(lite.not_equal, "ne")
-_compare(lite.less, "lt")
-_compare(lite.less_equal, "le")
-_compare(lite.greater, "gt")
-_compare(lite.greater_equal, "ge")
+for _name, _function in {
+    "eq": lite.equal, "ne": lite.not_equal, "lt": lite.less, "le": lite.less_equal,
+    "gt": lite.greater, "ge": lite.greater_equal,
+}.items():  # fmt: skip
+    rule(_name, thin=True)(_compare(_function))
 
 
 def ordered(x: Tensor, equal_zeros: bool) -> Any:
@@ -81,16 +78,19 @@ def negation(op: Operation, x: Tensor) -> Any:
     return wrapped(lite.subtract(-1, x), op.dtype)
 
 
-def _xor(op: Operation, x: Tensor, y: Tensor) -> Any:
+def _check_bits(op: Operation) -> None:
     if op.dtype == "int64":
-        raise NotInTargetError("it has bits of 32-bit numbers only.")
+        raise NotInTargetError("it has bits of 32-bit numbers only")
+
+
+def _xor(op: Operation, x: Tensor, y: Tensor) -> Any:
+    _check_bits(op)
     return broadcast(lite.bitwise_xor, x, y)
 
 
 def bits_of_both(op: Operation, x: Tensor, y: Tensor) -> Any:
     """TFLite has an exclusive or only: x + y = (x ^ y) + 2 * (x & y), for all bits but the last."""
-    if op.dtype == "int64":
-        raise NotInTargetError("it has bits of 32-bit numbers only.")
+    _check_bits(op)
     half_x, half_y = _shifted(x, 1), _shifted(y, 1)
     both = half_x + half_y - broadcast(lite.bitwise_xor, half_x, half_y)
     return both + (x - 2 * half_x) * (y - 2 * half_y)
@@ -106,8 +106,7 @@ _POWERS = np.array([*(1 << bit for bit in range(31)), -(1 << 31), 0], np.int64).
 
 @rule("shift_left", thin=True)
 def shift_left(op: Operation, x: Tensor, y: Tensor) -> Any:
-    if op.dtype == "int64":
-        raise NotInTargetError("it has bits of 32-bit numbers only.")
+    _check_bits(op)
     bits = _distance(y, 32)
     known = is_static(bits)
     factor = like(x, int(_POWERS[bits])) if known else moves.gather(constant(_POWERS), bits)
@@ -127,16 +126,14 @@ def _distance(y: Tensor, most: int) -> Any:
 
 @rule("shift_right_arithmetic", thin=True)
 def shift_right_arithmetic(op: Operation, x: Tensor, y: Tensor) -> Any:
-    if op.dtype == "int64":
-        raise NotInTargetError("it has bits of 32-bit numbers only.")
+    _check_bits(op)
     signed_x = wrapped(x, op.dtype.removeprefix("u"))
     return wrapped(_shifted(signed_x, _distance(y, 31)), op.dtype)
 
 
 @rule("shift_right_logical", thin=True)
 def shift_right_logical(op: Operation, x: Tensor, y: Tensor) -> Any:
-    if op.dtype == "int64":
-        raise NotInTargetError("it has bits of 32-bit numbers only.")
+    _check_bits(op)
     bits = _distance(y, 32)
     if op.dtype in NARROW:
         last = min(bits, 31) if is_static(bits) else lite.minimum(bits, 31)

@@ -16,10 +16,6 @@ from pax_export.export.formats.tflite.rules.arithmetic import like
 from pax_export.export.formats.tflite.tensors import broadcast
 
 
-def _plain(name: str, function: Callable[[Any], Any]) -> None:
-    rule(name, thin=True)(lambda op, x: function(x))
-
-
 def exp(x: Tensor) -> Any:
     """LiteRT's fast kernel makes 0 of NaN."""
     return lite.where(lite.not_equal(x, x), x, lite.exp(x))
@@ -37,26 +33,20 @@ def rsqrt(x: Tensor) -> Any:
     return lite.where(lite.equal(x, like(x, 0)), like(x, np.inf), lite.rsqrt(x))
 
 
+def _unary(function: Callable[[Any], Any]) -> Callable:
+    return lambda op, x: function(x)
+
+
 for _name, _function in {
-    "exp": lambda x: exp(x),
-    "log": lambda x: log(x),
-    "tanh": lambda x: lite.tanh(x),
-    "logistic": lambda x: lite.sigmoid(x),
-    "sin": lambda x: lite.sin(x),
-    "cos": lambda x: lite.cos(x),
-    "sqrt": lambda x: lite.sqrt(x),
-    "rsqrt": lambda x: rsqrt(x),
-}.items():
-    _plain(_name, _function)
+    "cos": lite.cos, "exp": exp, "log": log, "logistic": lite.sigmoid, "rsqrt": rsqrt,
+    "sin": lite.sin, "sqrt": lite.sqrt, "tanh": lite.tanh,
+}.items():  # fmt: skip
+    rule(_name, thin=True)(_unary(_function))
 
 
 @rule("atan2", thin=True)
 def atan2(op: Operation, y: Tensor, x: Tensor) -> Any:
-    return _atan2(y, x)
-
-
-def _atan2(y: Tensor, x: Tensor) -> Any:
-    # Its kernel does not broadcast.
+    """Broadcasts first, because the kernel does not."""
     zero = broadcast(lambda a, b: moves.zeros_like(a) * moves.zeros_like(b), y, x)
     if y.shape.as_list() != zero.shape.as_list():
         y = y + zero

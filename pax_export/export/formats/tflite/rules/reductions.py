@@ -15,31 +15,18 @@ from pax_export.export.formats.tflite.tensors import wrapped
 from pax_export.export.portable.decompositions.reductions import of_truth_values
 
 
-@rule("reduce_sum")
-def reduce_sum(op: Operation, x: Tensor, **_: object) -> Any:
-    axes = [int(axis) for axis in op.params["axes"]]
-    return wrapped(lite.reduce_sum(x, axes), op.dtype) if axes else x
+def _reduction(function: Callable) -> Callable:
+    def apply(op: Operation, x: Tensor) -> Any:
+        axes = [int(axis) for axis in op.params["axes"]]
+        return wrapped(function(x, axes), op.dtype) if axes else x
+
+    return apply
 
 
-@rule("reduce_prod")
-def reduce_prod(op: Operation, x: Tensor) -> Any:
-    axes = [int(axis) for axis in op.params["axes"]]
-    return wrapped(lite.reduce_prod(x, axes), op.dtype) if axes else x
-
-
-@rule("reduce_or", when=of_truth_values)
-def reduce_or(op: Operation, x: Tensor) -> Any:
-    return _of_truth(op, x, lite.reduce_any)
-
-
-@rule("reduce_and", when=of_truth_values)
-def reduce_and(op: Operation, x: Tensor) -> Any:
-    return _of_truth(op, x, lite.reduce_all)
-
-
-def _of_truth(op: Operation, x: Tensor, function: Callable) -> Any:
-    axes = [int(axis) for axis in op.params["axes"]]
-    return function(x, axes) if axes else x
+rule("reduce_sum")(_reduction(lite.reduce_sum))
+rule("reduce_prod")(_reduction(lite.reduce_prod))
+rule("reduce_or", when=of_truth_values)(_reduction(lite.reduce_any))
+rule("reduce_and", when=of_truth_values)(_reduction(lite.reduce_all))
 
 
 @rule("argmax", "argmin")
