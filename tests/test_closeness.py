@@ -91,14 +91,14 @@ def test_a_chosen_distance_is_added():
     assert not is_close([1000.0], [1000.06], atol=0.04, rtol=1e-5)
 
 
-def test_where_all_is_zero_nothing_is_allowed_besides():
+def test_zeros_have_no_tolerance():
     assert is_close(np.zeros(3), np.zeros(3))
     assert not is_close([0.0, 1e-30], np.zeros(2), rtol=0.1)
     assert is_close([0.0, 1e-7], np.zeros(2), atol=1e-6)
     assert is_close(np.zeros((0, 2)), np.zeros((0, 2)))
 
 
-def test_nan_and_infinities_stand_at_their_places():
+def test_nan_and_infinities_must_match():
     expected = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)
     assert_close(expected, expected)
     for place in range(3):
@@ -125,7 +125,7 @@ def test_another_shape_is_refused(a, b):
         is_close(np.ones(a), np.ones(b))
 
 
-def test_a_failure_says_what_was_allowed():
+def test_failures_name_the_tolerance():
     with pytest.raises(AssertionError) as caught:
         assert_close([1.0, 2.0, 4.1], np.array([1.0, 2.0, 4.0]), rtol=1e-3, atol=1e-3, where="loss")
     message = str(caught.value)

@@ -186,7 +186,7 @@ def test_created_modules_follow_eval_mode():
     assert [module.training for module in block.submodules()] == [True] * 3
 
 
-def test_a_policy_does_not_stand_in_the_way():
+def test_under_a_mixed_precision_policy():
     policy = jmp.get_policy("p=f32,c=f16,o=f32")
     block, y = pax.apply_mp_policy(Block(), policy) % X
     assert y.dtype == jnp.float32
@@ -207,7 +207,7 @@ def initial(module):
     ]
 
 
-def test_an_export_of_what_lacks_submodules_says_what_to_do(tmp_path):
+def test_exports_without_submodules_are_refused(tmp_path):
     from pax_export.export import to_saved_model
 
     inputs = jax.ShapeDtypeStruct((2, 1), jnp.float32)
@@ -311,7 +311,7 @@ def test_keyword_arguments_and_methods():
     assert module.encode(X, scale=1.0).shape == (2, 5, 2)
 
 
-def test_an_exception_leaves_nothing_behind():
+def test_an_exception_leaves_no_submodule():
     class Failing(LazyModule):
         def __call__(self, x):
             self.get_or_create("fc", lambda: pax.Linear(3, 3))
@@ -346,7 +346,7 @@ LACKING = [
         pax.pure(jax.jit(lambda mlp, x: mlp(x))),
     ],
 )
-def test_a_module_that_lacks_submodules_says_what_to_do(call):
+def test_calls_without_submodules_are_refused(call):
     with pytest.raises(NotMaterializedError) as caught:
         call(MLP([1, 2, 3]), jnp.ones((1, 1)))
     assert str(caught.value).splitlines() == LACKING

@@ -106,7 +106,7 @@ def test_a_name_that_is_misspelt():
     ("Scan", "transforms"), ("vmap", "transforms"), ("jit", "transforms"), ("adopt", "weights"),
     ("apply_gradients", "optim"), ("to_onnx", "export"),
 ])  # fmt: skip
-def test_a_name_of_a_room_is_said_with_its_home(name, home):
+def test_names_of_rooms_are_named_with_their_room(name, home):
     with refused(AttributeError, f"pax_export.{home}.{name}"):
         getattr(pax, name)
     with refused(AttributeError, "'_no_such_name'"):

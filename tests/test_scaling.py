@@ -64,7 +64,7 @@ def counted(scheme):
 
 
 @pytest.mark.parametrize(("scheme", "dtype"), KINDS)
-def test_what_goes_in_is_the_state_and_the_tokens(compiled, scheme, dtype):
+def test_arguments_are_the_state_and_the_tokens(compiled, scheme, dtype):
     sequences = SCHEMES[scheme][1]
     tokens = 4 * sequences * (SMALL.length + 1)
     assert compiled[scheme, dtype]["arguments"] == counted(scheme).state + tokens

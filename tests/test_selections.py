@@ -136,7 +136,7 @@ def test_stacked_modules_take_selections_as_axes(net):
     assert_close(out[0], net.layers[0](X))
 
 
-def test_a_star_in_a_rule_that_crossed_dots_says_what_it_is_now(net):
+def test_rules_whose_star_crossed_dots_are_refused(net):
     with refused(
         ValueError, where="'layers.*.weight'", got="layers.0.gate.weight, which it is not for"
     ):

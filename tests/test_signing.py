@@ -20,7 +20,7 @@ from pax_export.errors import (
     MissingPackageError,
     SignatureError,
 )
-from tests.refusals import refused
+from tests.refusals import fields, refused
 from tests.signing_keys import make_pair
 
 pytest.importorskip("model_signing", exc_type=ImportError)
@@ -85,27 +85,19 @@ def test_longer_keys(tmp_path, curve):
 
 def test_a_changed_file_is_named(signed, keys):
     (signed / "b" / "c.bin").write_bytes(bytes(50))
-    error = refusal(signed, keys.public)
-    assert error.what == "The signed content was damaged or changed."
-    assert (error.where, error.got) == (str(signed), "b/c.bin")
-    assert error.write == "a copy of it, as it was signed"
+    assert refusal(signed, keys.public) == fields(where=str(signed), got="b/c.bin")
 
 
 @pytest.mark.parametrize("name", ["new.txt", "b/.git", ".gitattributes", "b/model.sig", ".x.part"])
 def test_an_added_file_is_named(signed, keys, name):
     (signed / name).write_bytes(b"")
-    error = refusal(signed, keys.public)
-    assert error.what == "The export contains unsigned files."
-    assert (error.where, error.got) == (str(signed), name)
-    assert error.write.startswith("remove these files")
+    assert refusal(signed, keys.public) == fields(where=str(signed), got=name)
 
 
 @pytest.mark.parametrize("name", CONTENT)
 def test_a_removed_file_is_named(signed, keys, name):
     (signed / name).unlink()
-    error = refusal(signed, keys.public)
-    assert error.what == "Signed files are missing."
-    assert (error.where, error.got) == (str(signed), name)
+    assert refusal(signed, keys.public) == fields(where=str(signed), got=name)
 
 
 def test_a_renamed_file(signed, keys):
@@ -115,16 +107,14 @@ def test_a_renamed_file(signed, keys):
 
 def test_another_key(signed, tmp_path):
     error = refusal(signed, make_pair(tmp_path, "other").public)
-    assert error.what == ("The signature was not made with this key, or is damaged.")
-    assert error.where == str(signed / "model.sig")
-    assert error.write.startswith("the public half of the key that signed it, as `openssl ec ")
+    assert error == fields(where=str(signed / "model.sig"))
+    assert "openssl ec" in error.write
 
 
 def test_no_signature(tmp_path, keys):
     error = refusal(written(tmp_path / "model"), keys.public)
-    assert (error.what, error.got) == ("The export is not signed.", "no file model.sig")
-    assert error.where == str(tmp_path / "model")
-    assert error.write == ('an export written with sign="key.pem"; or no verify=, if you trust it')
+    assert error == fields(where=str(tmp_path / "model"), got="no file model.sig")
+    assert 'sign="key.pem"' in error.write
     assert refusal(tmp_path / "model" / "a.txt", keys.public).got == "no file a.txt.sig"
 
 
@@ -142,12 +132,10 @@ def test_the_signature_of_another(signed, signer, keys, tmp_path):
 )  # fmt: skip
 def test_invalid_signatures_are_refused(signed, keys, text):
     (signed / "model.sig").write_text(text)
-    error = refusal(signed, keys.public)
-    assert error.what == "The signature cannot be read."
-    assert error.where == str(signed / "model.sig")
+    assert refusal(signed, keys.public) == fields(where=str(signed / "model.sig"))
 
 
-def test_a_signature_that_waits_for_ever(signed, keys):
+def test_named_pipes_as_signatures_are_refused(signed, keys):
     (signed / "model.sig").unlink()
     os.mkfifo(signed / "model.sig")
     assert "a FIFO (a named pipe)" in refusal(signed, keys.public).got
@@ -158,8 +146,7 @@ def test_other_paths_are_refused(signed, keys, make):
     (signed / "a.txt").unlink()
     make(signed / "a.txt")
     error = refusal(signed, keys.public)
-    assert error.what == "Only regular files can be signed."
-    assert error.where == f"a.txt in {signed}"
+    assert error == fields(where=f"a.txt in {signed}")
     assert error.got in ("a FIFO (a named pipe)", "a link")
 
 
@@ -188,7 +175,7 @@ def test_a_signature_that_is_written_in_another_way(signed, keys):
     for each in set(same) - {payload[at]}:
         other = payload[:at] + each + payload[at + 1 :]
         (signed / "model.sig").write_text(text.replace(payload, other))
-        assert refusal(signed, keys.public).what == "The signature cannot be read."
+        assert refusal(signed, keys.public) == fields(where=str(signed / "model.sig"))
 
 
 def test_a_signature_that_leaves_files_out(signed, keys):
@@ -236,7 +223,7 @@ def test_we_verify_what_the_tool_signs(tmp_path, keys, shards):
     config.set_hashing_config(hashing).sign(folder, folder / "model.sig")
     verify(folder, keys.public, "a test")
     (folder / "b" / "c.bin").write_bytes(bytes(50))
-    assert refusal(folder, keys.public).what.startswith("The signed content was")
+    assert "b/c.bin" in refusal(folder, keys.public).got
 
 
 def test_a_signature_has_the_name_that_the_folder_gets(signer, tmp_path):
@@ -259,10 +246,8 @@ def test_invalid_keys_are_refused(tmp_path, keys):
         with refused(InvalidArgumentError, "openssl ecparam -genkey", where=file):
             Signer(file, "a test")
     for file in (str(tmp_path / "text.pem"), keys.private):
-        with pytest.raises(InvalidArgumentError) as caught:
+        with refused(InvalidArgumentError, "-pubout -out key.pub"):
             verify(tmp_path, file, "a test")
-        assert caught.value.what == "This is no public key to verify with."
-        assert "-pubout -out key.pub" in caught.value.write
 
 
 def test_keys_of_other_kinds(tmp_path):
@@ -291,10 +276,8 @@ def test_a_file_of_a_key_that_cannot_be_read(tmp_path, argument):
         "long": "it has 1048576 bytes, and 65536 are the most that is read",
     }
     for name, reason in reasons.items():
-        with pytest.raises(InvalidArgumentError) as caught:
+        with refused(InvalidArgumentError, got=reason):
             use(argument, tmp_path / name, tmp_path)
-        assert caught.value.what == "The key file cannot be read."
-        assert str(caught.value.got) == reason
 
 
 def use(argument, key, path):

@@ -65,7 +65,7 @@ def test_base_weights_keep_their_names():
     assert adapted.layers[0].weight is net.layers[0].weight
 
 
-def test_a_head_can_train_beside_them():
+def test_a_head_can_be_trained_too():
     net = adapters.add(Net(), pax.Linear, 2, train="head")
     trained = names_of(net.parameters())
     assert trained[-2:] == ["head.weight", "head.bias"]

@@ -272,7 +272,7 @@ def test_orbax_is_named_when_it_is_missing(tmp_path, monkeypatch):
     assert 'python -m pip install "orbax-checkpoint>=0.12" (the extra [checkpoint]' in message
 
 
-def test_a_save_that_fails_is_told_and_the_next_one_works(tmp_path, monkeypatch):
+def test_a_failed_save_raises_and_the_next_one_works(tmp_path, monkeypatch):
     with Checkpoints(tmp_path / "run", best="loss") as checkpoints:
         checkpoints.save(1, x=jnp.zeros(3), metrics={"loss": 1})
         checkpoints.wait()

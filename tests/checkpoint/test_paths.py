@@ -101,7 +101,7 @@ def test_named_pipes_are_refused(tmp_path):
         checkpoints.restore(model=MODEL)
 
 
-def test_places_that_hold_no_directory(tmp_path):
+def test_other_paths_are_refused(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
@@ -116,7 +116,7 @@ def test_places_that_hold_no_directory(tmp_path):
         Checkpoints("gs://bucket/run")
 
 
-def test_a_wrong_name_of_a_tree_is_told_in_a_few_lines(tmp_path):
+def test_unknown_trees_are_refused_in_a_few_lines(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, model={f"w{n}": jnp.ones(1) for n in range(140)}, optimizer=MODEL)
     target = {f"w{n}": jnp.ones(1) for n in range(140)}

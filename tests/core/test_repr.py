@@ -44,7 +44,7 @@ HALF = jmp.get_policy("params=float32,compute=float16,output=float32")
         ),
     ],
 )
-def test_a_line_says_class_size_and_mode(module, line):
+def test_repr_has_class_size_and_mode(module, line):
     assert repr(module) == (line or "Net(parameters=34, state=10, mode=train, mp_policy=FHF)")
 
 

@@ -81,11 +81,11 @@ def test_different(a, b):
     assert static_key(a) != static_key(b)
 
 
-def test_functions_that_keep_state_are_told_apart():
+def test_stateful_functions_differ():
     assert static_key(make_counter()) != static_key(make_counter())
 
 
-def test_objects_that_cannot_say_whether_they_are_equal_differ():
+def test_objects_with_a_failing_eq_differ():
     class Odd:
         __hash__ = None
 

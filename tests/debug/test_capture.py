@@ -156,7 +156,7 @@ def test_the_net_and_its_mode_stay():
     assert all(a is b for a, b in zip(before, jax.tree_util.tree_leaves(net)))
 
 
-def test_statistics_tell_nan_and_zeros():
+def test_statistics_count_nan_and_zeros():
     net = pax.Sequential(jax.nn.relu, pax.Lambda(lambda x: jnp.log(x - 1)))
     found = pax.debug.statistics(net, jnp.array([-1.0, 0.5, 1.5, 2.5]))
     assert found["modules.0"].zeros == 0.25

@@ -201,7 +201,7 @@ def test_a_call_that_is_not_compiled(stepping):
     assert caught.value.where.startswith("modules.1, ")
 
 
-def test_moments_of_optax_averages_and_a_teacher_beside_the_net():
+def test_trees_with_the_structure_of_the_net():
     net, optimizer = with_nan(), optax.adam(1e-3)
     teacher = net.parameters()
 

@@ -53,7 +53,7 @@ def test_what_changed_is_named(change, text):
     assert text in message
 
 
-def test_calls_that_are_alike_say_nothing():
+def test_equal_calls_do_not_warn():
     assert told(jax.jit(call), (Net(), jnp.ones(2)), (Net(), jnp.zeros(2))) == []
 
 

@@ -156,7 +156,7 @@ def test_sampler_values_mean_the_same_as_operands():
         assert_close(changed, sampler.adjust(logits, seen), rtol=1e-6)
 
 
-def test_a_rule_of_a_user_says_which_fields_are_traced():
+def test_traced_fields_of_a_custom_sampler():
     import dataclasses
 
     @dataclasses.dataclass(frozen=True)

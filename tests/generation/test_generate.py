@@ -71,7 +71,7 @@ def test_a_prompt_is_read_in_chunks(chunk):
     assert made.tolist() == expected
 
 
-def test_a_cache_goes_on_with_the_next_turn():
+def test_a_cache_continues_with_the_next_turn():
     first = pax.generate(LM, ROWS, max_new_tokens=4, return_cache=True, max_length=30)
     before = jax.tree.map(np.array, first.cache)
     more = prompts(2, 4, 1, 3, seed=1)
@@ -83,7 +83,7 @@ def test_a_cache_goes_on_with_the_next_turn():
         assert np.array_equal(old, now)
 
 
-def test_the_cache_of_a_row_that_ended_holds_its_stop_and_no_padding():
+def test_the_cache_of_an_ended_row_has_its_stop_and_no_padding():
     free = [alone(LM, row, 6) for row in ROWS]
     stop = free[0][1]
     made = pax.generate(LM, ROWS, max_new_tokens=6, stop=stop, return_cache=True, max_length=30)
@@ -169,7 +169,7 @@ def test_repetition_is_penalised_over_prompt_and_new_tokens():
         assert not set(row) & set(tokens)
 
 
-def test_it_stands_in_a_function_that_is_compiled():
+def test_inside_of_jit():
     @jax.jit
     def reply(lm, tokens, lengths):
         return pax.generate(lm, tokens, lengths, max_new_tokens=4)

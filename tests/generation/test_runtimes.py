@@ -197,7 +197,7 @@ def test_tokens_of_a_runtime_are_compared(job, monkeypatch):
         proved(job, monkeypatch, lambda said: [said[0][:15], said[1]])
 
 
-def test_a_tie_may_fall_otherwise_and_is_said(job, monkeypatch):
+def test_ties_may_differ_and_are_reported(job, monkeypatch):
     lm = job.lm
     twins = np.asarray(lm.embed.weight).copy()
     twins[200:] = twins[:70]  # tokens 200 to 269 are 0 to 69 once more
@@ -226,7 +226,7 @@ def test_a_runtime_that_does_not_end_is_stopped(job, monkeypatch, tmp_path):
         )
 
 
-def test_without_its_runtime_an_export_says_so(tmp_path, monkeypatch):
+def test_a_missing_runtime_is_reported(tmp_path, monkeypatch):
     pytest.importorskip("onnx")
     lm = net("smollm2", tmp_path / "hf")
     monkeypatch.setattr(pax.generation._runtimes, "is_installed", lambda name: False)

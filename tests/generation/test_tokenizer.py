@@ -165,7 +165,7 @@ def test_a_gguf_file_of_sentence_pieces(tmp_path):
     assert words("abc") == ["ab", "c", "</s>"]  # the better pair first
 
 
-def test_a_conversation_as_the_template_says():
+def test_chat_template():
     tokenizer = byte_level()
     messages = [{"role": "u", "content": "he"}, {"role": "a", "content": "l"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False)

@@ -33,7 +33,7 @@ WRONG_TYPE = pax.errors.InvalidArgumentTypeError
     ],
 )
 @pytest.mark.parametrize("function", [pax.generate, pax.generate.stream, beam_search])
-def test_a_keyword_of_transformers_is_told_what_to_write(function, name, written):
+def test_keywords_of_transformers_are_refused_with_ours(function, name, written):
     assert issubclass(WRONG_TYPE, TypeError)
     with refused(WRONG_TYPE, f"got: {name}=3") as caught:
         function(LM, ROWS, max_new_tokens=2, **{name: 3})
@@ -49,7 +49,7 @@ def test_missing_arguments_are_named():
 
 @pytest.mark.parametrize("name", ["torch_dtype", "device_map", "load_in_8bit", "revision"])
 @pytest.mark.parametrize("kind", ["pretrained", "gguf"])
-def test_a_keyword_of_from_pretrained_is_told_what_to_write(kind, name):
+def test_keywords_of_from_pretrained_are_refused(kind, name):
     with refused(WRONG_TYPE, name) as caught:
         getattr(pax.nets.Decoder, f"from_{kind}")("folder", **{name: "auto"})
     assert "one of" not in caught.value.write
@@ -61,7 +61,7 @@ def test_signatures_stay_what_they_are():
 
 
 @pytest.mark.parametrize("form", [np.array, jnp.array, list])
-def test_a_mask_says_which_tokens_are_meant(form):
+def test_padding_mask(form):
     left = [[0] * (5 - len(row)) + row for row in ROWS]
     mask = [[0] * (5 - len(row)) + [1] * len(row) for row in ROWS]
     expected = [alone(LM, row, 4) for row in ROWS]

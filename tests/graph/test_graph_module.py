@@ -13,7 +13,6 @@ import pax_export as pax
 from pax_export.core import named_leaves
 from pax_export.errors import ForeignInputError
 from pax_export.experimental.graph import GraphModule, InputNode, Node, build_graph_module
-from pax_export.graph._adapters import Method, Partial
 from tests.closeness import assert_close
 from tests.refusals import refused
 
@@ -204,9 +203,9 @@ def test_a_method_found_under_another_name_still_is_in_the_tree():
         encode = None
 
     node = InputNode(X[:, :4]) >> Renamed().other
-    assert type(node.fx) is Partial
+    assert type(node.fx).__name__ == "Partial"
     assert len(jax.tree.leaves(node.fx)) == 1
-    assert type((InputNode(X[:, :4]) >> Coder().encode).fx) is Method
+    assert type((InputNode(X[:, :4]) >> Coder().encode).fx).__name__ == "Method"
 
 
 def test_every_module_learns():

@@ -123,7 +123,7 @@ def test_a_node_cannot_be_copied(duplicate):
         duplicate(InputNode(jnp.ones((3, 8))))
 
 
-def test_repr_says_what_kind_of_value_it_is():
+def test_repr():
     x, y = InputNode(jnp.ones((2, 3))), InputNode([jnp.zeros(1, int), None, 3.0])
     assert repr(x) == "InputNode(float32[2,3])"
     assert repr(y) == "InputNode((int32[1], None, float))"

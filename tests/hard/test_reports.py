@@ -110,7 +110,7 @@ def used(path):
 
 
 @pytest.mark.parametrize("name", ["saved", "bundle", "m.tflite"])
-def test_a_report_that_says_something_else(whole, tmp_path, monkeypatch, name):
+def test_changed_reports(whole, tmp_path, monkeypatch, name):
     def here(format, place, calls, mode):
         return serve.run_each(import_function(format.run), str(place), calls)
 

@@ -136,7 +136,7 @@ def test_loops_are_multiplied():
     assert found["all-gather"].sent == 15 * 112
 
 
-def test_what_runs_beside_other_work_is_counted_once():
+def test_asynchronous_collectives_are_counted_once():
     text = program(
         "%start = ((f32[4]), f32[4]) async-start(%x), calls=%fused",
         "%done = f32[4]{0} async-done(%start), calls=%fused",
@@ -146,7 +146,7 @@ def test_what_runs_beside_other_work_is_counted_once():
     assert (found.kind, found.times) == ("reduce-scatter", 1)
 
 
-def test_a_loop_of_unknown_length_is_said():
+def test_loops_of_unknown_length_are_reported():
     text = program(
         "%w = (s32[], f32[4]{0}) while(%t), condition=%unseen, body=%outer", computations=LOOPS
     )

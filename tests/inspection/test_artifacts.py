@@ -109,7 +109,7 @@ def test_a_model_and_its_export_do_not_differ(exports, name):
     assert str(found) == "no difference"
 
 
-def test_values_that_an_export_does_not_keep_by_name_are_said(exports):
+def test_values_without_names_are_reported(exports):
     found = diff(make(), exports / "net.tflite")
     assert not found
     assert len(found.unseen) == 8

@@ -49,7 +49,7 @@ def test_modules_operations_inputs_and_outputs():
     assert ("first", "second") not in found
 
 
-def test_depth_says_how_much_is_shown():
+def test_depth():
     net = pax.Sequential(Residual2(), pax.Linear(4, 2))
     assert names(draw(net, spec("b, 4"))) == ["x", "modules.0", "modules.1", "output"]
     deeper = names(draw(net, spec("b, 4"), depth=2))

@@ -74,7 +74,7 @@ def test_shapes_dtypes_and_calls_of_a_traced_call():
     assert found[""].outputs == ("float32[5,3]",)
 
 
-def test_a_module_that_is_called_twice_says_so():
+def test_number_of_calls():
     class Twice(pax.Module):
         def __init__(self):
             super().__init__()
@@ -158,7 +158,7 @@ def test_flops_of_every_layer(row):
     assert found.uncounted == ()
 
 
-def test_a_model_that_no_memory_holds():
+def test_models_larger_than_memory():
     net = jax.eval_shape(lambda: pax.Linear(2**20, 2**17))
     found = pax.inspect(net, spec("batch, 1048576"))
     assert found.bytes > 2**39

@@ -60,7 +60,7 @@ def require_all_but_little(names):
     assert {name.rpartition(".")[2] for name in said} == LESS & set(names)
 
 
-def test_where_traces_cannot_be_told_apart_that_is_said():
+def test_undecidable_traces_warn():
     found = finished(started("digits", "get_opaque_trace_state", "bind_with_trace"))
     assert found["refused"] is None
     (text,) = found["less"]

@@ -216,7 +216,7 @@ def test_a_cut_cache_reads_on_from_there():
     assert_close(logits, np.asarray(WHOLE(lm))[:, 4:6], rtol=5e-6)
 
 
-def test_rules_of_sharding_place_net_and_cache():
+def test_sharding_rules():
     mesh = pax.sharding.abstract_mesh(data=2, model=2)
     shapes = jax.eval_shape(lambda: Decoder(LLAMA))
     table = pax.sharding.table(shapes, mesh, pax.sharding.tensor_parallel())
@@ -235,7 +235,7 @@ def test_rules_of_sharding_place_net_and_cache():
     assert placed.lengths.sharding.spec == P("data")
 
 
-def test_on_explicit_axes_a_cache_lies_as_it_did():
+def test_explicit_axes_keep_the_sharding_of_a_cache():
     mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
     lm = decoder()
     logits, _ = READ(lm, TOKENS, None, lm.init_cache(2, 12))

@@ -37,7 +37,7 @@ def shapes(config, change=lambda cache: cache, **options):
 
 
 @pytest.mark.parametrize(("net", "dtype"), [("listed", "int8"), ("scanned", None)])
-def test_a_cache_of_each_layer_says_what_one_of_all_says(net, dtype):
+def test_listed_and_stacked_caches_agree(net, dtype):
     lm = getattr(Decoder(IN_TURN), net)()
     expected, stacked = read_twice(lm, lm.init_cache(2, 8, dtype))
     empty = lm.init_cache(2, 8, dtype, listed=True)
@@ -63,7 +63,7 @@ def test_leaves_of_each_layer_have_names():
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_rows_and_heads_of_a_cache_lie_on_a_mesh(listed):
+def test_sharding_rules_of_a_cache(listed):
     mesh = pax.sharding.abstract_mesh(data=2, model=2)
     for dtype in (None, "int8"):
         cache = shapes(IN_TURN, dtype=dtype, listed=listed)

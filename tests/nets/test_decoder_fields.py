@@ -44,7 +44,7 @@ def test_a_pattern_is_found_by_few_comparisons(windows):
     assert not (rows == windows).all(1).any()
 
 
-def test_there_is_a_word_for_each_layer():
+def test_layer_types_have_one_entry_per_layer():
     words = [FULL, SLIDING, FULL, FULL]  # of a net of four, cut to two
     window = {"use_sliding_window": True, "sliding_window": 3}
     two = of_hf(model_type="qwen3", layer_types=words, **window)

@@ -65,7 +65,7 @@ def test_missing_keys_have_the_defaults_of_transformers():
     assert (gemma2.attention_softcap, gemma2.logit_softcap) == (50.0, 30.0)
 
 
-def test_keys_that_say_nothing_of_the_function_are_taken():
+def test_keys_without_effect_are_ignored():
     plain = of_hf(**PLAIN)
     others = {
         "_name_or_path": "a/b", "auto_map": {"AutoModel": "a.B"}, "torch_dtype": "bfloat16",
@@ -115,7 +115,7 @@ def test_keys_that_change_the_function_are_refused_by_name(others, text):
         of_hf(**PLAIN | others)
 
 
-def test_local_layers_of_gemma3_turn_as_their_own_keys_say():
+def test_local_layers_of_gemma3_have_their_own_rotary_base():
     sliding = {"rope_type": "linear", "factor": 2.0, "rope_theta": 30.0}
     ropes = {"full_attention": {**sliding, "rope_theta": 40.0}, "sliding_attention": sliding}
     both = of_hf(model_type="gemma3_text", rope_parameters=ropes)
@@ -146,7 +146,7 @@ def test_another_head_in_the_file_of_a_tied_model_is_taken_with_a_warning(tmp_pa
     assert_close(lm(np.array([[3, 1, 4]]))[0], expected, rtol=5e-6)
 
 
-def test_a_configuration_by_hand_takes_the_place_of_the_file_and_uses_every_array(tmp_path):
+def test_a_given_configuration_replaces_that_of_the_file(tmp_path):
     other = {**PLAIN, "model_type": "unheard-of", "rope_theta": 7.0, "their_own": 3}
     path = folder_of(tmp_path / "net", other)
     with refused(INVALID, "'unheard-of'", "their_own", BY_HAND):

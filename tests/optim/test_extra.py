@@ -154,14 +154,14 @@ def test_only_named_extra_arguments_are_passed():
     assert (model[0].weight != before[0].weight).any()
 
 
-def test_a_step_without_the_loss_says_what_to_write():
+def test_a_missing_loss_is_named():
     model = make_model()
     optimizer = from_optax(optax.polyak_sgd())(model)
     with refused(TypeError, got="no 'value'"):
         apply_gradients(model, optimizer, grads_of(model))
 
 
-def test_an_optimizer_of_opax_is_told_nothing_more():
+def test_opax_gets_no_extra_arguments():
     model = make_model()
     optimizer = opax.sgd(0.1)(model.parameters())
     pax.build_update_fn(loss_fn)(model, optimizer, X, Y)

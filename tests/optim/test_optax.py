@@ -142,7 +142,7 @@ def test_updates_are_to_be_subtracted():
     assert isinstance(new, pax.optim.OptaxOptimizer)
 
 
-def test_what_the_module_holds():
+def test_state_of_the_optimizer():
     model = make_model()
     optimizer = from_optax(optax.adam(1e-2))(model)  # a whole model: its parameters count
     moments = optimizer.state[0].mu
@@ -207,7 +207,7 @@ def test_recipes_that_pickle(source):
 
 
 @pytest.mark.parametrize("make", [MAKERS["adam"], MAKERS["MultiSteps"]], ids=["adam", "MultiSteps"])
-def test_recipes_that_do_not_pickle_say_how_to_write_them(make):
+def test_unpicklable_recipes_are_refused(make):
     optimizer = from_optax(make())(pax.Linear(2, 2))
     with refused(TypeError, "from_optax(functools.partial(optax.adam, 1e-3))"):
         pickle.dumps(optimizer)

@@ -77,7 +77,7 @@ def test_equal_to_an_unpacked_one(make):
     assert_trees_close(packed.unpacked(model.parameters()), plain, rtol=8e-3, atol=1e-4)
 
 
-def test_what_the_module_holds():
+def test_state_of_the_optimizer():
     model = Scaled()
     optimizer = from_optax(optax.adam(1e-2), packed=True)(model)  # a whole model
     assert isinstance(optimizer, pax.optim.PackedOptimizer)

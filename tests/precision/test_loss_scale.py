@@ -139,7 +139,7 @@ def test_a_module_can_hold_one():
     assert State().pytree_attributes == ("scale",)
 
 
-def test_only_one_boolean_says_whether_gradients_are_finite():
+def test_all_finite_must_be_one_boolean():
     with refused(AssertionError, got="an array of shape (1,)"):
         DynamicLossScale(8.0).adjust(jnp.array([True]))
 

@@ -100,22 +100,22 @@ def test_one_process_joins_nothing():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "what"),
+    ("arguments", "names"),
     [
-        ({"count": 2}, "A process needs all of coordinator, count and index, or none of them."),
-        ({"index": 0}, "A process needs all of coordinator, count and index, or none of them."),
-        ({"coordinator": "a:1"}, "A process needs all of coordinator, count and index"),
-        ({"count": 0}, "There is at least one process."),
-        ({"coordinator": "a:1", "count": 2, "index": 2}, "2 processes are numbered from 0 to 1."),
-        ({"coordinator": "a", "count": 2, "index": 0}, "the host of process 0 and a port"),
-        ({"count": 1, "start_within": 0}, "start_within is a number of seconds, 1 or more."),
+        ({"count": 2}, ["coordinator, count and index"]),
+        ({"index": 0}, ["coordinator, count and index"]),
+        ({"coordinator": "a:1"}, ["coordinator, count and index"]),
+        ({"count": 0}, ["process"]),
+        ({"coordinator": "a:1", "count": 2, "index": 2}, ["from 0 to 1"]),
+        ({"coordinator": "a", "count": 2, "index": 0}, ["port"]),
+        ({"count": 1, "start_within": 0}, ["start_within"]),
     ],
 )
-def test_invalid_arguments_are_refused(arguments, what):
+def test_invalid_arguments_are_refused(arguments, names):
     with pytest.raises(InvalidArgumentError) as caught, pax.sharding.processes(**arguments):
         pass
     error = caught.value
-    assert what in error.what
+    assert all(name in error.what for name in names)
     assert error.got.startswith(", ".join([f"{k}={v!r}" for k, v in arguments.items()][:3]))
     assert error.write.startswith('processes("host:1234", count=2, index=0)')
 

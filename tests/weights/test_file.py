@@ -62,7 +62,7 @@ def test_an_empty_file_and_one_of_another_program_are_replaced(path):
     assert pax.load_weights(TREE, path)["b"].shape == (2, 2)
 
 
-def test_a_file_that_holds_no_weights_is_not_replaced(path):
+def test_other_files_are_not_replaced(path):
     path.write_text("1,2,3\n4,5,6\n")
     with refused(
         OSError,
@@ -142,7 +142,7 @@ def test_the_umask_of_the_process_stays_as_it_is(path, monkeypatch):
     assert len(modes) == 1
 
 
-def test_what_killed_saves_left_in_the_folder_goes_with_the_next(path):
+def test_leftovers_of_killed_saves_are_removed(path):
     for name in ("step-1", "step-2", path.name):
         leftover = path.parent / f".{name}.0123456789ab.part"
         leftover.mkdir()

@@ -73,7 +73,7 @@ def test_not_strict_returns_a_report_when_all_fits(path):
     assert loaded["weight"].shape == (3, 2)
 
 
-def test_keys_and_the_numbers_in_them_are_told_apart(tmp_path):
+def test_keys_and_their_data_are_distinguished(tmp_path):
     pax.save_weights({"key": jax.random.key(0)}, tmp_path / "x")
     for other, kind in (
         (jax.random.PRNGKey(0), "uint32[2]"),

@@ -82,7 +82,7 @@ def test_a_list_of_tables(opened):
     ],
     ids=range(8),
 )
-def test_what_lies_outside_is_refused(opened, content, said):
+def test_offsets_outside_of_the_file_are_refused(opened, content, said):
     for read in (lambda table: table.numbers(0, "<i4"), lambda table: table.tables(0)):
         with refused(ValueError, said):
             read(opened(content))

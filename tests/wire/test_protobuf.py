@@ -86,7 +86,7 @@ def test_every_kind_of_field(places):
         message(by_number[1])
 
 
-def test_fields_at_every_place_of_a_piece(places):
+def test_fields_at_every_offset(places):
     """Messages in messages, some of which are longer than what is read at a time."""
     sizes = [*range(0, 60, 7), 4000, 4090, 4096, 5000, 9000, 3, 20_000, 0, 1]
     inner = [b"".join(field(1 + n % 30, bytes([n % 256]) * (size % 100)) + field(31, n)
@@ -143,7 +143,7 @@ def test_malformed_messages_are_refused(places, content, said):
         list(inside(outer, 1)[0].fields())
 
 
-def test_whole_numbers_one_behind_the_other(places):
+def test_packed_varints(places):
     values = [0, 1, 127, 128, 1 << 40, (1 << 64) - 1]
     packed = b"".join(map(number, values))
     found = Message(places(packed))
@@ -160,7 +160,7 @@ def test_a_number_keeps_its_lowest_64_bits():
     assert read_varint(b"\xff" * 9 + b"\x7f", 0, 10) == ((1 << 64) - 1, 10)
 
 
-def test_a_name_is_no_novel():
+def test_long_names_are_refused():
     with refused(ValueError, "1048577"):
         Message(Memory(bytes((1 << 20) + 1))).text()
 

@@ -67,7 +67,7 @@ def snippets(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_python_on_the_card_says_runs_as_it_stands(exports, monkeypatch, name):
+def test_python_of_the_card_runs(exports, monkeypatch, name):
     path = exports / name
     monkeypatch.chdir(path if path.is_dir() else exports)
     calls = snippets(card_of(path).read_text())
@@ -80,7 +80,7 @@ def test_what_python_on_the_card_says_runs_as_it_stands(exports, monkeypatch, na
     assert_close(output["output"]["y"], np.zeros((1, 2)))
 
 
-def test_the_command_line_on_the_card_runs_as_it_stands(exports, monkeypatch, tmp_path, capsys):
+def test_commands_of_the_card_run(exports, monkeypatch, tmp_path, capsys):
     shutil.copytree(exports / "saved", tmp_path / "saved")
     monkeypatch.chdir(tmp_path / "saved")
     np.save("input_0.npy", np.ones((2, 3), np.float32))
@@ -96,7 +96,7 @@ def test_the_command_line_on_the_card_runs_as_it_stands(exports, monkeypatch, tm
     assert np.load("outputs.npz")["output"].shape == (1, 3)
 
 
-def test_what_the_card_says(exports):
+def test_contents_of_the_card(exports):
     text = (exports / "saved" / CARD).read_text()
     for said in (
         "in this process", "largest difference of any output", "weights", "24 B",
@@ -175,7 +175,7 @@ def onnx(path, **options):
     return pax.export.to_onnx(MODEL, path, INPUTS, validate=False, **options)
 
 
-def test_the_card_of_a_file_goes_with_it(tmp_path):
+def test_the_card_of_a_file_is_removed_with_it(tmp_path):
     path = tmp_path / "net.onnx"
     onnx(path)
     assert sorted(os.listdir(tmp_path)) == ["net.onnx", "net.onnx.html"]

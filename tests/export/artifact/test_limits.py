@@ -68,7 +68,7 @@ def test_a_report_of_any_size(tmp_path):
     assert memory < 1 << 20
 
 
-def test_a_report_that_waits_for_ever(tmp_path):
+def test_named_pipes_as_reports_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pax_export.json")
     error = unreadable(tmp_path)[0]
     assert error.where == str(tmp_path / "pax_export.json")
@@ -82,7 +82,7 @@ SAVED_MODEL_FILES = (
 
 
 @pytest.mark.parametrize("name", SAVED_MODEL_FILES)
-def test_a_file_of_a_saved_model_that_waits_for_ever(whole, tmp_path, name):
+def test_named_pipes_in_saved_models_are_refused(whole, tmp_path, name):
     """TensorFlow would open it, and wait for somebody to write."""
     path = shutil.copytree(whole / "saved", tmp_path / "m")
     (path / name).parent.mkdir(exist_ok=True)
@@ -92,7 +92,7 @@ def test_a_file_of_a_saved_model_that_waits_for_ever(whole, tmp_path, name):
         load(path, trusted=True)
 
 
-def test_a_folder_elsewhere_whose_file_waits_for_ever(whole, tmp_path):
+def test_named_pipes_in_linked_folders_are_refused(whole, tmp_path):
     path = shutil.copytree(whole / "saved", tmp_path / "m")
     (path / "SHA256SUMS").unlink()
     (path / "variables").rename(tmp_path / "variables")
@@ -105,7 +105,7 @@ def test_a_folder_elsewhere_whose_file_waits_for_ever(whole, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "serving_default.jax_export"])
-def test_a_file_of_a_bundle_that_waits_for_ever(whole, tmp_path, name):
+def test_named_pipes_in_bundles_are_refused(whole, tmp_path, name):
     path = shutil.copytree(whole / "bundle", tmp_path / "m")
     (path / name).unlink()
     os.mkfifo(path / name)
@@ -165,7 +165,7 @@ def test_an_archive_that_is_packed_in_other_ways(tmp_path, way):
     assert "packed in a way that pax_export does not use" in error.got
 
 
-def test_an_archive_that_says_it_is_elsewhere(whole, tmp_path):
+def test_archives_with_a_wrong_offset_are_refused(whole, tmp_path):
     content = bytearray((whole / "m.tflite").read_bytes())
     struct.pack_into("<L", content, len(content) - 6, 0xFFFFFFF0)  # where its list begins
     (tmp_path / "m.tflite").write_bytes(content)
@@ -342,7 +342,7 @@ def test_every_byte_around_a_report_is_known(tmp_path, append):
 
 
 @pytest.mark.parametrize("append", [embedded.append_zip, embedded.append_field])
-def test_a_report_that_lost_its_hash_is_told_from_one_that_never_had_one(tmp_path, append):
+def test_reports_without_their_hash_are_refused(tmp_path, append):
     file = tmp_path / "model"
     file.write_bytes(b"\x08\x07")
     append(file, '{"sha256": "..."}')

@@ -141,7 +141,7 @@ def test_no_mutation_of_a_report_leads_to_a_traceback(report, tmp_path, data):
     inspected(tmp_path)
 
 
-def test_a_report_goes_through_unchanged(report, tmp_path):
+def test_round_trip_of_a_report(report, tmp_path):
     (tmp_path / "pax_export.json").write_text(json.dumps(report))
     assert json.loads(json.dumps(Report.read(tmp_path).as_dict())) == report
 

@@ -17,6 +17,7 @@ import pytest
 from pax_export.errors import ExportPathError, UntrustedExportError
 from pax_export.export import load, retarget, spec, to_saved_model
 from pax_export.export.artifact.screening import screen
+from tests.consumers.foreign import each_node
 from tests.export import attacks
 from tests.export.models import affine, affine_params, random
 from tests.refusals import refused
@@ -548,7 +549,7 @@ def test_a_vocabulary_of_tensorflow_1_that_looks_honest(old, change):
 
 
 @pytest.mark.parametrize("also", [lambda message: None, with_assets_listed_in_both_ways])
-def test_an_asset_of_tensorflow_1_that_lies_elsewhere(old, also):
+def test_assets_of_tensorflow_1_outside_of_the_folder_are_refused(old, also):
     def rename(message):
         (packed,) = message.meta_graphs[0].collection_def["saved_model_assets"].any_list.value
         packed.value = packed.value.replace(b"\x12\x09words.txt", b"\x12\x09../secret")
@@ -560,14 +561,6 @@ def test_an_asset_of_tensorflow_1_that_lies_elsewhere(old, also):
 
 
 # --- what looks honest -------------------------------------------------------------------
-
-
-def each_node(message, operation):
-    (graph,) = message.meta_graphs
-    for function in graph.graph_def.library.function:
-        for node in function.node_def:
-            if node.op == operation:
-                yield function, node
 
 
 def constant(nodes, text):
@@ -660,7 +653,7 @@ def test_a_function_by_the_name_of_an_operation(model):
 
 
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "..\\secret"])
-def test_an_asset_that_lies_elsewhere(words, name):
+def test_assets_outside_of_the_folder_are_refused(words, name):
     def rename(message):
         message.meta_graphs[0].asset_file_def[0].filename = name
 
@@ -718,7 +711,7 @@ def test_a_graph_of_another_kind_is_no_way_around(model):
         load(model)
 
 
-def test_a_graph_that_nobody_can_read(model):
+def test_unreadable_graphs_are_refused(model):
     (model / "saved_model.pb").write_bytes(b"\xff" * 100)
     with pytest.raises(ExportPathError):
         load(model)

@@ -42,10 +42,10 @@ PRESETS = jax.lax.DotAlgorithmPreset
 
 
 @pytest.mark.parametrize("algorithm", [PRESETS.F32_F32_F32, PRESETS.BF16_BF16_F32_X3])
-def test_what_the_types_do_not_say_stays(algorithm):
+def test_algorithms_beyond_the_dtypes_are_kept(algorithm):
     assert lowered(algorithm, np.float32, np.float32) > (1, 3, 0)
 
 
-def test_what_the_types_say_is_dropped():
+def test_algorithms_implied_by_the_dtypes_are_dropped():
     assert lowered(PRESETS.BF16_BF16_F32, jnp.bfloat16, np.float32) == (0, 9, 0)
     assert lowered(PRESETS.F16_F16_F32, np.float16, np.float32) == (0, 9, 0)

@@ -15,10 +15,9 @@ from pax_export.errors import UnsupportedOperationError
 from pax_export.export import load, retarget, spec, to_saved_model
 from pax_export.export.artifact import inspect
 from pax_export.export.lowering.lower import lower_traced, portable
-from pax_export.export.retargeting.retarget import _module_operations
 from pax_export.export.tracing.traced import trace, vjp
 from tests.closeness import assert_close
-from tests.consumers.foreign import save
+from tests.consumers.foreign import each_node, save
 from tests.export.models import random
 from tests.refusals import refused
 
@@ -158,7 +157,7 @@ def test_the_savedmodel_of_jax2tf_with_places_is_mended(tmp_path):
     assert_close(serve(x=tf.constant(x))["y"], everywhere(params, x), rtol=1e-5, atol=1e-6)
 
 
-def test_the_savedmodel_of_several_devices_is_refused_in_words_of_its_own(tmp_path):
+def test_savedmodels_of_several_devices_are_refused(tmp_path):
     saved = _saved_for_two_devices(tmp_path)
     with refused(UnsupportedOperationError, "to_stablehlo", got="jax.shard_map"):
         retarget(saved, out=tmp_path / "new")
@@ -167,7 +166,7 @@ def test_the_savedmodel_of_several_devices_is_refused_in_words_of_its_own(tmp_pa
 def _saved_for_two_devices(folder):
     save(folder / "old", lambda params, x: {"y": x @ params["w"]}, {"w": random(3, 3)}, "(b, 3)")
     model = inspect.read_saved_model(folder / "old", "test")
-    for _, node in _module_operations(model):
+    for _, node in each_node(model, "XlaCallModule"):
         node.attr["module"].s = _two_devices()
     (folder / "old" / inspect.GRAPH_FILE).write_bytes(model.SerializeToString())
     return folder / "old"

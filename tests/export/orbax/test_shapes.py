@@ -74,7 +74,7 @@ def test_equal_names_are_equal_sizes():
         function({"u": tf.ones((2, 3)), "v": tf.ones((4, 3))})
 
 
-def test_a_size_without_a_name_is_a_syntax_error_that_says_more():
+def test_sizes_without_a_name_are_refused():
     with refused(InvalidArgumentError, 'input_polymorphic_shape="b, 3"', where="x.u"):
         traced(total, None, PAIR)
 
@@ -85,7 +85,7 @@ def test_text_that_does_not_describe_the_input(shape):
         traced(lambda params, x: x, shape, x_spec())
 
 
-def test_constraints_that_nobody_can_read():
+def test_unreadable_constraints_are_refused():
     options = {"polymorphic_constraints": ("b ! 2",)}
     with refused(ValueError, "`polymorphic_constraints`"):
         traced(lambda params, x: x, "b, ...", x_spec(), jax2tf_kwargs=options)

@@ -82,7 +82,7 @@ def test_a_constraint_alone_is_one(tmp_path):
     assert report.signatures["serving_default"].constraints == ("batch >= 2",)
 
 
-def test_an_array_is_none_of_a_few_words(tmp_path):
+def test_an_array_for_validate_is_refused(tmp_path):
     with pytest.raises(InvalidArgumentError):
         to_stablehlo(MODEL, tmp_path / "model", spec("batch, 3"), validate=np.zeros(2))
 
@@ -118,7 +118,7 @@ def test_what_load_gives_refuses_sizes_by_the_constraints(tmp_path, to):
     assert caught.value.where == "serving_default: x"
 
 
-def test_a_size_that_an_expression_alone_tells(tmp_path):
+def test_sizes_known_from_an_expression_alone(tmp_path):
     pairs = ({}, lambda _, x: x.reshape(-1, 2).sum(1))
     to_onnx(pairs, tmp_path / "m.onnx", spec("2*n"), constraints=("n >= 4",), validate=False)
     call = load(tmp_path / "m.onnx")

@@ -126,7 +126,7 @@ def test_nothing_is_read_before_it_is_verified(exports, keys, monkeypatch):
         load(exports / "saved", verify=keys.public)
 
 
-def test_where_nothing_lies_it_is_said_as_ever(tmp_path, keys):
+def test_missing_paths_are_named(tmp_path, keys):
     with refused(ExportPathError, "pax_export"):
         load(tmp_path / "nothing", verify=keys.public)
 

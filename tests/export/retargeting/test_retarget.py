@@ -18,9 +18,8 @@ from pax_export.errors import (
 from pax_export.export import retarget
 from pax_export.export.artifact import inspect
 from pax_export.export.formats.saved_model import run as saved_model
-from pax_export.export.retargeting.retarget import _module_operations
 from tests.closeness import assert_close
-from tests.consumers.foreign import PARAMS, model, save
+from tests.consumers.foreign import PARAMS, each_node, model, save
 from tests.export.models import random
 from tests.refusals import refused
 
@@ -88,7 +87,7 @@ def test_variables_and_signatures_are_untouched(old, mended):
         assert one.object_graph_def == other.object_graph_def
 
 
-def test_the_report_lies_beside_the_model(mended):
+def test_the_report_is_written_next_to_the_model(mended):
     folder, report = mended
     assert '"oldest_tensorflow": "2.15"' in (folder / "pax_export_retarget.json").read_text()
     text = str(report)
@@ -176,7 +175,7 @@ def test_a_saved_model_without_jax_is_refused(tmp_path):
 def test_a_program_that_cannot_be_read_is_refused(old, tmp_path):
     shutil.copytree(old, tmp_path / "old")
     saved = inspect.read_saved_model(old, "test")
-    for _, node in _module_operations(saved):
+    for _, node in each_node(saved, "XlaCallModule"):
         node.attr["module"].s = b"ML\xefRStableHLO_v99.0.0\x00" + node.attr["module"].s[30:]
     (tmp_path / "old" / inspect.GRAPH_FILE).write_bytes(saved.SerializeToString())
     with pytest.raises(UnsupportedOperationError):

@@ -38,7 +38,7 @@ def test_none_is_a_dimension_with_a_name_of_its_own():
     assert inputs.dimensions == ("any1", "any2", "any0")
 
 
-def test_equal_words_are_equal_sizes_in_all_inputs():
+def test_equal_names_are_equal_sizes_in_all_inputs():
     inputs = resolved(lambda params, x, y: x, (spec("n, 2"), spec("2*n")))
     (x, y) = (entry.struct for entry in inputs.flat)
     assert 2 * x.shape[0] == y.shape[0]
@@ -75,7 +75,7 @@ def test_the_scope_of_given_symbols_is_kept():
         resolved(one, struct, constraints=("n >= 2",))
 
 
-def test_a_misspelt_shape_says_where_and_how():
+def test_misspelt_shapes_are_refused():
     with refused(InvalidArgumentError, where="x", write='spec("batch, 28, 28, 1")'):
         resolved(one, spec("batch,, 3"))
 

@@ -43,7 +43,7 @@ TEXT = partial(to_saved_model, preprocess=slow, preprocess_inputs=spec("n"), val
 @pytest.mark.parametrize(
     ("export", "package"), [(FULL, "tensorflow"), (TEXT, "tensorflow"), (to_tflite, "flatbuffers")]
 )
-def test_a_missing_package_is_said_before_any_work(tmp_path, monkeypatch, export, package):
+def test_missing_packages_are_named_before_any_work(tmp_path, monkeypatch, export, package):
     def trace(*_):
         raise AssertionError("it was traced")
 

@@ -157,7 +157,7 @@ def test_other_operations_are_named(tmp_path, monkeypatch, validate):
     )
 
 
-def test_nan_alone_is_told_from_an_error(tmp_path, monkeypatch):
+def test_nan_alone_is_no_error(tmp_path, monkeypatch):
     right = onnx_rules["cumsum"].function
 
     def without_nan(writer, *rest, **more):

@@ -125,7 +125,7 @@ def damage(monkeypatch):
 
 
 @pytest.mark.parametrize("how", [True, "process"])
-def test_an_export_with_wrong_weights_is_not_left_behind(tmp_path, damage, how):
+def test_an_export_with_wrong_weights_is_removed(tmp_path, damage, how):
     with refused(ValidationError, "model's"):
         to_saved_model((affine_params(), affine), tmp_path / "model", spec("n, 3"), validate=how)
     assert not list(tmp_path.iterdir())
@@ -146,7 +146,7 @@ def test_an_export_that_cannot_run(tmp_path, separate):
         validate(formats.SAVED_MODEL, tmp_path, [case(y=np.ones(2))], separate=separate)
 
 
-def test_the_report_tells_the_largest_error(tmp_path):
+def test_the_report_has_the_largest_error(tmp_path):
     report = to_saved_model(
         (affine_params(), affine), tmp_path / "model", spec("n, 3"), validate="process"
     )

@@ -113,7 +113,7 @@ def test_two_models_of_one_constructor_differ(mesh):
     assert (nets[0].weight != nets[1].weight).all()
 
 
-def test_init_holds_no_whole_leaf(mesh):
+def test_init_makes_no_whole_leaf(mesh):
     """Neither the result nor anything in between is as large as the model's largest leaf."""
     rules = sharding.fully_sharded(("data", "model"))
     compiled = program_of(lambda: pax.Linear(1024, 2048), mesh, rules).lowered().compile()
@@ -173,7 +173,7 @@ def test_optimizer_state_follows_its_parameters(mesh):
         assert optimizer.state[0].count.is_fully_replicated
 
 
-def test_new_layers_lie_where_jax_would_put_them():
+def test_new_layers_have_the_sharding_of_jax():
     def devices(net):
         return {device for leaf in jax.tree.leaves(net) for device in leaf.devices()}
 

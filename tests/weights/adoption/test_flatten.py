@@ -62,7 +62,7 @@ def test_a_flatten_is_not_guessed(layer):
         assert how.endswith("8 channels last")
 
 
-def test_a_module_that_flattens_as_torch_says_so(tmp_path):
+def test_modules_that_flatten_as_torch(tmp_path):
     net, file, _, _ = classifier()
     new, _ = pax.weights.adopt(net, file, flatten="as it is")
     assert np.array_equal(new.fc1.weight, file["fc1.weight"].T)
@@ -123,7 +123,7 @@ def test_dense_layers_without_a_flatten_are_as_before(shapes, layers):
     assert not any("channels last" in row.how for row in report.rows)
 
 
-def test_a_norm_of_images_says_how_many_channels_there_are():
+def test_norms_decide_the_number_of_channels():
     net = Free(conv=pax.Conv2D(3, 8, 3, with_bias=False), norm=pax.BatchNorm2D(32),
                fc=pax.Linear(32, 2, with_bias=False))  # fmt: skip
     file = _weights(conv=(8, 3, 3, 3), norm=(32,), fc=(2, 32))
@@ -144,7 +144,7 @@ def test_frameworks_with_channels_last_flatten_as_here():
 
 
 @pytest.mark.parametrize("said", ["channels first", {"fc1": 0}, {"fc1": "8"}, {"fc1": 7}, 8])
-def test_what_flatten_says_is_checked(said):
+def test_the_argument_flatten_is_checked(said):
     net, file, _, _ = classifier()
     with refused(pax.errors.InvalidArgumentError, "flatten="):
         pax.weights.adopt(net, file, flatten=said)

@@ -45,7 +45,7 @@ class Attention(pax.Module):
         self.qkv = pax.Linear(size, out)
 
 
-def test_the_order_is_said_and_never_guessed():
+def test_the_order_of_fused_weights_is_never_guessed():
     file = apart("attn")
     error = assert_refused(Free(attn=Attention()), file, origin="torch")
     assert isinstance(error, pax.errors.AmbiguousWeightsError)
@@ -95,7 +95,7 @@ def test_leaves_of_ones_own_that_are_out_x_in_or_have_an_axis_of_three():
         assert "one of three" in report.rows[0].how
 
 
-def test_an_axis_of_three_of_square_weights_needs_a_word():
+def test_ambiguous_axes_of_square_weights_are_refused():
     file = apart("attn", bias=False)
     net = Free(attn=Free(qkv=Free(w=jnp.ones((3, D, D)))))
     error = assert_refused(net, file, origin="torch")

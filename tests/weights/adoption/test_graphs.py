@@ -35,7 +35,7 @@ CONSTANTS = {
 }
 
 
-def test_constants_of_a_graph_are_left_out_and_told(tmp_path):
+def test_constants_of_a_graph_are_left_out_and_reported(tmp_path):
     arrays = {"fc.weight": drawn(4, 3), "fc.bias": drawn(4), **CONSTANTS}
     net, report = pax.weights.adopt(pax.Linear(3, 4), graph(tmp_path / "net.onnx", arrays))
     assert_close(net.weight, arrays["fc.weight"].T)
@@ -206,7 +206,7 @@ def test_a_gru_of_onnx_that_is_another_function_is_refused(tmp_path, attributes,
         pax.weights.adopt(pax.GRU(3, 2), path)
 
 
-def test_a_gru_of_onnx_without_its_graph_does_not_say_where_the_reset_gate_is():
+def test_a_gru_of_onnx_without_its_graph_is_ambiguous():
     arrays = {"gru.W": drawn(1, 6, 3), "gru.R": drawn(1, 6, 2), "gru.B": drawn(1, 12)}
     with pytest.raises(AdoptionError):
         pax.weights.adopt(pax.GRU(3, 2), arrays, origin="onnx")

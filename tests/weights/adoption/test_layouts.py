@@ -56,7 +56,7 @@ def torchvision(blocks=(2, 2, 2, 2), classes=5):
     return found
 
 
-def test_resnet18_of_torchvision_goes_where_it_belongs():
+def test_resnet18_of_torchvision():
     file = torchvision()
     shapes = jax.eval_shape(lambda: pax.nets.ResNet18(3, 5))
     net, report = pax.weights.adopt(shapes, file)
@@ -171,7 +171,7 @@ def test_attention_as_other_programs_of_torch_keep_it():
         assert_close(case.call(net, case.x), case.forward(case.x), 1e-5, where=framework)
 
 
-def test_names_of_gguf_say_where_everything_belongs():
+def test_names_of_gguf():
     d, file = 4, {"token_embd.weight": normal(7, 4), "output_norm.weight": normal(4)}
     for i in range(2):
         for word in ("q", "k", "v", "output"):

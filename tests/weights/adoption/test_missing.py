@@ -14,7 +14,7 @@ def of(name, *shape):
 
 
 @pytest.mark.parametrize("wrong", ["aux", "class_freq"])
-def test_an_array_that_is_called_otherwise_is_no_candidate(wrong):
+def test_arrays_with_other_names_are_no_candidates(wrong):
     file = {**of("conv", 8, 3, 3, 3), **of("fc", 2, 8)}
     net = Free(conv=pax.Conv2D(3, 8, 3), gn=pax.GroupNorm(2, 8), fc=pax.Linear(8, 2))
     error = assert_refused(net, {**file, **of(wrong, 8)})

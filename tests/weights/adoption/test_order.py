@@ -64,7 +64,7 @@ def _own_norm():
     [*itertools.product(IN_FILES, IN_MODULES, [2]), *itertools.product([FOUR], FOURS, [1]),
      *itertools.product(IN_FILES, IN_MODULES[:1], [1]), *itertools.product([THREE], THREES, [2])],
 )  # fmt: skip
-def test_norms_come_in_the_order_that_their_names_say(theirs, ours, layers):
+def test_norms_are_ordered_by_name(theirs, ours, layers):
     norm = _own_norm if layers == 1 else lambda: pax.RMSNorm(D)
     _, report = pax.weights.adopt(_net(ours, layers, norm), _file(theirs, layers))
     found = {row.leaf.rpartition(".")[0]: row.arrays for row in report.rows}
@@ -81,13 +81,13 @@ def test_norms_come_in_the_order_that_their_names_say(theirs, ours, layers):
         ("post_attention_layernorm post_feedforward_layernorm", "input_norm post_attention_norm"),
     ],
 )
-def test_what_no_order_tells_or_names_contradict_is_refused(theirs, ours):
+def test_contradictory_orders_are_refused(theirs, ours):
     with refused(pax.errors.AmbiguousWeightsError, "post_attention_layernorm.weight"):
         pax.weights.adopt(_net(ours, 2, lambda: pax.RMSNorm(D)), _file(theirs, 2))
 
 
 @pytest.mark.parametrize("names", ["first_norm second_norm", "mlp_norm attention_norm"])
-def test_a_reference_decides_and_knows_better(names):
+def test_a_reference_overrides_the_order(names):
     first, second = names.split()
     net, file = _net(names, 2, lambda: pax.RMSNorm(D)), _file(IN_FILES[0], 2)
 

@@ -138,9 +138,7 @@ def test_a_head_of_other_classes_takes_the_place_of_the_one_of_its_name(tmp_path
 
 
 @pytest.mark.parametrize("with_report", [True, False])
-def test_a_new_head_and_the_old_one_are_refused_until_it_is_said_which_is_written(
-    tmp_path, with_report
-):
+def test_a_new_and_an_old_head_need_a_decision(tmp_path, with_report):
     file = of_torch()
     net, report = pax.weights.adopt(body_and_head(), file, keep="head", ignore="classifier")
     told = {"report": report} if with_report else {"keep": "head", "ignore": "classifier"}

@@ -186,7 +186,7 @@ def test_other_layer_axes_are_not_guessed():
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "pt"])
-def test_stacked_layers_go_home_as_single_ones(tmp_path, ending):
+def test_stacked_layers_are_saved_as_single_ones(tmp_path, ending):
     file = torch_blocks(3, 4, 6)
     net, report = pax.weights.adopt(T.stack_layers([Block(4, 6) for _ in range(3)]), file)
     path = tmp_path / f"net.{ending}"

@@ -87,7 +87,7 @@ RAW = {
 
 
 @pytest.mark.parametrize("how", [*LYING, *RAW])
-def test_a_file_that_lies(tmp_path, how):
+def test_inconsistent_files_are_refused(tmp_path, how):
     (tmp_path / "a").write_bytes(RAW[how] if how in RAW else msgpack.packb(LYING[how]))
     with pytest.raises(WeightsFileError):
         open_source(tmp_path / "a")

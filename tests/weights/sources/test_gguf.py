@@ -120,7 +120,7 @@ HUGE = 1 << 60
         b"GGUF",
     ],
 )
-def test_a_header_that_lies(tmp_path, content):
+def test_inconsistent_headers_are_refused(tmp_path, content):
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(WeightsFileError):
         open_source(tmp_path / "a")

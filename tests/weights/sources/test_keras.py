@@ -199,7 +199,7 @@ def test_nothing_from_elsewhere_and_nothing_that_was_not_written(tmp_path, write
             source.entries["a"].read()
 
 
-def test_a_group_that_holds_itself(tmp_path):
+def test_cyclic_groups_are_refused(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("group/a", data=1)
         file["group/group"] = file["group"]

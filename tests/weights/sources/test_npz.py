@@ -71,7 +71,7 @@ def header(text):
     ],
 )
 @pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_member_that_lies(tmp_path, content, packing):
+def test_inconsistent_members_are_refused(tmp_path, content, packing):
     with zipfile.ZipFile(tmp_path / "a.npz", "w", packing) as archive:
         archive.writestr("a.npy", content)
     with refused(WeightsFileError, "a in "):

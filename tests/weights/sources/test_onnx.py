@@ -90,7 +90,7 @@ def test_constants_branches_and_who_uses_what(tmp_path):
         assert source.metadata["used_by"]["w"] == [("Gemm", 1, "dense")]
 
 
-def test_arrays_beside_the_model(tmp_path):
+def test_external_data(tmp_path):
     large = np.arange(1 << 19, dtype=np.float32)
     path = saved(
         tmp_path / "a.onnx", numpy_helper.from_array(large, "large"),
@@ -142,7 +142,7 @@ def test_only_files_below_the_folder_of_the_model(tmp_path, location):
         TensorProto(name="a", data_type=1, dims=(1,), raw_data=bytes(4), data_location=1),
     ],
 )
-def test_a_tensor_that_lies(tmp_path, tensor):
+def test_inconsistent_tensors_are_refused(tmp_path, tensor):
     (tmp_path / "a.bin").write_bytes(bytes(8))
     path = saved(tmp_path / "a.onnx", tensor)
     if tensor.external_data and tensor.external_data[0].value == "a.onnx":

@@ -44,7 +44,7 @@ def test_a_tree(checkpoint):
         assert source.entries["params.Dense_0.bias"].dtype.name == "bfloat16"
 
 
-def test_a_pipe_among_its_files_is_refused_before_anything_waits_for_it(checkpoint, tmp_path):
+def test_named_pipes_are_refused(checkpoint, tmp_path):
     shutil.copytree(checkpoint, tmp_path / "net")
     os.mkfifo(tmp_path / "net" / "zarr.json")
     with refused(WeightsFileError, got="a FIFO (a named pipe)"):
@@ -69,7 +69,7 @@ def test_which_step_is_not_guessed(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc", "..", "a/b", ""])
-def test_no_array_lies_elsewhere(tmp_path, name):
+def test_arrays_outside_of_the_folder_are_refused(tmp_path, name):
     leaf = {"key_metadata": [{"key": name}], "value_metadata": {"value_type": "jax.Array"}}
     tree = {"use_ocdbt": False, "tree_metadata": {"a": leaf}}
     (tmp_path / "_METADATA").write_text(json.dumps(tree))
@@ -79,7 +79,7 @@ def test_no_array_lies_elsewhere(tmp_path, name):
 
 @pytest.mark.parametrize("shape", [[1 << 50], [1 << 30, 1 << 30], [-1]])
 @pytest.mark.parametrize("chunks", [[1], None])
-def test_a_header_that_lies(tmp_path, shape, chunks):
+def test_inconsistent_headers_are_refused(tmp_path, shape, chunks):
     leaf = {"key_metadata": [{"key": "a"}], "value_metadata": {"value_type": "jax.Array"}}
     tree = {"use_ocdbt": False, "tree_metadata": {"a": leaf}}
     (tmp_path / "_METADATA").write_text(json.dumps(tree))

@@ -97,7 +97,7 @@ def test_several_files_by_their_index_or_folder(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "", ".", "..", "a\\b", "a\0", 3])
-def test_an_index_names_files_beside_it_only(tmp_path, name):
+def test_an_index_names_files_of_its_folder_only(tmp_path, name):
     (tmp_path / "a.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(WeightsFileError):
         open_source(tmp_path / "a.index.json")
@@ -151,7 +151,7 @@ def field(shape=(2,), dtype="F32", offsets=(0, 8)):
         {"__metadata__": {"pax_export": "[]"}, "a": field()},
     ],
 )
-def test_a_header_that_lies(tmp_path, header):
+def test_inconsistent_headers_are_refused(tmp_path, header):
     with pytest.raises(WeightsFileError):
         open_source(raw(header, bytes(8), tmp_path / "a"))
 

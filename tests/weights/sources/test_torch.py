@@ -229,7 +229,7 @@ LYING = {
 
 
 @pytest.mark.parametrize("how", LYING)
-def test_a_tensor_that_lies(tmp_path, how):
+def test_inconsistent_tensors_are_refused(tmp_path, how):
     path = write_zip(tmp_path / "a.pt", {"a": LYING[how]}, {"0": bytes(16)})
     with pytest.raises(WeightsFileError):
         open_source(path)
