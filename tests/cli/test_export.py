@@ -140,12 +140,17 @@ def test_state_is_refused_or_updated(here, capsys):
 
 
 @pytest.mark.parametrize(
-    "factory",
-    ["cli_factories", "cli_factories:nothing", "cli_factories:constant", "cli_nowhere:net"],
+    ("factory", "got"),
+    [
+        ("cli_factories", "got: cli_factories"),
+        ("cli_factories:nothing", "where: cli_factories; got: nothing"),
+        ("cli_factories:constant", "where: cli_factories; got: constant"),
+        ("cli_nowhere:net", "got: cli_nowhere"),
+    ],
 )
-def test_a_missing_factory_is_refused(here, capsys, factory):
+def test_a_missing_factory_is_refused(here, capsys, factory, got):
     assert export(factory, "out", "--input", "n, 3") == 1
-    assert factory in capsys.readouterr().err
+    assert got in capsys.readouterr().err
     assert not (here / "out").exists()
 
 
