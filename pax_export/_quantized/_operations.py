@@ -131,6 +131,9 @@ _LARGEST, _ELEMENTS = 512, 1 << 16
 #: The largest number of rows of inputs that are few; and of how many columns a wider matrix is
 #: multiplied one after the other then.
 _FEW, _WIDE = 16, 2048
+#: The largest number of rows of inputs for which rows of a matrix are added one after the other,
+#: and how many numbers of each column at a time; with 16 XLA takes twice as long.
+_FEWEST, _AT_ONCE = 2, 8
 
 
 def blockwise(x: Any, integers: object, scales: Sequence[Any], form: Form, contracted: int) -> Any:
@@ -168,7 +171,9 @@ def _over_rows(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     width = integers.shape[-1]
     by_column = form.group is None  # one scale per column: a factor of the whole sum
     stored = (integers,) if by_column else (integers, *scales)
-    if width < 2 * _WIDE or not _are_few(x.shape[0]):
+    if isinstance(x.shape[0], int) and x.shape[0] <= _FEWEST:
+        total = _row_by_row(x, stored, form)
+    elif width < 2 * _WIDE or not _are_few(x.shape[0]):
         total = _of_columns(x, stored, form, 0, width)
     else:
         rest = width % _WIDE
@@ -178,6 +183,45 @@ def _over_rows(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
         if rest:
             total = jnp.concatenate([total, of_block(width - rest, rest)], 1)
     return total * scales[0].astype(jnp.float32) if by_column else total
+
+
+def _row_by_row(x: Any, stored: Sequence[Any], form: Form) -> Any:
+    """Sums rows of a matrix in one loop over its columns, which writes no numbers out."""
+    integers, *scales = stored
+    parts = _parts(x, form)
+    count = _AT_ONCE // len(parts)
+    of_group = GROUP // len(parts)
+
+    def step(total: Any, row: Any) -> tuple[Any, None]:
+        own = jax.lax.dynamic_slice_in_dim(integers, row, count)
+        by_group = [jax.lax.dynamic_slice_in_dim(each, row // of_group, 1) for each in scales]
+        scale, *zeros = (each.astype(jnp.float32) for each in by_group or [jnp.ones(())])
+        product: Any = 0.0
+        for part, numbers in zip(parts, _halves(own, form)):
+            numbers = numbers.astype(jnp.float32) - (zeros[0] if zeros else 0)
+            some = jax.lax.dynamic_slice_in_dim(part, row, count, 1)
+            for place in range(count):
+                product = product + some[:, place : place + 1] * numbers[place : place + 1]
+        return total + product * scale, None
+
+    size = integers.shape[0]
+    cut = size // count * count
+    total = jnp.zeros((x.shape[0], integers.shape[1]), jnp.float32)
+    total = jax.lax.scan(step, total, jnp.arange(0, cut, count))[0]
+    rest = integers[cut:].astype(jnp.float32)  # groups leave none
+    return total + x[:, cut:] @ rest if cut < size else total
+
+
+def _parts(x: Any, form: Form) -> list[Any]:
+    """Inputs for each half of packed integers."""
+    if form.bits == 8:
+        return [x]
+    apart = x.reshape(x.shape[0], -1, 2, GROUP // 2)
+    return [apart[:, :, place].reshape(x.shape[0], -1) for place in (0, 1)]
+
+
+def _halves(integers: Any, form: Form) -> tuple[Any, ...]:
+    return low_and_high(integers) if form.bits == 4 else (integers,)
 
 
 def _of_columns(x: Any, stored: Sequence[Any], form: Form, first: Any, width: int) -> Any:
@@ -207,11 +251,7 @@ def _times_block(x: Any, stored: Sequence[Any], form: Form) -> Any:
     if form.group is None:
         return x @ integers.astype(jnp.float32)
     scales = [each.astype(jnp.float32) for each in scales]
-    parts, numbers = [x], (integers,)
-    if form.bits == 4:  # two products of half the length
-        apart = x.reshape(x.shape[0], -1, 2, GROUP // 2)
-        parts = [apart[:, :, place].reshape(x.shape[0], -1) for place in (0, 1)]
-        numbers = low_and_high(integers)
+    parts, numbers = _parts(x, form), _halves(integers, form)  # products of half the length
     of_group = GROUP // len(parts)
     by_group, *zeros = (_each_of_group(each, form.axis, of_group) for each in scales)
     made = None

@@ -101,9 +101,11 @@ def static_ranges(
         if None not in each:
             scales, zeros = (np.reshape(of, own.shape) for of in zip(*each))
             made[name] = StaticInputs(jnp.asarray(scales, "float32"), jnp.asarray(zeros, "int8"))
-        ends = [samples.outputs.get(int(number)) for number in own.reshape(-1)]
-        if all(each is not None for each in ends):
-            both = np.stack(ends).reshape(*own.shape, 2, -1)
+        numbered = list(map(int, own.reshape(-1)))
+        if all(number in samples.outputs for number in numbered):
+            both = np.stack([samples.outputs[number] for number in numbered]).reshape(
+                *own.shape, 2, -1
+            )
             outputs[name] = OutputRange(jnp.asarray(both[..., 0, :]), jnp.asarray(-both[..., 1, :]))
     return made, outputs
 

@@ -43,6 +43,8 @@ def test_times(bits, group, size):
     assert_close(array.dequantized(), numbers, rtol=0)
     assert_close(times(x, array), x @ numbers, rtol=1e-5)
     assert_close(jax.jit(times)(x, array), x @ numbers, rtol=1e-5)
+    for few in (x[0], x[0, :1]):  # row by row
+        assert_close(jax.jit(times)(few, array), few @ numbers, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("bits", "group"), FORMS)

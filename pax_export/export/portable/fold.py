@@ -189,7 +189,7 @@ class _Folding:
         known = atom in self._known and equation.invars[0] in self._known
         return atom if is_plain and known and all(each == 1 for each in others) else None
 
-    def _bounded(self, equation: Equation, y: Any, *_: Any) -> Any:
+    def _bounded(self, equation: Any, y: Any, *_: Any) -> Any:
         """Takes the ranges of a product's features, which scales and shifts move."""
         _, *atoms = equation.invars
         if not all(atom in self._known for atom in atoms):

@@ -72,7 +72,7 @@ class _Rounding:
         given = [self._read(*each, together) for each in zip(atoms, operands)]
         return bind_equation(equation, given)
 
-    def _scale(self, equation: Equation) -> tuple[float, int] | None:
+    def _scale(self, equation: Any) -> tuple[float, int] | None:
         """Returns the known scale and zero point of a rounding."""
         if equation.primitive.name != "round_inputs":
             return None

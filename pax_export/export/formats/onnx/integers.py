@@ -98,7 +98,7 @@ def _fused(builder: GraphBuilder, node: Any, x: RoundedInputs, kernel: Any) -> s
     weight, order = kernel
     name = weight.written(order, fused=True)
     operands = [node.input[0], name]
-    for bias in map(builder.initializers.get, node.input[2:]):
+    for bias in (builder.initializers[name] for name in node.input[2:]):
         scale = weight.scale_with(x)
         scales = builder.initializers[scale]
         limits = np.iinfo(np.int32)

@@ -115,7 +115,7 @@ class _Integers:
         self._give_integers(operator, *scale)
         return True
 
-    def _scale_of_result(self, operator: Operator) -> tuple[float, int] | None:
+    def _scale_of_result(self, operator: Operator) -> tuple[float, Any] | None:
         """Returns the scale and the zero point with which all readers round a result."""
         ends = self._ends(operator.outputs[0])
         given = {(float(end.outputs[0].scale[0]), end.outputs[0].zero) for end in ends}
