@@ -196,7 +196,3 @@ def joined(
                 for axis in group
             )
     return _shaped(result, sizes)
-
-
-def transpose(tensor: object, permutation: Sequence[int]) -> Any:
-    return moves.transpose(tensor, permutation)

@@ -46,24 +46,8 @@ def silu(builder: GraphBuilder, x: Value) -> str:
     return builder("Mul", x, builder("Sigmoid", x))
 
 
-def hard_sigmoid(builder: GraphBuilder, x: Value) -> str:
-    return builder("HardSigmoid", x, alpha=1 / 6, beta=0.5)
-
-
-def hard_swish(builder: GraphBuilder, x: Value) -> str:
-    return builder("HardSwish", x)
-
-
 def gelu(builder: GraphBuilder, x: Value, *, approximate: bool) -> str:
     return builder("Gelu", x, approximate="tanh" if approximate else "none")
-
-
-def softmax(builder: GraphBuilder, x: Value, *, axis: int) -> str:
-    return builder("Softmax", x, axis=axis)
-
-
-def log_softmax(builder: GraphBuilder, x: Value, *, axis: int) -> str:
-    return builder("LogSoftmax", x, axis=axis)
 
 
 def mean(builder: GraphBuilder, x: Value, *, axes: Sequence[int], keepdims: bool) -> str:
@@ -93,14 +77,6 @@ def dft(builder: GraphBuilder, x: Value) -> Any:
     else:
         made = builder("DFT", given, axis=1)
     return made if len(rows) == 1 else builder.reshape(made, x.shape)
-
-
-def take(builder: GraphBuilder, x: Value, places: Value, *, axis: int) -> str:
-    return builder("Gather", x, places, axis=axis)
-
-
-def take_along(builder: GraphBuilder, x: Value, places: Value, *, axis: int) -> str:
-    return builder("GatherElements", x, places, axis=axis)
 
 
 def extreme(builder: GraphBuilder, x: Value, *, axes: Sequence[int], largest: bool) -> Any:
@@ -149,11 +125,24 @@ def _recurrent(operator: str) -> Row:
     return write
 
 
+def _operator(name: str, **fixed: float) -> Row:
+    """Returns the row of an operator with the operands and attributes of the composite."""
+    return lambda builder, *operands, **told: builder(name, *operands, **fixed, **told)
+
+
 _ROWS: dict[str, Row] = {
-    each.__name__: each
-    for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
-} | {name: _recurrent(name.upper()) for name in ("lstm", "gru", "rnn")}
+    "hard_sigmoid": _operator("HardSigmoid", alpha=1 / 6, beta=0.5),
+    "hard_swish": _operator("HardSwish"),
+    "log_softmax": _operator("LogSoftmax"),
+    "softmax": _operator("Softmax"),
+    "take": _operator("Gather"),
+    "take_along": _operator("GatherElements"),
+}
+_ROWS |= {name: _recurrent(name.upper()) for name in ("lstm", "gru", "rnn")}
 _ROWS |= {
     each.__name__: each
-    for each in (dft, take, take_along, extreme, rank, put, window, put_window, sizes)
+    for each in (
+        *(clip, silu, gelu, mean, layer_norm, dft),
+        *(extreme, rank, put, window, put_window, sizes),
+    )
 }

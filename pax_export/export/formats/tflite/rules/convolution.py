@@ -17,7 +17,6 @@ from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
     is_static,
     reshape,
-    transpose,
     wrapped,
 )
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
@@ -42,7 +41,7 @@ def convolution(op: Operation, x: Tensor, kernel: Tensor) -> Any:
         converted(each, struct.dtype.name, result_kind) if each.dtype != lite.float32 else each
         for each, struct in zip((x, kernel), op.operands)
     )
-    x, kernel = transpose(x, x_axes), transpose(kernel, kernel_axes)
+    x, kernel = moves.transpose(x, x_axes), moves.transpose(kernel, kernel_axes)
     if any(each != 1 for each in params["lhs_dilation"]):
         found = _convolve_transposed(op, x, kernel, shape, window, params["lhs_dilation"])
     else:
@@ -69,7 +68,7 @@ def _restore_axes(found: Any, numbers: Tensor, whole: Sequence[Any]) -> Any:
     """Returns a result in the order of axes of the program."""
     found.set_shape([int(size) if is_static(size) else None for size in whole])
     axes = _result_axes(numbers)
-    return transpose(found, [axes.index(axis) for axis in range(len(axes))])
+    return moves.transpose(found, [axes.index(axis) for axis in range(len(axes))])
 
 
 def _is_transposed(equation: Any) -> bool:

@@ -18,7 +18,6 @@ from pax_export.export.formats.tflite.tensors import (
     is_static,
     joined,
     reshape,
-    transpose,
 )
 from pax_export.export.portable.decompositions.convolutions import is_plain_pad
 
@@ -36,7 +35,7 @@ def broadcast_in_dim(op: Operation, x: Tensor, *sizes: object) -> Any:
 def reshaped(op: Operation, x: Tensor, *sizes: object) -> Any:
     if op.params.get("dimensions") is not None:
         # vmap moves its axis and joins it with another in one operation.
-        x = transpose(x, op.params["dimensions"])
+        x = moves.transpose(x, op.params["dimensions"])
     return reshape(x, op.shape, op.sizes)
 
 
@@ -49,7 +48,7 @@ def squeeze(op: Operation, x: Tensor) -> Any:
 def transposed(op: Operation, x: Tensor) -> Any:
     permutation = list(op.params["permutation"])
     if len(permutation) <= 5:
-        return transpose(x, permutation)
+        return moves.transpose(x, permutation)
     x = full(x, op.operands[0].shape, op.sizes)
     # Axes that stay side by side are one meanwhile.
     runs: list[list[int]] = []
@@ -65,7 +64,7 @@ def transposed(op: Operation, x: Tensor) -> Any:
         for axis in run:
             size = size * shape[axis]
         product.append(size)
-    x = transpose(reshape(x, product, op.sizes), [order.index(run) for run in runs])
+    x = moves.transpose(reshape(x, product, op.sizes), [order.index(run) for run in runs])
     return reshape(x, op.shape, op.sizes)
 
 

@@ -11,7 +11,7 @@ from pax_export.export.formats.tflite.builder import layers, moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
-from pax_export.export.formats.tflite.tensors import is_static, reshape, transpose
+from pax_export.export.formats.tflite.tensors import is_static, reshape
 from pax_export.export.portable.decompositions.convolutions import is_padded_as_same
 
 
@@ -46,7 +46,7 @@ def pool(op: Operation, x: Tensor) -> Any:
     batch, channels = (axis for axis in range(rank) if axis not in axes)
     order = [batch, *axes, channels]
     moved = [op.shape[axis] for axis in order]
-    x = transpose(x, order)
+    x = moves.transpose(x, order)
     window, strides, widths = (
         [tuple(params[name])[axis] for axis in axes]
         for name in ("window_dimensions", "window_strides", "padding")
@@ -66,4 +66,4 @@ def pool(op: Operation, x: Tensor) -> Any:
     if rank == 3:
         found = reshape(found, moved, op.sizes)
     found.set_shape([int(size) if is_static(size) else None for size in moved])
-    return transpose(found, [order.index(axis) for axis in range(rank)])
+    return moves.transpose(found, [order.index(axis) for axis in range(rank)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pax_export.export.formats.tflite.builder import layers
+from pax_export.export.formats.tflite.builder import layers, moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
@@ -14,7 +14,6 @@ from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
     is_static,
     reshape,
-    transpose,
     wrapped,
 )
 
@@ -41,7 +40,7 @@ def dot_general(op: Operation, x: Tensor, y: Tensor) -> Any:
         turned = reshape(multiplied(other, one), [*other.outer, *one.outer], op.sizes)
         count = len(other.outer)
         rank = count + len(one.outer)
-        found = transpose(turned, [*range(count, rank), *range(count)])
+        found = moves.transpose(turned, [*range(count, rank), *range(count)])
     else:
         result = [*one.batch, *one.outer, *other.outer]
         found = reshape(multiplied(one, other), result, op.sizes)
@@ -71,12 +70,12 @@ class _Side:
         if place == 0 and not (batch or self.columns) and len(summed) == 1 and 1 < len(free) < 4:
             few, ends = [], [*self.outer, count]  # TFLite keeps the other axes of a usual layer
         self._sizes, self._several = op.sizes, len(ends) > 2
-        self.tensor = reshape(transpose(x, order), [*few, *ends], op.sizes)
+        self.tensor = reshape(moves.transpose(x, order), [*few, *ends], op.sizes)
 
     def as_rows(self) -> Any:
         rank = self.tensor.shape.rank
         swapped = [*range(rank - 2), rank - 1, rank - 2]
-        return transpose(self.tensor, swapped) if self.columns else self.tensor
+        return moves.transpose(self.tensor, swapped) if self.columns else self.tensor
 
     def flat(self) -> _Side:
         """Returns the operand with its outer axes merged into a batch or a second side."""
