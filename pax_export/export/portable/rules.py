@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from pax_export._jaxpr import interpret, needed_equations, wrapped_program
@@ -45,6 +48,11 @@ class RuleTable(dict[str, Rule]):
             return function
 
         return register
+
+    def load(self, package: ModuleType) -> None:
+        """Imports the modules of a package, which register their rules."""
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
 
     def has(self, equation: Any, exact: bool = False) -> bool:
         """Whether a rule writes an equation; if `exact`, with NaN as in jax."""

@@ -13,7 +13,6 @@ from pax_export.errors import ValidationError
 from pax_export.export import spec, to_onnx, to_saved_model, to_tflite
 from pax_export.export.formats.onnx.registry import RULES
 from pax_export.export.formats.tflite.rule import RULES as TFLITE_RULES
-from pax_export.export.formats.tflite.rules import functions as functions
 from pax_export.export.lowering import lower
 from pax_export.export.portable import Rule
 from pax_export.export.tracing.tape import Tape
@@ -88,7 +87,7 @@ def test_the_module_and_the_users_line_are_named_for_any_batch(wrong_tanh, tmp_p
 
     parting = caught.value.parting
     assert (parting.operation, parting.path, parting.kind) == ("tanh", "modules.1", "Net")
-    assert parting.source.startswith("test_parting.py:30:")
+    assert parting.source.startswith("test_parting.py:29:")
     assert parting.apart in str(caught.value)
     assert parting.candidates == 1
     assert not (tmp_path / "model.onnx").exists()

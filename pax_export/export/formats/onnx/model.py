@@ -11,7 +11,7 @@ import numpy as np
 from pax_export._errors import UnsupportedDtypeError, UnsupportedOperationError
 from pax_export._optional import require
 from pax_export.export.artifact.known_differences import known_differences
-from pax_export.export.formats.onnx import rules as rules
+from pax_export.export.formats.onnx import rules
 from pax_export.export.formats.onnx.biases import with_biases
 from pax_export.export.formats.onnx.convert import Converter
 from pax_export.export.formats.onnx.graph import GraphBuilder, all_nodes, needed, read_in
@@ -43,6 +43,7 @@ from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import refuse_operation
 from pax_export.export.validation.integers import Quantized
 
+RULES.load(rules)
 _WRITE = (
     "the same in other operations of jax.numpy and jax.lax, a size instead of a symbolic "
     "dimension, or another target, e.g. to_saved_model"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -50,6 +48,7 @@ from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import refuse_operation
 
+RULES.load(rules)
 _WRITE = (
     "the same in other operations of jax.numpy and jax.lax, or another target, e.g. to_saved_model"
 )
@@ -215,7 +214,6 @@ class _GraphConverter:
         read: Weights,
         exact: bool,
     ):
-        _load_rules()
         self._key, self._sizes, self._constants, self._read = key, sizes, constants, read
         self._known = partial(RULES.has, exact=exact)
         self._converter = ProgramConverter(RULES, self._constant, self._by_rule)
@@ -303,8 +301,3 @@ def _rounded(value: object, struct: object) -> Any:
     if name not in ("float16", "bfloat16"):
         return value
     return lite.cast(lite.cast(value, name), lite.float32)
-
-
-def _load_rules() -> None:
-    for module in pkgutil.iter_modules(rules.__path__):
-        importlib.import_module(f"{rules.__name__}.{module.name}")
