@@ -260,7 +260,7 @@ def test_a_pass_that_fails_is_no_reason_to_refuse(tmp_path, monkeypatch):
     def failing(*_):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(graph, "optimized", failing)
+    monkeypatch.setattr(graph, "portable_program", failing)
     model = ({}, lambda params, x: jax.nn.softmax(x))
     with pytest.warns(RuntimeWarning, match="planted"):
         report = to_tflite(model, tmp_path / "m.tflite", spec("2, 3"))
