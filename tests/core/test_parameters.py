@@ -149,12 +149,11 @@ class Classifier(pax.Module):
 def test_unfreezing_with_the_origin_before_another_head_is_refused():
     net = Classifier(3)
     frozen = pax.freeze_parameters(net).replace(head=pax.Linear(512, 10))
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused(
+        InvalidArgumentError, where="head.weight",
+        got="float32[512,10] where the origin has head.weight: float32[512,3]",
+    ):  # fmt: skip
         pax.unfreeze_parameters(frozen, origin=net)
-    lines = str(caught.value).splitlines()
-    assert lines[1] == "  where: head.weight"
-    assert lines[2] == ("  got: float32[512,10] where the origin has head.weight: float32[512,3]")
-    assert lines[3].startswith("  write: unfreeze the part that was frozen")
     frozen = pax.freeze_parameters(net).replace(head=pax.Linear(512, 3, with_bias=False))
     with refused(InvalidArgumentError, got="a module with 9 leaves and an origin with 10"):
         pax.unfreeze_parameters(frozen, origin=net)
