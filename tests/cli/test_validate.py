@@ -46,7 +46,7 @@ def test_another_model_is_found_out(affine, call, quick):
 def test_a_stranger_cannot_be_compared(affine, call, quick):
     code, out, error = call("validate", "out", "--against", "cli_models:stranger")
     assert (code, out) == (1, "")
-    assert error.startswith("pax-export: error: ")
+    assert error.startswith("pax-export: error: ") and "cannot be called as" in error
 
 
 def test_a_damaged_export_is_found_out(affine, call, quick):
