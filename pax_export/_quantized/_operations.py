@@ -207,7 +207,8 @@ def _row_by_row(x: Any, stored: Sequence[Any], form: Form) -> Any:
     size = integers.shape[0]
     cut = size // count * count
     total = jnp.zeros((x.shape[0], integers.shape[1]), jnp.float32)
-    total = jax.lax.scan(step, total, jnp.arange(0, cut, count))[0]
+    if cut:
+        total = jax.lax.scan(step, total, jnp.arange(0, cut, count))[0]
     rest = integers[cut:].astype(jnp.float32)  # groups leave none
     return total + x[:, cut:] @ rest if cut < size else total
 
