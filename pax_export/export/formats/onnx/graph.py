@@ -44,6 +44,8 @@ class GraphBuilder:
         self.quantized: dict[str, Quantized] = {}  # initializers of integers
         #: Arrays that represent integers: rounded inputs and quantized weights.
         self.integers: dict[str, Any] = {}
+        #: Entries of results whose shapes ONNX's inference does not find.
+        self.declared: dict[str, Any] = {}
         self._constants: dict[tuple, str] = {}
         self._count = 0
         self._root: list[Any] = []
@@ -208,6 +210,11 @@ class GraphBuilder:
         """Returns the graph's entry for an input or output; symbolic sizes are left open."""
         sizes = [int(size) if is_number(size) else None for size in shape]
         return self.onnx.helper.make_tensor_value_info(name, self.type(dtype), sizes)
+
+    def declare(self, name: str, like: Value, shape: Sequence[Any]) -> str:
+        """Gives a result a shape that does not follow from its operator; returns the name."""
+        self.declared[name] = self.entry(name, like.carrier, shape)
+        return name
 
     def graph(self, nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Value]) -> Any:
         """Returns a subgraph of these operators with these results."""

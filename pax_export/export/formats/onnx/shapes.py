@@ -18,13 +18,14 @@ _MOST_AXES = 8
 
 
 def declare_shapes(builder: GraphBuilder, nodes: Sequence[Any]) -> list[Any]:
-    """Returns entries for results of loops and branches among operators; completes their bodies."""
+    """Returns entries for results of operators, above all loops; completes their bodies."""
     entries = []
     for node in nodes:
         for body in bodies(node):
             body.value_info.extend(declare_shapes(builder, body.node))
             _store_axes(builder, body)
         entries.extend(_describe_results(node))
+        entries.extend(builder.declared[name] for name in node.output if name in builder.declared)
     return entries
 
 

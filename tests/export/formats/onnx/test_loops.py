@@ -56,7 +56,7 @@ FORMS = [
     (_sum, ["Scan"]),
     (_back, ["Scan"]),
     (_counted, ["Loop"]),
-    (_drawn_back, ["Loop"]),
+    (_drawn_back, ["Scan"]),
     (_nested, ["Loop", "Scan"]),
     (_row_is_state, ["Loop"]),
     (_row_is_unread, ["Loop"]),
@@ -104,6 +104,18 @@ def test_inference_finds_a_shape_for_every_value(tmp_path, function, shape):
     inner = [each for graph in graphs for each in graph.value_info]
     known.update(each.name for each in inner if each.type.tensor_type.HasField("shape"))
     assert {name for node in all_nodes(graphs[0].node) for name in node.output} <= known
+
+
+def _window(x):
+    at = (x[0, 0].astype(int), 0)
+    return lax.dynamic_slice(x, at, (2, 3)), lax.dynamic_update_slice(x, x[:1], at)
+
+
+def test_windows_at_computed_places_have_their_sizes(tmp_path):
+    to_onnx(_window, tmp_path / "m.onnx", spec("4, 3"))
+    entries = onnx.load(tmp_path / "m.onnx").graph.value_info
+    sizes = [[each.dim_value for each in e.type.tensor_type.shape.dim] for e in entries]
+    assert sizes == [[2, 3], [4, 3]]
 
 
 @pytest.mark.parametrize("by", [0, 1, 7, 8, 23, 31, 32, 40])

@@ -206,6 +206,7 @@ def test_iree_is_not_asked_for_what_it_computes_otherwise(tmp_path, function, sh
     "function, shape",
     [
         (lambda x: jax.lax.scan(_rows, jnp.zeros(3), x), "4, 3"),
+        (lambda x: jax.lax.scan(lambda s, _: (s + x, s[0]), x, None, length=3), "4, 3"),
         (lambda x: jax.lax.fori_loop(0, 3, lambda _, x: x[:, None].sum(-1) * x, x), "n, 3"),
         (lambda x: jax.lax.cond(x[0, 0] > 0, _column, jnp.zeros_like, _column(x)), "n, 3"),
         (lambda x: jax.lax.top_k(x, 2)[1] + x[:, :2].astype(int), "n, 3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from pax_export._jax import scan_operands
 from pax_export.export.formats.onnx.graph import GraphBuilder, all_nodes, bodies, values_of
 from pax_export.export.formats.onnx.registry import rule
-from pax_export.export.formats.onnx.values import Value
+from pax_export.export.formats.onnx.values import Value, is_number
 from pax_export.export.portable.decompositions.control import is_of_one, is_of_two
 
 Results = Sequence[Any]
@@ -97,6 +98,12 @@ def scan(builder: GraphBuilder, results: Results, *operands: Value, **told: Any)
     pieces = [builder.fresh(each.dtype, each.shape[1:]) for each in rows]
     with builder.body() as nodes:
         made = builder.inline(jaxpr, [*consts, *carried, *pieces])
+        if len(made) > num_carry and not rows and not _has_scan(nodes):
+            pieces = [builder.fresh(np.int64, ())]
+            made[num_carry:] = _depend_on(builder, pieces[0], made[num_carry:])
+    if pieces and not rows:
+        zeros = builder.expand(np.zeros((), np.int64), [length])
+        rows = [Value(zeros, np.dtype(np.int64), (length,))]
 
     def scanning() -> list[Value]:
         if _is_plain(nodes, made[:num_carry], pieces):
@@ -123,6 +130,22 @@ def scan(builder: GraphBuilder, results: Results, *operands: Value, **told: Any)
     return values_of(results, builder.branched(some, scanning, nothing))
 
 
+def _has_scan(nodes: Sequence[Any]) -> bool:
+    return any(node.op_type == "Scan" for node in all_nodes(nodes))
+
+
+def _depend_on(builder: GraphBuilder, row: Value, results: Sequence[Value]) -> list[Value]:
+    """Makes the smallest of results depend on a row, which is 0: unread ones are not run through.
+
+    Without rows, a scan would be a loop, which is slower, and does not stack in IREE.
+    """
+    sizes = [[size if is_number(size) else 1000 for size in each.shape] for each in results]
+    least = results[min(range(len(sizes)), key=lambda place: math.prod(sizes[place]))]
+    name = builder("Gather", builder.unsqueeze(least, [0]), row, axis=0)
+    made = Value(name, least.dtype, least.shape)
+    return [made if each is least else each for each in results]
+
+
 #: Operators that may only move numbers.
 _MOVES = (
     "Cast", "Concat", "Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze",
@@ -137,7 +160,7 @@ def _is_plain(nodes: Sequence[Any], states: Sequence[Value], pieces: Sequence[Va
     becomes the next state.
     """
     every = list(all_nodes(nodes))
-    if not pieces or any(node.op_type == "Scan" for node in every):
+    if not pieces or _has_scan(nodes):
         return False
     moved = {each.name for each in states}
     for node in reversed(nodes):

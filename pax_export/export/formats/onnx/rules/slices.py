@@ -84,13 +84,15 @@ def window(builder: GraphBuilder, x: Value, *starts: Value, sizes: Sequence[Any]
         return x
     begin = _starts_array(builder, [starts[axis] for axis in axes])
     end = _add(builder, begin, builder.sizes.shape([sizes[axis] for axis in axes]))
-    return builder("Slice", x, begin, end, np.array(axes, np.int64))
+    made = builder("Slice", x, begin, end, np.array(axes, np.int64))
+    return builder.declare(made, x, sizes)
 
 
 def put_window(builder: GraphBuilder, x: Value, update: Value, *starts: Value) -> str:
     axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
     places = {axis: _starts_array(builder, [starts[axis]]) for axis in axes}
-    return _replace_window(builder, x.name, update, axes, places)
+    made = _replace_window(builder, x.name, update, axes, places)
+    return builder.declare(made, x, x.shape) if axes else made
 
 
 def _starts_array(builder: GraphBuilder, starts: Sequence[Value]) -> Any:
