@@ -163,9 +163,9 @@ def iree(file: str, cases: Cases) -> list[Arrays]:
 
 def _refuse_for_iree(graph: Any) -> None:
     """Refuses operations that IREE compiles to other results."""
-    is_open = any(
-        size.dim_param for each in graph.input for size in each.type.tensor_type.shape.dim
-    )
+    sizes = [size for each in graph.input for size in each.type.tensor_type.shape.dim]
+    symbols = {size.dim_param for size in sizes if size.dim_param}
+    reshaped = {node.output[0] for node in _nodes(graph) if node.op_type == "Reshape"}
     read = importlib.import_module("onnx").numpy_helper.to_array
     small = [each for each in graph.initializer if each.data_type in _INTEGERS and each.dims == [1]]
     zeros = {each.name for each in small if read(each).item() == 0}
@@ -184,13 +184,19 @@ def _refuse_for_iree(graph: Any) -> None:
                 f"the model has the operator Gelu ({node.name}), for which IREE takes 22/7 for pi; "
                 "exact=True writes it in parts"
             )
+        scatters = node.op_type == "ScatterND" and node.input[0] in reshaped
+        if len(symbols) > 1 and (scatters or node.op_type in ("Scan", "Loop")):
+            raise NotImplementedError(
+                f"the model has a {'scatter' if scatters else 'loop'} ({node.name}) and several "
+                "symbolic sizes, with which IREE computes other numbers"
+            )
         if node.op_type != "Scan":
             continue
         if any(1 in each.ints for name, each in told.items() if name.endswith("_directions")):
             raise NotImplementedError(
                 f"the model scans from the end ({node.name}), and IREE scans from the beginning"
             )
-        if is_open and len(node.output) > len(node.input) - told["num_scan_inputs"].i:
+        if symbols and len(node.output) > len(node.input) - told["num_scan_inputs"].i:
             raise NotImplementedError(
                 f"the model stacks the results of a scan ({node.name}), of which IREE returns "
                 "only one if sizes are symbolic"
