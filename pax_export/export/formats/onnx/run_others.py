@@ -163,45 +163,54 @@ def iree(file: str, cases: Cases) -> list[Arrays]:
 
 def _refuse_for_iree(graph: Any) -> None:
     """Refuses operations that IREE compiles to other results."""
-    sizes = [size for each in graph.input for size in each.type.tensor_type.shape.dim]
-    symbols = {size.dim_param for size in sizes if size.dim_param}
-    reshaped = {node.output[0] for node in _nodes(graph) if node.op_type == "Reshape"}
-    read = importlib.import_module("onnx").numpy_helper.to_array
-    small = [each for each in graph.initializer if each.data_type in _INTEGERS and each.dims == [1]]
-    zeros = {each.name for each in small if read(each).item() == 0}
-    negated: set[str] = set()
     for node in _nodes(graph):
         told = {each.name: each for each in node.attribute}
-        if node.op_type == "Sub" and node.input[0] in zeros:
-            negated.update(node.output)
-        if node.op_type == "Mod" and node.input[0] in negated:
-            raise NotImplementedError(
-                f"the model has the remainder of a negative size ({node.name}), which IREE takes "
-                "with another sign"
-            )
         if node.op_type == "Gelu" and "approximate" in told and told["approximate"].s == b"tanh":
             raise NotImplementedError(
                 f"the model has the operator Gelu ({node.name}), for which IREE takes 22/7 for pi; "
                 "exact=True writes it in parts"
             )
+        if any(1 in each.ints for name, each in told.items() if name.endswith("_directions")):
+            raise NotImplementedError(
+                f"the model scans from the end ({node.name}), and IREE scans from the beginning"
+            )
+    _refuse_symbolic(graph)
+    _refuse_negative(graph)
+    _refuse_sorts(graph)
+
+
+def _refuse_symbolic(graph: Any) -> None:
+    """Refuses loops and scatters that IREE runs right with fewer symbolic sizes only."""
+    sizes = [size for each in graph.input for size in each.type.tensor_type.shape.dim]
+    symbols = {size.dim_param for size in sizes if size.dim_param}
+    reshaped = {node.output[0] for node in _nodes(graph) if node.op_type == "Reshape"}
+    for node in _nodes(graph):
         scatters = node.op_type == "ScatterND" and node.input[0] in reshaped
         if len(symbols) > 1 and (scatters or node.op_type in ("Scan", "Loop")):
             raise NotImplementedError(
                 f"the model has a {'scatter' if scatters else 'loop'} ({node.name}) and several "
                 "symbolic sizes, with which IREE computes other numbers"
             )
-        if node.op_type != "Scan":
-            continue
-        if any(1 in each.ints for name, each in told.items() if name.endswith("_directions")):
-            raise NotImplementedError(
-                f"the model scans from the end ({node.name}), and IREE scans from the beginning"
-            )
-        if symbols and len(node.output) > len(node.input) - told["num_scan_inputs"].i:
+        rows = [each.i for each in node.attribute if each.name == "num_scan_inputs"]
+        if symbols and rows and len(node.output) > len(node.input) - rows[0]:
             raise NotImplementedError(
                 f"the model stacks the results of a scan ({node.name}), of which IREE returns "
                 "only one if sizes are symbolic"
             )
-    _refuse_sorts(graph)
+
+
+def _refuse_negative(graph: Any) -> None:
+    """Refuses remainders of negative sizes, which IREE takes with another sign."""
+    read = importlib.import_module("onnx").numpy_helper.to_array
+    small = [each for each in graph.initializer if each.data_type in _INTEGERS and each.dims == [1]]
+    zeros = {each.name for each in small if read(each).item() == 0}
+    negative = {n.output[0] for n in graph.node if n.op_type == "Sub" and n.input[0] in zeros}
+    for node in graph.node:
+        if node.op_type == "Mod" and node.input[0] in negative:
+            raise NotImplementedError(
+                f"the model has the remainder of a negative size ({node.name}), which IREE takes "
+                "with another sign"
+            )
 
 
 def _refuse_sorts(graph: Any) -> None:

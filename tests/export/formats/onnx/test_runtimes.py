@@ -193,6 +193,8 @@ def test_sizes_are_rounded_up_without_remainders_of_negative_sizes(tmp_path):
         (lambda x: (jnp.argsort(x), jnp.argsort(-x)), "n, 3", "sorts twice"),
         (jax.nn.gelu, "n, 3", "exact=True"),
         (lambda x: jnp.zeros(-x.shape[0] % 3 + 1) + x[0, 0], "n, 3", "negative size"),
+        (lambda x: jax.lax.fori_loop(0, 3, lambda _, s: s + x, x), "n, m", "loop .* several sym"),
+        (lambda x: x.at[jnp.arange(x.shape[0])[:, None], x.astype(int)].add(x), "n, m", "scatter"),
     ],
 )
 def test_iree_is_not_asked_for_what_it_computes_otherwise(tmp_path, function, shape, why):
