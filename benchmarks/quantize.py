@@ -157,16 +157,16 @@ def _files(net: Any, seen: np.ndarray, folder: Path) -> Iterator[tuple[str, Any,
 def _written(name: str, net: Any, write: Any, spec: Any, folder: Path) -> tuple[str, Any, int]:
     place = folder / "net"
     report = write(net, place, spec, overwrite=True, card=False)
-    return name, pax.export.load(place), report.graph_bytes
+    call = _session(place) if "onnx" in name else pax.export.load(place)
+    return name, call, report.graph_bytes
 
 
 def _of_onnxruntime(folder: Path, x: np.ndarray) -> Iterator[tuple[str, Any, int]]:
     """The float file by onnxruntime's own quantizer."""
     logging.disable(logging.WARNING)
-    ort = importlib.import_module("onnxruntime")
     own = importlib.import_module("onnxruntime.quantization")
     file, made = folder / "float.onnx", folder / "own.onnx"
-    name = ort.InferenceSession(file).get_inputs()[0].name
+    name = _session(file).args[1]
 
     class Reader(own.CalibrationDataReader):
         def __init__(self) -> None:
@@ -181,9 +181,13 @@ def _of_onnxruntime(folder: Path, x: np.ndarray) -> Iterator[tuple[str, Any, int
     }
     for way, quantize in ways.items():
         quantize()
-        session = ort.InferenceSession(made)
-        call = partial(_called, session, name)
-        yield f"onnxruntime.quantization, {way}", call, made.stat().st_size
+        yield f"onnxruntime.quantization, {way}", _session(made), made.stat().st_size
+
+
+def _session(file: Path) -> Any:
+    """A call of a file without what `load` does around it, which these small nets would show."""
+    session = importlib.import_module("onnxruntime").InferenceSession(file)
+    return partial(_called, session, session.get_inputs()[0].name)
 
 
 def _called(session: Any, name: str, x: np.ndarray) -> Any:
