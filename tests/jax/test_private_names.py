@@ -21,6 +21,7 @@ UNPROMISED = {
     "_jaxpr.py": {"jax.extend.source_info_util"},
     "_quantized/_inputs.py": {"jax.interpreters.ad", "jax.interpreters.batching"},
     "_quantized/_operations.py": {"jax.interpreters.ad", "jax.interpreters.batching"},
+    "_quantized/_outputs.py": {"jax.interpreters.ad", "jax.interpreters.batching"},
     "_quantized/_primitive.py": {
         "jax.extend.core.Primitive",
         "jax.interpreters.ad",

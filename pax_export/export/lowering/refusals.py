@@ -10,6 +10,7 @@ from typing import Any
 from pax_export._errors import PaxError, SymbolicDimensionError, UnsupportedOperationError
 from pax_export._jax import equations_of
 from pax_export._jaxpr import inner_programs
+from pax_export._types import Equation
 from pax_export.export.artifact import dimensions
 from pax_export.export.portable import NotDecomposedError
 from pax_export.export.tracing.source_lines import attach_operations
@@ -68,12 +69,12 @@ def _speaks_of(symbolic: list[str], error: Exception) -> bool:
     return bool(symbolic) and (bool(_OF_SIZES.search(text)) or any(names))
 
 
-def _only_calls(equation: Any) -> bool:
+def _only_calls(equation: Equation) -> bool:
     """Whether this only calls others."""
     return next(inner_programs(equation), None) is not None
 
 
-def _symbolic_dimensions(equation: Any) -> list[str]:
+def _symbolic_dimensions(equation: Equation) -> list[str]:
     """Returns the symbolic dimensions of operands, results and parameters of an operation."""
     atoms = (*equation.invars, *equation.outvars)
     sizes = [size for atom in atoms for size in getattr(atom.aval, "shape", ())]

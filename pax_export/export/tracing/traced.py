@@ -17,7 +17,7 @@ from jax.extend.core import jaxpr_as_fun
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jax import call_with_constants, read_arguments
 from pax_export._jaxpr import jaxpr_constants, jaxpr_operations, jaxpr_parameters, jaxpr_primitives
-from pax_export._types import PyTree
+from pax_export._types import PyTree, TracedProgram
 from pax_export.export import symbolic_numpy
 from pax_export.export.portable.any_size import differentiable
 from pax_export.export.tracing import dtypes
@@ -124,7 +124,7 @@ def _is_large(value: PyTree) -> bool:
     return size > LARGEST_CONSTANT and not dtypes.is_key(value.dtype)
 
 
-def _refuse_callbacks(program: Any) -> None:
+def _refuse_callbacks(program: TracedProgram) -> None:
     outside = ("debug_print", "infeed", "outfeed")
     found = sorted(p for p in jaxpr_primitives(program) if "callback" in p or p in outside)
     checks = [each for each in jaxpr_parameters(program, found) if _is_of_equinox(each)]

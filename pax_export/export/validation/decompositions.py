@@ -19,6 +19,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from pax_export._jax import call_with_constants
 from pax_export._jaxpr import jaxpr_constants
+from pax_export._types import Equation
 from pax_export.export.lowering.lower import portable
 from pax_export.export.portable.program import traced
 from pax_export.export.portable.rewrite import rewritten
@@ -68,7 +69,7 @@ def _with_choices(function: Callable, operands: Sequence[Any]) -> Callable[[list
     return lambda values: compiled(values, list(constants.values()))
 
 
-def _replace_choice(equation: Any) -> Any:
+def _replace_choice(equation: Equation) -> Any:
     """An operation that leaves a choice, and makes that of the export, as a program."""
     rule = RULES.get(equation.primitive.name)
     return None if rule is None else traced(lambda *given: rule(equation, given), equation.invars)
@@ -100,7 +101,7 @@ def _find_rule(is_right: Callable[..., Any], keep: Sequence[int] = ()) -> Callab
     Results `keep` are always LAPACK's.
     """
 
-    def rule(equation: Any, given: Arrays) -> list[Any]:
+    def rule(equation: Equation, given: Arrays) -> list[Any]:
         theirs = _results_of(equation, given)
         ours = _exported_results(equation, given)
         if ours is None:
@@ -114,12 +115,12 @@ def _find_rule(is_right: Callable[..., Any], keep: Sequence[int] = ()) -> Callab
     return rule
 
 
-def _results_of(equation: Any, given: Sequence[Any]) -> list[Any]:
+def _results_of(equation: Equation, given: Sequence[Any]) -> list[Any]:
     results = equation.primitive.bind(*given, **equation.params)
     return list(results) if equation.primitive.multiple_results else [results]
 
 
-def _exported_results(equation: Any, given: Sequence[Any]) -> list[Any] | None:
+def _exported_results(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
     """Returns the results of an operation as exported alone."""
     structs = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in given]
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
