@@ -65,7 +65,7 @@ class DynamicInputs(StateModule):
         return _round_rows.bind(x, axes=tuple(axes))
 
 
-def round_with(x: Array, scale: Any, zero: Any) -> Any:
+def round_with(x: Array, scale: float, zero: int) -> Any:
     """Rounds an array to the values of its integers, as one operation."""
     return _round_inputs.bind(x, np.float32(scale), np.int8(zero))
 

@@ -10,7 +10,7 @@ from jax.interpreters import ad, batching
 
 from pax_export._quantized._inputs import batched, straight_through
 from pax_export._quantized._primitive import primitive
-from pax_export._types import Array
+from pax_export._types import Array, PyTree
 from pax_export.core import StateModule
 
 
@@ -36,7 +36,7 @@ class OutputRange(StateModule):
         (8,)
     """
 
-    def __init__(self, low: Any, high: Any):
+    def __init__(self, low: PyTree, high: PyTree):
         super().__init__()
         self.low = low
         self.high = high
@@ -46,7 +46,7 @@ class OutputRange(StateModule):
         return bound_outputs(y, jnp.asarray(self.low), jnp.asarray(self.high), axis)
 
 
-def bound_outputs(y: Array, low: Any, high: Any, axis: int | None = None) -> Any:
+def bound_outputs(y: Array, low: PyTree, high: PyTree, axis: int | None = None) -> Any:
     """Annotates an array with the range of each channel, or of all for None."""
     return _bound_outputs.bind(y, low, high, axis=axis)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._quantized import OutputRange, StaticInputs, scale_of_range
+from pax_export._types import Array
 from pax_export.core import StateModule
 from pax_export.quantization._compare import called
 
@@ -35,14 +36,14 @@ class _Samples:
         self.ranges: dict[int, tuple[float, float]] = {}
         self.outputs: dict[int, np.ndarray] = {}
 
-    def __call__(self, number: Any, x: Any) -> None:
+    def __call__(self, number: Array, x: Array) -> None:
         flat = np.asarray(x, np.float32).reshape(-1)
         low, high = self.ranges.get(int(number), (0.0, 0.0))
         self.ranges[int(number)] = min(low, float(flat.min())), max(high, float(flat.max()))
         kept = flat[:: max(1, flat.size // _SAMPLES)]
         self.samples.setdefault(int(number), []).append(kept)
 
-    def see_outputs(self, number: Any, ends: Any) -> None:
+    def see_outputs(self, number: Array, ends: Array) -> None:
         """Takes the least output of each channel, and the largest ones negated."""
         known = self.outputs.get(int(number), np.inf)
         self.outputs[int(number)] = np.minimum(known, np.asarray(ends, np.float32))
@@ -54,27 +55,27 @@ _recorders: dict[int, Any] = {}
 class _Observed(StateModule):
     """A stand-in for `StaticInputs` that records inputs unchanged."""
 
-    def __init__(self, number: Any, token: int):
+    def __init__(self, number: Array, token: int):
         super().__init__()
         self.number = number
         self.token = token
 
-    def rounded(self, x: Any, axes: Sequence[int]) -> Any:
+    def rounded(self, x: Array, axes: Sequence[int]) -> Any:
         jax.debug.callback(partial(_record, self.token), self.number, x)
         return x
 
-    def bounded(self, y: Any, axis: int) -> Any:
+    def bounded(self, y: Array, axis: int) -> Any:
         others = tuple(each for each in range(y.ndim) if each != axis % y.ndim)
         ends = jnp.stack([y.min(others), -y.max(others)])
         jax.debug.callback(partial(_record_ends, self.token), self.number, ends)
         return y
 
 
-def _record(token: int, number: Any, x: Any) -> None:
+def _record(token: int, number: Array, x: Array) -> None:
     _recorders[token](number, x)
 
 
-def _record_ends(token: int, number: Any, ends: Any) -> None:
+def _record_ends(token: int, number: Array, ends: Array) -> None:
     _recorders[token].see_outputs(number, ends)
 
 

@@ -89,7 +89,7 @@ class _Rounding:
         ends = float(low), float(high)
         return _Ranged(_plain(y), *ends) if all(map(math.isfinite, ends)) else y
 
-    def _is_rounded(self, atom: Any, operand: Any) -> bool:
+    def _is_rounded(self, atom: Any, operand: object) -> bool:
         if isinstance(operand, _Ranged):
             return True
         return not is_literal(atom) and (atom in self._scales or atom in self._rounded)
