@@ -87,7 +87,7 @@ def _refuse_for_openvino(graph: Any) -> None:
     numbers = {each.name: read(each).item() for each in small if each.data_type in _INTEGERS}
     signs = {name for name, each in numbers.items() if each == -(2**31)}
     masks = {name for name, each in numbers.items() if each >= 2**31}
-    ordered: set[str] = set()  # numbers without a sign as those with one in the same order
+    ordered: set[str] = set()  # unsigned integers, mapped to signed ones in the same order
     for node in _nodes(graph):
         given = set(node.input)
         compares = not ordered.isdisjoint(given)
@@ -152,7 +152,7 @@ def iree(file: str, cases: Cases) -> list[Arrays]:
     for case in cases:
         made = function(*(case["inputs"][each.name] for each in graph.input))
         results = made if isinstance(made, (tuple, list)) else (made,)
-        # It returns numbers without a sign as if they had one.
+        # It returns unsigned integers as signed ones.
         arrays = [
             each.to_host().copy().view(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
             for each, kind in zip(results, (each.type.tensor_type for each in graph.output))

@@ -1,4 +1,4 @@
-"""Comparisons and extrema in the order of numbers with a sign; sorting, by `rank`."""
+"""Comparisons and extrema of unsigned integers and booleans on signed ones; sorting, by `rank`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _EXTREMES = "max min".split()
 
 
 def has_order(equation: Any) -> bool:
-    """Whether the numbers of an equation are in the order that their bits have with a sign.
+    """Whether targets compare the operands of an equation as they are.
 
-    Targets without numbers without a sign carry those of 32 and 64 bits so, and have no order of
-    truth values.
+    They store unsigned integers of 32 and 64 bits as signed ones of the same bits, which have
+    another order, and do not compare booleans.
     """
     name = equation.primitive.name
     if name not in _COMPARISONS and name not in _EXTREMES:

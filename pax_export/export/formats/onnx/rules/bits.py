@@ -49,13 +49,13 @@ def _narrow(builder: GraphBuilder, wide: str, dtype: DTypeLike) -> str:
 
 
 def shifted(builder: GraphBuilder, wide: object, amount: object, direction: str) -> str:
-    """Shifts numbers of int64 as those without a sign."""
+    """Shifts the bits of int64 numbers as those of uint64."""
     both = [builder.cast(each, np.uint64) for each in (wide, amount)]
     return builder.cast(builder("BitShift", *both, direction=direction), np.int64)
 
 
 def _inside(builder: GraphBuilder, amount: str, y: Value, bits: int) -> str | None:
-    """Whether shifts are by less than all bits; a negative number is a large one without a sign."""
+    """Whether shifts are by less than all bits; negative numbers are large unsigned ones."""
     if y.known is not None and np.all((y.known >= 0) & (y.known < bits)):
         return None
     limits = [np.array(0, np.int64), np.array(bits - 1, np.int64)]

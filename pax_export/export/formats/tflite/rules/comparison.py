@@ -152,7 +152,7 @@ def shift_right_logical(op: Operation, x: Tensor, y: Tensor) -> Any:
 
 
 def _unsigned(op: Operation, x: Tensor) -> Any:
-    """The number that the bits of a narrow integer are without a sign."""
+    """Reads the bits of a narrow integer as an unsigned one."""
     return wrapped(x, op.dtype if op.dtype.startswith("u") else f"u{op.dtype}")
 
 
