@@ -80,7 +80,7 @@ def test_a_changed_variable_is_refused(folder, monkeypatch):
 
     monkeypatch.setattr(saved_model, "write", wrong)
     for net in (make_net(), on_mesh(make_net())):
-        with refused(ValueError, where="modules.0.weight"):
+        with refused(pax.errors.ValidationError, "variable", "where: modules.0.weight"):
             to_saved_model(net, folder / "wrong", spec("n, 4"), validate="variables")
         assert not (folder / "wrong").exists()
 
