@@ -345,7 +345,7 @@ def _attempt(
     required: bool,
     before: Lowered,
 ) -> tuple[Pullback, Lowered] | str:
-    """Returns a gradient; if there is none and it is optional, the reason."""
+    """Returns a gradient, or a description of the error if it is not required."""
     try:
         pullback = Pullback(vjp(traced, wrt, of), wrt, of)
         lowered = lower_traced(pullback.traced, platforms, names=program.operand_names)
