@@ -186,23 +186,23 @@ def test_a_pickle_loads_the_rooms_that_it_needs(tmp_path):
 SHARED = {"Entry", "Input", "Node", "Program", "Row", "Table"}
 
 
-def definitions(*kinds):
-    """The nodes of these kinds in the package."""
-    for path in (ROOT / "pax_export").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, kinds):
-                yield node
+def names_defined(*kinds):
+    """The names of all definitions of these kinds in the package."""
+    return [
+        node.name
+        for path in (ROOT / "pax_export").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, kinds)
+    ]
 
 
 def test_a_class_name_has_one_meaning():
-    names = Counter(node.name.lstrip("_") for node in definitions(ast.ClassDef))
+    names = Counter(name.lstrip("_") for name in names_defined(ast.ClassDef))
     assert {name for name, count in names.items() if count > 1} <= SHARED
 
 
 def test_share_of_one_word_function_names():
     """Names of functions and methods are a verb and its object, or a noun of the field."""
-    names = [
-        node.name.strip("_") for node in definitions(ast.FunctionDef, ast.AsyncFunctionDef)
-        if not node.name.startswith("__")
-    ]  # fmt: skip
+    found = names_defined(ast.FunctionDef, ast.AsyncFunctionDef)
+    names = [name.strip("_") for name in found if not name.startswith("__")]
     assert sum("_" not in name for name in names) / len(names) < 0.41

@@ -27,10 +27,10 @@ def require_alike(printed, program):
 
 # A process of its own for each takes long; these touch every part of the interface.  All others
 # run after `install_as_pax`, which the command calls as well.
-RUN_BY_ITSELF = ("graph", "loss_scaling", "mlp", "networks", "pure_state", "weights")
+RUN_BY_ITSELF = ("graph", "mlp", "networks", "pure_state", "weights")
 
-# Half of the time of all, for layers and steps that the others take as well: for long runs.
-LONG = ("gpt", "speech")
+# Most of the time of all, for layers and steps that the others take as well: for long runs.
+LONG = ("char_rnn", "gpt", "loss_scaling", "speech")
 
 RUN_TOGETHER = [
     program
