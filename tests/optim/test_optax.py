@@ -33,10 +33,7 @@ def schedule():
 MAKERS = {
     "adam": lambda: optax.adam(1e-2),
     "sgd": lambda: optax.sgd(1e-2),
-    "momentum": lambda: optax.sgd(1e-2, momentum=0.9, nesterov=True),
-    "adamw": lambda: optax.adamw(1e-2, weight_decay=0.1),
     "adamw, mask": lambda: optax.adamw(1e-2, weight_decay=0.1, mask=matrices),
-    "clip": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)),
     "schedule": lambda: optax.adam(schedule()),
     "multi_transform": lambda: optax.multi_transform(
         {"matrix": optax.adam(1e-2), "vector": optax.sgd(1e-2)}, labels
@@ -49,9 +46,6 @@ MAKERS = {
     "inject_hyperparams": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=1e-2),
     "apply_if_finite": lambda: optax.apply_if_finite(optax.adam(1e-2), 2),
     "adafactor": lambda: optax.adafactor(1e-2),
-    "lamb": lambda: optax.lamb(1e-2),
-    "lion": lambda: optax.lion(1e-3),
-    "rmsprop": lambda: optax.rmsprop(1e-2, centered=True, momentum=0.9),
     "noise": lambda: optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(1e-2)),
     "set_to_zero": optax.set_to_zero,
     "named_chain": lambda: optax.named_chain(("a", optax.clip(1.0)), ("b", optax.sgd(0.1))),
