@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.hard.size import runs
+
 ROOT = Path(__file__).parent.parent.parent
-KILLS = 4
+KILLS = runs(short=2, long=8)
 
 
 def test_losses_of_a_killed_run_are_those_of_one_that_was_not(tmp_path):
