@@ -146,8 +146,8 @@ def test_keys_of_the_constructor():
 
 
 def assert_same(a, b):
-    pairs = zip(jax.tree_util.tree_leaves(a), jax.tree_util.tree_leaves(b), strict=True)
-    assert all((x == y).all() for x, y in pairs)
+    for x, y in zip(jax.tree_util.tree_leaves(a), jax.tree_util.tree_leaves(b), strict=True):
+        assert_close(x, y, rtol=1e-6)  # XLA may round programs of several draws otherwise
 
 
 def test_dropout_takes_its_keys_in_order():
