@@ -321,7 +321,7 @@ def test_reader(name):
 # --- an operation -----------------------------------------------------------------------------
 
 #: They hold the programs that are counted.
-OF_PROGRAMS = {"cond", "custom_linear_solve", "linear_solve", "while"}
+OF_PROGRAMS = {"cond", "custom_linear_solve", "while"}
 OPERATION_STEPS: Steps = {
     "1. pax_export/export/portable/decompositions/: @decomposes": lambda name: (
         any(re.search(rf'["\s]{name}["\s]', path.read_text()) for path in DECOMPOSED.glob("*.py"))

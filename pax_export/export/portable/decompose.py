@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ def decompose(program: Any, has: Has, *, normal_forms: bool = True) -> Any:
 def not_decomposed(equation: Any) -> str:
     """Returns why an operation has no decomposition; empty if none is known at all."""
     try:
-        if _is_known(equation):
+        if _third_party_implementation(equation) is not None or _is_known(equation):
             decomposed(equation)
     except NotDecomposedError as error:
         return str(error)
@@ -52,11 +53,29 @@ def _is_known(equation: Any) -> bool:
     return equation.primitive.name in DECOMPOSITIONS or find_expansion(equation) is not None
 
 
+def _third_party_implementation(equation: Any) -> Callable[..., Any] | None:
+    """Returns the function of jax that implements a primitive of another library, or None.
+
+    The primitive may have the name of one of jax's.
+    """
+    function = equation.primitive.impl
+    if not isinstance(function, FunctionType):
+        return None
+    library = function.__module__.partition(".")[0]
+    return None if library in ("jax", "jaxlib", "pax_export") else function
+
+
 def decomposed(equation: Any) -> Any:
     """The decomposition of an operation that has one, as a program."""
     operands = [atom.aval for atom in equation.invars]
     if (empty := _without_elements(equation)) is not None:
         return empty
+    if (function := _third_party_implementation(equation)) is not None:
+        try:
+            return trace(function, operands, equation.params)
+        except Exception as error:
+            reason = f"whose implementation jax cannot trace ({type(error).__name__}: {error})"
+            raise NotDecomposedError(reason) from error
     # Newer versions of jax keep some functions whole until lowering, e.g. `searchsorted`.
     if (expand := find_expansion(equation)) is not None:
         return trace(expand, operands, {})
@@ -105,7 +124,9 @@ class _Pass:
             raise NotDecomposedError("into an operation that the target lacks")
         if (empty := _without_elements(equation)) is not None:
             return empty
-        if not _is_known(equation) or self._has(equation):
+        if _third_party_implementation(equation) is None and (
+            not _is_known(equation) or self._has(equation)
+        ):
             return None
         if self._inside.count(name) == _DEEPEST:
             return None  # two that are decomposed into each other, and the target has neither

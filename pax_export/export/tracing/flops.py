@@ -109,7 +109,7 @@ def _count_inner(equation: Equation, path: str, times: object, work: Work) -> No
     programs = [getattr(inner, "jaxpr", inner) for inner in inner_programs(equation)]
     if not programs:
         work.uncounted.add(name)
-    elif name in ("custom_linear_solve", "linear_solve"):
+    elif name == "custom_linear_solve":
         solve = equation.params["jaxprs"].solve
         _count_jaxpr(getattr(solve, "jaxpr", solve), path, times, work)
     elif name == "scan":
@@ -350,6 +350,7 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "cholesky": _cubic_work(1 / 3),
     "lu": _cubic_work(2 / 3),
     **dict.fromkeys(("qr", "geqrf", "householder_product"), _cubic_work(4 / 3)),
+    "ormqr": lambda equation: 4 * equation.invars[1].aval.shape[-1] * _one_each(equation),
     "eigh": _cubic_work(9),
     "svd": _cubic_work(20),
     "triangular_solve": _triangular_solve,

@@ -103,8 +103,11 @@ def form_of(model: PyTree) -> ModelForm:
         InvalidArgumentTypeError: this is no model.
     """
     owner, function = unbind(model)
-    form = _form_of_object(owner)
-    return form if function is None else _called_by(form, function)
+    if function is None:
+        return _form_of_object(owner)
+    # A pytree with a method needs no `__call__`: a distribution has `log_prob`.
+    form = _form_of_object(owner) if callable(owner) else _pytree_form(owner)
+    return _called_by(form, function)
 
 
 def _form_of_object(model: PyTree) -> ModelForm:

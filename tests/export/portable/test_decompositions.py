@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.lax import linalg
 
 import pax_export as pax
@@ -273,6 +274,45 @@ def test_factorizations():
     check("qr", lambda a: linalg.qr(a, full_matrices=False), SQUARE * 1e-30, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("left", "transpose"), [(True, False), (True, True), (False, True)])
+def test_products_of_reflections(left, transpose):
+    if not hasattr(linalg, "ormqr"):
+        pytest.skip("not in this version of jax")
+    reflections, taus = jnp.linalg.qr(SQUARE[:, :, :4], mode="raw")
+    product = functools.partial(linalg.ormqr, left=left, transpose=transpose)
+    check("ormqr", product, reflections.mT, taus, SQUARE, rtol=1e-4)
+
+
+def test_polynomials():
+    if not hasattr(lax, "polynomial"):
+        pytest.skip("not in this version of jax")
+    for x in (jnp.float32(0.5), jnp.asarray(ROWS[0])):
+        check("polynomial", lambda x, y: lax.polynomial(x, (y, 2.0, y)), x, jnp.asarray(ROWS[1]))
+
+
+def add_backwards(x, y):
+    return x[::-1] + y
+
+
+def third_party(function):
+    """A primitive of another library, with the name of one of jax's."""
+    primitive = Primitive("add")
+    primitive.def_impl(function)
+    primitive.def_abstract_eval(lambda x, y: x)
+    return primitive.bind
+
+
+def test_primitives_of_other_libraries_are_what_implements_them():
+    operands = jnp.asarray(SMALL), jnp.asarray(SMALL)
+    program = jax.make_jaxpr(third_party(add_backwards))(*operands)
+    without = decompose(program, lambda _: True)  # a target that has jax's `add`
+    (found,) = jaxpr_as_fun(without)(*operands)
+    assert_close(found, add_backwards(*operands))
+    program = jax.make_jaxpr(third_party(lambda x, y: np.asarray(x) + y))(*operands)
+    assert decompose(program, lambda _: True) is program
+    assert "TracerArrayConversionError" in not_decomposed(program.eqns[0])
+
+
 def test_matrices_without_elements():
     for name, function in (("cholesky", linalg.cholesky), ("lu", linalg.lu), ("qr", jnp.linalg.qr)):
         check(name, function, np.zeros((3, 0, 0), np.float32))
@@ -344,7 +384,7 @@ def test_a_matrix_that_is_not_finite_has_no_eigenvalues():
 #: Parts of others, or of newer versions of jax: tested by those, and in the runtimes.
 OF_OTHERS = [
     *("geqrf", "householder_product", "lu_pivots_to_permutation", "custom_linear_solve"),
-    *("linear_solve", "platform_index", "one_minus_square", "polynomial", "threefry2x32"),
+    *("platform_index", "one_minus_square", "threefry2x32"),
     *("iota_2x32_shape", "reduce_window_sum", "reduce_window_min"),
 ]
 

@@ -40,6 +40,15 @@ class Scaled:
         return 2 * self(x)
 
 
+class Normal(NamedTuple):
+    """A pytree that cannot be called, as a distribution of distrax."""
+
+    mean: Any
+
+    def log_prob(self, x):
+        return -((x - self.mean) ** 2)
+
+
 class Held:
     """An object that jax does not know."""
 
@@ -102,6 +111,7 @@ def affine(params, x, flip=False):
 
 
 SCALED, HELD, NET = Scaled(jnp.asarray(W)), Held(), Net()
+NORMAL = Normal(jnp.asarray(W[:, 0]))
 NNX = NnxNet(nnx.Rngs(0))
 NNX.eval()
 LINEN = LinenNet()
@@ -131,6 +141,12 @@ FORMS = {
         lambda: NET.eval().encode(X, 3.0),
     ),
     "pytree": (SCALED, "Scaled", {"weight": True}, lambda: SCALED(X)),
+    "method of a named tuple": (
+        NORMAL.log_prob,
+        "Normal",
+        {"mean": True},
+        lambda: NORMAL.log_prob(X),
+    ),
     "vmap of a pytree": (jax.vmap(SCALED), "Scaled", {}, lambda: SCALED(X)),
     "pair with a lambda": (
         (SCALED, lambda model, x: jax.vmap(model)(x)),

@@ -15,7 +15,7 @@ from pax_export.export.portable.decompositions.registry import NotDecomposedErro
 from pax_export.export.portable.kept import call
 
 
-@decomposes("custom_linear_solve", "linear_solve", any_dtype=True)
+@decomposes("custom_linear_solve", any_dtype=True)
 def custom_linear_solve(
     *operands: object, const_lengths: Any, jaxprs: Any, **_: object
 ) -> list[Any]:

@@ -43,7 +43,8 @@ def polynomial_of_operands(x: Array, *coefficients: Any, **_: object) -> Any:
     total = coefficients[-1]
     for each in reversed(coefficients[:-1]):
         total = total * x + each
-    return jnp.broadcast_to(total, x.shape)
+    shapes = [each.shape for each in (x, *coefficients)]
+    return jnp.broadcast_to(total, lax.broadcast_shapes(*shapes))
 
 
 @decomposes("integer_pow", any_dtype=True)

@@ -178,24 +178,32 @@ def _norm(vector: Array) -> Any:
     return scale * jnp.sqrt((scaled * scaled).sum(-1, keepdims=True))
 
 
-@decomposes("householder_product")
-def householder_product(a: Array, taus: Array, **_: object) -> Any:
-    """The product of reflections that `geqrf` stored."""
+@decomposes("ormqr")
+def ormqr(
+    a: Array, taus: Array, c: Array, *, left: bool = True, transpose: bool = False, **_: object
+) -> Any:
+    """Multiplies by the reflections that `geqrf` stored, one by one, or by their transpose."""
     require_static(a)
-    rows, columns = a.shape[-2:]
-    steps = taus.shape[-1]
-    numbers = jnp.arange(rows)
+    if not left:
+        return transposed(ormqr(a, taus, transposed(c), transpose=not transpose))
+    steps, numbers = taus.shape[-1], jnp.arange(a.shape[-2])
 
     def step(count: Any, made: Any) -> Any:
-        j = steps - 1 - count
+        j = count if transpose else steps - 1 - count
         vector = jnp.where(numbers > j, _column(a, j), jnp.where(numbers == j, 1, 0))
         vector = vector.astype(a.dtype)
         seen = (vector[..., :, None] * made).sum(-2)
         tau = _entry(taus, j)
         return made - tau[..., None] * vector[..., :, None] * seen[..., None, :]
 
-    whole = jnp.broadcast_to(jnp.eye(rows, columns, dtype=a.dtype), a.shape)
-    return lax.fori_loop(0, steps, step, whole)
+    return lax.fori_loop(0, steps, step, c)
+
+
+@decomposes("householder_product")
+def householder_product(a: Array, taus: Array, **_: object) -> Any:
+    """The product of reflections that `geqrf` stored."""
+    require_static(a)
+    return ormqr(a, taus, jnp.broadcast_to(jnp.eye(*a.shape[-2:], dtype=a.dtype), a.shape))
 
 
 @decomposes("qr")
