@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -48,10 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     stored = page.read(options.output) if options.output else page.empty()
     page.describe(stored, models)
-    pairs = list(_pairs(models, options.formats))
-    if options.resume:
-        known = {(form, name) for form, o in stored["outcomes"].items() for name in o}
-        pairs = [(form, model) for form, model in pairs if (form, model.name) not in known]
+    pairs = untried(_pairs(models, options.formats), stored["outcomes"], options.resume)
     _warm({form for form, _ in pairs})
     with tempfile.TemporaryDirectory() as kept, ThreadPoolExecutor(options.jobs) as pool:
         options.kept = Path(kept)
@@ -65,6 +62,18 @@ def main(argv: Sequence[str] | None = None) -> int:
                 page.write(stored, options.output)
     print(page.table(stored, [form for form in FORMATS if form in stored["outcomes"]]))
     return int(page.any_bad(stored, options.formats))
+
+
+def untried(
+    pairs: Iterable[tuple[str, Model]], outcomes: dict[str, dict[str, Any]], resume: bool
+) -> list[tuple[str, Model]]:
+    """Those to try: all, whose earlier outcomes are dropped, or those that a stopped run left."""
+    if resume:
+        return [(form, model) for form, model in pairs if model.name not in outcomes.get(form, {})]
+    pairs = list(pairs)
+    for form, model in pairs:
+        outcomes.get(form, {}).pop(model.name, None)
+    return pairs
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.models import page
+from tests.models.__main__ import untried
 from tests.models.formats import FORMATS, OTHERS
 from tests.models.registry import FRAMEWORKS, ODD, all_models, dims, names_in
 from tests.models.trial import BAD, DEAD, REFUSED, RIGHT, Outcome, attempt, tidy
@@ -104,6 +105,18 @@ def test_the_page_says_what_was_refused_and_why(results):
 def test_stored_results_are_the_same_after_reading(results, tmp_path):
     page.write(results, tmp_path / "results.json")
     assert page.read(tmp_path / "results.json") == json.loads(json.dumps(results))
+
+
+def test_a_run_goes_on_where_it_was_stopped(results):
+    outcomes = results["outcomes"]
+    models = [MODELS["branches"], MODELS["gpt"]]
+    pairs = [("onnx", model) for model in models]
+    outcomes["onnx"] |= {model.name: {"outcome": RIGHT} for model in models}
+    assert untried(pairs, outcomes, resume=True) == []
+    assert untried(pairs, outcomes, resume=False) == pairs  # earlier outcomes count no longer
+    outcomes["onnx"]["gpt"] = {"outcome": RIGHT}
+    assert untried(pairs, outcomes, resume=True) == pairs[:1]
+    assert set(outcomes["onnx"]) == {"a", "b", "c", "gpt"}
 
 
 def test_nothing_of_the_machine_is_kept():

