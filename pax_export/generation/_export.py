@@ -164,6 +164,13 @@ def export(
             RUNTIMES[format], lm, path, tokenizer=tokenizer, max_length=max_length,
             prompts=prompts, **said, **options,
         )  # fmt: skip
+    if not isinstance(format, str) or format not in FUNCTION_FORMATS:
+        raise InvalidArgumentError(
+            "The format is unknown.",
+            where="export: format",
+            got=repr(format),
+            write=", ".join(map(repr, (*FUNCTION_FORMATS, *RUNTIMES))),
+        )
     if tokenizer is not None:
         raise InvalidArgumentTypeError(
             "An export of functions holds no tokenizer.",
@@ -213,13 +220,6 @@ def export(
 
 
 def _signatures(given: Any, format: str) -> tuple[str, ...]:
-    if not isinstance(format, str) or format not in FUNCTION_FORMATS:
-        raise InvalidArgumentError(
-            "The format is unknown.",
-            where="export: format",
-            got=repr(format),
-            write=", ".join(map(repr, (*FUNCTION_FORMATS, *RUNTIMES))),
-        )
     one = format == "onnx"
     if given is None:
         return SIGNATURES[:1] if one else SIGNATURES

@@ -33,8 +33,13 @@ from pax_export._errors import (
 from pax_export._files import bounded, directory, overwrite_guard, single_file, stale_temporaries
 from pax_export._optional import PACKAGES, install, is_installed
 from pax_export._types import PyTree
-from pax_export.core import enable_eval_mode
-from pax_export.export.artifact.report import REPORT_FILE, package_versions, report_text
+from pax_export.core import enable_eval_mode, named_leaves
+from pax_export.export.artifact.report import (
+    REPORT_FILE,
+    VariableInfo,
+    package_versions,
+    report_text,
+)
 from pax_export.export.pipeline.arguments import check_choice
 from pax_export.generation import _runtime_calls, samplers
 from pax_export.generation._generate import generate
@@ -226,8 +231,14 @@ def export_for_runtime(
 
 
 def _report(job: Job, details: Mapping[str, Any]) -> Report:
+    parameters = {name for name, _ in named_leaves(job.lm.parameters())}
+    variables = tuple(
+        VariableInfo(name, leaf.shape, leaf.dtype.name, leaf.nbytes, trainable=False,
+                     leaves=(name,), parameter=name in parameters)
+        for name, leaf in named_leaves(job.lm)
+    )  # fmt: skip
     return Report(
-        model=type(job.lm).__name__, signatures={}, variables=(),
+        model=type(job.lm).__name__, signatures={}, variables=variables,
         variable_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(job.lm)), graph_bytes=0,
         platforms=("cpu",), oldest_tensorflow="", stablehlo="", calling_convention=0, versions={},
         validated=None, largest_error={}, seconds={}, details=dict(details),

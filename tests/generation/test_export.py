@@ -283,6 +283,7 @@ def test_unsupported_exports_are_refused(lm, tmp_path):
     learned = pax.nets.Decoder(dataclasses.replace(CONFIG, positions="learned", max_positions=8))
     for net, names, options in (
         (lm, ["format", "'coreml'"], {"format": "coreml"}),
+        (lm, ["export: format", "'gguf'"], {"format": "llama.cpp", "tokenizer": "tokenizer.json"}),
         (lm, ["prefill, decode and generate"], {"signatures": ["serve"]}),
         (lm, ['signatures=["prefill"]'], {"format": "onnx", "signatures": ["prefill", "decode"]}),
         (lm, ["max_length"], {"max_length": 0}),

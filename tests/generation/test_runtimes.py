@@ -252,7 +252,11 @@ def test_a_gguf_file_and_a_folder_of_transformers_hold_the_net(family, tmp_path)
     options = {"format": "gguf", "tokenizer": tokenizer, "max_length": 16, "validate": False}
     for name in ("one", "other"):
         export(lm.listed() if name == "other" else lm, tmp_path / f"{name}.gguf", **options)
-        pax.generation.save_pretrained(lm, tmp_path / name, tokenizer=tokenizer, validate=False)
+        report = pax.generation.save_pretrained(
+            lm, tmp_path / name, tokenizer=tokenizer, validate=False
+        )
+    parameters = [each.name for each in report.variables if each.parameter]
+    assert parameters == [name for name, _ in pax.core.named_leaves(lm)]
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "other.gguf").read_bytes()
     assert contents(tmp_path / "one") == contents(tmp_path / "other")
     for path in ("one.gguf", "one"):
@@ -309,6 +313,9 @@ def test_a_gguf_file_holds_the_integers_of_a_quantized_net(kind, told, family, t
     options = {"format": "gguf", "tokenizer": ascii_tokenizer(), "max_length": 16}
     options["validate"] = False
     report = export(small, tmp_path / "one.gguf", **options)
+    with refused(pax.errors.ExportPathError, "llama.cpp"):
+        pax.export.load(tmp_path / "one.gguf")
+    assert len(report.variables) == len(jax.tree.leaves(small))
     assert report.details["quantized"]["bits"] == [told["bits"]]
     assert f"weights in int{told['bits']}, the integers of the model" in str(report)
     listed, _ = pax.quantize(lm.listed(), **told)

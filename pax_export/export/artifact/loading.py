@@ -61,8 +61,8 @@ def load(
             f"The export is a language model for {runtime}, which runs it without `load`.",
             where=str(path),
             got=f"format={report.target!r}",
-            write=f"the path for {runtime}; or an export of functions, format='saved_model', "
-            "'stablehlo', 'onnx' or 'tflite'",
+            write=f"{runtime} with this path; or load of an export of functions, "
+            "format='saved_model', 'stablehlo', 'onnx' or 'tflite'",
         )
     format = formats.find(report.target)
     if format is None:

@@ -320,6 +320,18 @@ def write_report(report: Report, directory: Path) -> None:
     (directory / REPORT_FILE).write_text(report_text(report), encoding="utf-8")
 
 
+#: Files of language models, which have no report, and the runtimes that open them.
+_RUNTIMES = {".gguf": "llama.cpp", ".litertlm": "LiteRT-LM"}
+
+
+def _without_report(path: Path) -> str:
+    if not path.is_file():
+        return f"no file {REPORT_FILE}"
+    runtime = _RUNTIMES.get(path.suffix)
+    beside = f"; {runtime} runs a language model without `load`" if runtime else ""
+    return f"a file without {REPORT_FILE} in it{beside}"
+
+
 def read_report(path: str | os.PathLike[str]) -> Report:
     path = Path(path)
     file = path
@@ -338,9 +350,7 @@ def read_report(path: str | os.PathLike[str]) -> Report:
         raise ExportPathError(
             "The path is not an export of pax_export.",
             where=str(path),
-            got=f"a file without {REPORT_FILE} in it"
-            if path.is_file()
-            else f"no file {REPORT_FILE}",
+            got=_without_report(path),
             write=f"what {exporters()} wrote",
         ) from error
     except _OF_NO_REPORT as error:

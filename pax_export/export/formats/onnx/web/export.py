@@ -243,7 +243,6 @@ def copy_packages(place: Path, packages: Mapping[str, npm.Package]) -> None:
     names = ", ".join(map(str, packages.values()))
     warning = NotValidatedWarning(
         f"The folder lacks {names}, because npm is not installed.",
-        where=str(place),
         write="the same export where npm is installed",
     )
     warnings.warn(warning, stacklevel=3)
