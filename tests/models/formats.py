@@ -7,6 +7,8 @@ and gives for each all outputs as arrays, in jax's order.
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,8 +45,15 @@ class Served:
 class Subject:
     """A model that is built, with symbolic sizes or those of its first call."""
 
-    def __init__(self, model: Model, static: bool = False, validate: bool = True):
+    def __init__(
+        self,
+        model: Model,
+        static: bool = False,
+        validate: bool = True,
+        kept: Path | None = None,
+    ):
         self.model, self.static = model, static
+        self.kept = kept  # a folder for what another trial of the model needs, too
         self.validate = validate  # by the exporter itself, as it does for users
         self.written = False
         self.given = model.build()
@@ -250,7 +259,7 @@ def tflite(subject: Subject, path: Path) -> Served:
 def onnx(subject: Subject, path: Path) -> Served:
     """Served by onnxruntime alone, and by `load`."""
     path = path.with_suffix(".onnx")
-    report = pax.export.to_onnx(subject.given, path, subject.inputs, **subject.options)
+    report = _onnx_file(subject, path, validate=subject.validate)
     subject.written = True
     names = [each.name for each in report.signatures[DEFAULT].inputs]
     wanted = [each.name for each in report.signatures[DEFAULT].outputs]
@@ -264,11 +273,9 @@ def _elsewhere(runtime: str, subject: Subject, path: Path) -> Served:
     path = path.with_suffix(".onnx")
     # Kernels of OpenVINO and IREE lose NaN, around which exact files go.
     exact = runtime != "web" and "nan" in subject.model.odd
-    options = subject.options | {"validate": False, "overwrite": True}
-    write = partial(pax.export.to_onnx, subject.given, path, subject.inputs, **options)
-    report = write(exact=exact)
+    report = _onnx_file(subject, path, exact=exact)
     if runtime == "iree" and b"Gelu" in path.read_bytes():  # whose results are apart
-        report = write(exact=True)
+        report = _onnx_file(subject, path, exact=True)
     info = report.signatures[DEFAULT]
 
     def serve(calls: Sequence[Sequence[np.ndarray]]) -> Iterable[Outputs]:
@@ -278,6 +285,21 @@ def _elsewhere(runtime: str, subject: Subject, path: Path) -> Served:
             yield [found[each.name] for each in info.outputs]
 
     return Served({runtime: serve}, report)
+
+
+def _onnx_file(subject: Subject, path: Path, exact: bool = False, validate: bool = False) -> Report:
+    """Writes the file, or copies the one that another runtime had."""
+    name = f"{subject.model.name}.{subject.static}.{exact}.{validate}.onnx"
+    kept = subject.kept / name if subject.kept else None
+    if kept and kept.exists():
+        shutil.copyfile(kept, path)
+        return Report.read(path)
+    options = {"constraints": subject.constraints, "validate": validate, "exact": exact}
+    report = pax.export.to_onnx(subject.given, path, subject.inputs, overwrite=True, **options)
+    if kept:  # which another process may read at any time
+        shutil.copyfile(path, new := kept.with_suffix(f".{os.getpid()}"))
+        new.replace(kept)
+    return report
 
 
 def jax2tf(subject: Subject, path: Path) -> Served:

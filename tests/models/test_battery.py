@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+import pax_export
 from tests.models import page
 from tests.models.__main__ import untried
 from tests.models.formats import FORMATS, OTHERS
@@ -30,6 +31,20 @@ QUICK = {
 def test_a_model_is_served_right(form, name):
     found = attempt(MODELS[name], form, static_too=False, validate=False)
     assert found.outcome == RIGHT, found
+
+
+def test_runtimes_are_given_the_same_onnx_file(tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    wrote, to_onnx = [], pax_export.export.to_onnx
+    monkeypatch.setattr(
+        pax_export.export,
+        "to_onnx",
+        lambda *x, **options: wrote.append(x) or to_onnx(*x, **options),
+    )
+    for _ in range(2):
+        found = attempt(MODELS["branches"], "onnx", False, False, kept=tmp_path)
+        assert found.outcome == RIGHT, found
+    assert len(wrote) == 1
 
 
 def test_there_is_some_of_everything():

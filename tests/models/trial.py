@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import tempfile
@@ -74,13 +75,13 @@ def attempt(
         form: one of `FORMATS`.
         static_too: try fixed sizes at all; those of other projects are not tried so.
         validate: let the exporter test what it wrote, as it does for users.
-        kept: a folder where what jax gives is kept for the next format.
+        kept: a folder for what jax gives and for the ONNX file, for the next format.
     """
-    found = _tried(Subject(model, False, validate), form, kept)
+    found = _tried(Subject(model, False, validate, kept), form)
     if found.outcome == RIGHT or not static_too or not model.symbols or form in OTHERS:
         return found
     try:
-        fixed = _tried(Subject(model, True, validate), form, kept)
+        fixed = _tried(Subject(model, True, validate, kept), form)
     except Exception as error:  # of jax alone, after the trial before
         return Outcome(RAW, f"jax fails after this: {type(error).__name__}: {error}", form)
     if fixed.outcome == RIGHT:
@@ -89,8 +90,8 @@ def attempt(
     return found
 
 
-def _tried(subject: Subject, form: str, kept: Path | None) -> Outcome:
-    expected = _kept(subject, form, kept)
+def _tried(subject: Subject, form: str) -> Outcome:
+    expected = _kept(subject, form)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         try:
@@ -109,13 +110,15 @@ def _tried(subject: Subject, form: str, kept: Path | None) -> Outcome:
     return found
 
 
-def _kept(subject: Subject, form: str, folder: Path | None) -> list[Call]:
-    if folder is None:
+def _kept(subject: Subject, form: str) -> list[Call]:
+    if subject.kept is None:
         return _expected(subject, form)
     kind = "slopes" if form == "gradients" else "outputs"
-    file = folder / f"{subject.model.name}.{kind}.{subject.static}"
+    file = subject.kept / f"{subject.model.name}.{kind}.{subject.static}"
     if not file.exists():
-        file.write_bytes(pickle.dumps(_expected(subject, form)))
+        new = file.with_suffix(f".{os.getpid()}")  # another process may read it at any time
+        new.write_bytes(pickle.dumps(_expected(subject, form)))
+        new.replace(file)
     return pickle.loads(file.read_bytes())
 
 
