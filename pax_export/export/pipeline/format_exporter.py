@@ -22,7 +22,7 @@ from pax_export.export.portable import PassOptions, PortableProgram, Weight, opt
 from pax_export.export.tracing.exportable import Exportable, make_exportable
 from pax_export.export.tracing.programs import Program, refuse_changes, trace_all
 from pax_export.export.validation.budget import Budget
-from pax_export.export.validation.cases import output_cases
+from pax_export.export.validation.cases import ProgramCases, cases_in_turns
 from pax_export.export.validation.serve import Run
 from pax_export.export.validation.validate import Case, validate
 
@@ -180,9 +180,9 @@ class ProgramContents(Contents):
         return {each.name: each.value for each in self.store.variables}
 
     def cases(self, budget: Budget) -> Iterator[Case]:
-        for program in self.programs:
-            examples = self.examples.get(program.key, ())
-            yield from output_cases(program, self.store, budget, examples)
+        leaves = [self.store.variables[place].value for place in self.store.of_leaf]
+        given = [(each, leaves, self.examples.get(each.key, ())) for each in self.programs]
+        return cases_in_turns((ProgramCases(*each) for each in given), budget)
 
 
 def portable_program(program: Program, store: Store, options: PassOptions) -> PortableProgram:

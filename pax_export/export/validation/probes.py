@@ -96,7 +96,7 @@ def probes(
         with suppress(Exception):  # jax itself does not compute it
             probe = Probe(name, kind, budget.differences)
             made = {"inputs": inputs, "expected": expected(inputs), "probe": probe}
-            yield dataclasses.replace(case, **made, label="", rounding=None, general=None)
+            yield dataclasses.replace(case, **made, label="", alternatives=None)
 
 
 def _one_by_one(inputs: Arrays) -> Iterator[tuple[str, str, Arrays]]:
