@@ -65,7 +65,10 @@ class Lowered:
     results: tuple[jax.ShapeDtypeStruct, ...]  # as stored outside of jax
     platforms: tuple[str, ...]
     neutral: bool = False  # lowered with rules for all platforms
-    calling_convention: int = CALLING_CONVENTION
+
+    @property
+    def oldest_tensorflow(self) -> compatibility.Version:
+        return compatibility.oldest_tensorflow(self.portable.stablehlo, CALLING_CONVENTION)
 
 
 def lower_traced(
@@ -82,32 +85,25 @@ def lower_traced(
         program = lowerable(traced.program)
         try:
             fast = fast_on_cpus(program) if "cpu" in platforms else program
-            exported = _export(traced, fast, count, platforms)
-            module, neutral = (
-                _make_single_device(exported, names=names, program=traced.program),
-                False,
-            )
+            exported, allowed = _export(traced, fast, count, platforms), frozenset[str]()
+            module = _make_single_device(exported, allowed, names, traced.program)
         except (NotImplementedError, UnsupportedOperationError) as error:
             # Rules for real machines call their libraries (LAPACK, cuSOLVER), which
             # no consumer has.
             exported = _export_neutral(traced, without_libraries(program), count, error)
-            module = _make_single_device(exported, XLA_EXPANDS, names, program=traced.program)
-            neutral = True
-    return Lowered(
-        module,
-        tuple(exported.module_kept_var_idx),
-        traced.constants,
-        traced.results[:count],
-        tuple(platforms),
-        neutral,
-    )
+            allowed = XLA_EXPANDS
+            module = _make_single_device(exported, allowed, names, traced.program)
+    kept, results = tuple(exported.module_kept_var_idx), traced.results[:count]
+    return Lowered(module, kept, traced.constants, results, tuple(platforms), bool(allowed))
 
 
-def _make_single_device(exported: Any, *arguments: Any, **options: Any) -> Portable:
+def _make_single_device(
+    exported: Any, allowed: frozenset[str], names: Mapping[int, str] | None, program: Any
+) -> Portable:
     """Converts a jax export to a single-device module that accepts empty batches where possible."""
     empty = may_be_empty(result.shape for result in exported.out_avals)
     serialized = exported.mlir_module_serialized
-    return portable(serialized, *arguments, **options, empty=empty, single=True)
+    return portable(serialized, allowed, names, empty=empty, single=True, program=program)
 
 
 def _export(traced: Traced, program: Any, count: int | None, platforms: Sequence[str]) -> Any:
@@ -118,10 +114,14 @@ def _export(traced: Traced, program: Any, count: int | None, platforms: Sequence
     if traced.constants or fewer or program is not traced.program:
         operands += tuple(map(dtypes.struct_of, traced.constants))
         function = jax.jit(lambda values: traced.with_constants(values, count, False, program))
-    # We check which custom calls consumers support, with our own errors.
+    return export_unchecked(function, platforms, list(operands))
+
+
+def export_unchecked(function: Any, platforms: Sequence[str], *structs: Any) -> jax_export.Exported:
+    """Exports a jitted function by jax, with any custom calls: our own errors are about these."""
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
-    export = jax_export.export(function, platforms=tuple(platforms), disabled_checks=(unchecked,))
-    return export(list(operands))
+    options: Any = {"platforms": tuple(platforms), "disabled_checks": (unchecked,)}
+    return jax_export.export(function, **options)(*structs)
 
 
 def _export_neutral(traced: Traced, program: Any, count: int | None, cause: Exception) -> Any:
@@ -188,13 +188,6 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Pullback:
-    traced: Traced
-    wrt: tuple[int, ...]  # operands of the program
-    of: tuple[int, ...]  # its results
-
-
-@dataclass(frozen=True)
 class Processing:
     """TensorFlow functions around a signature, and the resulting outer signature."""
 
@@ -232,35 +225,28 @@ def portable(
     stablehlo.register_stablehlo_passes()
     with mlir.make_ir_context() as context:
         module = _parse(context, serialized)
+
+        def operations() -> list[Any]:
+            return list(_operations(module.operation))
+
         if single and says_shardings(serialized):
-            drop_shardings(module, list(_operations(module.operation)))
+            drop_shardings(module, operations())
         if empty:
-            let_be_empty(list(_operations(module.operation)), empty)
+            let_be_empty(operations(), empty)
         if single and says_extremes(serialized):
-            keep_nan(list(_operations(module.operation)))
+            keep_nan(operations())
         if allowed is not None:
             _refuse_custom_calls(module, allowed | compatibility.CUSTOM_CALLS, program)
         _name_operands(module, names or {})
-        composites = sum(
-            each.operation.name == "stablehlo.composite" for each in _operations(module.operation)
-        )
-        hints = sum(map(_drop_accuracy, _operations(module.operation)))
-        named = sum(
-            drop_dot_algorithm(each.operation) for each in list(_operations(module.operation))
-        )
+        counts = {
+            "composites": sum(x.operation.name == "stablehlo.composite" for x in operations()),
+            "accuracy hints": sum(map(_drop_accuracy, operations())),
+            "named algorithms": sum(drop_dot_algorithm(each.operation) for each in operations()),
+        }
         passmanager.PassManager.parse(_PIPELINE).run(module.operation)
-        batched = sum(
-            _rewrite_batched(each.operation) for each in list(_operations(module.operation))
-        )
+        counts["batched indexing"] = sum(_rewrite_batched(x.operation) for x in operations())
         if changes is not None:
-            changes.update(
-                {
-                    "composites": composites,
-                    "batched indexing": batched,
-                    "accuracy hints": hints,
-                    "named algorithms": named,
-                }
-            )
+            changes.update(counts)
         return _write_oldest(module, context)
 
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import export as jax_export
 from jax.extend.core import jaxpr_as_fun
 
 from pax_export._errors import PaxError, ValidationError
 from pax_export.export.artifact.formats import Format
+from pax_export.export.lowering.lower import export_unchecked
 from pax_export.export.pipeline.refusal import scratch_place
 from pax_export.export.portable.any_size import lowerable
 from pax_export.export.tracing import dtypes
@@ -210,10 +210,8 @@ def _with_sizes(traced: Traced) -> Callable[[Sequence[Any]], list[Any]]:
 
     @functools.cache
     def exported() -> Any:
-        unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
         function = jax.jit(jaxpr_as_fun(lowerable(traced.program)))
-        export = jax_export.export(function, platforms=("cpu",), disabled_checks=(unchecked,))
-        return export(*traced.structs)
+        return export_unchecked(function, ("cpu",), *traced.structs)
 
     return lambda values: exported().call(*values)
 
