@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentError, NotDifferentiableError, PaxError
+from pax_export._errors import InvalidArgumentError, NotDifferentiableError, PaxError, named_line
 from pax_export._jax import needed_part
 from pax_export._quantized import dequantized
 from pax_export.export.artifact import compatibility
@@ -350,10 +350,8 @@ _LONGEST = 300
 
 def _describe_error(error: Exception) -> str:
     """Describes an error by its class, first line, and line in the model."""
-    lines = str(error).strip().splitlines()
-    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     place = line_of_model(error)
-    return said[:_LONGEST] + (f" ({place})" if place else "")
+    return named_line(error, _LONGEST) + (f" ({place})" if place else "")
 
 
 def _gradient(

@@ -23,7 +23,6 @@ from pax_export._errors import (
 )
 from pax_export._optional import find, install, is_installed
 from pax_export.core import traced_anew
-from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.report import Report
 from pax_export.export.pipeline.arguments import check_choice
 from pax_export.export.pipeline.bisect import Divergence, add_divergence, bisect, bisect_calls
@@ -37,7 +36,12 @@ from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.probes import ProbeDifference
 from pax_export.export.validation.serve import Arrays
-from pax_export.export.validation.validate import Case, call_export, differences
+from pax_export.export.validation.validate import (
+    Case,
+    call_export,
+    count_not_finite,
+    differences,
+)
 
 #: The number of weights named in one message.
 _FEW = 8
@@ -299,16 +303,8 @@ def _locate_divergence(
 
 def not_finite(weights: Mapping[str, Any]) -> str:
     """Formats the names of some weights with NaN or infinity; empty if there are none."""
-    names = [name for name, value in weights.items() if not _is_finite(value)]
+    names = [name for name, value in weights.items() if count_not_finite(np.asarray(value))]
     return a_few(names, _FEW)
-
-
-def _is_finite(value: object) -> bool:
-    array = np.asarray(value)
-    if not is_inexact(array.dtype):
-        return True
-    wide = np.complex128 if array.dtype.kind == "c" else np.float64
-    return bool(np.isfinite(array.astype(wide)).all())
 
 
 def _make_report(

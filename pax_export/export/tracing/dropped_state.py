@@ -32,9 +32,7 @@ class Dropped:
     values: dict[str, str]  # recomputed leaves by name
 
 
-def dropped_state(
-    program: TracedProgram, leaves: Sequence[str], assigned: Collection[int]
-) -> Dropped:
+def dropped_state(program: Any, leaves: Sequence[str], assigned: Collection[int]) -> Dropped:
     """State that a traced function drops; `assigned` leaves differ in each call."""
     flow = _Dependencies(program, len(leaves))
     varies = flow.inputs | _union_of_bits(1 << place for place in assigned)
@@ -139,7 +137,7 @@ class _Dependencies:
             every |= _union_of_bits(self._run(inner, [every] * len(_operands_of(inner)), chain))
         return [every] * len(equation.outvars)
 
-    def _run_loop(self, body: object, given: list[int], carry: slice, chain: Chain) -> list[int]:
+    def _run_loop(self, body: Any, given: list[int], carry: slice, chain: Chain) -> list[int]:
         """Iterates a loop body until the dependencies of its carry do not change."""
         while True:
             results = self._run(body, given, chain)

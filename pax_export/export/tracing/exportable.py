@@ -19,6 +19,7 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
     StructureMismatchError,
     UnsupportedDtypeError,
+    first_line,
 )
 from pax_export._types import PyTree
 from pax_export.checkpoint import StoredArray
@@ -452,7 +453,7 @@ def _by_prefix(model: Exportable, prefix: PyTree) -> list[bool]:
         raise InvalidArgumentError(
             "The prefix does not match the structure of the parameters.",
             where="trainable",
-            got=str(error).splitlines()[0],
+            got=first_line(error),
             write='a prefix of the parameters with True and False, or names: ("head",)',
         ) from error
     return [chosen.get(index, False) for index in range(len(model.leaves))]

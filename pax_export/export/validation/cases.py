@@ -16,6 +16,7 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
     PaxError,
     ValidationError,
+    named_line,
 )
 from pax_export._jax import scope_constraints
 from pax_export._jaxpr import jaxpr_dtypes, jaxpr_size
@@ -170,7 +171,7 @@ class SignatureCases:
             raise ValidationError(
                 "The model cannot be called, so its export cannot be compared.",
                 where=self.key,
-                got=_describe_refusal(self._refused),
+                got=named_line(self._refused),
                 write=self.advice or "examples that the model can be called with",
             ) from self._refused
 
@@ -192,13 +193,8 @@ class SignatureCases:
             raise
         except Exception as error:
             self._refused = error
-            said = _describe_refusal(error)
-            budget.left_out.append(f"{step.what}, which jax refuses: {said}")
+            budget.left_out.append(f"{step.what}, which jax refuses: {named_line(error)}")
             return None
-
-
-def _describe_refusal(error: Exception) -> str:
-    return ": ".join((type(error).__name__, *str(error).strip().splitlines()[:1]))[:300]
 
 
 def cases_in_turns(parts: Iterable[SignatureCases], budget: Budget) -> Iterator[Case]:

@@ -25,6 +25,7 @@ from pax_export._errors import (
     ValidationError,
 )
 from pax_export._files import stale_temporaries
+from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.validation import serve
 from pax_export.export.validation.probes import Probe, ProbeDifference
@@ -159,7 +160,7 @@ def _differs_only_in(expected: np.ndarray, got: np.ndarray, factor: float) -> st
     relative = TOLERANCE.get(expected.dtype.name, 0.0)
     if not relative or expected.shape != got.shape:
         return ""
-    wrong, _ = _far_apart(
+    wrong, _ = far_apart(
         expected.ravel(), got.ravel(), factor * relative, largest_size(expected), _TINY
     )
     one, other = widen(expected).ravel()[wrong], widen(got).ravel()[wrong]
@@ -322,8 +323,8 @@ def compare_either(
 
 def _add_advice(error: ValidationError, case: Case) -> ValidationError:
     """The error, with advice where random inputs may be the reason."""
-    count = sum(_not_finite(value) for value in case.expected.values())
-    if not case.advice and any(map(_not_finite, case.inputs.values())):
+    count = sum(count_not_finite(value) for value in case.expected.values())
+    if not case.advice and any(map(count_not_finite, case.inputs.values())):
         error.write = f"{_FINITE}; or {error.write}" if error.write else _FINITE
     if case.advice:
         error.write = f"{case.advice}; or {error.write}" if error.write else case.advice
@@ -339,11 +340,11 @@ _FINITE = (
 )
 
 
-def _not_finite(values: np.ndarray) -> int:
-    kinds = values.dtype.name in TOLERANCE
-    return (
-        sum(int((~np.isfinite(widen(piece))).sum()) for piece in _in_chunks(values)) if kinds else 0
-    )
+def count_not_finite(values: np.ndarray) -> int:
+    """Returns the number of NaN and infinities."""
+    if not is_inexact(values.dtype):
+        return 0
+    return sum(int((~np.isfinite(widen(piece))).sum()) for piece in _in_chunks(values))
 
 
 def compare_results(
@@ -400,7 +401,7 @@ def _largest_difference(
     )
     for one, other, may_differ in zip(_in_chunks(expected), _in_chunks(got), free):
         if relative:
-            wrong, apart = _far_apart(one, other, factor * relative, largest, tolerance or 0.0)
+            wrong, apart = far_apart(one, other, factor * relative, largest, tolerance or 0.0)
         else:
             wrong = (one != other) & ~may_differ
             apart = one.astype(object) - other if wrong.any() else wrong
@@ -431,8 +432,8 @@ def _how_far(count: int, of_nan: int, difference: float) -> str:
     return f"{far}; {of_nan} of them {only}" if of_nan else far
 
 
-def _far_apart(
-    one: np.ndarray, other: np.ndarray, relative: float, largest: float, tolerance: float
+def far_apart(
+    one: np.ndarray, other: np.ndarray, relative: float, largest: float, tolerance: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns which elements differ too much, and by how much."""
     one, other = widen(one), widen(other)

@@ -13,6 +13,7 @@ import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jaxpr import jaxpr_operations
+from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.formats.stablehlo import exported as _exported
 from pax_export.export.formats.stablehlo.details import INPUT, OUTPUT, WEIGHT
@@ -121,11 +122,11 @@ class _FunctionCases(SignatureCases):
         case = dataclasses.replace(case, expected=dict(case.expected), cotangents={})
         random = np.random.default_rng(1)
         operands = self._flat_operands(case.inputs)
-        wrt = [i for i, value in enumerate(operands) if _is_floating(value.dtype)]
+        wrt = [i for i, value in enumerate(operands) if is_inexact(value.dtype)]
         of = [
             i
             for i, (kind, name) in enumerate(function.results)
-            if kind == OUTPUT and _is_floating(case.expected[name].dtype)
+            if kind == OUTPUT and is_inexact(case.expected[name].dtype)
         ]
         if not (wrt and of):
             return None
@@ -148,10 +149,6 @@ class _FunctionCases(SignatureCases):
         for index, value in zip(wrt, found):
             case.expected[f"gradient:{function.operands[index][1]}"] = np.asarray(value)
         return case
-
-
-def _is_floating(dtype: Any) -> bool:
-    return bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
 
 
 def lower(
