@@ -239,12 +239,12 @@ def with_step(
     else:
         training = chosen.tree
         opened, serving = chosen.form.to_model, chosen.form.to_tree
-    optimizer = _hide_static(optimizer)
+    optimizer = hold_params(optimizer)
 
     def call(state: PyTree, *batch: PyTree) -> tuple[Any, Any]:
         leaves = jax.tree_util.tree_leaves(state[0])
         given = jax.tree_util.tree_unflatten(training, leaves)
-        result = step(opened(given), _release_static(state[1]), *batch)
+        result = step(opened(given), unwrap_static(state[1]), *batch)
         if not (isinstance(result, tuple) and len(result) == 3):
             raise InvalidArgumentError(
                 "A training step must return (model, optimizer, metrics).",
@@ -253,7 +253,7 @@ def with_step(
                 write="return model, optimizer, {'loss': loss}",
             )
         after, advanced, metrics = result
-        return metrics, (serving(after), _hide_static(advanced))
+        return metrics, (serving(after), hold_params(advanced))
 
     leaves, _ = _make_leaves(optimizer, lambda path: False)
     named = (replace(leaf, name=f"optimizer.{leaf.name}", path=f"optimizer{leaf.path}")
@@ -270,15 +270,6 @@ def with_step(
         methods=methods,
         hidden=(*chosen.hidden, *hidden),
     )
-
-
-def _hide_static(tree: PyTree) -> Any:
-    """A tree with leaves hidden that are no arrays; a module keeps them in its static data."""
-    return tree if isinstance(tree, Module) else hold_params(tree)
-
-
-def _release_static(tree: PyTree) -> Any:
-    return tree if isinstance(tree, Module) else unwrap_static(tree)
 
 
 def _beside_optimizer(method: ModelMethod) -> ModelMethod:
