@@ -48,7 +48,6 @@ _PIPELINE = (
 #: Version 9 adds tokens for ordered effects, 10 shardings of another dialect;
 #: modules with either are refused, so version 8 is sufficient.
 CALLING_CONVENTION = 8
-_GATHERS = ("stablehlo.gather", "stablehlo.dynamic_gather")
 
 
 @dataclass(frozen=True)
@@ -353,6 +352,28 @@ def _source_text(location: str) -> tuple[str, str]:
     return name[1] if name else "" if text else "unknown", text
 
 
+_GATHER = (
+    "dimension_numbers",
+    stablehlo.GatherDimensionNumbers,
+    *("operand_batching_dims", "start_indices_batching_dims"),
+    *("collapsed_slice_dims", "start_index_map", "offset_dims"),
+)
+_SCATTER = (
+    "scatter_dimension_numbers",
+    stablehlo.ScatterDimensionNumbers,
+    *("input_batching_dims", "scatter_indices_batching_dims"),
+    *("inserted_window_dims", "scattered_dims_to_operand_dims", "update_window_dims"),
+)
+#: By operation: its attribute with the numbers of dimensions, the class of that, and the names in
+#: it of the batch dimensions of operand and indices, of the indexed dimensions that slices lack,
+#: of those that indices count, and of the dimensions of slices.
+_BATCHED: dict[str, tuple[Any, ...]] = {
+    "stablehlo.gather": _GATHER,
+    "stablehlo.dynamic_gather": _GATHER,
+    "stablehlo.scatter": _SCATTER,
+}
+
+
 def _rewrite_batched(operation: Any) -> bool:
     """Rewrites a batched gather or scatter as a plain one, which every reader supports.
 
@@ -363,42 +384,17 @@ def _rewrite_batched(operation: Any) -> bool:
 
     StableHLO has a pass for this, which skips symbolic shapes.
     """
-    if operation.name in _GATHERS:
-        return _rewrite_gather(operation)
-    return operation.name == "stablehlo.scatter" and _rewrite_scatter(operation)
-
-
-def _rewrite_gather(operation: Any) -> bool:
-    old = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
-    batches, places = old.operand_batching_dims, old.start_indices_batching_dims
-    if not _prepend_batch_numbers(operation, 1, places, old.index_vector_dim):
+    if operation.name not in _BATCHED:
         return False
-    operation.attributes["dimension_numbers"] = stablehlo.GatherDimensionNumbers.get(
-        offset_dims=old.offset_dims,
-        collapsed_slice_dims=sorted([*old.collapsed_slice_dims, *batches]),
-        operand_batching_dims=[],
-        start_indices_batching_dims=[],
-        start_index_map=[*batches, *old.start_index_map],
-        index_vector_dim=old.index_vector_dim,
-        context=operation.context,
-    )
-    return True
-
-
-def _rewrite_scatter(operation: Any) -> bool:
-    old = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
-    batches, places = old.input_batching_dims, old.scatter_indices_batching_dims
-    indices = len(operation.operands) // 2  # inputs, indices, updates
+    attribute, kind, *names = _BATCHED[operation.name]
+    old = kind(operation.attributes[attribute])
+    batches, places, lacking, counted, slices = (getattr(old, name) for name in names)
+    indices = len(operation.operands) // 2  # after the inputs, before updates or sizes
     if not _prepend_batch_numbers(operation, indices, places, old.index_vector_dim):
         return False
-    operation.attributes["scatter_dimension_numbers"] = stablehlo.ScatterDimensionNumbers.get(
-        update_window_dims=old.update_window_dims,
-        inserted_window_dims=sorted([*old.inserted_window_dims, *batches]),
-        input_batching_dims=[],
-        scatter_indices_batching_dims=[],
-        scattered_dims_to_operand_dims=[*batches, *old.scattered_dims_to_operand_dims],
-        index_vector_dim=old.index_vector_dim,
-        context=operation.context,
+    new = [], [], sorted([*lacking, *batches]), [*batches, *counted], slices
+    operation.attributes[attribute] = kind.get(
+        **dict(zip(names, new)), index_vector_dim=old.index_vector_dim, context=operation.context
     )
     return True
 
@@ -439,8 +435,6 @@ def _iota(indices: Any, place: int, axis: int) -> Any:
     shape = _tensor_shape(kind)
     shape[axis] = 1
     result = ir.RankedTensorType.get(shape, kind.element_type)
-    if result.has_static_shape:
-        return stablehlo.IotaOp(result, place).result
     sizes = [
         _dimension_size(indices, dimension)
         if size == ir.ShapedType.get_dynamic_size()

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from pax_export._errors import ValidationError
 from pax_export.export.artifact.formats import Format, import_function
@@ -46,28 +46,20 @@ class Request:
     quantization: Any = None  # the report of `pax_export.quantize`
 
 
-class RuntimePackage(NamedTuple):
-    """A package that runs an export, the extra that installs it, and its name in messages."""
-
-    package: str
-    extra: str
-    title: str
-
-
 class FormatExporter(ABC):
     """The phases of an export that depend on the format.
 
     Attributes:
         format: its row in the table of formats.
         loads: the package to load after lowering, as shown to users; "" for none.
-        runtime: the package that validation in this process requires.
+        runtime: the title of the format's runtime, if only validation requires it.
         tests_reported: whether validation needs the report next to the export.
         one_by_one: whether the format's `run` makes one call at a time.
     """
 
     format: ClassVar[Format]
     loads: ClassVar[str] = ""
-    runtime: ClassVar[RuntimePackage | None] = None
+    runtime: ClassVar[str] = ""
     tests_reported: ClassVar[bool] = False
     one_by_one: ClassVar[bool] = False
 

@@ -80,18 +80,18 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
 
 def _missing_runtime(exporter: FormatExporter, request: Request) -> list[str]:
     """Explains a missing runtime; raises if the user asked for the validation."""
-    runtime = exporter.runtime
-    if runtime is None or request.validate not in (True, "full", "process"):
+    package, extra = exporter.format.runtime
+    if not exporter.runtime or request.validate not in (True, "full", "process"):
         return []
     if request.validate is not True:
-        find(*runtime[:2], f"{exporter.format.exporter}(..., validate={request.validate!r})")
-    if is_installed(runtime.package):
+        find(package, extra, f"{exporter.format.exporter}(..., validate={request.validate!r})")
+    if is_installed(package):
         return []
-    reason = f"{runtime.title} is not installed"
+    reason = f"{exporter.runtime} is not installed"
     warning = NotValidatedWarning(
         f"The export is not validated: {reason}.",
         where=str(request.path),
-        write=f"{install(runtime.extra)}, or validate=False",
+        write=f"{install(extra)}, or validate=False",
     )
     warnings.warn(warning, stacklevel=4)
     return [f"not validated: {reason}"]
@@ -147,7 +147,7 @@ def _test_export(
 ) -> dict[str, float]:
     """Validates the export; a failure is attributed to non-finite weights if there are any."""
     if exporter.runtime and run.calls and not run.separate:
-        with run.phase(f"load {exporter.runtime.title}"):
+        with run.phase(f"load {exporter.runtime}"):
             exporter.load(request)
     try:
         errors = run.tested(lambda: contents.test(exporter, place, run))

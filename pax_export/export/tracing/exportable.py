@@ -69,8 +69,12 @@ class Exportable:
     tree: PyTree
     methods: tuple[ModelMethod, ...]
     hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
-    is_module: bool = True  # of this package, so state changes are known
     form: ModelForm | None = None  # of a model that is not a module of this package
+
+    @property
+    def is_module(self) -> bool:
+        """Whether it is of this package, so that state changes are known."""
+        return self.form is None
 
     def run(
         self, method: ModelMethod, values: list[Any], args: tuple, kwargs: dict
@@ -167,7 +171,7 @@ def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
 
     leaves, tree = _make_leaves(form.tree, form.is_trainable)
     made = _make_methods(methods, form.name, find)
-    return Exportable(form.name, leaves, tree, made, is_module=False, form=form)
+    return Exportable(form.name, leaves, tree, made, form=form)
 
 
 def _make_methods(

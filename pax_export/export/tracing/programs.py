@@ -171,21 +171,21 @@ def check_updates(program: Program, leaves: Sequence[ExportLeaf]) -> None:
     """Refuses new state that does not fit the variable of the old."""
     for index, new in zip(program.changed, program.traced.results[len(program.output_names) :]):
         old = dtypes.stored(leaves[index].struct)
+        if (new.shape, new.dtype) == (old.shape, old.dtype):
+            continue
+        kind, write = "dtype", f"new state of dtype {old.dtype}, e.g. by .astype"
         if new.shape != old.shape:
-            raise StateChangeError(
-                "A call changes the shape of a leaf, so no variable can hold it.",
-                where=leaves[index].name,
-                got=f"{new.dtype}{list(new.shape)} after {old.dtype}{list(old.shape)}",
-                write=f"new state of shape {list(old.shape)}: a buffer of the maximum size, with a "
-                f"count of its valid entries; or the state as input and output of the model",
+            kind = "shape"
+            write = (
+                f"new state of shape {list(old.shape)}: a buffer of the maximum size, with a "
+                "count of its valid entries; or the state as input and output of the model"
             )
-        if new.dtype != old.dtype:
-            raise StateChangeError(
-                "A call changes the dtype of a leaf, so no variable can hold it.",
-                where=leaves[index].name,
-                got=f"{new.dtype}{list(new.shape)} after {old.dtype}{list(old.shape)}",
-                write=f"new state of dtype {old.dtype}, e.g. by .astype",
-            )
+        raise StateChangeError(
+            f"A call changes the {kind} of a leaf, so no variable can hold it.",
+            where=leaves[index].name,
+            got=f"{new.dtype}{list(new.shape)} after {old.dtype}{list(old.shape)}",
+            write=write,
+        )
 
 
 def refuse_changes(model: Exportable, programs: Sequence[Program], state: str) -> None:

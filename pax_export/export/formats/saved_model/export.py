@@ -34,7 +34,6 @@ from pax_export.export.pipeline.format_exporter import (
     Contents,
     FormatExporter,
     Request,
-    RuntimePackage,
 )
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import (
@@ -178,7 +177,7 @@ def to_saved_model(
 @dataclass(frozen=True)
 class _SavedModelExporter(FormatExporter):
     format = SAVED_MODEL
-    runtime = RuntimePackage("tensorflow", "tensorflow", "TensorFlow")
+    runtime = "TensorFlow"
 
     state: str
     trainable: Any
