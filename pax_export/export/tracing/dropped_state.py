@@ -82,6 +82,8 @@ class _Dependencies:
         """Returns the dependencies of each result of a program, or of a part of it."""
         self.unused.clear()
         given = [1 << index for index in range(len(jaxpr.invars))]
+        if getattr(jaxpr, "consts", ()):  # since jax 0.12 a jaxpr may have them itself
+            return self._run(jaxpr, given, ())
         held = [self._constant_bit(self._constants.get(each)) for each in jaxpr.constvars]
         return self._run(jaxpr, [*held, *given], ())
 
