@@ -7,7 +7,6 @@ see docs/decisions/parting.md.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import time
@@ -23,7 +22,7 @@ from jax.extend.core import jaxpr_as_fun
 from pax_export._errors import PaxError, ValidationError
 from pax_export.export.artifact.formats import Format
 from pax_export.export.lowering.lower import export_unchecked
-from pax_export.export.pipeline.refusal import scratch_place
+from pax_export.export.pipeline.export_run import scratch_place
 from pax_export.export.portable.any_size import lowerable
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
@@ -211,15 +210,3 @@ def _from_the_middle(good: int, bad: int) -> Iterator[int]:
     between = range(good + 1, bad)
     middle = (good + bad) // 2
     return iter(sorted(between, key=lambda number: abs(number - middle)))
-
-
-def add_divergence(error: ValidationError, find: Callable[[], Divergence | None]) -> None:
-    """Adds to an error of a test where jax and the export begin to differ, if that is found."""
-    found = None
-    # It only improves a message: a failure here must not hide the error.
-    with contextlib.suppress(Exception):
-        found = find()
-    error.parting = found
-    if found is not None:
-        error.where = f"{error.where}; first at {found}" if error.where else f"{found}"
-        error.got = f"{error.got}; there {found.apart}" if found.apart != error.got else error.got

@@ -16,8 +16,7 @@ from pax_export._errors import ValidationError
 from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.artifact.report import Report, VariableInfo, write_report
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline.export_run import ExportRun
-from pax_export.export.pipeline.refusal import scratch_place
+from pax_export.export.pipeline.export_run import ExportRun, scratch_place
 from pax_export.export.portable import PassOptions, PortableProgram, Weight, optimized
 from pax_export.export.tracing.exportable import Exportable, make_exportable
 from pax_export.export.tracing.programs import Program, refuse_changes, trace_all

@@ -25,10 +25,10 @@ from pax_export._optional import find, install, is_installed
 from pax_export.core import traced_anew
 from pax_export.export.artifact.report import Report
 from pax_export.export.pipeline.arguments import check_choice
-from pax_export.export.pipeline.bisect import Divergence, add_divergence, bisect, bisect_calls
-from pax_export.export.pipeline.export_run import ExportRun
+from pax_export.export.pipeline.bisect import bisect, bisect_calls
+from pax_export.export.pipeline.export_run import ExportRun, scratch_place
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter, Request
-from pax_export.export.pipeline.refusal import name_modules, scratch_place, with_paths
+from pax_export.export.pipeline.refusal import name_modules, with_paths
 from pax_export.export.pipeline.sweep import Cause, find_causes
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
@@ -74,7 +74,7 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
         try:
             return _write_export(exporter, run, request)
         except PaxError as error:
-            _name_modules(error, exporter, request)
+            name_modules(error, exporter, request)
             raise
 
 
@@ -123,18 +123,6 @@ def _write_export(exporter: FormatExporter, run: ExportRun, request: Request) ->
         run.sign(place)
     run.clear()
     return report
-
-
-def _name_modules(error: PaxError, exporter: FormatExporter, request: Request) -> None:
-    """Adds to a refusal the modules of its operations."""
-
-    def again(model: object) -> None:
-        labelled = dataclasses.replace(request, model=model)
-        contents = exporter.lower(*exporter.trace(labelled), labelled)
-        with scratch_place(exporter.format) as place:
-            contents.write(place)
-
-    name_modules(error, request.model, again, lambda: exporter.trace(request)[1])
 
 
 def _test_export(
@@ -292,13 +280,15 @@ def _locate_divergence(
         contents.write(place)
         contents.test(part, place, run)
 
-    def find() -> Divergence | None:
+    # It only improves a message: a failure here must not hide the error.
+    with run.phase("find the operation"), contextlib.suppress(Exception):
         with traced_anew():
             traced = part.trace(dataclasses.replace(request, model=model))
-        return bisect(exporter.format, *traced, kinds, error, test)
-
-    with run.phase("find the operation"):
-        add_divergence(error, find)
+        error.parting = found = bisect(exporter.format, *traced, kinds, error, test)
+        if found is not None:
+            error.where = f"{error.where}; first at {found}" if error.where else f"{found}"
+            apart = f"; there {found.apart}" if found.apart != error.got else ""
+            error.got = f"{error.got}{apart}"
 
 
 def not_finite(weights: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ from pax_export.export.tracing.spec import (
     describe_structure,
     dotted_name,
     signature_names,
+    tree_names,
 )
 from pax_export.export.validation.cases import CaseStep, SignatureCases, constraints
 from pax_export.export.validation.serve import Arrays
@@ -320,11 +321,7 @@ def of_exported(key: str, exported: Exported, order: int) -> Function:
     names = signature_names(paths)
     left = iter(names)
     outputs = jax.tree_util.tree_unflatten(exported.out_tree, structs_of(exported.out_avals))
-    out_paths = jax.tree_util.tree_flatten_with_path(outputs)[0]
-    out_names = signature_names(
-        dotted_name("output" if not path or hasattr(path[0], "idx") else "", path)
-        for path, _ in out_paths
-    )
+    out_names = tree_names(outputs, "output")
     portable = _exported.without_jax(exported)
     info = SignatureInfo(
         inputs=tuple(map(_array_info, names, exported.in_avals)),
