@@ -18,7 +18,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from pax_export._jax import call_with_constants
 from pax_export._jaxpr import jaxpr_constants
-from pax_export._types import Equation
+from pax_export._types import Array, Equation
 from pax_export.export.lowering.lower import export_unchecked, portable
 from pax_export.export.portable.program import traced
 from pax_export.export.portable.rewrite import rewritten
@@ -114,7 +114,7 @@ def _exported_results(equation: Equation, given: Sequence[Any]) -> list[Any] | N
     )
 
 
-def _is_near(one: Any, other: Any) -> Any:
+def _is_near(one: Array, other: Array) -> Any:
     """Returns whether matrices differ only by rounding of their largest numbers."""
     rows = max(1, *one.shape[-2:])
     apart, size = (jnp.max(jnp.abs(x), axis=(-2, -1), initial=0.0) for x in (one - other, other))
@@ -122,17 +122,17 @@ def _is_near(one: Any, other: Any) -> Any:
     return apart <= _ROUNDINGS * rows * rounding * size
 
 
-def _gram_of(columns: Any) -> Any:
+def _gram_of(columns: Array) -> Any:
     """The inner products of columns: the identity where they are orthonormal."""
     return jnp.conj(jnp.swapaxes(columns, -1, -2)) @ columns
 
 
-def _of_eigh(vectors: Any, values: Any) -> list[Any]:
+def _of_eigh(vectors: Array, values: Array) -> list[Any]:
     scaled = vectors * values[..., None, :].astype(vectors.dtype)
     return [scaled @ jnp.conj(jnp.swapaxes(vectors, -1, -2)), _gram_of(vectors)]
 
 
-def _of_svd(values: Any, left: Any = None, right: Any = None) -> list[Any]:
+def _of_svd(values: Array, left: Array | None = None, right: Array | None = None) -> list[Any]:
     if left is None or right is None:
         return []
     count = values.shape[-1]
@@ -141,18 +141,18 @@ def _of_svd(values: Any, left: Any = None, right: Any = None) -> list[Any]:
     return [scaled @ right[..., :count, :], _gram_of(left), _gram_of(rows)]
 
 
-def _of_qr(left: Any, right: Any, *_: Any) -> list[Any]:
+def _of_qr(left: Array, right: Array, *_: Array) -> list[Any]:
     below = jnp.tril(right, -1) + jnp.eye(*right.shape[-2:], dtype=right.dtype)
     return [left @ right, _gram_of(left), below]
 
 
-def _of_reflectors(packed: Any, scales: Any) -> list[Any]:
+def _of_reflectors(packed: Array, scales: Array) -> list[Any]:
     count = min(packed.shape[-2:])
     left = jax.lax.linalg.householder_product(packed[..., :count], scales)
     return _of_qr(left, jnp.triu(packed)[..., :count, :])
 
 
-def _of_lu(both: Any, _: Any, order: Any) -> list[Any]:
+def _of_lu(both: Array, _: Array, order: Array) -> list[Any]:
     rows, columns = both.shape[-2:]
     count = min(rows, columns)
     lower = jnp.tril(both[..., :count], -1) + jnp.eye(rows, count, dtype=both.dtype)
