@@ -337,7 +337,9 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "cholesky": _cubic_work(1 / 3),
     "lu": _cubic_work(2 / 3),
     **dict.fromkeys(("qr", "geqrf", "householder_product"), _cubic_work(4 / 3)),
-    "ormqr": lambda equation: 4 * equation.invars[1].aval.shape[-1] * _one_each(equation),
+    "ormqr": lambda equation: (
+        4 * equation.invars[1].aval.shape[-1] * _count_elements(equation.outvars)
+    ),
     "eigh": _cubic_work(9),
     "svd": _cubic_work(20),
     "triangular_solve": _triangular_solve,
