@@ -14,6 +14,7 @@ from pax_export.weights._save_load import (
     load_weights,
     refuse_narrowing,
     require_shape,
+    require_values,
     save_weights,
 )
 

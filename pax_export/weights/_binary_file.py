@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import mmap
 import os
 import stat
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from pax_export._errors import MissingWeightsFileError, WeightsFileError
+from pax_export._errors import MissingWeightsFileError, PaxError, WeightsFileError
 from pax_export._files import file_types
 from pax_export._files.overwrite_guard import some_names
+from pax_export._types import DTypeLike
 from pax_export._wire import RandomAccessBytes
 
 #: A smaller array is read, not mapped: a process may have about 65,000 mappings.
 _MAPPED = 1 << 20
+
+
+@contextlib.contextmanager
+def refuse_damaged(where: str, kind: str) -> Iterator[None]:
+    """Converts any exception about a damaged or hostile file to a WeightsFileError."""
+    try:
+        yield
+    except PaxError:
+        raise
+    except Exception as error:
+        raise damage_error(where, kind, f"{type(error).__name__}: {error}"[:300]) from error
+
+
+def damage_error(where: str, kind: str, got: object) -> WeightsFileError:
+    """The error about an inconsistent or truncated file."""
+    return WeightsFileError(
+        f"This {kind} is corrupted or incomplete.",
+        where=where,
+        got=got,
+        write="a whole copy of the file, as the program that made it wrote it",
+    )
 
 
 class BinaryFile(RandomAccessBytes):
@@ -58,11 +83,9 @@ class BinaryFile(RandomAccessBytes):
         """Returns the first bytes, or fewer if the file is shorter."""
         return self.read(0, min(count, self.size))
 
-    def array(self, dtype: Any, shape: Iterable[int], offset: int) -> np.ndarray:
+    def array(self, dtype: DTypeLike, shape: Iterable[int], offset: int) -> np.ndarray:
         """Returns the array at an offset, in C order; a view of the file if it is large."""
         dtype, shape = np.dtype(dtype), tuple(shape)
-        if any(size < 0 for size in shape):
-            raise ValueError(f"the shape {list(shape)}")
         count = math.prod(shape) * dtype.itemsize
         self.require(offset, count)
         if count < _MAPPED or offset % dtype.itemsize:
@@ -73,11 +96,9 @@ class BinaryFile(RandomAccessBytes):
         )
         return np.frombuffer(mapped, dtype, math.prod(shape), offset - begin).reshape(shape)
 
-    def stream(self, begin: int = 0, size: int | None = None) -> FileStream:
-        """The bytes from a place on, to be read one after the other."""
-        size = self.size - begin if size is None else size
-        self.require(begin, size)
-        return FileStream(self, begin, size)
+    def stream(self) -> FileStream:
+        """The bytes, to be read one after the other."""
+        return FileStream(self)
 
     def close(self) -> None:
         """Closes the file; mapped arrays stay valid."""
@@ -92,52 +113,46 @@ class BinaryFile(RandomAccessBytes):
         self.close()
 
 
-class FileStream:
-    """A part of a file as a program reads it from the begin to the end, a piece at a time."""
+class FileStream(io.BufferedReader):
+    """A file as a program reads it from the begin to the end, a piece at a time."""
 
-    _PIECE = 1 << 16
-
-    def __init__(self, file: BinaryFile, begin: int, size: int):
+    def __init__(self, file: BinaryFile):
+        super().__init__(_RawFile(file), 1 << 16)
         self._file = file
-        self._begin, self._size, self._at = begin, size, 0
-        self._piece, self._piece_at = b"", 0
 
-    def tell(self) -> int:
-        """The place in this part."""
-        return self._at
-
-    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
-        """Goes to a place in this part."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = max(0, base + place)
-        return self._at
-
-    def read(self, count: int | None = -1) -> bytes:
-        """Reads at most `count` bytes; a false length in the file allocates no memory."""
-        left = max(0, self._size - self._at)
-        count = left if count is None or count < 0 else min(count, left)
-        begin = self._at - self._piece_at
-        if not (begin >= 0 and begin + count <= len(self._piece)):
-            if count > self._PIECE:
-                content = self._file.read(self._begin + self._at, count)
-                self._at += count
-                return content
-            self._piece_at, begin = self._at, 0
-            self._piece = self._file.read(self._begin + self._at, min(left, self._PIECE))
-        self._at += count
-        return self._piece[begin : begin + count]
-
-    def readline(self) -> bytes:
+    def readline(self, size: int | None = -1, /) -> bytes:
         """The bytes up to the end of a line, which pickletools asks for; at most a piece."""
-        begin = self._at
-        content = self.read(self._PIECE)
-        end = content.find(b"\n") + 1 or len(content)
-        self._at = begin + end
-        return content[:end]
+        return super().readline(1 << 16)
+
+    def take(self, count: int) -> bytes:
+        """Exactly as many bytes; a false length in the file allocates no memory."""
+        self._file.require(self.tell(), count)
+        return self.read(count)
+
+    def unpack(self, kind: str) -> tuple[Any, ...]:
+        """The next numbers, of a kind of `struct`."""
+        return struct.unpack(kind, self.take(struct.calcsize(kind)))
+
+
+class _RawFile(io.RawIOBase):
+    def __init__(self, file: BinaryFile):
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
 
     def seekable(self) -> bool:
-        """True, which zipfile asks for."""
         return True
+
+    def seek(self, place: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = max(0, (0, self._at, self._file.size)[whence] + place)
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        count = max(0, min(len(buffer), self._file.size - self._at))
+        self._file.fill(np.frombuffer(buffer, np.uint8)[:count], self._at)
+        self._at += count
+        return count
 
 
 def _open_regular(path: Path) -> int:

@@ -40,6 +40,11 @@ def is_key(dtype: DTypeLike) -> bool:
     return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def is_inexact(dtype: DTypeLike) -> bool:
+    """True for floating and complex dtypes, also jax's small floats."""
+    return jax.numpy.issubdtype(dtype, np.inexact)
+
+
 def to_stored(value: PyTree) -> tuple[np.ndarray, Note | None]:
     """Returns the stored array, without a copy if possible, and its note or None."""
     if is_key(value.dtype):
@@ -84,16 +89,6 @@ def key_algorithm(key_dtype: object) -> str:
     if not isinstance(found[0], str):
         raise TypeError(f"keys of {found[0]}, which has no name in jax")
     return found[0]
-
-
-def describe_stored(code: str, shape: tuple[int, ...], note: Note | None) -> Description:
-    """Describes a stored array from its header and its note."""
-    name = NUMPY_NAMES.get(code, code)
-    if note is None:
-        return Description(shape, name)
-    if "key" in note:
-        return Description(shape[:-1], f"key<{note['key']}>")
-    return Description(shape[:-1] if note["dtype"] == "complex128" else shape, note["dtype"])
 
 
 def from_stored(array: np.ndarray, note: Note | None) -> Any:

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import WeightsFileError
-from pax_export._files import directory, file_types, signature_file, single_file
+from pax_export._files import directory, signature_file, single_file
 from pax_export._files.overwrite_guard import Belongs, Recognize
 from pax_export._optional import require
 from pax_export._signing import Key
 from pax_export._signing import signer as signer_with
 from pax_export.weights import _checksums
-from pax_export.weights._binary_file import BinaryFile
+from pax_export.weights._binary_file import BinaryFile, damage_error, refuse_damaged
 from pax_export.weights._dtypes import Note, from_stored
-from pax_export.weights._header import NOTES, corruption_error, is_safetensors, read_header
+from pax_export.weights._header import KIND, NOTES, is_safetensors, read_header
 
 #: The checksum of an array is computed while the next one is read; that of a larger array than
 #: this, after which there may be none, chunk by chunk while it is still near the processor.
@@ -54,8 +54,7 @@ def write_weights(
     if notes:
         metadata[NOTES] = json.dumps(notes)
     failed = require("safetensors", "safetensors", "save_weights").SafetensorError
-    what = "Cannot replace a file that is not a file of weights."
-    with whole_file(path, _recognize_weights, what) as temporary:
+    with whole_file(path, _recognize_weights, "save_weights") as temporary:
         if signer:
             place = signature_file.of_file(Path(os.path.realpath(path)))
             single_file.check(place, signature_file.recognize_signature)
@@ -74,63 +73,33 @@ def write_weights(
 
 
 @contextmanager
-def whole_file(path: Path, recognized: Recognize, what: str) -> Iterator[Path]:
-    """Yields the path of a file that becomes ``path``, or replaces one of ours, after the block."""
-    target = _target_file(path, recognized, what)
+def whole_file(path: Path, ours: Recognize, who: str) -> Iterator[Path]:
+    """Yields the path of a file that becomes ``path``, or replaces one of ours, after the block.
+
+    A link is kept, and its target replaced. Errors are about `who` writes.
+    """
     try:
-        with single_file.replace_path(target, recognized) as temporary:
+        target = Path(os.path.realpath(directory.require_local(path)))
+        with single_file.replace_path(target, ours) as temporary:
             yield temporary
             temporary.chmod(_file_mode(target, temporary.parent))
     except WeightsFileError:
         raise
     except OSError as error:
         cause = error.__cause__ or error
-        reason = getattr(cause, "strerror", None) or getattr(error, "got", None) or cause
-        raise _write_error(path, reason) from error
-
-
-def _target_file(path: Path, recognized: Recognize, what: str) -> Path:
-    """Returns the file to write; a link is kept and its target replaced."""
-    if "\0" in str(path):
-        raise _write_error(path, "a path with a null character")
-    if directory.is_remote(path):
-        raise _write_error(path, "a path of another machine")
-    target = Path(os.path.realpath(path))
-    try:
-        kind = file_types.unusual_type(target)
-        known = kind is not None or not target.exists() or recognized(target) is not None
-    except OSError as error:
-        raise _write_error(path, error.strerror) from error
-    if target.is_dir():
+        reason = getattr(cause, "strerror", None) or getattr(error, "got", None)
         raise WeightsFileError(
-            "A file of weights cannot replace a directory.",
-            where=str(path),
-            write=f"the path of a file, e.g. {path / 'weights.safetensors'}",
-        )
-    if kind is not None or not known:
-        raise WeightsFileError(
-            "Cannot replace a file that is not regular." if kind else what,
-            where=str(path),
-            got=kind or _kind_at(target),
-            write="another path, or remove the existing file",
-        )
-    return target
+            f"{who}: the weights cannot be written to this path.",
+            where=str(path).replace("\0", "\\0"),
+            got=reason or getattr(error, "what", None) or cause,
+            write=getattr(error, "write", None)
+            or "a path in a directory that you may write to, on a disk with room",
+        ) from error
 
 
 def _recognize_weights(path: Path) -> Belongs | None:
-    """Recognizes a weights file, or an empty file, at a path."""
     with path.open("rb") as file:
-        begin = file.read(9)
-    return (lambda name: False) if is_safetensors(begin) or not begin else None
-
-
-def _write_error(path: Path, reason: object) -> WeightsFileError:
-    return WeightsFileError(
-        "The weights cannot be written to this path.",
-        where=str(path).replace("\0", "\\0"),
-        got=reason,
-        write="a path in a directory that you may write to, on a disk with room",
-    )
+        return (lambda name: False) if is_safetensors(file.read(9)) else None
 
 
 def _file_mode(target: Path, new: Path) -> int:
@@ -152,7 +121,7 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
             raise WeightsFileError(
                 "The file is not a safetensors file, or is incomplete.",
                 where=str(path),
-                got=f"{_file_kind(file)} ({error})",
+                got=f"{describe_file(file)} ({error})",
                 write="a file that pax_export.save_weights or another program wrote to its end",
             ) from error
         weights = WeightsFile(file, computed)
@@ -165,26 +134,15 @@ class WeightsFile:
 
     def __init__(self, file: BinaryFile, computed: _checksums.Computed):
         self._file, self._computed = file, computed
-        begin = file.read(0, 8)
-        header = read_header(begin, file.read(8, int.from_bytes(begin, "little")), file.where)
-        self.entries, self._sums = header.arrays, header.sums
+        self.entries, _, self._sums = read_header(file)
 
     def read(self, name: str) -> Any:
         """Makes the array with this name; a WeightsFileError if it is not as it was written."""
         entry = self.entries[name]
         array = np.empty(entry.shape, entry.dtype)
-        try:
+        with refuse_damaged(f"{name} in {self._file.where}", KIND):
             self._fill(name, array.reshape(-1).view(np.uint8), entry.offset)
-        except EOFError as error:
-            raise WeightsFileError(
-                "The file of weights was truncated while it was read.",
-                where=f"{name} in {self._file.where}",
-                write="a file that no other program changes; save_weights replaces files whole",
-            ) from error
-        try:
             return from_stored(array, entry.note)
-        except (TypeError, ValueError) as error:
-            raise corruption_error(f"{name} in {self._file.where}", str(error)) from error
 
     def _fill(self, name: str, content: np.ndarray, offset: int) -> None:
         """Reads the bytes of an array, and begins with its checksum."""
@@ -210,7 +168,7 @@ class WeightsFile:
         for name, found in self._computed.sums().items():
             if self._sums[name] != found:
                 where = f"{name} in {self._file.where}"
-                raise corruption_error(where, "its numbers differ from their checksum")
+                raise damage_error(where, KIND, "its numbers differ from their checksum")
 
     def read_part(self, name: str, index: Any) -> np.ndarray:
         """Reads a part of an array without a note, and nothing else."""
@@ -221,12 +179,7 @@ class WeightsFile:
         return self._file.array(entry.dtype, entry.shape, entry.offset)
 
 
-def _kind_at(path: Path) -> str:
-    with BinaryFile(path) as file:
-        return _file_kind(file)
-
-
-def _file_kind(file: BinaryFile) -> str:
+def describe_file(file: BinaryFile) -> str:
     """Returns the file type that the first bytes suggest."""
     begin = file.begin(16)
     for signature, kind in _SIGNATURES.items():

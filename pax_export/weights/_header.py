@@ -10,9 +10,11 @@ import numpy as np
 
 from pax_export._errors import WeightsFileError
 from pax_export.weights import _checksums
-from pax_export.weights._dtypes import NUMPY_NAMES, Description, Note, describe_stored
+from pax_export.weights._binary_file import BinaryFile, damage_error
+from pax_export.weights._dtypes import NUMPY_NAMES, Description, Note
 from pax_export.weights._leaves import RESERVED
 
+KIND = "file of safetensors"
 #: The entry of the metadata that holds the notes, as JSON: name -> note.
 NOTES = "pax_export"
 #: safetensors reads no longer header.
@@ -31,7 +33,13 @@ class HeaderEntry:
     @property
     def description(self) -> Description:
         """The array that was saved; the note has its dtype and kind."""
-        return describe_stored(self.code, self.shape, self.note)
+        name = NUMPY_NAMES.get(self.code, self.code)
+        if self.note is None:
+            return Description(self.shape, name)
+        if "key" in self.note:
+            return Description(self.shape[:-1], f"key<{self.note['key']}>")
+        complex_numbers = self.note["dtype"] == "complex128"  # as pairs
+        return Description(self.shape[:-1] if complex_numbers else self.shape, self.note["dtype"])
 
     @property
     def dtype(self) -> np.dtype:
@@ -39,29 +47,27 @@ class HeaderEntry:
         return np.dtype(NUMPY_NAMES[self.code])
 
 
-@dataclass(frozen=True)
-class Header:
-    """A header: arrays, metadata and checksums, the first and the last by the name of an array."""
+def read_header(
+    file: BinaryFile,
+) -> tuple[dict[str, HeaderEntry], dict[str, Any], dict[str, str]]:
+    """Returns the arrays of a file, the metadata, and the checksums of the arrays.
 
-    arrays: dict[str, HeaderEntry]
-    metadata: dict[str, Any]
-    sums: dict[str, str]
-
-
-def read_header(begin: bytes, raw: bytes, where: str) -> Header:
-    """Parses a header and compares its checksum; `safetensors.safe_open` checks the rest."""
+    The checksum of the header is compared; `safetensors.safe_open` checks the rest.
+    """
+    begin = file.read(0, 8)
+    raw, where = file.read(8, int.from_bytes(begin, "little")), file.where
     fields = json.loads(raw)
     metadata = fields.pop(RESERVED, {})
     sums = _checksums.read_checksums(begin + raw, metadata)
     if sums is None:
-        raise corruption_error(where, "a header that differs from its checksum")
+        raise damage_error(where, KIND, "a header that differs from its checksum")
     notes = _read_notes(metadata, where)
     arrays = {
         name: HeaderEntry(each["dtype"], tuple(each["shape"]),
                           len(begin) + len(raw) + each["data_offsets"][0], notes.get(name))
         for name, each in fields.items()
     }  # fmt: skip
-    return Header(arrays, metadata, sums)
+    return arrays, metadata, sums
 
 
 def _read_notes(metadata: dict[str, str], where: str) -> dict[str, Note]:
@@ -76,16 +82,6 @@ def _read_notes(metadata: dict[str, str], where: str) -> dict[str, Note]:
         where=where,
         got=metadata[NOTES][:200],
         write="a file that pax_export.save_weights wrote, or one without this entry",
-    )
-
-
-def corruption_error(where: str, got: str) -> WeightsFileError:
-    """The error about a file that differs from its checksums or notes."""
-    return WeightsFileError(
-        "The file of weights is corrupted: a checksum does not match.",
-        where=where,
-        got=got,
-        write="a copy of the file as pax_export.save_weights wrote it",
     )
 
 

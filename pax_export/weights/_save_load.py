@@ -58,8 +58,9 @@ def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | No
     """
     arrays: dict[str, np.ndarray] = {}
     notes: dict[str, Note] = {}
-    for name, leaf in leaves_by_name(module).items():
-        _require_value(name, leaf)
+    leaves = leaves_by_name(module)
+    require_values(leaves, "save_weights")
+    for name, leaf in leaves.items():
         try:
             arrays[name], note = to_stored(leaf)
         except TypeError as error:
@@ -74,28 +75,23 @@ def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | No
     write_weights(Path(path), arrays, notes, sign)
 
 
-def _require_value(name: str, leaf: object) -> None:
-    if not isinstance(leaf, (jax.Array, np.ndarray)):
-        raise InvalidArgumentTypeError(
-            "save_weights: expected a module of arrays.",
-            where=name,
-            got=f"{type(leaf).__name__}: {leaf!r}"[:200],
-            write="jnp.asarray(...) of a number; an initialised module instead of shapes",
-        )
-    problem = explain_absence(leaf)
-    if (
-        problem is None
-        and isinstance(leaf, jax.Array)
-        and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
-    ):
-        problem = "an array that other processes hold parts of"
-    if problem:
-        raise InvalidArgumentTypeError(
-            "save_weights: expected arrays with values on this host.",
-            where=name,
-            got=problem,
-            write="save_weights(module, path) outside of jit, with all arrays gathered",
-        )
+def require_values(leaves: Mapping[str, object], where: str) -> None:
+    """Raises an InvalidArgumentTypeError about a leaf that has no value on this host."""
+    for name, leaf in leaves.items():
+        problem = explain_absence(leaf)
+        if not isinstance(leaf, (jax.Array, np.ndarray)):
+            problem = f"{type(leaf).__name__}: {leaf!r}"[:200]
+        elif not problem and isinstance(leaf, jax.Array):
+            if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+                problem = "an array that other processes hold parts of"
+        if problem:
+            raise InvalidArgumentTypeError(
+                f"{where}: expected a module of arrays with values on this host.",
+                where=name,
+                got=problem,
+                write="an initialised module, outside of jit, with all arrays gathered; "
+                "jnp.asarray(...) of a number",
+            )
 
 
 def explain_absence(leaf: object) -> str | None:

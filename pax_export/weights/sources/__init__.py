@@ -2,5 +2,7 @@
 
 from pax_export.weights.sources._open import open_source
 from pax_export.weights.sources._source import Entry, Source
+from pax_export.weights.sources._torch_names import STORAGES as TORCH_STORAGES
 
+# Names that are not in `__all__` are for adoption.
 __all__ = ["Entry", "Source", "open_source"]

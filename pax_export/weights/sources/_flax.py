@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pax_export.weights._binary_file import FileStream
 from pax_export.weights._dtypes import NUMPY_NAMES
 from pax_export.weights.sources._nested import flatten_containers
-from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, unsupported_dtype_error
+from pax_export.weights.sources._source import Entry, InputFile, Source, unsupported_dtype_error
 
 KIND = "msgpack file of flax"
 _ARRAY, _COMPLEX, _NUMBER = 1, 2, 3
@@ -55,7 +52,7 @@ class _Pieces:
 
 def read(file: InputFile) -> Source:
     """The arrays of a file."""
-    reader = _MsgpackReader(file.stream(), file.where)
+    reader = _MsgpackReader(file)
     tree = reader.value(0)
     if reader.stream.tell() != file.size:
         raise ValueError(f"{file.size - reader.stream.tell()} bytes after the last value")
@@ -69,8 +66,8 @@ def read(file: InputFile) -> Source:
 class _MsgpackReader:
     """Reads values one after the other."""
 
-    def __init__(self, stream: FileStream, where: str):
-        self.stream, self._where = stream, where
+    def __init__(self, file: InputFile):
+        self.stream, self._file = file.stream(), file
         self._containers = 0
 
     def value(self, depth: int) -> Any:
@@ -87,10 +84,12 @@ class _MsgpackReader:
         if code < 0x90 or code in (0xDE, 0xDF):
             return self._dict(code & 15 if code < 0x90 else self._size(code, 0xDE, 2), depth)
         if code < 0xA0 or code in (0xDC, 0xDD):
-            return self._list(code & 15 if code < 0xA0 else self._size(code, 0xDC, 2), depth)
+            self._counted()
+            size = code & 15 if code < 0xA0 else self._size(code, 0xDC, 2)
+            return [self.value(depth + 1) for _ in range(size)]
         if code < 0xC0 or code in (0xD9, 0xDA, 0xDB):
             size = code & 31 if code < 0xC0 else self._size(code, 0xD9, 1)
-            return self._exactly(size).decode("utf-8", "surrogateescape")
+            return self.stream.take(size).decode("utf-8", "surrogateescape")
         if code in (0xC4, 0xC5, 0xC6):
             return self._bytes(self._size(code, 0xC4, 1))
         if code in (0xC7, 0xC8, 0xC9):
@@ -103,13 +102,7 @@ class _MsgpackReader:
         return self._number(_SIZES[width << (code - first)])
 
     def _number(self, kind: str) -> Any:
-        return struct.unpack(kind, self._exactly(struct.calcsize(kind)))[0]
-
-    def _exactly(self, count: int) -> bytes:
-        content = self.stream.read(count)
-        if len(content) != count:
-            raise ValueError(f"{count} bytes announced, but {len(content)} are left")
-        return content
+        return self.stream.unpack(kind)[0]
 
     def _counted(self) -> None:
         self._containers += 1
@@ -126,21 +119,11 @@ class _MsgpackReader:
             found[key] = self.value(depth + 1)
         return found
 
-    def _list(self, count: int, depth: int) -> list[Any]:
-        self._counted()
-        return [self.value(depth + 1) for _ in range(count)]
-
     def _bytes(self, size: int) -> range:
         """Returns the range of some bytes without reading them."""
         begin = self.stream.tell()
-        self._skip(size)
-        return range(begin, begin + size)
-
-    def _skip(self, size: int) -> None:
-        end = self.stream.tell() + size
-        if self.stream.seek(end) > self.stream.seek(0, 2):
-            raise ValueError(f"{size} bytes announced, but fewer are left")
-        self.stream.seek(end)
+        self._file.require(begin, size)
+        return range(begin, self.stream.seek(begin + size))
 
     def _extension(self, size: int, depth: int) -> Any:
         code = self._number(">b")
@@ -150,7 +133,7 @@ class _MsgpackReader:
         inner = self.value(depth + 1)
         if self.stream.tell() != end or not isinstance(inner, list):
             raise ValueError("an extension whose size does not match")
-        return complex(*inner) if code == _COMPLEX else _make_chunk(self._where, *inner)
+        return complex(*inner) if code == _COMPLEX else _make_chunk(self._file.where, *inner)
 
 
 def _make_chunk(where: str, shape: Any, dtype: Any, place: Any) -> _ArrayChunk:

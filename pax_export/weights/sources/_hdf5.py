@@ -13,7 +13,7 @@ import numpy as np
 
 from pax_export._errors import WeightsFileError
 from pax_export.weights._binary_file import BinaryFile
-from pax_export.weights.sources._source import Entry, damage_error
+from pax_export.weights.sources._source import Entry
 
 _COMPACT, _CONTIGUOUS, _CHUNKED = 0, 1, 2
 _DEFLATE, _SHUFFLE, _FLETCHER = 1, 2, 3
@@ -21,30 +21,11 @@ _MOST_UNPACKED, _MOST_TIMES = 1 << 28, 100
 _MOST_CHUNKS = 1_000_000
 
 
-def dtype_of(dataset: Object) -> np.dtype | None:
-    """Returns the dtype of a numeric dataset, also Keras' bfloat16, which is in an attribute."""
-    if dataset.dtype is None and dataset.itemsize == 2:
-        return np.dtype("bfloat16") if dataset.attributes.get("dtype") == "bfloat16" else None
-    return dataset.dtype
-
-
-def tied_names(datasets: dict[str, Object]) -> dict[str, str]:
-    """The names of datasets that are one, which has two links."""
-    first: dict[int, str] = {}
-    return {
-        name: first[each.address]
-        for name, each in datasets.items()
-        if first.setdefault(each.address, name) != name
-    }
-
-
-def make_entry(
-    where: str, kind: str, dataset: Object, hdf5: Hdf5, file: BinaryFile, begin: int, note: str
-) -> Entry:
-    """The array of a dataset; `begin` is where the HDF5 file begins in the file."""
-    dtype, shape, layout = dtype_of(dataset), dataset.shape, dataset.layout
+def make_entry(where: str, kind: str, dataset: Object, hdf5: Hdf5, note: str) -> Entry:
+    """The array of a dataset."""
+    dtype, shape, layout = dataset.dtype, dataset.shape, dataset.layout
     assert dtype is not None and shape is not None and layout is not None
-    native = dtype if dtype.isnative else dtype.newbyteorder("=")
+    native = dtype.newbyteorder("=")
     count = math.prod(shape) * dtype.itemsize
     if layout[0] not in (3, 4):
         raise ValueError(f"a dataset of version {layout[0]}")
@@ -52,26 +33,23 @@ def make_entry(
         address, size = struct.unpack_from("<QQ", layout, 2)
         if count and (address == UNDEFINED or size != count):
             raise ValueError(f"{size} bytes of {dtype}{list(shape)}, or none that were written")
-        offset = begin + address if count else 0
-        return Entry.stored(file, where, kind, shape, dtype, offset, note)
+        offset = hdf5.begin + address if count else 0
+        return Entry.stored(hdf5.file, where, kind, shape, dtype, offset, note)
     if layout[1] == _COMPACT:
         (size,) = struct.unpack_from("<H", layout, 2)
-        content = layout[4 : 4 + size]
-        if len(content) != count:
-            raise ValueError(f"{len(content)} bytes of {dtype}{list(shape)}")
-        whole = np.frombuffer(content, dtype).reshape(shape).astype(native)
+        whole = np.frombuffer(layout[4 : 4 + size], dtype).reshape(shape).astype(native)
         return Entry(where, kind, shape, native, lambda: whole, note=note)
     if layout[:2] != bytes((3, _CHUNKED)):
         raise ValueError(f"a dataset that is laid out in the way {layout[0]}.{layout[1]}")
-    chunks = list(_find_chunks(hdf5, dataset, layout))
+    chunks = list(_find_chunks(hdf5, layout, len(shape)))
     stored = sum(size for _, size, _, _ in chunks)
     if count > max(_MOST_UNPACKED, _MOST_TIMES * stored):
-        raise damage_error(where, kind, f"{count} bytes of {dtype}{list(shape)} in {stored}")
+        raise ValueError(f"{count} bytes of {dtype}{list(shape)} in {stored}")
     edges = struct.unpack_from(f"<{len(shape)}I", layout, 11)
     _require_all(chunks, shape, edges)
     return Entry(
         where, kind, shape, native,
-        lambda: _join_chunks(hdf5, dataset, dtype, edges, chunks).astype(native, copy=False),
+        lambda: _join_chunks(hdf5, dataset, edges, chunks).astype(native, copy=False),
         note=note,
     )  # fmt: skip
 
@@ -80,9 +58,7 @@ def make_entry(
 Chunk = tuple[tuple[int, ...], int, int, int]
 
 
-def _find_chunks(hdf5: Hdf5, dataset: Object, layout: bytes) -> Iterator[Chunk]:
-    assert dataset.shape is not None
-    rank = len(dataset.shape)
+def _find_chunks(hdf5: Hdf5, layout: bytes, rank: int) -> Iterator[Chunk]:
     if layout[2] != rank + 1:
         raise ValueError(f"chunks of {layout[2] - 1} dimensions in an array of {rank}")
     (tree,) = struct.unpack_from("<Q", layout, 3)
@@ -111,11 +87,11 @@ def _require_all(chunks: list[Chunk], shape: tuple[int, ...], edges: tuple[int, 
 
 
 def _join_chunks(
-    hdf5: Hdf5, dataset: Object, dtype: np.dtype, edges: tuple[int, ...], chunks: list[Chunk]
+    hdf5: Hdf5, dataset: Object, edges: tuple[int, ...], chunks: list[Chunk]
 ) -> np.ndarray:
     assert dataset.shape is not None
-    array = np.empty(dataset.shape, dtype)
-    count = math.prod(edges) * dtype.itemsize
+    array = np.empty(dataset.shape, dataset.dtype)
+    count = math.prod(edges) * array.itemsize
     if count > max(_MOST_UNPACKED, 2 * array.nbytes):
         raise ValueError(f"chunks of {count} bytes")
     for begin, size, mask, place in chunks:
@@ -125,7 +101,7 @@ def _join_chunks(
                 content = _unpack_chunk(content, code, values, count)
         if len(content) != count:
             raise ValueError(f"a chunk of {len(content)} bytes, not {count}")
-        chunk = np.frombuffer(content, dtype).reshape(edges)
+        chunk = np.frombuffer(content, array.dtype).reshape(edges)
         part = tuple(
             slice(at, min(at + edge, end)) for at, edge, end in zip(begin, edges, array.shape)
         )
@@ -169,10 +145,10 @@ class Object:
 
 
 class Hdf5:
-    """The objects of a file by path."""
+    """The objects by path of an HDF5 file, which begins somewhere in another file."""
 
     def __init__(self, file: BinaryFile, begin: int, size: int):
-        self._file, self._begin, self._size = file, begin, size
+        self.file, self.begin, self._size = file, begin, size
         self._read_objects = 0
         #: The groups, and the datasets in the order in which they were made.
         self.groups: dict[str, Object] = {}
@@ -183,7 +159,7 @@ class Hdf5:
         """Reads bytes of the HDF5 file."""
         if address + count > self._size:
             raise ValueError(f"bytes {address} to {address + count} of {self._size}")
-        return self._file.read(self._begin + address, count)
+        return self.file.read(self.begin + address, count)
 
     def _root(self) -> int:
         version = self.read(8, 1)[0]
@@ -215,14 +191,11 @@ class Hdf5:
             self.groups[path] = this
             links = dict(this.links) | dict(self._symbols(this.symbols))
             for name, below in links.items():
-                if below not in seen or self._is_dataset(below):
+                if below not in seen or _LAYOUT in [kind for kind, *_ in self._messages(below)]:
                     seen.add(below)
                     waiting.append((f"{path}/{name}" if path else name, below, depth + 1))
         for _, path, this in sorted(found, key=lambda each: each[:2]):
             self.datasets[path] = this
-
-    def _is_dataset(self, address: int) -> bool:
-        return any(kind == _LAYOUT for kind, _, _ in self._messages(address))
 
     def _object(self, address: int) -> Object:
         this = Object(address)
@@ -248,6 +221,8 @@ class Hdf5:
                 raise ValueError("an array in another file")
             elif kind == _ATTRIBUTE:
                 self._attribute(content, this.attributes)
+        if (this.itemsize, this.attributes.get("dtype")) == (2, "bfloat16"):  # of Keras
+            this.dtype = this.dtype or np.dtype("bfloat16")
         return this
 
     def _messages(self, address: int) -> Iterator[tuple[int, int, bytes]]:
@@ -294,7 +269,7 @@ class Hdf5:
         if heap != UNDEFINED:
             raise WeightsFileError(
                 "A group of the HDF5 file has an unsupported storage format.",
-                where=self._file.where,
+                where=self.file.where,
                 got="the newest form of HDF5, for groups of more than eight members",
                 write='h5py.File(path, "w", libver="earliest"), as Keras does',
             )
@@ -332,13 +307,14 @@ class Hdf5:
                 raise ValueError("a tree that is none")
             seen.add(node)
             entries = self.read(node + 24, count * (key + 8))
-            for at in reversed(range(0, count * (key + 8), key + 8)):
-                (place,) = struct.unpack_from("<Q", entries, at + key)
-                if head[5]:
-                    waiting.append((place, head[5]))
-            if not head[5]:
-                for at in range(0, count * (key + 8), key + 8):
-                    yield entries[at : at + key], *struct.unpack_from("<Q", entries, at + key)
+            below = [
+                (entries[at : at + key], *struct.unpack_from("<Q", entries, at + key))
+                for at in range(0, count * (key + 8), key + 8)
+            ]
+            if head[5]:
+                waiting += [(place, head[5]) for _, place in reversed(below)]
+            else:
+                yield from below
 
     def _attribute(self, content: bytes, attributes: dict[str, Any]) -> None:
         """Takes over an attribute that is a text, or a list of texts."""
@@ -410,16 +386,10 @@ def _read_dtype(content: bytes) -> np.dtype | None:
     return None
 
 
-def _of_float(precision: int, exponent: int, mantissa: int) -> bytes:
-    """Returns the datatype message of a float by the bits of its parts."""
-    bias = (1 << (exponent - 1)) - 1
-    return struct.pack("<HHBBBBI", 0, precision, mantissa, exponent, 0, mantissa, bias)
-
-
+#: Floats by the bits of their parts: offset, size, exponent, mantissa, bias.
 _FLOATS = {
-    _of_float(16, 5, 10): np.dtype("f2"),
-    _of_float(32, 8, 23): np.dtype("f4"),
-    _of_float(64, 11, 52): np.dtype("f8"),
+    struct.pack("<HHBBBBI", 0, 8 * size, last, exponent, 0, last, bias): np.dtype(f"f{size}")
+    for size, exponent, last, bias in ((2, 5, 10, 15), (4, 8, 23, 127), (8, 11, 52, 1023))
 }
 
 

@@ -13,11 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pax_export._types import PyTree
-from pax_export.weights.sources import _hdf5
-from pax_export.weights.sources._hdf5 import MAGIC, Hdf5, Object
-from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, refuse_damaged
+from pax_export.weights.sources._hdf5 import MAGIC, Hdf5, Object, make_entry
+from pax_export.weights.sources._source import Entry, InputFile, Source, find_tied, refuse_damaged
 from pax_export.weights.sources._zip_archive import ZipArchive
 
 KIND = "file of Keras"
@@ -77,25 +74,21 @@ def _unpack_weights(archive: ZipArchive, file: InputFile) -> InputFile:
 
 def _read_hdf5(file: InputFile, begin: int, size: int, metadata: dict[str, Any]) -> Source:
     hdf5 = Hdf5(file, begin, size)
-    _take_attributes(hdf5.groups[""].attributes, metadata)
-    found = {path: each for path, each in hdf5.datasets.items() if _hdf5.dtype_of(each) is not None
-             and each.shape is not None}  # fmt: skip
+    texts = {n: text for n, text in hdf5.groups[""].attributes.items() if isinstance(text, str)}
+    metadata |= {name: texts[name] for name in ("keras_version", "backend") if name in texts}
+    if "model_config" in texts:
+        metadata["config"] = json.loads(texts["model_config"])
+    found = {path: each for path, each in hdf5.datasets.items()
+             if each.dtype is not None and each.shape is not None}  # fmt: skip
     names = _older_names(hdf5, found) or _newer_names(hdf5, found, metadata.get("config"))
     entries: dict[str, Entry] = {}
     for path, dataset in found.items():
         where = f"{names[path]} in {file.where}"
         note = "optimizer" if path.startswith(("optimizer/", "optimizer_weights/")) else ""
         with refuse_damaged(where, KIND):
-            entries[names[path]] = _hdf5.make_entry(where, KIND, dataset, hdf5, file, begin, note)
-    tied = _hdf5.tied_names({names[path]: each for path, each in found.items()})
+            entries[names[path]] = make_entry(where, KIND, dataset, hdf5, note)
+    tied = find_tied({names[path]: each.address for path, each in found.items()})
     return Source("keras", file.where, entries, metadata=metadata, tied=tied)
-
-
-def _take_attributes(attributes: PyTree, metadata: dict[str, Any]) -> None:
-    texts = {name: text for name, text in attributes.items() if isinstance(text, str)}
-    metadata |= {name: texts[name] for name in ("keras_version", "backend") if name in texts}
-    if "model_config" in texts:
-        metadata["config"] = json.loads(texts["model_config"])
 
 
 def _older_names(hdf5: Hdf5, found: dict[str, Object]) -> dict[str, str] | None:

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentTypeError, WeightsFileError, a_few
+from pax_export._errors import InvalidArgumentTypeError, WeightsFileError
 from pax_export._jax import is_tracer
 from pax_export._types import ArrayLike, PyTree
 from pax_export.weights._dtypes import is_key
 from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights.sources._nested import flatten_containers
-from pax_export.weights.sources._source import Entry, Source
+from pax_export.weights.sources._source import Entry, Source, find_tied, name_arrays
 
 KIND = "mapping of arrays"
 
@@ -39,7 +39,8 @@ def read(tree: PyTree) -> Source:
         raise _no_arrays(where, f"{type(tree).__name__}: {tree!r}"[:200])
     _require_numbers(leaves, where)
     entries = {name: _make_entry(name, leaf, where) for name, leaf in leaves.items()}
-    return Source("mapping", where, entries, metadata=others, tied=_tied_names(leaves))
+    tied = find_tied({name: id(leaf) for name, leaf in leaves.items()})
+    return Source("mapping", where, entries, metadata=others, tied=tied)
 
 
 def _to_dicts(tree: PyTree, depth: int) -> Any:
@@ -105,13 +106,9 @@ def _require_numbers(leaves: Mapping[str, Any], where: str) -> None:
         if isinstance(leaf.dtype, np.dtype) and (leaf.dtype.hasobject or leaf.dtype.kind in "SUMm")
     }
     if none:
-        alone = len(none) == 1
         raise InvalidArgumentTypeError(
             "A source requires numeric arrays.",
-            where=f"{next(iter(none))} in {where}" if alone else where,
-            got=next(iter(none.values()))
-            if alone
-            else a_few([f"{name}: {what}" for name, what in none.items()], 20),
+            **name_arrays(none, where),
             write="arrays of numbers or booleans",
         )
 
@@ -122,12 +119,3 @@ def _from_torch(tensor: PyTree) -> np.ndarray:
     if str(tensor.dtype) == "torch.bfloat16":
         return tensor.view(sys.modules["torch"].int16).numpy().view(np.dtype("bfloat16"))
     return tensor.numpy()
-
-
-def _tied_names(leaves: Mapping[str, Any]) -> dict[str, str]:
-    first: dict[int, str] = {}
-    return {
-        name: first[id(leaf)]
-        for name, leaf in leaves.items()
-        if first.setdefault(id(leaf), name) != name
-    }

@@ -8,8 +8,13 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
-from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, damage_error, refuse_damaged
+from pax_export.weights.sources._source import (
+    Entry,
+    InputFile,
+    Source,
+    damage_error,
+    refuse_damaged,
+)
 from pax_export.weights.sources._zip_archive import ZipArchive
 
 KIND = ".npz file"

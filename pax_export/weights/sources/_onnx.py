@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 import numpy as np
 
 from pax_export._errors import WeightsFileError
-from pax_export._types import PyTree
 from pax_export._wire import (
     ONNX_DTYPES,
     Memory,
@@ -22,9 +21,9 @@ from pax_export._wire import (
     require_integer,
     to_signed,
 )
-from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import (
     Entry,
+    InputFile,
     Source,
     refuse_damaged,
     unsupported_dtype_error,
@@ -80,7 +79,7 @@ class _ModelArrays:
     """The arrays of the graphs of a model."""
 
     def __init__(self, file: InputFile):
-        self._file, self._external = file, ExternalFiles(file)
+        self._file = file
         self._left = _MOST_OF_NAMES
         self.entries: dict[str, Entry] = {}
         #: By name of an array: the operators that take it, as which input, in which node.
@@ -120,8 +119,8 @@ class _ModelArrays:
                 self.add_graph(graph, below, depth + 1)
 
     def _add(self, tensor: OnnxTensor, path: str, constant: str) -> None:
-        if tensor.is_text:
-            return
+        if tensor.dtype == _STRING_DTYPE:
+            return  # no weight
         own = constant or tensor.name
         name = own if own not in self.entries else path + own
         self._left -= len(name) - len(own)
@@ -131,7 +130,7 @@ class _ModelArrays:
             raise ValueError(f"two arrays with the name {name!r:.200}")
         where, note = f"{name} in {self._file.where}", "Constant" if constant else ""
         with refuse_damaged(where, KIND):
-            self.entries[name] = make_entry(where, KIND, tensor, self._external, note)
+            self.entries[name] = _make_entry(where, tensor, self._file, note)
 
 
 def _read_setting(attribute: MessageFields) -> tuple[str, Any]:
@@ -190,44 +189,24 @@ class OnnxTensor:
         made.shape = [len(_join_numbers(made))] if many else []
         return made
 
-    @property
-    def is_text(self) -> bool:
-        """Whether it contains strings, which are not weights."""
-        return self.dtype == _STRING_DTYPE
+
+def _external_file(model: InputFile, location: str) -> InputFile:
+    """A file of external data; paths outside the folder of the model are refused."""
+    name = PurePosixPath(location)
+    strange = not location or "\\" in location or "\0" in location or ".." in name.parts
+    folder = os.path.realpath(model.path.parent)
+    path = os.path.realpath(os.path.join(folder, location)) if not strange else ""
+    if strange or name.is_absolute() or not path.startswith(os.path.join(folder, "")):
+        raise WeightsFileError(
+            "The model refers to a file outside of its folder.",
+            where=model.where,
+            got=repr(location)[:200],
+            write="a model whose external data are in its folder, without links to other places",
+        )
+    return model.open_other(Path(path))
 
 
-class ExternalFiles:
-    """The external data files of a model; paths outside its folder are refused."""
-
-    def __init__(self, model: InputFile):
-        self._model = model
-        self._files: dict[str, InputFile] = {}
-
-    def file(self, location: str) -> InputFile:
-        """The file that a model names."""
-        if location not in self._files:
-            self._files[location] = self._model.open_other(self._inside(location))
-        return self._files[location]
-
-    def _inside(self, location: str) -> Path:
-        name = PurePosixPath(location)
-        strange = not location or "\\" in location or "\0" in location or ".." in name.parts
-        folder = os.path.realpath(self._model.path.parent)
-        path = os.path.realpath(os.path.join(folder, location)) if not strange else ""
-        if strange or name.is_absolute() or not path.startswith(os.path.join(folder, "")):
-            raise WeightsFileError(
-                "The model refers to a file outside of its folder.",
-                where=self._model.where,
-                got=repr(location)[:200],
-                write="a model whose external data are in its folder, without links to other "
-                "places",
-            )
-        return Path(path)
-
-
-def make_entry(
-    where: str, kind: str, tensor: OnnxTensor, external: ExternalFiles, note: str
-) -> Entry:
+def _make_entry(where: str, tensor: OnnxTensor, model: InputFile, note: str) -> Entry:
     """The array of a tensor, read when it is asked for."""
     if tensor.dtype not in ONNX_DTYPES:
         got = f"the dtype {tensor.dtype} of ONNX"
@@ -238,27 +217,23 @@ def make_entry(
         if count > sum(value.size if isinstance(value, Message) else 1
                        for _, value in tensor.numbers):  # fmt: skip
             raise ValueError(f"fewer numbers than {dtype}{list(shape)} has")
-        return Entry(where, kind, shape, dtype, lambda: _read_listed(tensor, dtype), note=note)
-    file, begin, size = _find_bytes(tensor, external)
+        return Entry(where, KIND, shape, dtype, lambda: _read_listed(tensor, dtype), note=note)
+    file, begin, size = _find_bytes(tensor, model)
     packed = tensor.dtype in _HALF_BYTES
     wanted = -(-count // 2) if packed else count * dtype.itemsize
     if size is not None and size != wanted:
         raise ValueError(f"{size} bytes of {dtype}{list(shape)}")
     if packed:
         file.require(begin, wanted)
-        return Entry(
-            where, kind, shape, dtype, _half_byte_reader(file, begin, shape, dtype), note=note
-        )
-    return Entry.stored(file, where, kind, shape, dtype, begin, note)
+        read = partial(_read_half_bytes, file, begin, shape, dtype)
+        return Entry(where, KIND, shape, dtype, read, note=note)
+    return Entry.stored(file, where, KIND, shape, dtype, begin, note)
 
 
-def _find_bytes(
-    tensor: OnnxTensor, external: ExternalFiles
-) -> tuple[RandomAccessBytes, int, int | None]:
-    if not tensor.external:
-        assert tensor.raw is not None
+def _find_bytes(tensor: OnnxTensor, model: InputFile) -> tuple[RandomAccessBytes, int, int | None]:
+    if tensor.raw is not None and not tensor.external:
         return tensor.raw.places, tensor.raw.begin, tensor.raw.size
-    file = external.file(tensor.external.get("location", ""))
+    file = _external_file(model, tensor.external.get("location", ""))
     length = tensor.external.get("length")
     offset = _parse_digits(tensor.external.get("offset", "0"))
     return file, offset, _parse_digits(length) if length else None
@@ -270,20 +245,16 @@ def _parse_digits(text: str) -> int:
     return int(text)
 
 
-def _half_byte_reader(
-    file: RandomAccessBytes, begin: int, shape: PyTree, dtype: Any
-) -> Callable[[], np.ndarray]:
+def _read_half_bytes(
+    file: RandomAccessBytes, begin: int, shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
     """Two numbers in each byte, the lower half first."""
-
-    def read() -> np.ndarray:
-        count = math.prod(shape)
-        raw = file.array(np.uint8, (-(-count // 2),), begin)
-        halves = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)[:count].reshape(shape)
-        if dtype.name == "int4":
-            halves = (halves ^ 8).astype(np.int8) - np.int8(8)
-        return halves.view(dtype) if dtype.name.startswith("float") else halves.astype(dtype)
-
-    return read
+    count = math.prod(shape)
+    raw = file.array(np.uint8, (-(-count // 2),), begin)
+    halves = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)[:count].reshape(shape)
+    if dtype.name == "int4":
+        halves = (halves ^ 8).astype(np.int8) - np.int8(8)
+    return halves.view(dtype) if dtype.name.startswith("float") else halves.astype(dtype)
 
 
 def _read_listed(tensor: OnnxTensor, dtype: np.dtype) -> np.ndarray:

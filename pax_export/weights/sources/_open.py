@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pax_export._errors import WeightsFileError
 from pax_export._files.overwrite_guard import some_names
+from pax_export.weights._file import describe_file
 from pax_export.weights.sources import (
     _flax,
     _gguf,
@@ -22,8 +23,7 @@ from pax_export.weights.sources import (
     _tflite,
     _torch,
 )
-from pax_export.weights.sources._reader import InputFile, Reader
-from pax_export.weights.sources._source import Source, refuse_damaged
+from pax_export.weights.sources._source import InputFile, Reader, Source, refuse_damaged
 
 #: The readers of files, in the order in which they are asked: a format with a longer mark at its
 #: signatures come first, and msgpack and ONNX, which have none, last.
@@ -104,16 +104,9 @@ def _read_file(path: Path, resources: ExitStack, keep_quantised: bool) -> Source
         if reader.matches(file):
             with refuse_damaged(file.where, reader.KIND):
                 return reader.read(file)
-    begin = file.begin(16)
-    got = f"a file of {file.size} bytes that begins with {begin!r}"
-    pickled = begin[:1] == b"\x80" and begin[1:2] in (b"\2", b"\3", b"\4", b"\5")
-    raise _unknown_format_error(file.where, "a pickle, which is never loaded" if pickled else got)
-
-
-def _unknown_format_error(where: str, got: str) -> WeightsFileError:
-    return WeightsFileError(
+    raise WeightsFileError(
         "The format of the source is unknown.",
-        where=where,
-        got=got,
+        where=file.where,
+        got=describe_file(file),
         write=_READABLE,
     )

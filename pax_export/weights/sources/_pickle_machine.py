@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 from pax_export._errors import WeightsFileError
-from pax_export.weights._binary_file import FileStream
 
 #: More than any file of weights needs, and less than fills a memory.
 _MOST_STEPS, _MOST_CONTAINERS = 20_000_000, 4_000_000
@@ -41,13 +40,9 @@ class Global:
 class Instance(dict):
     """An object of a class that is nowhere imported: its attributes by name."""
 
-
-class Buildable:
-    """An object that takes its state from a pickle by its own method."""
-
-    def build(self, state: Any) -> None:
-        """Takes the state over."""
-        raise NotImplementedError
+    def take_state(self, state: object) -> None:
+        """Takes the state of a pickle over, as other objects do that have this method."""
+        fill_dict(self, state.items() if isinstance(state, dict) else [("state", state)])
 
 
 class PickleMachine:
@@ -61,10 +56,10 @@ class PickleMachine:
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
-    def load(self, stream: FileStream) -> Any:
+    def load(self, stream: IO[bytes]) -> Any:
         """Reads the next pickle of a stream."""
         self._stack, self._memo = [], {}
-        for code, argument, _ in pickletools.genops(stream):  # pyright: ignore[reportArgumentType]
+        for code, argument, _ in pickletools.genops(stream):
             self._steps += 1
             if self._steps > _MOST_STEPS:
                 raise ValueError(f"a pickle of more than {_MOST_STEPS} steps")
@@ -100,10 +95,6 @@ class PickleMachine:
                 stack.append(_MARK)
             case "POP":
                 stack.pop()
-            case "POP_MARK":
-                self._popped(None)
-            case "DUP":
-                stack.append(self._top())
             case "MEMOIZE":
                 self._memo[len(self._memo)] = self._top()
             case "GLOBAL":
@@ -113,16 +104,9 @@ class PickleMachine:
                 stack.append(self._look_up(*[_require_kind(each, str) for each in self._popped(2)]))
             case "REDUCE" | "NEWOBJ":
                 stack.append(self._call(*self._popped(2)))
-            case "NEWOBJ_EX":
-                made, arguments, names = self._popped(3)
-                if names:
-                    raise ValueError("an object of a pickle that is made with names")
-                stack.append(self._call(made, arguments))
             case "BUILD":
                 (state,) = self._popped(1)
                 self._build(self._top(), state)
-            case "PERSID":
-                stack.append(self._persistent(argument))
             case "BINPERSID":
                 stack.append(self._persistent(*self._popped(1)))
             case _:
@@ -178,10 +162,8 @@ class PickleMachine:
 
     @staticmethod
     def _build(made: Any, state: Any) -> None:
-        if isinstance(made, Instance):
-            fill_dict(made, state.items() if isinstance(state, dict) else [("state", state)])
-        elif isinstance(made, Buildable):
-            made.build(state)
+        if hasattr(made, "take_state"):
+            made.take_state(state)
         elif not isinstance(made, dict):  # the attributes of a dict are not weights
             raise ValueError(f"a state for {type(made).__name__} in a pickle")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pax_export._errors import WeightsFileError, a_few
 from pax_export._files import bounded
@@ -56,7 +55,11 @@ def read(path: Path, read_file: Callable[[Path], Source]) -> Source:
         kinds = {shard.kind for shard in shards.values()}
         if len(kinds) != 1:
             raise ValueError(f"files of the kinds {sorted(kinds)}")
-        entries = {name: _entry_of_shard(shards[file], name, path) for name, file in files.items()}
+        for name, file in files.items():
+            if name not in shards[file].entries:
+                got = f"the file {shards[file].where}, which has no such array"
+                raise damage_error(f"{name} in {path}", KIND, got)
+        entries = {name: shards[file].entries[name] for name, file in files.items()}
         others = [
             name for shard in shards.values() for name in shard.entries if name not in entries
         ]
@@ -77,11 +80,3 @@ def _path_beside(path: Path, name: str) -> Path:
             write="an index whose files are in its folder",
         )
     return path.parent / name
-
-
-def _entry_of_shard(shard: Source, name: str, path: Path) -> Any:
-    if name not in shard.entries:
-        raise damage_error(
-            f"{name} in {path}", KIND, f"the file {shard.where}, which has no such array"
-        )
-    return shard.entries[name]

@@ -1,45 +1,29 @@
-"""A source of weights: entries with names, shapes and lazy arrays."""
+"""What a reader of weights takes and returns: an open file, and a source of lazy arrays."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from types import EllipsisType
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from pax_export._errors import PaxError, UnsupportedDtypeError, WeightsFileError, a_few
+from pax_export._errors import UnsupportedDtypeError, WeightsFileError, a_few
 from pax_export._types import DTypeLike
 from pax_export._wire import RandomAccessBytes
+from pax_export.weights._binary_file import BinaryFile, damage_error, refuse_damaged
 from pax_export.weights._dtypes import NUMPY_NAMES  # registers jax's dtypes with numpy
+from pax_export.weights.sources._zip_archive import ZipArchive
 
 Index = tuple[slice, ...]
 Read = Callable[[], np.ndarray]
 ReadPart = Callable[[Index], np.ndarray]
 
 assert NUMPY_NAMES["BF16"] == "bfloat16"
-
-
-@contextlib.contextmanager
-def refuse_damaged(where: str, kind: str) -> Iterator[None]:
-    """Converts any exception about a damaged or hostile file to a WeightsFileError."""
-    try:
-        yield
-    except PaxError:
-        raise
-    except Exception as error:
-        raise damage_error(where, kind, f"{type(error).__name__}: {error}"[:300]) from error
-
-
-def damage_error(where: str, kind: str, got: object) -> WeightsFileError:
-    """The error about an inconsistent or truncated file."""
-    return WeightsFileError(
-        f"This {kind} is corrupted or incomplete.",
-        where=where,
-        got=got,
-        write="a whole copy of the file, as the program that made it wrote it",
-    )
 
 
 def unsupported_dtype_error(where: str, got: object, known: Iterable[str]) -> UnsupportedDtypeError:
@@ -50,6 +34,21 @@ def unsupported_dtype_error(where: str, got: object, known: Iterable[str]) -> Un
         got=got,
         write=f"a file of {', '.join(known)}",
     )
+
+
+def name_arrays(found: Mapping[str, object], where: str) -> dict[str, Any]:
+    """The `where` and `got` of an error about one array, or about several at once."""
+    if len(found) == 1:
+        ((name, got),) = found.items()
+        return {"where": f"{name} in {where}", "got": got}
+    listed = [f"{name:.200}: {got!s:.50}" for name, got in found.items()]
+    return {"where": where, "got": a_few(listed, 20)}
+
+
+def find_tied(keys: Mapping[str, Hashable]) -> dict[str, str]:
+    """Returns, for each name whose key an earlier name has, that name."""
+    first: dict[Hashable, str] = {}
+    return {name: first[key] for name, key in keys.items() if first.setdefault(key, name) != name}
 
 
 def several_files_error(
@@ -89,7 +88,7 @@ class Entry:
         where: str,
         kind: str,
         shape: Iterable[int],
-        dtype: Any,
+        dtype: DTypeLike,
         read: Read,
         part: ReadPart | None = None,
         note: str = "",
@@ -103,20 +102,23 @@ class Entry:
     @classmethod
     def stored(
         cls, file: RandomAccessBytes, where: str, kind: str, shape: Iterable[int], dtype: DTypeLike,
-        offset: int, note: str = "",
+        offset: int, note: str = "", is_whole: Callable[[np.ndarray], bool] | None = None,
     ) -> Self:  # fmt: skip
-        """Returns the entry of a contiguous array at an offset of a file."""
+        """The entry of a contiguous array of a file; `is_whole` compares its bytes."""
         shape, stored = tuple(shape), np.dtype(dtype)
         native = stored if stored.isnative else stored.newbyteorder("=")
         file.require(offset, math.prod(shape) * stored.itemsize)
 
-        def read() -> np.ndarray:
-            return file.array(stored, shape, offset)
+        def part(index: Index | EllipsisType) -> np.ndarray:
+            return file.array(stored, shape, offset)[index].astype(native, copy=False)
 
-        return cls(
-            where, kind, shape, native, lambda: read().astype(native, copy=False),
-            lambda index: read()[index].astype(native, copy=False), note,
-        )  # fmt: skip
+        def read() -> np.ndarray:
+            array = part(...)
+            if is_whole is not None and not is_whole(array.reshape(-1).view(np.uint8)):
+                raise damage_error(where, kind, "its numbers differ from their checksum")
+            return array
+
+        return cls(where, kind, shape, native, read, part, note)
 
     @property
     def nbytes(self) -> int:
@@ -206,3 +208,51 @@ class Source:
 
     def __repr__(self) -> str:
         return f"Source({self.kind!r}, {self.where!r}, {len(self.entries)} arrays)"
+
+
+class InputFile(BinaryFile):
+    """An untrusted file that is open while its source is; `archive` is its zip archive, or None."""
+
+    def __init__(
+        self,
+        path: Path,
+        where: str | None = None,
+        keep_quantised: bool = False,
+        resources: contextlib.ExitStack | None = None,
+    ):
+        super().__init__(path, where)
+        self.keep_quantised = keep_quantised
+        self._resources = contextlib.ExitStack() if resources is None else resources
+        self._resources.callback(self.close)
+        self._others: dict[Path, Self] = {}
+
+    def open_other(self, path: Path, where: str | None = None) -> Self:
+        """Another file, opened once, which is closed together with this one."""
+        if path not in self._others:
+            self._others[path] = type(self)(path, where, self.keep_quantised, self._resources)
+        return self._others[path]
+
+    @cached_property
+    def archive(self) -> ZipArchive | None:
+        """The members of a zip archive, or None."""
+        if self.begin(2) != b"PK":
+            return None
+        with refuse_damaged(self.where, "zip archive"):
+            return ZipArchive(self)
+
+
+class Reader(Protocol):
+    """A module that reads one format."""
+
+    @property
+    def KIND(self) -> str:
+        """The name of this file format in errors."""
+        ...
+
+    def matches(self, file: InputFile) -> bool:
+        """Whether the content of the file, not its name, has this format."""
+        ...
+
+    def read(self, file: InputFile) -> Source:
+        """The names, shapes and dtypes of the arrays; any exception becomes a WeightsFileError."""
+        ...

@@ -21,11 +21,10 @@ from pax_export._wire import (
     table_entries,
 )
 from pax_export.weights._binary_file import BinaryFile
-from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import (
     Entry,
+    InputFile,
     Source,
-    damage_error,
     refuse_damaged,
     several_files_error,
     unsupported_dtype_error,
@@ -79,17 +78,18 @@ def read(file: InputFile) -> Source:
         if key == b"":
             shards = _count_shards(value)
         elif key == _GRAPH:
-            names = _read_names(SavedTensor(value), _Shards(file, shards))
+            graph = SavedTensor(value)
+            names = _read_names(graph, _data_file(file, shards, graph.shard))
         else:
             saved[key.decode()] = SavedTensor(value)
-    files = _Shards(file, shards)
     found = _keys_by_name(saved, names)
     entries = {}
     for name, key in found.items():
-        if saved[key].dtype != _STRING:
-            entries[name] = _make_entry(
-                f"{name} in {file.where}", saved[key], files, _note_of_key(key)
-            )
+        each, where = saved[key], f"{name} in {file.where}"
+        if each.dtype != _STRING:
+            data = _data_file(file, shards, each.shard)
+            with refuse_damaged(where, KIND):
+                entries[name] = _make_entry(where, each, data, _note_of_key(key))
     tied = _tied_names(names, found, saved)
     metadata = {"keys": {name: found[name] for name in entries}}
     return Source("tensorflow", file.where, entries, metadata=metadata, tied=tied)
@@ -104,51 +104,31 @@ def _count_shards(header: Message) -> int:
     return fields.whole(1)
 
 
-class _Shards:
-    """The data files of an index."""
-
-    def __init__(self, index: InputFile, count: int):
-        self._index, self._count = index, count
-        self._files: dict[int, InputFile] = {}
-
-    def file(self, number: int) -> InputFile:
-        """The file with this number."""
-        if number not in self._files:
-            if number >= self._count:
-                raise ValueError(f"the file {number} of {self._count}")
-            ending = f".data-{number:05d}-of-{self._count:05d}"
-            self._files[number] = self._index.open_other(self._index.path.with_suffix(ending))
-        return self._files[number]
+def _data_file(index: InputFile, count: int, number: int) -> InputFile:
+    """The file of numbers of an index with this number."""
+    if number >= count:
+        raise ValueError(f"the file {number} of {count}")
+    return index.open_other(index.path.with_suffix(f".data-{number:05d}-of-{count:05d}"))
 
 
-def _make_entry(where: str, saved: SavedTensor, files: _Shards, note: str) -> Entry:
+def _make_entry(where: str, saved: SavedTensor, file: InputFile, note: str) -> Entry:
     if saved.dtype not in _DTYPES:
         got = f"the dtype {saved.dtype} of TensorFlow"
         raise unsupported_dtype_error(where, got, _DTYPES.values())
-    dtype, file = np.dtype(_DTYPES[saved.dtype]), files.file(saved.shard)
+    dtype = np.dtype(_DTYPES[saved.dtype])
     if saved.size != math.prod(saved.shape) * dtype.itemsize:
-        raise damage_error(where, KIND, f"{saved.size} bytes of {dtype}{saved.shape}")
-    with refuse_damaged(where, KIND):
-        file.require(saved.offset, saved.size)
-
-    def read() -> np.ndarray:
-        array = file.array(dtype, saved.shape, saved.offset)
-        if saved.crc not in (None, masked_crc32c(array.reshape(-1).view(np.uint8))):
-            raise damage_error(where, KIND, "its numbers differ from their checksum")
-        return array
-
-    return Entry(
-        where, KIND, saved.shape, dtype, read,
-        lambda index: file.array(dtype, saved.shape, saved.offset)[index], note,
+        raise ValueError(f"{saved.size} bytes of {dtype}{saved.shape}")
+    return Entry.stored(
+        file, where, KIND, saved.shape, dtype, saved.offset, note,
+        None if saved.crc is None else lambda content: masked_crc32c(content) == saved.crc,
     )  # fmt: skip
 
 
-def _read_names(saved: SavedTensor, shards: _Shards) -> list[tuple[str, str]]:
+def _read_names(saved: SavedTensor, file: InputFile) -> list[tuple[str, str]]:
     """Pairs of a variable's key and the name it was given, in the order of the graph.
 
     The graph is the one text of an array of texts: its length, a checksum of that, and the text.
     """
-    file = shards.file(saved.shard)
     file.require(saved.offset, saved.size)
     head = file.read(saved.offset, min(saved.size, _LONGEST_VARINT))
     length, begin = read_varint(head, 0, len(head))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from pax_export._wire import TFLITE_DTYPES, TFLITE_MARK, FlatTable, root
-from pax_export.weights.sources._reader import InputFile
 from pax_export.weights.sources._source import (
     Entry,
+    InputFile,
     Source,
     refuse_damaged,
     unsupported_dtype_error,

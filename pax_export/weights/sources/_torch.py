@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import math
 from typing import Any
 
 import numpy as np
 
 from pax_export._errors import UnsupportedDtypeError
-from pax_export.weights._binary_file import FileStream
 from pax_export.weights.sources import _torch_names
 from pax_export.weights.sources._nested import flatten_containers
 from pax_export.weights.sources._pickle_machine import PickleMachine
-from pax_export.weights.sources._reader import InputFile
-from pax_export.weights.sources._source import Entry, Source, refuse_damaged
+from pax_export.weights.sources._source import Entry, InputFile, Source, find_tied, refuse_damaged
 from pax_export.weights.sources._torch_names import PickledArray, Storage, TorchTensor
 from pax_export.weights.sources._zip_archive import ZipArchive
 
@@ -76,15 +75,7 @@ def _load_pickle(where: str, archive: ZipArchive, member: str) -> Any:
     if archive.size(member) > _LARGEST_PICKLE:
         raise ValueError(f"{member!r} has {archive.size(member)} bytes")
     with archive.open(member) as content:
-        return machine.load(_Buffered(content.read(archive.size(member))))
-
-
-class _Buffered(FileStream):
-    """A pickle that was unpacked."""
-
-    def __init__(self, content: bytes):
-        self._size, self._at = len(content), 0
-        self._piece, self._piece_at = content, 0
+        return machine.load(io.BytesIO(content.read(archive.size(member))))
 
 
 class ZipStorages:
@@ -98,15 +89,12 @@ class ZipStorages:
         """The bytes of a storage."""
         return self._archive.size(self._folder + storage.key)
 
-    def part(self, storage: Storage, first: int, count: int, item: int, check: bool) -> np.ndarray:
-        """`count` bytes of a storage from an offset on."""
-        content = self._archive.array(
-            self._folder + storage.key, check and storage.key not in self._checked
-        )
-        if check:
-            self._checked.add(storage.key)
-        content = content[first : first + count]
-        return content if content.ctypes.data % item == 0 else content.copy()
+    def content(self, storage: Storage, check: bool) -> np.ndarray:
+        """The bytes, compared with the checksum if they were not before."""
+        check = check and storage.key not in self._checked
+        content = self._archive.array(self._folder + storage.key, check)
+        self._checked |= {storage.key} if check else set()
+        return content
 
 
 def _read_legacy(file: InputFile) -> Source:
@@ -147,10 +135,10 @@ class LegacyStorages:
         """The bytes of a storage."""
         return self._places[storage.key][1]
 
-    def part(self, storage: Storage, first: int, count: int, item: int, check: bool) -> np.ndarray:
-        """`count` bytes of a storage from an offset on, mapped if they are aligned to `item`."""
-        begin = self._places[storage.key][0] + first
-        return self._file.array(f"V{item}", (count // item,), begin).view(np.uint8)
+    def content(self, storage: Storage, check: bool) -> np.ndarray:
+        """The bytes, which have no checksum."""
+        begin, size = self._places[storage.key]
+        return self._file.array(np.uint8, (size,), begin)
 
 
 def _make_entry(
@@ -165,8 +153,9 @@ def _make_entry(
         first, count = _find_window(leaf, content.size(leaf.storage))
 
         def window(check: bool) -> np.ndarray:
-            item = leaf.dtype.itemsize
-            return _view_strided(leaf, content.part(leaf.storage, first, count, item, check))
+            raw = content.content(leaf.storage, check)[first : first + count]
+            aligned = raw.ctypes.data % leaf.dtype.itemsize == 0
+            return _view_strided(leaf, raw if aligned else raw.copy())
 
         return Entry(
             where, KIND, leaf.shape, leaf.dtype,
@@ -204,15 +193,12 @@ def _view_strided(tensor: TorchTensor, content: np.ndarray) -> np.ndarray:
 
 def _tied_names(leaves: dict[str, Any]) -> dict[str, str]:
     """The names of tensors that are one window on one storage."""
-    first: dict[Any, str] = {}
-    tied = {}
-    for name, leaf in leaves.items():
-        if isinstance(leaf, TorchTensor) and 0 not in leaf.shape:
-            storage = leaf.storage
-            window = (storage.key, storage.begin + leaf.offset, leaf.shape, leaf.strides)
-            if first.setdefault((*window, leaf.dtype), name) != name:
-                tied[name] = first[*window, leaf.dtype]
-    return tied
+    return find_tied({
+        name: (leaf.storage.key, leaf.storage.begin + leaf.offset, leaf.shape, leaf.strides,
+               leaf.dtype)
+        for name, leaf in leaves.items()
+        if isinstance(leaf, TorchTensor) and 0 not in leaf.shape
+    })  # fmt: skip
 
 
 def _require_little(where: str, little: bool) -> None:

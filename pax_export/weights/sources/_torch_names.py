@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,26 +9,20 @@ from typing import Any
 import numpy as np
 
 from pax_export._types import PyTree
-from pax_export.weights.sources._pickle_machine import Buildable, Global, Instance, fill_dict
+from pax_export.weights._dtypes import NUMPY_NAMES
+from pax_export.weights.sources._pickle_machine import Global, Instance, fill_dict
 
 DTYPES = {
-    "float64": "float64", "double": "float64", "float32": "float32", "float": "float32",
-    "float16": "float16", "half": "float16", "bfloat16": "bfloat16",
-    "int64": "int64", "long": "int64", "int32": "int32", "int": "int32",
-    "int16": "int16", "short": "int16", "int8": "int8", "uint8": "uint8",
-    "uint16": "uint16", "uint32": "uint32", "uint64": "uint64", "bool": "bool",
-    "complex64": "complex64", "cfloat": "complex64",
-    "complex128": "complex128", "cdouble": "complex128",
-    "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
-    "float8_e4m3fnuz": "float8_e4m3fnuz", "float8_e5m2fnuz": "float8_e5m2fnuz",
-    "float8_e8m0fnu": "float8_e8m0fnu",
+    **{name: name for name in (*NUMPY_NAMES.values(), "complex128")},
+    "double": "float64", "float": "float32", "half": "float16", "long": "int64", "int": "int32",
+    "short": "int16", "cfloat": "complex64", "cdouble": "complex128",
 }  # fmt: skip
 STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16",
     "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32",
     "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8",
     "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128", "UntypedStorage": "uint8",
+    "ComplexDoubleStorage": "complex128",
 }  # fmt: skip
 
 
@@ -60,11 +53,12 @@ def known_global(module: str, name: str) -> Global | None:
     full = f"{module}.{name}"
     if module == "__torch__" or module.startswith("__torch__."):
         return Global(full, lambda *_: Instance())  # a class of TorchScript: its attributes
-    if module in ("torch", "torch.storage") and name in STORAGES:
-        return Global(full, value=_StorageKind(np.dtype(STORAGES[name]), name != "UntypedStorage"))
+    if module in ("torch", "torch.storage") and name in (*STORAGES, "UntypedStorage"):
+        dtype = np.dtype(STORAGES.get(name, "uint8"))
+        return Global(full, value=_StorageKind(dtype, typed=name in STORAGES))
     if module == "torch" and name in DTYPES:
         return Global(full, value=np.dtype(DTYPES[name]))
-    build = _BUILD.get(full)
+    build = _BUILD.get(full.replace("__builtin__.", "builtins."))
     if build is not None:
         return Global(full, build)
     return Global(full) if full in _TYPES else _known_of_numpy(module, name)
@@ -84,8 +78,6 @@ def storage_of_id(identity: object) -> Storage:
     if not isinstance(kind, Global) or not isinstance(kind.value, _StorageKind):
         raise ValueError("a storage without a dtype")
     key = key.decode() if isinstance(key, bytes) else key
-    if not isinstance(key, str):
-        raise ValueError("a storage whose key is not a string")
     begin = 0
     if view and view[0] is not None:
         _, begin, _ = view[0]
@@ -146,17 +138,11 @@ _TYPES = frozenset(("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.
 _BUILD: dict[str, Any] = {
     "collections.OrderedDict": _make_dict,
     "collections.defaultdict": lambda *_: {},
-    **{
-        f"{builtins}.{name}": build
-        for builtins in ("builtins", "__builtin__")
-        for name, build in (
-            ("set", _make_set),
-            ("frozenset", _make_set),
-            ("dict", _make_dict),
-            ("list", _make_list),
-            ("complex", lambda real, imaginary=0.0: complex(float(real), float(imaginary))),
-        )
-    },
+    "builtins.set": _make_set,
+    "builtins.frozenset": _make_set,
+    "builtins.dict": _make_dict,
+    "builtins.list": _make_list,
+    "builtins.complex": lambda real, imaginary=0.0: complex(float(real), float(imaginary)),
     "torch._utils._rebuild_tensor": _make_tensor,
     "torch._utils._rebuild_tensor_v2": _make_tensor,
     "torch._utils._rebuild_tensor_v3": _make_tensor,
@@ -167,16 +153,11 @@ _BUILD: dict[str, Any] = {
     "torch.device": lambda *parts: ":".join(
         str(part)[:50] for part in parts if isinstance(part, (str, int))
     ),
-    **{
-        f"torch.jit._pickle.{name}": _first_argument
-        for name in (
-            "build_intlist",
-            "build_tensorlist",
-            "build_doublelist",
-            "build_boollist",
-            "restore_type_tag",
-        )
-    },
+    "torch.jit._pickle.build_intlist": _first_argument,
+    "torch.jit._pickle.build_tensorlist": _first_argument,
+    "torch.jit._pickle.build_doublelist": _first_argument,
+    "torch.jit._pickle.build_boollist": _first_argument,
+    "torch.jit._pickle.restore_type_tag": _first_argument,
 }
 
 
@@ -197,7 +178,7 @@ def _known_of_numpy(module: str, name: str) -> Global | None:
     return Global(full, build) if build or name == "ndarray" else None
 
 
-class PickledDtype(Buildable):
+class PickledDtype:
     """A dtype of numbers; objects, texts and records are none."""
 
     def __init__(self, name: Any, *_: object):
@@ -205,34 +186,26 @@ class PickledDtype(Buildable):
         if self.dtype.kind not in _NUMBERS:
             raise ValueError(f"numbers of the dtype {name!r:.50} in a pickle")
 
-    def build(self, state: PyTree) -> None:
+    def take_state(self, state: PyTree) -> None:
         """Takes the order of bytes, the only part of the state that a number has."""
         if state[1] == ">":
             self.dtype = self.dtype.newbyteorder(">")
 
 
-class PickledArray(Buildable):
+class PickledArray:
     """An array whose shape and data follow later in the pickle."""
 
     def __init__(self, *_: object):
         self.array: np.ndarray | None = None
 
-    def build(self, state: PyTree) -> None:
+    def take_state(self, state: PyTree) -> None:
         """Takes the shape, the dtype and the bytes."""
         _, shape, kind, fortran, content = state
-        if not isinstance(kind, PickledDtype) or not isinstance(content, (bytes, bytearray)):
-            raise ValueError("an array in a pickle that is not one of numbers")
-        if any(type(size) is not int or size < 0 for size in shape):
-            raise ValueError("an array in a pickle with sizes that are none")
-        if math.prod(shape) * kind.dtype.itemsize != len(content):
-            raise ValueError(f"an array in a pickle of {len(content)} bytes, for {list(shape)}")
         array = np.frombuffer(content, kind.dtype).reshape(shape, order="F" if fortran else "C")
         self.array = array.astype(kind.dtype.newbyteorder("="))
 
 
-def _make_scalar(kind: object, content: object) -> Any:
-    if not isinstance(kind, PickledDtype) or not isinstance(content, (bytes, bytearray)):
-        raise ValueError("the pickle has a malformed numpy scalar")
+def _make_scalar(kind: PyTree, content: PyTree) -> Any:
     return np.frombuffer(content, kind.dtype, 1)[0].item()
 
 

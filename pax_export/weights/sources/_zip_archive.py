@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zipfile
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class ZipArchive:
 
     def __init__(self, file: BinaryFile):
         self._file = file
-        self._zip = zipfile.ZipFile(file.stream())  # pyright: ignore[reportArgumentType]
+        self._zip = zipfile.ZipFile(file.stream())
         infos = [info for info in self._zip.infolist() if not info.is_dir()]
         self._members = {info.filename: info for info in infos}
         if len(self._members) != len(infos):
@@ -70,9 +70,12 @@ class ZipArchive:
                 raise ValueError(f"{name!r} differs from its checksum")
             return content
         with self.open(name) as packed:
-            content = np.empty(self.size(name), np.uint8)
-            if _fill_array(packed, content) != len(content) or packed.read(1):
-                raise ValueError(f"the size of {name!r} does not match the archive")
+            content, at = np.empty(self.size(name), np.uint8), 0
+            while piece := packed.read(1 << 20):
+                content[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+                at += len(piece)
+        if at != len(content):
+            raise ValueError(f"the size of {name!r} does not match the archive")
         return content
 
     def place(self, name: str) -> int | None:
@@ -91,15 +94,3 @@ class ZipArchive:
             raise ValueError(f"two names for {name!r}")
         self._file.require(begin, size)
         return begin
-
-
-def _fill_array(packed: IO[bytes], content: np.ndarray) -> int:
-    """Returns the number of bytes that could be filled."""
-    at = 0
-    while at < len(content):
-        piece: Any = packed.read(min(1 << 20, len(content) - at))
-        if not piece:
-            break
-        content[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-        at += len(piece)
-    return at

@@ -137,7 +137,10 @@ def test_modules_are_written_for_the_oldest_reader(function):
 
 
 def oldest(module):
-    return compatibility.format_version(module.oldest_tensorflow)
+    needed = module.portable.stablehlo
+    return compatibility.format_version(
+        compatibility.oldest_tensorflow(needed, module.calling_convention)
+    )
 
 
 TOO_NEW_FOR_2_15 = {
