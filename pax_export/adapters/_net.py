@@ -253,13 +253,21 @@ def activate(net: M, which: str | Iterable[str] | Mapping[str, float]) -> M:
     strengths = dict(which) if isinstance(which, Mapping) else dict.fromkeys(which, 1.0)
     found = require_adapters(net, "adapters.activate", strengths)
     numbers = {name: _check_strength(value, name) for name, value in strengths.items()}
+    return _change_adapters(
+        net, found, lambda _, name, each: layers.with_strength(each, numbers.get(name, 0.0))
+    )
 
-    def switched(layer: PyTree) -> Any:
-        now = layers.adapters_of(layer)
-        new = {n: layers.with_strength(each, numbers.get(n, 0.0)) for n, each in now.items()}
-        return layers.with_adapters(layer, new)
 
-    return apply_changes(net, {id(layer): switched for _, layer in found})
+def _change_adapters(
+    net: PyTree, found: list[tuple[str, Any]], change: Callable[[str, str, LoRA], LoRA | None]
+) -> Any:
+    """Changes each adapter by its layer's path and its name; drops those that become None."""
+
+    def changed(layer: PyTree, path: str) -> Any:
+        now = {name: change(path, name, each) for name, each in layers.adapters_of(layer).items()}
+        return layers.with_adapters(layer, {n: each for n, each in now.items() if each is not None})
+
+    return apply_changes(net, {id(layer): partial(changed, path=path) for path, layer in found})
 
 
 def _check_strength(value: PyTree, name: str) -> float:
@@ -297,12 +305,8 @@ def remove(net: M, name: str) -> M:
         True
     """
     found = require_adapters(net, "adapters.remove", [name])
-
-    def without(layer: PyTree) -> Any:
-        kept = {n: each for n, each in layers.adapters_of(layer).items() if n != name}
-        return layers.with_adapters(layer, kept)
-
-    return _unmarked_if_bare(apply_changes(net, {id(layer): without for _, layer in found}))
+    rest = _change_adapters(net, found, lambda _, other, each: None if other == name else each)
+    return _unmarked_if_bare(rest)
 
 
 def _unmarked_if_bare(net: PyTree) -> Any:
@@ -448,18 +452,10 @@ def pad_ranks(net: M) -> M:
             if adapter.rank > old.rank:
                 largest[_pattern_of_path(path), name] = adapter
 
-    def with_padded(path: str) -> Any:
-        def padded(layer: Any) -> Any:
-            now = layers.adapters_of(layer)
-            new = {
-                name: _pad_adapter(each, largest[_pattern_of_path(path), name])
-                for name, each in now.items()
-            }
-            return layers.with_adapters(layer, new)
+    def padded(path: str, name: str, adapter: LoRA) -> LoRA:
+        return _pad_adapter(adapter, largest[_pattern_of_path(path), name])
 
-        return padded
-
-    return apply_changes(net, {id(layer): with_padded(path) for path, layer in found})
+    return _change_adapters(net, found, padded)
 
 
 def _pattern_of_path(path: str) -> str:

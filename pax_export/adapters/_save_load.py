@@ -28,14 +28,13 @@ from pax_export.adapters._net import (
 )
 from pax_export.adapters._reading import Reading, own_leaves
 from pax_export.core import (
-    is_array,
     join_path,
     named_leaves,
     named_modules,
     next_rng_key,
     require_module,
 )
-from pax_export.weights import explain_absence, open_weights, save_weights
+from pax_export.weights import open_weights, require_values, save_weights
 
 M = TypeVar("M")
 _LARGEST_CONFIG = 1 << 24  # bytes
@@ -89,14 +88,15 @@ def save(
     for path, layer in found:
         adapter = layers.adapters_of(layer).get(name)
         if adapter is not None:
-            _require_values(path, adapter)
+            leaves = {join_path(path, leaf_name): leaf for leaf_name, leaf in named_leaves(adapter)}
+            require_values(leaves, "adapters.save")
             own = peft.rename_path(path, rename)
             saved[own] = adapter
             for suffix, array in peft.to_peft(layer, adapter).items():
                 arrays[peft.full_name(own, suffix)] = array
     whole = []
     for path, module, attribute, leaf in _trained_beside(net):
-        _require_values(path, leaf)
+        require_values({join_path(path, attribute): leaf}, "adapters.save")
         own = peft.rename_path(path, rename)
         whole.append(own)
         arrays[peft.full_name(own, attribute)] = peft.whole_to_torch(module, attribute, leaf)
@@ -122,20 +122,6 @@ def _check_rename(rename: Any, where: str) -> Mapping[str, str]:
             write='rename={"layers.*.query": "model.layers.*.q_proj"}',
         )
     return given
-
-
-def _require_values(path: str, tree: PyTree) -> None:
-    for name, leaf in named_leaves(tree):
-        problem = (
-            explain_absence(leaf) if is_array(leaf) else f"{type(leaf).__name__}, which is no array"
-        )
-        if problem:
-            raise InvalidArgumentTypeError(
-                "adapters.save requires arrays with values.",
-                where=join_path(path, name),
-                got=problem,
-                write="adapters.save(net, folder) outside of jit",
-            )
 
 
 def _trained_beside(net: PyTree) -> list[tuple[str, Any, str, Any]]:

@@ -458,24 +458,17 @@ class Retention:
     def __post_init__(self) -> None:
         last = self.last
         number = isinstance(last, int) and not isinstance(last, bool) and last >= 1
-        if not (last is None or number):
-            raise InvalidArgumentError(
-                "At least one checkpoint must be kept.",
-                got=f"keep={last!r}",
-                write="keep=3, or keep=None for all",
-            )
-        if not (self.best is None or isinstance(self.best, str)):
-            raise InvalidArgumentError(
-                "The best checkpoint must be chosen by the name of a metric.",
-                got=f"best={self.best!r}",
-                write='best="loss", and save(step, metrics={"loss": loss}, ...)',
-            )
-        if self.mode not in ("min", "max"):
-            raise InvalidArgumentError(
-                'The best value of a metric must be "min" or "max".',
-                got=f"mode={self.mode!r}",
-                write='mode="min" or mode="max"',
-            )
+        for good, what, got, write in (
+            (last is None or number, "At least one checkpoint must be kept.",
+             f"keep={last!r}", "keep=3, or keep=None for all"),
+            (self.best is None or isinstance(self.best, str),
+             "The best checkpoint must be chosen by the name of a metric.",
+             f"best={self.best!r}", 'best="loss", and save(step, metrics={"loss": loss}, ...)'),
+            (self.mode in ("min", "max"), 'The best value of a metric must be "min" or "max".',
+             f"mode={self.mode!r}", 'mode="min" or mode="max"'),
+        ):  # fmt: skip
+            if not good:
+                raise InvalidArgumentError(what, got=got, write=write)
 
     def checked(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
         """Returns the metrics as numbers; raises if the metric of `best` is missing."""

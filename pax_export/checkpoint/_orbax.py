@@ -124,6 +124,7 @@ class _SaveLock:
 
 
 _turns = _SaveLock()
+wait_for_save = _turns.finish
 
 
 def start_save(
@@ -135,11 +136,6 @@ def start_save(
     items[ABOUT] = args.JsonSave(about)
     with _turns.of(manager):
         manager.save(step, args=args.Composite(**items), force=True)
-
-
-def wait_for_save(manager: object) -> None:
-    """Waits until the checkpoint is written."""
-    _turns.finish(manager)
 
 
 def read_about(directory: Path) -> dict[str, Any]:

@@ -148,25 +148,15 @@ def saved_trees(trees: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
                 _require_value(full_name(tree_name, name), leaf)
             entry = LeafEntry.of(leaf)
             if entry.on_disk:
-                array = _global_or_local(entry.stored(_native_order(leaf)))
+                if not isinstance(leaf, jax.Array):
+                    leaf = np.asarray(leaf, dtype=leaf.dtype.newbyteorder("="), order="C")
+                array = entry.stored(leaf)
+                if jax.process_count() > 1 and getattr(array, "is_fully_addressable", False):
+                    array = np.asarray(array)  # of this process alone: the first one writes it
                 arrays.setdefault(tree_name, {})[name] = array
                 entry = replace(entry, checksum=array_checksum(array))
             about[tree_name][name] = entry.to_json()
     return arrays, about
-
-
-def _native_order(leaf: PyTree) -> Any:
-    """Returns a contiguous array in native byte order."""
-    if isinstance(leaf, jax.Array):
-        return leaf
-    return np.asarray(leaf, dtype=leaf.dtype.newbyteorder("="), order="C")
-
-
-def _global_or_local(array: object) -> Any:
-    """Returns a global jax array; process-local arrays become numpy arrays."""
-    if jax.process_count() > 1 and isinstance(array, jax.Array) and array.is_fully_addressable:
-        return np.asarray(array)  # the first process writes it
-    return array
 
 
 def _require_value(where: str, leaf: object) -> None:

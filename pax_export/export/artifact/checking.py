@@ -24,7 +24,11 @@ def check(path: Path, report: Report, trusted: bool) -> None:
         formats.import_function(format.check)(path, report, trusted)
 
 
-def saved_model(path: Path, report: Report | None = None, trusted: bool = False) -> None:
+def saved_model(path: Path, report: Report, trusted: bool) -> None:
+    check_foreign(path, trusted)
+
+
+def check_foreign(path: Path, trusted: bool) -> None:
     """Checks any SavedModel before TensorFlow opens it."""
     _check_regular(path)
     check_sums(path)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from pax_export._errors import AdoptionError, InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import AnyMesh, DTypeLike, PyTree
 from pax_export.core import Module, escape_step, next_rng_key, pure
 from pax_export.sharding import shardings
@@ -23,7 +23,7 @@ from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._options import Options, options_of
 from pax_export.weights.adoption._parametrized import file_names
-from pax_export.weights.adoption._place import constant_leaf, keep_leaf, place_leaf, require_kinds
+from pax_export.weights.adoption._place import LeafReader, constant_leaf, keep_leaf, require_kinds
 from pax_export.weights.adoption._plan import Choice, Study, best_study, find_choices
 from pax_export.weights.adoption._report import AdoptionReport, Row
 from pax_export.weights.sources import Source, open_source
@@ -51,7 +51,7 @@ class _Reference:
         self._run_eagerly = lambda net, inputs: function(net, *inputs)
         self._run: Callable = jax.jit(self._run_eagerly)
 
-    def measure_distance(self, net: Module) -> float:
+    def _measure_distance(self, net: Module) -> float:
         """Returns the difference of outputs from the reference, relative to the largest."""
         module = net.eval() if isinstance(net, Module) else net
         try:
@@ -75,7 +75,6 @@ class _Reference:
         study, source = filler.study, filler.source
         found: dict[tuple, tuple[Any, Choice]] = {}
         seen: set[tuple] = set()
-        kept: dict[Any, Any] = {}
         nearest = np.inf
         for choice in _likely_choices(study, found):
             if choice.key() in seen:
@@ -84,8 +83,8 @@ class _Reference:
                 break
             seen.add(choice.key())
             self.tried += 1
-            net = filler.fill(choice, kept)
-            distance = self.measure_distance(net)
+            net = filler.fill(choice)
+            distance = self._measure_distance(net)
             nearest = min(nearest, distance)
             if distance <= self._tolerance:
                 found[choice.key()] = net, choice
@@ -200,10 +199,8 @@ def adopt(
         )
     lying = None if mesh is None else jax.tree_util.tree_leaves(shardings(net, mesh, rules))
     with open_source(source) as file:
-        study, opened = best_study(net, source, file, options, "adopt")
+        study, opened = _possible_study(net, source, file, options)
         filler = _Filler(net, leaves, opened, study, dict(zip(leaves, lying or [])), dtype)
-        if not study.possible:
-            raise _refusal_of(net, source, file, options, "adopt", study, opened)
         if reference is None:
             choice = choose_only_way(study, opened)
             return filler.fill(choice), report_of(study, opened, choice, leaves)
@@ -271,33 +268,28 @@ class _Filler:
     ):  # fmt: skip
         self.net, self.leaves, self.source, self.study = net, leaves, source, study
         self._lying, self._dtype = lying, dtype
-        self._own: dict[str, Any] = {}
+        self._made: dict[tuple, Any] = {}
 
-    def fill(self, choice: Choice, kept: dict[Any, Any] | None = None) -> Any:
+    def fill(self, choice: Choice) -> Any:
         """The module with the leaves of a choice, in the order of the module."""
         dtypes = {path: self._dtype_of(self.leaves[path]) for path in choice.recipe}
         require_kinds({path: (dtypes[path], choice.recipe[path]) for path in dtypes}, self.source)
-        values = [self._leaf(path, own, choice, kept) for path, own in self.leaves.items()]
+        values = [self._leaf(path, own, choice) for path, own in self.leaves.items()]
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(self.net), values)
 
-    def _leaf(self, path: str, own: object, choice: Choice, kept: dict[Any, Any] | None) -> Any:
-        sharding = self._lying.get(path)
-        if path in self.study.wanted.counters:
-            return constant_leaf(own, sharding, 1)
-        if path in self.study.wanted.zeros:
-            return constant_leaf(own, sharding, 0)
+    def _leaf(self, path: str, own: PyTree, choice: Choice) -> Any:
+        sharding, wanted = self._lying.get(path), self.study.wanted
+        if path in wanted.counters or path in wanted.zeros:
+            return constant_leaf(own, sharding, int(path in wanted.counters))
         pieces = choice.recipe.get(path)
-        if pieces is None:
-            if path not in self._own:
-                self._own[path] = keep_leaf(own, path, sharding, next_rng_key)
-            return self._own[path]
-        key = (path, tuple(piece.key() for piece in pieces))
-        if kept is not None and key in kept:
-            return kept[key]
-        value = place_leaf(own, pieces, self.source, path, self._dtype_of(own), sharding)
-        if kept is not None:
-            kept[key] = value
-        return value
+        key = (path, pieces and tuple(piece.key() for piece in pieces))
+        if key not in self._made:
+            if pieces is None:
+                self._made[key] = keep_leaf(own, path, sharding, next_rng_key)
+            else:
+                reader = LeafReader(path, own.shape, self._dtype_of(own), pieces, self.source)
+                self._made[key] = reader.place(own, sharding)
+        return self._made[key]
 
     def _dtype_of(self, own: PyTree) -> Any:
         floating = jax.numpy.issubdtype(own.dtype, np.floating)
@@ -335,32 +327,27 @@ def report_of(
     )  # fmt: skip
 
 
-def _refusal_of(
-    net: PyTree,
-    given: object,
-    file: Source,
-    options: Options,
-    where: str,
-    study: Study,
-    version: Source,
-) -> AdoptionError:
-    """Returns the error about a source that does not fit, with suggestions for ``ignore=``."""
+def _possible_study(
+    net: PyTree, given: object, file: Source, options: Options
+) -> tuple[Study, Source]:
+    """A study with a way to fill the module; raises, with patterns for ``ignore=`` that help."""
+    study, version = best_study(net, given, file, options)
+    if study.possible:
+        return study, version
 
     def possible(patterns: tuple[str, ...]) -> bool:
         less = replace(options, ignore=(*options.ignore, *patterns))
-        return bool(best_study(net, given, file, less, where)[0].possible)
+        return bool(best_study(net, given, file, less)[0].possible)
 
     unknown = [name for name in version.entries if name not in study.ignored]
-    return _refusals.impossible_error(study, version, ways_out(unknown, possible))
+    raise _refusals.impossible_error(study, version, ways_out(unknown, possible))
 
 
 def plan_of(
-    net: PyTree, like: object, source: Source, options: Options, where: str
+    net: PyTree, like: object, source: Source, options: Options
 ) -> tuple[AdoptionReport, Source]:
     """The one way from a source to a module, to be gone back, and the version of the source."""
-    study, version = best_study(net, like, source, options, where)
-    if not study.possible:
-        raise _refusal_of(net, like, source, options, where, study, version)
+    study, version = _possible_study(net, like, source, options)
     return report_of(study, version, choose_only_way(study, version), leaves_by_name(net)), version
 
 

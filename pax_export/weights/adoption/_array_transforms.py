@@ -61,22 +61,16 @@ class Piece:
 
     def into(self, place: LeafPart) -> Piece:
         """The same for a part of a leaf instead of a whole one."""
-        region = place.region
         put = place.index
         if self.put is not None:  # a part of the part, for one of several layers
-            put = (*place.index[: len(region) - len(self.put)], *self.put)
-            region = shape_of(place.room, put)
+            put = (*put[: len(place.room) - len(self.put)], *self.put)
+        region = shape_of(place.room, put)
         piece = self.then(*place.steps, says=place.says)
         if region == place.room:  # the whole array, for one layer that is a stack
             return piece if piece.after == region else piece.then(("reshape", region))
         if piece.after != region:
             piece = piece.then(("reshape", region))
         return replace(piece, put=put, room=place.room)
-
-    @property
-    def is_part(self) -> bool:
-        """Whether the piece is a part of its array, or was transformed already."""
-        return self.split is not None or self.take is not None or bool(self.steps)
 
     @property
     def after(self) -> Shape:
@@ -92,11 +86,6 @@ class LeafPart:
     index: Index
     steps: tuple[Step, ...] = ()  # applied to the slice before it is stored
     says: str = ""  # text for the report
-
-    @property
-    def region(self) -> Shape:
-        """The shape of the part in the leaf."""
-        return shape_of(self.room, self.index)
 
 
 def shape_of(shape: Shape, index: Index) -> Shape:
@@ -146,7 +135,7 @@ def _canonical_steps(shape: Shape, steps: Sequence[Step]) -> tuple:
             moved = [axis for axis in step[1] if shape[axis] != 1]
             if moved != sorted(moved):
                 found.append(
-                    ("transpose", _squeeze_shape(shape), tuple(np.argsort(np.argsort(moved))))
+                    ("transpose", squeeze_shape(shape), tuple(np.argsort(np.argsort(moved))))
                 )
         elif step[0] == "flip":
             axes = [axis for axis in step[1] if shape[axis] != 1]
@@ -154,21 +143,17 @@ def _canonical_steps(shape: Shape, steps: Sequence[Step]) -> tuple:
                 kept = [axis for axis in range(len(shape)) if shape[axis] != 1]
                 found.append(("flip", tuple(kept.index(axis) for axis in axes)))
         elif step[0] == "reshape":
-            if _squeeze_shape(shape) != _squeeze_shape(after):
-                found.append(("reshape", _squeeze_shape(shape), _squeeze_shape(after)))
+            if squeeze_shape(shape) != squeeze_shape(after):
+                found.append(("reshape", squeeze_shape(shape), squeeze_shape(after)))
         else:
             found.append(step)
         shape = after
     return tuple(found)
 
 
-def _squeeze_shape(shape: Shape) -> Shape:
+def squeeze_shape(shape: Shape) -> Shape:
+    """The shape without axes of size one."""
     return tuple(size for size in shape if size != 1)
-
-
-def squeezed_equal(one: Shape, other: Shape) -> bool:
-    """Returns whether two shapes are equal without axes of size one."""
-    return _squeeze_shape(one) == _squeeze_shape(other)
 
 
 def shape_after(shape: Shape, steps: Sequence[Step]) -> Shape:

@@ -15,14 +15,14 @@ The modules around a layer, and where their other layers went, count as words.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pax_export.weights.adoption._groups import Group
+from pax_export.weights.adoption._groups import Fits, Group
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._missing import without_counterpart
-from pax_export.weights.adoption._name_parsing import KINDS
+from pax_export.weights.adoption._name_parsing import KINDS, paths_above
 from pax_export.weights.adoption._order import contradicts_order, is_norm, norm_place, sort_norms
 
 #: The number of steps spent on looking for a second assignment.
@@ -39,12 +39,7 @@ class Component:
 
     layers: list[Layer]
     groups: list[Group]
-    fits: Callable[[Layer, Group], bool]
-
-    @property
-    def balanced(self) -> bool:
-        """Whether there are as many layers as groups."""
-        return len(self.layers) == len(self.groups)
+    fits: Fits
 
 
 @dataclass
@@ -67,9 +62,7 @@ class Outcome:
         return not (self.missing or self.left)
 
 
-def assign_groups(
-    layers: Sequence[Layer], groups: Sequence[Group], fits: Callable[[Layer, Group], bool]
-) -> Outcome:
+def assign_groups(layers: Sequence[Layer], groups: Sequence[Group], fits: Fits) -> Outcome:
     """Gives each group to a layer, as far as that is decided."""
     outcome = Outcome()
     waiting: list[Component] = []
@@ -79,7 +72,7 @@ def assign_groups(
     rest = [layer for layer in layers if layer not in done]
     others = [group for group in groups if group not in done]
     for component in _find_components(rest, others, fits):
-        if not component.balanced:
+        if len(component.layers) != len(component.groups):
             _record_unbalanced(component, outcome)
         elif len(component.layers) == 1:
             layer, group = component.layers[0], component.groups[0]
@@ -97,7 +90,7 @@ def assign_groups(
     return outcome
 
 
-def _user_choice(layers: Sequence[Layer], groups: Sequence[Group], fits: Callable) -> Pairs:
+def _user_choice(layers: Sequence[Layer], groups: Sequence[Group], fits: Fits) -> Pairs:
     """Applies the user's assignment of groups to layers; other pairs cannot use these."""
     found: dict[Layer, list[Group]] = {}
     for group in groups:
@@ -109,28 +102,25 @@ def _user_choice(layers: Sequence[Layer], groups: Sequence[Group], fits: Callabl
 
 
 def _find_components(
-    layers: Sequence[Layer], groups: Sequence[Group], fits: Callable[[Layer, Group], bool]
+    layers: Sequence[Layer], groups: Sequence[Group], fits: Fits
 ) -> Iterator[Component]:
     left = list(groups)
-    done: set[int] = set()
+    done: set[Layer] = set()
     for layer in layers:
-        if id(layer) in done:
+        if layer in done:
             continue
-        mine, theirs, new = [layer], [], [layer]
-        done.add(id(layer))
+        mine, theirs, new = [], [], [layer]
         while new:
-            found = [group for group in left if any(fits(each, group) for each in new)]
+            done.update(new)
+            mine += new
+            found = dict.fromkeys(g for g in left if any(fits(each, g) for each in new))
             theirs += found
-            taken = set(map(id, found))
-            left = [group for group in left if id(group) not in taken]
+            left = [group for group in left if group not in found]
             new = [
                 each for each in layers
-                if id(each) not in done and any(fits(each, group) for group in found)
+                if each not in done and any(fits(each, group) for group in found)
             ]  # fmt: skip
-            done |= set(map(id, new))
-            mine += new
-        theirs.sort(key=lambda group: group.place)
-        yield Component(mine, theirs, fits)
+        yield Component(mine, sorted(theirs, key=lambda group: group.place), fits)
     for group in left:
         yield Component([], [group], fits)
 
@@ -229,11 +219,12 @@ def _decide_by_words(
             if _fit_by_numbers(component, layers, groups, links)
         }
     chosen = {own: _best_options(options) for own, options in fitting.items()}
-    backwards: dict[Any, dict[Any, frozenset]] = {other: {} for other in theirs}
-    for own, options in fitting.items():
-        for other, words in options.items():
-            backwards[other][own] = words
-    wished = {other: _best_options(options) for other, options in backwards.items()}
+    wished = {
+        other: _best_options(
+            {o: options[other] for o, options in fitting.items() if other in options}
+        )
+        for other in theirs
+    }
     ordered: set[Any] = set()
     found = list(itertools.islice(find_matchings(chosen), 2))
     norms = {own: layers for own, layers in ours.items() if is_norm(layers[0])}
@@ -353,11 +344,6 @@ def find_matchings(options: Mapping[Any, Sequence[Any]]) -> Iterator[dict[Any, A
 # The position of a layer
 
 
-def _paths_above(path: str) -> list[str]:
-    parts = path.replace("/", ".").split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts))]
-
-
 def _find_links(
     pairs: Pairs, layers: Sequence[Layer], groups: Sequence[Group]
 ) -> dict[tuple[Layer, Group], frozenset]:
@@ -365,9 +351,9 @@ def _find_links(
     ours: dict[str, set[int]] = {}
     theirs: dict[str, set[int]] = {}
     for number, (layer, group) in enumerate(pairs):
-        for above in _paths_above(layer.path):
+        for above in paths_above(layer.path):
             ours.setdefault(above, set()).add(number)
-        for above in _paths_above(group.path):
+        for above in paths_above(group.path):
             theirs.setdefault(above, set()).add(number)
     by_pairs: dict[frozenset, list[str]] = {}
     for above, numbers in theirs.items():
@@ -378,19 +364,15 @@ def _find_links(
         if frozenset(numbers) != everything:
             for other in by_pairs.get(frozenset(numbers), ()):
                 linked.setdefault(above, set()).add(other)
-    if not linked:
-        return {}
-    around = {id(group): set(_paths_above(group.path)) for group in groups}
+    around = {group: set(paths_above(group.path)) for group in groups}
     found: dict[tuple[Layer, Group], frozenset] = {}
     for layer in layers:
-        mine = [(above, linked[above]) for above in _paths_above(layer.path) if above in linked]
+        mine = [(above, linked[above]) for above in paths_above(layer.path) if above in linked]
         for group in groups if mine else ():
-            both = {
-                (above, other) for above, others in mine for other in others & around[id(group)]
-            }
+            both = [("at", above) for above, others in mine if others & around[group]]
             if both:
-                found[layer, group] = frozenset(above for above, _ in both)
-    return {pair: frozenset(("at", above) for above in words) for pair, words in found.items()}
+                found[layer, group] = frozenset(both)
+    return found
 
 
 # Ways that a reference run may choose among

@@ -54,16 +54,26 @@ def with_flattened(
     order = {layer: place for place, layer in enumerate(layers)}
     pairs = sorted(options, key=lambda pair: order[pair[0]])
     sizes = [each for pair in pairs for each in _find_sizes(*pair, order[pair[0]])]
+    own = {each.layer: each for each in reversed(sizes)}
     counts = {} if isinstance(told, str) or told is None else told
     for pair in options:
-        layer, said = pair[0], counts.get(pair[0].path)
+        layer, mine, said = pair[0], own.get(pair[0]), counts.get(pair[0].path)
         channels = {
-            side: _possible_channels(layer, sizes, order[layer], side) for side in (False, True)
+            side: _possible_channels(mine, sizes, side) if mine else [] for side in (False, True)
         }
         if said is not None:
             sides = [side for side in channels if channels[side]] or [False]
             channels = {side: [said] for side in sides}
-            _require_divisor(layer, sizes, sides, said)
+            for outputs in sides:
+                size = mine and (mine.outputs if outputs else mine.inputs)
+                if not size or size % said:
+                    raise InvalidArgumentError(
+                        "flatten=: the number of channels does not divide the layer's size.",
+                        where=f"flatten=, {layer.path}",
+                        got=f"{said} channels, {size or 'no'} {'outputs' if outputs else 'inputs'}",
+                        write="the channels of the image that is flattened: they times its places "
+                        "are the inputs",
+                    )
         for outputs, numbers in channels.items():
             others = [
                 {path: tuple([_reorder_piece(piece, layer, outputs, count) for piece in pieces])
@@ -79,20 +89,6 @@ def flattened_channels(recipe: Recipe) -> int | None:
     """Returns the number of channels that a recipe flattened first, or None."""
     found = [re.search(rf"(\d+) {SAYS}", p.says) for pieces in recipe.values() for p in pieces]
     return next((int(each[1]) for each in found if each), None)
-
-
-def _require_divisor(layer: Layer, sizes: Sequence[_Sizes], sides: list[bool], said: int) -> None:
-    mine = next((each for each in sizes if each.layer is layer), None)
-    for outputs in sides:
-        size = mine and (mine.outputs if outputs else mine.inputs)
-        if not size or size % said:
-            raise InvalidArgumentError(
-                "flatten=: the number of channels does not divide the layer's size.",
-                where=f"flatten=, {layer.path}",
-                got=f"{said} channels, {size or 'no'} {'outputs' if outputs else 'inputs'}",
-                write="the channels of the image that is flattened: they times its places are "
-                "the inputs",
-            )
 
 
 def _find_sizes(layer: Layer, group: Group, place: int) -> Iterator[_Sizes]:
@@ -123,34 +119,28 @@ def _find_sizes(layer: Layer, group: Group, place: int) -> Iterator[_Sizes]:
         yield _Sizes(layer, kind, shape[-2], shape[-1], place, there)
 
 
-def _possible_channels(
-    layer: Layer, sizes: Sequence[_Sizes], place: int, outputs: bool
-) -> list[int]:
+def _possible_channels(mine: _Sizes, sizes: Sequence[_Sizes], outputs: bool) -> list[int]:
     """Returns the possible numbers of channels before a flatten, for a layer's input or output."""
-    mine = next((each for each in sizes if each.layer is layer), None)
-    if mine is None or mine.kind not in ("linear", "norm", *_CELLS):
+    layer, place, size = mine.layer, mine.place, mine.outputs if outputs else mine.inputs
+    if mine.kind not in (("linear",) if outputs else ("linear", "norm", *_CELLS)):
         return []
     if layer.stack is not None and layer.kind != "free":
-        return []
-    size = mine.outputs if outputs else mine.inputs
-    if outputs and mine.kind != "linear":
         return []
     convs = [each for each in sizes if each.kind == "conv"]
     if any(size in (each.inputs, each.outputs) for each in convs):
         return []  # it is a number of channels
     dense = [each for each in sizes if each.kind not in ("conv", "norm")]
     if outputs:
-        near = [each for each in convs if each.place > place]
         images = {each.inputs for each in convs}  # an image may have a part of this size
         after = {each.inputs for each in dense if each.place > place}
         if any(part == size or _is_split(size, part) for part in after - images):
             return []
-        found = [each.inputs for each in near]
+        found = [each.inputs for each in convs if each.place > place]
     else:
-        near = [each for each in reversed(convs) if each.place < place or each.there < mine.there]
         if any(each.place < place and _may_return(each, size) for each in dense):
             return []
-        found = [each.outputs for each in near]
+        before = [each for each in convs if each.place < place or each.there < mine.there]
+        found = [each.outputs for each in reversed(before)]
     return list(dict.fromkeys(count for count in found if count > 1 and size % count == 0))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -78,6 +78,10 @@ class Group:
         return (tuple(parts), flags, is_conv1d_of_transformers(self), self.settings)
 
 
+#: Whether a group can fill a layer.
+Fits = Callable[[Layer, Group], bool]
+
+
 def is_conv1d_of_transformers(group: Group) -> bool:
     """Returns whether the name is that of GPT-2's Conv1D, whose weights are in x out in torch."""
     return group.raw[-2:] in (("c", "attn"), ("c", "fc"), ("c", "proj"))
@@ -94,8 +98,7 @@ def group_arrays(
         told: array -> (name to use instead, path of the module to restrict it to).
         alone: make one group of each array.
     """
-    groups: dict[Any, dict[str, Piece]] = {}
-    about: dict[Any, tuple] = {}
+    groups: dict[Any, Group] = {}
     counters: list[str] = []
     order = {name: place for place, name in enumerate(source.entries)}
     first = number_first(names := list(names)) | _of_operators(source, names)
@@ -103,30 +106,29 @@ def group_arrays(
         known_as, within = told.get(name, (first[name], None))
         found = parse_array_name(known_as)
         if known_as != name and found.role is None:  # a whole name for the path of a layer
-            found = replace(parse_array_name(known_as), role=parse_array_name(name).role)
+            found = replace(found, role=parse_array_name(name).role)
         if found.role == COUNT:
             counters.append(name)
             continue
-        role = found.role or WEIGHT
-        key: Any = name if alone or found.role is None else (found.words, within)
-        if role in groups.get(key, {}):  # two of one kind are separate groups
+        sure, role = found.role is not None, found.role or WEIGHT
+        key: Any = (found.words, within) if sure and not alone else name
+        if key in groups and role in groups[key].parts:  # two of one kind are separate groups
             key = name
+        if key not in groups:
+            words = (*found.words, role) if sure and alone else found.words
+            groups[key] = Group(
+                found.layer, {}, name_of_words(words), words, order[name], sure, within
+            )
         entry = source.entries[name]
         says = entry.note if entry.note in NOTES else ""
-        groups.setdefault(key, {})[role] = Piece(name, entry.shape, says=says)
-        words = found.words
-        if key == name and found.role is not None and alone:
-            words = (*words, role)
-        about.setdefault(key, (found.layer, words, order[name], found.role is not None, within))
+        groups[key].parts[role] = Piece(name, entry.shape, says=says)
     lone = no_weights(names)
+    around = _count_shared_words([group.raw for group in groups.values()])
     made = [
-        Group(path, groups[key], name_of_words(words), words, place, sure, within,
-              settings=_operator_settings(source, groups[key].values()),
-              lacks=next((lone[p.source] for p in groups[key].values() if p.source in lone), ""))
-        for key, (path, words, place, sure, within) in about.items()
+        replace(group, around=around, settings=_operator_settings(source, group.arrays),
+                lacks=next((lone[name] for name in group.arrays if name in lone), ""))
+        for group in groups.values()
     ]  # fmt: skip
-    around = _count_shared_words([group.raw for group in made])
-    made = [replace(group, around=around) for group in made]
     return sorted(made, key=lambda group: group.place), counters
 
 
@@ -145,12 +147,10 @@ def _of_operators(source: Source, names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _operator_settings(
-    source: Source, pieces: Iterable[Piece]
-) -> tuple[tuple[str, Any], ...] | None:
+def _operator_settings(source: Source, arrays: Iterable[str]) -> tuple[tuple[str, Any], ...] | None:
     """Returns the graph's settings of the one operator that uses these arrays."""
     known = source.metadata.get("settings", {}) if source.kind == "onnx" else {}
-    found = {setting for piece in pieces for setting in known.get(piece.source, ())}
+    found = {setting for name in arrays for setting in known.get(name, ())}
     return next(iter(found)) if len(found) == 1 else None
 
 
@@ -169,6 +169,11 @@ def _count_shared_words(several: list[tuple[str, ...]]) -> int:
 Three = tuple[int, int, int]
 #: Words for queries, keys and values in one; the second is InternLM2's and MPT's.
 _IN_ONE = frozenset(("qkv", "wqkv"))
+#: Endings of such names in words, whether they imply the order in blocks, and what is left.
+_FUSED: dict[tuple[str, ...], tuple[bool, tuple[str, ...]]] = {
+    ("c", "attn"): (True, ("attn",)), ("in", "proj"): (True, ()),
+    ("query", "key", "value"): (False, ()),
+}  # fmt: skip
 
 
 def parts_of_fused(
@@ -185,9 +190,10 @@ def parts_of_fused(
             axis = _fused_axis(piece, origin, group)
             if axis is None:
                 return []
-            three = sizes.get(piece.shape[axis]) or _equal_thirds(piece.shape[axis])
-            part = three and one_of_three(three, number, order, heads)
-            if three is None or part is None:
+            total, third = piece.shape[axis], piece.shape[axis] // 3
+            three = sizes.get(total) or (third, third, third)
+            part = one_of_three(three, number, order, heads)
+            if sum(three) != total or part is None:
                 return []
             room, at, index = part
             whole = (*piece.shape[:axis], *room, *piece.shape[axis + 1 :])
@@ -203,11 +209,6 @@ def parts_of_fused(
             replace(group, path=f"{group.path} ({word})", parts=parts, name=name, sure=True)
         )
     return found
-
-
-def _equal_thirds(total: int) -> Three | None:
-    third = total // 3
-    return (third, third, third) if total == 3 * third else None
 
 
 def one_of_three(
@@ -232,35 +233,26 @@ def one_of_three(
     return (keys, shared + 2, size), 1, (slice(shared), slice(shared, -1), slice(-1, None))[number]
 
 
-def without_fused(raw: tuple[str, ...]) -> list[str]:
+def _fused_ending(words: Sequence[str]) -> tuple[str, ...] | None:
+    return next((each for each in _FUSED if tuple(words[-len(each) :]) == each), None)
+
+
+def without_fused(words: Sequence[str]) -> list[str]:
     """Returns the words without those that mark a fused array."""
-    if raw[-2:] == ("c", "attn"):
-        return [*raw[:-2], "attn"]
-    if raw[-2:] == ("in", "proj"):
-        return list(raw[:-2])
-    if raw[-3:] == ("query", "key", "value"):
-        return list(raw[:-3])
-    return [word for word in raw if word not in _IN_ONE]
+    if ending := _fused_ending(words):
+        return [*words[: -len(ending)], *_FUSED[ending][1]]
+    return [word for word in words if word not in _IN_ONE]
 
 
-def is_fused(group: Group) -> bool:
-    """Whether it is called as queries, keys and values in one."""
-    return is_fused_name(group.raw)
-
-
-def is_fused_name(words: Sequence[str]) -> bool:
+def is_fused(words: Sequence[str]) -> bool:
     """Whether these words call something queries, keys and values in one."""
-    raw = tuple(words)
-    return (
-        raw[-2:] in (("in", "proj"), ("c", "attn"))
-        or not _IN_ONE.isdisjoint(raw)
-        or raw[-3:] == ("query", "key", "value")
-    )
+    return _fused_ending(words) is not None or not _IN_ONE.isdisjoint(words)
 
 
-def says_order(group: Group) -> bool:
-    """Returns whether the name alone implies the order in blocks."""
-    return group.raw[-2:] in (("in", "proj"), ("c", "attn"))
+def says_order(words: Sequence[str]) -> bool:
+    """Returns whether such a name implies the order in blocks."""
+    ending = _fused_ending(words)
+    return ending is not None and _FUSED[ending][0]
 
 
 def _fused_axis(piece: Piece, origin: str, group: Group) -> int | None:

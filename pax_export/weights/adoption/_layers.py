@@ -89,7 +89,6 @@ class Wanted:
 
     layers: list[Layer] = field(default_factory=list)
     counters: dict[str, Leaf] = field(default_factory=dict)  # set to 1
-    own: dict[str, Leaf] = field(default_factory=dict)  # in no file: random keys
     zeros: dict[str, Leaf] = field(default_factory=dict)  # set to zeros for the user
 
 
@@ -226,17 +225,17 @@ def _count_heads(around: Around) -> int | None:
 
 
 #: Leaves that no file of another framework has: random keys, and whether an average has begun.
-_APART = ((RngSeq, "_rng_key", "own"), (Dropout, "rng_key", "own"), (EMA, "debias", "counters"))
+_APART = ((RngSeq, "_rng_key"), (Dropout, "rng_key"), (EMA, "debias"))
 
 
 def _set_apart(
     path: str, module: Module, leaves: dict[str, Leaf], done: set[str], found: Wanted
 ) -> None:
-    for cls, attribute, kind in _APART:
+    for cls, attribute in _APART:
         place = f"{path}.{attribute}" if path else attribute
         if isinstance(module, cls) and place in leaves and place not in done:
-            getattr(found, kind)[place] = leaves[place]
             done.add(place)
+            found.counters |= {place: leaves[place]} if cls is EMA else {}
 
 
 def _free_leaves(
@@ -254,10 +253,7 @@ def _free_leaves(
 
     together: dict[str, dict[str, Leaf]] = {}
     for path, leaf in leaves.items():
-        if path in done:
-            continue
-        if is_key(leaf.dtype):
-            found.own[path] = leaf
+        if path in done or is_key(leaf.dtype):
             continue
         parent, _, attribute = path.rpartition(".")
         role = role_of(attribute)

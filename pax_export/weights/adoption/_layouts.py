@@ -23,7 +23,7 @@ from pax_export.weights.adoption._array_transforms import (
     Shape,
     Step,
     shape_after,
-    squeezed_equal,
+    squeeze_shape,
 )
 from pax_export.weights.adoption._groups import Group, is_conv1d_of_transformers
 from pax_export.weights.adoption._layers import Layer
@@ -59,8 +59,9 @@ def _recipes_of_stack(
 ) -> list[Recipe]:
     """Returns recipes for arrays that stack all layers as the leaves do."""
     count = len(sizes)
-    if any(p.shape[:count] != sizes or p.is_part for p in group.parts.values()):
-        return []
+    for piece in group.parts.values():
+        if piece.shape[:count] != sizes or piece.split or piece.take or piece.steps:
+            return []
     leaves = {role: replace(leaf, shape=leaf.shape[count:]) for role, leaf in layer.leaves.items()}
     parts = {role: replace(p, shape=p.shape[count:]) for role, p in group.parts.items()}
     told = {
@@ -149,7 +150,7 @@ def _fit_piece(piece: Piece, shape: Shape, says: str, *steps: Step) -> list[Piec
     after = shape_after(piece.part_shape, piece.steps + steps)
     if after == shape:
         return [piece.then(*steps, says=says)]
-    if squeezed_equal(after, shape):
+    if squeeze_shape(after) == squeeze_shape(shape):
         return [piece.then(*steps, ("reshape", shape), says=says)]
     return []
 

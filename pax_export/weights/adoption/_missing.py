@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pax_export.weights.adoption._groups import Group
+from pax_export.weights.adoption._groups import Fits, Group
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._name_parsing import KINDS, ROLES, Name
-
-Fits = Callable[[Layer, Group], bool]
 
 #: Words for a part or a copy that the model itself does not use.
 _BESIDE = frozenset(

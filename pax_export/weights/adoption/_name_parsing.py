@@ -19,14 +19,13 @@ _ROLES = {
 
 # Two or three words that are one thing.
 _JOINED = {
-    ("num", "batches", "tracked"): "debias",
-    ("running", "mean"): "mean", ("moving", "mean"): "mean", ("ema", "mean"): "mean",
-    ("running", "var"): "var", ("moving", "variance"): "var", ("ema", "var"): "var",
-    ("layer", "norm"): "norm", ("batch", "norm"): "norm", ("group", "norm"): "norm",
-    ("layer", "normalization"): "norm", ("batch", "normalization"): "norm",
-    ("group", "normalization"): "norm", ("multi", "head", "attention"): "attention",
-    ("rms", "norm"): "norm", ("feed", "forward"): "mlp", ("ln", "f"): "final",
+    "num batches tracked": "debias", "running mean": "mean", "moving mean": "mean",
+    "ema mean": "mean", "running var": "var", "moving variance": "var", "ema var": "var",
+    "layer norm": "norm", "batch norm": "norm", "group norm": "norm", "rms norm": "norm",
+    "layer normalization": "norm", "batch normalization": "norm", "group normalization": "norm",
+    "multi head attention": "attention", "feed forward": "mlp", "ln f": "final",
 }  # fmt: skip
+_ANY_JOINED = re.compile(rf"(?<!\S)(?:{'|'.join(_JOINED)})(?!\S)")
 
 _SYNONYMS = {
     word: one
@@ -91,25 +90,13 @@ def split_words(text: str) -> list[str]:
     return [piece.lower() for piece in _PIECES.findall(_RANK.sub(r"\1", text))]
 
 
-def _join_words(words: list[str]) -> list[str]:
-    found: list[str] = []
-    place = 0
-    while place < len(words):
-        for count in (3, 2):
-            one = _JOINED.get(tuple(words[place : place + count]))
-            if one is not None:
-                found.append(one)
-                place += count
-                break
-        else:
-            found.append(words[place])
-            place += 1
-    return found
+def _join_words(words: Sequence[str]) -> list[str]:
+    return _ANY_JOINED.sub(lambda found: _JOINED[found[0]], " ".join(words)).split()
 
 
 def name_of_words(words: Sequence[str]) -> Name:
     """The name of these words, synonyms made one."""
-    words = _join_words(list(words))
+    words = _join_words(words)
     numbers = tuple(int(word) for word in words if word.isdigit())
     return Name(
         tuple("#" if word.isdigit() else _SYNONYMS.get(word, word) for word in words), numbers
@@ -124,6 +111,17 @@ def name_of(text: str) -> Name:
         ('layer', '#', 'attention', 'query', 'projection')
     """
     return name_of_words(split_words(text))
+
+
+def paths_above(path: str) -> list[str]:
+    """The paths of the modules around a layer, the outermost first.
+
+    Example:
+        >>> paths_above("a/b.c")
+        ['a', 'a.b']
+    """
+    parts = path.replace("/", ".").split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def number_first(names: Iterable[str]) -> dict[str, str]:
@@ -215,9 +213,9 @@ def _parse_plain_name(bare: str) -> Parsed:
 def _role_at_end(raw: list[str]) -> tuple[str | None, int]:
     """Returns the role at the end of a name, and its number of words."""
     for count in (3, 2, 1):
-        tail = tuple(raw[-count:])
-        one = _JOINED.get(tail, tail[0] if len(tail) == 1 else "")
-        if len(tail) == count and one in _ROLES:
+        tail = " ".join(raw[-count:])
+        one = _JOINED.get(tail, tail)
+        if len(raw) >= count and one in _ROLES:
             return _ROLES[one], count
     return None, 0
 

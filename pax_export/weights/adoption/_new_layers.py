@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -38,63 +38,49 @@ _NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class NewArray:
-    """An array that the source lacks, or has in another shape."""
-
-    name: str
-    leaf: str  # path of the leaf to store
-    piece: Piece  # how the array becomes the leaf
-    old: str | None  # array of the source that it replaces
-
-    def made(self, value: np.ndarray, source: Source) -> np.ndarray:
-        """The array of a leaf's numbers, in the dtype of the array that was there."""
-        entry = source.entries.get(self.old) if self.old is not None else None
-        array = np.empty(self.piece.shape, value.dtype if entry is None else entry.dtype)
-        undo_piece(value, self.piece, array)
-        return array
-
-
-@dataclass(frozen=True)
-class Homes:
-    """The arrays of new layers: one per leaf, and those that they replace."""
-
-    arrays: tuple[NewArray, ...]
-    replaced: frozenset[str]
-
-
-def new_layers(net: PyTree, recipe: Recipe) -> list[Layer]:
-    """The layers of the leaves that a recipe does not fill, without keys and counters."""
-    found = []
-    for layer in find_layers(net).layers:
-        new = {role: leaf for role, leaf in layer.leaves.items() if leaf.path not in recipe}
-        if new:
-            found.append(replace(layer, leaves=new))
-    return found
-
-
 def choose_arrays(
-    layers: Sequence[Layer], recipe: Recipe, origin: str, source: Source,
+    net: PyTree, leaves: Mapping[str, PyTree], recipe: Recipe, origin: str, source: Source,
     left: Sequence[str], rename: Mapping[str, str],
-) -> Homes:  # fmt: skip
-    """Chooses arrays for new layers; raises if the choice is ambiguous.
+) -> tuple[dict[str, np.ndarray], set[str]]:  # fmt: skip
+    """Makes an array of each leaf that a recipe does not fill, without keys and counters.
 
     Args:
-        layers: the new layers.
+        net: the module.
+        leaves: its leaves by path.
         recipe: the recipe of the other leaves.
         origin: the framework whose conventions the source follows.
         source: the open source.
         left: arrays of the source that fill no leaf.
         rename: name in the source, or a new name -> path of the module.
+
+    Returns:
+        The new arrays by name, and the names of those that they replace.
+
+    Raises:
+        AdoptionError: the choice is ambiguous.
     """
-    rename = {**_of_the_same_name(layers, left), **rename}
+    layers = []
+    for layer in find_layers(net).layers:
+        new = {role: leaf for role, leaf in layer.leaves.items() if leaf.path not in recipe}
+        layers += [replace(layer, leaves=new)] if new else []
+    # A new head that has other classes is in place of the one of its name.
+    named = {parse_array_name(name).layer for name in left}
+    rename = {**{each.path: each.path for each in layers if each.path in named}, **rename}
     used = {piece.source for pieces in recipe.values() for piece in pieces}
     told = {
         target: name for name, target in rename.items()
         if any(is_at(leaf.path, target) for each in layers for leaf in each.leaves.values())
     }  # fmt: skip
     replaced = {each for name in told.values() for each in named_by(name, source.entries)}
-    _require_unused(replaced & used, recipe, told)
+    if replaced & used:
+        name = min(replaced & used)
+        leaf = next(path for path, several in recipe.items() if name in {p.source for p in several})
+        raise AdoptionError(
+            "An array of the source would be written by two leaves.",
+            where=name,
+            got=f"{leaf}, and what rename= says: {', '.join(told)}",
+            write="another name in rename=",
+        )
     beside = {layer.path: _layer_beside(layer, recipe) for layer in layers}
     lost = [layer for layer in layers if not (beside[layer.path] or _is_named_by_user(layer, told))]
     kept = [name for name in left if name not in replaced]
@@ -102,24 +88,25 @@ def choose_arrays(
         raise _undecided_error(lost, kept, source)
     taken = set(source.entries) - replaced
     parting = "/" if any("/" in name for name in source.entries) else "."
-    arrays = []
+    arrays: dict[str, np.ndarray] = {}
     for layer in layers:
         for role, leaf in layer.leaves.items():
             name, old = _array_name(layer, role, leaf, origin, told, beside[layer.path], replaced)
             name = name if old or _is_named_by_user(layer, told) else name.replace(".", parting)
             if name in taken:
-                raise _name_taken_error(name, leaf)
+                raise AdoptionError(
+                    "The name of a new array is already in the source.",
+                    where=name,
+                    got=f"the leaf {leaf.path}",
+                    write=f'rename={{"another.name": "{leaf.path}"}}',
+                )
             taken.add(name)
-            arrays.append(
-                NewArray(name, leaf.path, _piece_for_leaf(layer, role, leaf, name, origin), old)
-            )
-    return Homes(tuple(arrays), frozenset(replaced))
-
-
-def _of_the_same_name(layers: Sequence[Layer], left: Sequence[str]) -> dict[str, str]:
-    """New layers that arrays without a leaf are called after: a head that has other classes."""
-    theirs = {parse_array_name(name).layer for name in left}
-    return {each.path: each.path for each in layers if each.path in theirs}
+            piece = _piece_for_leaf(layer, role, leaf, name, origin)
+            value = np.asarray(leaves[leaf.path])
+            dtype = value.dtype if old is None else source.entries[old].dtype
+            arrays[name] = np.empty(piece.shape, dtype)
+            undo_piece(value, piece, arrays[name])
+    return arrays, replaced
 
 
 def _is_named_by_user(layer: Layer, told: Mapping[str, str]) -> bool:
@@ -199,30 +186,6 @@ def _piece_for_leaf(layer: Layer, role: str, leaf: Leaf, name: str, origin: str)
         where=leaf.path,
         got=f"{layer.kind}, {leaf.says}{list(leaf.shape)}",
         write="pax.save_weights(net, path), which writes every leaf under its path",
-    )
-
-
-def _require_unused(names: Set[str], recipe: Recipe, told: Mapping[str, str]) -> None:
-    if not names:
-        return
-    name = min(names)
-    leaf = next(
-        path for path, pieces in recipe.items() if any(each.source == name for each in pieces)
-    )
-    raise AdoptionError(
-        "An array of the source would be written by two leaves.",
-        where=name,
-        got=f"{leaf}, and what rename= says: {', '.join(told)}",
-        write="another name in rename=",
-    )
-
-
-def _name_taken_error(name: str, leaf: Leaf) -> AdoptionError:
-    return AdoptionError(
-        "The name of a new array is already in the source.",
-        where=name,
-        got=f"the leaf {leaf.path}",
-        write=f'rename={{"another.name": "{leaf.path}"}}',
     )
 
 

@@ -5,34 +5,97 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.core import near_names, path_pattern
 from pax_export.weights.adoption._flatten import AS_IT_IS, FIRST
 from pax_export.weights.adoption._groups import ORIGINS
+from pax_export.weights.adoption._name_parsing import paths_above
 from pax_export.weights.sources import Source
+
+T = TypeVar("T")
 
 _ORDERS = ("blocks", "by head")
 
 
 @dataclass(frozen=True)
 class Options:
-    """The naming options of `adopt` and `save_as`."""
+    """The naming options of `adopt` or `save_as`; `where` is which of them."""
 
+    where: str
     rename: Mapping[str, str]
-    ignore: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
-    axes: Mapping[str, tuple[int, ...]] = ()  # type: ignore[assignment]
-    origin: str | None = None
-    fused: str | None = None
-    flatten: str | Mapping[str, int] | None = None
-    zeros: tuple[str, ...] = ()
+    ignore: tuple[str, ...]
+    keep: tuple[str, ...]
+    axes: Mapping[str, tuple[int, ...]]
+    origin: str | None
+    fused: str | None
+    flatten: str | Mapping[str, int] | None
+    zeros: tuple[str, ...]
+
+    def match(
+        self, option: str, patterns: Iterable[str], names: Iterable[str], side: str = "module"
+    ) -> set[str]:
+        """Returns the names that match a pattern or a prefix; raises for one without matches."""
+        names = list(names)
+        found: set[str] = set()
+        for pattern in patterns:
+            mine = _match_names(pattern, names)
+            if not mine:
+                raise self._no_match(option, pattern, names, side)
+            found |= set(mine)
+        return found
+
+    def by_path(self, option: str, values: Mapping[str, T], paths: Sequence[str]) -> dict[str, T]:
+        """The values of an option by path instead of by pattern."""
+        return {
+            path: value
+            for pattern, value in values.items()
+            for path in self.match(option, [pattern], paths)
+        }
+
+    def renamed(self, source: Source, leaves: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """Returns, for each array that ``rename`` matches, its new name and its target path."""
+        found: dict[str, tuple[str, str]] = {}
+        for pattern, target in self.rename.items():
+            hits = _match_names(pattern, source.entries)
+            if not hits:
+                raise self._no_match("rename", pattern, list(source.entries), "source")
+            for name, (taken, rest) in hits.items():
+                stars = iter(taken)
+                try:
+                    base = re.sub(r"\*\*|\*", lambda _, stars=stars: next(stars), target)
+                except StopIteration:
+                    raise InvalidArgumentError(
+                        "A new name has more wildcards than its pattern.",
+                        where=f"{self.where}(rename=)",
+                        got=f"{pattern!r}: {target!r}",
+                        write="one * on both sides for each part that is kept",
+                    ) from None
+                base = re.sub(r"\.+", ".", base).strip(".")  # of a ** that matches no step
+                if not any(is_at(leaf, base) for leaf in leaves):
+                    above = (path for leaf in leaves for path in (leaf, *paths_above(leaf)[::-1]))
+                    raise self._no_match("rename", base, list(dict.fromkeys(above)))
+                found[name] = (base + rest, base)
+        return found
+
+    def _no_match(
+        self, option: str, pattern: str, names: Sequence[str], side: str = "module"
+    ) -> InvalidArgumentError:
+        near = near_names(pattern, names, 3)
+        return InvalidArgumentError(
+            f"This names nothing in the {side}.",
+            where=f"{self.where}({option}=)",
+            got=repr(pattern),
+            write=" or ".join(near) if near else "names as the report prints them, such as "
+            + ", ".join(names[:3]),
+        )  # fmt: skip
 
 
 def options_of(
-    rename: Any, ignore: Any, keep: Any, axes: Any, origin: Any, fused: Any, where: str,
-    flatten: Any = None, zeros: Any = None,
+    rename: Mapping[str, str] | None, ignore: object, keep: object, axes: Mapping[str, Any] | None,
+    origin: str | None, fused: str | None, where: str,
+    flatten: str | Mapping[str, int] | None = None, zeros: object = None,
 ) -> Options:  # fmt: skip
     """The options, checked."""
     for name, value in (("rename", rename), ("axes", axes)):
@@ -64,6 +127,7 @@ def options_of(
     if flatten is not None and flatten not in (AS_IT_IS, FIRST):
         _require_channels(flatten, where)
     return Options(
+        where,
         {str(key): str(value) for key, value in (rename or {}).items()},
         _checked_patterns(ignore, f"{where}(ignore=)"),
         _checked_patterns(keep, f"{where}(keep=)"),
@@ -75,7 +139,7 @@ def options_of(
     )
 
 
-def _require_channels(flatten: Any, where: str) -> None:
+def _require_channels(flatten: object, where: str) -> None:
     counts = flatten.values() if isinstance(flatten, Mapping) else [None]
     if not all(isinstance(count, int) and count > 0 for count in counts):
         raise InvalidArgumentError(
@@ -86,14 +150,15 @@ def _require_channels(flatten: Any, where: str) -> None:
         )
 
 
-def _checked_patterns(given: Any, where: str) -> tuple[str, ...]:
+def _checked_patterns(given: object, where: str) -> tuple[str, ...]:
     if given is None:
         return ()
     if isinstance(given, str):
         return (given,)
     listed = list(given) if isinstance(given, Iterable) else [given]
-    if all(isinstance(one, str) for one in listed):
-        return tuple(listed)
+    names = tuple(one for one in listed if isinstance(one, str))
+    if len(names) == len(listed):
+        return names
     raise InvalidArgumentTypeError(
         "Expected a name or a list of names to ignore.",
         where=where,
@@ -136,71 +201,3 @@ def _match_names(pattern: str, names: Iterable[str]) -> dict[str, tuple[tuple[st
 def named_by(pattern: str, names: Iterable[str]) -> set[str]:
     """The names that a pattern names, or the beginning of; it may name none."""
     return set(_match_names(pattern, list(names)))
-
-
-def matching_names(
-    patterns: Iterable[str], names: Iterable[str], what: str, where: str
-) -> set[str]:
-    """Returns the names that match a pattern or a prefix; raises for a pattern without matches."""
-    names = list(names)
-    found: set[str] = set()
-    for pattern in patterns:
-        mine = _match_names(pattern, names)
-        if not mine:
-            raise _no_match_error(pattern, names, what, where)
-        found |= set(mine)
-    return found
-
-
-def _no_match_error(
-    pattern: str, names: Sequence[str], what: str, where: str
-) -> InvalidArgumentError:
-    near = near_names(pattern, names, 3)
-    return InvalidArgumentError(
-        f"This names nothing {what}.",
-        where=where,
-        got=repr(pattern),
-        write=" or ".join(near) if near else "names as the report prints them, such as "
-        + ", ".join(names[:3]),
-    )  # fmt: skip
-
-
-def rename_arrays(
-    options: Options, source: Source, leaves: Sequence[str], where: str
-) -> dict[str, tuple[str, str]]:
-    """Returns, for each array that matches a pattern, its new name and its target path."""
-    found: dict[str, tuple[str, str]] = {}
-    for pattern, target in options.rename.items():
-        hits = _match_names(pattern, source.entries)
-        if not hits:
-            raise _no_match_error(
-                pattern, list(source.entries), "in the source", f"{where}(rename=)"
-            )
-        for name, (taken, rest) in hits.items():
-            stars = iter(taken)
-            try:
-                base = re.sub(r"\*\*|\*", lambda _, stars=stars: next(stars), target)
-            except StopIteration:
-                raise InvalidArgumentError(
-                    "A new name has more wildcards than its pattern.",
-                    where=f"{where}(rename=)",
-                    got=f"{pattern!r}: {target!r}",
-                    write="one * on both sides for each part that is kept",
-                ) from None
-            base = re.sub(r"\.+", ".", base).strip(".")  # of a ** that matches no step
-            if not any(is_at(leaf, base) for leaf in leaves):
-                raise _no_match_error(
-                    base, _paths_and_above(leaves), "in the module", f"{where}(rename=)"
-                )
-            found[name] = (base + rest, base)
-    return found
-
-
-def _paths_and_above(leaves: Sequence[str]) -> list[str]:
-    """Returns the paths of the leaves and of all modules around them."""
-    found: dict[str, None] = {}
-    for leaf in leaves:
-        parts = leaf.split(".")
-        for end in range(len(parts), 0, -1):
-            found[".".join(parts[:end])] = None
-    return list(found)

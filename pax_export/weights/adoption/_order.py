@@ -10,7 +10,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pax_export._types import PyTree
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._name_parsing import Name
 
@@ -71,16 +70,11 @@ def sort_norms(names: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]] | None
         return None
     for key in ("at", "number"):
         found = {name: getattr(place, key) for name, place in places.items()}
-        if None not in found.values():
-            return sorted(found, key=found.__getitem__) if _all_differ(found.values()) else None
-        if any(value is not None for value in found.values()):
-            return None
+        values = set(found.values())
+        if values != {None}:  # some names give it: then all have to, and they have to differ
+            decided = None not in values and len(values) == len(found)
+            return sorted(found, key=found.__getitem__) if decided else None
     return None
-
-
-def _all_differ(values: PyTree) -> bool:
-    values = list(values)
-    return len(set(values)) == len(values)
 
 
 def contradicts_order(pairs: Mapping[tuple[str, ...], tuple[str, ...]]) -> bool:

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -38,20 +39,56 @@ _WEIGHT = re.compile(r"(?:.*[./])?\w*weight(?:_[ih]h(?:_l\d+(?:_reverse)?)?)?$")
 
 
 @dataclass(frozen=True)
-class WeightNorm:
-    """torch's weight norm: a direction and a length."""
+class Parametrized(ABC):
+    """A weight that torch computes from other arrays."""
 
-    arrays: tuple[str, str]  # names of the lengths ``g`` and the directions ``v``
-    axes: tuple[int, ...]  # over which the length is computed
-    note: ClassVar[str] = "weight norm"
+    arrays: tuple[str, ...]  # their names
+    axes: tuple[int, ...] = ()
+    note: ClassVar[str]
+    place: ClassVar[int] = 0  # of the array that has the shape of the weight
 
     @property
     def main(self) -> str:
         """The array that has the shape of the weight."""
-        return self.arrays[1]
+        return self.arrays[self.place]
+
+    @classmethod
+    @abstractmethod
+    def of(cls, name: str, arrays: tuple[str, ...], entries: Sequence[Entry]) -> Self | None:
+        """The weight of a name, or None if these are other arrays."""
+
+    @abstractmethod
+    def together(self, arrays: Sequence[np.ndarray], where: str, dtype: np.dtype) -> np.ndarray:
+        """The weight that torch computes."""
+
+    @abstractmethod
+    def apart(self, weight: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Splits a weight into arrays like the ones that are there."""
+
+
+class WeightNorm(Parametrized):
+    """torch's weight norm: lengths ``g`` and directions ``v``; lengths are computed over `axes`."""
+
+    note = "weight norm"
+    place = 1
+
+    @classmethod
+    def of(cls, name: str, arrays: tuple[str, ...], entries: Sequence[Entry]) -> Self | None:
+        length, direction = entries
+        sizes = length.shape or (1,) * len(direction.shape)
+        if (
+            all(entry.dtype.kind in "fV" for entry in entries)
+            and math.prod(direction.shape) > 0
+            and len(sizes) == len(direction.shape)
+            and all(one in (1, size) for one, size in zip(sizes, direction.shape))
+            and (axes := tuple([axis for axis, one in enumerate(sizes) if one == 1]))
+            and (_NEW.match(arrays[0]) or _WEIGHT.match(name))
+        ):
+            return cls(arrays, axes)
+        return None
 
     def together(self, arrays: Sequence[np.ndarray], where: str, dtype: np.dtype) -> np.ndarray:
-        """The weight, computed in wide numbers a few rows at a time."""
+        # In wide numbers, a few rows at a time.
         length, direction = arrays
         shape = direction.shape
         lengths = length.reshape([1 if at in self.axes else size for at, size in enumerate(shape)])
@@ -86,21 +123,25 @@ class WeightNorm:
         return np.sqrt(np.square(wide).sum(self.axes, keepdims=True))
 
 
-@dataclass(frozen=True)
-class SpectralNorm:
-    """torch's spectral norm: a weight divided by its largest singular value."""
+class SpectralNorm(Parametrized):
+    """torch's spectral norm: a weight, ``u`` and ``v``; `axes` may be the rows of its matrix.
 
-    arrays: tuple[str, str, str]  # names of the weight before that, ``u`` and ``v``
-    axes: tuple[int, ...]  # that may be the rows of torch's matrix
-    note: ClassVar[str] = "spectral norm"
+    In eval mode, the weight is divided by its largest singular value.
+    """
 
-    @property
-    def main(self) -> str:
-        """The array that has the shape of the weight."""
-        return self.arrays[0]
+    note = "spectral norm"
+
+    @classmethod
+    def of(cls, name: str, arrays: tuple[str, ...], entries: Sequence[Entry]) -> Self | None:
+        weight, u, v = entries
+        rest = math.prod(weight.shape)
+        if not rest or any(each.dtype.kind not in "fV" for each in entries):
+            return None
+        axes = tuple(axis for axis, size in enumerate(weight.shape)
+                     if (size,) == u.shape and (rest // size,) == v.shape)  # fmt: skip
+        return cls(arrays, axes) if axes else None
 
     def together(self, arrays: Sequence[np.ndarray], where: str, dtype: np.dtype) -> np.ndarray:
-        """The weight as torch has it in eval mode."""
         weight, u, v = (array.astype(np.float64) for array in arrays)
         found = []
         for axis in self.axes:
@@ -127,7 +168,7 @@ class SpectralNorm:
         return (weight / first[1]).astype(dtype)
 
     def apart(self, weight: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Refused: torch would divide a weight that was changed by its norm again."""
+        # torch would divide a weight that was changed by its norm again.
         raise AdoptionError(
             "A changed weight does not have the spectral norm that torch divides by.",
             where=self.main,
@@ -150,25 +191,22 @@ def _is_decisive(found: Sequence[tuple[float, float]]) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Pruned:
+class Pruned(Parametrized):
     """torch's pruning: a weight and its mask of nonzero elements."""
 
-    arrays: tuple[str, str]
-    note: ClassVar[str] = "pruned"
+    note = "pruned"
 
-    @property
-    def main(self) -> str:
-        """The array that has the shape of the weight."""
-        return self.arrays[0]
+    @classmethod
+    def of(cls, name: str, arrays: tuple[str, ...], entries: Sequence[Entry]) -> Self | None:
+        weight, mask = entries
+        fits = weight.shape == mask.shape and weight.dtype.kind in "fV"
+        return cls(arrays) if fits else None
 
     def together(self, arrays: Sequence[np.ndarray], where: str, dtype: np.dtype) -> np.ndarray:
-        """The weight, with zeros where the mask has them."""
         weight, mask = arrays
         return weight.astype(dtype) * mask.astype(dtype)
 
     def apart(self, weight: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns the weight before the mask; where the mask is zero, the old values."""
         before, mask = arrays
         if weight[mask == 0].any():
             raise AdoptionError(
@@ -180,7 +218,6 @@ class Pruned:
         return [np.where(mask == 0, before, weight).astype(before.dtype), mask]
 
 
-Parametrized = WeightNorm | SpectralNorm | Pruned
 NOTES = tuple(each.note for each in (WeightNorm, SpectralNorm, Pruned))
 _REMOVED = (
     "a file from which torch removed it, by torch.nn.utils.parametrize.remove_parametrizations "
@@ -270,54 +307,15 @@ def _parts_of_weights(names: Iterable[str]) -> dict[str, dict[str, str]]:
 def _find_parametrized(source: Source) -> Iterable[tuple[str, Parametrized]]:
     for name, parts in _parts_of_weights(source.entries).items():
         entries = {part: source.entries[array] for part, array in parts.items()}
-        for needed, make in _FORMS.items():
+        for needed, cls in _FORMS.items():
             if set(parts) == set(needed) and name not in source.entries:
-                one = make(name, [parts[part] for part in needed], [entries[p] for p in needed])
+                one = cls.of(name, tuple(parts[p] for p in needed), [entries[p] for p in needed])
                 if one is not None:
                     yield name, one
 
 
-def _make_weight_norm(name: str, arrays: Sequence[str], of: Sequence[Entry]) -> WeightNorm | None:
-    axes = _length_axes(*of)
-    if axes is None or not (_NEW.match(arrays[0]) or _WEIGHT.match(name)):
-        return None
-    return WeightNorm((arrays[0], arrays[1]), axes)
-
-
-def _make_spectral_norm(
-    name: str, arrays: Sequence[str], of: Sequence[Entry]
-) -> SpectralNorm | None:
-    weight, u, v = of
-    if not all(entry.dtype.kind in "fV" for entry in of) or len(u.shape) != 1 or len(v.shape) != 1:
-        return None
-    rest = math.prod(weight.shape)
-    axes = tuple(axis for axis, size in enumerate(weight.shape)
-                 if (size,) == u.shape and (rest // max(size, 1),) == v.shape)  # fmt: skip
-    return SpectralNorm((arrays[0], arrays[1], arrays[2]), axes) if axes and rest else None
-
-
-def _make_pruned(name: str, arrays: Sequence[str], of: Sequence[Entry]) -> Pruned | None:
-    weight, mask = of
-    fits = weight.shape == mask.shape and weight.dtype.kind in "fV"
-    return Pruned((arrays[0], arrays[1])) if fits else None
-
-
 _FORMS = {
-    ("g", "v"): _make_weight_norm, ("original0", "original1"): _make_weight_norm,
-    ("orig", "u", "v"): _make_spectral_norm, ("original", "0._u", "0._v"): _make_spectral_norm,
-    ("orig", "mask"): _make_pruned,
+    ("g", "v"): WeightNorm, ("original0", "original1"): WeightNorm,
+    ("orig", "u", "v"): SpectralNorm, ("original", "0._u", "0._v"): SpectralNorm,
+    ("orig", "mask"): Pruned,
 }  # fmt: skip
-
-
-def _length_axes(length: Entry, direction: Entry) -> tuple[int, ...] | None:
-    """The axes along which the length is taken; None if these are no length and direction."""
-    floating = length.dtype.kind in "fV" and direction.dtype.kind in "fV"
-    if not floating or not direction.shape or math.prod(direction.shape) == 0:
-        return None
-    sizes = length.shape or (1,) * len(direction.shape)
-    if len(sizes) != len(direction.shape):
-        return None
-    if any(one not in (1, size) for one, size in zip(sizes, direction.shape)):
-        return None
-    axes = tuple([axis for axis, one in enumerate(sizes) if one == 1])
-    return axes or None

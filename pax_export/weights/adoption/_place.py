@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from pax_export._errors import AdoptionError, UnsupportedDtypeError
 from pax_export._types import DTypeLike, PyTree
-from pax_export.weights._dtypes import is_key
+from pax_export.weights._dtypes import is_inexact, is_key
 from pax_export.weights._save_load import chosen_sharding, refuse_narrowing
 from pax_export.weights.adoption._array_transforms import (
     Piece,
@@ -26,83 +27,72 @@ from pax_export.weights.sources import Source
 _AT_ONCE = 1 << 20
 
 
-def place_leaf(
-    own: PyTree, pieces: tuple[Piece, ...], source: Source, path: str, dtype: Any, sharding: PyTree
-) -> Any:
-    """A leaf from its pieces, as numpy or jax like `own`, with `sharding` or where `own` is."""
-    if isinstance(own, np.ndarray) and sharding is None:
-        return _read_leaf(own.shape, pieces, source, path, dtype)
-    refuse_narrowing(path, jax.ShapeDtypeStruct(own.shape, dtype))
-    sharding = chosen_sharding(own) if sharding is None else sharding
-    if sharding is None:
-        value = jax.device_put(_read_leaf(own.shape, pieces, source, path, dtype))
-        return jax.block_until_ready(value)  # the next is read when this one is let go of
-    orders = [axes_alone(piece, own.shape) for piece in pieces]
-    in_parts = None not in orders and all(source.entries[p.source].in_parts for p in pieces)
-    if len(sharding.device_set) == 1 or sharding.is_fully_replicated or not in_parts:
-        whole = _read_leaf(own.shape, pieces, source, path, dtype)
-        return on_devices(own.shape, dtype, sharding, lambda index: whole[index])
-    return on_devices(
-        own.shape, dtype, sharding,
-        lambda index: _read_part(own.shape, index, list(zip(pieces, orders)), source, dtype, path),
-    )  # fmt: skip
+class LeafReader(NamedTuple):
+    """A leaf of the module, and the pieces of arrays that fill it."""
 
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    pieces: tuple[Piece, ...]
+    source: Source
 
-def _read_part(
-    shape: tuple[int, ...],
-    index: Any,
-    pieces: list[tuple[Piece, Any]],
-    source: Source,
-    dtype: DTypeLike,
-    path: str,
-) -> np.ndarray:
-    """Reads one slice of a leaf; reads no more of each piece than that."""
-    wanted = [slice(*one.indices(size)[:2]) for one, size in zip(index, shape)]
-    found = np.empty([one.stop - one.start for one in wanted], dtype)
-    for piece, order in pieces:
-        put = piece.put or (slice(None),) * len(shape)
-        places = [slice(*one.indices(size)[:2]) for one, size in zip(put, shape)]
-        both = [
-            slice(max(one.start, other.start), min(one.stop, other.stop))
-            for one, other in zip(wanted, places)
-        ]
-        if any(one.start >= one.stop for one in both):
-            continue
-        inner = [slice(b.start - p.start, b.stop - p.start) for b, p in zip(both, places)]
-        inner = inner[len(shape) - len(order) :]  # in front of these are the numbers of layers
-        theirs = tuple([inner[axis] for axis in np.argsort(order)])
-        read = source.entries[piece.source].read_part(theirs).transpose(order)
-        into = tuple([slice(b.start - w.start, b.stop - w.start) for b, w in zip(both, wanted)])
-        _fill_region(found[into], read.reshape(found[into].shape), path)
-    return found
+    def place(self, own: PyTree, sharding: Sharding | None) -> Any:
+        """The leaf as numpy or jax like `own`, with `sharding` or where `own` is."""
+        if isinstance(own, np.ndarray) and sharding is None:
+            return self._read()
+        refuse_narrowing(self.path, jax.ShapeDtypeStruct(self.shape, self.dtype))
+        sharding = chosen_sharding(own) if sharding is None else sharding
+        if sharding is None:  # the next is read when this one is let go of
+            return jax.block_until_ready(jax.device_put(self._read()))
+        in_parts = all(
+            self.source.entries[piece.source].in_parts and axes_alone(piece, self.shape) is not None
+            for piece in self.pieces
+        )
+        if in_parts and len(sharding.device_set) > 1 and not sharding.is_fully_replicated:
+            return on_devices(self.shape, self.dtype, sharding, self._read_part)
+        return on_devices(self.shape, self.dtype, sharding, self._read().__getitem__)
 
+    def _read_part(self, index: tuple[slice, ...]) -> np.ndarray:
+        """Reads one slice of the leaf; reads no more of each piece than that."""
+        wanted = [slice(*one.indices(size)[:2]) for one, size in zip(index, self.shape)]
+        found = np.empty([one.stop - one.start for one in wanted], self.dtype)
+        for piece in self.pieces:
+            order = axes_alone(piece, self.shape) or ()
+            put = piece.put or (slice(None),) * len(self.shape)
+            places = [slice(*one.indices(size)[:2]) for one, size in zip(put, self.shape)]
+            both = [
+                slice(max(one.start, other.start), min(one.stop, other.stop))
+                for one, other in zip(wanted, places)
+            ]
+            if any(one.start >= one.stop for one in both):
+                continue
+            inner = [slice(b.start - p.start, b.stop - p.start) for b, p in zip(both, places)]
+            inner = inner[len(inner) - len(order) :]  # in front of these are the numbers of layers
+            theirs = tuple([inner[axis] for axis in np.argsort(order)])
+            read = self.source.entries[piece.source].read_part(theirs).transpose(order)
+            into = tuple([slice(b.start - w.start, b.stop - w.start) for b, w in zip(both, wanted)])
+            _fill_region(found[into], read.reshape(found[into].shape), self.path)
+        return found
 
-def _read_leaf(
-    shape: tuple[int, ...], pieces: tuple[Piece, ...], source: Source, path: str, dtype: DTypeLike
-) -> np.ndarray:
-    if any(piece.adds for piece in pieces):
-        return _sum_arrays(shape, pieces, source, path, dtype)
-    found = np.zeros(shape, dtype)
-    name, array = None, np.empty(0)
-    for piece in pieces:
-        if piece.source != name:
+    def _read(self) -> np.ndarray:
+        found = np.zeros(self.shape, self.dtype)
+        if any(piece.adds for piece in self.pieces):
+            _fill_region(found, self._sum_arrays(), self.path)
+            return found
+        for name, pieces in itertools.groupby(self.pieces, key=lambda piece: piece.source):
+            array = self.source.entries[name].read()
+            for piece in pieces:
+                _fill_region(leaf_region(found, piece), apply_piece(array, piece), self.path)
             del array  # before the next one is read
-            name, array = piece.source, source.entries[piece.source].read()
-        _fill_region(leaf_region(found, piece), apply_piece(array, piece), path)
-    return found
+        return found
 
-
-def _sum_arrays(
-    shape: tuple[int, ...], pieces: tuple[Piece, ...], source: Source, path: str, dtype: DTypeLike
-) -> np.ndarray:
-    """A leaf that is the sum of arrays, made in a wide dtype and then rounded once."""
-    kept = {piece.source: source.entries[piece.source].read() for piece in pieces}
-    dtypes = [each.dtype for each in kept.values()]
-    small = [one.kind == "V" or (one.kind == "f" and one.itemsize < 4) for one in dtypes]
-    wide = np.result_type(*[np.float32 if no else one for one, no in zip(dtypes, small)])
-    found = np.empty(shape, dtype)
-    _fill_region(found, assemble_leaf(shape, wide, pieces, kept.__getitem__), path)
-    return found
+    def _sum_arrays(self) -> np.ndarray:
+        """The sum of the pieces in a wide dtype, to be rounded once."""
+        kept = {piece.source: self.source.entries[piece.source].read() for piece in self.pieces}
+        dtypes = [each.dtype for each in kept.values()]
+        small = [one.kind == "V" or (one.kind == "f" and one.itemsize < 4) for one in dtypes]
+        wide = np.result_type(*[np.float32 if no else one for one, no in zip(dtypes, small)])
+        return assemble_leaf(self.shape, wide, self.pieces, kept.__getitem__)
 
 
 def _fill_region(into: np.ndarray, array: np.ndarray, path: str) -> None:
@@ -124,9 +114,9 @@ def _fill_region(into: np.ndarray, array: np.ndarray, path: str) -> None:
 def _cast_array(array: np.ndarray, dtype: DTypeLike, path: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
-    if not _is_float(dtype) and not np.array_equal(cast, array):
+    if not is_inexact(dtype) and not np.array_equal(cast, array):
         raise _unfit_error(path, dtype, "numbers that it has no room for")
-    if _is_float(dtype) and _count_finite(cast) != _count_finite(array):
+    if is_inexact(dtype) and _count_finite(cast) != _count_finite(array):
         raise _unfit_error(path, dtype, "numbers that would be infinite")
     return cast
 
@@ -135,10 +125,6 @@ def _count_finite(array: np.ndarray) -> int:
     """Counts finite numbers; some small floats have no infinity."""
     native = array.dtype.kind in "fc"
     return int(np.count_nonzero(np.isfinite(array if native else array.astype(np.float32))))
-
-
-def _is_float(dtype: DTypeLike) -> bool:
-    return jax.numpy.issubdtype(dtype, np.inexact)
 
 
 def require_kinds(wanted: Mapping[str, tuple[Any, tuple[Piece, ...]]], source: Source) -> None:
@@ -208,9 +194,7 @@ def keep_leaf(own: object, path: str, sharding: object, draw: Callable[..., Any]
                     where=path, got=own.dtype, write="a module that was initialised",
                 )  # fmt: skip
         own = key
-    if sharding is not None:
-        return jax.device_put(own, sharding)
-    return own
+    return own if sharding is None else jax.device_put(own, sharding)
 
 
 #: Of smaller arrays all parts are made first: one call to jax is quicker than one a device.

@@ -6,14 +6,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
-import jax
-import numpy as np
-
-from pax_export._types import DTypeLike, PyTree
+from pax_export._types import PyTree
 from pax_export.core import Node
-from pax_export.weights.adoption._assign import Outcome, Pairs, assign_groups, find_ways
+from pax_export.weights._dtypes import is_inexact
+from pax_export.weights.adoption._assign import Component, Outcome, Pairs, assign_groups, find_ways
 from pax_export.weights.adoption._flatten import Told, with_flattened
 from pax_export.weights.adoption._groups import (
     Group,
@@ -24,11 +22,11 @@ from pax_export.weights.adoption._groups import (
     possible_origins,
     says_order,
 )
-from pax_export.weights.adoption._layers import Layer, Leaf, Wanted, as_pax_keeps_them, find_layers
+from pax_export.weights.adoption._layers import Layer, Wanted, as_pax_keeps_them, find_layers
 from pax_export.weights.adoption._layouts import Recipe, find_recipes, join_recipes, recipe_key
 from pax_export.weights.adoption._missing import without_strangers
 from pax_export.weights.adoption._name_parsing import Name
-from pax_export.weights.adoption._options import Options, is_at, matching_names, rename_arrays
+from pax_export.weights.adoption._options import Options, is_at
 from pax_export.weights.adoption._parametrized import file_names, source_versions
 from pax_export.weights.adoption._split_fused import (
     PARTS,
@@ -39,8 +37,6 @@ from pax_export.weights.adoption._split_fused import (
     unfold_stack,
 )
 from pax_export.weights.sources import Entry, Source
-
-T = TypeVar("T")
 
 #: Arrays that are not parameters, in files of torch.
 BOOKKEEPING = ("position_ids",)
@@ -59,11 +55,6 @@ class Hypothesis:
     outcome: Outcome
     options: dict[tuple[Layer, Group], list[Recipe]]
     ways_of: Callable[[Layer, Group], list[Recipe]]
-
-    @property
-    def possible(self) -> bool:
-        """Whether no array is missing or unused."""
-        return self.outcome.possible
 
     @property
     def decided(self) -> bool:
@@ -92,7 +83,6 @@ class Study:
     """The hypotheses about a module and a source."""
 
     wanted: Wanted
-    kept: dict[str, Leaf]  # leaves that keep their values
     ignored: list[str]  # arrays that the user excludes
     counters: list[str]  # arrays that count steps
     tied: dict[str, str]  # arrays that repeat others
@@ -102,31 +92,30 @@ class Study:
 
 
 def best_study(
-    net: PyTree, given: object, source: Source, options: Options, where: str
+    net: PyTree, given: object, source: Source, options: Options
 ) -> tuple[Study, Source]:
     """Returns the study of a source, in the version that leaves a possible way if any does."""
     found = []
     for version in source_versions(source):
-        study = study_source(net, given, version, options, where)
+        study = _study_source(net, given, version, options)
         if study.possible:
             return study, version
         found.append((study, version))
     return found[0]
 
 
-def study_source(net: PyTree, given: object, source: Source, options: Options, where: str) -> Study:
+def _study_source(net: PyTree, given: object, source: Source, options: Options) -> Study:
     """Tries every hypothesis about a source."""
-    study, names = _begin_study(net, source, options, where)
-    told = rename_arrays(options, source, _places_to_name(study.wanted, options), where)
+    study, names = _begin_study(net, source, options)
+    told = options.renamed(source, _places_to_name(study.wanted, options))
     study.constants = [
         name for name in _find_constants(study.wanted, source, names) if name not in told
     ]
     names = [name for name in names if name not in set(study.constants)]
-    axes = _by_path(dict(options.axes), _leaf_paths(study.wanted), f"{where}(axes=)")
+    axes = options.by_path("axes", options.axes, _leaf_paths(study.wanted))
     flatten = options.flatten
     if isinstance(flatten, Mapping):
-        paths = [layer.path for layer in study.wanted.layers]
-        flatten = _by_path(flatten, paths, f"{where}(flatten=)")
+        flatten = options.by_path("flatten", flatten, [each.path for each in study.wanted.layers])
     found = possible_origins(source, options.origin, isinstance(given, Node))
     tied = {name: first for name, first in source.tied.items() if name in names and first in names}
     # Naming the target of a weight does not name that of its bias.
@@ -144,8 +133,10 @@ def study_source(net: PyTree, given: object, source: Source, options: Options, w
             layers = as_pax_keeps_them(layers) if origin == "pax" else layers
             layers = _each_alone(layers) if alone else layers
             for order in _fused_orders(layers, groups, options):
-                for hypothesis in _try_hypotheses(layers, groups, origin, order, axes, flatten):
-                    (study.possible if hypothesis.possible else study.impossible).append(hypothesis)
+                conventions = _Conventions(layers, groups, origin, order, axes)
+                tried = list(conventions.hypotheses(flatten))
+                study.possible += [each for each in tried if each.outcome.possible]
+                study.impossible += [each for each in tried if not each.outcome.possible]
         study.counters = counters
         if study.possible:
             study.tied = tied if without_tied else {}
@@ -167,39 +158,31 @@ def _whole_layers(told: Mapping[str, tuple[str, str]], found: Wanted) -> dict[st
     return {name: (known_as, whole.get(place, place)) for name, (known_as, place) in told.items()}
 
 
-def _begin_study(
-    net: PyTree, source: Source, options: Options, where: str
-) -> tuple[Study, list[str]]:
+def _begin_study(net: PyTree, source: Source, options: Options) -> tuple[Study, list[str]]:
     found = find_layers(net)
     paths = _leaf_paths(found)
-    kept_paths = matching_names(options.keep, paths, "in the module", f"{where}(keep=)")
-    zeros = matching_names(options.zeros, paths, "in the module", f"{where}(zeros=)") - kept_paths
-    kept: dict[str, Leaf] = {}
+    kept = options.match("keep", options.keep, paths)
+    zeros = options.match("zeros", options.zeros, paths) - kept
     layers = []
     for layer in found.layers:
-        apart = kept_paths | zeros
-        mine = {role: leaf for role, leaf in layer.leaves.items() if leaf.path in apart}
-        found.zeros |= {leaf.path: leaf for leaf in mine.values() if leaf.path in zeros}
-        kept |= {leaf.path: leaf for leaf in mine.values() if leaf.path in kept_paths}
-        rest = {role: leaf for role, leaf in layer.leaves.items() if role not in mine}
+        found.zeros |= {leaf.path: leaf for leaf in layer.leaves.values() if leaf.path in zeros}
+        rest = {r: leaf for r, leaf in layer.leaves.items() if leaf.path not in kept | zeros}
         if rest:
-            layers.append(replace(layer, leaves=rest) if mine else layer)
-    kept |= {path: leaf for path, leaf in found.counters.items() if path in kept_paths}
+            layers.append(layer if rest == layer.leaves else replace(layer, leaves=rest))
     found.counters = {path: leaf for path, leaf in found.counters.items() if path not in kept}
     found.layers = layers
     known = {each: name for name in source.entries for each in (*file_names(source, name), name)}
-    ignored = matching_names(options.ignore, known, "in the source", f"{where}(ignore=)")
-    ignored = {known[name] for name in ignored}
+    ignored = {known[name] for name in options.match("ignore", options.ignore, known, "source")}
     names = [name for name in source.entries if name not in ignored]
     passed = [name for name in names if name.rpartition(".")[2] in BOOKKEEPING]
-    study = Study(found, kept, sorted([*ignored, *passed]), [], {})
+    study = Study(found, sorted([*ignored, *passed]), [], {})
     return study, [name for name in names if name not in passed]
 
 
 def _find_constants(found: Wanted, source: Source, names: Sequence[str]) -> list[str]:
     """Arrays of graph constants and optimizer state: integers and scalars that fit no leaf."""
     leaves = [leaf for layer in found.layers for leaf in layer.leaves.values()]
-    whole = any(not _is_floating(leaf.dtype) for leaf in leaves)
+    whole = any(not is_inexact(leaf.dtype) for leaf in leaves)
     ranks = {len(leaf.shape) for leaf in leaves if math.prod(leaf.shape) == 1}
     graph = source.kind in _GRAPHS
 
@@ -209,15 +192,11 @@ def _find_constants(found: Wanted, source: Source, names: Sequence[str]) -> list
             return True
         if not graph:
             return False
-        if not _is_floating(entry.dtype):
+        if not is_inexact(entry.dtype):
             return not whole
         return size == 1 and (not ranks or (entry.shape == () and 0 not in ranks))
 
     return [name for name in names if is_constant(source.entries[name])]
-
-
-def _is_floating(dtype: DTypeLike) -> bool:
-    return jax.numpy.issubdtype(dtype, np.inexact)
 
 
 def _leaf_paths(found: Wanted) -> list[str]:
@@ -236,15 +215,6 @@ def _places_to_name(found: Wanted, options: Options) -> list[str]:
         if layer.kind in ("linear", "free"):
             places |= dict.fromkeys(f"{layer.path}.{word}" for word in PARTS)
     return list(places)
-
-
-def _by_path(options: Mapping[str, T], paths: list[str], where: str) -> dict[str, T]:
-    """Resolves an option's patterns to paths."""
-    return {
-        path: value
-        for pattern, value in options.items()
-        for path in matching_names([pattern], paths, "in the module", where)
-    }
 
 
 def _each_alone(layers: Sequence[Layer]) -> list[Layer]:
@@ -267,94 +237,84 @@ def _fused_orders(
     if options.fused is not None:
         return (FusedOrder(options.fused, told=True),)
     blocks, heads = FusedOrder("blocks", told=False), FusedOrder("by head", told=False)
-    unsure = any(is_fused(group) and not says_order(group) for group in groups) or any(
+    unsure = any(is_fused(group.raw) and not says_order(group.raw) for group in groups) or any(
         may_be_fused(layer, blocks) for layer in layers
     )
     return (blocks, heads) if unsure else (blocks,)
 
 
-def _try_hypotheses(
-    layers: Sequence[Layer],
-    groups: Sequence[Group],
-    origin: str,
-    order: FusedOrder,
-    axes: Mapping[str, tuple[int, ...]],
-    flatten: Told,
-) -> Iterator[Hypothesis]:
-    known: dict[Any, bool] = {}
+class _Conventions:
+    """The layers and groups under the conventions of a framework."""
 
-    def ways_of(layer: Layer, group: Group) -> list[Recipe]:
-        return find_recipes(layer, group, origin, axes)
+    def __init__(
+        self, layers: Sequence[Layer], groups: Sequence[Group], origin: str, order: FusedOrder,
+        axes: Mapping[str, tuple[int, ...]],
+    ):  # fmt: skip
+        self._layers, self._groups, self._origin, self._order = layers, groups, origin, order
+        self._axes = axes
+        self._known: dict[Any, bool] = {}
 
-    def fits(layer: Layer, group: Group) -> bool:
+    def ways_of(self, layer: Layer, group: Group) -> list[Recipe]:
+        """All recipes by which a group can fill a layer."""
+        return find_recipes(layer, group, self._origin, self._axes)
+
+    def fits(self, layer: Layer, group: Group) -> bool:
+        """Whether there is such a recipe, and names and options allow it."""
         if group.within is not None and not _is_within(layer, group.within):
             return False
         if not group.may_fill(layer):
             return False
-        told = tuple(axes.get(leaf.path) for leaf in layer.leaves.values())
+        told = tuple(self._axes.get(leaf.path) for leaf in layer.leaves.values())
         key = (layer.signature, group.signature, group.raw[-1:], told)
-        if key not in known:
-            known[key] = bool(ways_of(layer, group))
-        return known[key]
+        if key not in self._known:
+            self._known[key] = bool(self.ways_of(layer, group))
+        return self._known[key]
 
-    parts = [
-        part
-        for group in groups if is_fused(group)
-        for part in _split_group(group, layers, origin, order)
-    ]  # fmt: skip
-    for alike in find_arrangements(layers, [*groups, *parts], fits, order):
-        found = []
-        for arranged in alike:
-            whole = _split_groups(arranged, groups, origin, order, fits)
-            named = fits if origin in _GRAPHS else without_strangers(arranged, whole, fits)
-            outcome = assign_groups(arranged, whole, named)
-            options = {(layer, group): ways_of(layer, group) for layer, group in outcome.pairs}
-            for component in outcome.open:
-                for layer, group in itertools.product(component.layers, component.groups):
-                    if fits(layer, group):
-                        options[layer, group] = ways_of(layer, group)
-            options = with_flattened(options, arranged, origin, flatten)
-            found.append(Hypothesis(origin, order.says, outcome, options, ways_of))
-        # The same parts with their numbers in another place: those count that decide something.
-        yield from [each for each in found if each.possible and not each.outcome.open] or found
+    def hypotheses(self, flatten: Told) -> Iterator[Hypothesis]:
+        """The assignments, one for each arrangement of stacked and fused layers."""
+        fused = [group for group in self._groups if is_fused(group.raw)]
+        parts = [part for group in fused for part in self._split_group(group, self._layers)]
+        every = [*self._groups, *parts]
+        for alike in find_arrangements(self._layers, every, self.fits, self._order):
+            found = [self._hypothesis(arranged, flatten) for arranged in alike]
+            # The same parts with their numbers in another place: those count that decide something.
+            decided = [each for each in found if each.outcome.possible and not each.outcome.open]
+            yield from decided or found
+
+    def _hypothesis(self, layers: Sequence[Layer], flatten: Told) -> Hypothesis:
+        groups: list[Group] = []
+        for group in self._groups:
+            whole = not is_fused(group.raw) or any(self.fits(layer, group) for layer in layers)
+            groups += [group] if whole else self._split_group(group, layers) or [group]
+        graph = self._origin in _GRAPHS
+        fits = self.fits if graph else without_strangers(layers, groups, self.fits)
+        outcome = assign_groups(layers, groups, fits)
+        pairs = [*outcome.pairs]
+        for component in outcome.open:
+            both = itertools.product(component.layers, component.groups)
+            pairs += [pair for pair in both if self.fits(*pair)]
+        options = {pair: self.ways_of(*pair) for pair in pairs}
+        options = with_flattened(options, layers, self._origin, flatten)
+        return Hypothesis(self._origin, self._order.says, outcome, options, self.ways_of)
+
+    def _split_group(self, group: Group, layers: Sequence[Layer]) -> list[Group]:
+        """The queries, keys and values of a group that is all in one."""
+        heads = {layer.heads for layer in layers if layer.kind in ("linear", "free")} - {None}
+        count = next(iter(heads)) if len(heads) == 1 else None
+        sizes = sizes_of_module(layers, group)
+        if says_order(group.raw):
+            return parts_of_fused(group, self._origin, "blocks", None, sizes)
+        if not self._order.told:  # the result of the other order is required
+            uneven = [three for three in sizes.values() if len(set(three)) > 1]
+            if count is None or not all(one_of_three(each, 0, "by head", count) for each in uneven):
+                return []
+        return parts_of_fused(group, self._origin, self._order.says, count, sizes)
 
 
 def _is_within(layer: Layer, path: str) -> bool:
     if is_at(layer.path, path):
         return True
     return all(is_at(leaf.path, path) or is_at(leaf.says, path) for leaf in layer.leaves.values())
-
-
-def _split_groups(
-    layers: Sequence[Layer],
-    groups: Sequence[Group],
-    origin: str,
-    order: FusedOrder,
-    fits: Callable[[Layer, Group], bool],
-) -> list[Group]:
-    """The groups; of those that are queries, keys and values in one, the parts."""
-    found: list[Group] = []
-    for group in groups:
-        if is_fused(group) and not any(fits(layer, group) for layer in layers):
-            found += _split_group(group, layers, origin, order) or [group]
-        else:
-            found.append(group)
-    return found
-
-
-def _split_group(
-    group: Group, layers: Sequence[Layer], origin: str, order: FusedOrder
-) -> list[Group]:
-    heads = {layer.heads for layer in layers if layer.kind in ("linear", "free")} - {None}
-    count = next(iter(heads)) if len(heads) == 1 else None
-    sizes = sizes_of_module(layers, group)
-    if says_order(group):
-        return parts_of_fused(group, origin, "blocks", None, sizes)
-    if not order.told:  # the result of the other order is required
-        uneven = [three for three in sizes.values() if len(set(three)) > 1]
-        if count is None or not all(one_of_three(each, 0, "by head", count) for each in uneven):
-            return []
-    return parts_of_fused(group, origin, order.says, count, sizes)
 
 
 def find_choices(hypotheses: Sequence[Hypothesis], reopened: bool = False) -> Iterator[Choice]:
@@ -364,27 +324,18 @@ def find_choices(hypotheses: Sequence[Hypothesis], reopened: bool = False) -> It
         again = outcome.by_order if reopened else []
         done = {layer for component in again for layer in component.layers}
         decided = [pair for pair in outcome.pairs if pair[0] not in done]
-        for found in _lazy_product([find_ways(component) for component in (*outcome.open, *again)]):
-            pairs = [*decided, *itertools.chain.from_iterable(found)]
+        for found in _all_ways([*outcome.open, *again]):
+            pairs = [*decided, *found]
             several = [hypothesis.options.get(p) or hypothesis.ways_of(*p) for p in pairs]
             why = {layer: says for layer, says in outcome.why.items() if layer not in done}
             for recipes in itertools.product(*several):
                 yield Choice(join_recipes(recipes), pairs, why, hypothesis.origin)
 
 
-def _lazy_product(several: Sequence[Iterator[Pairs]]) -> Iterator[list[Pairs]]:
-    """A lazy `itertools.product`."""
-    if not several:
+def _all_ways(components: Sequence[Component]) -> Iterator[Pairs]:
+    """Yields all ways of several components, without making a list of them."""
+    if not components:
         yield []
-        return
-    first, *rest = several
-    later: list[list[Pairs]] | None = None
-    for one in first:
-        if later is None:
-            later = []
-            for other in _lazy_product(rest):
-                later.append(other)
-                yield [one, *other]
-        else:
-            for other in later:
-                yield [one, *other]
+    for way in find_ways(components[0]) if components else ():
+        for others in _all_ways(components[1:]):
+            yield [*way, *others]

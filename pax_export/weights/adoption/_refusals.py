@@ -8,7 +8,7 @@ from pax_export._errors import AdoptionError, AmbiguousWeightsError
 from pax_export.core import near_names
 from pax_export.weights.adoption._array_transforms import Piece, Shape
 from pax_export.weights.adoption._flatten import SAYS, flattened_channels
-from pax_export.weights.adoption._groups import Group, is_fused, is_fused_name
+from pax_export.weights.adoption._groups import Group, is_fused
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._layouts import Recipe
 from pax_export.weights.adoption._missing import is_stranger
@@ -147,12 +147,12 @@ def _explain_group(group: Group) -> str:
     if {"weight_ih", "weight_hh"} == set(group.parts):
         return '; a cell without biases: zeros="**.bias", and no forget_gate_bias in the module'
     if {"weight_ih", "weight_hh"} <= set(group.parts):
-        return (
-            "; a GRU of torch is another function than pax.GRU" if _has_three_gates(group) else ""
-        )
+        rows, *columns = group.parts["weight_hh"].shape
+        torch_gru = columns == [rows / 3]
+        return "; a GRU of torch is another function than pax.GRU" if torch_gru else ""
     if {WEIGHT, RECURRENT} <= set(group.parts) and (why := explain_other_function(group)):
         return why
-    if is_fused(group):
+    if is_fused(group.raw):
         return '; queries, keys and values in one: fused="blocks" or "by head" says in which order'
     return ""
 
@@ -160,29 +160,26 @@ def _explain_group(group: Group) -> str:
 def _explain_layer(layer: Layer, hypothesis: Hypothesis) -> str:
     """Explains a layer that may fuse queries, keys and values."""
     called = {word for group in hypothesis.outcome.left for word in group.said}
-    if not is_fused_name(words_of(layer.path)) or not called & {"query", "key", "value"}:
+    if not is_fused(words_of(layer.path)) or not called & {"query", "key", "value"}:
         return ""
     if layer.heads is None and hypothesis.fused == "by head":
         return '; fused="by head" needs the number of heads: num_heads of the module around it'
     return '; queries, keys and values in one: fused="blocks" or "by head" says in which order'
 
 
-def _has_three_gates(group: Group) -> bool:
-    shape = group.parts["weight_hh"].shape
-    return len(shape) == 2 and shape[0] == 3 * shape[1]
-
-
 def ambiguity_error(study: Study, source: Source, agreeing: int = 0) -> AmbiguousWeightsError:
     """Returns the error for several possible ways: every array with its candidates."""
     candidates: dict[str, list[str]] = {}
     layouts: dict[str, list[str]] = {}
-    for hypothesis in study.possible:
-        for component in hypothesis.outcome.open:
-            for group in component.groups:
-                fitting = [la.path for la in component.layers if component.fits(la, group)]
-                for name in group.arrays:
-                    candidates.setdefault(name, [])
-                    candidates[name] += [p for p in fitting if p not in candidates[name]]
+    patterns: dict[str, str] = {}
+    for component in [each for one in study.possible for each in one.outcome.open]:
+        for group in component.groups:
+            fitting = [la.path for la in component.layers if component.fits(la, group)]
+            for name in group.arrays:
+                candidates.setdefault(name, [])
+                candidates[name] += [p for p in fitting if p not in candidates[name]]
+                beginning = group.path if name.startswith(group.path) else ""
+                patterns.setdefault(name, beginning or OF_CELL.sub("*", name))
     # The targets of arrays are more helpful than the conversions of each way.
     _collect_differences(study.possible, candidates, layouts)
     lines = [f"  - {name}: {' or '.join(paths[:8])}" for name, paths in candidates.items()]
@@ -190,8 +187,8 @@ def ambiguity_error(study: Study, source: Source, agreeing: int = 0) -> Ambiguou
     hints = []
     if candidates:
         name, paths = next(iter(candidates.items()))
-        group = _group_of(study.possible, name)
-        hints.append(f'rename={{"{group or name}": "{paths[0]}", ...}}, with * for numbers')
+        known = patterns.get(name, name)
+        hints.append(f'rename={{"{known}": "{paths[0]}", ...}}, with * for numbers')
     if layouts:
         hints.append(_hint_for_layouts(study, layouts))
     hints.append("reference=(inputs, outputs) of the net that wrote it")
@@ -203,16 +200,6 @@ def ambiguity_error(study: Study, source: Source, agreeing: int = 0) -> Ambiguou
     )
     error.candidates = {name: tuple(paths) for name, paths in {**candidates, **layouts}.items()}
     return error
-
-
-def _group_of(hypotheses: Sequence[Hypothesis], name: str) -> str | None:
-    for hypothesis in hypotheses:
-        for component in hypothesis.outcome.open:
-            for group in component.groups:
-                if name in group.arrays:
-                    beginning = group.path if name.startswith(group.path) else None
-                    return beginning or OF_CELL.sub("*", name)
-    return None
 
 
 def _collect_differences(
@@ -235,7 +222,11 @@ def _collect_differences(
     for name, found in ways.items():
         if name in candidates:
             continue
-        if _changes_layer(name, hypotheses):
+        targets = {
+            tuple(layer.path for layer, group in each.outcome.pairs if name in group.arrays)
+            for each in hypotheses
+        }
+        if len(targets) > 1:  # another layer under another hypothesis
             candidates[name] = list(places[name])
         elif len(found) > len(places[name]):
             layouts[name] = list(dict.fromkeys(found.values()))
@@ -254,15 +245,6 @@ def _by_source(recipe: Recipe) -> dict[str, tuple[object, str]]:
         )
         for name, several in found.items()
     }
-
-
-def _changes_layer(name: str, hypotheses: Sequence[Hypothesis]) -> bool:
-    """Returns whether an array has another target layer under another hypothesis."""
-    found = {
-        tuple(layer.path for layer, group in each.outcome.pairs if name in group.arrays)
-        for each in hypotheses
-    }
-    return len(found) > 1
 
 
 def _hint_for_layouts(study: Study, layouts: Mapping[str, list[str]]) -> str:

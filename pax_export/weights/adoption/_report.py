@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import json
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from pax_export._errors import a_few
@@ -79,26 +80,16 @@ class AdoptionReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as dicts, lists and texts, as JSON can keep it."""
-        found = {
-            name: getattr(self, name)
-            for name in ("where", "kind", "origin", "tied", "tried")
-        }  # fmt: skip
-        for name in ("counters", "zeros", "kept", "ignored", "constants"):
-            found[name] = list(getattr(self, name))
-        rows = [asdict(row) for row in self.rows]
-        found["rows"] = [
-            {**row, "arrays": list(row["arrays"]), "shape": list(row["shape"])} for row in rows
-        ]
-        return found
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+        return json.loads(json.dumps(found, default=asdict))
 
     def __str__(self) -> str:
         lines = [self._title()]
-        table = self._cells()
-        widths = [max(map(len, column), default=0) for column in zip(*table)]
-        for cells in table:
+        columns = [column for column in zip(*self._cells()) if any(column)]
+        widths = [max(map(len, column)) for column in columns]
+        for cells in zip(*columns):
             padded = [cell.ljust(width) for cell, width in zip(cells, widths)]
-            lines.append("  " + "  ".join(cell for cell in padded if cell.strip()).rstrip()
-                         if not widths[3] else "  " + "  ".join(padded).rstrip())  # fmt: skip
+            lines.append("  " + "  ".join(padded).rstrip())
         return "\n".join([*lines, *self._rest()])
 
     def _repr_html_(self) -> str:

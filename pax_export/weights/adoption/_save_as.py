@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-import struct
-import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from pax_export._errors import (
-    AdoptionError,
-    InvalidArgumentError,
-    InvalidArgumentTypeError,
-    UnsupportedDtypeError,
-)
-from pax_export._files import npz
-from pax_export._files.npz import UNREADABLE
-from pax_export._files.overwrite_guard import Belongs
+from pax_export._errors import AdoptionError, InvalidArgumentTypeError
 from pax_export._types import PyTree
-from pax_export.weights import _file
-from pax_export.weights._dtypes import to_stored
-from pax_export.weights._file import whole_file
+from pax_export.weights._dtypes import is_inexact
 from pax_export.weights._leaves import leaves_by_name
-from pax_export.weights._save_load import explain_absence
+from pax_export.weights._save_load import require_values
 from pax_export.weights.adoption._adopt import plan_of
 from pax_export.weights.adoption._array_transforms import (
     Piece,
@@ -41,143 +29,13 @@ from pax_export.weights.adoption._array_transforms import (
 from pax_export.weights.adoption._groups import WRITTEN_AS
 from pax_export.weights.adoption._layouts import Recipe
 from pax_export.weights.adoption._name_parsing import COUNT, parse_array_name
-from pax_export.weights.adoption._new_layers import choose_arrays, new_layers
-from pax_export.weights.adoption._options import (
-    Options,
-    is_at,
-    matching_names,
-    named_by,
-    options_of,
-)
+from pax_export.weights.adoption._new_layers import choose_arrays
+from pax_export.weights.adoption._options import Options, is_at, named_by, options_of
 from pax_export.weights.adoption._parametrized import Resolved, file_names, source_versions
 from pax_export.weights.adoption._plan import BOOKKEEPING
 from pax_export.weights.adoption._report import AdoptionReport
+from pax_export.weights.adoption._writers import choose_writer
 from pax_export.weights.sources import Source, open_source
-
-_STORAGES = {
-    "float32": "FloatStorage", "float64": "DoubleStorage", "float16": "HalfStorage",
-    "bfloat16": "BFloat16Storage", "int64": "LongStorage", "int32": "IntStorage",
-    "int16": "ShortStorage", "int8": "CharStorage", "uint8": "ByteStorage", "bool": "BoolStorage",
-    "complex64": "ComplexFloatStorage", "complex128": "ComplexDoubleStorage",
-}  # fmt: skip
-
-_NOT_OURS = "Cannot replace a file that save_as did not write."
-_DATE = (1980, 1, 1, 0, 0, 0)  # the same bytes whenever it is written
-_ALIGNED = 64  # torch memory-maps storages that begin at multiples of this
-
-_DICT = b"ccollections\nOrderedDict\n)R"
-_BEGIN = b"\x80\x02" + _DICT + b"("  # torch's own pickles number their contents
-_PICKLE = "archive/data.pkl"
-_TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
-
-
-def write_torch(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
-    """Writes a state dict for ``torch.load(path, weights_only=True)``, atomically."""
-    require_dtypes(
-        arrays,
-        lambda dtype: dtype.name in _STORAGES,
-        "torch has no storage for an array of this dtype.",
-    )
-    with (
-        whole_file(path, _recognize_archive, _NOT_OURS) as temporary,
-        zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
-    ):
-        _write_member(archive, _PICKLE, _pickle_arrays(arrays))
-        _write_member(archive, "archive/byteorder", b"little")
-        for number, array in enumerate(arrays.values()):
-            little = np.ascontiguousarray(array)
-            if little.dtype.byteorder == ">":
-                little = little.astype(little.dtype.newbyteorder("<"))
-            _write_member(archive, f"archive/data/{number}", little.reshape(-1).view(np.uint8).data)
-        _write_member(archive, "archive/version", b"3\n")
-
-
-def _recognize_archive(path: Path) -> Belongs | None:
-    """Recognizes an archive of `write_torch`, or an empty file, at a path."""
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(_PICKLE) as file:
-            ours = file.read(len(_BEGIN)) == _BEGIN
-    except (KeyError, *UNREADABLE):
-        ours = path.stat().st_size == 0
-    return (lambda name: False) if ours else None
-
-
-def _write_member(archive: zipfile.ZipFile, name: str, content: Any) -> None:
-    info = zipfile.ZipInfo(name, _DATE)
-    begin = archive.start_dir + 30 + len(name) + 20  # a header, and sizes of 64 bits
-    padding = -(begin + 4) % _ALIGNED
-    info.extra = struct.pack("<HH", 0x4246, padding) + b"Z" * padding
-    with archive.open(info, "w", force_zip64=True) as file:
-        file.write(content)
-
-
-def _pickle_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
-    parts = [_BEGIN]
-    for number, (name, array) in enumerate(arrays.items()):
-        parts += [_pickle_text(name), _pickle_tensor(str(number), array)]
-    return b"".join([*parts, b"u."])
-
-
-def _pickle_tensor(key: str, array: np.ndarray) -> bytes:
-    storage = f"ctorch\n{_STORAGES[array.dtype.name]}\n".encode()
-    whole = _pickle_tuple(
-        [
-            _pickle_text("storage"),
-            storage,
-            _pickle_text(key),
-            _pickle_text("cpu"),
-            _pickle_number(array.size),
-        ]
-    )
-    strides = [1]
-    for size in reversed(array.shape[1:]):
-        strides.insert(0, strides[0] * max(size, 1))
-    shape = _pickle_tuple(map(_pickle_number, array.shape))
-    steps = _pickle_tuple(map(_pickle_number, strides if array.ndim else ()))
-    given = _pickle_tuple([whole + b"Q", _pickle_number(0), shape, steps, b"\x89", _DICT])
-    return _TENSOR + given + b"R"
-
-
-def _pickle_tuple(parts: Iterable[bytes]) -> bytes:
-    return b"(" + b"".join(parts) + b"t"
-
-
-def _pickle_text(text: str) -> bytes:
-    raw = text.encode("utf-8", "surrogatepass")
-    return b"X" + struct.pack("<I", len(raw)) + raw
-
-
-def _pickle_number(number: int) -> bytes:
-    if number < 1 << 31:
-        return b"J" + struct.pack("<i", number)
-    raw = number.to_bytes(9, "little").rstrip(b"\0")
-    raw += b"\0" if raw[-1] & 0x80 else b""
-    return b"\x8a" + bytes([len(raw)]) + raw
-
-
-def require_dtypes(
-    arrays: Mapping[str, np.ndarray], known: Callable[[np.dtype], bool], what: str
-) -> None:
-    """Refuses arrays of dtypes that the format has no place for, before anything is written."""
-    for name, array in arrays.items():
-        if not known(array.dtype):
-            raise UnsupportedDtypeError(
-                what, where=name, got=array.dtype, write="a path that ends with .safetensors"
-            )
-
-
-def write_npz(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
-    """Writes an npz file atomically; replaces only files that this function wrote."""
-    require_dtypes(
-        arrays,
-        lambda dtype: dtype.kind in "biufc",
-        "numpy's files have no place for an array of this dtype.",
-    )
-    with whole_file(path, npz.recognize_npz, _NOT_OURS) as temporary:
-        npz.write(temporary, arrays)
-
-
-Write = Callable[[Path, dict[str, np.ndarray], Mapping[str, Any]], None]
 
 
 def save_as(
@@ -235,7 +93,7 @@ def save_as(
         >>> load_file(path)["fc.bias"].tolist(), load_file(path)["fc.weight"].shape
         ([2.0, 2.0, 2.0], (3, 2))
     """
-    write = _choose_writer(path)
+    write = choose_writer(path)
     if not (report is None or isinstance(report, AdoptionReport)):
         raise InvalidArgumentTypeError(
             "Expected a report of adopt.",
@@ -245,28 +103,23 @@ def save_as(
         )
     options = options_of(rename, ignore, keep, axes, origin, fused, "save_as", flatten)
     leaves = leaves_by_name(net)
-    for name, leaf in leaves.items():
-        if not isinstance(leaf, (jax.Array, np.ndarray)) or explain_absence(leaf):
-            raise InvalidArgumentError(
-                "save_as: expected a module of arrays with values.",
-                where=name,
-                got=explain_absence(leaf) or type(leaf).__name__,
-                write="a module that was initialised, outside of jit",
-            )
+    require_values(leaves, "save_as")
     with open_source(like) as source:
         if report is not None and report._choice is not None:
-            version = _version_of(report._choice.recipe, source)
+            used = {p.source for pieces in report._choice.recipe.values() for p in pieces}
+            versions = (each for each in source_versions(source) if used <= set(each.entries))
+            version = next(versions, source)
         else:
             plain = _without_new(options, leaves, source)
-            report, version = plan_of(net, like, source, plain, "save_as")
+            report, version = plan_of(net, like, source, plain)
         _require_same(report, leaves, version)
         arrays = _file_arrays(net, report, options.rename, leaves, source, version)
-        write(Path(path), arrays, {**source.metadata, WRITTEN_AS: report.origin})
+        write(arrays, {**source.metadata, WRITTEN_AS: report.origin})
 
 
 def _without_new(options: Options, leaves: Mapping[str, Any], source: Source) -> Options:
     """Returns the options without entries of ``rename`` for leaves that are kept."""
-    kept = matching_names(options.keep, leaves, "in the module", "save_as(keep=)")
+    kept = options.match("keep", options.keep, leaves)
     new = {
         name: target for name, target in options.rename.items()
         if (below := [leaf for leaf in leaves if is_at(leaf, target)]) and kept.issuperset(below)
@@ -274,12 +127,6 @@ def _without_new(options: Options, leaves: Mapping[str, Any], source: Source) ->
     gone = [name for name in new if named_by(name, source.entries)]
     rename = {name: target for name, target in options.rename.items() if name not in new}
     return replace(options, rename=rename, ignore=(*options.ignore, *gone))
-
-
-def _version_of(recipe: Recipe, source: Source) -> Source:
-    """Returns the version of a source that has the arrays of a recipe."""
-    used = {piece.source for pieces in recipe.values() for piece in pieces}
-    return next((each for each in source_versions(source) if used <= set(each.entries)), source)
 
 
 def _require_same(report: AdoptionReport, leaves: Mapping[str, Any], source: Source) -> None:
@@ -306,39 +153,6 @@ def _another_report(where: str) -> AdoptionError:
     )
 
 
-def _choose_writer(path: str | os.PathLike[str]) -> Write:
-    ending = Path(path).suffix.lower()
-    if ending not in _WRITERS:
-        raise InvalidArgumentError(
-            "The format of the path is unsupported.",
-            where="save_as",
-            got=repr(os.fspath(path))[:200],
-            write="a path that ends with .safetensors, .npz, .pt or .pth",
-        )
-    return _WRITERS[ending]
-
-
-def _write_safetensors(
-    path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str, Any]
-) -> None:
-    kept = {
-        name: metadata[name]
-        for name in ("format", WRITTEN_AS)
-        if isinstance(metadata.get(name), str)
-    }
-    values, notes = {}, {}
-    for name, array in arrays.items():
-        values[name], note = to_stored(array)
-        if note is not None:
-            notes[name] = note
-    _file.write_weights(path, values, notes, extra=kept)
-
-
-_WRITERS: dict[str, Write] = {
-    ".safetensors": _write_safetensors, ".npz": write_npz, ".pt": write_torch, ".pth": write_torch,
-}  # fmt: skip
-
-
 def _file_arrays(
     net: PyTree, report: AdoptionReport, rename: Mapping[str, str], leaves: Mapping[str, Any],
     file: Source, source: Source,
@@ -352,14 +166,12 @@ def _file_arrays(
     passed = {*counters, *(n for n in report.ignored if n.rpartition(".")[2] in BOOKKEEPING)}
     left = [name for name in report.ignored if name not in passed]
     left += [p.source for path, pieces in whole.items() if path not in recipe for p in pieces]
-    layers = new_layers(net, recipe)
-    found = choose_arrays(layers, recipe, report.origin, source, left, rename)
+    added, replaced = choose_arrays(net, leaves, recipe, report.origin, source, left, rename)
     new = _changed_arrays(recipe, leaves, source)
-    added = {each.name: each.made(np.asarray(leaves[each.leaf]), source) for each in found.arrays}
     _update_tied(report.tied, new)
-    tied = {name: first for name, first in report.tied.items() if first in found.replaced}
+    tied = {name: first for name, first in report.tied.items() if first in replaced}
     _update_tied(tied, added)
-    gone = {each for name in (*found.replaced, *tied) for each in file_names(source, name)}
+    gone = {each for name in (*replaced, *tied) for each in file_names(source, name)}
     if isinstance(source, Resolved):
         for name in new.keys() & source.made_of.keys():
             one = source.made_of[name]
@@ -392,21 +204,14 @@ def _changed_arrays(
 ) -> dict[str, np.ndarray]:
     """Returns the arrays whose leaves have changed since they were adopted."""
     new: dict[str, np.ndarray] = {}
-    kept: dict[str, np.ndarray] = {}
-
-    def read(name: str) -> np.ndarray:
-        if name not in kept:
-            kept[name] = source.entries[name].read()
-        return kept[name]
-
+    read = functools.cache(lambda name: source.entries[name].read())
     changed = []
     for path, pieces in recipe.items():
         value = np.asarray(leaves[path])
-        before = _as_adopted(value, pieces, read)
-        if before.shape == value.shape and before.tobytes() == value.tobytes():
-            continue  # the source's bytes are those of this leaf, regardless of rounding
-        _undo_leaf(value, pieces, read, new)
-        changed.append(path)
+        before = assemble_leaf(value.shape, value.dtype, pieces, read)
+        if before.tobytes() != value.tobytes():  # else they are its bytes, regardless of rounding
+            _undo_leaf(value, pieces, read, new)
+            changed.append(path)
     for path in changed:
         _require_back(path, leaves[path], recipe[path], lambda name: new.get(name, read(name)))
     return new
@@ -418,12 +223,6 @@ def _update_tied(tied: Mapping[str, str], new: dict[str, np.ndarray]) -> None:
         changed = new.get(first, new.get(name))
         if changed is not None:
             new[name] = new[first] = changed
-
-
-def _as_adopted(
-    value: np.ndarray, pieces: tuple[Piece, ...], read: Callable[[str], np.ndarray]
-) -> np.ndarray:
-    return np.ascontiguousarray(assemble_leaf(value.shape, value.dtype, pieces, read))
 
 
 def _undo_leaf(
@@ -444,12 +243,11 @@ def _undo_leaf(
     for piece in pieces:
         if not piece.adds:
             if piece.source not in new:
-                new[piece.source] = np.array(read(piece.source))
-            into = np.array(new[piece.source], order="C")
+                new[piece.source] = np.array(read(piece.source), order="C")
+            into = new[piece.source]
             with np.errstate(over="ignore"):  # refused by `_require_back`
                 floating = into.dtype.kind in "fV"
                 undo_piece(wide if floating else wide.astype(into.dtype), piece, into)
-            new[piece.source] = into
 
 
 def _require_back(
@@ -457,8 +255,8 @@ def _require_back(
 ) -> None:
     """Checks that the written arrays restore the leaf, as far as their dtypes allow."""
     value, dtypes = np.asarray(leaf), [read(piece.source).dtype for piece in pieces]
-    back = np.asarray(_as_adopted(value, pieces, read))
-    if not jax.numpy.issubdtype(value.dtype, np.inexact):
+    back = assemble_leaf(value.shape, value.dtype, pieces, read)
+    if not is_inexact(value.dtype):
         good = back == value
     else:
         wide = np.complex128 if value.dtype.kind == "c" else np.float64

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from pax_export.weights.adoption._array_transforms import LeafPart, Shape, Step
+from pax_export.weights.adoption._array_transforms import LeafPart, Shape
 from pax_export.weights.adoption._groups import (
+    Fits,
     Group,
     Three,
-    is_fused_name,
+    is_fused,
     one_of_three,
     without_fused,
 )
@@ -35,78 +37,68 @@ class FusedOrder:
 
 def may_be_fused(layer: Layer, order: FusedOrder) -> bool:
     """Returns whether a layer may fuse queries, keys and values, by its name or the options."""
-    return layer.kind in ("linear", "free") and (
-        order.told or is_fused_name(split_words(layer.path))
-    )
+    return layer.kind in ("linear", "free") and (order.told or is_fused(split_words(layer.path)))
 
 
 def find_arrangements(
-    layers: Sequence[Layer],
-    groups: Sequence[Group],
-    fits: Callable[[Layer, Group], bool],
-    order: FusedOrder,
+    layers: Sequence[Layer], groups: Sequence[Group], fits: Fits, order: FusedOrder
 ) -> Iterator[list[list[Layer]]]:
     """Yields lists of layers with fused ones split, where the file has the parts."""
     if not any(layer.stack or may_be_fused(layer, order) for layer in layers):
         yield [list(layers)]
         return
-    seen: set[tuple[str, ...]] = set()
+    split = _Splitter(groups, fits, order).split
+    ways = max([len(layer.stack.roots) for layer in layers if layer.stack], default=1)
+    seen: dict[tuple[str, ...], list[Layer]] = {}
     for whole_first in (True, False):
-        alike = []
-        for way in itertools.count():
-            several = [_split_layer(each, groups, fits, order, way, whole_first) for each in layers]
-            found = list(itertools.chain.from_iterable(several))
-            key = tuple([layer.path for layer in found])
-            if key not in seen:
-                seen.add(key)
-                alike.append(found)
-            if all(way + 1 >= _count_numberings(*pair) for pair in zip(layers, several)):
-                break
-        if alike:
-            yield alike
+        before = len(seen)
+        for way in range(ways):
+            found = [part for layer in layers for part in split(layer, way, whole_first)]
+            seen.setdefault(tuple([layer.path for layer in found]), found)
+        if len(seen) > before:
+            yield list(seen.values())[before:]
 
 
-def _count_numberings(layer: Layer, parts: Sequence[Layer]) -> int:
-    """Counts the possible numberings of a layer's parts."""
-    is_whole = isinstance(parts, tuple)
-    return 1 if is_whole or layer.stack is None else len(layer.stack.roots)
+class _Splitter(NamedTuple):
+    """Splits layers into the parts that a file has."""
 
+    groups: Sequence[Group]
+    fits: Fits
+    order: FusedOrder
 
-def _split_layer(
-    layer: Layer,
-    groups: Sequence[Group],
-    fits: Callable[[Layer, Group], bool],
-    order: FusedOrder,
-    way: int,
-    whole_first: bool,
-) -> Sequence[Layer]:
-    """Returns the first split whose parts are all in the file; a tuple if both forms are."""
+    def split(self, layer: Layer, way: int, whole_first: bool) -> list[Layer]:
+        """Returns the first split whose parts are all in the file; `way` is one of numbers."""
+        if (whole_first or layer.stack is None) and self._in_file([layer]):
+            return [layer]
+        fused = may_be_fused(layer, self.order)
+        if fused and (layer.stack is None or layer.kind == "free"):
+            if self._called(parts := self._split_fused([layer])):
+                return parts
+        if layer.stack is not None:
+            single = unfold_stack(layer, way)
+            if self._in_file(single):
+                return single
+            if fused and self._called(parts := self._split_fused(single)):
+                return parts
+        return [layer]
 
-    def in_file(parts: Sequence[Layer]) -> bool:
+    def _in_file(self, parts: Sequence[Layer]) -> bool:
         kinds = {part.signature: part for part in parts}
-        return bool(parts) and all(any(fits(part, g) for g in groups) for part in kinds.values())
-
-    def called(parts: Sequence[Layer]) -> bool:
-        """Whether the file has queries, keys and values that are called so."""
-        first = zip(PARTS, parts[:3])
         return bool(parts) and all(
-            any(word in group.said and fits(part, group) for group in groups)
-            for word, part in first
+            any(self.fits(part, group) for group in self.groups) for part in kinds.values()
         )
 
-    if (whole_first or layer.stack is None) and in_file([layer]):
-        return (layer,)
-    fused = may_be_fused(layer, order)
-    if fused and (layer.stack is None or layer.kind == "free"):
-        if called(parts := _split_fused_layer(layer, groups, order)):
-            return parts
-    if layer.stack is not None:
-        single = unfold_stack(layer, way)
-        if in_file(single):
-            return single
-        if fused and called(parts := _split_fused_layers(single, groups, order)):
-            return parts
-    return [layer]
+    def _called(self, parts: Sequence[Layer]) -> bool:
+        """Whether the file has queries, keys and values that are called so."""
+        return bool(parts) and all(
+            any(word in group.said and self.fits(part, group) for group in self.groups)
+            for word, part in zip(PARTS, parts)
+        )
+
+    def _split_fused(self, layers: Sequence[Layer]) -> list[Layer]:
+        """Splits each layer into three; returns nothing if its shapes allow several ways."""
+        found = [_split_fused_layer(layer, self.groups, self.order) for layer in layers]
+        return list(itertools.chain.from_iterable(found)) if all(found) else []
 
 
 def unfold_stack(layer: Layer, way: int = 0) -> list[Layer]:
@@ -154,7 +146,7 @@ def _split_fused_layer(layer: Layer, groups: Sequence[Group], order: FusedOrder)
             kinds.add(kind)
             leaves[role] = replace(leaf, shape=shape, place=_place_within(leaf, place),
                                    part=f"{leaf.says} ({word})")  # fmt: skip
-        name = name_of_words([*without_fused(tuple(split_words(layer.path))), word])
+        name = name_of_words([*without_fused(split_words(layer.path)), word])
         kind = "linear" if "linear" in kinds else layer.kind
         options = () if layer.kind == "free" else layer.options
         found.append(
@@ -162,13 +154,6 @@ def _split_fused_layer(layer: Layer, groups: Sequence[Group], order: FusedOrder)
                     options=options, stack=None)
         )  # fmt: skip
     return found
-
-
-def _split_fused_layers(
-    layers: Sequence[Layer], groups: Sequence[Group], order: FusedOrder
-) -> list[Layer]:
-    found = [_split_fused_layer(layer, groups, order) for layer in layers]
-    return list(itertools.chain.from_iterable(found)) if all(found) else []
 
 
 def _place_within(leaf: Leaf, place: LeafPart) -> LeafPart:
@@ -186,29 +171,33 @@ def _place_within(leaf: Leaf, place: LeafPart) -> LeafPart:
 
 def _sizes_in_file(layer: Layer, groups: Sequence[Group]) -> dict[int, Three]:
     """Axis size -> sizes of queries, keys and values in the file, without ambiguous sums."""
-    heard: dict[str, set[int]] = {word: set() for word in PARTS}
-    for group in groups:
-        for word in heard.keys() & group.said:
-            for role, piece in group.parts.items():
-                heard[word] |= _sizes_of(piece.after, role)
+    heard = [
+        (group.said, _sizes_of(piece.after, role))
+        for group in groups
+        for role, piece in group.parts.items()
+    ]
     return _unambiguous_sums(heard, {size for leaf in layer.leaves.values() for size in leaf.shape})
 
 
 def sizes_of_module(layers: Sequence[Layer], group: Group) -> dict[int, Three]:
     """The same for an array that is three in one, by the module's queries, keys and values."""
-    heard: dict[str, set[int]] = {word: set() for word in PARTS}
-    for layer in layers:
-        for word in heard.keys() & layer.said:
-            for leaf in layer.leaves.values():
-                heard[word] |= set(leaf.shape[-1:] if layer.kind == "linear" else leaf.shape)
-    return _unambiguous_sums(
-        heard, {size for piece in group.parts.values() for size in piece.shape}
+    heard = [
+        (layer.said, set(leaf.shape[-1:] if layer.kind == "linear" else leaf.shape))
+        for layer in layers
+        for leaf in layer.leaves.values()
+    ]
+    return _unambiguous_sums(heard, {size for p in group.parts.values() for size in p.shape})
+
+
+def _unambiguous_sums(
+    heard: Sequence[tuple[frozenset[str], set[int]]], wanted: set[int]
+) -> dict[int, Three]:
+    """`heard` has the words of names, and sizes that arrays with these names have."""
+    queries, keys, values = (
+        set().union(*[sizes for said, sizes in heard if word in said]) for word in PARTS
     )
-
-
-def _unambiguous_sums(heard: dict[str, set[int]], wanted: set[int]) -> dict[int, Three]:
     found: dict[int, set[Three]] = {}
-    for query, key in itertools.product(heard["query"], heard["key"] & heard["value"]):
+    for query, key in itertools.product(queries, keys & values):
         if query + 2 * key in wanted:
             found.setdefault(query + 2 * key, set()).add((query, key, key))
     return {size: next(iter(ways)) for size, ways in found.items() if len(ways) == 1}
@@ -227,35 +216,25 @@ def _part_of_leaf(
     """Returns the layer kind, shape and place of one of the three parts of a leaf."""
     shape, rank = leaf.shape, len(leaf.shape)
     bias = role == BIAS or rank == 1
-    if layer.kind == "free" and rank == (2 if bias and role == BIAS else 3):
-        return _along_an_axis_of_three(layer, shape, number)
-    if role not in (WEIGHT, BIAS) or rank != (1 if bias else 2):
+    three = layer.kind == "free" and rank == (2 if role == BIAS else 3)
+    if not three and (role not in (WEIGHT, BIAS) or rank != (1 if bias else 2)):
         return None
-    axes = [0] if bias else [1] if layer.kind == "linear" else [0, 1]
-    axes = [axis for axis in axes if shape[axis] in sizes]
+    axes = range(rank) if bias or layer.kind != "linear" else [1]
+    axes = [axis for axis in axes if (shape[axis] == 3 if three else shape[axis] in sizes)]
     if len(axes) != 1:
         return None
     axis = axes[0]
+    if three:
+        index = (*[_ALL] * axis, slice(number, number + 1), *[_ALL] * (rank - axis - 1))
+        rest = (*shape[:axis], *shape[axis + 1 :])
+        return layer.kind, rest, LeafPart(shape, index, (), "one of three")
     found = _cut_along_axis(layer, shape, axis, number, order, sizes[shape[axis]])
     if found is None or bias:
         return found and (layer.kind, *found)
     part, place = found
     if axis == 1:
         return "linear", part, place
-    turned: tuple[Step, ...] = (("transpose", (1, 0)),)
-    return "linear", part[::-1], replace(place, steps=turned)
-
-
-def _along_an_axis_of_three(
-    layer: Layer, shape: Shape, number: int
-) -> tuple[str, Shape, LeafPart] | None:
-    axes = [axis for axis, size in enumerate(shape) if size == 3]
-    if len(axes) != 1:
-        return None
-    index = tuple([slice(number, number + 1) if axis == axes[0] else _ALL
-                   for axis in range(len(shape))])  # fmt: skip
-    rest = tuple([size for axis, size in enumerate(shape) if axis != axes[0]])
-    return layer.kind, rest, LeafPart(shape, index, (), "one of three")
+    return "linear", part[::-1], replace(place, steps=(("transpose", (1, 0)),))
 
 
 def _cut_along_axis(
