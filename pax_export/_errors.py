@@ -32,6 +32,18 @@ def a_few(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, for another message; without any, its class."""
+    lines = str(error).strip().splitlines()
+    return " ".join(lines[0].split()).rstrip(".:") if lines else type(error).__name__
+
+
+def named_line(error: BaseException, most: int = 300) -> str:
+    """The class of an error and the first line of its text, ``ValueError: too large``."""
+    name, line = type(error).__name__, first_line(error)
+    return name if line == name else f"{name}: {line}"[:most]
+
+
 class PaxError(Exception):
     """The root of every error that this package raises on purpose.
 

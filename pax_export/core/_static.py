@@ -207,8 +207,8 @@ class StaticLeaf:
         return f"StaticLeaf({self.value!r})"
 
 
-class _LeafValue:
-    """The value of a `StaticLeaf` in treedefs, compared by key."""
+class LeafValue:
+    """A static value in treedefs, compared by key."""
 
     __slots__ = ("value", "key", "changes")
 
@@ -222,7 +222,7 @@ class _LeafValue:
         return StaticLeaf(copy_containers(self.value) if self.changes else self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _LeafValue) and self.key == other.key
+        return isinstance(other, LeafValue) and self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -232,7 +232,7 @@ class _LeafValue:
 
 
 jax.tree_util.register_pytree_node(
-    StaticLeaf, lambda leaf: ((), _LeafValue(leaf.value)), lambda aux, children: aux.leaf()
+    StaticLeaf, lambda leaf: ((), LeafValue(leaf.value)), lambda aux, children: aux.leaf()
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,12 @@ import numpy as np
 from pax_export._optional import require
 from pax_export._types import PyTree
 from pax_export.export.artifact import inspect as foreign
-from pax_export.export.artifact.report import ArrayInfo, VariableInfo, read_report
+from pax_export.export.artifact.report import (
+    ArrayInfo,
+    SignatureInfo,
+    VariableInfo,
+    read_report,
+)
 from pax_export.inspection._inspection import Inspection
 from pax_export.inspection._row import Row
 
@@ -26,28 +30,20 @@ def inspect_export(path: Path) -> Inspection:
     """A row for the export, for each signature of several, and for each array."""
     if foreign.is_foreign(path):
         found: Any = foreign.describe(path)
-        signatures = {key: _ThirdPartySignature(**each) for key, each in found.signatures.items()}
-        return Inspection(tuple(_make_rows(found, "SavedModel", signatures)))
+        calls = {
+            key: {name: _array_texts(arrays) for name, arrays in each.items()}
+            for key, each in found.signatures.items()
+        }
+        return Inspection(tuple(_make_rows(found, "SavedModel", calls)))
     report = read_report(path)
     uncounted = {each for signature in report.signatures.values() for each in signature.uncounted}
-    return Inspection(
-        tuple(_make_rows(report, report.model, report.signatures)), tuple(sorted(uncounted))
-    )
+    calls = {key: _call_fields(each) for key, each in report.signatures.items()}
+    return Inspection(tuple(_make_rows(report, report.model, calls)), tuple(sorted(uncounted)))
 
 
-@dataclass(frozen=True)
-class _ThirdPartySignature:
-    """A signature of a third-party SavedModel, without FLOPs."""
-
-    inputs: tuple[ArrayInfo, ...]
-    outputs: tuple[ArrayInfo, ...]
-    flops: None = None
-    transcendentals: None = None
-    computed_in: str = ""
-
-
-def _make_rows(found: PyTree, title: str, signatures: Mapping[str, Any]) -> Iterator[Row]:
-    only = [_call_fields(each) for each in signatures.values()] if len(signatures) == 1 else [{}]
+def _make_rows(found: PyTree, title: str, calls: Mapping[str, Mapping[str, Any]]) -> Iterator[Row]:
+    """Yields the rows of an export; `calls` are the columns about each signature."""
+    only = [*calls.values()] if len(calls) == 1 else [{}]
     yield Row(
         path="",
         kind="module",
@@ -59,9 +55,9 @@ def _make_rows(found: PyTree, title: str, signatures: Mapping[str, Any]) -> Iter
         bytes=found.variable_bytes,
         **only[0],
     )
-    if len(signatures) > 1:
-        for key, signature in signatures.items():
-            yield Row(key, "signature", 1, **_call_fields(signature))
+    if len(calls) > 1:
+        for key, fields in calls.items():
+            yield Row(key, "signature", 1, **fields)
     for variable in found.variables:
         yield Row(
             path=leaf_path(variable),
@@ -80,7 +76,7 @@ def _is_trained(variable: VariableInfo) -> bool:
     return variable.parameter or variable.trainable
 
 
-def _call_fields(signature: PyTree) -> dict[str, Any]:
+def _call_fields(signature: SignatureInfo) -> dict[str, Any]:
     """The columns of a row about a call."""
     return {
         "inputs": _array_texts(signature.inputs),

@@ -107,13 +107,7 @@ def traced_as_one(model: Exportable, inputs: tuple, kwargs: Mapping[str, Any] | 
     return trace
 
 
-def module_inputs(call: ModuleCall) -> list[Any]:
-    """Returns the array arguments of a module call; modules among them are omitted."""
-    leaves = jax.tree_util.tree_leaves(call.arguments, is_leaf=is_node)
-    return [leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
-
-
-def module_outputs(call: ModuleCall) -> list[Any]:
-    """The arrays that a module returned."""
-    leaves = jax.tree_util.tree_leaves(call.output, is_leaf=is_node)
+def arrays_of_call(values: PyTree) -> list[Any]:
+    """Returns the arrays among the arguments or results of a call; modules are omitted."""
+    leaves = jax.tree_util.tree_leaves(values, is_leaf=is_node)
     return [leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]

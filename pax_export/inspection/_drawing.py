@@ -13,7 +13,7 @@ from pax_export._optional import require
 from pax_export._types import PyTree
 from pax_export.core import Module, named_modules
 from pax_export.inspection._calls import trace_call
-from pax_export.inspection._flow import FlowNode, flow_of
+from pax_export.inspection._flow import FlowNode, FlowReader
 from pax_export.inspection._inspection import save_marked
 from pax_export.nn import Lambda, function_name
 
@@ -122,7 +122,7 @@ def draw(
         raise InvalidArgumentError("depth must be at least 1.", got=f"depth={depth}")
     trace = trace_call(net, inputs, kwargs)
     classes = {path: title_of(module) for path, module in named_modules(net)}
-    flow = flow_of(trace, classes, depth)
+    flow = FlowReader(trace, classes, depth).flow
     edges = tuple((*pair, tuple(texts)) for pair, texts in flow.edges.items())
     return Drawing(tuple(flow.nodes), edges)
 

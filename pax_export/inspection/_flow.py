@@ -45,12 +45,9 @@ class Flow:
             texts.append(text)
 
 
-def flow_of(trace: Trace, classes: Mapping[str, str], depth: int) -> Flow:
+class FlowReader:
     """The graph of a traced call; modules deeper than `depth` belong to the one around them."""
-    return _FlowReader(trace, classes, depth).flow
 
-
-class _FlowReader:
     def __init__(self, trace: Trace, classes: Mapping[str, str], depth: int):
         self.flow, self.classes = Flow(), classes
         self.shown = {path for path in trace.calls if 0 < self._path_depth(path) <= depth}

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -39,8 +39,7 @@ from pax_export.inspection._artifact import inspect_export
 from pax_export.inspection._calls import (
     ModuleCall,
     Trace,
-    module_inputs,
-    module_outputs,
+    arrays_of_call,
     trace_call,
     traced_as_one,
 )
@@ -154,7 +153,8 @@ class _Rows:
 
     def below_one(self, name: str) -> Iterator[Row]:
         """The model itself, then its arrays."""
-        yield self._root_row(name)
+        computed_in = _mode_of(self.computed_in[""])
+        yield dataclasses.replace(self._counts("", name), computed_in=computed_in)
         yield from map(self._array_row, self.leaves)
 
     def in_order(self, net: Module) -> Iterator[Row]:
@@ -184,11 +184,6 @@ class _Rows:
             function=function_of(module),
         )
 
-    def _root_row(self, name: str) -> Row:
-        return dataclasses.replace(
-            self._counts("", name), computed_in=_mode_of(self.computed_in[""])
-        )
-
     def _counts(self, path: str, class_name: str) -> Row:
         call = self.trace.calls.get(path) if self.trace else None
         return Row(
@@ -196,8 +191,8 @@ class _Rows:
             kind="module",
             depth=self._path_depth(path),
             class_name=class_name,
-            inputs=_array_texts(module_inputs(call)) if call else (),
-            outputs=_array_texts(module_outputs(call)) if call else (),
+            inputs=_array_texts(call.arguments) if call else (),
+            outputs=_array_texts(call.output) if call else (),
             calls=call.count if call else 0,
             dtype=",".join(self.dtypes[path]),
             role=next((role for role in ROLES if role in self.roles[path]), ""),
@@ -249,8 +244,8 @@ def _mode_of(counts: Counter[str]) -> str:
     return counts.most_common(1)[0][0] if counts else ""
 
 
-def _array_texts(arrays: Iterable[Any]) -> tuple[str, ...]:
-    return tuple([describe_array(array) for array in arrays])
+def _array_texts(values: PyTree) -> tuple[str, ...]:
+    return tuple(map(describe_array, arrays_of_call(values)))
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,7 @@ def check(path: Path, report: Report, trusted: bool) -> None:
         formats.import_function(format.check)(path, report, trusted)
 
 
-def saved_model(path: Path, report: Report, trusted: bool) -> None:
-    check_foreign(path, trusted)
-
-
-def check_foreign(path: Path, trusted: bool) -> None:
+def saved_model(path: Path, report: Report | None = None, trusted: bool = False) -> None:
     """Checks any SavedModel before TensorFlow opens it."""
     _check_regular(path)
     check_sums(path)

@@ -316,8 +316,6 @@ def _evaluate_node(node: Any, known: Mapping[str, Any], calculate: Calculate) ->
             return known[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return calculate("neg", 0, inner(operand))
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return inner(operand)
         case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() as power)):
             if 0 <= power <= 64:
                 factors = [inner(left)] * power or [1]

@@ -34,8 +34,7 @@ def parse_json(text: str) -> Any:
         Traceback (most recent call last):
         ValueError: it is nested too deeply
     """
-    if len(text) > BYTES:
-        raise ValueError("the report is too large")
+    _check_size(len(text))
     if sum(text.count(each) for each in ",[{") > VALUES:
         raise ValueError("a report has too many values")
     try:
@@ -49,8 +48,6 @@ NAME = "pax_export.json"
 _HASH = b"pax_export.sha256"
 _METADATA_PROPS = 14  # the number of the field in onnx.ModelProto
 _LENGTH_DELIMITED = 2
-#: A longer report is an attempt to fill the memory.
-_LARGEST = BYTES
 #: An ONNX model has a few of these fields, and a file of others may have one in every byte.
 _MOST_FIELDS = 1 << 20
 #: Limit of an archive's directory, in bytes, because zipfile creates objects for all entries.
@@ -171,7 +168,7 @@ def _read_report(path: Path) -> str | None:
             if archive.getinfo(NAME).compress_type not in _PACKED_BY:
                 raise ValueError("it is packed in a way that pax_export does not use")
             with archive.open(NAME) as entry:
-                text = entry.read(_LARGEST + 1)
+                text = entry.read(BYTES + 1)
                 _check_size(len(text))
                 return text.decode()
     found: dict[bytes, bytes] = {}
@@ -215,7 +212,7 @@ def _check_list(path: Path) -> None:
 
 
 def _check_size(size: int) -> None:
-    if size > _LARGEST:
+    if size > BYTES:
         raise ValueError("the report is too large")
 
 

@@ -210,6 +210,7 @@ class Report:
             lines += (f"    sets {name}" for name in few)
             if signature.assigns and not few:
                 lines.append(f"    sets {len(signature.assigns)} variables")
+        seconds = ", ".join(f"{k} {v:.2f}" for k, v in self.seconds.items())
         lines += [
             f"  variables   {self._variables_text()}, {bytes_text(self.variable_bytes)}",
             "  graph       " + ", ".join(self._graph_parts()),
@@ -221,9 +222,9 @@ class Report:
             *(f"  load alone  {text}" for text in self.needs_load),
             *self._folded_lines(),
             *quantized_lines(self),
-            *self._known_lines(),
+            *(f"  differs     {'; '.join(each)}" for each in [self.known_differences] if each),
             *(f"  differs     {text.removeprefix('differs ')}" for text in self.differs),
-            *self._seconds_lines(),
+            *(f"  seconds     {text}" for text in [seconds] if text),
         ]
         return "\n".join(lines)
 
@@ -254,18 +255,10 @@ class Report:
         shown = [f"{n} {word}" for word, n in counts.items() if n or word == "parameters"]
         return f"{len(self.variables)} ({', '.join(shown)})"
 
-    def _seconds_lines(self) -> list[str]:
-        if not self.seconds:
-            return []
-        return ["  seconds     " + ", ".join(f"{k} {v:.2f}" for k, v in self.seconds.items())]
-
     def _folded_lines(self) -> list[str]:
         names, kept = self.details.get("folded", ()), self.details.get("kept", ())
         lines = [f"  folded      {len(names)} weights: {a_few(names, _FEW)}"] * bool(names)
         return [*lines, *(f"  kept        {text}" for text in kept)]
-
-    def _known_lines(self) -> list[str]:
-        return [f"  differs     {'; '.join(self.known_differences)}"] * bool(self.known_differences)
 
     def _graph_parts(self) -> list[str]:
         parts = [bytes_text(self.graph_bytes)]

@@ -17,7 +17,7 @@ from typing import Any
 
 from pax_export._optional import require
 from pax_export._types import PyTree
-from pax_export.export.lowering.lower import Gradient, Lowered, Signature
+from pax_export.export.lowering.lower import CALLING_CONVENTION, Gradient, Lowered, Signature
 from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 
@@ -231,7 +231,7 @@ def module_attributes(lowered: Lowered, results: Sequence[Any]) -> dict[str, Any
     platforms = lowered.platforms[: 1 if lowered.neutral else None]
     unchecked = lowered.neutral and len(lowered.platforms) > 1
     return {
-        "version": lowered.calling_convention,
+        "version": CALLING_CONVENTION,
         "module": lowered.portable.module,
         "Tout": [spec.dtype for spec in results],
         "Sout": [spec.shape for spec in results],

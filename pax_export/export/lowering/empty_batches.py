@@ -29,8 +29,6 @@ def may_be_empty(results: Iterable[Sequence[Any]]) -> frozenset[str]:
 def _is_empty(shape: Sequence[int | str], zero: str) -> bool:
     def vanishes(size: int | str) -> bool:
         others = set(dimensions.names(size)) - {zero}
-        if size == 0:
-            return True
         return all(
             dimensions.value(size, {**dict.fromkeys(others, other), zero: 0}) == 0
             for other in _OTHERS

@@ -48,7 +48,6 @@ _PIPELINE = (
 #: Version 9 adds tokens for ordered effects, 10 shardings of another dialect;
 #: modules with either are refused, so version 8 is sufficient.
 CALLING_CONVENTION = 8
-_GATHERS = ("stablehlo.gather", "stablehlo.dynamic_gather")
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,10 @@ class Lowered:
     results: tuple[jax.ShapeDtypeStruct, ...]  # as stored outside of jax
     platforms: tuple[str, ...]
     neutral: bool = False  # lowered with rules for all platforms
-    calling_convention: int = CALLING_CONVENTION
+
+    @property
+    def oldest_tensorflow(self) -> compatibility.Version:
+        return compatibility.oldest_tensorflow(self.portable.stablehlo, CALLING_CONVENTION)
 
 
 def lower_traced(
@@ -82,32 +84,25 @@ def lower_traced(
         program = lowerable(traced.program)
         try:
             fast = fast_on_cpus(program) if "cpu" in platforms else program
-            exported = _export(traced, fast, count, platforms)
-            module, neutral = (
-                _make_single_device(exported, names=names, program=traced.program),
-                False,
-            )
+            exported, allowed = _export(traced, fast, count, platforms), frozenset[str]()
+            module = _make_single_device(exported, allowed, names, traced.program)
         except (NotImplementedError, UnsupportedOperationError) as error:
             # Rules for real machines call their libraries (LAPACK, cuSOLVER), which
             # no consumer has.
             exported = _export_neutral(traced, without_libraries(program), count, error)
-            module = _make_single_device(exported, XLA_EXPANDS, names, program=traced.program)
-            neutral = True
-    return Lowered(
-        module,
-        tuple(exported.module_kept_var_idx),
-        traced.constants,
-        traced.results[:count],
-        tuple(platforms),
-        neutral,
-    )
+            allowed = XLA_EXPANDS
+            module = _make_single_device(exported, allowed, names, traced.program)
+    kept, results = tuple(exported.module_kept_var_idx), traced.results[:count]
+    return Lowered(module, kept, traced.constants, results, tuple(platforms), bool(allowed))
 
 
-def _make_single_device(exported: Any, *arguments: Any, **options: Any) -> Portable:
+def _make_single_device(
+    exported: Any, allowed: frozenset[str], names: Mapping[int, str] | None, program: Any
+) -> Portable:
     """Converts a jax export to a single-device module that accepts empty batches where possible."""
     empty = may_be_empty(result.shape for result in exported.out_avals)
     serialized = exported.mlir_module_serialized
-    return portable(serialized, *arguments, **options, empty=empty, single=True)
+    return portable(serialized, allowed, names, empty=empty, single=True, program=program)
 
 
 def _export(traced: Traced, program: Any, count: int | None, platforms: Sequence[str]) -> Any:
@@ -118,10 +113,14 @@ def _export(traced: Traced, program: Any, count: int | None, platforms: Sequence
     if traced.constants or fewer or program is not traced.program:
         operands += tuple(map(dtypes.struct_of, traced.constants))
         function = jax.jit(lambda values: traced.with_constants(values, count, False, program))
-    # We check which custom calls consumers support, with our own errors.
+    return export_unchecked(function, platforms, list(operands))
+
+
+def export_unchecked(function: Any, platforms: Sequence[str], *structs: Any) -> jax_export.Exported:
+    """Exports a jitted function by jax, with any custom calls: our own errors are about these."""
     unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
-    export = jax_export.export(function, platforms=tuple(platforms), disabled_checks=(unchecked,))
-    return export(list(operands))
+    options: Any = {"platforms": tuple(platforms), "disabled_checks": (unchecked,)}
+    return jax_export.export(function, **options)(*structs)
 
 
 def _export_neutral(traced: Traced, program: Any, count: int | None, cause: Exception) -> Any:
@@ -188,13 +187,6 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Pullback:
-    traced: Traced
-    wrt: tuple[int, ...]  # operands of the program
-    of: tuple[int, ...]  # its results
-
-
-@dataclass(frozen=True)
 class Processing:
     """TensorFlow functions around a signature, and the resulting outer signature."""
 
@@ -232,35 +224,28 @@ def portable(
     stablehlo.register_stablehlo_passes()
     with mlir.make_ir_context() as context:
         module = _parse(context, serialized)
+
+        def operations() -> list[Any]:
+            return list(_operations(module.operation))
+
         if single and says_shardings(serialized):
-            drop_shardings(module, list(_operations(module.operation)))
+            drop_shardings(module, operations())
         if empty:
-            let_be_empty(list(_operations(module.operation)), empty)
+            let_be_empty(operations(), empty)
         if single and says_extremes(serialized):
-            keep_nan(list(_operations(module.operation)))
+            keep_nan(operations())
         if allowed is not None:
             _refuse_custom_calls(module, allowed | compatibility.CUSTOM_CALLS, program)
         _name_operands(module, names or {})
-        composites = sum(
-            each.operation.name == "stablehlo.composite" for each in _operations(module.operation)
-        )
-        hints = sum(map(_drop_accuracy, _operations(module.operation)))
-        named = sum(
-            drop_dot_algorithm(each.operation) for each in list(_operations(module.operation))
-        )
+        counts = {
+            "composites": sum(x.operation.name == "stablehlo.composite" for x in operations()),
+            "accuracy hints": sum(map(_drop_accuracy, operations())),
+            "named algorithms": sum(drop_dot_algorithm(each.operation) for each in operations()),
+        }
         passmanager.PassManager.parse(_PIPELINE).run(module.operation)
-        batched = sum(
-            _rewrite_batched(each.operation) for each in list(_operations(module.operation))
-        )
+        counts["batched indexing"] = sum(_rewrite_batched(x.operation) for x in operations())
         if changes is not None:
-            changes.update(
-                {
-                    "composites": composites,
-                    "batched indexing": batched,
-                    "accuracy hints": hints,
-                    "named algorithms": named,
-                }
-            )
+            changes.update(counts)
         return _write_oldest(module, context)
 
 
@@ -367,6 +352,28 @@ def _source_text(location: str) -> tuple[str, str]:
     return name[1] if name else "" if text else "unknown", text
 
 
+_GATHER = (
+    "dimension_numbers",
+    stablehlo.GatherDimensionNumbers,
+    *("operand_batching_dims", "start_indices_batching_dims"),
+    *("collapsed_slice_dims", "start_index_map", "offset_dims"),
+)
+_SCATTER = (
+    "scatter_dimension_numbers",
+    stablehlo.ScatterDimensionNumbers,
+    *("input_batching_dims", "scatter_indices_batching_dims"),
+    *("inserted_window_dims", "scattered_dims_to_operand_dims", "update_window_dims"),
+)
+#: By operation: its attribute with the numbers of dimensions, the class of that, and the names in
+#: it of the batch dimensions of operand and indices, of the indexed dimensions that slices lack,
+#: of those that indices count, and of the dimensions of slices.
+_BATCHED: dict[str, tuple[Any, ...]] = {
+    "stablehlo.gather": _GATHER,
+    "stablehlo.dynamic_gather": _GATHER,
+    "stablehlo.scatter": _SCATTER,
+}
+
+
 def _rewrite_batched(operation: Any) -> bool:
     """Rewrites a batched gather or scatter as a plain one, which every reader supports.
 
@@ -377,42 +384,17 @@ def _rewrite_batched(operation: Any) -> bool:
 
     StableHLO has a pass for this, which skips symbolic shapes.
     """
-    if operation.name in _GATHERS:
-        return _rewrite_gather(operation)
-    return operation.name == "stablehlo.scatter" and _rewrite_scatter(operation)
-
-
-def _rewrite_gather(operation: Any) -> bool:
-    old = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
-    batches, places = old.operand_batching_dims, old.start_indices_batching_dims
-    if not _prepend_batch_numbers(operation, 1, places, old.index_vector_dim):
+    if operation.name not in _BATCHED:
         return False
-    operation.attributes["dimension_numbers"] = stablehlo.GatherDimensionNumbers.get(
-        offset_dims=old.offset_dims,
-        collapsed_slice_dims=sorted([*old.collapsed_slice_dims, *batches]),
-        operand_batching_dims=[],
-        start_indices_batching_dims=[],
-        start_index_map=[*batches, *old.start_index_map],
-        index_vector_dim=old.index_vector_dim,
-        context=operation.context,
-    )
-    return True
-
-
-def _rewrite_scatter(operation: Any) -> bool:
-    old = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
-    batches, places = old.input_batching_dims, old.scatter_indices_batching_dims
-    indices = len(operation.operands) // 2  # inputs, indices, updates
+    attribute, kind, *names = _BATCHED[operation.name]
+    old = kind(operation.attributes[attribute])
+    batches, places, lacking, counted, slices = (getattr(old, name) for name in names)
+    indices = len(operation.operands) // 2  # after the inputs, before updates or sizes
     if not _prepend_batch_numbers(operation, indices, places, old.index_vector_dim):
         return False
-    operation.attributes["scatter_dimension_numbers"] = stablehlo.ScatterDimensionNumbers.get(
-        update_window_dims=old.update_window_dims,
-        inserted_window_dims=sorted([*old.inserted_window_dims, *batches]),
-        input_batching_dims=[],
-        scatter_indices_batching_dims=[],
-        scattered_dims_to_operand_dims=[*batches, *old.scattered_dims_to_operand_dims],
-        index_vector_dim=old.index_vector_dim,
-        context=operation.context,
+    new = [], [], sorted([*lacking, *batches]), [*batches, *counted], slices
+    operation.attributes[attribute] = kind.get(
+        **dict(zip(names, new)), index_vector_dim=old.index_vector_dim, context=operation.context
     )
     return True
 
@@ -453,8 +435,6 @@ def _iota(indices: Any, place: int, axis: int) -> Any:
     shape = _tensor_shape(kind)
     shape[axis] = 1
     result = ir.RankedTensorType.get(shape, kind.element_type)
-    if result.has_static_shape:
-        return stablehlo.IotaOp(result, place).result
     sizes = [
         _dimension_size(indices, dimension)
         if size == ir.ShapedType.get_dynamic_size()

@@ -10,17 +10,17 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentError, NotDifferentiableError, PaxError
+from pax_export._errors import InvalidArgumentError, NotDifferentiableError, PaxError, named_line
 from pax_export._jax import needed_part
 from pax_export._quantized import dequantized
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.lowering.lower import (
+    CALLING_CONVENTION,
     Call,
     Gradient,
     Lowered,
     Processing,
-    Pullback,
     Signature,
     lower_traced,
 )
@@ -42,9 +42,7 @@ from pax_export.export.tracing.traced import Traced, trace, vjp
 class LoweredModel:
     """A lowered model: everything that a format writes, and validation compares."""
 
-    model: Exportable
     programs: tuple[Program, ...]
-    pullbacks: tuple[Pullback | None, ...]
     store: Store
     signatures: tuple[Signature, ...]
     platforms: tuple[str, ...]
@@ -61,12 +59,8 @@ class LoweredModel:
         return max(each.portable.stablehlo for each in self._modules)
 
     @property
-    def calling_convention(self) -> int:
-        return max(each.calling_convention for each in self._modules)
-
-    @property
     def oldest_tensorflow(self) -> compatibility.Version:
-        return compatibility.oldest_tensorflow(self.stablehlo, self.calling_convention)
+        return compatibility.oldest_tensorflow(self.stablehlo, CALLING_CONVENTION)
 
     @functools.cached_property
     def weights(self) -> dict[str, Any]:
@@ -119,7 +113,7 @@ def lower_model(
     With `defer`, leaves on several devices or on disk stay there until they are read.  With
     `initialize`, numbers of quantized weights are variables, computed when an export is loaded.
     """
-    order = VjpOrder.of(vjp_order, trainable)
+    order = vjp_orders(vjp_order, trainable)
     updates = [state == "update" or each.trains for each in programs]
     changed: set[int] = set()
     for program, update in zip(programs, updates):
@@ -138,17 +132,15 @@ def lower_model(
     ]
     modules = [_lower(each, platforms, update) for each, update in zip(written, updates)]
     store = Store(model.leaves, changed, trainable, defer)
-    pullbacks, signatures = [], []
+    signatures = []
     for program, module, update, (_, weights) in zip(written, modules, updates, ahead):
-        often = VjpOrder(0, 0) if program.trains else order
+        often = (0, 0) if program.trains else order
         found = differentiate(model, program, module, store, platforms, often, trainable)
-        pullbacks.append(found.pullback)
         signatures.append(_signature(program, module, found, store, update, weights))
     if vjp_order:
         _refuse_none(signatures, vjp_order)
     initializer = _initializer(store, platforms) if store.computed else None
-    all_of_them = tuple(programs), tuple(pullbacks), store, tuple(signatures), tuple(platforms)
-    return LoweredModel(model, *all_of_them, initializer)
+    return LoweredModel(tuple(programs), store, tuple(signatures), tuple(platforms), initializer)
 
 
 def _initializer(store: Store, platforms: Sequence[str]) -> Call:
@@ -173,7 +165,7 @@ def lower_signature(
     The arrays that it closes over are added to the store.
     """
     module = _lower(program, platforms, update=False)
-    order = VjpOrder.of(1 if trainable else 0, trainable)
+    order = vjp_orders(1 if trainable else 0, trainable)
     found = differentiate(model, program, module, store, platforms, order, trainable)
     return _signature(program, module, found, store, update=False)
 
@@ -197,7 +189,7 @@ def _lower(program: Program, platforms: Sequence[str], update: bool) -> Lowered:
 def _signature(
     program: Program,
     module: Lowered,
-    found: Differentiated,
+    found: tuple[Gradient | None, str],
     store: Store,
     update: bool,
     weights: Sequence[StoredIntegers] = (),
@@ -214,8 +206,8 @@ def _signature(
         output_names=program.output_names,
         forward=Call(module, tuple(variables), constants),
         assigned=tuple(store.of_leaf[index] for index in program.changed) if update else (),
-        gradient=found.gradient,
-        no_gradient=found.why_not,
+        gradient=found[0],
+        no_gradient=found[1],
     )
 
 
@@ -256,38 +248,22 @@ def array_info(name: str, path: str, struct: jax.ShapeDtypeStruct) -> ArrayInfo:
     return ArrayInfo(name, path, dtypes.shape_of(struct), dtypes.name_of(struct.dtype))
 
 
-@dataclass(frozen=True)
-class VjpOrder:
-    """The requested and the required number of derivatives of an export."""
-
-    wanted: int
-    required: int
-
-    @classmethod
-    def of(cls, given: object, trainable: bool) -> VjpOrder:
-        if given is None:
-            # Optional gradients are omitted if they cannot be computed.
-            return cls(2, 1) if trainable else cls(1, 0)
-        if given not in (0, 1, 2) or isinstance(given, bool) or (trainable and given == 0):
-            raise InvalidArgumentError(
-                "A SavedModel can hold gradients, and gradients of gradients; trainable variables "
-                "need the first.",
-                got=f"vjp_order={given!r}",
-                write="vjp_order=1" if trainable else "vjp_order=0, 1 or 2",
-            )
-        return cls(given, given)
+def vjp_orders(given: object, trainable: bool) -> tuple[int, int]:
+    """Returns the requested and the required number of derivatives of an export."""
+    if given is None:
+        # Optional gradients are omitted if they cannot be computed.
+        return (2, 1) if trainable else (1, 0)
+    if given not in (0, 1, 2) or isinstance(given, bool) or (trainable and given == 0):
+        raise InvalidArgumentError(
+            "A SavedModel can hold gradients, and gradients of gradients; trainable variables "
+            "need the first.",
+            got=f"vjp_order={given!r}",
+            write="vjp_order=1" if trainable else "vjp_order=0, 1 or 2",
+        )
+    return given, given
 
 
 _NOTHING = "no floating-point output depends on a floating-point input or trainable variable"
-
-
-@dataclass(frozen=True)
-class Differentiated:
-    """The gradient of a program, or the reason why it or its own gradient is missing."""
-
-    pullback: Pullback | None = None
-    gradient: Gradient | None = None
-    why_not: str = ""
 
 
 def differentiate(
@@ -296,15 +272,17 @@ def differentiate(
     forward: Lowered,
     store: Store,
     platforms: Sequence[str],
-    order: VjpOrder,
+    order: tuple[int, int],
     trainable: bool,
-) -> Differentiated:
+) -> tuple[Gradient | None, str]:
     """Traces and lowers the gradient of a program; its constants are added to the store.
 
-    It is with respect to the differentiable operands that outputs depend on.
+    It is with respect to the differentiable operands that outputs depend on. Returns also the
+    reason why it, or its own gradient, is missing.
     """
-    if not order.wanted:
-        return Differentiated()
+    wanted, required = order
+    if not wanted:
+        return None, ""
 
     def has_gradient(operand: int) -> bool:
         if operand < len(model.leaves):
@@ -314,22 +292,20 @@ def differentiate(
     wrt = tuple(filter(has_gradient, sorted(program.read)))
     of = _floating(program.outputs)
     if not (wrt and of):
-        return Differentiated(why_not=f"no gradients: {_NOTHING}")
-    found = _attempt(program.traced, wrt, of, program, platforms, order.required >= 1, forward)
+        return None, f"no gradients: {_NOTHING}"
+    found = _attempt(program.traced, wrt, of, program, platforms, required >= 1, forward)
     if isinstance(found, str):
-        return Differentiated(why_not=f"no gradients: {found}")
-    first, second = found[0], None
-    if order.wanted == 2:  # with respect to the same operands, and the cotangents
-        count = len(first.traced.structs)
-        wrt, of = (*wrt, *range(count - len(of), count)), _floating(first.traced.results)
-        required = order.required >= 2
-        second = _attempt(first.traced, wrt, of, program, platforms, required, found[1])
-    gradient = _gradient(*found, store)
+        return None, f"no gradients: {found}"
+    gradient = _gradient(*found, wrt, of, store)
+    if wanted < 2:
+        return gradient, ""
+    first, lowered = found  # again with respect to the same operands, and the cotangents
+    count = len(first.structs)
+    wrt, of = (*wrt, *range(count - len(of), count)), _floating(first.results)
+    second = _attempt(first, wrt, of, program, platforms, required >= 2, lowered)
     if isinstance(second, str):
-        return Differentiated(first, gradient, f"no gradients of gradients: {second}")
-    if second is not None:
-        gradient = dataclasses.replace(gradient, next=_gradient(*second, store))
-    return Differentiated(first, gradient)
+        return gradient, f"no gradients of gradients: {second}"
+    return dataclasses.replace(gradient, next=_gradient(*second, wrt, of, store)), ""
 
 
 def _floating(structs: Sequence[Any]) -> tuple[int, ...]:
@@ -344,11 +320,11 @@ def _attempt(
     platforms: Sequence[str],
     required: bool,
     before: Lowered,
-) -> tuple[Pullback, Lowered] | str:
+) -> tuple[Traced, Lowered] | str:
     """Returns a gradient, or a description of the error if it is not required."""
     try:
-        pullback = Pullback(vjp(traced, wrt, of), wrt, of)
-        lowered = lower_traced(pullback.traced, platforms, names=program.operand_names)
+        pullback = vjp(traced, wrt, of)
+        lowered = lower_traced(pullback, platforms, names=program.operand_names)
     # jax, and any custom derivative, may raise any exception here: of an unknown
     # size, of a loop, of a shape.  The model itself has been traced and lowered by now.
     except Exception as error:
@@ -362,8 +338,7 @@ def _attempt(
             got=_describe_error(error),
             write="a lower vjp_order, and trainable=False if that is 0",
         ) from error
-    older = compatibility.oldest_tensorflow(before.portable.stablehlo, before.calling_convention)
-    newer = compatibility.oldest_tensorflow(lowered.portable.stablehlo, lowered.calling_convention)
+    older, newer = before.oldest_tensorflow, lowered.oldest_tensorflow
     if newer > older and not required:
         needs, has = compatibility.format_version(newer), compatibility.format_version(older)
         return f"they need TensorFlow {needs}, and the model itself {has}; vjp_order= keeps them"
@@ -375,14 +350,13 @@ _LONGEST = 300
 
 def _describe_error(error: Exception) -> str:
     """Describes an error by its class, first line, and line in the model."""
-    lines = str(error).strip().splitlines()
-    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     place = line_of_model(error)
-    return said[:_LONGEST] + (f" ({place})" if place else "")
+    return named_line(error, _LONGEST) + (f" ({place})" if place else "")
 
 
-def _gradient(pullback: Pullback, lowered: Lowered, store: Store) -> Gradient:
+def _gradient(
+    traced: Traced, lowered: Lowered, wrt: tuple[int, ...], of: tuple[int, ...], store: Store
+) -> Gradient:
     constants = tuple(store.of_constant(value) for value in lowered.constants)
-    held = tuple(dtypes.struct_of(value) for value in lowered.constants)
-    structs = (*pullback.traced.structs, *held)
-    return Gradient(Call(lowered, (), constants), pullback.wrt, pullback.of, structs)
+    structs = (*traced.structs, *map(dtypes.struct_of, lowered.constants))
+    return Gradient(Call(lowered, (), constants), wrt, of, structs)

@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pax_export._errors import PaxError, SymbolicDimensionError, UnsupportedOperationError
+from pax_export._errors import (
+    PaxError,
+    SymbolicDimensionError,
+    UnsupportedOperationError,
+    first_line,
+)
 from pax_export._jax import equations_of
 from pax_export._jaxpr import inner_programs
 from pax_export._types import Equation
@@ -87,5 +92,4 @@ def _symbolic_dimensions(equation: Equation) -> list[str]:
 def _reason(error: Exception) -> str:
     if isinstance(error, NotDecomposedError):
         return f"there is no decomposition {error}"
-    lines = str(error).strip().splitlines()
-    return re.sub(r"\s+", " ", lines[0]).rstrip(".:") if lines else type(error).__name__
+    return first_line(error)

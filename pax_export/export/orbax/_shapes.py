@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax import export as jax_export
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import InvalidArgumentError, first_line
 from pax_export._types import PyTree
 from pax_export.export.artifact import dimensions
 
@@ -37,7 +37,7 @@ def broadcast_prefix(
     except (ValueError, TypeError) as error:
         raise InvalidArgumentError(
             f"`{argument}` must have the structure of what it describes, or be the beginning "
-            f"of it: {str(error).splitlines()[0]}",
+            f"of it: {first_line(error)}",
             got=str(prefix),
             write=str(jax.tree_util.tree_structure(tree)),
         ) from error
@@ -55,7 +55,7 @@ def symbolic_input_shapes(
         scope = jax_export.SymbolicScope(tuple(constraints))
     except ValueError as error:
         raise InvalidArgumentError(
-            f"`polymorphic_constraints` cannot be read: {_first_line(error)}",
+            f"`polymorphic_constraints` cannot be read: {first_line(error)}",
             got=repr(constraints),
             write=CONSTRAINTS,
         ) from error
@@ -79,7 +79,7 @@ def _symbolic_shape(name: str, shape: Sequence[int | None], spec: object, scope:
         if len(found) != len(shape):
             raise ValueError(f"{len(found)} sizes for {len(shape)} dimensions")
     except (ValueError, TypeError, AssertionError) as error:
-        line = _first_line(error)
+        line = first_line(error)
         about = line if "syntax error" in line else f"syntax error in symbolic shape: {line}"
         raise InvalidArgumentError(
             f"A symbolic shape does not describe its input: {about}",
@@ -127,11 +127,6 @@ def _shape_text(spec: object) -> str | None:
             write='input_polymorphic_shape="b, ..."',
         )
     return ", ".join("..." if size is ... else "_" if size is None else str(size) for size in spec)
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def shapes_of_results(

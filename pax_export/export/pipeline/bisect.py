@@ -7,7 +7,6 @@ see docs/decisions/parting.md.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import time
@@ -18,12 +17,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import export as jax_export
 from jax.extend.core import jaxpr_as_fun
 
 from pax_export._errors import PaxError, ValidationError
 from pax_export.export.artifact.formats import Format
-from pax_export.export.pipeline.refusal import scratch_place
+from pax_export.export.lowering.lower import export_unchecked
+from pax_export.export.pipeline.export_run import scratch_place
 from pax_export.export.portable.any_size import lowerable
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
@@ -135,9 +134,8 @@ class _BisectSearch:
         # Repeated layers are inlined, so that each operation has its own source line.
         traced = program.traced
         self._whole = trace(traced.function, traced.structs, outlined=False)
-        self._wanted = range(len(self._whole.results) if with_state else len(program.output_names))
-        self._tape = Tape(self._whole.program, self._wanted)
-        self._tapes: dict[Any, Tape | None] = {}
+        wanted = range(len(self._whole.results) if with_state else len(program.output_names))
+        self._tape = Tape(self._whole.program, wanted)
 
     def found(self, apart_after: Callable[[int], str | None]) -> tuple[TapeStep, str, int] | None:
         """The step, its difference, and the number of candidates.
@@ -167,18 +165,15 @@ class _BisectSearch:
     def part(self, last: int) -> Program:
         """Returns the program up to a step, with all values that later steps read as results."""
 
-        def along(tape: Tape, values: Sequence[Any]) -> list[Any]:
-            live = tape.run(last, values).values()
+        def function(values: list[Any]) -> list[Any]:
+            live = self._tape.run(last, values).values()
             return [array for value in live for array in _exportable_arrays(value)]
 
-        def function(values: list[Any]) -> list[Any]:
-            tape = self._tape_for(values)
-            return called(values) if tape is None else along(tape, values)
-
         structs = self._whole.structs
-        traced = trace(lambda values: along(self._tape, values), structs, outlined=False)
-        called = _with_sizes(traced)
-        traced = dataclasses.replace(traced, function=function, jitted=jax.jit(function))
+        traced = trace(function, structs, outlined=False)
+        if any(not isinstance(size, int) for each in structs for size in each.shape):
+            called = _with_sizes(traced)
+            traced = dataclasses.replace(traced, function=called, jitted=jax.jit(called))
         tree = list(range(len(traced.results)))
         names = tree_names(tree, "part")
         return dataclasses.replace(
@@ -190,36 +185,16 @@ class _BisectSearch:
             trains=False,
         )
 
-    def _tape_for(self, values: Sequence[Any]) -> Tape | None:
-        """The tape for concrete sizes; None if the program differs from the symbolic one."""
-        sizes = tuple(tuple(value.shape) for value in values)
-        if sizes not in self._tapes:
-            like = zip(values, self._whole.structs)
-            structs = [
-                jax.ShapeDtypeStruct(value.shape, each.dtype, weak_type=each.weak_type)
-                for value, each in like
-            ]
-            there = trace(self._whole.function, structs, outlined=False)
-            tape = Tape(there.program, self._wanted)
-            self._tapes[sizes] = tape if _step_names(tape) == _step_names(self._tape) else None
-        return self._tapes[sizes]
-
 
 def _with_sizes(traced: Traced) -> Callable[[Sequence[Any]], list[Any]]:
     """Returns results of a function traced for symbolic sizes, as jax's export lowers it."""
 
     @functools.cache
     def exported() -> Any:
-        unchecked = jax_export.DisabledSafetyCheck.custom_call("ALL")
         function = jax.jit(jaxpr_as_fun(lowerable(traced.program)))
-        export = jax_export.export(function, platforms=("cpu",), disabled_checks=(unchecked,))
-        return export(*traced.structs)
+        return export_unchecked(function, ("cpu",), *traced.structs)
 
     return lambda values: exported().call(*values)
-
-
-def _step_names(tape: Tape) -> list[tuple[str, int]]:
-    return [(step.equation.primitive.name, len(step.results)) for step in tape.steps]
 
 
 def _exportable_arrays(value: Any) -> list[Any]:
@@ -235,15 +210,3 @@ def _from_the_middle(good: int, bad: int) -> Iterator[int]:
     between = range(good + 1, bad)
     middle = (good + bad) // 2
     return iter(sorted(between, key=lambda number: abs(number - middle)))
-
-
-def add_divergence(error: ValidationError, find: Callable[[], Divergence | None]) -> None:
-    """Adds to an error of a test where jax and the export begin to differ, if that is found."""
-    found = None
-    # It only improves a message: a failure here must not hide the error.
-    with contextlib.suppress(Exception):
-        found = find()
-    error.parting = found
-    if found is not None:
-        error.where = f"{error.where}; first at {found}" if error.where else f"{found}"
-        error.got = f"{error.got}; there {found.apart}" if found.apart != error.got else error.got

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export._files import card_file, overwrite_guard, signature_file, single_file
+from pax_export._files import (
+    card_file,
+    overwrite_guard,
+    signature_file,
+    single_file,
+    stale_temporaries,
+)
 from pax_export._files import directory as _directory
 from pax_export._signing import signer
 from pax_export.export.artifact.card import write_card
@@ -19,6 +25,16 @@ from pax_export.export.artifact.report import Report, Validated
 from pax_export.export.pipeline.arguments import check_choice
 from pax_export.export.pipeline.progress import Progress
 from pax_export.export.validation.budget import SPARE, Budget
+
+
+@contextmanager
+def scratch_place(format: Format) -> Iterator[Path]:
+    """A place that a part of a model is written to, for a look at it."""
+    with stale_temporaries.scratch() as folder:
+        place = folder / f"part{format.suffix}"
+        if not format.suffix:
+            place.mkdir()
+        yield place
 
 
 class ExportRun(Progress):

@@ -10,19 +10,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from pax_export._errors import ValidationError
 from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.artifact.report import Report, VariableInfo, write_report
 from pax_export.export.lowering.variables import Store
-from pax_export.export.pipeline.export_run import ExportRun
-from pax_export.export.pipeline.refusal import scratch_place
+from pax_export.export.pipeline.export_run import ExportRun, scratch_place
 from pax_export.export.portable import PassOptions, PortableProgram, Weight, optimized
 from pax_export.export.tracing.exportable import Exportable, make_exportable
 from pax_export.export.tracing.programs import Program, refuse_changes, trace_all
 from pax_export.export.validation.budget import Budget
-from pax_export.export.validation.cases import output_cases
+from pax_export.export.validation.cases import ProgramCases, cases_in_turns
 from pax_export.export.validation.serve import Run
 from pax_export.export.validation.validate import Case, validate
 
@@ -46,28 +45,20 @@ class Request:
     quantization: Any = None  # the report of `pax_export.quantize`
 
 
-class RuntimePackage(NamedTuple):
-    """A package that runs an export, the extra that installs it, and its name in messages."""
-
-    package: str
-    extra: str
-    title: str
-
-
 class FormatExporter(ABC):
     """The phases of an export that depend on the format.
 
     Attributes:
         format: its row in the table of formats.
         loads: the package to load after lowering, as shown to users; "" for none.
-        runtime: the package that validation in this process requires.
+        runtime: the title of the format's runtime, if only validation requires it.
         tests_reported: whether validation needs the report next to the export.
         one_by_one: whether the format's `run` makes one call at a time.
     """
 
     format: ClassVar[Format]
     loads: ClassVar[str] = ""
-    runtime: ClassVar[RuntimePackage | None] = None
+    runtime: ClassVar[str] = ""
     tests_reported: ClassVar[bool] = False
     one_by_one: ClassVar[bool] = False
 
@@ -180,9 +171,9 @@ class ProgramContents(Contents):
         return {each.name: each.value for each in self.store.variables}
 
     def cases(self, budget: Budget) -> Iterator[Case]:
-        for program in self.programs:
-            examples = self.examples.get(program.key, ())
-            yield from output_cases(program, self.store, budget, examples)
+        leaves = [self.store.variables[place].value for place in self.store.of_leaf]
+        given = [(each, leaves, self.examples.get(each.key, ())) for each in self.programs]
+        return cases_in_turns((ProgramCases(*each) for each in given), budget)
 
 
 def portable_program(program: Program, store: Store, options: PassOptions) -> PortableProgram:

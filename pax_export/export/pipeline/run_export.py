@@ -23,13 +23,12 @@ from pax_export._errors import (
 )
 from pax_export._optional import find, install, is_installed
 from pax_export.core import traced_anew
-from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.report import Report
 from pax_export.export.pipeline.arguments import check_choice
-from pax_export.export.pipeline.bisect import Divergence, add_divergence, bisect, bisect_calls
-from pax_export.export.pipeline.export_run import ExportRun
+from pax_export.export.pipeline.bisect import bisect, bisect_calls
+from pax_export.export.pipeline.export_run import ExportRun, scratch_place
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter, Request
-from pax_export.export.pipeline.refusal import name_modules, scratch_place, with_paths
+from pax_export.export.pipeline.refusal import name_modules, with_paths
 from pax_export.export.pipeline.sweep import Cause, find_causes
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
@@ -37,7 +36,12 @@ from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.probes import ProbeDifference
 from pax_export.export.validation.serve import Arrays
-from pax_export.export.validation.validate import Case, call_export, differences
+from pax_export.export.validation.validate import (
+    Case,
+    call_export,
+    count_not_finite,
+    differences,
+)
 
 #: The number of weights named in one message.
 _FEW = 8
@@ -70,24 +74,24 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
         try:
             return _write_export(exporter, run, request)
         except PaxError as error:
-            _name_modules(error, exporter, request)
+            name_modules(error, exporter, request)
             raise
 
 
 def _missing_runtime(exporter: FormatExporter, request: Request) -> list[str]:
     """Explains a missing runtime; raises if the user asked for the validation."""
-    runtime = exporter.runtime
-    if runtime is None or request.validate not in (True, "full", "process"):
+    package, extra = exporter.format.runtime
+    if not exporter.runtime or request.validate not in (True, "full", "process"):
         return []
     if request.validate is not True:
-        find(*runtime[:2], f"{exporter.format.exporter}(..., validate={request.validate!r})")
-    if is_installed(runtime.package):
+        find(package, extra, f"{exporter.format.exporter}(..., validate={request.validate!r})")
+    if is_installed(package):
         return []
-    reason = f"{runtime.title} is not installed"
+    reason = f"{exporter.runtime} is not installed"
     warning = NotValidatedWarning(
         f"The export is not validated: {reason}.",
         where=str(request.path),
-        write=f"{install(runtime.extra)}, or validate=False",
+        write=f"{install(extra)}, or validate=False",
     )
     warnings.warn(warning, stacklevel=4)
     return [f"not validated: {reason}"]
@@ -121,18 +125,6 @@ def _write_export(exporter: FormatExporter, run: ExportRun, request: Request) ->
     return report
 
 
-def _name_modules(error: PaxError, exporter: FormatExporter, request: Request) -> None:
-    """Adds to a refusal the modules of its operations."""
-
-    def again(model: object) -> None:
-        labelled = dataclasses.replace(request, model=model)
-        contents = exporter.lower(*exporter.trace(labelled), labelled)
-        with scratch_place(exporter.format) as place:
-            contents.write(place)
-
-    name_modules(error, request.model, again, lambda: exporter.trace(request)[1])
-
-
 def _test_export(
     exporter: FormatExporter,
     contents: Contents,
@@ -143,7 +135,7 @@ def _test_export(
 ) -> dict[str, float]:
     """Validates the export; a failure is attributed to non-finite weights if there are any."""
     if exporter.runtime and run.calls and not run.separate:
-        with run.phase(f"load {exporter.runtime.title}"):
+        with run.phase(f"load {exporter.runtime}"):
             exporter.load(request)
     try:
         errors = run.tested(lambda: contents.test(exporter, place, run))
@@ -288,27 +280,21 @@ def _locate_divergence(
         contents.write(place)
         contents.test(part, place, run)
 
-    def find() -> Divergence | None:
+    # It only improves a message: a failure here must not hide the error.
+    with run.phase("find the operation"), contextlib.suppress(Exception):
         with traced_anew():
             traced = part.trace(dataclasses.replace(request, model=model))
-        return bisect(exporter.format, *traced, kinds, error, test)
-
-    with run.phase("find the operation"):
-        add_divergence(error, find)
+        error.parting = found = bisect(exporter.format, *traced, kinds, error, test)
+        if found is not None:
+            error.where = f"{error.where}; first at {found}" if error.where else f"{found}"
+            apart = f"; there {found.apart}" if found.apart != error.got else ""
+            error.got = f"{error.got}{apart}"
 
 
 def not_finite(weights: Mapping[str, Any]) -> str:
     """Formats the names of some weights with NaN or infinity; empty if there are none."""
-    names = [name for name, value in weights.items() if not _is_finite(value)]
+    names = [name for name, value in weights.items() if count_not_finite(np.asarray(value))]
     return a_few(names, _FEW)
-
-
-def _is_finite(value: object) -> bool:
-    array = np.asarray(value)
-    if not is_inexact(array.dtype):
-        return True
-    wide = np.complex128 if array.dtype.kind == "c" else np.float64
-    return bool(np.isfinite(array.astype(wide)).all())
 
 
 def _make_report(

@@ -22,7 +22,7 @@ from pax_export.export.tracing.source_lines import module_path
 from pax_export.export.tracing.tape import Tape, TapeStep
 from pax_export.export.tracing.traced import trace
 from pax_export.export.validation.serve import Arrays
-from pax_export.export.validation.validate import TOLERANCE
+from pax_export.export.validation.validate import TOLERANCE, far_apart
 
 ELEMENTWISE = frozenset(
     "abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clz "
@@ -222,11 +222,7 @@ def _differs(
         spread = np.where(np.isfinite(spread), spread, 0.0)
         far = np.max([np.abs(each.astype(np.float64)) for each in given], axis=0) > _FAR
         allowed = np.where(far, np.minimum(spread, 1e-6), spread) + _NOTHING
-        relative = factor * TOLERANCE[expected.dtype.name]
-        apart = np.abs(one - other)
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    size = np.where(np.isfinite(one), np.abs(one), 0.0)
-    return ~(same | (apart <= relative * size + allowed))
+    return far_apart(one, other, factor * TOLERANCE[expected.dtype.name], 0.0, allowed)[0]
 
 
 def where_differs(given: list[np.ndarray], differs: np.ndarray) -> str:

@@ -21,7 +21,8 @@ from pax_export._files.overwrite_guard import Belongs, now_in
 from pax_export._optional import require
 from pax_export._signing import verify as verified
 from pax_export.export.artifact import compatibility, inspect
-from pax_export.export.artifact.checking import check_foreign, write_sums
+from pax_export.export.artifact.checking import saved_model as check_saved_model
+from pax_export.export.artifact.checking import write_sums
 from pax_export.export.artifact.dimensions import RandomInput, random_calls
 from pax_export.export.artifact.formats import SAVED_MODEL
 from pax_export.export.artifact.ours import export_of_ours, saved_model
@@ -166,7 +167,7 @@ def retarget(
     verified(source, verify, "retarget")
     # Before the path is checked: there may be nothing to repair.
     model = inspect.read_saved_model(source, "retarget")
-    check_foreign(source, trusted=True)  # it is screened below, if it is run
+    check_saved_model(source, trusted=True)  # it is screened below, if it is run
     # In place, all files of the model are copied, including unknown ones.
     ours = now_in(source) if _same_place(source, place) else _mended_or_ours
     making = ExportRun(

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pax_export._jax import needed_part, scan_operands
-from pax_export._jaxpr import called_program, inner_programs, is_literal
+from pax_export._jaxpr import called_program, inner_programs, interpret, is_literal
 from pax_export._types import Equation, Jaxpr, PyTree, TracedProgram
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.source_lines import Chain, source_text
@@ -32,9 +32,7 @@ class Dropped:
     values: dict[str, str]  # recomputed leaves by name
 
 
-def dropped_state(
-    program: TracedProgram, leaves: Sequence[str], assigned: Collection[int]
-) -> Dropped:
+def dropped_state(program: Any, leaves: Sequence[str], assigned: Collection[int]) -> Dropped:
     """State that a traced function drops; `assigned` leaves differ in each call."""
     flow = _Dependencies(program, len(leaves))
     varies = flow.inputs | _union_of_bits(1 << place for place in assigned)
@@ -46,7 +44,8 @@ def dropped_state(
                 if _is_key(flow.avals[place]):
                     keys.setdefault(_leaf_name(leaves, place, "a key"), source_text(chain))
     values: dict[str, str] = {}
-    for origins, aval, chain in flow.unused(program):
+    flow.results(program.jaxpr)
+    for origins, aval, chain in flow.unused:
         if origins & flow.inputs:
             for place in flow.places(origins & ~live & ~flow.inputs):
                 if _same_type(flow.avals[place], aval):
@@ -72,23 +71,21 @@ class _Dependencies:
         count = len(self.avals)
         self.inputs = (1 << count) - (1 << leaves)
         self.draws: dict[tuple[int, ...], tuple[int, Chain]] = {}
+        #: Values that nothing reads, with their dependencies.
+        self.unused: list[tuple[int, Any, Chain]] = []
+        self._read = _read_variables(program)
         self._constants = dict(zip(program.jaxpr.constvars, getattr(program, "consts", ())))
-        self._held: dict[
-            int, tuple[int, Any]
-        ] = {}  # by id: its bit, and itself, which keeps the id
-        self._unused: list[tuple[int, Any, Chain]] | None = None
+        #: By id: the bit of a constant, and itself, which keeps the id.
+        self._held: dict[int, tuple[int, Any]] = {}
 
     def results(self, jaxpr: Jaxpr) -> list[int]:
         """Returns the dependencies of each result of a program, or of a part of it."""
+        self.unused.clear()
         given = [1 << index for index in range(len(jaxpr.invars))]
+        if getattr(jaxpr, "consts", ()):  # since jax 0.12 a jaxpr may have them itself
+            return self._run(jaxpr, given, ())
         held = [self._constant_bit(self._constants.get(each)) for each in jaxpr.constvars]
-        return self._run_jaxpr(jaxpr, [*held, *given], ())
-
-    def unused(self, program: Any) -> list[tuple[int, Any, Chain]]:
-        """Returns the unused values of a program, and the dependencies of each."""
-        self._unused = []
-        self.results(program.jaxpr)
-        return self._unused
+        return self._run(jaxpr, [*held, *given], ())
 
     def places(self, origins: int) -> list[int]:
         """The operands and constants of these bits, by number."""
@@ -103,35 +100,25 @@ class _Dependencies:
             self.avals.append(value)
         return self._held[id(value)][0]
 
-    def _run_jaxpr(self, jaxpr: TracedProgram, given: Sequence[int], callers: Chain) -> list[int]:
-        known = dict(zip((*jaxpr.constvars, *jaxpr.invars), given))
-        read = {atom for each in jaxpr.eqns for atom in each.invars if not is_literal(atom)}
-        read.update(atom for atom in jaxpr.outvars if not is_literal(atom))
-
-        def origins(atom: PyTree) -> int:
-            return self._constant_bit(atom.val) if is_literal(atom) else known.get(atom, 0)
-
-        for equation in jaxpr.eqns:
+    def _run(self, program: TracedProgram, given: Sequence[int], callers: Chain) -> list[int]:
+        def operate(equation: Equation, operands: list[int]) -> list[int]:
             chain = (*callers, equation)
-            operands = [origins(atom) for atom in equation.invars]
             if size := DRAWS.get(equation.primitive.name):
                 place = tuple(map(id, chain))
                 before = self.draws.get(place, (0, chain))[0]
                 self.draws[place] = before | _union_of_bits(operands[:size]), chain
             results = self._run_equation(equation, operands, chain)
-            known.update(zip(equation.outvars, results))
-            if self._unused is not None:
-                found = zip(equation.outvars, results)
-                self._unused += [
-                    (bits, each.aval, chain) for each, bits in found if each not in read
-                ]
-        return [origins(atom) for atom in jaxpr.outvars]
+            found = zip(equation.outvars, results)
+            self.unused += [(x, each.aval, chain) for each, x in found if each not in self._read]
+            return results
+
+        return interpret(program, given, operate, constant=self._constant_bit)
 
     def _run_equation(self, equation: Equation, given: list[int], chain: Chain) -> list[int]:
         name, parameters = equation.primitive.name, equation.params
         called = called_program(equation)
         if called is not None and len(_operands_of(called)) == len(given):
-            return self._run_call(called, given, chain)
+            return self._run(called, given, chain)
         if name == "scan":
             constants, carry, _ = map(len, scan_operands(parameters, given))
             within = slice(constants, constants + carry)
@@ -142,30 +129,33 @@ class _Dependencies:
             found = self._run_loop(
                 parameters["body_jaxpr"], inside, slice(body, len(inside)), chain
             )
-            ends = self._run_call(parameters["cond_jaxpr"], [*given[:condition], *found], chain)
+            ends = self._run(parameters["cond_jaxpr"], [*given[:condition], *found], chain)
             return [each | _union_of_bits(ends) for each in found]
         if name == "cond":
-            branches = [self._run_call(each, given[1:], chain) for each in parameters["branches"]]
+            branches = [self._run(each, given[1:], chain) for each in parameters["branches"]]
             return [given[0] | _union_of_bits(each) for each in zip(*branches)]
         every = _union_of_bits(given)
         for inner in inner_programs(equation):
-            every |= _union_of_bits(
-                self._run_call(inner, [every] * len(_operands_of(inner)), chain)
-            )
+            every |= _union_of_bits(self._run(inner, [every] * len(_operands_of(inner)), chain))
         return [every] * len(equation.outvars)
 
-    def _run_call(self, program: Any, given: Sequence[int], chain: Chain) -> list[int]:
-        held = [self._constant_bit(value) for value in getattr(program, "consts", ())]
-        return self._run_jaxpr(getattr(program, "jaxpr", program), [*held, *given], chain)
-
-    def _run_loop(self, body: object, given: list[int], carry: slice, chain: Chain) -> list[int]:
+    def _run_loop(self, body: Any, given: list[int], carry: slice, chain: Chain) -> list[int]:
         """Iterates a loop body until the dependencies of its carry do not change."""
         while True:
-            results = self._run_call(body, given, chain)
+            results = self._run(body, given, chain)
             new = [old | found for old, found in zip(given[carry], results)]
             if new == given[carry]:
                 return results
             given = [*given[: carry.start], *new, *given[carry.stop :]]
+
+
+def _read_variables(program: TracedProgram) -> set[Any]:
+    """The variables that a program, or one in it, reads or returns."""
+    jaxpr = getattr(program, "jaxpr", program)
+    atoms = (*jaxpr.outvars, *(atom for each in jaxpr.eqns for atom in each.invars))
+    found = {atom for atom in atoms if not is_literal(atom)}
+    inner = (each for equation in jaxpr.eqns for each in inner_programs(equation))
+    return found.union(*map(_read_variables, inner))
 
 
 def _operands_of(program: TracedProgram) -> Sequence[Any]:

@@ -33,7 +33,7 @@ def struct_of(array: PyTree) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(array), array.dtype)
 
 
-def shape_of(struct: jax.ShapeDtypeStruct) -> tuple[int | str, ...]:
+def shape_of(struct: PyTree) -> tuple[int | str, ...]:
     """The sizes, with symbolic ones as text."""
     return tuple(size if isinstance(size, int) else str(size) for size in struct.shape)
 

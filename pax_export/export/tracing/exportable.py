@@ -19,6 +19,7 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
     StructureMismatchError,
     UnsupportedDtypeError,
+    first_line,
 )
 from pax_export._types import PyTree
 from pax_export.checkpoint import StoredArray
@@ -68,8 +69,12 @@ class Exportable:
     tree: PyTree
     methods: tuple[ModelMethod, ...]
     hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
-    is_module: bool = True  # of this package, so state changes are known
     form: ModelForm | None = None  # of a model that is not a module of this package
+
+    @property
+    def is_module(self) -> bool:
+        """Whether it is of this package, so that state changes are known."""
+        return self.form is None
 
     def run(
         self, method: ModelMethod, values: list[Any], args: tuple, kwargs: dict
@@ -166,7 +171,7 @@ def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
 
     leaves, tree = _make_leaves(form.tree, form.is_trainable)
     made = _make_methods(methods, form.name, find)
-    return Exportable(form.name, leaves, tree, made, is_module=False, form=form)
+    return Exportable(form.name, leaves, tree, made, form=form)
 
 
 def _make_methods(
@@ -238,12 +243,12 @@ def with_step(
     else:
         training = chosen.tree
         opened, serving = chosen.form.to_model, chosen.form.to_tree
-    optimizer = _hide_static(optimizer)
+    optimizer = hold_params(optimizer)
 
     def call(state: PyTree, *batch: PyTree) -> tuple[Any, Any]:
         leaves = jax.tree_util.tree_leaves(state[0])
         given = jax.tree_util.tree_unflatten(training, leaves)
-        result = step(opened(given), _release_static(state[1]), *batch)
+        result = step(opened(given), unwrap_static(state[1]), *batch)
         if not (isinstance(result, tuple) and len(result) == 3):
             raise InvalidArgumentError(
                 "A training step must return (model, optimizer, metrics).",
@@ -252,7 +257,7 @@ def with_step(
                 write="return model, optimizer, {'loss': loss}",
             )
         after, advanced, metrics = result
-        return metrics, (serving(after), _hide_static(advanced))
+        return metrics, (serving(after), hold_params(advanced))
 
     leaves, _ = _make_leaves(optimizer, lambda path: False)
     named = (replace(leaf, name=f"optimizer.{leaf.name}", path=f"optimizer{leaf.path}")
@@ -269,15 +274,6 @@ def with_step(
         methods=methods,
         hidden=(*chosen.hidden, *hidden),
     )
-
-
-def _hide_static(tree: PyTree) -> Any:
-    """A tree with leaves hidden that are no arrays; a module keeps them in its static data."""
-    return tree if isinstance(tree, Module) else hold_params(tree)
-
-
-def _release_static(tree: PyTree) -> Any:
-    return tree if isinstance(tree, Module) else unwrap_static(tree)
 
 
 def _beside_optimizer(method: ModelMethod) -> ModelMethod:
@@ -452,7 +448,7 @@ def _by_prefix(model: Exportable, prefix: PyTree) -> list[bool]:
         raise InvalidArgumentError(
             "The prefix does not match the structure of the parameters.",
             where="trainable",
-            got=str(error).splitlines()[0],
+            got=first_line(error),
             write='a prefix of the parameters with True and False, or names: ("head",)',
         ) from error
     return [chosen.get(index, False) for index in range(len(model.leaves))]

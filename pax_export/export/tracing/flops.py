@@ -176,8 +176,8 @@ def _product_of(sizes: Iterable[Any]) -> Any:
     return result
 
 
-def _one_each(equation: Equation) -> Any:
-    return _count_elements(equation.outvars)
+def _per_result(count: int) -> Callable[[Any], Any]:
+    return lambda equation: count * _count_elements(equation.outvars)
 
 
 def _reduction_work(equation: Equation) -> Any:
@@ -193,15 +193,6 @@ def _cumulative_work(equation: Any) -> Any:
 
 def _arg_reduction(equation: Equation) -> Any:
     return _ARG_STEP * (_count_elements(equation.invars) - _count_elements(equation.outvars))
-
-
-def _dequantize_work(equation: Equation) -> Any:
-    return 2 * _count_elements(equation.outvars)
-
-
-def _round_work(equation: Equation) -> Any:
-    """A division, a rounding and a product of each element."""
-    return 3 * _count_elements(equation.outvars)
 
 
 def _quantized_dot(equation: Any) -> Any:
@@ -288,10 +279,6 @@ def _window_work(equation: Equation) -> Any:
     return _count_elements(equation.outvars) * (window - 1)
 
 
-def _scatter_work(equation: Equation) -> Any:
-    return _count_elements(equation.invars[2:3])
-
-
 def _sort_work(equation: Any) -> Any:
     size = _product_of(equation.invars[0].aval.shape)
     return size * max(1, math.ceil(math.log2(size))) if isinstance(size, int) and size else size
@@ -320,21 +307,21 @@ def _fft_work(equation: Equation) -> Any:
 
 
 _RULES: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(_ONE, _one_each),
+    **dict.fromkeys(_ONE, _per_result(1)),
     **dict.fromkeys(_REDUCTIONS, _reduction_work),
     **dict.fromkeys(_CUMULATIVE, _cumulative_work),
-    **dict.fromkeys(_SCATTERS, _scatter_work),
+    **dict.fromkeys(_SCATTERS, lambda equation: _count_elements(equation.invars[2:3])),
     "scatter": lambda equation: 0,
     **dict.fromkeys(("argmax", "argmin"), _arg_reduction),
     "cumlogsumexp": lambda equation: 8 * _cumulative_work(equation),
     "random_bits": _random_bits,
     "integer_pow": _integer_power,
     "dot_general": _dot_work,
-    "dequantize": _dequantize_work,
+    "dequantize": _per_result(2),
     "quantized_dot": _quantized_dot,
-    "quantized_rows": _dequantize_work,
-    "round_inputs": _round_work,
-    "round_rows": _round_work,
+    "quantized_rows": _per_result(2),
+    # A division, a rounding and a product of each element.
+    **dict.fromkeys(("round_inputs", "round_rows", "one_minus_square"), _per_result(3)),
     "bound_outputs": lambda equation: 0,
     "ragged_dot_general": _ragged_dot,
     "conv_general_dilated": _convolution_work,
@@ -350,12 +337,13 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "cholesky": _cubic_work(1 / 3),
     "lu": _cubic_work(2 / 3),
     **dict.fromkeys(("qr", "geqrf", "householder_product"), _cubic_work(4 / 3)),
-    "ormqr": lambda equation: 4 * equation.invars[1].aval.shape[-1] * _one_each(equation),
+    "ormqr": lambda equation: (
+        4 * equation.invars[1].aval.shape[-1] * _count_elements(equation.outvars)
+    ),
     "eigh": _cubic_work(9),
     "svd": _cubic_work(20),
     "triangular_solve": _triangular_solve,
-    "tridiagonal_solve": lambda equation: 8 * _one_each(equation),
-    "one_minus_square": lambda equation: 3 * _one_each(equation),
-    "polynomial": lambda equation: 2 * (len(equation.invars) - 2) * _one_each(equation),
+    "tridiagonal_solve": _per_result(8),
+    "polynomial": lambda equation: _per_result(2 * (len(equation.invars) - 2))(equation),
     "fft": _fft_work,
 }

@@ -22,6 +22,7 @@ from pax_export._errors import (
     SymbolicDimensionError,
     TracedValueError,
     a_few,
+    first_line,
 )
 from pax_export._jaxpr import jaxpr_constants, jaxpr_operations
 from pax_export._tracebacks import hide_frames
@@ -170,21 +171,21 @@ def check_updates(program: Program, leaves: Sequence[ExportLeaf]) -> None:
     """Refuses new state that does not fit the variable of the old."""
     for index, new in zip(program.changed, program.traced.results[len(program.output_names) :]):
         old = dtypes.stored(leaves[index].struct)
+        if (new.shape, new.dtype) == (old.shape, old.dtype):
+            continue
+        kind, write = "dtype", f"new state of dtype {old.dtype}, e.g. by .astype"
         if new.shape != old.shape:
-            raise StateChangeError(
-                "A call changes the shape of a leaf, so no variable can hold it.",
-                where=leaves[index].name,
-                got=f"{new.dtype}{list(new.shape)} after {old.dtype}{list(old.shape)}",
-                write=f"new state of shape {list(old.shape)}: a buffer of the maximum size, with a "
-                f"count of its valid entries; or the state as input and output of the model",
+            kind = "shape"
+            write = (
+                f"new state of shape {list(old.shape)}: a buffer of the maximum size, with a "
+                "count of its valid entries; or the state as input and output of the model"
             )
-        if new.dtype != old.dtype:
-            raise StateChangeError(
-                "A call changes the dtype of a leaf, so no variable can hold it.",
-                where=leaves[index].name,
-                got=f"{new.dtype}{list(new.shape)} after {old.dtype}{list(old.shape)}",
-                write=f"new state of dtype {old.dtype}, e.g. by .astype",
-            )
+        raise StateChangeError(
+            f"A call changes the {kind} of a leaf, so no variable can hold it.",
+            where=leaves[index].name,
+            got=f"{new.dtype}{list(new.shape)} after {old.dtype}{list(old.shape)}",
+            write=write,
+        )
 
 
 def refuse_changes(model: Exportable, programs: Sequence[Program], state: str) -> None:
@@ -331,7 +332,7 @@ def symbolic_errors(
         if not guilty and isinstance(error, _OF_VALUES):
             raise TracedValueError(
                 "The model looks at the value of an array, as a Python `if`, `while`, float() or "
-                f"numpy do, and an export is made without values: {_first_line(error)}.",
+                f"numpy do, and an export is made without values: {first_line(error)}.",
                 where=_place_of(error),
                 write="jax.numpy.where or jax.lax.cond for `if`, jax.lax.while_loop for `while`, "
                 "jax.numpy for numpy",
@@ -342,7 +343,7 @@ def symbolic_errors(
             raise
         names = ", ".join(guilty)
         explained = SymbolicDimensionError(
-            f"The size of the dimension {names} must be known here: {_first_line(error)}",
+            f"The size of the dimension {names} must be known here: {first_line(error)}",
             where=_place_of(error),
             got=f"the symbolic dimension {names}",
             write=f"{_as_symbolic(error)}a number instead of {guilty[0]!r} in its spec; or "
@@ -377,7 +378,7 @@ def _changed_from_inside(error: Exception) -> StateChangeError:
         "A call changes the state of a net that the function closes over, and the export "
         "would not.",
         where=owner_name(selves) or None,
-        got=_first_line(error),
+        got=first_line(error),
         write=f"{_EVAL}the params as the first argument of the function: "
         "`graph, params = nnx.split(net)`, then `nnx.merge(graph, params)(x)` in the function",
     )
@@ -407,11 +408,6 @@ def _with_numbers(struct: jax.ShapeDtypeStruct, numbers: dict[str, int]) -> jax.
         for size in [old if isinstance(old, int) else str(old)]
     ]
     return jax.ShapeDtypeStruct(tuple(shape), struct.dtype)
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return re.sub(r"\s+", " ", text[0]).rstrip(".") if text else type(error).__name__
 
 
 def _place_of(error: Exception) -> str:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax import export as jax_export
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, first_line
 from pax_export._files import html_text
 from pax_export._jax import scope_constraints
 from pax_export._str_arguments import as_named, as_strings
@@ -266,7 +266,7 @@ class _SymbolicScope:
             return jax_export.SymbolicScope(constraints)
         except ValueError as error:
             raise InvalidArgumentError(
-                f"A constraint cannot be read: {_first_line(error)}",
+                f"A constraint cannot be read: {first_line(error)}",
                 got=f"constraints={constraints}",
                 write=_CONSTRAINTS,
             ) from error
@@ -279,15 +279,11 @@ class _SymbolicScope:
             return tuple(jax_export.symbolic_shape(text, scope=self.scope))
         except ValueError as error:
             raise InvalidArgumentError(
-                f"A shape cannot be read: {_first_line(error)}",
+                f"A shape cannot be read: {first_line(error)}",
                 where=path,
                 got=repr(given.shape),
                 write=_EXAMPLE,
             ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 def _from_tensorflow(leaf: PyTree) -> Any:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from pax_export._types import PyTree
+from pax_export.core import LeafValue
 
 
 class Static:
@@ -19,32 +20,8 @@ class Static:
         self.value = value
 
 
-class _StaticValue:
-    """A value as part of a treedef; values that cannot be compared are equal to themselves."""
-
-    def __init__(self, value: PyTree):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _StaticValue) and (
-            self.value is other.value or self._is_like(other)
-        )
-
-    def _is_like(self, other: _StaticValue) -> bool:
-        try:
-            return type(self.value) is type(other.value) and bool(self.value == other.value)
-        except Exception:  # of any class
-            return False
-
-    def __hash__(self) -> int:
-        return hash(type(self.value))
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
 jax.tree_util.register_pytree_node(
-    Static, lambda static: ((), _StaticValue(static.value)), lambda known, _: Static(known.value)
+    Static, lambda static: ((), LeafValue(static.value)), lambda known, _: Static(known.value)
 )
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, PaxError
+from pax_export._errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    PaxError,
+    ValidationError,
+    named_line,
+)
 from pax_export._jax import scope_constraints
 from pax_export._jaxpr import jaxpr_dtypes, jaxpr_size
 from pax_export._types import DTypeLike, PyTree, TracedProgram
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.report import Report, SignatureInfo
 from pax_export.export.artifact.structure import collect, rebuild
-from pax_export.export.lowering.variables import Store
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import DEFAULT, make_exportable
 from pax_export.export.tracing.programs import Program
@@ -27,7 +32,13 @@ from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.integers import compare_quantized
 from pax_export.export.validation.probes import probes
 from pax_export.export.validation.serve import Arrays
-from pax_export.export.validation.validate import TOLERANCE, Case, compare_either
+from pax_export.export.validation.validate import (
+    TOLERANCE,
+    Alternative,
+    Case,
+    compare_either,
+    widen,
+)
 
 #: Advice if random inputs may be the cause of a failure.
 EXAMPLES = "examples=[...], arguments that mean something to the model, if random ones do not"
@@ -35,12 +46,14 @@ EXAMPLES = "examples=[...], arguments that mean something to the model, if rando
 FEW_OPERATIONS = 100
 #: The cost of a call at size 1, relative to another size.
 _OF_ONE = 4.0
+#: Returns results by name.
+Run = Callable[[Sequence[Any]], Mapping[str, Any]]
 
 
 def given_calls(
     structs: Mapping[str, jax.ShapeDtypeStruct],
     examples: Sequence[Arrays] = (),
-    outputs: Sequence[Sequence[Any]] = (),
+    outputs: Sequence[Sequence[int | str]] = (),
 ) -> list[tuple[str, Arrays, float]]:
     """Labelled inputs for a signature, examples or random, each with its cost in first calls.
 
@@ -56,47 +69,10 @@ def given_calls(
     }
     calls = [
         (each.label, each.inputs)
-        for each in random_calls(given, constraints(structs.values()), outputs=_texts(outputs))
+        for each in random_calls(given, constraints(structs.values()), outputs=outputs)
     ]
     costs = [1.0] * (len(calls) - 1) + [_OF_ONE]
     return [(*call, cost) for call, cost in zip([*calls[1:], *calls[:1]], costs)]
-
-
-def _texts(shapes: Sequence[Sequence[Any]]) -> list[tuple[int | str, ...]]:
-    return [tuple(n if isinstance(n, int) else str(n) for n in shape) for shape in shapes]
-
-
-def random_cases(
-    signature: str,
-    structs: Mapping[str, jax.ShapeDtypeStruct],
-    expected: Callable[[Arrays], Arrays],
-    budget: Budget | None = None,
-    examples: Sequence[Arrays] = (),
-    after: Callable[[Case, float], Iterator[Case]] | None = None,
-    outputs: Sequence[Sequence[Any]] = (),
-    is_small: bool = False,
-    program: Any = None,
-) -> Iterator[Case]:
-    """Yields as many calls as the budget allows, with examples or random numbers.
-
-    `after` gets the first case and its seconds. With a `program`, extreme numbers follow.
-    """
-    budget, seconds = budget or Budget(), -math.inf
-    for label, inputs, cost in given_calls(structs, examples, outputs):
-        if not is_small and budget.leaves_out(seconds * cost, f"{signature} {label}".strip()):
-            continue
-        begin = time.perf_counter()
-        advice = "" if examples else EXAMPLES
-        case = Case(signature, inputs, expected(inputs), label=label, advice=advice)
-        yield case
-        seconds = time.perf_counter() - begin
-        if program is not None:
-            known = None if is_small else seconds
-            yield from probes(case, program, expected, budget, known, bool(examples))
-            program = None
-        if after is not None:
-            yield from after(case, seconds)
-            after = None
 
 
 def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
@@ -105,31 +81,184 @@ def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for size in symbolic for text in scope_constraints(size.scope)))
 
 
-def output_cases(
-    program: Program, store: Store, budget: Budget | None = None, examples: Sequence[Any] = ()
-) -> Iterator[Case]:
-    """Returns calls of one program, for formats that compute outputs only."""
-    leaves = [store.variables[place].value for place in store.of_leaf]
+@dataclass(frozen=True)
+class CaseStep:
+    """One call, and its cost relative to the first."""
 
-    def run(operands: Sequence[Any]) -> Arrays:
-        results = program.traced.run(operands)
-        return dict(zip(program.output_names, map(np.asarray, results)))
+    what: str
+    make: Callable[[], Case | None]
+    cost: float = 1.0
+    is_gradient: bool = False
 
-    def expected(inputs: Arrays) -> Arrays:
-        return run([*leaves, *inputs.values()])
 
-    structs = {entry.name: entry.struct for entry in program.inputs.flat}
-    given = named_examples(program.inputs, examples, program.key)
-    outputs = [struct.shape for struct in program.outputs]
-    is_small = jaxpr_size(program.traced.whole) <= FEW_OPERATIONS
-    traced = program.traced.program
-    made = random_cases(
-        program.key, structs, expected, budget, given, None, outputs, is_small, traced
-    )
-    for case in made:
-        operands = [*leaves, *case.inputs.values()]
-        case.rounding = partial(tolerances, run, operands, case.expected, traced)
-        yield case
+class SignatureCases:
+    """The calls of one signature, with jax's results, by examples or random numbers.
+
+    Attributes:
+        key: the key of the signature.
+        structs: the inputs by name.
+        outputs: the shapes of the outputs, with text for symbolic sizes.
+        examples: the inputs of the calls; random ones if there are none.
+        is_small: whether all calls are fast, so that none is omitted.
+        program: the jaxpr, for calls with extreme numbers; None for no such calls.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        structs: Mapping[str, jax.ShapeDtypeStruct],
+        outputs: Sequence[Sequence[int | str]],
+        examples: Sequence[Arrays],
+        is_small: bool,
+        program: Any = None,
+    ):
+        self.key, self.structs, self.outputs = key, structs, outputs
+        self.examples, self.is_small, self.program = examples, is_small, program
+        self.advice = "" if examples else EXAMPLES
+        self._left: list[CaseStep] = []
+        self._seconds = 0.0  # that the first call took
+        self._refused: Exception | None = None
+
+    def expected(self, inputs: Arrays) -> Arrays:
+        """Returns jax's results by name."""
+        raise NotImplementedError
+
+    def gradient_steps(self, case: Case) -> Iterator[CaseStep]:
+        """Yields the call again with gradients, if there are any."""
+        yield from ()
+
+    def make_case(self, label: str, inputs: Arrays) -> Case:
+        return Case(self.key, inputs, self.expected(inputs), label=label, advice=self.advice)
+
+    def steps(self) -> list[CaseStep]:
+        """Returns the calls without gradients."""
+        return self.labelled_steps(self.make_case, self.structs, self.examples)
+
+    def labelled_steps(
+        self,
+        make: Callable[[str, Arrays], Case],
+        structs: Mapping[str, jax.ShapeDtypeStruct],
+        examples: Sequence[Arrays],
+    ) -> list[CaseStep]:
+        return [
+            CaseStep(f"{self.key} {label}".strip(), partial(make, label, given), cost)
+            for label, given, cost in given_calls(structs, examples, self.outputs)
+        ]
+
+    def probes(self, case: Case, budget: Budget) -> Iterator[Case]:
+        """Yields calls with extreme inputs."""
+        if self.program is not None:
+            known = None if self.is_small else self._seconds
+            given = case, self.program, self.expected, budget, known, bool(self.examples)
+            yield from probes(*given)
+
+    def first(self, budget: Budget) -> Iterator[Case]:
+        """Yields the first call that jax does not refuse, and calls with extreme inputs."""
+        self._left = self.steps()
+        while self._left:
+            begin = time.perf_counter()
+            case = self._make(self._left.pop(0), budget)
+            if case is None:
+                continue
+            made = time.perf_counter() - begin
+            yield case
+            # The runtime, which has this program already, compiles the next one as jax does.
+            self._seconds = max(2 * made, time.perf_counter() - begin)
+            self._left = [*self.gradient_steps(case), *self._left]
+            yield from self.probes(case, budget)
+            return
+        if self._refused is not None:
+            raise ValidationError(
+                "The model cannot be called, so its export cannot be compared.",
+                where=self.key,
+                got=named_line(self._refused),
+                write=self.advice or "examples that the model can be called with",
+            ) from self._refused
+
+    def rest(self, budget: Budget, gradients: bool) -> Iterator[Case]:
+        """Yields the calls with gradients, or all others, as far as the budget allows."""
+        for step in self._left:
+            left_out = step.is_gradient != gradients or (
+                not self.is_small and budget.leaves_out(self._seconds * step.cost, step.what)
+            )
+            case = None if left_out else self._make(step, budget)
+            if case is not None:
+                yield case
+
+    def _make(self, step: CaseStep, budget: Budget) -> Case | None:
+        """Makes a call; None if jax refuses it: a model traced for any size may raise anything."""
+        try:
+            return step.make()
+        except PaxError:
+            raise
+        except Exception as error:
+            self._refused = error
+            budget.left_out.append(f"{step.what}, which jax refuses: {named_line(error)}")
+            return None
+
+
+def cases_in_turns(parts: Iterable[SignatureCases], budget: Budget) -> Iterator[Case]:
+    """Yields calls of signatures: one of each, then gradients, then the rest.
+
+    Each compiles another program, so the first predicts the cost of the others: the next call must
+    be requested after the last one ran.
+    """
+    parts = list(parts)
+    for part in parts:
+        yield from part.first(budget)
+    for gradients in (True, False):
+        for part in parts:
+            yield from part.rest(budget, gradients)
+
+
+class ProgramCases(SignatureCases):
+    """The calls of a program, for formats that compute outputs only."""
+
+    def __init__(self, program: Program, leaves: Sequence[Any], examples: Sequence[Any] = ()):
+        super().__init__(
+            program.key,
+            input_structs(program.inputs),
+            list(map(dtypes.shape_of, program.outputs)),
+            named_examples(program.inputs, examples, program.key),
+            jaxpr_size(program.traced.whole) <= FEW_OPERATIONS,
+            program.traced.program,
+        )
+        self.traced, self.output_names, self.leaves = program.traced, program.output_names, leaves
+
+    def named_results(self, results: Sequence[Any]) -> Arrays:
+        return dict(zip(self.output_names, map(np.asarray, results)))
+
+    def run(self, operands: Sequence[Any]) -> Arrays:
+        return self.named_results(self.traced.run(operands))
+
+    def expected(self, inputs: Arrays) -> Arrays:
+        return self.run([*self.leaves, *inputs.values()])
+
+    def make_case(self, label: str, inputs: Arrays) -> Case:
+        case = super().make_case(label, inputs)
+        case.alternatives = partial(self.alternatives, case)
+        return case
+
+    def probes(self, case: Case, budget: Budget) -> Iterator[Case]:
+        for each in super().probes(case, budget):
+            each.alternatives = partial(self.alternatives, each)
+            yield each
+
+    def alternatives(self, case: Case, gradients: Run | None = None) -> Iterator[Alternative]:
+        """Yields results that are as right: jax's own, with the effect of rounding on them."""
+
+        def run(operands: Sequence[Any]) -> Arrays:
+            more = gradients(operands) if gradients else {}
+            return {**case.unchanged, **self.run(operands), **more}
+
+        exact = {**case.unchanged, **case.expected}
+        operands = [*self.leaves, *case.inputs.values()]
+        for allowed in tolerances(run, operands, exact, self.program):
+            yield case.expected, allowed, 1.0
+
+
+def input_structs(inputs: Inputs) -> dict[str, jax.ShapeDtypeStruct]:
+    return {entry.name: entry.struct for entry in inputs.flat}
 
 
 class ReferenceModel:
@@ -179,7 +308,10 @@ class ReferenceModel:
                 write="the factory that made the exported model; --method KEY=NAME names a method",
             ) from error
         case = Case(key, call.inputs, arrays, label=call.label)
-        case.rounding = lambda: tolerances(run, operands, arrays, jax.make_jaxpr(results)(operands))
+        case.alternatives = lambda: (
+            (arrays, allowed, 1.0)
+            for allowed in tolerances(run, operands, arrays, jax.make_jaxpr(results)(operands))
+        )
         given = {entry.name: got[entry.name] for entry in info.outputs}
         return compare_quantized(case, given, self._losses) or compare_either(case, given)
 
@@ -229,8 +361,6 @@ _TRIES, _ALLOWED = 3, 4.0
 _PART = 0.15
 _FLOAT32 = float(np.finfo(np.float32).eps)
 
-Run = Callable[[Sequence[Any]], Mapping[str, Any]]
-
 
 def tolerances(
     run: Run, operands: Sequence[Any], exact: Arrays, program: TracedProgram
@@ -278,10 +408,6 @@ def _widen_by(before: PyTree, exact: np.ndarray, moved: np.ndarray) -> Any:
         differs = np.asarray(exact != moved)
         return differs if before is None else before | differs
     with np.errstate(invalid="ignore"):
-        apart = np.abs(_wide(exact) - _wide(moved))
+        apart = np.abs(widen(exact) - widen(moved))
     largest = float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
     return max(before or 0.0, _ALLOWED * largest)
-
-
-def _wide(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)

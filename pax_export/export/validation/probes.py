@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._jaxpr import inner_programs, jaxpr_primitives
-from pax_export._types import PyTree, TracedProgram
+from pax_export._jaxpr import called_program, inner_programs, interpret, jaxpr_primitives
+from pax_export._types import Equation, PyTree, TracedProgram
 from pax_export.export.artifact.dtypes import is_inexact, is_integer
-from pax_export.export.tracing.tape import Tape
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.serve import Arrays
 
@@ -96,7 +95,7 @@ def probes(
         with suppress(Exception):  # jax itself does not compute it
             probe = Probe(name, kind, budget.differences)
             made = {"inputs": inputs, "expected": expected(inputs), "probe": probe}
-            yield dataclasses.replace(case, **made, label="", rounding=None, general=None)
+            yield dataclasses.replace(case, **made, label="", alternatives=None)
 
 
 def _one_by_one(inputs: Arrays) -> Iterator[tuple[str, str, Arrays]]:
@@ -139,17 +138,22 @@ def _side_by_side(inputs: Arrays, program: TracedProgram) -> Arrays:
 
 def _read_as_places(program: TracedProgram) -> set[int]:
     """The numbers of the operands of a program that are indices, also inside loops."""
-    jaxpr = getattr(program, "jaxpr", program)
-    tape = Tape(program, range(len(jaxpr.outvars)))
-    sources = {number: {at} for at, number in enumerate(tape.operands)}
     found: set[int] = set()
-    for step in tape.steps:
-        name = step.equation.primitive.name
-        read = set[int]().union(*(sources.get(number, ()) for number in step.operands))
-        if any(word in name for word in _READS_PLACES) or any(inner_programs(step.equation)):
-            found |= read
-        for atom, number in zip(step.equation.outvars, step.results):
-            dtype = getattr(atom.aval, "dtype", None)
-            if isinstance(dtype, np.dtype) and is_integer(dtype):  # no random keys
-                sources[number] = read
+
+    def operate(equation: Equation, operands: list[set[int]]) -> list[set[int]] | None:
+        if called_program(equation) is not None:
+            return None
+        read = set[int]().union(*operands)
+        reads_places = any(word in equation.primitive.name for word in _READS_PLACES)
+        if reads_places or any(inner_programs(equation)):
+            found.update(read)
+        return [read if _is_integer(each.aval) else set() for each in equation.outvars]
+
+    count = len(getattr(program, "jaxpr", program).invars)
+    interpret(program, [{at} for at in range(count)], operate, constant=lambda value: set())
     return found
+
+
+def _is_integer(aval: Any) -> bool:
+    dtype = getattr(aval, "dtype", None)
+    return isinstance(dtype, np.dtype) and is_integer(dtype)  # no random keys

@@ -12,18 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pax_export._errors import InvalidArgumentError, ValidationError
 from pax_export._optional import require
 from pax_export._signing import verify as verified
 from pax_export._types import PyTree
 from pax_export.export.artifact import checking, dimensions, formats
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
-from pax_export.export.artifact.dtypes import is_inexact, name_of, numpy_dtype
+from pax_export.export.artifact.dtypes import name_of, numpy_dtype
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo, read_report
 from pax_export.export.validation.serve import Arrays
-from pax_export.export.validation.validate import in_process
+from pax_export.export.validation.validate import count_not_finite, in_process
 
 #: How a runtime refuses a size that the constraints of an export forbid.
 _REFUSED = re.compile("polymorphic shapes|dimension variable")
@@ -210,10 +208,8 @@ def _find_problem(
         found = name_of(value.dtype)
         if found != dtype or not _shape_fits(value.shape, shape):
             return f"{name} is {found}{list(value.shape)} instead of {dtype}{_shape_text(shape)}"
-        if finite and is_inexact(value.dtype):
-            count = int((~np.isfinite(value.astype(np.complex128))).sum())
-            if count:
-                return f"{name} has {count} of {value.size} elements that are not finite"
+        if finite and (count := count_not_finite(value)):
+            return f"{name} has {count} of {value.size} elements that are not finite"
     return ""
 
 

@@ -25,6 +25,7 @@ from pax_export._errors import (
     ValidationError,
 )
 from pax_export._files import stale_temporaries
+from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.formats import Format, import_function
 from pax_export.export.validation import serve
 from pax_export.export.validation.probes import Probe, ProbeDifference
@@ -147,7 +148,7 @@ def differences(case: Case, got: Arrays | str, factor: float) -> Iterator[ProbeD
                 _largest_difference(one, other, name, factor, tolerance=tiny)
                 continue
             if tiny is not None and one.shape == other.shape:
-                other = np.where(np.isfinite(_widen(one)), other, one)
+                other = np.where(np.isfinite(widen(one)), other, one)
             only = dataclasses.replace(case, expected={name: one}, unchanged={})
             compare_either(only, {name: other}, factor)
         except ValidationError:
@@ -159,10 +160,10 @@ def _differs_only_in(expected: np.ndarray, got: np.ndarray, factor: float) -> st
     relative = TOLERANCE.get(expected.dtype.name, 0.0)
     if not relative or expected.shape != got.shape:
         return ""
-    wrong, _ = _far_apart(
-        expected.ravel(), got.ravel(), factor * relative, _largest(expected), _TINY
+    wrong, _ = far_apart(
+        expected.ravel(), got.ravel(), factor * relative, largest_size(expected), _TINY
     )
-    one, other = _widen(expected).ravel()[wrong], _widen(got).ravel()[wrong]
+    one, other = widen(expected).ravel()[wrong], widen(got).ravel()[wrong]
     if np.all(np.isnan(one) != np.isnan(other)):
         return "NaN"
     return "signs" if np.all(np.abs(one) == np.abs(other)) else ""
@@ -272,8 +273,11 @@ TOLERANCE = {
     "float8_e4m3fn": 0.25,
     "float8_e5m2": 0.5,
 }
-#: How much farther decompositions may be apart: a random matrix may be nearly singular.
-_ILL_CONDITIONED = 10.0
+
+
+#: Results; a tolerance for each beyond that of its dtype: a number, or for integers a mask of the
+#: elements that may differ; and a factor of the tolerance of the dtypes.
+Alternative = tuple[dict[str, np.ndarray], Mapping[str, Any], float]
 
 
 @dataclass
@@ -283,13 +287,8 @@ class Case:
     expected: dict[str, np.ndarray]
     cotangents: dict[str, np.ndarray] = field(default_factory=dict)
     label: str = ""
-    #: jax's results with the export's decomposition choices, if these differ from jax on this
-    #: machine; and the tolerance for them.
-    general: Callable[[], tuple[dict[str, np.ndarray], dict[str, float]]] | None = None
-    #: The effect of rounding on jax's results, for growing perturbations: a number per result, or a
-    #: mask of the elements without a fraction.
-    rounding: Callable[[], Iterable[dict[str, Any]]] | None = None
-    tolerance: dict[str, Any] = field(default_factory=dict)  # beyond the tolerance of the dtype
+    #: Results that are as right, where rounding or another choice changes those of jax.
+    alternatives: Callable[[], Iterable[Alternative]] | None = None
     unchanged: dict[str, Any] = field(default_factory=dict)  # the default of a missing result
     stage: str = ""  # "model": without its processors; "all": one after the other
     expect: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None
@@ -310,26 +309,22 @@ class Case:
 def compare_either(
     case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0
 ) -> dict[str, float]:
-    """Compares with jax's results, or with equally right ones; see `decompositions`."""
+    """Compares with jax's results, or with results that are as right."""
     try:
         return compare_results(case, got, factor)
     except ValidationError as error:
-        for allowed in case.rounding() if case.rounding else ():
+        for found, tolerance, times in case.alternatives() if case.alternatives else ():
+            expected = {name: found.get(name, value) for name, value in case.expected.items()}
+            other = dataclasses.replace(case, expected=expected)
             with suppress(ValidationError):
-                return compare_results(dataclasses.replace(case, tolerance=allowed), got, factor)
-        if case.general is not None:
-            expected, apart = case.general()
-            tolerance = {**case.tolerance, **apart}
-            general = dataclasses.replace(case, expected=expected, tolerance=tolerance)
-            with suppress(ValidationError):
-                return compare_results(general, got, factor * _ILL_CONDITIONED)
+                return compare_results(other, got, factor * times, tolerance)
         raise _add_advice(error, case) from None
 
 
 def _add_advice(error: ValidationError, case: Case) -> ValidationError:
     """The error, with advice where random inputs may be the reason."""
-    count = sum(_not_finite(value) for value in case.expected.values())
-    if not case.advice and any(map(_not_finite, case.inputs.values())):
+    count = sum(count_not_finite(value) for value in case.expected.values())
+    if not case.advice and any(map(count_not_finite, case.inputs.values())):
         error.write = f"{_FINITE}; or {error.write}" if error.write else _FINITE
     if case.advice:
         error.write = f"{case.advice}; or {error.write}" if error.write else case.advice
@@ -345,17 +340,18 @@ _FINITE = (
 )
 
 
-def _not_finite(values: np.ndarray) -> int:
-    kinds = values.dtype.name in TOLERANCE
-    return (
-        sum(int((~np.isfinite(_widen(piece))).sum()) for piece in _in_chunks(values))
-        if kinds
-        else 0
-    )
+def count_not_finite(values: np.ndarray) -> int:
+    """Returns the number of NaN and infinities."""
+    if not is_inexact(values.dtype):
+        return 0
+    return sum(int((~np.isfinite(widen(piece))).sum()) for piece in _in_chunks(values))
 
 
 def compare_results(
-    case: Case, got: Mapping[str, np.ndarray], factor: float = 1.0
+    case: Case,
+    got: Mapping[str, np.ndarray],
+    factor: float = 1.0,
+    tolerance: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """The largest difference of each result, at most its dtype's `TOLERANCE` times a factor."""
     where = f"{case.signature} {case.label}".strip()
@@ -368,7 +364,7 @@ def compare_results(
         )
     # If gradients cancel out, only rounding remains; the other gradients bound it.
     gradients = [v for name, v in case.expected.items() if name.startswith("gradient:")]
-    scale = 0.01 * max(map(_largest, gradients), default=0.0)
+    scale = 0.01 * max(map(largest_size, gradients), default=0.0)
     return {
         name: _largest_difference(
             np.asarray(expected),
@@ -376,7 +372,7 @@ def compare_results(
             f"{where}: {name}",
             factor,
             scale if name.startswith("gradient:") else 0.0,
-            case.tolerance.get(name),
+            (tolerance or {}).get(name),
         )
         for name, expected in all_expected.items()
     }
@@ -397,7 +393,7 @@ def _largest_difference(
             got=f"{got.dtype}{list(got.shape)} instead of {expected.dtype}{list(expected.shape)}",
         )
     relative = TOLERANCE.get(expected.dtype.name, 0.0)
-    largest = max(_largest(expected), scale) if relative else 0.0
+    largest = max(largest_size(expected), scale) if relative else 0.0
     count, of_nan, difference = 0, 0, 0.0
     exact = relative or tolerance is None
     free: Iterable[Any] = (
@@ -405,13 +401,13 @@ def _largest_difference(
     )
     for one, other, may_differ in zip(_in_chunks(expected), _in_chunks(got), free):
         if relative:
-            wrong, apart = _far_apart(one, other, factor * relative, largest, tolerance or 0.0)
+            wrong, apart = far_apart(one, other, factor * relative, largest, tolerance or 0.0)
         else:
             wrong = (one != other) & ~may_differ
             apart = one.astype(object) - other if wrong.any() else wrong
         count += int(np.count_nonzero(wrong))
         if relative and wrong.any():
-            nan = np.isnan(_widen(one)) != np.isnan(_widen(other))
+            nan = np.isnan(widen(one)) != np.isnan(widen(other))
             of_nan += int(np.count_nonzero(nan))
             apart = apart[~nan]
         difference = max(difference, float(np.max(np.abs(apart), initial=0.0)))
@@ -436,11 +432,11 @@ def _how_far(count: int, of_nan: int, difference: float) -> str:
     return f"{far}; {of_nan} of them {only}" if of_nan else far
 
 
-def _far_apart(
-    one: np.ndarray, other: np.ndarray, relative: float, largest: float, tolerance: float
+def far_apart(
+    one: np.ndarray, other: np.ndarray, relative: float, largest: float, tolerance: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns which elements differ too much, and by how much."""
-    one, other = _widen(one), _widen(other)
+    one, other = widen(one), widen(other)
     with np.errstate(invalid="ignore"):
         apart = np.abs(one - other)
     apart[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
@@ -449,7 +445,7 @@ def _far_apart(
     return ~(apart <= relative * (size + 0.1 * largest) + tolerance), apart
 
 
-def _widen(values: np.ndarray) -> np.ndarray:
+def widen(values: np.ndarray) -> np.ndarray:
     is_complex = np.issubdtype(values.dtype, np.complexfloating)
     return values.astype(np.complex128 if is_complex else np.float64)
 
@@ -460,10 +456,10 @@ def _in_chunks(values: np.ndarray) -> Iterator[np.ndarray]:
     return (flat[start : start + _PIECE] for start in range(0, flat.size, _PIECE))
 
 
-def _largest(values: Any) -> float:
+def largest_size(values: Any) -> float:
     """The largest size of a number that has one."""
     largest = 0.0
-    for piece in map(_widen, _in_chunks(np.asarray(values))):
+    for piece in map(widen, _in_chunks(np.asarray(values))):
         sizes = np.abs(piece)
         largest = max(largest, float(np.max(sizes, initial=0.0, where=np.isfinite(sizes))))
     return largest

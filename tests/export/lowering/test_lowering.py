@@ -137,10 +137,7 @@ def test_modules_are_written_for_the_oldest_reader(function):
 
 
 def oldest(module):
-    needed = module.portable.stablehlo
-    return compatibility.format_version(
-        compatibility.oldest_tensorflow(needed, module.calling_convention)
-    )
+    return compatibility.format_version(module.oldest_tensorflow)
 
 
 TOO_NEW_FOR_2_15 = {

@@ -92,13 +92,16 @@ def test_each_signature_is_called_at_least_once(tmp_path, no_time, monkeypatch):
         )  # fmt: skip
 
 
-def test_a_size_that_jax_itself_refuses_is_no_failure_of_the_export(tmp_path):
+@pytest.mark.parametrize(
+    ("to", "name"), [(to_saved_model, "m"), (to_stablehlo, "m"), (to_onnx, "m.onnx")]
+)
+def test_a_size_that_jax_itself_refuses_is_no_failure_of_the_export(tmp_path, to, name):
     def pairs(params, x):
         if isinstance(x.shape[0], int) and x.shape[0] < 2:
             raise ValueError("two rows at least")
         return x * 2
 
-    report = to_saved_model(({}, pairs), tmp_path / "m", spec("n, 3"))
+    report = to(({}, pairs), tmp_path / name, spec("n, 3"))
     assert report.left_out == (
         "serving_default (n=1), which jax refuses: ValueError: two rows at least",
     )
@@ -109,7 +112,7 @@ def test_a_size_that_jax_itself_refuses_is_no_failure_of_the_export(tmp_path):
         return x * 2
 
     with refused(ValidationError, "examples=[...]", got="ValueError: no number will do"):
-        to_saved_model(({}, never), tmp_path / "n", spec("n, 3"))
+        to(({}, never), tmp_path / f"n{name}", spec("n, 3"))
 
 
 def test_other_formats_and_the_command_line_know_the_full_test(tmp_path, monkeypatch, capsys):

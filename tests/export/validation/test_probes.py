@@ -14,7 +14,7 @@ from pax_export.export.formats.onnx import export as onnx_export
 from pax_export.export.formats.onnx.registry import RULES as onnx_rules
 from pax_export.export.pipeline import export_run
 from pax_export.export.portable import Rule
-from pax_export.export.validation import cases, model_cases, probes
+from pax_export.export.validation import cases, probes
 from pax_export.export.validation.probes import may_not_end
 from tests.refusals import refused
 
@@ -104,7 +104,6 @@ def test_bundles_and_saved_models_are_called_so(tmp_path, monkeypatch, to, name)
             yield each
 
     monkeypatch.setattr(cases, "probes", noted)
-    monkeypatch.setattr(model_cases, "probes", noted)
     assert to(SINE, tmp_path / name, spec("4")).differs == ()
     (once,) = made
     np.testing.assert_array_equal(once, np.float32([0, -1, 100, 1e-30]))

@@ -20,7 +20,8 @@ from pax_export.export.formats.saved_model import checkpoint, writer
 from pax_export.export.formats.saved_model.processing import Processors
 from pax_export.export.formats.saved_model.run import run as run_saved_model
 from pax_export.export.formats.tf_functions import tensorflow
-from pax_export.export.lowering.lowered_model import LoweredModel, VjpOrder, lower_model
+from pax_export.export.lowering.lower import CALLING_CONVENTION
+from pax_export.export.lowering.lowered_model import LoweredModel, lower_model, vjp_orders
 from pax_export.export.pipeline.arguments import (
     PLATFORMS,
     by_signature,
@@ -33,7 +34,6 @@ from pax_export.export.pipeline.format_exporter import (
     Contents,
     FormatExporter,
     Request,
-    RuntimePackage,
 )
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import (
@@ -163,7 +163,7 @@ def to_saved_model(
     check_choice("state", state, ("frozen", "update", "keep"))
     compatibility.parse_consumer(consumer)
     keys = signature_keys(methods)
-    VjpOrder.of(vjp_order, trainable is not False)
+    vjp_orders(vjp_order, trainable is not False)
     step = TrainStep.of(train_step, optimizer, train_inputs, keys)
     keys += [TrainStep.key] if step else []
     calls = by_signature("examples", examples, keys, methods is not None)
@@ -177,7 +177,7 @@ def to_saved_model(
 @dataclass(frozen=True)
 class _SavedModelExporter(FormatExporter):
     format = SAVED_MODEL
-    runtime = RuntimePackage("tensorflow", "tensorflow", "TensorFlow")
+    runtime = "TensorFlow"
 
     state: str
     trainable: Any
@@ -300,6 +300,6 @@ class _SavedModelContents(Contents):
             "platforms": lowered.platforms,
             "oldest_tensorflow": compatibility.format_version(lowered.oldest_tensorflow),
             "stablehlo": compatibility.format_version(lowered.stablehlo),
-            "calling_convention": lowered.calling_convention,
+            "calling_convention": CALLING_CONVENTION,
             "versions": package_versions(*["tensorflow"] * uses_tensorflow),
         }

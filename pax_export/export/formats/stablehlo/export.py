@@ -29,7 +29,7 @@ from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import legal_names
 from pax_export.export.validation.budget import Budget
-from pax_export.export.validation.cases import named_examples
+from pax_export.export.validation.cases import cases_in_turns, named_examples
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
 
@@ -200,8 +200,9 @@ class _BundleContents(Contents):
         return self.weights
 
     def cases(self, budget: Budget) -> Iterator[Case]:
-        for function in self.functions.values():
-            yield from function.cases(budget, self.calls.get(function.key, ()))
+        made = self.functions.values()
+        parts = (part for each in made for part in each.cases(self.calls.get(each.key, ())))
+        return cases_in_turns(parts, budget)
 
     def report_fields(self, place: Path, written: Any, run: ExportRun) -> dict[str, Any]:
         made = self.functions

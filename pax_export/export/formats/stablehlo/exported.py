@@ -17,6 +17,8 @@ from pax_export._errors import (
     NotDifferentiableError,
     PaxError,
     UnsupportedOperationError,
+    first_line,
+    named_line,
 )
 from pax_export.export.artifact import compatibility
 from pax_export.export.lowering.lower import Portable, portable
@@ -61,9 +63,7 @@ def make(
     except (ValueError, NotImplementedError) as error:
         if isinstance(error, NotImplementedError) or "custom calls" in str(error):
             raise UnsupportedOperationError(
-                "jax does not export this model: "
-                + str(error).strip().splitlines()[0].rstrip(".:")
-                + ".",
+                f"jax does not export this model: {first_line(error)}.",
                 got=f"platforms={tuple(platforms)}",
                 write="other platforms or operations; or, for a call that you keep stable "
                 f"yourself, {_CUSTOM_CALL}",
@@ -149,11 +149,10 @@ def _make_gradient(exported: Exported, make: Callable[[], Exported]) -> Exported
         raise
     except Exception as error:  # of jax, or of a custom derivative
         line = line_of_model(error)
-        said = str(error).strip().splitlines()[:1]
         raise NotDifferentiableError(
             "jax cannot make the gradient that the export was to hold.",
             where=f"{exported.fun_name} ({line})" if line else exported.fun_name,
-            got=": ".join((type(error).__name__, *said)),
+            got=named_line(error),
             write="a lower vjp_order",
         ) from error
 

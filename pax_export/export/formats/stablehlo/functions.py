@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 
 from pax_export._errors import UnsupportedOperationError
 from pax_export._jaxpr import jaxpr_operations
+from pax_export.export.artifact.dtypes import is_inexact
 from pax_export.export.artifact.report import ArrayInfo, SignatureInfo
 from pax_export.export.formats.stablehlo import exported as _exported
 from pax_export.export.formats.stablehlo.details import INPUT, OUTPUT, WEIGHT
@@ -29,9 +31,9 @@ from pax_export.export.tracing.spec import (
     describe_structure,
     dotted_name,
     signature_names,
+    tree_names,
 )
-from pax_export.export.validation.budget import Budget
-from pax_export.export.validation.cases import constraints, random_cases
+from pax_export.export.validation.cases import CaseStep, SignatureCases, constraints
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
 
@@ -73,68 +75,72 @@ class Function:
             "neutral": [module.neutral for module in modules],
         }
 
-    def cases(
-        self, budget: Budget | None = None, examples: Sequence[Arrays] = ()
-    ) -> Iterator[Case]:
-        """Yields calls with expected results; the first one again with gradients, if any."""
-        avals = dict(zip(self.operands, self.exported.in_avals))
-        given = {entry.name: avals[INPUT, entry.name] for entry in self.info.inputs}
-        structs = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in given.items()}
-        if self.exported.nr_devices > 1:
-            return  # it needs several devices, which may not be available here
-        budget = budget or Budget()
-        made = zip(self.results, self.exported.out_avals)
-        outputs = [aval.shape for (kind, _), aval in made if kind == OUTPUT]
+    def cases(self, examples: Sequence[Arrays] = ()) -> Iterator[SignatureCases]:
+        """Yields the calls of the function, if it needs no other devices than there may be here."""
+        if self.exported.nr_devices == 1:
+            yield _FunctionCases(self, examples)
 
-        is_small = len(self.exported.mlir_module_serialized) <= _SMALL
 
-        def gradients(case: Case, seconds: float) -> Iterator[Case]:
-            """Once: each size is one more program to compile."""
-            what = f"the gradients of {self.key}"
-            if not self.order or (not is_small and budget.leaves_out(_GRADIENT * seconds, what)):
-                return
-            case = dataclasses.replace(case, expected=dict(case.expected), cotangents={})
-            self._add_gradients(case)
-            if case.cotangents:
-                yield case
+class _FunctionCases(SignatureCases):
+    def __init__(self, function: Function, examples: Sequence[Arrays]):
+        exported = function.exported
+        avals = dict(zip(function.operands, exported.in_avals))
+        given = {entry.name: avals[INPUT, entry.name] for entry in function.info.inputs}
+        made = zip(function.results, exported.out_avals)
+        super().__init__(
+            function.key,
+            {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in given.items()},
+            [dtypes.shape_of(aval) for (kind, _), aval in made if kind == OUTPUT],
+            examples,
+            len(exported.mlir_module_serialized) <= _SMALL,
+            function.program,
+        )
+        self._function = function
 
-        calls = self.key, structs, self._expected_outputs, budget, examples, gradients, outputs
-        yield from random_cases(*calls, is_small, self.program)
+    def gradient_steps(self, case: Case) -> Iterator[CaseStep]:
+        if self._function.order:
+            make, what = partial(self._with_gradients, case), f"the gradients of {self.key}"
+            yield CaseStep(what, make, _GRADIENT, is_gradient=True)
 
     def _flat_operands(self, inputs: Mapping[str, Any]) -> list[Any]:
+        weights = self._function.weights
         return [
-            self.weights[name] if kind == WEIGHT else inputs[name] for kind, name in self.operands
+            weights[name] if kind == WEIGHT else inputs[name]
+            for kind, name in self._function.operands
         ]
 
-    def _expected_outputs(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = self.reference(*self._flat_operands(inputs))
+    def expected(self, inputs: Arrays) -> Arrays:
+        function = self._function
+        found = function.reference(*self._flat_operands(inputs))
         return {
             name if kind == OUTPUT else f"variable:{name}": np.asarray(value)
-            for (kind, name), value in zip(self.results, found)
-            if kind == OUTPUT or not np.array_equal(value, self.weights[name])
+            for (kind, name), value in zip(function.results, found)
+            if kind == OUTPUT or not np.array_equal(value, function.weights[name])
         }
 
-    def _add_gradients(self, case: Case) -> None:
+    def _with_gradients(self, case: Case) -> Case | None:
+        function = self._function
+        case = dataclasses.replace(case, expected=dict(case.expected), cotangents={})
         random = np.random.default_rng(1)
         operands = self._flat_operands(case.inputs)
-        wrt = [i for i, value in enumerate(operands) if _is_floating(value.dtype)]
+        wrt = [i for i, value in enumerate(operands) if is_inexact(value.dtype)]
         of = [
             i
-            for i, (kind, name) in enumerate(self.results)
-            if kind == OUTPUT and _is_floating(case.expected[name].dtype)
+            for i, (kind, name) in enumerate(function.results)
+            if kind == OUTPUT and is_inexact(case.expected[name].dtype)
         ]
         if not (wrt and of):
-            return
+            return None
         for index in of:
-            like = case.expected[self.results[index][1]]
+            like = case.expected[function.results[index][1]]
             cotangent = random.normal(size=like.shape).astype(like.dtype)
-            case.cotangents[self.results[index][1]] = cotangent
+            case.cotangents[function.results[index][1]] = cotangent
 
         def outputs(*chosen: Any) -> list[Any]:
             given = list(operands)
             for index, value in zip(wrt, chosen):
                 given[index] = value
-            results = self.reference(*given)
+            results = function.reference(*given)
             return [results[index] for index in of]
 
         made, pull_back = jax.vjp(outputs, *(operands[index] for index in wrt))
@@ -142,11 +148,8 @@ class Function:
         pairs = zip(case.cotangents.values(), made)
         found = pull_back([jax.device_put(value, like.sharding) for value, like in pairs])
         for index, value in zip(wrt, found):
-            case.expected[f"gradient:{self.operands[index][1]}"] = np.asarray(value)
-
-
-def _is_floating(dtype: Any) -> bool:
-    return bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))
+            case.expected[f"gradient:{function.operands[index][1]}"] = np.asarray(value)
+        return case
 
 
 def lower(
@@ -318,11 +321,7 @@ def of_exported(key: str, exported: Exported, order: int) -> Function:
     names = signature_names(paths)
     left = iter(names)
     outputs = jax.tree_util.tree_unflatten(exported.out_tree, structs_of(exported.out_avals))
-    out_paths = jax.tree_util.tree_flatten_with_path(outputs)[0]
-    out_names = signature_names(
-        dotted_name("output" if not path or hasattr(path[0], "idx") else "", path)
-        for path, _ in out_paths
-    )
+    out_names = tree_names(outputs, "output")
     portable = _exported.without_jax(exported)
     info = SignatureInfo(
         inputs=tuple(map(_array_info, names, exported.in_avals)),

@@ -27,6 +27,7 @@ from pax_export.export.orbax.validate.validation_utils import (
     get_latency_stat,
     is_floating,
 )
+from pax_export.export.validation.validate import far_apart, widen
 
 _logger = logging.getLogger(__name__)
 _SMALLEST = 1e-6  # relative errors of less than this are those of this
@@ -285,7 +286,7 @@ def _compare_outputs(
         wrong = int(np.sum(one != other))
         reason = f"{wrong} of {one.size} elements differ" if wrong else ""
         return OutputDiff(name, kind, float(bool(wrong)), float(bool(wrong)), reason), size
-    return _compare_floating(name, kind, one, other, option), size
+    return _compare_floating(name, kind, widen(one).ravel(), widen(other).ravel(), option), size
 
 
 def _match_width(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -304,15 +305,9 @@ def _match_width(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.nda
 def _compare_floating(
     name: str, kind: str, one: np.ndarray, other: np.ndarray, option: ValidationReportOption
 ) -> OutputDiff:
-    wide = np.complex128 if np.issubdtype(one.dtype, np.complexfloating) else np.float64
-    one, other = one.astype(wide), other.astype(wide)
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(other - one)
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    apart = np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
-    with np.errstate(invalid="ignore"):
-        size = np.where(np.isfinite(one), np.abs(one), 0.0)
-        wrong = apart > option.floating_atol + option.floating_rtol * size
+    wrong, apart = far_apart(one, other, option.floating_rtol, 0.0, option.floating_atol)
+    apart = np.where(np.isnan(apart), np.inf, apart)
+    size = np.where(np.isfinite(one), np.abs(one), 0.0)
     relative = apart / np.maximum(size, _SMALLEST)
     reason = f"{int(wrong.sum())} of {wrong.size} elements differ" if wrong.any() else ""
     absolute, relative = (float(np.max(values, initial=0.0)) for values in (apart, relative))
