@@ -176,12 +176,19 @@ class ProgramContents(Contents):
         return cases_in_turns((ProgramCases(*each) for each in given), budget)
 
 
-def portable_program(program: Program, store: Store, options: PassOptions) -> PortableProgram:
-    """Returns a program after the passes of `portable`; its weights have the names in the store."""
+def portable_program(
+    program: Program, store: Store, options: PassOptions | None
+) -> PortableProgram:
+    """Returns a program after the passes of `portable`, or as it was traced for None.
+
+    Its weights have the names in the store.
+    """
     traced = program.traced
     count = len(traced.structs) - len(program.inputs.flat)
     variables = [store.variables[place] for place in store.of_leaf[:count]]
     leaves = [Weight(each.name, each.value) for each in variables]
+    if options is None:
+        return PortableProgram(traced.program, tuple(leaves))
     names = {id(v): store.variables[store.of_constant(v)].name for v in traced.constants}
     return optimized(traced.program, leaves, names, options, len(program.output_names))
 

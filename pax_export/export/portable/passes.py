@@ -75,39 +75,36 @@ def optimized(
 
 
 def written_fast(
-    optimize: Callable[[], PortableProgram],
-    write: Callable[[PortableProgram | None], T],
-    refused: tuple[type[Exception], ...],
-) -> tuple[T, PortableProgram | None, tuple[str, ...]]:
+    program_of: Callable[[PassOptions | None], PortableProgram],
+    options: PassOptions,
+    write: Callable[[PortableProgram], T],
+) -> tuple[T, PortableProgram]:
     """Writes the optimized program, or the traced one if a pass or a rule fails.
 
     Args:
-        optimize: optimizes the program.
-        write: writes that program, or the traced one for None.
-        refused: the exceptions of `write` for unsupported programs.
+        program_of: returns the program after the passes with these options, or for None the traced
+            one.
+        options: the options of the target.
+        write: writes a program.
 
     Returns:
-        The result of `write`, the program (None for the traced one), and notes for the report.
+        The result of `write`, and the written program, whose notes are for the report.
 
     Raises:
-        Exception: one of `refused`, about the traced program.
+        UnsupportedOperationError: about the traced program.
     """
-    program, reason = None, None
     try:
-        program = optimize()
-    except Exception as error:  # a pass that fails is no reason to refuse a model
+        program = program_of(options)
+        return write(program), program
+    except Exception as error:  # no reason to refuse a model
         reason = error
-    if program is not None:
-        try:
-            return write(program), program, program.notes
-        except refused as error:
-            reason = error
     # If this is refused, too, its error names the user's operation.
-    made = write(None)
+    traced = program_of(None)
+    made = write(traced)
     note = f"the program as it was traced, which may be slow: {reason!r}"
     warnings.warn(
         f"The file has {note}. This is a mistake of pax_export; please report it.",
         RuntimeWarning,
         stacklevel=2,
     )
-    return made, None, (note,)
+    return made, traced.noted(note)

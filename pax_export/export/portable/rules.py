@@ -6,14 +6,16 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from pax_export._jaxpr import interpret, needed_equations, wrapped_program
-from pax_export.export.portable.decompose import not_decomposed
+from pax_export.export.portable.decompose import decompose, not_decomposed
 from pax_export.export.portable.decompositions import NotDecomposedError
 from pax_export.export.portable.decompositions.ordering import has_order
-from pax_export.export.portable.real_numbers import NotWrittenError
+from pax_export.export.portable.real_numbers import NotWrittenError, in_real_numbers
+from pax_export.export.portable.sizes import trace
 
 
 class NotInTargetError(Exception):
@@ -71,6 +73,7 @@ class ProgramConverter:
         rules: the rules of the target.
         constant: returns the value of a constant or literal.
         by_rule: ``by_rule(rule, equation, operands)`` returns the results of an equation.
+        exact: write NaN as in jax.
     """
 
     def __init__(
@@ -78,8 +81,10 @@ class ProgramConverter:
         rules: RuleTable,
         constant: Callable[[Any], Any],
         by_rule: Callable[[Rule, Any, list[Any]], Sequence[Any]],
+        exact: bool,
     ):
         self._rules, self._constant, self._by_rule = rules, constant, by_rule
+        self._has = partial(rules.has, exact=exact)
         self._callers: list[Any] = []  # the equations being converted, the outermost first
 
     @property
@@ -87,8 +92,22 @@ class ProgramConverter:
         """The equation that is being converted, after its callers."""
         return tuple(self._callers)
 
+    def write(self, program: Any, operands: Sequence[Any]) -> list[Any]:
+        """Returns the results of any program, in operations that the target has.
+
+        Raises:
+            NotWrittenError: as for `convert`.
+        """
+        return self.convert(decompose(in_real_numbers(program), self._has), operands)
+
+    def call(
+        self, function: Callable[..., Any], structs: Sequence[Any], operands: Sequence[Any]
+    ) -> list[Any]:
+        """Returns the results of a function of jax, traced for these shapes and dtypes."""
+        return self.convert(decompose(trace(function, structs, {}), self._has), operands)
+
     def convert(self, program: Any, operands: Sequence[Any]) -> list[Any]:
-        """Returns the results of a program.
+        """Returns the results of a program of operations of the target.
 
         Raises:
             NotWrittenError: for an operation without a rule, or whose rule does not support it.

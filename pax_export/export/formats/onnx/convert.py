@@ -21,9 +21,9 @@ class Converter:
     """Writes programs of jax with a `GraphBuilder`; `constants` has the stored arrays by `id`."""
 
     def __init__(self, onnx: Any, opset: int, constants: Mapping[int, Value], exact: bool = True):
-        converter = ProgramConverter(RULES, self._constant, self._by_rule)
-        self.convert = converter.convert
-        self.builder = GraphBuilder(onnx, opset, self.convert, exact)
+        converter = ProgramConverter(RULES, self._constant, self._by_rule, exact)
+        self.write = converter.write
+        self.builder = GraphBuilder(onnx, opset, converter, exact)
         self._constants = constants
 
     def _constant(self, value: Any) -> Value:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,7 @@ from pax_export.export.portable import (
     PassOptions,
     PortableProgram,
     Weight,
-    decompose,
     in_parts,
-    in_real_numbers,
     operation_names,
     written_fast,
 )
@@ -76,58 +75,43 @@ class Converted:
     Attributes:
         model: the message, without initializers.
         arrays: the initializers by name.
+        quantized: integers of weights by their names in the file.
         folded: names of weights that are in the file only in another form.
         notes: parts that were not optimized, with reasons.
         differs: differences of the runtime's kernels from jax.
-        quantized: integers of weights by their names in the file.
     """
 
     model: Any
     arrays: Mapping[str, np.ndarray]
-    folded: tuple[str, ...]
-    notes: tuple[str, ...]
-    differs: tuple[str, ...]
     quantized: Mapping[str, Quantized]
+    folded: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
 
 
 def converted(program: Program, store: Store, options: OnnxOptions) -> Converted:
     """Converts a program to an ONNX model; its leaves and constants are in the store."""
     onnx = require("onnx", "onnx", "to_onnx")
-
-    def write(portable: PortableProgram | None) -> Any:
-        model = _ModelBuilder(onnx, program, store, options)
-        made, arrays = model.of_traced() if portable is None else model.made(portable)
-        return made, arrays, model.quantized
-
-    def optimize() -> PortableProgram:
-        integers = options.accuracy_level == 4 and not options.exact
-        wanted = PassOptions(fold=options.fold, keep=not options.exact, integers=integers)
-        return portable_program(program, store, wanted)
-
-    refused = NotInTargetError, NotWrittenError
-    (made, arrays, quantized), portable, notes = written_fast(optimize, write, refused)
-    _check_operators(onnx, made, options.opset)
-    run = program.traced.program if portable is None else portable.program
-    differs = known_differences("onnxruntime", operation_names(run), options.exact)
-    quantized = {name: each for name, each in quantized.items() if name in arrays}
-    computed = () if portable is None else portable.weights
-    used = {source for each in computed for source in each.sources if each.name in arrays}
+    integers = options.accuracy_level == 4 and not options.exact
+    wanted = PassOptions(fold=options.fold, keep=not options.exact, integers=integers)
+    made, portable = written_fast(
+        partial(portable_program, program, store),
+        wanted,
+        lambda portable: _ModelBuilder(onnx, program, store, options).made(portable),
+    )
+    _check_operators(onnx, made.model, options.opset)
+    differs = known_differences("onnxruntime", operation_names(portable.program), options.exact)
+    weights = (each for each in portable.weights if each.name in made.arrays)
+    used = {source for each in weights for source in each.sources}
     names = (each.name for each in store.variables)
-    folded = tuple(name for name in names if name in used and name not in arrays)
-    return Converted(made, arrays, folded, notes, differs, quantized)
+    folded = tuple(name for name in names if name in used and name not in made.arrays)
+    return replace(made, folded=folded, notes=portable.notes, differs=differs)
 
 
 class _ModelBuilder:
-    def __init__(
-        self,
-        onnx: Any,
-        program: Program,
-        store: Store,
-        options: OnnxOptions,
-    ):
-        self._onnx = onnx
+    def __init__(self, onnx: Any, program: Program, store: Store, options: OnnxOptions):
+        self._onnx, self._opset = onnx, options.opset
         self._program = program
-        self._opset, self._exact = options.opset, options.exact
         self._constants: dict[int, Value] = {}
         self._converter = Converter(onnx, options.opset, self._constants, options.exact)
         self._writer: GraphBuilder = self._converter.builder
@@ -136,50 +120,28 @@ class _ModelBuilder:
         self._outputs = list(program.output_names)
         self._structs = program.traced.structs[-len(self._inputs) :] if self._inputs else ()
         self._weights = {each.name: each.value for each in store.variables}
-        places = map(store.of_constant, program.traced.constants)
-        self._names = [store.variables[each].name for each in (*store.of_leaf, *places)]
+        self._constant_names = {
+            id(each): store.variables[store.of_constant(each)].name
+            for each in program.traced.constants
+        }
         self._made: dict[str, list[Value]] = {}
 
-    @property
-    def quantized(self) -> Mapping[str, Quantized]:
-        return self._writer.quantized
-
-    def made(self, portable: PortableProgram) -> Any:
+    def made(self, portable: PortableProgram) -> Converted:
         """The model of a portable program."""
-        taken = self._begun()
-        values = [part for each in portable.weights for part in self._held(each)]
-        constants = self._program.traced.constants  # loops and branches may contain some
-        self._learn(constants, self._names[len(self._names) - len(constants) :])
-        program = decompose(in_real_numbers(portable.program), self._has)
-        found = self._converter.convert(program, [*values, *taken])
-        return self._finished(found)
-
-    def of_traced(self) -> Any:
-        """Returns the model of the unoptimized program; raises for unsupported operations."""
-        traced, count = self._program.traced, len(self._names) - len(self._program.traced.constants)
         try:
             taken = self._begun()
-            values = [part for name in self._names[:count] for part in self._stored(name)]
-            self._learn(traced.constants, self._names[count:])
-            portable = decompose(in_real_numbers(traced.program), self._has)
-            found = self._converter.convert(portable, [*values, *taken])[: len(self._outputs)]
+            values = [part for each in portable.weights for part in self._held(each)]
+            for key, name in self._constant_names.items():  # of loops and branches
+                if len(stored := self._stored(name)) == 1:
+                    self._constants[key] = stored[0]
+            found = self._converter.write(portable.program, [*values, *taken])
         except NotInTargetError as error:
             raise UnsupportedOperationError(
                 f"ONNX cannot express {error}.", where=self._program.key, write=_WRITE
             ) from error
         except NotWrittenError as error:
             raise refuse_operation("ONNX", error, self._program.key, _WRITE) from error
-        return self._finished(found)
-
-    def _has(self, equation: Any) -> bool:
-        """Whether the operation of an equation is written by a rule."""
-        return RULES.has(equation, self._exact)
-
-    def _learn(self, constants: Sequence[Any], names: Sequence[str]) -> None:
-        """Registers arrays of the program under their names."""
-        for array, name in zip(constants, names):
-            if len(stored := self._stored(name)) == 1:
-                self._constants[id(array)] = stored[0]
+        return self._finished(found[: len(self._outputs)])
 
     def _begun(self) -> list[Value]:
         """The inputs."""
@@ -191,8 +153,8 @@ class _ModelBuilder:
         self._writer.sizes.learn((name, each.shape) for name, each in named)
         return taken
 
-    def _finished(self, found: Sequence[Any]) -> tuple[Any, dict[str, np.ndarray]]:
-        """The model without initializers, of its results, and these."""
+    def _finished(self, found: Sequence[Any]) -> Converted:
+        """The model of these results."""
         onnx, builder = self._onnx, self._writer
         outputs = [self._given(*each) for each in zip(self._outputs, found)]
         entries = [self._entry(*each) for each in zip(self._inputs, self._structs)]
@@ -207,7 +169,8 @@ class _ModelBuilder:
         versions = [onnx.helper.make_opsetid("", self._opset)]
         model = onnx.helper.make_model(graph, producer_name="pax_export", opset_imports=versions)
         model.ir_version = onnx.helper.find_min_ir_version_for(versions)
-        return model, arrays
+        quantized = {name: each for name, each in builder.quantized.items() if name in arrays}
+        return Converted(model, arrays, quantized)
 
     def _taken(self, name: str, struct: Any) -> Value:
         """An input, as the type that carries it."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -37,9 +36,7 @@ from pax_export.export.portable import (
     ProgramConverter,
     Rule,
     Weight,
-    decompose,
     in_parts,
-    in_real_numbers,
     kept,
     operation_names,
     written_fast,
@@ -71,42 +68,32 @@ def make_signature(
         integers=integers and not exact,
     )
 
-    def optimize() -> PortableProgram:
-        return portable_program(program, weights.store, wanted)
-
-    def write(portable: PortableProgram | None) -> TfliteSignature:
-        return _signature(program, weights, exact, portable)
-
-    made, portable, notes = written_fast(optimize, write, (UnsupportedOperationError,))
-    names = operation_names(program.traced.program if portable is None else portable.program)
-    return made, names, notes
+    made, portable = written_fast(
+        lambda options: portable_program(program, weights.store, options),
+        wanted,
+        lambda portable: _signature(program, weights, exact, portable),
+    )
+    return made, operation_names(portable.program), portable.notes
 
 
 def _signature(
-    program: Program,
-    weights: Weights,
-    exact: bool,
-    portable: PortableProgram | None,
+    program: Program, weights: Weights, exact: bool, portable: PortableProgram
 ) -> TfliteSignature:
     traced, entries, store = program.traced, program.inputs.flat, weights.store
-    places = [store.of_constant(value) for value in traced.constants]
-    leaves = len(traced.structs) - len(entries)
-    structs = traced.structs[leaves:]
+    structs = traced.structs[len(traced.structs) - len(entries) :]
     graph = Graph(program.key)
     with graph.active():
         inputs = [_input(graph, entry) for entry in entries]
         sizes = sizes_of([struct.shape for struct in structs], inputs)
-        constants = {id(v): (place, v) for v, place in zip(traced.constants, places)}
-        evaluator = _GraphConverter(program.key, sizes, constants, weights, exact)
+        constants = {id(value): store.of_constant(value) for value in traced.constants}
+        converter = _GraphConverter(sizes, constants, weights, exact)
         named = zip(inputs, structs)
         arrays = [part for x, s in named for part in to_carrier(x, kind(dtypes.stored(s)))]
-        if portable is None:
-            operands = [each for place in store.of_leaf[:leaves] for each in weights.lazy(place)]
-            written = traced.program
-        else:
-            operands = [each for weight in portable.weights for each in evaluator.held(weight)]
-            written = portable.program
-        results = evaluator.written(written, [*operands, *arrays])
+        operands = [each for weight in portable.weights for each in converter.held(weight)]
+        try:
+            results = converter.write(portable.program, [*operands, *arrays])
+        except NotWrittenError as error:
+            raise refuse_operation("TFLite", error, program.key, _WRITE) from error
         for value, struct in zip(results[: len(program.output_names)], traced.results):
             found = full(_now(value), struct.shape, sizes)
             found = graph.own(from_carrier(found, kind(dtypes.stored(struct))))
@@ -208,15 +195,14 @@ class LazyWeight(NamedTuple):
 class _GraphConverter:
     def __init__(
         self,
-        key: str,
         sizes: TfliteSizes,
-        constants: Mapping[int, tuple[int, Any]],
+        constants: Mapping[int, int],
         read: Weights,
         exact: bool,
     ):
-        self._key, self._sizes, self._constants, self._read = key, sizes, constants, read
-        self._known = partial(RULES.has, exact=exact)
-        self._converter = ProgramConverter(RULES, self._constant, self._by_rule)
+        self._sizes, self._constants, self._read = sizes, constants, read
+        self._converter = ProgramConverter(RULES, self._constant, self._by_rule, exact)
+        self.write = self._converter.write
 
     def held(self, weight: Weight) -> list[Any]:
         """Returns an array of a portable program lazily."""
@@ -224,17 +210,9 @@ class _GraphConverter:
             return self._read.lazy(self._read.places[weight.name])
         return [self._constant(part) for part in in_parts(weight.array)]
 
-    def written(self, program: Any, operands: Sequence[Any]) -> list[Any]:
-        """A traced program, in operations that TFLite has."""
-        try:
-            made = decompose(in_real_numbers(program), self._known)
-            return self._converter.convert(made, operands)
-        except NotWrittenError as error:
-            raise refuse_operation("TFLite", error, self._key, _WRITE) from error
-
     def _constant(self, value: Any) -> Any:
         if id(value) in self._constants:
-            return self._read(self._constants[id(value)][0])[0]
+            return self._read(self._constants[id(value)])[0]
         value = getattr(value, "val", value)
         value = np.asarray(value)
         if value.dtype.name == "float64" and not jax.config.read("jax_enable_x64"):
@@ -253,19 +231,12 @@ class _GraphConverter:
             [variable.aval for variable in equation.outvars],
             self._sizes,
             self._converter.convert,
-            self.call,
+            self._converter.call,
         )
         stored = rule.options.get("stored", False)
         _check_dtypes(operation, stored)
         with of_source(self._converter.source):
             return _apply_rule(rule, operation, [_now(each, stored) for each in operands])
-
-    def call(
-        self, function: Callable, structs: Sequence[Any], operands: Sequence[Any]
-    ) -> list[Any]:
-        """Traces a function of jax, and runs it here."""
-        made = decompose(jax.make_jaxpr(function)(*structs), self._known)
-        return self._converter.convert(made, operands)
 
 
 def _check_dtypes(operation: Operation, stored: bool) -> None:

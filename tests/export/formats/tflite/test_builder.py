@@ -255,12 +255,12 @@ def test_functions_that_tflite_has_are_one_operator(name, tmp_path):
 
 
 def test_a_pass_that_fails_is_no_reason_to_refuse(tmp_path, monkeypatch):
-    from pax_export.export.formats.tflite import graph
+    from pax_export.export.pipeline import format_exporter
 
     def failing(*_):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(graph, "portable_program", failing)
+    monkeypatch.setattr(format_exporter, "optimized", failing)
     model = ({}, lambda params, x: jax.nn.softmax(x))
     with pytest.warns(RuntimeWarning, match="planted"):
         report = to_tflite(model, tmp_path / "m.tflite", spec("2, 3"))

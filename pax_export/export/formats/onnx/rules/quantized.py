@@ -19,11 +19,9 @@ import numpy as np
 from pax_export._quantized import Form, dequantized, few_rows, plain_dot, unpacked
 from pax_export._quantized import round_inputs as _round_inputs
 from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import RULES, rule
+from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.products import product
 from pax_export.export.formats.onnx.values import Value, carrier
-from pax_export.export.portable import decompose
-from pax_export.export.portable.sizes import trace
 from pax_export.export.validation.integers import Quantized
 
 #: `DequantizeLinear` has groups from this opset on.
@@ -36,7 +34,7 @@ _SINCE = {("symmetric", 8): 1, ("symmetric", 4): 21, ("asymmetric", 4): 21, ("fl
 def dequantize(builder: GraphBuilder, results: Sequence[Any], *stored: Value, **told: Any) -> Any:
     weight = QuantizedWeight.stored(builder, stored, Form(**told), results[0].dtype)
     if weight is None:
-        return _in_other_operations(builder, partial(dequantized, form=Form(**told)), *stored)
+        return builder.call(partial(dequantized, form=Form(**told)), *stored)
     return weight.written(tuple(range(stored[0].rank)), fused=False)
 
 
@@ -57,7 +55,7 @@ def quantized_dot(
         def plain(x: Any, *stored: Any) -> Any:
             return plain_dot(x, dequantized(*stored, form=form), contracted)
 
-        return _in_other_operations(builder, plain, x, *stored)
+        return builder.call(plain, x, *stored)
     order = (0, 1) if contracted == -2 else (1, 0)
     rounded = builder.integers.get(x.name)
     by_row = isinstance(rounded, RoundedRows)
@@ -92,7 +90,7 @@ def quantized_rows(
     weight = QuantizedWeight.stored(builder, given, form, result.dtype)
     groups = form.group is not None
     if weight is None or form.axis != -1 or not (groups or weight.is_by_channel(0)):
-        return _in_other_operations(builder, partial(few_rows, **told), index, *given)
+        return builder.call(partial(few_rows, **told), index, *given)
     stored = weight.stored_integers((1, 0))
     if form.bits == 4:  # no operator takes columns of these; a session casts them when it loads
         stored = builder.cast(stored, np.int8)
@@ -110,11 +108,6 @@ def quantized_rows(
     else:
         made = builder("Mul", made, scale)
     return builder.fit(builder.transpose(made, [*range(1, len(outer) + 1), 0]), result.dtype)
-
-
-def _in_other_operations(builder: GraphBuilder, function: Any, *operands: Value) -> Any:
-    (made,) = builder.inline(decompose(trace(function, operands, {}), RULES.has), operands)
-    return made
 
 
 class RoundedInputs(NamedTuple):
@@ -145,7 +138,7 @@ def round_inputs(
     names = [builder.stored.get(each.name, each.name) for each in (scale, zero)]
     of_scale, of_zero = (builder.initializers.get(name) for name in names)
     if of_scale is None or of_zero is None or of_scale.ndim:
-        return _in_other_operations(builder, _round_inputs, x, scale, zero)
+        return builder.call(_round_inputs, x, scale, zero)
     unsigned = f"{names[1]}:uint8"
     if unsigned not in builder.initializers:
         builder.store((of_zero.astype(np.int16) + 128).astype(np.uint8), unsigned)
