@@ -23,10 +23,17 @@ from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
     ProgramContents,
     Request,
+    portable_program,
     store_of,
 )
 from pax_export.export.pipeline.run_export import run_export
-from pax_export.export.portable import PassOptions, Weight, decompose, optimized
+from pax_export.export.portable import (
+    PassOptions,
+    PortableProgram,
+    Weight,
+    decompose,
+    optimized,
+)
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import attach_operations
@@ -72,7 +79,8 @@ class FormatProgram:
         """
         leaves = [Weight(*each) for each in self.weights.items()]
         made = decompose(self.jaxpr, has, normal_forms=False)
-        return _flat_program(self.key, made, leaves, {}, self.inputs, self.outputs)
+        flat = optimized(made, leaves, {}, _AS_TRACED, len(self.outputs))
+        return _format_program(self.key, flat, self.inputs, self.outputs)
 
     def unsupported(self, equation: Equation, reason: str = "") -> UnsupportedOperationError:
         """Returns the error for an operation that the format cannot express.
@@ -93,16 +101,12 @@ class FormatProgram:
         return attach_operations(error, [(equation,)])
 
 
-def _flat_program(
+def _format_program(
     key: str,
-    jaxpr: TracedProgram,
-    leaves: Sequence[Weight],
-    constants: Mapping[int, str],
+    made: PortableProgram,
     inputs: Mapping[str, jax.ShapeDtypeStruct],
     outputs: Mapping[str, jax.ShapeDtypeStruct],
 ) -> FormatProgram:
-    """Returns a program with inlined calls, and its constants among the weights."""
-    made = optimized(jaxpr, leaves, constants, _AS_TRACED, len(outputs))
     weights: dict[str, np.ndarray] = {}
     for each in made.weights:
         name = each.name or f"literal.{len(weights)}"
@@ -216,22 +220,16 @@ class _CustomContents(ProgramContents):
     function: Write
 
     def write(self, place: Path) -> Mapping[str, Any]:
-        programs = [self._format_program(each) for each in self.programs]
+        programs = [
+            _format_program(
+                each.key,
+                portable_program(each, self.store, _AS_TRACED),
+                {entry.name: entry.struct for entry in each.inputs.flat},
+                dict(zip(each.output_names, each.outputs)),
+            )
+            for each in self.programs
+        ]
         return self.function(place, programs) or {}
-
-    def _format_program(self, program: Program) -> FormatProgram:
-        """The program, with the stored arrays under their names."""
-        traced, variables = program.traced, self.store.variables
-        stored = [variables[place] for place in self.store.of_leaf]
-        constants = {id(x): variables[self.store.of_constant(x)].name for x in traced.constants}
-        return _flat_program(
-            program.key,
-            traced.program,
-            [Weight(each.name, np.asarray(each.value)) for each in stored],
-            constants,
-            {entry.name: entry.struct for entry in program.inputs.flat},
-            dict(zip(program.output_names, program.outputs)),
-        )
 
     def report_fields(
         self, place: Path, written: Mapping[str, Any], run: ExportRun

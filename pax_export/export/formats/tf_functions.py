@@ -12,7 +12,6 @@ One call of a signature is one `XlaCallModule` operation, as in jax2tf.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from pax_export._optional import require
@@ -39,11 +38,9 @@ def make_variables(store: Store) -> list[Any]:
 def make_function(signature: Signature, variables: Sequence[Any], gradient: object = None) -> Any:
     """Returns a `tf.function` from the signature's inputs, by position, to outputs by name.
 
-    Its `get_concrete_function()` needs no arguments. It includes the TensorFlow functions around
+    Its `get_concrete_function()` needs no arguments. It is without the TensorFlow functions around
     the signature.
     """
-    if signature.processing is not None:
-        return make_whole(signature, make_stages(signature, variables, gradient))
 
     def function(*inputs: PyTree) -> dict[str, Any]:
         return call_signature(signature, variables, inputs, gradient)
@@ -63,7 +60,7 @@ def make_stages(
     """
     around = signature.processing
     assert around is not None
-    model = make_function(replace(signature, processing=None), variables, gradient)
+    model = make_function(signature, variables, gradient)
     stages = {"preprocess": around.preprocess, "model": model, "postprocess": around.postprocess}
     return {name: stage for name, stage in stages.items() if stage is not None}
 

@@ -95,21 +95,6 @@ def _conj(x: Any, **_: object) -> ComplexPair:
     return ComplexPair(x.real, -x.imag)
 
 
-@on_complex("neg")
-def _neg(x: ComplexPair, **_: object) -> ComplexPair:
-    return ComplexPair(-x.real, -x.imag)
-
-
-@on_complex("add", "add_any")
-def _add(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
-    return ComplexPair(x.real + y.real, x.imag + y.imag)
-
-
-@on_complex("sub")
-def _sub(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
-    return ComplexPair(x.real - y.real, x.imag - y.imag)
-
-
 @on_complex("mul")
 def multiply(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
     """Returns the products of two pairs."""
@@ -232,16 +217,13 @@ def _pow(x: Any, y: Any, **_: object) -> ComplexPair:
 
 @on_complex("sin")
 def _sin(x: ComplexPair, **_: object) -> ComplexPair:
-    return ComplexPair(
-        _times(jnp.cosh(x.imag), jnp.sin(x.real)), jnp.cos(x.real) * jnp.sinh(x.imag)
-    )
+    turned = _sinh(ComplexPair(x.imag, x.real))
+    return ComplexPair(turned.imag, turned.real)
 
 
 @on_complex("cos")
 def _cos(x: ComplexPair, **_: object) -> ComplexPair:
-    return ComplexPair(
-        jnp.cos(x.real) * jnp.cosh(x.imag), -_times(jnp.sinh(x.imag), jnp.sin(x.real))
-    )
+    return _conj(_cosh(ComplexPair(x.imag, x.real)))
 
 
 @on_complex("sinh")

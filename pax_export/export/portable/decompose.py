@@ -118,7 +118,7 @@ class _Pass:
         Normal forms are not changed, including the operations inside them.
         """
         name = equation.primitive.name
-        if name == "composite" and kept.name_of(equation.params) in kept.NORMAL_FORMS:
+        if kept.operation(equation)[0] in kept.NORMAL_FORMS:
             if self._has_normal_forms or self._has(equation):
                 return equation
             raise NotDecomposedError("into an operation that the target lacks")

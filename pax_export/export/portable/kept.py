@@ -218,18 +218,22 @@ def name_of(parameters: Mapping[str, Any]) -> str:
     return name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else ""
 
 
+def operation(equation: Any) -> tuple[str, dict[str, Any]]:
+    """Returns the name and the parameters of an operation; a kept function has its own."""
+    name, told = equation.primitive.name, equation.params
+    kept = name_of(told) if name == "composite" else ""
+    if not kept:
+        return name, told
+    held = told["attributes"]
+    return kept, {name: jax.tree.unflatten(tree, leaves) for name, leaves, tree in held}
+
+
 def operation_names(program: Any) -> set[str]:
     """Returns the names of the operations of a program; a kept function counts as one."""
     names = set()
     for equation in getattr(program, "jaxpr", program).eqns:
-        kept = name_of(equation.params) if equation.primitive.name == "composite" else ""
-        names.add(kept or equation.primitive.name)
-        if not kept:
+        name, _ = operation(equation)
+        names.add(name)
+        if name == equation.primitive.name:
             names.update(*map(operation_names, inner_programs(equation)))
     return names
-
-
-def attributes(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the attributes of a composite by name."""
-    held = parameters["attributes"]
-    return {name: jax.tree.unflatten(tree, leaves) for name, leaves, tree in held}

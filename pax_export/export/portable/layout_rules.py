@@ -117,7 +117,7 @@ def round_rows(equation: Any, operands: Operands) -> Results:
 
 @rule("composite")
 def composite(equation: Any, operands: Operands) -> Results:
-    name, told = kept.name_of(equation.params), kept.attributes(equation.params)
+    name, told = kept.operation(equation)
     (x, *_) = operands
     if name == "mean":
         if told["keepdims"]:

@@ -53,10 +53,11 @@ def padded_inside(program: PortableProgram) -> PortableProgram:
         inside = all(max(ends) < width for ends, width in zip(padding, widths))
         return bool(inside and number <= at_least[pad.invars[0]])
 
+    operations = ((each, *kept.operation(each)) for each in program.jaxpr.eqns)
     at_least = {
-        each.outvars[0]: kept.attributes(each.params).get("low", -np.inf)
-        for each in program.jaxpr.eqns
-        if each.primitive.name == "composite" and kept.name_of(each.params) == "clip"
+        each.outvars[0]: told.get("low", -np.inf)
+        for each, name, told in operations
+        if name == "clip"
     }
     if not any(each.primitive.name == "pad" for each in program.jaxpr.eqns):
         return program

@@ -34,11 +34,11 @@ from pax_export.export.portable.sizes import trace
 
 #: Operations that move numbers, or add them: two arrays take them twice.
 _MOVES = frozenset(
-    "broadcast_in_dim concatenate copy cumsum device_put dynamic_slice "
-    "dynamic_update_slice empty gather layout_constraint name "
+    "add add_any broadcast_in_dim concatenate copy cumsum device_put dynamic_slice "
+    "dynamic_update_slice empty gather layout_constraint name neg "
     "optimization_barrier pad pvary reduce_sum reduced_vary_cast reshape reshard rev scatter "
     "scatter-add scatter-sub scatter_add scatter_sub select_n sharding_constraint slice sort "
-    "split squeeze stack stage stop_gradient tie tile transpose unstack zeros_like".split()
+    "split squeeze stack stage stop_gradient sub tie tile transpose unstack zeros_like".split()
 )
 _LOOPS = frozenset(("scan", "while", "cond"))
 

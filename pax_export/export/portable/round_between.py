@@ -111,9 +111,9 @@ def _ends_after(equation: Equation, x: _Ranged) -> tuple[float, float] | None:
     """Returns the range behind an operation that moves elements or clips them; None for others."""
     if equation.primitive.name in _MOVES and len(equation.invars) == 1:
         return x.low, x.high
-    if equation.primitive.name != "composite" or kept.name_of(equation.params) != "clip":
+    name, told = kept.operation(equation)
+    if name != "clip":
         return None
-    told = kept.attributes(equation.params)
     low, high = told.get("low"), told.get("high")
     ends = [x.low, x.high]
     if low is not None:

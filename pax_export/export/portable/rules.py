@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from pax_export._jaxpr import interpret, needed_equations, wrapped_program
-from pax_export.export.portable.decompose import decompose, not_decomposed
+from pax_export.export.portable import kept
+from pax_export.export.portable.decompose import decompose, decomposed, not_decomposed
 from pax_export.export.portable.decompositions import NotDecomposedError
 from pax_export.export.portable.decompositions.ordering import has_order
 from pax_export.export.portable.real_numbers import NotWrittenError, in_real_numbers
@@ -24,10 +25,11 @@ class NotInTargetError(Exception):
 
 @dataclass(frozen=True)
 class Rule:
-    """A function that writes a primitive as operators of a target.
+    """A function that writes a primitive, or a kept function, as operators of a target.
 
     Attributes:
-        function: the function; its operands are those of the format.
+        function: the function; its operands are those of the format.  It returns None where the
+            target only has the definition or decomposition.
         when: the condition for equations of the rule; None for all.
         options: options of the format.
     """
@@ -38,7 +40,7 @@ class Rule:
 
 
 class RuleTable(dict[str, Rule]):
-    """The rules of a target, by the name of the primitive."""
+    """The rules of a target, by the name of the primitive or kept function."""
 
     def rule(
         self, *names: str, when: Callable[[Any], bool] | None = None, **options: bool
@@ -72,7 +74,7 @@ class ProgramConverter:
     Args:
         rules: the rules of the target.
         constant: returns the value of a constant or literal.
-        by_rule: ``by_rule(rule, equation, operands)`` returns the results of an equation.
+        by_rule: ``by_rule(rule, equation, operands)`` returns the results of an equation, or None.
         exact: write NaN as in jax.
     """
 
@@ -80,7 +82,7 @@ class ProgramConverter:
         self,
         rules: RuleTable,
         constant: Callable[[Any], Any],
-        by_rule: Callable[[Rule, Any, list[Any]], Sequence[Any]],
+        by_rule: Callable[[Rule, Any, list[Any]], Sequence[Any] | None],
         exact: bool,
     ):
         self._rules, self._constant, self._by_rule = rules, constant, by_rule
@@ -118,13 +120,16 @@ class ProgramConverter:
     def _convert_equation(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         self._callers.append(equation)
         try:
-            found = self._rules.get(equation.primitive.name)
-            inner = wrapped_program(equation) if found is None else None
-            if inner is not None:
-                return self.convert(inner, operands)
-            if found is None:
+            found = self._rules.get(kept.operation(equation)[0])
+            made = None if found is None else self._by_rule(found, equation, operands)
+            if made is not None:
+                return made
+            inner = wrapped_program(equation)
+            if inner is None and found is not None:
+                inner = decompose(decomposed(equation), self._has)
+            if inner is None:
                 raise NotInTargetError(not_decomposed(equation))
-            return self._by_rule(found, equation, operands)
+            return self.convert(inner, operands)
         except NotWrittenError:
             raise
         except (NotInTargetError, NotDecomposedError) as error:

@@ -13,7 +13,7 @@ from pax_export._jaxpr import inner_programs
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import RULES
 from pax_export.export.formats.onnx.values import Value, carrier, is_number
-from pax_export.export.portable import ProgramConverter, Rule
+from pax_export.export.portable import ProgramConverter, Rule, kept
 from pax_export.export.portable.arithmetic import MOVES, computed_equation
 
 
@@ -23,20 +23,21 @@ class Converter:
     def __init__(self, onnx: Any, opset: int, constants: Mapping[int, Value], exact: bool = True):
         converter = ProgramConverter(RULES, self._constant, self._by_rule, exact)
         self.write = converter.write
-        self.builder = GraphBuilder(onnx, opset, converter, exact)
+        self.builder = GraphBuilder(onnx, opset, converter.convert, exact)
         self._constants = constants
 
     def _constant(self, value: Any) -> Value:
         found = self._constants.get(id(value))
         return self.builder.literal(value) if found is None else found
 
-    def _by_rule(self, rule: Rule, equation: Any, operands: Sequence[Any]) -> list[Value]:
+    def _by_rule(self, rule: Rule, equation: Any, operands: Sequence[Any]) -> list[Value] | None:
         results = [ResultStruct(tuple(var.aval.shape), var.aval.dtype) for var in equation.outvars]
-        self.builder.operation = equation.primitive.name
+        self.builder.operation, told = kept.operation(equation)
         if _is_known(equation, operands, results):
             found = computed_equation(equation, [x.known.astype(x.dtype) for x in operands])
             return [self.builder.literal(np.asarray(each)) for each in found]
-        return _values(rule.function(self.builder, results, *operands, **equation.params), results)
+        made = rule.function(self.builder, results, *operands, **told)
+        return None if made is None else _values(made, results)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,10 @@ from pax_export.export.formats.onnx.values import (
     is_rounded,
     same_shape,
 )
-from pax_export.export.portable import ProgramConverter
 from pax_export.export.validation.integers import Quantized
+
+#: Converts a program of jax: (program, arguments) to results.
+Inline = Callable[[Any, Sequence[Value]], list[Value]]
 
 
 class GraphBuilder:
@@ -28,10 +30,10 @@ class GraphBuilder:
     names, `Value`s, numpy arrays, which become constants, or None if omitted.
     """
 
-    def __init__(self, onnx: Any, opset: int, converter: ProgramConverter, exact: bool):
+    def __init__(self, onnx: Any, opset: int, inline: Inline, exact: bool):
         self.onnx = onnx
         self.opset = opset
-        self._converter = converter
+        self.inline = inline
         self.exact = exact  # whether NaN, ties and signs of zero are guarded
         self.accuracy_level = 4  # of products of quantized weights
         self.operation = ""  # the primitive that is being written
@@ -53,15 +55,6 @@ class GraphBuilder:
     @property
     def nodes(self) -> list[Any]:
         return self._nodes
-
-    def inline(self, program: Any, operands: Sequence[Value]) -> list[Value]:
-        """Writes a program of jax; returns its results."""
-        return self._converter.convert(program, operands)
-
-    def call(self, function: Callable[..., Any], *operands: Value) -> Any:
-        """Writes a function of jax with one result; returns that."""
-        (made,) = self._converter.call(function, operands, operands)
-        return made
 
     def new_name(self, kind: str = "") -> str:
         self._count += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -151,21 +151,11 @@ class Weights:
         self.store = store
         self.places = {each.name: place for place, each in enumerate(store.variables)}
         self._stored: dict[int, Tensor] = {}
-        self._read: dict[int, Any] = {}
 
     def lazy(self, place: int) -> list[LazyWeight]:
         """Returns an array lazily, or the two parts of complex numbers."""
         count = len(in_parts(self.store.variables[place].value))
         return [LazyWeight(self, place, part) for part in range(count)]
-
-    def __call__(self, place: int) -> list[Any]:
-        if place in self._read:
-            return self._read[place]
-        tensor = self.stored(place)
-        found = to_carrier(tensor, tensor.dtype.name)
-        if all(each.value is not None for each in found):  # constants do not belong to one graph
-            self._read[place] = found
-        return found
 
     def stored(self, place: int) -> Tensor:
         """An array in the dtype that the model has."""
@@ -186,7 +176,8 @@ class LazyWeight(NamedTuple):
     part: int
 
     def __call__(self) -> Any:
-        return self.weights(self.place)[self.part]
+        stored = self.stored()
+        return to_carrier(stored, stored.dtype.name)[self.part]
 
     def stored(self) -> Tensor:
         return self.weights.stored(self.place)
@@ -212,7 +203,7 @@ class _GraphConverter:
 
     def _constant(self, value: Any) -> Any:
         if id(value) in self._constants:
-            return self._read(self._constants[id(value)])[0]
+            return self._read.lazy(self._constants[id(value)])[0]()
         value = getattr(value, "val", value)
         value = np.asarray(value)
         if value.dtype.name == "float64" and not jax.config.read("jax_enable_x64"):
@@ -223,10 +214,11 @@ class _GraphConverter:
             return value  # its users report the unsupported dtype
         return constant(value)
 
-    def _by_rule(self, rule: Rule, equation: Equation, operands: list[Any]) -> Sequence[Any]:
+    def _by_rule(self, rule: Rule, equation: Equation, operands: list[Any]) -> list[Any] | None:
+        name, told = kept.operation(equation)
         operation = Operation(
-            equation.primitive.name,
-            equation.params,
+            name,
+            told,
             [atom.aval for atom in equation.invars],
             [variable.aval for variable in equation.outvars],
             self._sizes,
@@ -236,7 +228,8 @@ class _GraphConverter:
         stored = rule.options.get("stored", False)
         _check_dtypes(operation, stored)
         with of_source(self._converter.source):
-            return _apply_rule(rule, operation, [_now(each, stored) for each in operands])
+            given = [_now(each, stored) for each in operands]
+            return _apply_rule(rule, operation, given, {} if told is equation.params else told)
 
 
 def _check_dtypes(operation: Operation, stored: bool) -> None:
@@ -247,13 +240,17 @@ def _check_dtypes(operation: Operation, stored: bool) -> None:
             raise NotInTargetError(f"it does not compute with {name}.")
 
 
-def _apply_rule(rule: Rule, operation: Operation, operands: list[Any]) -> list[Any]:
+def _apply_rule(
+    rule: Rule, operation: Operation, operands: list[Any], attributes: Mapping[str, Any]
+) -> list[Any] | None:
     if not rule.options.get("thin"):
         shapes = [struct.shape for struct in operation.operands]
         operands = [full(*each, operation.sizes) for each in zip(operands, shapes)]
-    results = rule.function(operation, *operands)
+    results = rule.function(operation, *operands, **attributes)
+    if results is None:
+        return None
     results = results if isinstance(results, list) else [results]
-    if (kept.name_of(operation.params) or operation.name) in _EXACT:
+    if operation.name in _EXACT:
         return results
     return [_rounded(value, struct) for value, struct in zip(results, operation.results)]
 

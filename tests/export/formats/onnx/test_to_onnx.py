@@ -440,13 +440,13 @@ def test_a_pass_that_fails_leaves_a_right_file(tmp_path, monkeypatch):
 
 
 def test_a_rule_that_fails_for_the_optimized_program_alone_is_said(tmp_path, monkeypatch):
-    from pax_export.export.formats.onnx.rules import kept
-    from pax_export.export.portable import NotInTargetError
+    from pax_export.export.formats.onnx.registry import RULES
+    from pax_export.export.portable import NotInTargetError, Rule
 
     def fails(*_, **__):
         raise NotInTargetError("planted")
 
-    monkeypatch.setitem(kept._ROWS, "softmax", fails)
+    monkeypatch.setitem(RULES, "softmax", Rule(fails))
     with pytest.warns(RuntimeWarning, match="which may be slow: .*planted"):
         to_onnx(({}, lambda _, x: jax.nn.softmax(x)), tmp_path / "net.onnx", spec("batch, 3"))
 

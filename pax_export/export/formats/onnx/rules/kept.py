@@ -10,12 +10,10 @@ import numpy as np
 
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
-from pax_export.export.formats.onnx.rules.ordering import rank
 from pax_export.export.formats.onnx.rules.reductions import reduced
-from pax_export.export.formats.onnx.rules.slices import put_window, window
 from pax_export.export.formats.onnx.values import Value
-from pax_export.export.portable import kept
 
+Results = Sequence[Any]
 Row = Callable[..., Any]
 #: Gelu is an operator from here on.
 _GELU = 20
@@ -23,17 +21,10 @@ _GELU = 20
 _DFT = 20
 
 
-@rule("composite")
-def composite(builder: GraphBuilder, results: Sequence[Any], *operands: Value, **told: Any) -> Any:
-    """Writes a composite as its operator, or else as its definition."""
-    row = _ROWS.get(kept.name_of(told))
-    if row is None or (row is gelu and builder.opset < _GELU):
-        program = told.get("jaxpr", told.get("call_jaxpr"))
-        return builder.inline(program, operands)
-    return row(builder, *operands, **kept.attributes(told))
-
-
-def clip(builder: GraphBuilder, x: Value, *, low: Any = None, high: Any = None) -> str:
+@rule("clip")
+def clip(
+    builder: GraphBuilder, results: Results, x: Value, *, low: Any = None, high: Any = None
+) -> str:
     if low == 0 and high is None:
         return builder("Relu", x)
     ends = [None if end is None else builder.like(end, x) for end in (low, high)]
@@ -42,30 +33,45 @@ def clip(builder: GraphBuilder, x: Value, *, low: Any = None, high: Any = None) 
     return builder("Clip", x, *ends)
 
 
-def silu(builder: GraphBuilder, x: Value) -> str:
+@rule("silu")
+def silu(builder: GraphBuilder, results: Results, x: Value) -> str:
     return builder("Mul", x, builder("Sigmoid", x))
 
 
-def gelu(builder: GraphBuilder, x: Value, *, approximate: bool) -> str:
+@rule("gelu")
+def gelu(builder: GraphBuilder, results: Results, x: Value, *, approximate: bool) -> str | None:
+    if builder.opset < _GELU:
+        return None
     return builder("Gelu", x, approximate="tanh" if approximate else "none")
 
 
-def mean(builder: GraphBuilder, x: Value, *, axes: Sequence[int], keepdims: bool) -> str:
+@rule("mean")
+def mean(
+    builder: GraphBuilder, results: Results, x: Value, *, axes: Sequence[int], keepdims: bool
+) -> str:
     if x.rank > 3 and list(axes) == list(range(2, x.rank)):
         pooled = builder("GlobalAveragePool", x)
         return pooled if keepdims else builder.squeeze(pooled, axes)
     return reduced(builder, "ReduceMean", x, axes, keepdims)
 
 
+@rule("layer_norm")
 def layer_norm(
-    builder: GraphBuilder, x: Value, *vectors: Value, epsilon: float, scaled: bool, shifted: bool
+    builder: GraphBuilder,
+    results: Results,
+    x: Value,
+    *vectors: Value,
+    epsilon: float,
+    scaled: bool,
+    shifted: bool,
 ) -> str:
     scale: Any = vectors[0] if scaled else np.ones(int(x.shape[-1]), x.carrier)
     shift = [vectors[-1]] if shifted else []
     return builder("LayerNormalization", x, scale, *shift, axis=-1, epsilon=epsilon)
 
 
-def dft(builder: GraphBuilder, x: Value) -> Any:
+@rule("dft")
+def dft(builder: GraphBuilder, results: Results, x: Value) -> Any:
     """The transform along the last axis of pairs.
 
     It is always along axis 1, because OpenVINO 2026.4 ignores the operator's axis.
@@ -79,12 +85,22 @@ def dft(builder: GraphBuilder, x: Value) -> Any:
     return made if len(rows) == 1 else builder.reshape(made, x.shape)
 
 
-def extreme(builder: GraphBuilder, x: Value, *, axes: Sequence[int], largest: bool) -> Any:
+@rule("extreme")
+def extreme(
+    builder: GraphBuilder, results: Results, x: Value, *, axes: Sequence[int], largest: bool
+) -> Any:
     return reduced(builder, "ReduceMax" if largest else "ReduceMin", x, axes)
 
 
+@rule("put")
 def put(
-    builder: GraphBuilder, x: Value, places: Value, rows: Value, *inside: Value, how: str
+    builder: GraphBuilder,
+    results: Results,
+    x: Value,
+    places: Value,
+    rows: Value,
+    *inside: Value,
+    how: str,
 ) -> str:
     index, given = builder.cast(places, np.int64), rows.name
     if inside and (inside[0].known is None or not inside[0].known.all()):
@@ -95,7 +111,8 @@ def put(
     return builder.fit(made, x.dtype)
 
 
-def sizes(builder: GraphBuilder, *, of: Sequence[Any]) -> str:
+@rule("sizes")
+def sizes(builder: GraphBuilder, results: Results, *, of: Sequence[Any]) -> str:
     return builder.sizes.cast(builder.sizes.shape(of), builder.cast_to(np.int32))
 
 
@@ -104,6 +121,7 @@ def _recurrent(operator: str) -> Row:
 
     def write(
         builder: GraphBuilder,
+        results: Results,
         x: Value,
         w: Value,
         r: Value,
@@ -127,22 +145,14 @@ def _recurrent(operator: str) -> Row:
 
 def _operator(name: str, **fixed: float) -> Row:
     """Returns the row of an operator with the operands and attributes of the composite."""
-    return lambda builder, *operands, **told: builder(name, *operands, **fixed, **told)
+    return lambda builder, results, *operands, **told: builder(name, *operands, **fixed, **told)
 
 
-_ROWS: dict[str, Row] = {
-    "hard_sigmoid": _operator("HardSigmoid", alpha=1 / 6, beta=0.5),
-    "hard_swish": _operator("HardSwish"),
-    "log_softmax": _operator("LogSoftmax"),
-    "softmax": _operator("Softmax"),
-    "take": _operator("Gather"),
-    "take_along": _operator("GatherElements"),
-}
-_ROWS |= {name: _recurrent(name.upper()) for name in ("lstm", "gru", "rnn")}
-_ROWS |= {
-    each.__name__: each
-    for each in (
-        *(clip, silu, gelu, mean, layer_norm, dft),
-        *(extreme, rank, put, window, put_window, sizes),
-    )
-}
+rule("hard_sigmoid")(_operator("HardSigmoid", alpha=1 / 6, beta=0.5))
+rule("hard_swish")(_operator("HardSwish"))
+rule("log_softmax")(_operator("LogSoftmax"))
+rule("softmax")(_operator("Softmax"))
+rule("take")(_operator("Gather"))
+rule("take_along")(_operator("GatherElements"))
+for _name in ("lstm", "gru", "rnn"):
+    rule(_name)(_recurrent(_name.upper()))

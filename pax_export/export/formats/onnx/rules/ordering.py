@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pax_export.export.formats.onnx.graph import GraphBuilder
+from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value
 
 Results = Sequence[Any]
@@ -18,7 +19,10 @@ def _top(builder: GraphBuilder, x: object, count: object, axis: int, largest: bo
     return builder("TopK", x, count, results=2, axis=axis, largest=int(largest), sorted=1)
 
 
-def rank(builder: GraphBuilder, x: Value, *, axis: int, count: Any, largest: bool) -> str:
+@rule("rank")
+def rank(
+    builder: GraphBuilder, results: Results, x: Value, *, axis: int, count: Any, largest: bool
+) -> str:
     """Returns the indices of the first elements in an order; stable, with NaN largest.
 
     `TopK` is stable by the standard, but not in OpenVINO and IREE: its result is sorted again by

@@ -10,14 +10,12 @@ once, when it loads a file.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from pax_export._quantized import Form, dequantized, few_rows, plain_dot, unpacked
-from pax_export._quantized import round_inputs as _round_inputs
+from pax_export._quantized import Form, unpacked
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.products import product
@@ -34,7 +32,7 @@ _SINCE = {("symmetric", 8): 1, ("symmetric", 4): 21, ("asymmetric", 4): 21, ("fl
 def dequantize(builder: GraphBuilder, results: Sequence[Any], *stored: Value, **told: Any) -> Any:
     weight = QuantizedWeight.stored(builder, stored, Form(**told), results[0].dtype)
     if weight is None:
-        return builder.call(partial(dequantized, form=Form(**told)), *stored)
+        return None
     return weight.written(tuple(range(stored[0].rank)), fused=False)
 
 
@@ -51,11 +49,7 @@ def quantized_dot(
     form = Form(**told)
     weight = QuantizedWeight.stored(builder, stored, form, result.dtype)
     if weight is None:
-
-        def plain(x: Any, *stored: Any) -> Any:
-            return plain_dot(x, dequantized(*stored, form=form), contracted)
-
-        return builder.call(plain, x, *stored)
+        return None
     order = (0, 1) if contracted == -2 else (1, 0)
     rounded = builder.integers.get(x.name)
     by_row = isinstance(rounded, RoundedRows)
@@ -90,7 +84,7 @@ def quantized_rows(
     weight = QuantizedWeight.stored(builder, given, form, result.dtype)
     groups = form.group is not None
     if weight is None or form.axis != -1 or not (groups or weight.is_by_channel(0)):
-        return builder.call(partial(few_rows, **told), index, *given)
+        return None
     stored = weight.stored_integers((1, 0))
     if form.bits == 4:  # no operator takes columns of these; a session casts them when it loads
         stored = builder.cast(stored, np.int8)
@@ -138,7 +132,7 @@ def round_inputs(
     names = [builder.stored.get(each.name, each.name) for each in (scale, zero)]
     of_scale, of_zero = (builder.initializers.get(name) for name in names)
     if of_scale is None or of_zero is None or of_scale.ndim:
-        return builder.call(_round_inputs, x, scale, zero)
+        return None
     unsigned = f"{names[1]}:uint8"
     if unsigned not in builder.initializers:
         builder.store((of_zero.astype(np.int16) + 128).astype(np.uint8), unsigned)

@@ -78,7 +78,10 @@ def pad(
     return builder("Pad", x, builder.sizes.shape(ends), value)
 
 
-def window(builder: GraphBuilder, x: Value, *starts: Value, sizes: Sequence[Any]) -> Any:
+@rule("window")
+def window(
+    builder: GraphBuilder, results: Results, x: Value, *starts: Value, sizes: Sequence[Any]
+) -> Any:
     axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], sizes[axis])]
     if not axes:
         return x
@@ -88,7 +91,10 @@ def window(builder: GraphBuilder, x: Value, *starts: Value, sizes: Sequence[Any]
     return builder.declare(made, x, sizes)
 
 
-def put_window(builder: GraphBuilder, x: Value, update: Value, *starts: Value) -> str:
+@rule("put_window")
+def put_window(
+    builder: GraphBuilder, results: Results, x: Value, update: Value, *starts: Value
+) -> str:
     axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
     places = {axis: _starts_array(builder, [starts[axis]]) for axis in axes}
     made = _replace_window(builder, x.name, update, axes, places)

@@ -11,7 +11,7 @@ import numpy as np
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
-from pax_export.export.formats.tflite.rule import Operation
+from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import is_float, larger, smaller
 from pax_export.export.formats.tflite.rules.comparison import ordered
 from pax_export.export.formats.tflite.rules.layout import cut
@@ -22,6 +22,7 @@ from pax_export.export.formats.tflite.tensors import (
 )
 
 
+@rule("window")
 def window(op: Operation, x: Any, *starts: Tensor, sizes: Sequence[Any]) -> Any:
     for axis, (start, size) in enumerate(zip(starts, sizes)):
         if str(size) == str(op.operands[0].shape[axis]):
@@ -37,6 +38,7 @@ def window(op: Operation, x: Any, *starts: Tensor, sizes: Sequence[Any]) -> Any:
     return x
 
 
+@rule("put_window")
 def put_window(op: Operation, x: Tensor, update: Tensor, *starts: Tensor) -> Any:
     return updated(x, update, starts)
 
@@ -56,15 +58,18 @@ def bytes_of(table: Tensor) -> Tensor:
     return table
 
 
+@rule("take")
 def take(op: Operation, x: Tensor, places: Tensor, *, axis: int) -> Any:
     return lite.cast(moves.gather(bytes_of(x), places, axis=axis), x.dtype)
 
 
+@rule("take_along")
 def take_along(op: Operation, x: Tensor, places: Tensor, *, axis: int) -> Any:
     rows = (_lines(op, each, s.shape, axis) for each, s in zip((x, places), op.operands))
     return _unlined(op, moves.gather(*rows, batch_dims=1, axis=1), axis)
 
 
+@rule("rank")
 def rank(op: Operation, x: Tensor, *, axis: int, count: Any, largest: bool) -> Any:
     """Uses TFLite's `TOPK_V2`, which is stable."""
     keys = ordered(_lines(op, x, op.operands[0].shape, axis), equal_zeros=not largest)
@@ -72,6 +77,7 @@ def rank(op: Operation, x: Tensor, *, axis: int, count: Any, largest: bool) -> A
     return _unlined(op, lite.top_k(keys, op.sizes.of(count))[1], axis)
 
 
+@rule("extreme")
 def extreme(op: Operation, x: Tensor, *, axes: Sequence[int], largest: bool) -> Any:
     return (lite.reduce_max if largest else lite.reduce_min)(x, list(axes))
 
@@ -93,10 +99,12 @@ def _last(rank: int, axis: int) -> list[int]:
     return [*(each for each in range(rank) if each != axis), axis]
 
 
+@rule("sizes")
 def sizes(op: Operation, *, of: Sequence[Any]) -> Any:
     return op.sizes.vector(of)
 
 
+@rule("put")
 def put(op: Operation, x: Tensor, places: Tensor, rows: Tensor, *inside: Tensor, how: str) -> Any:
     count, many = (op.sizes.of(op.operands[place].shape[0]) for place in (0, 1))
     known = lite.static_value(inside[0]) if inside else None

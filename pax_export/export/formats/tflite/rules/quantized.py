@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export import _quantized
-from pax_export._quantized import Form, dequantized, plain_dot
+from pax_export._quantized import Form, dequantized
 from pax_export.export.formats.tflite.builder.activations import rounded
 from pax_export.export.formats.tflite.builder.emit import emit
 from pax_export.export.formats.tflite.builder.graph import Tensor, computed_once
@@ -25,8 +25,7 @@ def dequantize(op: Operation, *given: Tensor) -> Any:
     form = Form(**op.params)
     stored = [_as_stored(each) for each in given]
     if any(each.value is None for each in stored) or form.dtype == "float64":
-        function = partial(dequantized, form=form)
-        return op.call(function, op.operands, _carried(*given))
+        return None
     return computed_once(("dequantize", form), stored, partial(numbers, *stored, form=form))
 
 
@@ -39,21 +38,6 @@ def _as_stored(x: Tensor) -> Tensor:
 def _carried(*given: Tensor) -> list[Tensor]:
     """Returns stored weights as their carriers."""
     return [part for each in given for part in to_carrier(each, each.dtype.name)]
-
-
-@rule("quantized_dot", thin=True, stored=True)
-def quantized_dot(op: Operation, x: Tensor, *stored: Tensor) -> Any:
-    told = dict(op.params)
-    contracted, form = told.pop("contracted"), Form(**told)
-    of_weight = jax.ShapeDtypeStruct(_shape(op.operands[1].shape, form), jnp.dtype(form.dtype))
-    inner = Operation("dequantize", told, op.operands[1:], [of_weight], op.sizes, op.run, op.call)
-    (weight,) = dequantize(inner, *stored)
-    product = partial(plain_dot, contracted=contracted)
-    return op.call(
-        product,
-        [op.operands[0], of_weight],
-        [op.full(_carried(x)[0], op.operands[0].shape), weight],
-    )
 
 
 @rule("quantized_rows", thin=True, stored=True)
@@ -107,7 +91,7 @@ def round_inputs(op: Operation, x: Tensor, scale: Tensor, zero: Tensor) -> Any:
     stored = [_as_stored(each).value for each in (scale, zero)]
     is_known = all(each is not None and each.size == 1 for each in stored)
     if not is_known or op.dtype != "float32":
-        return op.call(_quantized.round_inputs, op.operands, _carried(x, scale, zero))
+        return None
     return rounded(op.full(x, op.operands[0].shape), *(each.item() for each in stored))
 
 
@@ -118,9 +102,3 @@ def round_rows(op: Operation, x: Tensor) -> Any:
     (made,) = op.call(function, op.operands, [x])
     made.by_row = True
     return made
-
-
-def _shape(sizes: Any, form: Form) -> tuple[int, ...]:
-    place = len(sizes) + form.axis
-    twice = 2 if form.bits == 4 else 1
-    return tuple(size * twice if axis == place else size for axis, size in enumerate(sizes))
