@@ -18,6 +18,14 @@ from pax_export.export.portable.decompositions.ordering import has_order
 from pax_export.export.portable.real_numbers import NotWrittenError, in_real_numbers
 from pax_export.export.portable.sizes import trace
 
+#: Operations whose results have the numbers of operands, or whose rules round by themselves.
+EXACT = frozenset(
+    "max min select_n reshape transpose squeeze broadcast_in_dim concatenate slice tile split pad "
+    "rev window put_window take take_along extreme rank while scan cond convert_element_type and "
+    "or xor reduce_precision reduce_window_max bitcast_convert_type iota floor ceil round "
+    "sign".split()
+)
+
 
 class NotInTargetError(Exception):
     """Raised by a rule for unsupported cases; the message completes a sentence on the operation."""

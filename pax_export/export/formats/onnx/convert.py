@@ -13,7 +13,7 @@ from pax_export._jaxpr import inner_programs
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import RULES
 from pax_export.export.formats.onnx.values import Value, carrier, is_number
-from pax_export.export.portable import ProgramConverter, Rule, kept
+from pax_export.export.portable import EXACT, ProgramConverter, Rule, kept
 from pax_export.export.portable.arithmetic import MOVES, computed_equation
 
 
@@ -33,11 +33,26 @@ class Converter:
     def _by_rule(self, rule: Rule, equation: Any, operands: Sequence[Any]) -> list[Value] | None:
         results = [ResultStruct(tuple(var.aval.shape), var.aval.dtype) for var in equation.outvars]
         self.builder.operation, told = kept.operation(equation)
+        self.builder.results = results
         if _is_known(equation, operands, results):
             found = computed_equation(equation, [x.known.astype(x.dtype) for x in operands])
             return [self.builder.literal(np.asarray(each)) for each in found]
-        made = rule.function(self.builder, results, *operands, **told)
-        return None if made is None else _values(made, results)
+        rounds = self.builder.operation not in EXACT
+        made = rule.function(self.builder, *operands, **told)
+        return None if made is None else self._values(made, results, rounds)
+
+    def _values(self, made: Any, results: Sequence[ResultStruct], rounds: bool) -> list[Value]:
+        """Returns a rule's results as values with jax's shapes and dtypes."""
+        several = made if isinstance(made, (list, tuple)) else [made]
+        values: list[Value] = []
+        for each, result in zip(several, results, strict=True):
+            shaped: dict[str, Any] = {"dtype": np.dtype(result.dtype), "shape": result.shape}
+            if isinstance(each, Value):
+                values.append(dataclasses.replace(each, **shaped))
+            else:
+                name = self.builder.fit(each, result.dtype) if rounds else each
+                values.append(Value(name, **shaped))
+        return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,16 +81,3 @@ def _is_known(equation: Any, operands: Sequence[Value], results: Sequence[Result
     return all(
         all(map(is_number, each.shape)) and math.prod(each.shape) <= most for each in results
     )
-
-
-def _values(made: Any, results: Sequence[ResultStruct]) -> list[Any]:
-    """Returns a rule's results as values with jax's shapes and dtypes."""
-    several = made if isinstance(made, (list, tuple)) else [made]
-    values: list[Value] = []
-    for each, result in zip(several, results, strict=True):
-        if isinstance(each, Value):
-            shaped = {"dtype": np.dtype(result.dtype), "shape": result.shape}
-            values.append(dataclasses.replace(each, **shaped))
-        else:
-            values.append(Value(each, np.dtype(result.dtype), result.shape))
-    return values

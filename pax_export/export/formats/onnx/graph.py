@@ -36,7 +36,8 @@ class GraphBuilder:
         self.inline = inline
         self.exact = exact  # whether NaN, ties and signs of zero are guarded
         self.accuracy_level = 4  # of products of quantized weights
-        self.operation = ""  # the primitive that is being written
+        self.operation = ""  # what is being written
+        self.results: Sequence[Any] = ()  # its shapes and dtypes
         self.initializers: dict[str, np.ndarray] = {}
         self.stored: dict[str, str] = {}  # carrier of a weight -> its initializer
         #: Names of transposed arrays -> the transposes that produce them.
@@ -185,8 +186,9 @@ class GraphBuilder:
             return np.arange(size, dtype=np.int64)
         return self.sizes.arange(size)
 
-    def spread(self, shape: Sequence[Any], *operands: Value) -> list[str]:
-        """Returns names of operands that broadcast to a shape, unbroadcast where possible."""
+    def spread(self, *operands: Value) -> list[str]:
+        """Returns names of operands that broadcast together, unbroadcast where possible."""
+        shape = max((each.shape for each in operands), key=len)
         full = any(each.thin is None and same_shape(each.shape, shape) for each in operands)
         names = []
         for each in operands:

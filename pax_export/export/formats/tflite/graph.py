@@ -29,6 +29,7 @@ from pax_export.export.formats.tflite.tensors import (
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.format_exporter import portable_program
 from pax_export.export.portable import (
+    EXACT,
     NotInTargetError,
     NotWrittenError,
     PassOptions,
@@ -255,12 +256,8 @@ def _apply_rule(
     return [_rounded(value, struct) for value, struct in zip(results, operation.results)]
 
 
-#: Operations that return some of their operands' numbers, which need no rounding.
-_EXACT = frozenset(
-    "max min neg abs select_n reshape transpose squeeze broadcast_in_dim concatenate slice "
-    "window put_window pad rev take take_along extreme split while "
-    "scan cond convert_element_type iota floor ceil round sign".split()
-)
+#: Rules of integers wrap these by themselves.
+_EXACT = EXACT | {"neg", "abs"}
 
 
 def _rounded(value: object, struct: object) -> Any:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,10 @@ from pax_export.export.formats.onnx.values import Value
 from pax_export.export.portable.decompositions.control import is_choice
 from pax_export.export.portable.decompositions.elementary import to_even
 
-Results = Sequence[Any]
-
 
 def _binary(operator: str) -> Callable:
-    def apply(builder: GraphBuilder, results: Results, x: Value, y: Value, **_: object) -> Any:
-        (result,) = results
-        x_name, y_name = builder.spread(result.shape, x, y)
-        return builder.fit(builder(operator, x_name, y_name), result.dtype)
+    def apply(builder: GraphBuilder, x: Value, y: Value, **_: object) -> Any:
+        return builder(operator, *builder.spread(x, y))
 
     return apply
 
@@ -35,17 +30,16 @@ rule("pow")(_binary("Pow"))
 
 
 @rule("div")
-def div(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
-    (result,) = results
-    x_name, y_name = builder.spread(result.shape, x, y)
+def div(builder: GraphBuilder, x: Value, y: Value) -> str:
+    x_name, y_name = builder.spread(x, y)
     if x.is_float:
-        return builder.fit(builder("Div", x_name, y_name), result.dtype)
+        return builder("Div", x_name, y_name)
     if x.dtype == np.uint32:
         if (below := _lower_bits(y)) is None:
-            return _in_int64(builder, div, result, x, y)
+            return _in_int64(builder, div, x, y)
         by = builder.literal(np.log2(below + 1.0).astype(np.int32))
-        return shift_right_logical(builder, results, x, by)
-    return builder.fit(_whole_quotient(builder, x, x_name, y, y_name), result.dtype)
+        return shift_right_logical(builder, x, by)
+    return _whole_quotient(builder, x, x_name, y, y_name)
 
 
 def _lower_bits(y: Value) -> np.ndarray | None:
@@ -55,11 +49,9 @@ def _lower_bits(y: Value) -> np.ndarray | None:
     return np.asarray(y.known - 1, y.carrier)
 
 
-def _in_int64(builder: GraphBuilder, function: Callable, result: Any, x: Value, y: Value) -> str:
+def _in_int64(builder: GraphBuilder, function: Callable, x: Value, y: Value) -> str:
     """Applies a rule to uint32 in int64."""
-    wide = dataclasses.replace(result, dtype=np.dtype(np.int64))
-    made = function(builder, [wide], *(widened(builder, each) for each in (x, y)))
-    return builder.cast(made, np.int32)
+    return builder.cast(function(builder, *(widened(builder, e) for e in (x, y))), np.int32)
 
 
 def _whole_quotient(builder: GraphBuilder, x: Value, x_name: str, y: Value, y_name: str) -> str:
@@ -95,20 +87,19 @@ def _unsigned_quotient(builder: GraphBuilder, x: str, y: str) -> str:
 
 
 @rule("rem")
-def rem(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
-    (result,) = results
-    x_name, y_name = builder.spread(result.shape, x, y)
+def rem(builder: GraphBuilder, x: Value, y: Value) -> str:
+    x_name, y_name = builder.spread(x, y)
     if x.is_float:
-        return builder.fit(builder("Mod", x_name, y_name, fmod=1), result.dtype)
+        return builder("Mod", x_name, y_name, fmod=1)
     if x.dtype.kind == "u" and (mask := _lower_bits(y)) is not None:
         return builder("BitwiseAnd", x_name, mask)
     if x.dtype == np.uint32:
-        return _in_int64(builder, rem, result, x, y)
+        return _in_int64(builder, rem, x, y)
     quotient = _whole_quotient(builder, x, x_name, y, y_name)
     rest = builder("Sub", x_name, builder("Mul", quotient, y_name))
     if y.known is None or np.any(y.known == 0):
         rest = builder("Where", builder("Equal", y_name, builder.like(0, y)), x_name, rest)
-    return builder.fit(rest, result.dtype)
+    return rest
 
 
 def extreme(builder: GraphBuilder, operator: str, x: object, y: object, is_float: bool) -> str:
@@ -122,8 +113,8 @@ def extreme(builder: GraphBuilder, operator: str, x: object, y: object, is_float
 
 
 def _extreme(operator: str) -> Callable:
-    def apply(builder: GraphBuilder, results: Results, x: Value, y: Value) -> Any:
-        names = builder.spread(results[0].shape, x, y)
+    def apply(builder: GraphBuilder, x: Value, y: Value) -> Any:
+        names = builder.spread(x, y)
         if y.known is not None and y.known.ndim == 0 and x.is_float:
             return _bounded(builder, operator, names[0], y)
         if x.known is not None and x.known.ndim == 0 and x.is_float:
@@ -152,8 +143,8 @@ rule("min")(_extreme("Min"))
 
 
 def _comparison(operator: str) -> Callable:
-    def apply(builder: GraphBuilder, results: Results, x: Value, y: Value) -> Any:
-        return builder(operator, *builder.spread(results[0].shape, x, y))
+    def apply(builder: GraphBuilder, x: Value, y: Value) -> Any:
+        return builder(operator, *builder.spread(x, y))
 
     return apply
 
@@ -166,19 +157,18 @@ rule("eq")(_comparison("Equal"))
 
 
 @rule("ne")
-def ne(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
+def ne(builder: GraphBuilder, x: Value, y: Value) -> str:
     if x is y and x.is_float:
         return builder("IsNaN", x)
-    return builder("Not", builder("Equal", *builder.spread(results[0].shape, x, y)))
+    return builder("Not", builder("Equal", *builder.spread(x, y)))
 
 
 @rule("select_n", when=is_choice)
-def select_n(builder: GraphBuilder, results: Results, which: Value, *cases: Value) -> Any:
-    (result,) = results
+def select_n(builder: GraphBuilder, which: Value, *cases: Value) -> Any:
     if which.known is not None and which.known.ndim == 0 and which.rank == 0:
         return cases[int(which.known)]
-    condition, no, yes = builder.spread(result.shape, which, *cases)
-    return choose(builder, condition, yes, no, result.dtype)
+    condition, no, yes = builder.spread(which, *cases)
+    return choose(builder, condition, yes, no, cases[0].dtype)
 
 
 def choose(builder: GraphBuilder, condition: Any, yes: object, no: object, dtype: DTypeLike) -> str:
@@ -191,12 +181,12 @@ def choose(builder: GraphBuilder, condition: Any, yes: object, no: object, dtype
 
 
 @rule("abs")
-def absolute(builder: GraphBuilder, results: Results, x: Value) -> Any:
-    return x if x.dtype.kind == "u" else builder.fit(builder("Abs", x), results[0].dtype)
+def absolute(builder: GraphBuilder, x: Value) -> Any:
+    return x if x.dtype.kind == "u" else builder("Abs", x)
 
 
 @rule("sign")
-def sign(builder: GraphBuilder, results: Results, x: Value) -> str:
+def sign(builder: GraphBuilder, x: Value) -> str:
     if x.dtype.kind == "u":
         return builder.cast(builder("Not", builder("Equal", x, builder.like(0, x))), x.carrier)
     plain = builder("Sign", x)
@@ -204,7 +194,7 @@ def sign(builder: GraphBuilder, results: Results, x: Value) -> str:
 
 
 def _whole_number(operator: str) -> Callable:
-    return lambda builder, results, x, **_: builder(operator, x)
+    return lambda builder, x, **_: builder(operator, x)
 
 
 rule("floor")(_whole_number("Floor"))
@@ -213,8 +203,8 @@ rule("round", when=to_even)(_whole_number("Round"))
 
 
 def _chained(operator: str, logical: str) -> Callable:
-    def apply(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
-        names = builder.spread(results[0].shape, x, y)
+    def apply(builder: GraphBuilder, x: Value, y: Value) -> str:
+        names = builder.spread(x, y)
         return builder(logical if x.dtype == np.bool_ else operator, *names)
 
     return apply
@@ -226,7 +216,7 @@ rule("xor")(_chained("BitwiseXor", "Xor"))
 
 
 @rule("not")
-def not_(builder: GraphBuilder, results: Results, x: Value) -> str:
+def not_(builder: GraphBuilder, x: Value) -> str:
     if x.dtype == np.bool_:
         return builder("Not", x)
-    return builder.fit(builder("BitwiseNot", x), results[0].dtype)
+    return builder("BitwiseNot", x)

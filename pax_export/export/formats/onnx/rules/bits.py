@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,8 +13,6 @@ from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.portable import NotInTargetError
-
-Results = Sequence[Any]
 
 
 def _bits(dtype: DTypeLike) -> int:
@@ -43,9 +41,7 @@ def widened(builder: GraphBuilder, x: Value) -> Value:
 
 def _narrow(builder: GraphBuilder, wide: str, dtype: DTypeLike) -> str:
     """The dtype that has these lowest bits."""
-    if carrier(dtype) == np.int64:
-        return builder.fit(wide, dtype)
-    return builder.fit(builder.cast(wide, np.int32), dtype)
+    return wide if carrier(dtype) == np.int64 else builder.cast(wide, np.int32)
 
 
 def shifted(builder: GraphBuilder, wide: object, amount: object, direction: str) -> str:
@@ -95,9 +91,8 @@ def _right(builder: GraphBuilder, name: str, by: int) -> str:
 
 
 def _shift(direction: str) -> Callable:
-    def apply(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
-        (result,) = results
-        name, count = builder.spread(result.shape, x, y)
+    def apply(builder: GraphBuilder, x: Value, y: Value) -> str:
+        name, count = builder.spread(x, y)
         bits = _bits(x.dtype)
         by = _known_shift(x, y)
         if by is not None:
@@ -106,13 +101,13 @@ def _shift(direction: str) -> Callable:
             else:
                 moved = name if by == bits else _right(builder, name, by)
                 made = builder("BitwiseAnd", moved, np.int32(_power(bits - by) - 1))
-            return builder.fit(made, result.dtype)
+            return made
         amount = count if y.carrier == np.int64 else builder.cast(count, np.int64)
         made = shifted(builder, _unsigned(builder, name, x), amount, direction)
         inside = _inside(builder, amount, y, bits)
         if inside is not None:
             made = builder("Where", inside, made, np.array(0, np.int64))
-        return _narrow(builder, made, result.dtype)
+        return _narrow(builder, made, x.dtype)
 
     return apply
 
@@ -122,10 +117,9 @@ shift_right_logical = rule("shift_right_logical")(_shift("RIGHT"))
 
 
 @rule("shift_right_arithmetic")
-def shift_right_arithmetic(builder: GraphBuilder, results: Results, x: Value, y: Value) -> str:
+def shift_right_arithmetic(builder: GraphBuilder, x: Value, y: Value) -> str:
     """Shifts negative numbers as their complement, which is not negative; copies the sign bit."""
-    (result,) = results
-    name, count = builder.spread(result.shape, x, y)
+    name, count = builder.spread(x, y)
     by, bits = _known_shift(x, y), _bits(x.dtype)
     if by is not None and x.dtype.itemsize == 4:
         return _right(builder, name, min(by, bits - 1))
@@ -142,7 +136,7 @@ def shift_right_arithmetic(builder: GraphBuilder, results: Results, x: Value, y:
     positive = builder("Where", negative, builder("BitwiseNot", wide), wide)
     made = shifted(builder, positive, amount, "RIGHT")
     made = builder("Where", negative, builder("BitwiseNot", made), made)
-    return _narrow(builder, made, result.dtype)
+    return _narrow(builder, made, x.dtype)
 
 
 #: The numbers of bits of exponent and fraction, and the bias of the exponent.
@@ -150,9 +144,7 @@ _LAYOUTS = {"float32": (8, 23, 127), "float16": (5, 10, 15), "bfloat16": (8, 7, 
 
 
 @rule("bitcast_convert_type")
-def bitcast_convert_type(
-    builder: GraphBuilder, results: Results, x: Value, *, new_dtype: Any
-) -> Any:
+def bitcast_convert_type(builder: GraphBuilder, x: Value, *, new_dtype: Any) -> Any:
     before, after = np.dtype(x.dtype), np.dtype(new_dtype)
     if before == after:
         return x

@@ -16,19 +16,16 @@ from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value, is_number
 from pax_export.export.portable.decompositions.control import is_of_one, is_of_two
 
-Results = Sequence[Any]
-
 
 @rule("cond", when=is_of_two)
 def cond(
     builder: GraphBuilder,
-    results: Results,
     which: Value,
     *operands: Value,
     branches: Sequence[Any],
     **_: object,
 ) -> list[Value]:
-    first, second = branches
+    (first, second), results = branches, builder.results
     if which.known is not None:
         return builder.inline(second if which.known > 0 else first, operands)
     if which.dtype == np.bool_:
@@ -42,7 +39,6 @@ def cond(
 @rule("while", when=is_of_one)
 def while_(
     builder: GraphBuilder,
-    results: Results,
     *operands: Value,
     cond_jaxpr: object,
     body_jaxpr: object,
@@ -50,7 +46,7 @@ def while_(
     body_nconsts: int,
     **_: object,
 ) -> list[Value]:
-    of_cond = operands[:cond_nconsts]
+    of_cond, results = operands[:cond_nconsts], builder.results
     of_body = operands[cond_nconsts : cond_nconsts + body_nconsts]
     state = operands[cond_nconsts + body_nconsts :]
     if not state:
@@ -87,9 +83,9 @@ def _write_loop(
 
 
 @rule("scan")
-def scan(builder: GraphBuilder, results: Results, *operands: Value, **told: Any) -> list[Value]:
+def scan(builder: GraphBuilder, *operands: Value, **told: Any) -> list[Value]:
     """Writes a `Scan`, or a loop where runtimes do not support one."""
-    consts, state, rows = scan_operands(told, operands)
+    (consts, state, rows), results = scan_operands(told, operands), builder.results
     num_carry, jaxpr, length, reverse = (
         len(state),
         *(told[n] for n in ("jaxpr", "length", "reverse")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,13 +14,10 @@ from pax_export.export.formats.onnx.rules.bits import widened
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.portable import NotInTargetError
 
-Results = Sequence[Any]
-
 
 @rule("convert_element_type")
-def convert_element_type(builder: GraphBuilder, results: Results, x: Value, **_: object) -> Any:
-    (result,) = results
-    dtype = np.dtype(result.dtype)
+def convert_element_type(builder: GraphBuilder, x: Value, *, new_dtype: Any, **_: object) -> Any:
+    dtype = np.dtype(new_dtype)
     if dtype == x.dtype:
         return x
     if x.known is not None:
@@ -31,8 +27,8 @@ def convert_element_type(builder: GraphBuilder, results: Results, x: Value, **_:
     thin = _converted(builder, x.thin, x, dtype) if x.thin is not None else None
     name = _converted(builder, x.name, x, dtype) if thin is None else ""
     if thin is not None:
-        name = builder.expand(thin, result.shape)
-    return Value(name, dtype, result.shape, None, thin, x.bare)
+        name = builder.expand(thin, x.shape)
+    return Value(name, dtype, x.shape, None, thin, x.bare)
 
 
 def _converted(builder: GraphBuilder, name: str, x: Value, dtype: np.dtype) -> str:
@@ -84,7 +80,7 @@ def _whole(builder: GraphBuilder, name: str, x: Value, dtype: np.dtype) -> str:
 
 @rule("reduce_precision")
 def reduce_precision(
-    builder: GraphBuilder, results: Results, x: Value, *, exponent_bits: int, mantissa_bits: int
+    builder: GraphBuilder, x: Value, *, exponent_bits: int, mantissa_bits: int
 ) -> Any:
     if (exponent_bits, mantissa_bits) == (8, 7):
         return builder.fit(x.name, jax.numpy.bfloat16)

@@ -14,7 +14,6 @@ from pax_export.export.formats.onnx.rules.windows import pads_of
 from pax_export.export.formats.onnx.values import Value, carrier, is_number
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
 
-Results = Sequence[Any]
 #: The largest number of axes over which onnxruntime convolves.
 _MOST_AXES = 3
 
@@ -37,7 +36,6 @@ def _is_convolution(equation: Any) -> bool:
 @rule("conv_general_dilated", when=_is_convolution)
 def conv_general_dilated(
     builder: GraphBuilder,
-    results: Results,
     x: Value,
     kernel: Value,
     *,
@@ -49,7 +47,6 @@ def conv_general_dilated(
     feature_group_count: int,
     **_: object,
 ) -> Any:
-    (result,) = results
     x_spec, kernel_spec, out_spec = dimension_numbers
     given = (builder.cast(each, np.float32) for each in (x, kernel))
     left, right = (builder.transpose(*each) for each in zip(given, (x_spec, kernel_spec)))
@@ -64,7 +61,7 @@ def conv_general_dilated(
         told |= pads_of(padding)
         made = builder("Conv", left, right, **told)
     back = [int(axis) for axis in np.argsort(out_spec)]
-    return builder.fit(builder.transpose(made, back), result.dtype)
+    return builder.transpose(made, back)
 
 
 def _pads_of_transposed(

@@ -13,7 +13,6 @@ from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.reductions import reduced
 from pax_export.export.formats.onnx.values import Value
 
-Results = Sequence[Any]
 Row = Callable[..., Any]
 #: Gelu is an operator from here on.
 _GELU = 20
@@ -22,9 +21,7 @@ _DFT = 20
 
 
 @rule("clip")
-def clip(
-    builder: GraphBuilder, results: Results, x: Value, *, low: Any = None, high: Any = None
-) -> str:
+def clip(builder: GraphBuilder, x: Value, *, low: Any = None, high: Any = None) -> str:
     if low == 0 and high is None:
         return builder("Relu", x)
     ends = [None if end is None else builder.like(end, x) for end in (low, high)]
@@ -34,21 +31,19 @@ def clip(
 
 
 @rule("silu")
-def silu(builder: GraphBuilder, results: Results, x: Value) -> str:
+def silu(builder: GraphBuilder, x: Value) -> str:
     return builder("Mul", x, builder("Sigmoid", x))
 
 
 @rule("gelu")
-def gelu(builder: GraphBuilder, results: Results, x: Value, *, approximate: bool) -> str | None:
+def gelu(builder: GraphBuilder, x: Value, *, approximate: bool) -> str | None:
     if builder.opset < _GELU:
         return None
     return builder("Gelu", x, approximate="tanh" if approximate else "none")
 
 
 @rule("mean")
-def mean(
-    builder: GraphBuilder, results: Results, x: Value, *, axes: Sequence[int], keepdims: bool
-) -> str:
+def mean(builder: GraphBuilder, x: Value, *, axes: Sequence[int], keepdims: bool) -> str:
     if x.rank > 3 and list(axes) == list(range(2, x.rank)):
         pooled = builder("GlobalAveragePool", x)
         return pooled if keepdims else builder.squeeze(pooled, axes)
@@ -58,7 +53,6 @@ def mean(
 @rule("layer_norm")
 def layer_norm(
     builder: GraphBuilder,
-    results: Results,
     x: Value,
     *vectors: Value,
     epsilon: float,
@@ -71,7 +65,7 @@ def layer_norm(
 
 
 @rule("dft")
-def dft(builder: GraphBuilder, results: Results, x: Value) -> Any:
+def dft(builder: GraphBuilder, x: Value) -> Any:
     """The transform along the last axis of pairs.
 
     It is always along axis 1, because OpenVINO 2026.4 ignores the operator's axis.
@@ -86,16 +80,13 @@ def dft(builder: GraphBuilder, results: Results, x: Value) -> Any:
 
 
 @rule("extreme")
-def extreme(
-    builder: GraphBuilder, results: Results, x: Value, *, axes: Sequence[int], largest: bool
-) -> Any:
+def extreme(builder: GraphBuilder, x: Value, *, axes: Sequence[int], largest: bool) -> Any:
     return reduced(builder, "ReduceMax" if largest else "ReduceMin", x, axes)
 
 
 @rule("put")
 def put(
     builder: GraphBuilder,
-    results: Results,
     x: Value,
     places: Value,
     rows: Value,
@@ -107,12 +98,11 @@ def put(
         found = builder.squeeze(builder("NonZero", *inside), [0])
         index, given = (builder("Gather", each, found, axis=0) for each in (index, given))
     reduction = "none" if how == "set" else how
-    made = builder("ScatterND", x, builder.unsqueeze(index, [1]), given, reduction=reduction)
-    return builder.fit(made, x.dtype)
+    return builder("ScatterND", x, builder.unsqueeze(index, [1]), given, reduction=reduction)
 
 
 @rule("sizes")
-def sizes(builder: GraphBuilder, results: Results, *, of: Sequence[Any]) -> str:
+def sizes(builder: GraphBuilder, *, of: Sequence[Any]) -> str:
     return builder.sizes.cast(builder.sizes.shape(of), builder.cast_to(np.int32))
 
 
@@ -121,7 +111,6 @@ def _recurrent(operator: str) -> Row:
 
     def write(
         builder: GraphBuilder,
-        results: Results,
         x: Value,
         w: Value,
         r: Value,
@@ -145,7 +134,7 @@ def _recurrent(operator: str) -> Row:
 
 def _operator(name: str, **fixed: float) -> Row:
     """Returns the row of an operator with the operands and attributes of the composite."""
-    return lambda builder, results, *operands, **told: builder(name, *operands, **fixed, **told)
+    return lambda builder, *operands, **told: builder(name, *operands, **fixed, **told)
 
 
 rule("hard_sigmoid")(_operator("HardSigmoid", alpha=1 / 6, beta=0.5))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value
 
-Results = Sequence[Any]
-
 
 def _top(builder: GraphBuilder, x: object, count: object, axis: int, largest: bool) -> list[str]:
     """Returns the extreme numbers and their indices; ties in any order."""
@@ -20,9 +17,7 @@ def _top(builder: GraphBuilder, x: object, count: object, axis: int, largest: bo
 
 
 @rule("rank")
-def rank(
-    builder: GraphBuilder, results: Results, x: Value, *, axis: int, count: Any, largest: bool
-) -> str:
+def rank(builder: GraphBuilder, x: Value, *, axis: int, count: Any, largest: bool) -> str:
     """Returns the indices of the first elements in an order; stable, with NaN largest.
 
     `TopK` is stable by the standard, but not in OpenVINO and IREE: its result is sorted again by

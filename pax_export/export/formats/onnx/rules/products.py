@@ -12,26 +12,22 @@ from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value, carrier
 
-Results = Sequence[Any]
-
 
 @rule("dot_general")
 def dot_general(
     builder: GraphBuilder,
-    results: Results,
     x: Value,
     y: Value,
     *,
     dimension_numbers: Any,
     **_: object,
 ) -> Any:
-    (result,) = results
+    (result,) = builder.results
     kind = carrier(result.dtype)
     if kind == np.bool_:  # whether any pair is true in both
         count = product(builder, x, y, dimension_numbers, result.shape, np.dtype(np.float32))
         return builder.cast(count, kind)
-    made = product(builder, x, y, dimension_numbers, result.shape, kind)
-    return builder.fit(made, result.dtype)
+    return product(builder, x, y, dimension_numbers, result.shape, kind)
 
 
 def product(

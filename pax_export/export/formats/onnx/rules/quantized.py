@@ -29,24 +29,23 @@ _SINCE = {("symmetric", 8): 1, ("symmetric", 4): 21, ("asymmetric", 4): 21, ("fl
 
 
 @rule("dequantize")
-def dequantize(builder: GraphBuilder, results: Sequence[Any], *stored: Value, **told: Any) -> Any:
-    weight = QuantizedWeight.stored(builder, stored, Form(**told), results[0].dtype)
+def dequantize(builder: GraphBuilder, *stored: Value, **told: Any) -> Any:
+    weight = QuantizedWeight.stored(builder, stored, Form(**told), builder.results[0].dtype)
     if weight is None:
         return None
-    return weight.written(tuple(range(stored[0].rank)), fused=False)
+    name = weight.written(tuple(range(stored[0].rank)), fused=False)
+    return Value(name, stored[0].dtype, weight.shape)  # which is not rounded
 
 
 @rule("quantized_dot")
 def quantized_dot(
     builder: GraphBuilder,
-    results: Sequence[Any],
     x: Value,
     *stored: Value,
     contracted: int,
     **told: Any,
 ) -> Any:
-    (result,) = results
-    form = Form(**told)
+    (result,), form = builder.results, Form(**told)
     weight = QuantizedWeight.stored(builder, stored, form, result.dtype)
     if weight is None:
         return None
@@ -54,7 +53,7 @@ def quantized_dot(
     rounded = builder.integers.get(x.name)
     by_row = isinstance(rounded, RoundedRows)
     if rounded is not None and form.group is None and form.scheme != "float":
-        return builder.fit(weight.times(rounded.made if by_row else rounded, order), result.dtype)
+        return weight.times(rounded.made if by_row else rounded, order)
     fused = builder.accuracy_level == 4 and form.scheme != "float"
     fused = fused and (form.group is None or builder.opset >= _GROUPS)
     if fused and by_row:
@@ -67,20 +66,18 @@ def quantized_dot(
     made = product(
         builder, x, matrix, numbers, (*x.shape[:-1], matrix.shape[1]), np.dtype(np.float32)
     )
-    made = builder.squeeze(made, [0] if x.rank > len(result.shape) else [])
-    return builder.fit(made, result.dtype)
+    return builder.squeeze(made, [0] if x.rank > len(result.shape) else [])
 
 
 @rule("quantized_rows")
 def quantized_rows(
     builder: GraphBuilder,
-    results: Sequence[Any],
     index: Value,
     *given: Value,
     **told: Any,
 ) -> Any:
     """Reads columns of the matrix as a product has it, so that a tied head has no other one."""
-    (result,), form = results, Form(**told)
+    (result,), form = builder.results, Form(**told)
     weight = QuantizedWeight.stored(builder, given, form, result.dtype)
     groups = form.group is not None
     if weight is None or form.axis != -1 or not (groups or weight.is_by_channel(0)):
@@ -101,7 +98,7 @@ def quantized_rows(
         made = builder.reshape(made, [size, *outer])
     else:
         made = builder("Mul", made, scale)
-    return builder.fit(builder.transpose(made, [*range(1, len(outer) + 1), 0]), result.dtype)
+    return builder.transpose(made, [*range(1, len(outer) + 1), 0])
 
 
 class RoundedInputs(NamedTuple):
@@ -126,9 +123,7 @@ class RoundedRows(NamedTuple):
 
 
 @rule("round_inputs")
-def round_inputs(
-    builder: GraphBuilder, results: Sequence[Any], x: Value, scale: Value, zero: Value
-) -> Any:
+def round_inputs(builder: GraphBuilder, x: Value, scale: Value, zero: Value) -> Any:
     names = [builder.stored.get(each.name, each.name) for each in (scale, zero)]
     of_scale, of_zero = (builder.initializers.get(name) for name in names)
     if of_scale is None or of_zero is None or of_scale.ndim:
@@ -138,7 +133,7 @@ def round_inputs(
         builder.store((of_zero.astype(np.int16) + 128).astype(np.uint8), unsigned)
     names[1] = unsigned
     name = builder("QuantizeLinear", _float32(builder, x), *names)
-    return builder.fit(_written_inputs(builder, name, names), results[0].dtype)
+    return _written_inputs(builder, name, names)
 
 
 def _written_inputs(builder: GraphBuilder, integers: str, names: Sequence[str]) -> str:
@@ -155,17 +150,14 @@ def _float32(builder: GraphBuilder, x: Value) -> str:
 
 
 @rule("round_rows")
-def round_rows(
-    builder: GraphBuilder, results: Sequence[Any], x: Value, *, axes: Sequence[int]
-) -> Any:
+def round_rows(builder: GraphBuilder, x: Value, *, axes: Sequence[int]) -> Any:
     given = _float32(builder, x)
     name = builder("Abs", given)
     name = builder("ReduceMax", name, np.array(axes, np.int64), keepdims=1)
     positive = builder("Greater", name, np.float32(0))
     scale = builder("Where", positive, builder("Div", name, np.float32(127)), np.float32(1))
     integers = builder("Round", builder("Div", given, scale))
-    made = _written_rows(builder, x, integers, scale)
-    return builder.fit(made, results[0].dtype)
+    return _written_rows(builder, x, integers, scale)
 
 
 def _written_rows(builder: GraphBuilder, x: Value, integers: str, scale: str) -> str:

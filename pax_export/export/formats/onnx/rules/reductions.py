@@ -13,7 +13,6 @@ from pax_export.export.formats.onnx.rules.products import product
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.portable.decompositions.reductions import of_truth_values
 
-Results = Sequence[Any]
 Axes = Sequence[int]
 
 
@@ -24,20 +23,17 @@ def reduced(builder: GraphBuilder, operator: str, x: object, axes: Axes, keep: b
 
 
 @rule("reduce_sum")
-def reduce_sum(
-    builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object
-) -> Any:
-    (result,) = results
+def reduce_sum(builder: GraphBuilder, x: Value, *, axes: Axes, **_: object) -> Any:
     if x.is_float or not len(axes):
-        return builder.fit(reduced(builder, "ReduceSum", x, axes), result.dtype)
+        return reduced(builder, "ReduceSum", x, axes)
     # onnxruntime adds whole numbers as float64 and stops at the ends of their type.
     if x.dtype.itemsize == 8:
         sizes = [x.shape[axis] for axis in axes]
         ones = Value(builder.expand(builder.like(1, x), sizes), x.dtype, tuple(sizes))
         numbers = ((tuple(axes), tuple(range(len(axes)))), ((), ()))
-        return product(builder, x, ones, numbers, result.shape, x.carrier)
+        return product(builder, x, ones, numbers, builder.results[0].shape, x.carrier)
     total = reduced(builder, "ReduceSum", builder.cast(x, np.int64), axes)
-    return builder.fit(builder.cast(total, x.carrier), result.dtype)
+    return builder.cast(total, x.carrier)
 
 
 def _in_float32(equation: Any) -> bool:
@@ -46,15 +42,12 @@ def _in_float32(equation: Any) -> bool:
 
 
 @rule("reduce_prod", when=_in_float32)
-def reduce_prod(
-    builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object
-) -> Any:
-    (result,) = results
-    return builder.fit(reduced(builder, "ReduceProd", x, axes), result.dtype)
+def reduce_prod(builder: GraphBuilder, x: Value, *, axes: Axes, **_: object) -> Any:
+    return reduced(builder, "ReduceProd", x, axes)
 
 
 def _logical(operator: str) -> Callable:
-    def apply(builder: GraphBuilder, results: Results, x: Value, *, axes: Axes, **_: object) -> str:
+    def apply(builder: GraphBuilder, x: Value, *, axes: Axes, **_: object) -> str:
         found = reduced(builder, operator, builder.cast(x, np.int32), axes)
         return builder.cast(found, np.bool_)
 
@@ -68,11 +61,10 @@ rule("reduce_and", when=of_truth_values)(_logical("ReduceMin"))
 def _arg(operator: str) -> Callable:
     def apply(
         builder: GraphBuilder,
-        results: Results,
         x: Value,
         *,
         axes: Axes,
-        index_dtype: object,
+        index_dtype: Any,
         **_: object,
     ) -> str:
         (axis,) = axes
@@ -82,7 +74,7 @@ def _arg(operator: str) -> Callable:
             any_bad = builder.cast(reduced(builder, "ReduceMax", bad, [axis]), np.bool_)
             first = builder("ArgMax", bad, axis=axis, keepdims=0)
             found = builder("Where", any_bad, first, found)
-        return found if results[0].dtype == np.int64 else builder.cast(found, np.int32)
+        return found if np.dtype(index_dtype) == np.int64 else builder.cast(found, np.int32)
 
     return apply
 
@@ -92,6 +84,6 @@ rule("argmin")(_arg("ArgMin"))
 
 
 @rule("cumsum")
-def cumsum(builder: GraphBuilder, results: Results, x: Value, *, axis: int, reverse: bool) -> str:
+def cumsum(builder: GraphBuilder, x: Value, *, axis: int, reverse: bool) -> str:
     place = np.array(axis, np.int64)
-    return builder.fit(builder("CumSum", x, place, reverse=int(reverse)), results[0].dtype)
+    return builder("CumSum", x, place, reverse=int(reverse))

@@ -12,34 +12,26 @@ from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value, carrier, is_number, same_size
 from pax_export.export.portable import NotInTargetError
 
-Results = Sequence[Any]
-
 
 @rule("reshape")
-def reshape(
-    builder: GraphBuilder, results: Results, x: Value, *, dimensions: Any, **_: object
-) -> Any:
-    (result,) = results
+def reshape(builder: GraphBuilder, x: Value, *, dimensions: Any, **_: object) -> Any:
     name = x.name if dimensions is None else builder.transpose(x, dimensions)
-    return builder.reshape(name, result.shape)
+    return builder.reshape(name, builder.results[0].shape)
 
 
 @rule("squeeze")
-def squeeze(builder: GraphBuilder, results: Results, x: Value, *, dimensions: Sequence[int]) -> Any:
+def squeeze(builder: GraphBuilder, x: Value, *, dimensions: Sequence[int]) -> Any:
     return builder.squeeze(x, dimensions)
 
 
 @rule("transpose")
-def transpose(
-    builder: GraphBuilder, results: Results, x: Value, *, permutation: Sequence[int]
-) -> Any:
+def transpose(builder: GraphBuilder, x: Value, *, permutation: Sequence[int]) -> Any:
     return builder.transpose(x, permutation)
 
 
 @rule("broadcast_in_dim")
 def broadcast_in_dim(
     builder: GraphBuilder,
-    results: Results,
     x: Value,
     *dynamic: Value,
     broadcast_dimensions: Sequence[int],
@@ -47,8 +39,7 @@ def broadcast_in_dim(
 ) -> Any:
     if dynamic:
         raise NotInTargetError("to sizes that are arrays")
-    (result,) = results
-    return broadcast(builder, x, result, broadcast_dimensions)
+    return broadcast(builder, x, builder.results[0], broadcast_dimensions)
 
 
 #: Constants of more elements than this are broadcast when the model runs.
@@ -82,7 +73,7 @@ def broadcast(builder: GraphBuilder, x: Value, result: Any, places: Sequence[int
 
 
 @rule("tile")
-def tile(builder: GraphBuilder, results: Results, x: Value, *, reps: Sequence[Any]) -> Any:
+def tile(builder: GraphBuilder, x: Value, *, reps: Sequence[Any]) -> Any:
     name: Any = x.name
     if len(reps) > x.rank:
         name = builder.unsqueeze(name, range(len(reps) - x.rank))
@@ -90,16 +81,14 @@ def tile(builder: GraphBuilder, results: Results, x: Value, *, reps: Sequence[An
 
 
 @rule("concatenate")
-def concatenate(builder: GraphBuilder, results: Results, *operands: Value, dimension: int) -> Any:
+def concatenate(builder: GraphBuilder, *operands: Value, dimension: int) -> Any:
     if len(operands) == 1:
         return operands[0]
     return builder("Concat", *operands, axis=dimension)
 
 
 @rule("split")
-def split(
-    builder: GraphBuilder, results: Results, x: Value, *, sizes: Sequence[Any], axis: int
-) -> list[Any]:
+def split(builder: GraphBuilder, x: Value, *, sizes: Sequence[Any], axis: int) -> list[Any]:
     if len(sizes) == 1:
         return [x]
     lengths = builder.sizes.shape(sizes)
@@ -107,12 +96,10 @@ def split(
 
 
 @rule("iota")
-def iota(
-    builder: GraphBuilder, results: Results, *dynamic: Value, dimension: int, **_: object
-) -> Value:
+def iota(builder: GraphBuilder, *dynamic: Value, dimension: int, **_: object) -> Value:
     if dynamic:
         raise NotInTargetError("of sizes that are arrays")
-    (result,) = results
+    (result,) = builder.results
     size, shape = result.shape[dimension], tuple(result.shape)
     numbers: Any = builder.arange(size)
     line = carrier(result.dtype)
@@ -126,5 +113,5 @@ def iota(
 
 
 @rule("dim_as_value")
-def dim_as_value(builder: GraphBuilder, results: Results, *, dim: object) -> str:
-    return builder.sizes.scalar(dim, builder.cast_to(carrier(results[0].dtype)))
+def dim_as_value(builder: GraphBuilder, *, dim: object) -> str:
+    return builder.sizes.scalar(dim, builder.cast_to(carrier(builder.results[0].dtype)))

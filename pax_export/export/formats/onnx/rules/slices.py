@@ -12,15 +12,12 @@ from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value, same_size
 from pax_export.export.portable.decompositions.convolutions import is_plain_pad
 
-Results = Sequence[Any]
-
 _BEFORE_ALL = np.array([np.iinfo(np.int64).min + 1], np.int64)
 
 
 @rule("slice")
 def slice_(
     builder: GraphBuilder,
-    results: Results,
     x: Value,
     *,
     start_indices: Sequence[Any],
@@ -50,7 +47,7 @@ def slice_(
 
 
 @rule("rev")
-def rev(builder: GraphBuilder, results: Results, x: Value, *, dimensions: Sequence[int]) -> Any:
+def rev(builder: GraphBuilder, x: Value, *, dimensions: Sequence[int]) -> Any:
     return backwards(builder, x, dimensions)
 
 
@@ -66,7 +63,6 @@ def backwards(builder: GraphBuilder, x: object, axes: Sequence[int]) -> Any:
 @rule("pad", when=is_plain_pad)
 def pad(
     builder: GraphBuilder,
-    results: Results,
     x: Value,
     value: Value,
     *,
@@ -79,9 +75,7 @@ def pad(
 
 
 @rule("window")
-def window(
-    builder: GraphBuilder, results: Results, x: Value, *starts: Value, sizes: Sequence[Any]
-) -> Any:
+def window(builder: GraphBuilder, x: Value, *starts: Value, sizes: Sequence[Any]) -> Any:
     axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], sizes[axis])]
     if not axes:
         return x
@@ -92,9 +86,7 @@ def window(
 
 
 @rule("put_window")
-def put_window(
-    builder: GraphBuilder, results: Results, x: Value, update: Value, *starts: Value
-) -> str:
+def put_window(builder: GraphBuilder, x: Value, update: Value, *starts: Value) -> str:
     axes = [axis for axis in range(x.rank) if not same_size(x.shape[axis], update.shape[axis])]
     places = {axis: _starts_array(builder, [starts[axis]]) for axis in axes}
     made = _replace_window(builder, x.name, update, axes, places)

@@ -10,16 +10,14 @@ from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import is_pool, rule
 from pax_export.export.formats.onnx.values import Value, is_number
 
-Results = Sequence[Any]
-
 
 @rule("reduce_window_max", when=is_pool)
-def max_pool(builder: GraphBuilder, results: Results, x: Value, **window: Any) -> str:
+def max_pool(builder: GraphBuilder, x: Value, **window: Any) -> str:
     return builder("MaxPool", x, **_pool_attributes(**window))
 
 
 @rule("reduce_window_sum", when=is_pool)
-def sum_pool(builder: GraphBuilder, results: Results, x: Value, **window: Any) -> str:
+def sum_pool(builder: GraphBuilder, x: Value, **window: Any) -> str:
     means = builder("AveragePool", x, count_include_pad=1, **_pool_attributes(**window))
     return builder("Mul", means, builder.like(math.prod(window["window_dimensions"]), x))
 
