@@ -171,15 +171,6 @@ class GraphBuilder:
     def expand(self, name: Any, shape: Sequence[Any]) -> str:
         return self("Expand", name, self.sizes.shape(shape))
 
-    def slice(self, name: Any, axis: int, start: Any, end: Any, step: int = 1) -> str:
-        """Part of an array along one axis; `start` and `end` are sizes, or names."""
-        ends = [
-            each if isinstance(each, (str, np.ndarray)) else self.sizes.one(each)
-            for each in (start, end)
-        ]
-        at = np.array([axis], np.int64)
-        return self("Slice", name, *ends, at, np.array([step], np.int64))
-
     def arange(self, size: Any) -> Any:
         """0, 1, 2... as int64."""
         if is_number(size):

@@ -98,21 +98,13 @@ def is_thin(tensor: Any, axis: int, size: object) -> bool:
 
 def full(tensor: Any, shape: Sequence[Any], sizes: TfliteSizes) -> Any:
     """A tensor with all its dimensions written out."""
-    if tensor.shape.rank != len(shape):
-        tensor = moves.reshape(tensor, [1] * (len(shape) - tensor.shape.rank) + _sizes(tensor))
+    if tensor.shape.rank != len(shape):  # of a number
+        tensor = moves.reshape(tensor, [1] * len(shape))
     if not any(is_thin(tensor, axis, size) for axis, size in enumerate(shape)):
         return tensor
     result = moves.broadcast_to(tensor, sizes.vector(shape))
     result.set_shape([int(size) if is_static(size) else None for size in shape])
     return result
-
-
-def _sizes(tensor: Any) -> list[Any]:
-    found = tensor.shape.as_list()
-    if sum(size is None for size in found) <= 1 and 0 not in found:
-        return [-1 if size is None else size for size in found]
-    whole = moves.shape(tensor)
-    return [whole[axis] if size is None else size for axis, size in enumerate(found)]
 
 
 def broadcast(function: Callable[..., Any], *tensors: Any) -> Any:

@@ -76,7 +76,7 @@ def is_plain_convolution(equation: Any) -> bool:
     taps = [kernel.aval.shape[axis] for axis in params["dimension_numbers"].rhs_spec]
     ends = [end for pair in params["padding"] for end in pair]
     numbers = (*taps, params["feature_group_count"], params["batch_group_count"])
-    if not is_static(ends) and not is_padded_as_same(equation):
+    if not ends or (not is_static(ends) and not is_padded_as_same(equation)):
         return False
     if not is_static(numbers) or len(taps) > 5 or params["batch_group_count"] != 1:
         return False

@@ -79,15 +79,8 @@ def _filled(found: Array, starts: _Starts, offsets: Sequence[int], mode: Any, va
     """Fills windows that would reach beyond the array."""
     if "FILL" not in str(mode).upper() or not starts.components:
         return found
-    dtype = found.dtype
-    if value is None:
-        value = True
-        if jnp.issubdtype(dtype, jnp.inexact):
-            value = np.nan
-        elif dtype != np.bool_:
-            limits = jnp.iinfo(dtype)
-            value = limits.min if limits.min < 0 else limits.max
-    return jnp.where(lax.expand_dims(starts.inside(), offsets), found, jnp.asarray(value, dtype))
+    inside = lax.expand_dims(starts.inside(), offsets)
+    return jnp.where(inside, found, jnp.asarray(value, found.dtype))
 
 
 def _scatter(how: str, *names: str) -> None:

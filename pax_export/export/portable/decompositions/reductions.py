@@ -13,14 +13,6 @@ from pax_export._jaxpr import bind_equation, interpret
 from pax_export.export.portable.decompositions.registry import decomposes
 
 Arrays = tuple[Any, ...]
-_KNOWN = {
-    "add": jnp.sum,
-    "mul": jnp.prod,
-    "max": jnp.max,
-    "min": jnp.min,
-    "and": jnp.all,
-    "or": jnp.any,
-}
 #: Up to this number, elements are combined in pairs; more, or an unknown number, in a loop.
 _PAIRED = 4096
 
@@ -55,14 +47,9 @@ _by_halves("reduce_xor", lax.bitwise_xor, 0)
 
 @decomposes("reduce")
 def reduce(*operands: Any, jaxpr: Any, dimensions: Sequence[int], **_: Any) -> Arrays:
-    """Reduces by any function of two arrays; by one operation if it is one."""
+    """Reduces by any function of two arrays."""
     values, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     function = of_arrays(jaxpr, values[0].ndim - len(dimensions))
-    name = _operation(jaxpr)
-    is_logical = name in ("and", "or")
-    if len(values) == 1 and name in _KNOWN and (values[0].dtype == jnp.bool_) == is_logical:
-        found = (_KNOWN[name](values[0], axis=tuple(dimensions)).astype(values[0].dtype),)
-        return function(found, tuple(jnp.broadcast_to(s, x.shape) for s, x in zip(starts, found)))
     rest = [axis for axis in range(values[0].ndim) if axis not in dimensions]
     shape = [values[0].shape[axis] for axis in rest]
     rows = tuple(jnp.transpose(x, (*dimensions, *rest)).reshape(-1, *shape) for x in values)
@@ -71,11 +58,6 @@ def reduce(*operands: Any, jaxpr: Any, dimensions: Sequence[int], **_: Any) -> A
     if not isinstance(count, int) or count > _PAIRED or not count:
         return lax.scan(lambda total, row: (function(total, row), None), begun, rows)[0]
     return function(begun, _paired(rows, of_arrays(jaxpr, len(shape) + 1)))
-
-
-def _operation(jaxpr: Any) -> str:
-    equations = getattr(jaxpr, "jaxpr", jaxpr).eqns
-    return equations[0].primitive.name if len(equations) == 1 else ""
 
 
 def of_arrays(jaxpr: Any, rank: int, consts: Sequence[Any] = ()) -> Callable[..., Arrays]:

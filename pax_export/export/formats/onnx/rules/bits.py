@@ -29,13 +29,9 @@ def _unsigned(builder: GraphBuilder, name: str, x: Value) -> str:
 
 
 def widened(builder: GraphBuilder, x: Value) -> Value:
-    """Returns integers as int64."""
-    if x.carrier == np.int64:
-        return x
-    name, known = builder.cast(x, np.int64), x.known
-    if x.dtype == np.uint32:  # the first bit is no sign
-        name = builder("BitwiseAnd", name, np.array(0xFFFFFFFF))
-        known = None if known is None else known.astype(np.int64) & 0xFFFFFFFF
+    """Returns uint32 as int64; the first bit is no sign."""
+    name = builder("BitwiseAnd", builder.cast(x, np.int64), np.array(0xFFFFFFFF))
+    known = None if x.known is None else x.known.astype(np.int64) & 0xFFFFFFFF
     return Value(name, np.dtype(np.int64), x.shape, known)
 
 

@@ -28,10 +28,7 @@ def cond(
     (first, second), results = branches, builder.results
     if which.known is not None:
         return builder.inline(second if which.known > 0 else first, operands)
-    if which.dtype == np.bool_:
-        is_first = builder("Not", which)
-    else:
-        is_first = builder("LessOrEqual", which, builder.like(0, which))
+    is_first = builder("LessOrEqual", which, builder.like(0, which))
     ways = (partial(builder.inline, each, operands) for each in branches)
     return values_of(results, builder.branched(is_first, *ways))
 
@@ -49,8 +46,6 @@ def while_(
     of_cond, results = operands[:cond_nconsts], builder.results
     of_body = operands[cond_nconsts : cond_nconsts + body_nconsts]
     state = operands[cond_nconsts + body_nconsts :]
-    if not state:
-        return []
     (start,) = builder.inline(cond_jaxpr, [*of_cond, *state])
     inside = [builder.fresh(result.dtype, result.shape) for result in results]
     with builder.body() as nodes:

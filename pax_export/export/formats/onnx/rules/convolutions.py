@@ -20,8 +20,6 @@ _MOST_AXES = 3
 
 def _is_convolution(equation: Any) -> bool:
     params, kernel = equation.params, equation.invars[1].aval
-    if not params["window_strides"]:
-        return False
     if is_plain_convolution(equation):
         return True
     names = "window_strides padding lhs_dilation rhs_dilation".split()

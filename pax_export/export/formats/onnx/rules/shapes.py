@@ -10,7 +10,6 @@ import numpy as np
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value, carrier, is_number, same_size
-from pax_export.export.portable import NotInTargetError
 
 
 @rule("reshape")
@@ -33,12 +32,9 @@ def transpose(builder: GraphBuilder, x: Value, *, permutation: Sequence[int]) ->
 def broadcast_in_dim(
     builder: GraphBuilder,
     x: Value,
-    *dynamic: Value,
     broadcast_dimensions: Sequence[int],
     **_: object,
 ) -> Any:
-    if dynamic:
-        raise NotInTargetError("to sizes that are arrays")
     return broadcast(builder, x, builder.results[0], broadcast_dimensions)
 
 
@@ -82,8 +78,6 @@ def tile(builder: GraphBuilder, x: Value, *, reps: Sequence[Any]) -> Any:
 
 @rule("concatenate")
 def concatenate(builder: GraphBuilder, *operands: Value, dimension: int) -> Any:
-    if len(operands) == 1:
-        return operands[0]
     return builder("Concat", *operands, axis=dimension)
 
 
@@ -96,9 +90,7 @@ def split(builder: GraphBuilder, x: Value, *, sizes: Sequence[Any], axis: int) -
 
 
 @rule("iota")
-def iota(builder: GraphBuilder, *dynamic: Value, dimension: int, **_: object) -> Value:
-    if dynamic:
-        raise NotInTargetError("of sizes that are arrays")
+def iota(builder: GraphBuilder, dimension: int, **_: object) -> Value:
     (result,) = builder.results
     size, shape = result.shape[dimension], tuple(result.shape)
     numbers: Any = builder.arange(size)

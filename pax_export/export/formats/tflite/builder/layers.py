@@ -29,14 +29,7 @@ def matmul(x: object, y: object, transpose_a: bool = False, transpose_b: bool = 
     rows = x.shape[-1 if transpose_a else -2]
     columns = y.shape[-2 if transpose_b else -1]
     shape = [*operators.together(x.shape[:-2], y.shape[:-2]), rows, columns]
-
-    def fold(a: Any, b: Any) -> Any:
-        a = np.swapaxes(a, -1, -2) if transpose_a else a
-        return np.matmul(a, np.swapaxes(b, -1, -2) if transpose_b else b)
-
-    return emit(
-        "BATCH_MATMUL", [x, y], [(shape, x.dtype)], fold, adj_x=transpose_a, adj_y=transpose_b
-    )[0]
+    return emit("BATCH_MATMUL", [x, y], [(shape, x.dtype)], adj_x=transpose_a, adj_y=transpose_b)[0]
 
 
 def _swapped(x: Tensor) -> list[int]:
@@ -152,26 +145,20 @@ def max_pool(x: Tensor, window: Sequence[int], strides: Sequence[int], edges: An
         else:
             # Kernels for zeros are faster.
             x = moves.pad(x, edges, 0.0 if at_least(x) >= 0 else -np.inf)
-    return _pool("MAX_POOL_2D", np.max, x, window, strides, padding)
+    return _pool("MAX_POOL_2D", x, window, strides, padding)
 
 
 def average_pool(x: Tensor, window: Sequence[int], strides: Sequence[int]) -> Tensor:
-    return _pool("AVERAGE_POOL_2D", np.mean, x, window, strides, "VALID")
+    return _pool("AVERAGE_POOL_2D", x, window, strides, "VALID")
 
 
 def _pool(
-    name: str, fold: Any, x: Tensor, window: Sequence[int], strides: Sequence[int], padding: str
+    name: str, x: Tensor, window: Sequence[int], strides: Sequence[int], padding: str
 ) -> Tensor:
     height, width = map(int, window)
-
-    def known(v: Any) -> Any:
-        views = np.lib.stride_tricks.sliding_window_view(v, (height, width), (1, 2))
-        return fold(views[:, :: strides[0], :: strides[1]], axis=(-2, -1))
-
     sizes = _windows(x, (height, width), strides, padding, (1, 1))
     return emit(
-        name, [x], [([x.shape[0], *sizes, x.shape[-1]], x.dtype)],
-        known if padding == "VALID" else None, padding=padding,
+        name, [x], [([x.shape[0], *sizes, x.shape[-1]], x.dtype)], padding=padding,
         stride_h=int(strides[0]), stride_w=int(strides[1]),
         filter_height=height, filter_width=width,
     )[0]  # fmt: skip

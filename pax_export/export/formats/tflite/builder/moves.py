@@ -155,8 +155,6 @@ def concat(values: Sequence[Any], axis: int) -> Tensor:
 
 def reshape(x: Any, sizes: Any) -> Tensor:
     x = tensor(x)
-    if not isinstance(sizes, Tensor) and any(is_tensor(each) for each in sizes):
-        sizes = stack(list(sizes))
     target = tensor(sizes, int32)
     if target.shape == (0,):
         target = constant(np.zeros(0, np.int32))
@@ -263,15 +261,9 @@ def reverse(x: Tensor, axes: Sequence[int]) -> Tensor:
     return one("REVERSE_V2", [x, places], [(x.shape, x.dtype)], lambda v, a: np.flip(v, tuple(a)))
 
 
-def range(start: Any, limit: object = None) -> Tensor:
-    if limit is None:
-        start, limit = constant(0), start
-    first, last = tensor(start, int32), tensor(limit, int32)
-    size = None
-    if first.value is not None and last.value is not None:
-        size = max(int(last.value) - int(first.value), 0)
-    ends = [reshape(first, []), reshape(last, []), constant(1)]
-    return one("RANGE", ends, [([size], int32)], lambda a, b, c: np.arange(a, b, c, dtype=np.int32))
+def range(count: Tensor) -> Tensor:
+    ends = [constant(0), reshape(count, []), constant(1)]
+    return one("RANGE", ends, [([None], int32)])
 
 
 def getitem(x: Tensor, index: object) -> Tensor:

@@ -189,8 +189,6 @@ def _reduction(name: str, fold: Callable) -> Callable[..., Tensor]:
         rank = len(x.shape)
         axes = list(builtins.range(rank)) if axis is None else np.atleast_1d(axis).tolist()
         axes = sorted(each % rank for each in axes)
-        if not axes:
-            return x
         if is_turned(x):
             permutation = permutation_of(x)
             found = operate(x.operator.inputs[0], [permutation[each] for each in axes], keepdims)

@@ -60,8 +60,6 @@ def while_loop(op: Operation, *given: object) -> list[Any]:
         values = [*given[first:last], *_values(state, structs)]
         return _flat(op, op.run(op.params["body_jaxpr"], values), structs)
 
-    if not start:
-        return []
     shapes = _invariants(structs)
     return _values(loops.while_loop(going, body, start, shape_invariants=shapes), structs)
 
@@ -139,13 +137,9 @@ def _zeros(op: Operation, struct: Any, room: Any) -> Any:
 @rule("cond", thin=True, when=is_of_two)
 def cond(op: Operation, which: object, *given: object) -> list[Any]:
     which = moves.reshape(which, [])
-    if which.dtype == lite.bool_:
-        which = lite.cast(which, lite.int32)
 
     def run(branch: Any) -> Any:
         return lambda: _flat(op, op.run(branch, list(given)), op.results)
 
-    if not op.results:
-        return []
     first, second = map(run, op.params["branches"])
     return _values(loops.cond(lite.less_equal(which, 0), first, second), op.results)

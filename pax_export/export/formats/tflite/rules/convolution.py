@@ -145,8 +145,6 @@ def _steps(op: Operation) -> tuple[list[int], list[int]]:
 
 def _convolve_all(op: Operation, x: Any, kernel: Tensor, shape: Any, window: Any) -> Any:
     strides, dilation = _steps(op)
-    if len(strides) == 0:
-        return layers.matmul(x, kernel)
     if len(strides) == 1:
         x = reshape(x, [shape[0], 1, *shape[1:]], op.sizes)
         kernel = moves.expand_dims(kernel, 0)

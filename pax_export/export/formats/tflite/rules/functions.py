@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.bounds import at_least
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import like
-from pax_export.export.formats.tflite.tensors import broadcast
 
 
 def exp(x: Tensor) -> Any:
@@ -47,9 +45,4 @@ for _name, _function in {
 @rule("atan2", thin=True)
 def atan2(op: Operation, y: Tensor, x: Tensor) -> Any:
     """Broadcasts first, because the kernel does not."""
-    zero = broadcast(lambda a, b: moves.zeros_like(a) * moves.zeros_like(b), y, x)
-    if y.shape.as_list() != zero.shape.as_list():
-        y = y + zero
-    if x.shape.as_list() != zero.shape.as_list():
-        x = x + zero
-    return lite.atan2(y, x)
+    return lite.atan2(op.full(y, op.shape), op.full(x, op.shape))

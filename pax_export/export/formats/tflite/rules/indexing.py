@@ -44,8 +44,6 @@ def put_window(op: Operation, x: Tensor, update: Tensor, *starts: Tensor) -> Any
 
 
 def updated(x: Tensor, update: Tensor, starts: Sequence[Any]) -> Any:
-    if not starts:
-        return update
     return moves.dynamic_update_slice(x, update, moves.stack(list(starts)))
 
 
