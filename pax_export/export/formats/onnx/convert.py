@@ -31,7 +31,7 @@ class Converter:
         return self.builder.literal(value) if found is None else found
 
     def _by_rule(self, rule: Rule, equation: Any, operands: Sequence[Any]) -> list[Value] | None:
-        results = [ResultStruct(tuple(var.aval.shape), var.aval.dtype) for var in equation.outvars]
+        results = [variable.aval for variable in equation.outvars]
         self.builder.operation, told = kept.operation(equation)
         self.builder.results = results
         if _is_known(equation, operands, results):
@@ -41,12 +41,12 @@ class Converter:
         made = rule.function(self.builder, *operands, **told)
         return None if made is None else self._values(made, results, rounds)
 
-    def _values(self, made: Any, results: Sequence[ResultStruct], rounds: bool) -> list[Value]:
+    def _values(self, made: Any, results: Sequence[Any], rounds: bool) -> list[Value]:
         """Returns a rule's results as values with jax's shapes and dtypes."""
         several = made if isinstance(made, (list, tuple)) else [made]
         values: list[Value] = []
         for each, result in zip(several, results, strict=True):
-            shaped: dict[str, Any] = {"dtype": np.dtype(result.dtype), "shape": result.shape}
+            shaped: dict[str, Any] = {"dtype": np.dtype(result.dtype), "shape": tuple(result.shape)}
             if isinstance(each, Value):
                 values.append(dataclasses.replace(each, **shaped))
             else:
@@ -55,19 +55,11 @@ class Converter:
         return values
 
 
-@dataclasses.dataclass(frozen=True)
-class ResultStruct:
-    """The shape and dtype of a rule's result."""
-
-    shape: tuple[Any, ...]
-    dtype: Any
-
-
 #: Constants larger than this, and than their operands, are computed when the file runs.
 _SMALL = 64
 
 
-def _is_known(equation: Any, operands: Sequence[Value], results: Sequence[ResultStruct]) -> bool:
+def _is_known(equation: Any, operands: Sequence[Value], results: Sequence[Any]) -> bool:
     """Returns whether results are known integers, by literals of the program."""
     given = [each.known for each in operands if each.known is not None]
     if not operands or len(given) < len(operands):

@@ -16,10 +16,9 @@ from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.encode import TfliteSignature
 from pax_export.export.formats.tflite.builder.graph import Graph, Tensor, of_source
 from pax_export.export.formats.tflite.rule import RULES, Operation, kind
-from pax_export.export.formats.tflite.sizes import sizes_of
+from pax_export.export.formats.tflite.sizes import TfliteSizes
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
-    TfliteSizes,
     constant,
     from_carrier,
     full,
@@ -85,7 +84,7 @@ def _signature(
     graph = Graph(program.key)
     with graph.active():
         inputs = [_input(graph, entry) for entry in entries]
-        sizes = sizes_of([struct.shape for struct in structs], inputs)
+        sizes = TfliteSizes([struct.shape for struct in structs], inputs)
         constants = {id(value): store.of_constant(value) for value in traced.constants}
         converter = _GraphConverter(sizes, constants, weights, exact)
         named = zip(inputs, structs)

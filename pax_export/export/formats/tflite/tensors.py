@@ -14,6 +14,7 @@ import numpy as np
 from pax_export._types import DTypeLike
 from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.sizes import TfliteSizes
 from pax_export.export.portable.sizes import is_number as is_static
 
 #: Carrier types of jax's dtypes: half precision is computed as float32, unsigned
@@ -62,22 +63,6 @@ def single(tensor: Any) -> Any:
     if any(size != 1 for size in tensor.shape) or tensor.value is None:
         return None
     return np.ravel(tensor.value)[0]
-
-
-class TfliteSizes:
-    """The sizes of a signature's arrays, as numbers or as scalars of the graph."""
-
-    def __init__(self, evaluate: Callable[[Any], Any]):
-        self._evaluate = evaluate
-
-    def of(self, size: Any) -> Any:
-        return int(size) if is_static(size) else self._evaluate(size)
-
-    def vector(self, shape: Sequence[Any]) -> Any:
-        sizes = [self.of(size) for size in shape]
-        if all(map(is_static, sizes)):
-            return np.array(sizes, np.int32)
-        return moves.stack([lite.constant(s, lite.int32) if is_static(s) else s for s in sizes])
 
 
 def reshape(tensor: Any, shape: Sequence[Any], sizes: TfliteSizes) -> Any:

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._types import DTypeLike
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.bits import shift_right_logical, shifted, widened
 from pax_export.export.formats.onnx.values import Value
 from pax_export.export.portable.decompositions.control import is_choice
-from pax_export.export.portable.decompositions.elementary import to_even
 
 
 def _binary(operator: str) -> Callable:
@@ -23,10 +21,11 @@ def _binary(operator: str) -> Callable:
     return apply
 
 
-rule("add", "add_any")(_binary("Add"))
-rule("mul")(_binary("Mul"))
-rule("sub")(_binary("Sub"))
-rule("pow")(_binary("Pow"))
+for _names, _operator in {
+    "add add_any": "Add", "mul": "Mul", "sub": "Sub", "pow": "Pow",
+    "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual", "eq": "Equal",
+}.items():  # fmt: skip
+    rule(*_names.split())(_binary(_operator))
 
 
 @rule("div")
@@ -102,27 +101,22 @@ def rem(builder: GraphBuilder, x: Value, y: Value) -> str:
     return rest
 
 
-def extreme(builder: GraphBuilder, operator: str, x: object, y: object, is_float: bool) -> str:
-    """The larger or smaller of two; NaN where one is, which `Max` and `Min` do not promise."""
-    if not (is_float and builder.exact):
-        return builder(operator, x, y)
-    chosen = builder(operator, x, y)
-    # A sum is NaN if an operand is, but also for +inf and -inf.
-    bad = builder("Or", builder("IsNaN", x), builder("IsNaN", y))
-    return builder("Where", bad, builder("Add", x, y), chosen)
-
-
 def _extreme(operator: str) -> Callable:
     def apply(builder: GraphBuilder, x: Value, y: Value) -> Any:
-        names = builder.spread(x, y)
+        left, right = builder.spread(x, y)
         if y.known is not None and y.known.ndim == 0 and x.is_float:
-            return _bounded(builder, operator, names[0], y)
+            return _bounded(builder, operator, left, y)
         if x.known is not None and x.known.ndim == 0 and x.is_float:
-            return _bounded(builder, operator, names[1], x)
+            return _bounded(builder, operator, right, x)
         if x.carrier == np.int64:  # onnxruntime compares some of their bits only
-            less = builder("Less", names[1], names[0])
-            return builder("Where", less, *(names if operator == "Max" else names[::-1]))
-        return extreme(builder, operator, names[0], names[1], x.is_float)
+            less = builder("Less", right, left)
+            return builder("Where", less, *((left, right) if operator == "Max" else (right, left)))
+        chosen = builder(operator, left, right)
+        if not (x.is_float and builder.exact):
+            return chosen
+        # A sum is NaN if an operand is, but also for +inf and -inf.
+        bad = builder("Or", builder("IsNaN", left), builder("IsNaN", right))
+        return builder("Where", bad, builder("Add", left, right), chosen)
 
     return apply
 
@@ -142,20 +136,6 @@ rule("max")(_extreme("Max"))
 rule("min")(_extreme("Min"))
 
 
-def _comparison(operator: str) -> Callable:
-    def apply(builder: GraphBuilder, x: Value, y: Value) -> Any:
-        return builder(operator, *builder.spread(x, y))
-
-    return apply
-
-
-rule("lt")(_comparison("Less"))
-rule("le")(_comparison("LessOrEqual"))
-rule("gt")(_comparison("Greater"))
-rule("ge")(_comparison("GreaterOrEqual"))
-rule("eq")(_comparison("Equal"))
-
-
 @rule("ne")
 def ne(builder: GraphBuilder, x: Value, y: Value) -> str:
     if x is y and x.is_float:
@@ -168,12 +148,7 @@ def select_n(builder: GraphBuilder, which: Value, *cases: Value) -> Any:
     if which.known is not None and which.known.ndim == 0 and which.rank == 0:
         return cases[int(which.known)]
     condition, no, yes = builder.spread(which, *cases)
-    return choose(builder, condition, yes, no, cases[0].dtype)
-
-
-def choose(builder: GraphBuilder, condition: Any, yes: object, no: object, dtype: DTypeLike) -> str:
-    """Selects from one array where a condition holds, otherwise from the other."""
-    if np.dtype(dtype) != np.bool_:
+    if cases[0].dtype != np.bool_:
         return builder("Where", condition, yes, no)
     # onnxruntime has no `Where` of booleans.
     left = builder("And", condition, yes)
@@ -193,15 +168,6 @@ def sign(builder: GraphBuilder, x: Value) -> str:
     return builder("Where", builder("IsNaN", x), x, plain) if x.is_float else plain
 
 
-def _whole_number(operator: str) -> Callable:
-    return lambda builder, x, **_: builder(operator, x)
-
-
-rule("floor")(_whole_number("Floor"))
-rule("ceil")(_whole_number("Ceil"))
-rule("round", when=to_even)(_whole_number("Round"))
-
-
 def _chained(operator: str, logical: str) -> Callable:
     def apply(builder: GraphBuilder, x: Value, y: Value) -> str:
         names = builder.spread(x, y)
@@ -217,6 +183,4 @@ rule("xor")(_chained("BitwiseXor", "Xor"))
 
 @rule("not")
 def not_(builder: GraphBuilder, x: Value) -> str:
-    if x.dtype == np.bool_:
-        return builder("Not", x)
-    return builder("BitwiseNot", x)
+    return builder("Not" if x.dtype == np.bool_ else "BitwiseNot", x)

@@ -7,20 +7,21 @@ from collections.abc import Callable
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value
+from pax_export.export.portable.decompositions.elementary import to_even
 
 #: Primitives with an operator of the same name.
-_DIRECT = "acos acosh asin asinh atan atanh cos cosh erf exp log neg sin sinh sqrt tan tanh".split()
+_DIRECT = (
+    "acos acosh asin asinh atan atanh ceil cos cosh erf exp floor log neg sin sinh sqrt tan tanh"
+).split()
 
 
 def _direct(operator: str) -> Callable:
-    def apply(builder: GraphBuilder, x: Value, **_: object) -> str:
-        return builder(operator, x)
-
-    return apply
+    return lambda builder, x, **_: builder(operator, x)
 
 
 for _name in _DIRECT:
     rule(_name)(_direct(_name.capitalize()))
+rule("round", when=to_even)(_direct("Round"))
 
 
 @rule("logistic")

@@ -95,10 +95,12 @@ def conv2d_of_blocks(x: Tensor, kernel: Tensor) -> Tensor:
     return emit("DEPTH_TO_SPACE", [found], [(shape, x.dtype)], block_size=int(size))[0]
 
 
-def conv3d(x: Tensor, kernel: Tensor, strides: Sequence[int], same: bool) -> Tensor:
+def conv3d(
+    x: Tensor, kernel: Tensor, strides: Sequence[int], dilations: Sequence[int], same: bool
+) -> Tensor:
     """A convolution of three dimensions, without padding unless it is `same`."""
     padding = "SAME" if same else "VALID"
-    sizes = _windows(x, kernel.shape, strides, padding, (1, 1, 1))
+    sizes = _windows(x, kernel.shape, strides, padding, dilations)
     options = dict(zip(("stride_d", "stride_h", "stride_w"), map(int, strides)))
     return emit(
         "CONV_3D", [x, kernel], [([x.shape[0], *sizes, kernel.shape[-1]], x.dtype)],

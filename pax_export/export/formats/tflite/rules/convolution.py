@@ -122,46 +122,27 @@ def _is_same(edges: Sequence[int], step: int, width: int) -> bool:
 def _convolve_groups(
     op: Operation, x: Tensor, kernel: Tensor, shape: list[Any], window: list[Any]
 ) -> Any:
-    groups = int(op.params["feature_group_count"])
-    if groups == 1:
-        return _convolve_all(op, x, kernel, shape, window)
-    channels = int(shape[-1])
-    if groups == channels and len(window) in (3, 4):
-        return _convolve_depthwise(op, x, kernel, shape, window)
-    each, made = channels // groups, int(window[-1]) // groups
-    pieces = []
-    for group in range(groups):
-        part = x[..., group * each : (group + 1) * each]
-        filters = kernel[..., group * made : (group + 1) * made]
-        pieces.append(_convolve_all(op, part, filters, [*shape[:-1], each], [*window[:-1], made]))
-    return moves.concat(pieces, -1)
-
-
-def _steps(op: Operation) -> tuple[list[int], list[int]]:
-    strides = [int(each) for each in op.params["window_strides"]]
-    dilation = op.params["rhs_dilation"] or (1,) * len(strides)
-    return strides, [int(each) for each in dilation]
-
-
-def _convolve_all(op: Operation, x: Any, kernel: Tensor, shape: Any, window: Any) -> Any:
-    strides, dilation = _steps(op)
-    if len(strides) == 1:
-        x = reshape(x, [shape[0], 1, *shape[1:]], op.sizes)
-        kernel = moves.expand_dims(kernel, 0)
+    strides, dilation = (
+        [int(each) for each in op.params[name]] for name in ("window_strides", "rhs_dilation")
+    )
+    groups, channels, made = (int(op.params["feature_group_count"]), shape[-1], window[-1])
+    if len(strides) == 1:  # a row is an image of height 1
+        x, kernel = reshape(x, [shape[0], 1, *shape[1:]], op.sizes), moves.expand_dims(kernel, 0)
         strides, dilation = [1, *strides], [1, *dilation]
-    if len(strides) == 2:
-        found = layers.conv2d(x, kernel, strides, dilation, _pads_itself(op))
-        return moves.squeeze(found, 1) if len(window) == 3 else found
-    return layers.conv3d(x, kernel, strides, _pads_itself(op))
-
-
-def _convolve_depthwise(op: Operation, x: Any, kernel: Any, shape: Any, window: Any) -> Any:
-    strides, dilation = _steps(op)
-    if len(strides) == 1:
-        x = reshape(x, [shape[0], 1, *shape[1:]], op.sizes)
-        kernel = moves.expand_dims(kernel, 0)
-        strides, dilation = [1, *strides], [1, *dilation]
-    channels = int(shape[-1])
-    kernel = moves.reshape(kernel, [*kernel.shape[:2], channels, int(window[-1]) // channels])
-    found = layers.depthwise_conv2d(x, kernel, strides, dilation, _pads_itself(op))
+    options: Any = strides, dilation, _pads_itself(op)
+    if groups == channels > 1 and len(strides) == 2:
+        kernel = moves.reshape(kernel, [*kernel.shape[:2], channels, made // channels])
+        found = layers.depthwise_conv2d(x, kernel, *options)
+    else:
+        inner, outer = channels // groups, made // groups
+        convolve = layers.conv2d if len(strides) == 2 else layers.conv3d
+        pieces = [
+            convolve(
+                x[..., group * inner : (group + 1) * inner] if groups > 1 else x,
+                kernel[..., group * outer : (group + 1) * outer] if groups > 1 else kernel,
+                *options,
+            )
+            for group in range(groups)
+        ]
+        found = pieces[0] if groups == 1 else moves.concat(pieces, -1)
     return moves.squeeze(found, 1) if len(window) == 3 else found
