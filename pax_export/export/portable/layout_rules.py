@@ -146,15 +146,6 @@ def _reduced(x: Laid, axes: Sequence[int], reduce: Callable[[Any, Any], Any]) ->
     return [Laid(reduce(x.lying(x.order), places), order)]
 
 
-@rule(*"reduce_window_sum reduce_window_max reduce_window_min".split())
-def reduce_window(equation: Any, operands: Operands) -> Results:
-    (x,) = operands
-    names = "window_dimensions window_strides padding base_dilation window_dilation".split()
-    moved = {name: tuple(equation.params[name][axis] for axis in x.order) for name in names}
-    (made,) = again(equation, [x.lying(x.order)], **moved)
-    return [Laid(made, x.order)]
-
-
 @rule("concatenate")
 def concatenate(equation: Any, operands: Operands) -> Results:
     order = _common(operands)
@@ -163,22 +154,25 @@ def concatenate(equation: Any, operands: Operands) -> Results:
     return [Laid(made, order)]
 
 
-@rule("pad")
-def pad(equation: Any, operands: Operands) -> Results:
-    x, value = operands
-    config = tuple(equation.params["padding_config"][axis] for axis in x.order)
-    (made,) = again(equation, [x.lying(x.order), array_of(value)], padding_config=config)
-    return [Laid(made, x.order)]
+#: Parameters with an entry for each axis.
+_BY_AXIS = {
+    "pad": "padding_config",
+    "slice": "start_indices limit_indices strides",
+    **dict.fromkeys(
+        ("reduce_window_sum", "reduce_window_max", "reduce_window_min"),
+        "window_dimensions window_strides padding base_dilation window_dilation",
+    ),
+}
 
 
-@rule("slice")
-def slice_(equation: Any, operands: Operands) -> Results:
-    (x,) = operands
-    moved = {
-        name: None if values is None else tuple(values[axis] for axis in x.order)
-        for name, values in equation.params.items()
-    }
-    (made,) = again(equation, [x.lying(x.order)], **moved)
+@rule(*_BY_AXIS)
+def by_axis(equation: Any, operands: Operands) -> Results:
+    x, *numbers = operands
+    moved = {}
+    for name in _BY_AXIS[equation.primitive.name].split():
+        values = equation.params[name]
+        moved[name] = None if values is None else tuple(values[axis] for axis in x.order)
+    (made,) = again(equation, [x.lying(x.order), *map(array_of, numbers)], **moved)
     return [Laid(made, x.order)]
 
 

@@ -110,12 +110,8 @@ def broadcast(function: Callable[..., Any], *tensors: Any) -> Any:
             groups.append([axis])
     joined = [_join(tensor, groups) if tensor.shape.rank else tensor for tensor in tensors]
     result = function(*joined)
-    pieces = []
-    for axis in range(rank):
-        widest = next((t for t in several if t.shape[axis] != 1), several[0])
-        size = widest.shape[axis]
-        pieces.append(moves.shape(widest)[axis] if size is None else size)
-    return _shaped(result, pieces)
+    widest = [next((t for t in several if t.shape[i] != 1), several[0]) for i in range(rank)]
+    return _shaped(result, [_size(t, axis) for axis, t in enumerate(widest)])
 
 
 def _thin(tensor: Any) -> tuple[bool, ...]:
@@ -132,6 +128,11 @@ def _join(tensor: Any, groups: Sequence[Sequence[int]]) -> Any:
         whole = moves.shape(tensor) if whole is None else whole
         sizes.append(lite.reduce_prod(whole[group[0] : group[-1] + 1]))
     return _shaped(tensor, sizes)
+
+
+def _size(tensor: Any, axis: int) -> Any:
+    known = tensor.shape[axis]
+    return moves.shape(tensor)[axis] if known is None else known
 
 
 def _shaped(tensor: object, sizes: Sequence[Any]) -> Any:
@@ -165,11 +166,7 @@ def joined(
     sizes: list[Any] = []
     for index, group in enumerate(groups):
         if group[0] in touched:
-            size = result.shape[index]
-            sizes.append(moves.shape(result)[index] if size is None else size)
+            sizes.append(_size(result, index))
         else:
-            sizes.extend(
-                moves.shape(tensor)[axis] if tensor.shape[axis] is None else tensor.shape[axis]
-                for axis in group
-            )
+            sizes.extend(_size(tensor, axis) for axis in group)
     return _shaped(result, sizes)
