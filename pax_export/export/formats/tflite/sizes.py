@@ -63,7 +63,7 @@ class TfliteSizes:
         sizes = [self.of(size) for size in shape]
         if all(map(is_static, sizes)):
             return np.array(sizes, np.int32)
-        return moves.stack([lite.constant(s, lite.int32) if is_static(s) else s for s in sizes])
+        return moves.stack(sizes)
 
 
 def _calculated(operation: str, left: Any, right: Any) -> Any:

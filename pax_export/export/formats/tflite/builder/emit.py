@@ -40,11 +40,6 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-def static_value(value: Any) -> np.ndarray | None:
-    """The array of a constant."""
-    return value.value if isinstance(value, Tensor) else np.asarray(value)
-
-
 def emit(
     name: str,
     inputs: Sequence[Any],

@@ -109,10 +109,6 @@ class Tensor:
     __rsub__ = _dunder("subtract", True)
     __mul__ = _dunder("multiply")
     __rmul__ = _dunder("multiply", True)
-    __truediv__ = _dunder("divide")
-    __rtruediv__ = _dunder("divide", True)
-    __floordiv__ = _dunder("floordiv")
-    __mod__ = _dunder("floormod")
     __getitem__ = _dunder("getitem")
 
     def __neg__(self) -> Any:

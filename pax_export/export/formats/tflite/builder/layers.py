@@ -29,7 +29,14 @@ def matmul(x: object, y: object, transpose_a: bool = False, transpose_b: bool = 
     rows = x.shape[-1 if transpose_a else -2]
     columns = y.shape[-2 if transpose_b else -1]
     shape = [*operators.together(x.shape[:-2], y.shape[:-2]), rows, columns]
-    return emit("BATCH_MATMUL", [x, y], [(shape, x.dtype)], adj_x=transpose_a, adj_y=transpose_b)[0]
+
+    def fold(a: Any, b: Any) -> Any:
+        a = np.swapaxes(a, -1, -2) if transpose_a else a
+        return np.matmul(a, np.swapaxes(b, -1, -2) if transpose_b else b)
+
+    return emit(
+        "BATCH_MATMUL", [x, y], [(shape, x.dtype)], fold, adj_x=transpose_a, adj_y=transpose_b
+    )[0]
 
 
 def _swapped(x: Tensor) -> list[int]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._types import DTypeLike
 from pax_export.export.formats.tflite.builder.emit import (
     alike,
     constant,
@@ -18,7 +17,6 @@ from pax_export.export.formats.tflite.builder.emit import (
     is_tensor,
     tensor,
 )
-from pax_export.export.formats.tflite.builder.emit import static_value as static_value
 from pax_export.export.formats.tflite.builder.graph import ARITHMETIC, Tensor, current
 
 
@@ -80,25 +78,6 @@ def like_shape(x: Tensor, other: Tensor) -> Tensor:
         return reshape(x, [-1 if size is None else size for size in other.shape])
     result = reshape(x, shape(other))
     result.set_shape(other.shape)
-    return result
-
-
-def zeros(shape: Sequence[int], dtype: DTypeLike) -> Tensor:
-    return fill(np.array(shape, np.int32), constant(0, dtype))
-
-
-def zeros_like(x: object) -> Tensor:
-    return _filled_like(x, 0)
-
-
-def ones_like(x: object) -> Tensor:
-    return _filled_like(x, 1)
-
-
-def _filled_like(x: object, value: int) -> Tensor:
-    x = tensor(x)
-    result = fill(shape(x), constant(value, x.dtype))
-    result.set_shape(x.shape)
     return result
 
 

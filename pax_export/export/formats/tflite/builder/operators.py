@@ -22,8 +22,6 @@ from pax_export.export.formats.tflite.builder.emit import (
     int64,
     tensor,
 )
-from pax_export.export.formats.tflite.builder.emit import is_tensor as is_tensor
-from pax_export.export.formats.tflite.builder.emit import static_value as static_value
 from pax_export.export.formats.tflite.builder.graph import ARITHMETIC, Tensor, current
 from pax_export.export.formats.tflite.builder.moves import (
     before_transpose,
@@ -257,5 +255,5 @@ def hard_swish(x: Tensor) -> Tensor:
     return one("HARD_SWISH", [x], [(x.shape, x.dtype)])
 
 
-for _name in ("add", "subtract", "multiply", "divide", "floordiv", "floormod"):
+for _name in ("add", "subtract", "multiply"):
     ARITHMETIC[_name] = globals()[_name]

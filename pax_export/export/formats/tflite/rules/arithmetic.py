@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
@@ -54,7 +53,7 @@ rule("round", thin=True, when=to_even)(_elementwise(lite.round))
 @rule("sign", thin=True)
 def sign(op: Operation, x: Tensor) -> Any:
     if op.dtype.startswith("uint"):
-        return lite.where(lite.equal(x, 0), x, moves.ones_like(x))
+        return lite.where(lite.equal(x, 0), x, like(x, 1))
     # NaN is neither, and stays.
     positive = lite.where(lite.greater(x, like(x, 0)), like(x, 1), x)
     return lite.where(lite.less(x, like(x, 0)), like(x, -1), positive)
@@ -136,7 +135,7 @@ def logical_shift(x: Tensor, bits: int) -> Any:
     if bits == 0:
         return x
     if bits > 31:
-        return moves.zeros_like(x)
+        return lite.multiply(x, like(x, 0))
     shifted = lite.right_shift(x, like(x, bits))
     fill = like(x, 1 << (32 - bits)) if bits > 1 else like(x, -(1 << 31))
     return lite.where(lite.less(x, like(x, 0)), shifted + fill, shifted)

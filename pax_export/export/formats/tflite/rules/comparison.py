@@ -146,7 +146,7 @@ def shift_right_logical(op: Operation, x: Tensor, y: Tensor) -> Any:
         # The zeros that come from the left, instead of the signs.
         fill = moves.gather(constant(_POWERS), lite.subtract(32, bits))
         result = lite.where(lite.less(x, 0), shifted + fill, shifted)
-        return lite.where(lite.greater(bits, 31), moves.zeros_like(result), result)
+        return lite.where(lite.greater(bits, 31), like(result, 0), result)
 
     return broadcast(shift, x, bits)
 

@@ -125,10 +125,7 @@ def _row(x: Tensor, place: object) -> Any:
 
 def _zeros(op: Operation, struct: Any, room: Any) -> Any:
     carrier = CARRIERS[kind(struct)]
-    if all(map(is_static, struct.shape)):
-        return moves.zeros([int(size) for size in struct.shape], carrier)
-    sizes = [room, *(op.sizes.of(size) for size in struct.shape[1:])]
-    sizes = moves.stack([lite.constant(n, lite.int32) if is_static(n) else n for n in sizes])
+    sizes = moves.stack([room, *map(op.sizes.of, struct.shape[1:])])
     result = moves.fill(sizes, constant(0, np.dtype(carrier)))
     result.set_shape([int(n) if is_static(n) else None for n in struct.shape])
     return result

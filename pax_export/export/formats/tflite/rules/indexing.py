@@ -105,7 +105,7 @@ def sizes(op: Operation, *, of: Sequence[Any]) -> Any:
 @rule("put")
 def put(op: Operation, x: Tensor, places: Tensor, rows: Tensor, *inside: Tensor, how: str) -> Any:
     count, many = (op.sizes.of(op.operands[place].shape[0]) for place in (0, 1))
-    known = lite.static_value(inside[0]) if inside else None
+    known = inside[0].value if inside else None
     drops = bool(inside) and (known is None or not known.all())
     if how == "set" and is_static(many) and many == 1:
         new = updated(x, rows, [moves.reshape(places, []), 0])
