@@ -107,8 +107,8 @@ def test_of_layers_alike_the_right_one_is_named(tmp_path, monkeypatch):
     net, path = pax.Sequential(Scale(), Scale(), Scale()), tmp_path / "model.onnx"
     right = RULES["dot_general"].function
 
-    def wrong(builder, results, x, y, **more):
-        made = right(builder, results, x, y, **more)
+    def wrong(builder, x, y, **more):
+        made = right(builder, x, y, **more)
         two = builder.literal(np.float32(2)).name
         return builder("Mul", made, two) if y.name.startswith("modules.1") else made
 
@@ -135,7 +135,7 @@ def test_functions_without_modules_name_their_line(wrong_tanh, tmp_path):
 def test_models_that_are_not_callable_are_named(monkeypatch, tmp_path):
     pytest.importorskip("onnxruntime")
 
-    def broken(writer, results, operand, **_):
+    def broken(writer, operand, **_):
         wrong = writer.literal(np.zeros((7, 7, 7), np.float32))
         return writer("Add", operand.name, wrong.name)
 

@@ -118,10 +118,10 @@ def planted(monkeypatch, wrong):
     """A rule of a converter that is wrong for what `wrong` says."""
     right = RIGHT
 
-    def rule(writer, results, operand, **more):
+    def rule(writer, operand, **more):
         large = writer("Greater", writer("Abs", operand), writer.literal(np.float32(wrong)).name)
         half = writer.literal(np.float32(0.5)).name
-        return writer("Where", large, half, right(writer, results, operand, **more))
+        return writer("Where", large, half, right(writer, operand, **more))
 
     monkeypatch.setitem(onnx_rules, "tanh", Rule(rule))
 
