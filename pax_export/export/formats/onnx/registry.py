@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from pax_export.export.formats.onnx.values import is_number
 from pax_export.export.portable import RuleTable
-from pax_export.export.portable.decompositions.convolutions import is_padded_as_same
+from pax_export.export.portable.decompositions.windows import is_plain_window
 
 RULES = RuleTable()
 rule = RULES.rule
@@ -22,14 +20,11 @@ rule = RULES.rule
 
 def is_pool(equation: Any) -> bool:
     """Whether windows are those of a pool: over the last axes, padded by less than a window."""
-    told, x = equation.params, equation.invars[0].aval
-    widths, steps = told["window_dimensions"], told["window_strides"]
-    sides = [side for pair in told["padding"] for side in pair]
-    if x.dtype != np.float32 or not all(map(is_number, (*widths, *steps))):
+    told, rank = equation.params, equation.invars[0].aval.ndim
+    widths = told["window_dimensions"]
+    if not 3 <= rank <= 5 or any(each != 1 for each in (*widths[:2], *told["window_strides"][:2])):
         return False
-    plain = (*widths[:2], *steps[:2], *told["base_dilation"], *told["window_dilation"])
-    if not 3 <= x.ndim <= 5 or any(each != 1 for each in plain):
-        return False
-    if not all(map(is_number, sides)):
-        return equation.primitive.name == "reduce_window_max" and is_padded_as_same(equation)
-    return all(0 <= side < width for pair, width in zip(told["padding"], widths) for side in pair)
+    ends = ((side, width) for pair, width in zip(told["padding"], widths) for side in pair)
+    return is_plain_window(equation) and all(
+        side < width for side, width in ends if is_number(side)
+    )

@@ -11,10 +11,29 @@ import jax.numpy as jnp
 from jax import lax
 
 from pax_export._types import Array, DTypeLike, TracedProgram
+from pax_export.export.portable.decompositions.convolutions import is_padded_as_same
 from pax_export.export.portable.decompositions.reductions import of_arrays
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
+from pax_export.export.portable.program import is_static
 
 Arrays = tuple[Any, ...]
+
+
+def is_plain_window(equation: Any) -> bool:
+    """Whether windows of float32 have a static size, no dilation, and static or symbolic padding.
+
+    Symbolic padding is that of ``"SAME"``, of a maximum.
+    """
+    told = equation.params
+    sides = [side for pair in told["padding"] for side in pair]
+    if equation.invars[0].aval.dtype != jnp.float32 or not is_static(
+        (*told["window_dimensions"], *told["window_strides"])
+    ):
+        return False
+    if not is_static(sides):
+        return equation.primitive.name == "reduce_window_max" and is_padded_as_same(equation)
+    gaps = (*told["base_dilation"], *told["window_dilation"])
+    return all(gap == 1 for gap in gaps) and min(sides, default=0) >= 0
 
 
 def least(dtype: DTypeLike) -> Any:

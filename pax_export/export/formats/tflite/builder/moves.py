@@ -246,30 +246,18 @@ def range(count: Tensor) -> Tensor:
 
 
 def getitem(x: Tensor, index: object) -> Tensor:
-    """``x[index]``: numbers and slices, whose ends may be tensors, None and an ellipsis."""
+    """``x[index]``: numbers and slices, whose ends may be tensors."""
     index = list(index) if isinstance(index, tuple) else [index]
-    given = sum(each is not None and each is not Ellipsis for each in index)
-    if any(each is Ellipsis for each in index):
-        place = next(i for i, each in enumerate(index) if each is Ellipsis)
-        index[place : place + 1] = [slice(None)] * (len(x.shape) - given)
-    else:
-        index += [slice(None)] * (len(x.shape) - given)
-    kept = [each for each in index if each is not None]
-    if is_turned(x) and len(kept) == len(index) and all(isinstance(e, slice) for e in kept):
+    index += [slice(None)] * (len(x.shape) - len(index))
+    if is_turned(x) and all(isinstance(each, slice) for each in index):
         permutation = permutation_of(x)
         back = [permutation.index(axis) for axis in builtins.range(len(permutation))]
-        return transpose(getitem(x.operator.inputs[0], tuple(kept[i] for i in back)), permutation)
-    if x.made_by == "SHAPE" and isinstance(kept[0], int):
-        size = x.operator.inputs[0].shape[kept[0]]
+        return transpose(getitem(x.operator.inputs[0], tuple(index[i] for i in back)), permutation)
+    if x.made_by == "SHAPE" and isinstance(index[0], int):
+        size = x.operator.inputs[0].shape[index[0]]
         if size is not None:
             return constant(size, int32)
-    result = _strided(x, kept)
-    place = 0
-    for each in index:
-        if each is None:
-            result = expand_dims(result, place)
-        place += each is None or isinstance(each, slice)
-    return result
+    return _strided(x, index)
 
 
 def _strided(x: Tensor, index: Sequence[Any]) -> Tensor:

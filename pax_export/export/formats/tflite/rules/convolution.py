@@ -138,8 +138,8 @@ def _convolve_groups(
         convolve = layers.conv2d if len(strides) == 2 else layers.conv3d
         pieces = [
             convolve(
-                x[..., group * inner : (group + 1) * inner] if groups > 1 else x,
-                kernel[..., group * outer : (group + 1) * outer] if groups > 1 else kernel,
+                cut(x, len(window) - 1, group * inner, (group + 1) * inner, 1),
+                cut(kernel, len(window) - 1, group * outer, (group + 1) * outer, 1),
                 *options,
             )
             for group in range(groups)

@@ -114,12 +114,14 @@ def put(op: Operation, x: Tensor, places: Tensor, rows: Tensor, *inside: Tensor,
         places = lite.where(inside[0], places, count)
     if how == "add":
         shape = moves.stack([lite.tensor(count + 1), moves.shape(x)[1]])
-        return wrapped(x + moves.scatter_nd(places[:, None], rows, shape)[:-1], op.dtype)
+        return wrapped(
+            x + moves.scatter_nd(moves.expand_dims(places, 1), rows, shape)[:-1], op.dtype
+        )
     if how == "mul":
         return wrapped(x * moves.unsorted_segment_prod(rows, places, count + 1)[:-1], op.dtype)
     order = constant(np.arange(many, dtype=np.int32)) if is_static(many) else moves.range(many)
     last = moves.unsorted_segment_max(order, places, count + 1)[:-1]
-    written = lite.greater_equal(last, 0)[:, None]
+    written = moves.expand_dims(lite.greater_equal(last, 0), 1)
     if how == "set":  # the last one of each place
         if not is_static(many):  # an empty update needs no lookup
             rows = moves.concat([rows, x[:1]], 0)

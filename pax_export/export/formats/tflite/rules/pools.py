@@ -12,25 +12,13 @@ from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.tensors import is_static, reshape
-from pax_export.export.portable.decompositions.convolutions import is_padded_as_same
+from pax_export.export.portable.decompositions.windows import is_plain_window
 
 
 def is_pool(equation: Any) -> bool:
     """Returns whether an equation is a float32 pool over one or two spatial axes."""
-    struct, params = equation.invars[0].aval, equation.params
-    rank = len(struct.shape)
-    if rank not in (3, 4) or struct.dtype != np.float32:
-        return False
-    widths = params["padding"]
-    ends = [end for pair in widths for end in pair]
-    if not all(map(is_static, ends)):
-        is_largest = equation.primitive.name == "reduce_window_max"
-        return is_largest and is_padded_as_same(equation) and len(_axes(params)) == rank - 2
-    if not all(is_static(each) and each >= 0 for each in (*params["window_dimensions"], *ends)):
-        return False
-    if any(each != 1 for name in ("base_dilation", "window_dilation") for each in params[name]):
-        return False
-    return len(_axes(params)) == rank - 2
+    rank = equation.invars[0].aval.ndim
+    return rank in (3, 4) and is_plain_window(equation) and len(_axes(equation.params)) == rank - 2
 
 
 def _axes(params: PyTree) -> list[int]:

@@ -10,6 +10,7 @@ from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import converted
+from pax_export.export.formats.tflite.rules.layout import cut
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
     is_static,
@@ -104,10 +105,11 @@ def _whole_numbers(x: _Side, y: _Side, small: bool) -> Any:
     if small and is_static(inner):
         total = None
         for start in range(0, max(int(inner), 1), _EXACT):
-            one, other = (
-                lite.cast(each[..., start : start + _EXACT], lite.float32) for each in (left, right)
-            )
+            parts = (cut(x, x.shape.rank - 1, start, start + _EXACT, 1) for x in (left, right))
+            one, other = (lite.cast(each, lite.float32) for each in parts)
             part = lite.cast(layers.matmul(one, other, transpose_b=True), left.dtype)
             total = part if total is None else total + part
         return total
-    return lite.reduce_sum(left[..., :, None, :] * right[..., None, :, :], -1)
+    rank = left.shape.rank
+    left, right = moves.expand_dims(left, rank - 1), moves.expand_dims(right, rank - 2)
+    return lite.reduce_sum(left * right, -1)
