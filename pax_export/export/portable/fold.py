@@ -36,12 +36,12 @@ class Vector:
 
 @dataclass(frozen=True)
 class BroadcastArray:
-    """A known array broadcast to a larger one, which is computed where it is read.
+    """A known array broadcast to a larger one.
 
     Attributes:
         vector: its numbers; a vector or a scalar.
         axis: the axis of the vector; None for a scalar.
-        whole: computes the larger array.
+        whole: the larger array.
     """
 
     vector: Vector
@@ -111,7 +111,7 @@ class _Folding:
         result = equation.outvars[0].aval
         if isinstance(x, BroadcastArray):
             axis = None if x.axis is None else axes[x.axis]
-            return BroadcastArray(x.vector, axis, _Made(self, equation, x))
+            return BroadcastArray(x.vector, axis, *bind_equation(equation, [x.whole]))
         if atom not in self._known or result.dtype.name not in _FOLDED:
             return None
         vector = self._vector(atom, x)
@@ -119,7 +119,7 @@ class _Folding:
             return None
         of_atom = [i for i, size in enumerate(atom.aval.shape) if size != 1]
         axis = axes[of_atom[0]] if of_atom else None
-        return BroadcastArray(vector, axis, _Made(self, equation, x))
+        return BroadcastArray(vector, axis, *bind_equation(equation, [self._array(x)]))
 
     def _vector(self, atom: Any, x: Array) -> Vector | None:
         """Returns a known array with at most one axis longer than 1."""
@@ -253,7 +253,7 @@ class _Folding:
     def _array(self, value: object) -> Any:
         """A value as an array of the new program."""
         if isinstance(value, BroadcastArray):
-            return value.whole.array
+            return value.whole
         if not isinstance(value, Product):
             return value
         with source_of(value.equation):  # not the source of its reader
@@ -280,22 +280,6 @@ class _Folding:
 def _of_range(y: Any, low: np.ndarray, high: np.ndarray) -> Any:
     """An array with the range of all its features."""
     return bound_outputs(y, np.float32(low.min()), np.float32(high.max()))
-
-
-class _Made:
-    """A spread array, made when it is first read."""
-
-    def __init__(self, folding: _Folding, equation: Equation, x: object):
-        self._parts = folding, equation, x
-        self._array: Any = None
-
-    @property
-    def array(self) -> Any:
-        if self._array is None:
-            folding, equation, x = self._parts
-            with source_of(equation):
-                (self._array,) = bind_equation(equation, [folding._array(x)])
-        return self._array
 
 
 _MINUS = Vector(np.float32(-1), np.asarray(-1.0))
