@@ -134,15 +134,15 @@ def _convolve_groups(
         kernel = moves.reshape(kernel, [*kernel.shape[:2], channels, made // channels])
         found = layers.depthwise_conv2d(x, kernel, *options)
     else:
-        inner, outer = channels // groups, made // groups
-        convolve = layers.conv2d if len(strides) == 2 else layers.conv3d
-        pieces = [
-            convolve(
-                cut(x, len(window) - 1, group * inner, (group + 1) * inner, 1),
-                cut(kernel, len(window) - 1, group * outer, (group + 1) * outer, 1),
-                *options,
-            )
-            for group in range(groups)
-        ]
+        convolve: Any = layers.conv2d if len(strides) == 2 else layers.conv3d
+        whole, pieces = (x, kernel), []
+        for group in range(groups):
+            if groups > 1:
+                each = channels // groups, made // groups
+                whole = tuple(
+                    cut(part, len(strides) + 1, group * n, (group + 1) * n, 1)
+                    for part, n in zip((x, kernel), each)
+                )
+            pieces.append(convolve(*whole, *options))
         found = pieces[0] if groups == 1 else moves.concat(pieces, -1)
     return moves.squeeze(found, 1) if len(window) == 3 else found
