@@ -451,6 +451,13 @@ def test_a_rule_that_fails_for_the_optimized_program_alone_is_said(tmp_path, mon
         to_onnx(({}, lambda _, x: jax.nn.softmax(x)), tmp_path / "net.onnx", spec("batch, 3"))
 
 
+def test_an_older_opset_has_the_definition_of_a_function(tmp_path):
+    model = ({}, lambda _, x: jax.nn.gelu(x))
+    for opset in (18, 21):
+        to_onnx(model, tmp_path / "m.onnx", spec("batch, 3"), opset=opset, overwrite=True)
+        assert ("Gelu" in _operators(tmp_path / "m.onnx")) == (opset == 21)
+
+
 TRANSPOSED = {  # stride, padding, dilation, groups
     "same": (2, ((1, 1), (1, 1)), 1, 1),
     "uneven": (2, ((0, 3), (2, 1)), 1, 1),
