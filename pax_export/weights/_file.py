@@ -88,10 +88,11 @@ def whole_file(path: Path, ours: Recognize, who: str) -> Iterator[Path]:
     except OSError as error:
         cause = error.__cause__ or error
         reason = getattr(cause, "strerror", None) or getattr(error, "got", None)
+        remote = "a path of another machine" if directory.is_remote(path) else cause
         raise WeightsFileError(
             f"{who}: the weights cannot be written to this path.",
             where=str(path).replace("\0", "\\0"),
-            got=reason or getattr(error, "what", None) or cause,
+            got=reason or ("a directory" if path.is_dir() else remote),
             write=getattr(error, "write", None)
             or "a path in a directory that you may write to, on a disk with room",
         ) from error
