@@ -191,10 +191,6 @@ def _cumulative_work(equation: Any) -> Any:
     return _count_elements(equation.outvars) * (size - 1)
 
 
-def _arg_reduction(equation: Equation) -> Any:
-    return _ARG_STEP * (_count_elements(equation.invars) - _count_elements(equation.outvars))
-
-
 def _quantized_dot(equation: Any) -> Any:
     """The product and, once, the numbers of the matrix."""
     inner = equation.invars[0].aval.shape[-1]
@@ -312,7 +308,7 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(_CUMULATIVE, _cumulative_work),
     **dict.fromkeys(_SCATTERS, lambda equation: _count_elements(equation.invars[2:3])),
     "scatter": lambda equation: 0,
-    **dict.fromkeys(("argmax", "argmin"), _arg_reduction),
+    **dict.fromkeys(("argmax", "argmin"), lambda each: _ARG_STEP * _reduction_work(each)),
     "cumlogsumexp": lambda equation: 8 * _cumulative_work(equation),
     "random_bits": _random_bits,
     "integer_pow": _integer_power,
