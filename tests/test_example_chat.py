@@ -7,11 +7,12 @@ import io
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.examples import EXAMPLES, load_example
+from tests.generation.test_tokenizer import byte_level
+
 TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<s>' + message['role'] + '\n' + message['content'] + '<e>\n' }}"
@@ -21,26 +22,14 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("chat", ROOT / "examples" / "chat.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("chat")
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """A tokenizer of bytes, two merges and two special tokens."""
-    import tokenizers
-
-    import pax_export as pax
-
-    words = ["<s>", "<e>", *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), "he", "hel"]
-    ids = {word: number for number, word in enumerate(words)}
-    inner = tokenizers.Tokenizer(tokenizers.models.BPE(ids, [("h", "e"), ("he", "l")]))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = tokenizers.decoders.ByteLevel()
-    inner.add_special_tokens(["<s>", "<e>"])
-    return pax.generation.Tokenizer(inner, {"eos_token": "<e>"}, TEMPLATE)
+    made = byte_level()
+    made.chat_templates = {"default": TEMPLATE}
+    return made
 
 
 def test_turns_read_only_what_is_new(example, tokenizer, monkeypatch, capsys):
@@ -66,14 +55,10 @@ def test_a_conversation_without_room_ends_before_it_is_read(
     assert capsys.readouterr().out == said
 
 
-def test_it_is_short_enough_to_be_read():
-    assert len((ROOT / "examples" / "chat.py").read_text(encoding="utf-8").splitlines()) <= 120
-
-
 def run(*arguments, said=""):
     return subprocess.run(
-        [sys.executable, ROOT / "examples" / "chat.py", *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [sys.executable, EXAMPLES / "chat.py", *arguments],
+        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
         input=said, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
 

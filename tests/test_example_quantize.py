@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
+import dataclasses
 import sys
-from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parent.parent / "examples" / "quantize_lm.py"
+from tests.examples import load_example
 
 
 def test_a_language_model_is_quantized_and_served(tmp_path, monkeypatch, capsys):
     pytest.importorskip("onnxruntime")
-    spec = importlib.util.spec_from_file_location("quantize_lm", PROGRAM)
-    assert spec is not None and spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    monkeypatch.setattr(sys, "argv", [str(PROGRAM), "--steps", "5", "--output", str(tmp_path)])
+    example = load_example("quantize_lm")
+    monkeypatch.setattr(sys, "argv", ["quantize_lm", "--steps", "5", "--output", str(tmp_path)])
+    small = dataclasses.replace(example.CONFIG, num_layers=1)
+    monkeypatch.setattr(example, "CONFIG", small)
     example.main()
     lines = capsys.readouterr().out.splitlines()[-3:]
     rows = {name: list(map(float, rest)) for name, *rest in map(str.split, lines)}

@@ -136,7 +136,6 @@ def test_random_tokens_of_a_row_depend_on_its_own_key_alone():
 def test_a_stream_gives_what_generate_gives():
     free = [alone(LM, row, 6) for row in ROWS]
     for options in (
-        {},
         {"stop": (free[0][2], free[1][0]), "pad": -1},
         {"sampler": temperature(1.5) | top_k(5), "key": jax.random.key(2), "prefill_chunk": 2},
     ):

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.hard.size import IN_LONG_RUNS
 from tests.memory import measured, on_linux
 
 #: What compiling and tracing take, whatever the size of the net.
@@ -16,6 +17,8 @@ PARTS = {
     "gguf": 0.1, "transformers": 0.1, "genai": 0.1, "litertlm": 1.1,
     "gguf:8": 0.3, "genai:4": 0.6, "litertlm:8": 1.0, "litertlm:4": 0.5,
 }  # fmt: skip
+if not IN_LONG_RUNS:  # each format once, and each number of bits
+    PARTS = {name: PARTS[name] for name in ("transformers", "gguf:8", "genai:4", "litertlm:4")}
 #: The size of what is written: integers and their scales, and at most this much more.
 SIZES, MORE = {"8": 0.266, "4": 0.141}, 0.006
 

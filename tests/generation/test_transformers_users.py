@@ -125,7 +125,7 @@ def read(folder, **said):
 
 @pytest.fixture
 def folder(tmp_path):
-    return write_llama(tmp_path)
+    return write_llama(tmp_path, layers=1)
 
 
 def test_stops_and_padding_of_the_file_are_taken(folder):

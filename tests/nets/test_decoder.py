@@ -22,7 +22,6 @@ LLAMA = DecoderConfig.llama(
 )
 CONFIGS = {
     "llama": LLAMA,
-    "windows": dataclasses.replace(LLAMA, kinds=(LayerKind(window=4),)),
     "windows in turn": dataclasses.replace(
         LLAMA, kinds=(LayerKind(window=3), LayerKind()), attention_softcap=5.0, logit_softcap=3.0
     ),

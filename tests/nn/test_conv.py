@@ -8,12 +8,19 @@ from tests.closeness import assert_close
 from tests.nn.reference import conv, drawn
 from tests.refusals import refused
 
-PADDINGS = ["SAME", "VALID", [(1, 0), (2, 3)]]
 
-
-@pytest.mark.parametrize("padding", PADDINGS, ids=str)
-@pytest.mark.parametrize(("stride", "rate"), [((1, 1), (1, 1)), ((2, 1), (1, 1)), ((1, 2), (2, 1))])
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(
+    ("padding", "stride", "rate", "groups"),
+    [
+        ("SAME", (1, 1), (1, 1), 1),
+        ("SAME", (2, 1), (1, 1), 2),
+        ("SAME", (1, 2), (2, 1), 1),
+        ("VALID", (1, 1), (1, 1), 2),
+        ("VALID", (1, 2), (2, 1), 1),
+        ([(1, 0), (2, 3)], (2, 1), (1, 1), 1),
+        ([(1, 0), (2, 3)], (1, 2), (2, 1), 2),
+    ],
+)
 def test_numbers_2d(padding, stride, rate, groups):
     layer = pax.Conv2D(4, 6, (3, 2), stride, rate, padding, feature_group_count=groups)
     layer = layer.replace(bias=drawn(6, seed=1))
@@ -22,8 +29,10 @@ def test_numbers_2d(padding, stride, rate, groups):
     assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("padding", ["SAME", "VALID", [(2, 1)]], ids=str)
-@pytest.mark.parametrize(("stride", "rate"), [(1, 1), (2, 1), (1, 3)])
+@pytest.mark.parametrize(
+    ("padding", "stride", "rate"),
+    [("SAME", 2, 1), ("SAME", 1, 3), ("VALID", 1, 3), ([(2, 1)], 1, 1)],
+)
 def test_numbers_1d(padding, stride, rate):
     layer = pax.Conv1D(3, 4, 3, stride, rate, padding).replace(bias=drawn(4, seed=1))
     x = drawn(2, 9, 3)

@@ -143,12 +143,6 @@ def test_repr_names_the_policy(policy, letters):
     assert layer.summary(return_list=True)[0] == f"Layer(mp_policy={letters})"
 
 
-def test_policy_of():
-    layer = pax.Linear(2, 3)
-    assert policy_of(layer) is None
-    assert policy_of(pax.apply_mp_policy(layer, FHF)) == FHF
-
-
 def test_gradients_have_the_param_dtype():
     layer = pax.apply_mp_policy(pax.Linear(2, 3), FHF)
     grads = pax.grad(lambda layer, x: layer(x).sum())(layer, jnp.ones((4, 2)))

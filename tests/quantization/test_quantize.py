@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export import adapters, errors
+from pax_export import errors
 from pax_export.nets import Decoder, DecoderConfig
 from pax_export.quantization import dequantize, quantize
 from tests.closeness import assert_close
@@ -57,8 +57,6 @@ def test_it_is_the_net_that_its_numbers_make(bits):
     whole = dequantize(small)
     assert jax.tree.structure(whole) == jax.tree.structure(net())
     assert_close(small(X), whole(X), rtol=1e-5)
-    assert_close(jax.jit(lambda n, x: n(x))(small, X), whole(X), rtol=1e-5)
-    assert_close(jax.vmap(small)(X[:, None])[:, 0], whole(X), rtol=1e-5)
     apart = np.abs(np.asarray(net()(X)) - np.asarray(small(X)))
     assert_close(report.difference.largest, apart.max(), rtol=1e-4)
     assert_close(report.difference.mean, apart.mean(), rtol=1e-4)
@@ -71,44 +69,16 @@ def test_it_is_the_net_that_its_numbers_make(bits):
     assert "as logits" in str(report)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_weights_on_disk(bits, tmp_path):
-    small, _ = quantize(net(), bits=bits)
-    pax.save_weights(small, tmp_path / "w.safetensors")
-    like = jax.tree.map(jnp.zeros_like, small)
-    again = pax.load_weights(like, tmp_path / "w.safetensors")
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, small))
-    with pytest.raises(errors.WeightsMismatchError, match=r"pax\.quantize\(module, bits"):
-        pax.load_weights(net(), tmp_path / "w.safetensors")
-    pax.save_weights(net(), tmp_path / "float.safetensors")
-    with pytest.raises(errors.WeightsMismatchError, match=r"pax\.quantize\(load_weights"):
-        pax.load_weights(small, tmp_path / "float.safetensors")
-
-
-def test_adapters_train_over_it():
-    small, _ = quantize(net(), bits=4)
-    tuned = adapters.add(small, pax.Linear, rank=2)
-    assert all("lora" in name for name, _ in pax.core.named_leaves(tuned.parameters()))
-    gradient = pax.grad(lambda n: (n(X) ** 2).sum())(tuned)
-    assert float(jnp.abs(gradient.modules[0].adapters["default"].lora_b).max()) > 0
-    merged = adapters.merge(tuned)
-    assert merged.modules[0].weight.shape == (64, 32)
-    assert_close(merged(X), small(X), rtol=1e-4)
-
-
-@pytest.mark.parametrize(("layers", "tied"), [("scanned", True), ("listed", False)])
-def test_language_models(layers, tied):
-    config = DecoderConfig.llama(
-        vocab_size=50, dim=32, num_layers=2, num_heads=2, hidden_dim=64, tied=tied
-    )
-    lm, tokens = Decoder(config, layers=layers), jnp.array([[3, 1, 4]])
+def test_language_models():
+    config = DecoderConfig.llama(vocab_size=50, dim=32, num_layers=2, num_heads=2, hidden_dim=64)
+    lm, tokens = Decoder(config), jnp.array([[3, 1, 4]])
     small, report = quantize(lm, [tokens], bits=4)
     assert {leaf.bits for leaf in report.leaves} == {4}
-    assert_close(small(tokens), dequantize(small)(tokens), rtol=1e-4)
-    if layers == "scanned":
-        assert_close(small.listed()(tokens), small(tokens), rtol=1e-4)
-        made = pax.generate(small, tokens, max_new_tokens=3)
-        assert made.tolist() == pax.generate(dequantize(small), tokens, max_new_tokens=3).tolist()
+    logits = small(tokens)
+    assert_close(logits, dequantize(small)(tokens), rtol=1e-4)
+    assert_close(small.listed()(tokens), logits, rtol=1e-4)
+    made = pax.generate(small, tokens, max_new_tokens=3)
+    assert made.tolist() == pax.generate(dequantize(small), tokens, max_new_tokens=3).tolist()
 
 
 def test_convolutions():
@@ -196,7 +166,9 @@ def test_mistakes_with_trees_of_arrays():
         quantize(({"b": jnp.ones(3)}, lambda p, x: x + p["b"]))
 
 
-@pytest.mark.parametrize("scheme", [{"bits": 4, "scheme": "asymmetric"}, {"scheme": "float"}])
+@pytest.mark.parametrize(
+    "scheme", [{"bits": 4}, {"bits": 4, "scheme": "asymmetric"}, {"scheme": "float"}]
+)
 def test_weights_that_are_integers_on_one_side_alone(scheme, tmp_path):
     small, _ = quantize(net(), **scheme)
     pax.save_weights(small, tmp_path / "small.safetensors")
@@ -274,8 +246,8 @@ def test_damaged_scales_of_inputs(value, tmp_path):
         pax.load_weights(small, tmp_path / "w.safetensors")
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_training_through_rounding(bits):
+def test_training_through_rounding():
+    bits = 4
     target = jnp.tanh(X @ jax.random.normal(jax.random.key(1), (64, 10)))
     training, report = quantize(net(), [X], bits=bits, train=True)
     plain, _ = quantize(net(), bits=bits)

@@ -11,7 +11,7 @@ from flax import linen, nnx
 
 import pax_export as pax
 from pax_export import errors
-from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
+from pax_export.export import load, spec, to_onnx, to_stablehlo, to_tflite
 from pax_export.quantization import QuantizedArray, dequantize, quantize
 from tests.closeness import assert_close
 
@@ -22,14 +22,11 @@ TOKENS = np.random.default_rng(2).integers(0, 50, (4, 7))
 
 WAYS = {
     "int8": {},
-    "groups of int8": {"group": 32},
-    "int4": {"bits": 4},
     "asymmetric": {"bits": 4, "scheme": "asymmetric"},
     "float8": {"scheme": "float"},
     "gptq": {"bits": 4, "rounding": "gptq"},
     "static": {"activations": "static"},
     "dynamic": {"activations": "dynamic"},
-    "budget": {"budget": 0.05},
 }
 
 
@@ -81,8 +78,8 @@ def test_a_module_of_equinox_has_the_integers_of_layers(way):
             other.bits, other.group, other.scheme, other.activations, other.rounding, other.after,
         )  # fmt: skip
     assert_close(params.last.weight.dequantized().T, same.modules[5].weight.dequantized())
-    assert_close(function(params, IMAGES), same(IMAGES), rtol=1e-4, atol=1e-5)
-    assert_close(jax.jit(function)(params, IMAGES), same(IMAGES), rtol=1e-4, atol=1e-5)
+    expected = jax.jit(lambda net, x: net(x))(same, IMAGES)
+    assert_close(jax.jit(function)(params, IMAGES), expected, rtol=1e-4, atol=1e-5)
     assert report.after < 0.3 * report.before
 
 
@@ -118,8 +115,9 @@ def of_linen():
     return (net, variables), net.apply, variables
 
 
-@pytest.mark.parametrize("way", ["int8", "asymmetric", "static"])
-@pytest.mark.parametrize("make", [of_nnx, of_linen])
+@pytest.mark.parametrize(
+    ("make", "way"), [(of_nnx, "int8"), (of_linen, "asymmetric"), (of_linen, "static")]
+)
 def test_modules_of_flax_compute_with_what_integers_stand_for(make, way):
     net, apply, before = make()
     (params, function), report = quantize(net, [TOKENS], **WAYS[way])
@@ -211,7 +209,7 @@ def test_a_module_of_equinox_is_trained_as_integers():
 
 
 FILES = [(to_onnx, "int8"), (to_onnx, "static"), (to_tflite, "asymmetric"), (to_tflite, "static"),
-         (to_saved_model, "asymmetric"), (to_stablehlo, "asymmetric")]  # fmt: skip
+         (to_stablehlo, "asymmetric")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("write", "way"), FILES)
@@ -224,9 +222,13 @@ def test_files(write, way, tmp_path):
     assert_close(load(tmp_path / "m")(IMAGES), function(params, IMAGES), rtol=1e-4, atol=tolerance)
     if exactly:
         assert report.details["quantized"]["weights"] == 3
+
+
+def test_weights_on_disk(tmp_path):
+    params = quantize(OfEquinox(), [IMAGES], **WAYS["static"])[0][0]
     pax.save_weights(params, tmp_path / "w.safetensors")
     again = pax.load_weights(jax.tree.map(jnp.zeros_like, params), tmp_path / "w.safetensors")
-    assert_close(function(again, IMAGES), function(params, IMAGES), rtol=0)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, params))
 
 
 def test_refusals():
