@@ -10,11 +10,14 @@ from pax_export._quantized._inputs import round_rows as round_rows
 from pax_export._quantized._inputs import round_with as round_with
 from pax_export._quantized._inputs import scale_of_range as scale_of_range
 from pax_export._quantized._integers import GROUP, Form, dequantized, packed, unpacked
+from pax_export._quantized._operations import FASTER_IN_JAX as FASTER_IN_JAX
 from pax_export._quantized._operations import decomposed_dequantize as decomposed_dequantize
 from pax_export._quantized._operations import decomposed_dot as decomposed_dot
 from pax_export._quantized._operations import dequantize
 from pax_export._quantized._operations import few_rows as few_rows
+from pax_export._quantized._operations import narrow_dot as narrow_dot
 from pax_export._quantized._operations import plain_dot as plain_dot
+from pax_export._quantized._operations import pointwise_convolution as pointwise_convolution
 from pax_export._quantized._operations import quantized_dot as quantized_dot
 from pax_export._quantized._outputs import OutputRange
 from pax_export._quantized._outputs import bound_outputs as bound_outputs

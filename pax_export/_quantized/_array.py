@@ -11,7 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export._quantized._integers import Form
-from pax_export._quantized._operations import dequantize, quantized_dot, quantized_rows
+from pax_export._quantized._operations import (
+    dequantize,
+    is_read_in_blocks,
+    narrow_dot,
+    quantized_dot,
+    quantized_rows,
+)
 from pax_export._types import DTypeLike
 from pax_export.core import StateModule
 
@@ -154,15 +160,21 @@ def times(x: Any, weight: Any) -> jax.Array:
     """``jnp.dot(x, weight)``, for a weight that may be quantized."""
     x = _inputs(x, weight)
     if not isinstance(weight, QuantizedArray):
-        return jnp.dot(x, _numbers(weight))
+        numbers = _numbers(weight)
+        if is_read_in_blocks(x, numbers, -2):
+            return narrow_dot(x, numbers, -2, jnp.result_type(x, numbers))
+        return jnp.dot(x, numbers)
     return _product(x, weight, -2)
 
 
-def times_transposed(x: object, weight: object, dtype: DTypeLike) -> jax.Array:
+def times_transposed(x: jax.Array, weight: object, dtype: DTypeLike) -> jax.Array:
     """``x · weightᵀ`` in a dtype, for a weight ``[outputs, inputs]`` that may be quantized."""
     x = _inputs(x, weight)
     if not isinstance(weight, QuantizedArray):
-        return jnp.einsum("...d,vd->...v", x, _numbers(weight), preferred_element_type=dtype)
+        numbers = _numbers(weight)
+        if is_read_in_blocks(x, numbers, -1):
+            return narrow_dot(x, numbers, -1, dtype)
+        return jnp.einsum("...d,vd->...v", x, numbers, preferred_element_type=dtype)
     return _product(x, weight, -1).astype(dtype)
 
 

@@ -7,6 +7,7 @@ reads the integers once; docs/decisions/quantization.md has the measurements.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from jax.interpreters import ad, batching
 
 from pax_export._quantized._integers import GROUP, Form, dequantized, low_and_high
 from pax_export._quantized._primitive import is_zero, primitive
+from pax_export._types import DTypeLike
 
 
 def dequantize(*stored: Any, form: Form) -> Any:
@@ -63,6 +65,73 @@ def few_rows(index: Any, *stored: Any, **form: Any) -> Any:
     return dequantized(*(each[index] for each in stored), form=Form(**form))
 
 
+def narrow_dot(x: jax.Array, weight: jax.Array, contracted: int, dtype: DTypeLike) -> Any:
+    """A product with a matrix of bfloat16, which CPUs compute in blocks where rows are few."""
+    return _narrow_dot.bind(x, weight, contracted=contracted, dtype=jnp.dtype(dtype).name)
+
+
+def is_read_in_blocks(x: jax.Array, weight: jax.Array, contracted: int) -> bool:
+    """Whether blocks of an ordinary matrix take less time on a CPU: few rows, bfloat16."""
+    sizes = x.shape[:-1]
+    return (
+        _MULTIPLIES_FAST
+        and weight.dtype == jnp.bfloat16
+        and weight.ndim == 2
+        and weight.size >= _LEAST_NARROW
+        and x.dtype in (jnp.bfloat16, jnp.float32)
+        and all(isinstance(size, int) for size in sizes)
+        and 1 <= math.prod(sizes) <= (_FEW if contracted == -2 else 1)
+    )
+
+
+def decomposed_narrow_dot(
+    x: jax.Array, weight: jax.Array, *, contracted: int, dtype: str
+) -> jax.Array:
+    """`narrow_dot` as jax's own product."""
+    numbers = (((x.ndim - 1,), (weight.ndim + contracted,)), ((), ()))
+    common = jnp.result_type(x, weight)
+    operands = x.astype(common), weight.astype(common)
+    return jax.lax.dot_general(*operands, numbers, preferred_element_type=jnp.dtype(dtype))
+
+
+def _narrow_in_blocks(x: jax.Array, weight: jax.Array, *, contracted: int, dtype: str) -> jax.Array:
+    if not is_read_in_blocks(x, weight, contracted):  # with an axis more, of vmap
+        return decomposed_narrow_dot(x, weight, contracted=contracted, dtype=dtype)
+    scales = jnp.ones((1, 1) if contracted == -2 else (weight.shape[0], 1), jnp.float32)
+    form = Form(8, None, contracted, "float32", "float")  # what it stores are numbers
+    return blockwise(x, weight, [scales], form, contracted).astype(dtype)
+
+
+def pointwise_convolution(x: jax.Array, *stored: jax.Array, form: Form, channels: int) -> jax.Array:
+    """A convolution of 1×1 with stride 1 and a quantized kernel; `channels` is their axis."""
+    return _pointwise.bind(x, *stored, channels=channels, **form._asdict())
+
+
+def decomposed_pointwise(x: jax.Array, *stored: jax.Array, channels: int, **form: Any) -> jax.Array:
+    """`pointwise_convolution` as jax's own, of the numbers."""
+    spatial = "HW"[: x.ndim - 2]
+    kept = f"N{spatial}C" if channels == -1 else f"NC{spatial}"
+    kernel = dequantize(*stored, form=Form(**form))
+    dtype = jnp.result_type(x, kernel)
+    return jax.lax.conv_general_dilated(
+        x.astype(dtype), kernel.astype(dtype), (1,) * len(spatial), "VALID",
+        dimension_numbers=(kept, f"{spatial}IO", kept),
+    )  # fmt: skip
+
+
+def _pointwise_in_blocks(x: jax.Array, *stored: jax.Array, channels: int, **form: Any) -> jax.Array:
+    integers, *scales = (each.reshape(each.shape[-2:]) for each in stored)
+    made = blockwise(jnp.moveaxis(x, channels, -1), integers, scales, Form(**form), -2)
+    return jnp.moveaxis(made, -1, channels)
+
+
+_pointwise = primitive("pointwise_convolution", decomposed_pointwise, _pointwise_in_blocks)
+_narrow_dot = primitive("narrow_dot", decomposed_narrow_dot, _narrow_in_blocks)
+#: What only makes jax faster on CPUs; exports begin with these functions instead.
+FASTER_IN_JAX: dict[str, Callable[..., Any]] = {
+    "narrow_dot": decomposed_narrow_dot,
+    "pointwise_convolution": decomposed_pointwise,
+}
 _dequantize = primitive("dequantize", decomposed_dequantize)
 _dot = primitive("quantized_dot", _plain, _in_blocks)
 _rows = primitive("quantized_rows", few_rows)
@@ -101,10 +170,14 @@ def _jvp_of(
 
 ad.primitive_jvps[_dequantize] = _jvp_of(_dequantize, None, decomposed_dequantize, 1)
 ad.primitive_jvps[_dot] = _jvp_of(_dot, _plain, _plain, 2)
+ad.primitive_jvps[_narrow_dot] = _jvp_of(
+    _narrow_dot, decomposed_narrow_dot, decomposed_narrow_dot, 1
+)
+ad.primitive_jvps[_pointwise] = _jvp_of(_pointwise, decomposed_pointwise, decomposed_pointwise, 2)
 ad.primitive_jvps[_rows] = _jvp_of(_rows, None, few_rows, 2)
 
 
-def _batched(primitive: Any, plain: Callable[..., Any], leading: bool) -> Callable[..., Any]:
+def _batched(primitive: Any, plain: Callable[..., Any], leading: bool | None) -> Callable[..., Any]:
     """The rule of `jax.vmap`: where only the first operand is mapped, one more leading axis."""
 
     def batch(operands: Any, axes: Any, **told: Any) -> tuple[Any, int]:
@@ -112,7 +185,7 @@ def _batched(primitive: Any, plain: Callable[..., Any], leading: bool) -> Callab
         if leading and of_first is not None and set(of_others) == {None}:
             first = jnp.moveaxis(operands[0], axes[0], 0)
             return primitive.bind(first, *operands[1:], **told), 0
-        if not leading and None not in axes:  # integers and scales of several arrays
+        if leading is False and None not in axes:  # integers and scales of several arrays
             moved = [jnp.moveaxis(each, axis, 0) for each, axis in zip(operands, axes)]
             return primitive.bind(*moved, **told), 0
         return jax.vmap(functools.partial(plain, **told), axes)(*operands), 0
@@ -122,6 +195,8 @@ def _batched(primitive: Any, plain: Callable[..., Any], leading: bool) -> Callab
 
 batching.primitive_batchers[_dequantize] = _batched(_dequantize, decomposed_dequantize, False)
 batching.primitive_batchers[_dot] = _batched(_dot, _plain, True)
+batching.primitive_batchers[_narrow_dot] = _batched(_narrow_dot, decomposed_narrow_dot, True)
+batching.primitive_batchers[_pointwise] = _batched(_pointwise, decomposed_pointwise, None)
 batching.primitive_batchers[_rows] = _batched(_rows, few_rows, True)
 
 
@@ -132,8 +207,12 @@ _LARGEST, _ELEMENTS = 512, 1 << 16
 #: multiplied one after the other then.
 _FEW, _WIDE = 16, 2048
 #: The largest number of rows of inputs for which rows of a matrix are added one after the other,
-#: and how many numbers of each column at a time; with 16 XLA takes twice as long.
-_FEWEST, _AT_ONCE = 2, 8
+#: which in jax 0.10 takes 1.5 to 3 times as long as blocks; and how many numbers of each column at
+#: a time: with 16 XLA takes twice as long.
+_MULTIPLIES_FAST = jax.__version_info__ >= (0, 12)
+_FEWEST, _AT_ONCE = 2 if _MULTIPLIES_FAST else 0, 8
+#: The least number of elements of a matrix of bfloat16 that is read in blocks.
+_LEAST_NARROW = 1 << 18
 
 
 def blockwise(x: Any, integers: object, scales: Sequence[Any], form: Form, contracted: int) -> Any:
@@ -276,11 +355,29 @@ def _each_of_group(scales: Any, axis: int, size: int) -> Any:
     return jax.lax.optimization_barrier(wide.reshape(scales.shape[0], -1))
 
 
+def _times_table_row(x: jax.Array, integers: jax.Array, scales: Sequence[Any]) -> jax.Array:
+    """One row times each row of a table of 4 bits: sums over groups, in half a group of lanes."""
+    scale, *zeros = (each.astype(jnp.float32) for each in scales)
+    total: Any = 0.0
+    half = GROUP // 2
+    for group, given in enumerate(x.reshape(-1, 2, half)):
+        own = low_and_high(integers[:, group * half : (group + 1) * half])
+        low, high = (each.astype(jnp.float32) for each in own)
+        if zeros:
+            low, high = (each - zeros[0][:, group : group + 1] for each in (low, high))
+        total = total + (low * given[0] + high * given[1]) * scale[:, group : group + 1]
+    # A product: jax 0.10 computes a sum of lanes ten times as slowly.
+    return (jax.lax.optimization_barrier(total) @ jnp.ones(half))[None]
+
+
 def _over_outputs(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     """The products of each block of outputs, one after the other."""
     size = integers.shape[0]
     block = _block(size, x.shape[-1], x.shape[0])
     count = size // block
+
+    if form.bits == 4 and x.shape[0] == 1:
+        return _times_table_row(x, integers, scales)
 
     def multiplied(given: Any) -> Any:
         if form.group is None:

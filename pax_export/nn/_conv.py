@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._quantized import ArrayLike
+from pax_export._quantized import ArrayLike, QuantizedArray, pointwise_convolution
 from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
@@ -96,11 +96,17 @@ class Convolution(ParameterModule):
     def _convolved(layer: PyTree, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
         raise NotImplementedError
 
-    def _checked_input(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The input and the weight, in one dtype; raises if the channels do not fit."""
+    def _is_pointwise(self) -> bool:
+        """Whether it multiplies channels and does nothing else."""
+        return False
+
+    def _checked_input(self, x: jax.Array) -> tuple[jax.Array, Any]:
+        """The input and the weight, in one dtype or quantized; raises if channels do not fit."""
         arg.require_channels(x, self.data_format.index("C"), self.in_features, self)
         if isinstance(self.weight, ArrayLike):
             x = self.weight.rounded_inputs(x, range(1 - x.ndim, 0))
+        if isinstance(self.weight, QuantizedArray) and self._is_pointwise():
+            return x, self.weight
         weight = arg.as_array(self.weight)
         dtype = arg.common_dtype(x, weight)
         return arg.cast(x, dtype), arg.cast(weight, dtype)
@@ -183,8 +189,16 @@ class _Conv(Convolution):
     def _groups_of_features(self) -> int:
         return self.feature_group_count
 
+    def _is_pointwise(self) -> bool:
+        sizes = (*self.kernel_shape, *self.stride, self.feature_group_count)
+        padded = not isinstance(self.padding, str) and any(map(any, self.padding))
+        return set(sizes) == {1} and not padded
+
     @staticmethod
-    def _convolved(layer: PyTree, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
+    def _convolved(layer: PyTree, x: jax.Array, weight: Any, numbers: Any) -> jax.Array:
+        if isinstance(weight, QuantizedArray):
+            channels = layer.data_format.index("C") - x.ndim
+            return pointwise_convolution(x, *weight.stored, form=weight.form, channels=channels)
         return jax.lax.conv_general_dilated(
             x,
             weight,

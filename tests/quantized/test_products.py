@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from pax_export._jaxpr import jaxpr_primitives
 from pax_export._quantized import Form, QuantizedArray, packed, times, times_transposed, unpacked
+from pax_export.export.portable.flatten import flattened
 from tests.closeness import assert_close
 
 RANDOM = np.random.default_rng(0)
@@ -129,3 +131,71 @@ def test_what_knows_nothing_of_them_is_given_numbers():
     assert_close(array[3], numbers[3], rtol=0)
     assert repr(array) == "QuantizedArray(float32[64,5], bits=4, group=32)"
     assert pax.quantization.QuantizedArray is QuantizedArray
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("rows", [1, 2, 16, 17])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_matrix_of_bfloat16(transposed, rows, dtype):
+    weight = jnp.asarray(RANDOM.normal(size=(512, 512)), jnp.bfloat16)
+    x = jnp.asarray(RANDOM.normal(size=(rows, 1, 512)), dtype)
+    if transposed:
+        call, numbers = lambda x, w: times_transposed(x, w, jnp.float32), weight.T
+        expected = jnp.float32
+    else:
+        call, numbers, expected = times, weight, dtype
+    # Older versions of jax convert bfloat16 slowly.
+    taken = jax.__version_info__ >= (0, 12) and rows <= (1 if transposed else 16)
+    assert ("narrow_dot" in str(jax.make_jaxpr(call)(x, weight))) == taken
+    found = jax.jit(call)(x, weight)
+    right = np.asarray(x, np.float64) @ np.asarray(numbers, np.float64)
+    assert found.dtype == expected
+    assert_close(found, right, rtol=1e-2 if expected == jnp.bfloat16 else 1e-4, atol=1e-3)
+    assert ("while" in jax.jit(call).lower(x, weight).as_text()) == taken
+    gradient = jax.grad(lambda x, w: call(x, w).astype(jnp.float32).sum(), (0, 1))(x, weight)
+    of_weight = jnp.broadcast_to(x.sum((0, 1))[:, None], (512, 512))
+    assert_close(gradient[0][0, 0], numbers.astype(jnp.float32).sum(1), rtol=2e-2, atol=0.2)
+    found = gradient[1].T if transposed else gradient[1]
+    assert_close(found, of_weight, rtol=2e-2, atol=0.2)
+    mapped = jax.vmap(call, (0, None))(x, weight)
+    assert_close(mapped, jax.jit(call)(x, weight), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("bits", "scheme"), [(8, "symmetric"), (4, "symmetric"), (4, "asymmetric")]
+)
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW", "NWC", "NCW"])
+def test_convolutions_of_1x1(layout, bits, scheme):
+    layer = pax.Conv2D if len(layout) == 4 else pax.Conv1D
+    net = layer(64, 24, 1, data_format=layout, b_init=jax.random.normal)
+    shape = [64 if each == "C" else 3 for each in layout]
+    x = RANDOM.normal(size=shape).astype(np.float32)
+    small, _ = pax.quantize(net, bits=bits, scheme=scheme)
+    plain = pax.quantization.dequantize(small)
+    program = str(jax.make_jaxpr(lambda n, x: n(x))(small, x))
+    assert "pointwise_convolution" in program and "dequantize" not in program
+    lowered = jax.jit(lambda n, x: n(x)).lower(small, x).as_text()
+    assert "stablehlo.convolution" not in lowered
+    assert_close(small(x), plain(x), rtol=1e-5, atol=1e-5)
+    assert_close(small(x[0]), plain(x[0]), rtol=1e-5, atol=1e-5)
+    loss = lambda n: lambda x: (n(x) ** 2).sum()  # noqa: E731
+    assert_close(jax.grad(loss(small))(x), jax.grad(loss(plain))(x), rtol=1e-4, atol=1e-4)
+    assert_close(jax.vmap(small)(x[None]), plain(x)[None], rtol=1e-5, atol=1e-5)
+    two = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), small)
+    assert_close(jax.vmap(lambda n: n(x))(two)[1], plain(x), rtol=1e-5, atol=1e-5)
+    for told in ({"stride": 2}, {"kernel_shape": 2}, {"feature_group_count": 2}):
+        told = {"kernel_shape": 1, "data_format": layout, **told}
+        other = pax.quantize(layer(64, 24, **told))[0]
+        assert "pointwise" not in str(jax.make_jaxpr(lambda n, x: n(x))(other, x))
+        assert_close(other(x), pax.quantization.dequantize(other)(x), rtol=1e-5, atol=1e-5)
+    padded = layer(64, 24, 1, data_format=layout, padding=[(1, 0)] * (len(layout) - 2))
+    assert "pointwise" not in str(jax.make_jaxpr(pax.quantize(padded)[0])(x))
+
+
+def test_exports_have_the_products_of_jax():
+    """Passes over programs know these, and not what is faster in jax alone."""
+    wide = pax.Linear(512, 512).map(lambda leaf: leaf.astype(jnp.bfloat16))
+    small, _ = pax.quantize(pax.Conv1D(32, 8, 1))
+    for net, x in ((wide, jnp.ones((1, 512))), (small, jnp.ones((1, 3, 32)))):
+        program = flattened(jax.make_jaxpr(net)(x), (), {}).program
+        assert not {"narrow_dot", "pointwise_convolution"} & jaxpr_primitives(program)

@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend import source_info_util
 
 from pax_export._jaxpr import bind_equation, called_program, interpret, needed_equations
+from pax_export._quantized import FASTER_IN_JAX
 from pax_export._types import PyTree
 from pax_export.core import path_in
 from pax_export.export.portable.program import PortableProgram, Weight, traced, with_bodies
@@ -80,6 +81,9 @@ def _inlined(program: Any, arguments: list[Any], constant: Callable[[Any], Any])
         equation = with_bodies(equation, _flat_body)
         traceback, stack = _source([*callers, equation])
         with source_info_util.user_context(traceback, name_stack=stack):
+            of_jax = FASTER_IN_JAX.get(equation.primitive.name)
+            if of_jax is not None:
+                return [of_jax(*operands, **equation.params)]
             return bind_equation(equation, operands)
 
     options: Any = {"constant": constant, "equations": needed_equations, "callers": callers}

@@ -191,6 +191,17 @@ def _cumulative_work(equation: Any) -> Any:
     return _count_elements(equation.outvars) * (size - 1)
 
 
+def _narrow_dot(equation: Any) -> Any:
+    return 2 * _count_elements(equation.outvars) * equation.invars[0].aval.shape[-1]
+
+
+def _pointwise_convolution(equation: Any) -> Any:
+    """The product and, once, the numbers of the kernel."""
+    axis = equation.params["channels"]
+    inner, outer = (each[0].aval.shape[axis] for each in (equation.invars, equation.outvars))
+    return 2 * _count_elements(equation.outvars) * inner + 2 * inner * outer
+
+
 def _quantized_dot(equation: Any) -> Any:
     """The product and, once, the numbers of the matrix."""
     inner = equation.invars[0].aval.shape[-1]
@@ -314,6 +325,8 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "integer_pow": _integer_power,
     "dot_general": _dot_work,
     "dequantize": _per_result(2),
+    "narrow_dot": _narrow_dot,
+    "pointwise_convolution": _pointwise_convolution,
     "quantized_dot": _quantized_dot,
     "quantized_rows": _per_result(2),
     # A division, a rounding and a product of each element.

@@ -139,10 +139,15 @@ def test_quantized_products(bits):
         pax.quantize(layer.replace(weight=weight), bits=bits) for layer in (linear, table)
     )
     x = RANDOM.normal(size=(2, 64)).astype(np.float32)
+    convolution, _ = pax.quantize(pax.Conv1D(64, 32, 1), bits=bits)
+    weight = jnp.asarray(weight, jnp.bfloat16)
+    narrow = lambda x: _quantized.narrow_dot(x, weight, -2, "float32")  # noqa: E731
     for name, function, operand in (
         ("quantized_dot", small, x),
         ("quantized_rows", rows, np.array([3, 0, 63])),
         ("dequantize", lambda x: x + small.weight.dequantized(), np.ones(32, np.float32)),
+        ("pointwise_convolution", convolution, x[:, None]),
+        ("narrow_dot", narrow, x),
     ):
         (expected,), (found,) = both(name, function, operand)
         assert_close(found, expected, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Products with quantized weights, dequantized."""
+"""Products with quantized or narrow weights, as ordinary products."""
 
 from __future__ import annotations
 
@@ -11,3 +11,5 @@ decomposes("quantized_rows")(_quantized.few_rows)
 decomposes("round_inputs")(_quantized.round_inputs)
 decomposes("round_rows")(_quantized.round_rows)
 decomposes("bound_outputs")(_quantized.unbounded)
+decomposes("narrow_dot")(_quantized.FASTER_IN_JAX["narrow_dot"])
+decomposes("pointwise_convolution")(_quantized.FASTER_IN_JAX["pointwise_convolution"])
