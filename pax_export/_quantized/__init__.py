@@ -17,6 +17,7 @@ from pax_export._quantized._operations import dequantize
 from pax_export._quantized._operations import few_rows as few_rows
 from pax_export._quantized._operations import narrow_dot as narrow_dot
 from pax_export._quantized._operations import plain_dot as plain_dot
+from pax_export._quantized._operations import plain_pointwise as plain_pointwise
 from pax_export._quantized._operations import pointwise_convolution as pointwise_convolution
 from pax_export._quantized._operations import quantized_dot as quantized_dot
 from pax_export._quantized._outputs import OutputRange

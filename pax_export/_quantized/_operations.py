@@ -109,13 +109,17 @@ def pointwise_convolution(x: jax.Array, *stored: jax.Array, form: Form, channels
 
 def decomposed_pointwise(x: jax.Array, *stored: jax.Array, channels: int, **form: Any) -> jax.Array:
     """`pointwise_convolution` as jax's own, of the numbers."""
+    return plain_pointwise(x, dequantize(*stored, form=Form(**form)), channels)
+
+
+def plain_pointwise(x: jax.Array, kernel: jax.Array, channels: int) -> jax.Array:
+    """The same convolution with an ordinary kernel."""
     spatial = "HW"[: x.ndim - 2]
-    kept = f"N{spatial}C" if channels == -1 else f"NC{spatial}"
-    kernel = dequantize(*stored, form=Form(**form))
+    layout = f"N{spatial}C" if channels == -1 else f"NC{spatial}"
     dtype = jnp.result_type(x, kernel)
     return jax.lax.conv_general_dilated(
         x.astype(dtype), kernel.astype(dtype), (1,) * len(spatial), "VALID",
-        dimension_numbers=(kept, f"{spatial}IO", kept),
+        dimension_numbers=(layout, f"{spatial}IO", layout),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from pax_export._jax import run_inside, scan_operands
 from pax_export._jaxpr import bind_equation, called_program, has_own_derivative, is_literal
-from pax_export._quantized import Form, plain_dot
+from pax_export._quantized import Form, plain_dot, plain_pointwise
 from pax_export._types import Equation
 from pax_export.export.portable.program import evaluated
 
@@ -23,6 +23,10 @@ from pax_export.export.portable.program import evaluated
 _WITH_NUMBERS: Mapping[str, tuple[int, Callable[..., Any]]] = {
     "dequantize": (0, lambda weight, **form: weight),
     "quantized_dot": (1, lambda x, weight, contracted, **form: plain_dot(x, weight, contracted)),
+    "pointwise_convolution": (
+        1,
+        lambda x, weight, channels, **form: plain_pointwise(x, weight, channels),
+    ),
     "quantized_rows": (1, lambda index, weight, **form: weight[index]),
 }
 _Places = Sequence[int | None]
