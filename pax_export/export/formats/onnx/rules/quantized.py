@@ -83,9 +83,13 @@ def quantized_rows(
     if weight is None or form.axis != -1 or not (groups or weight.is_by_channel(0)):
         return None
     stored = weight.stored_integers((1, 0))
-    if form.bits == 4:  # no operator takes columns of these; a session casts them when it loads
-        stored = builder.cast(stored, np.int8)
-    made = builder.cast(builder("Gather", stored, index.name, axis=1), np.float32)
+    # A session computes these once, when it loads the file.
+    if form.bits == 4:  # no operator takes columns of these
+        made = builder("Gather", builder.cast(stored, np.int8), index.name, axis=1)
+    else:  # onnxruntime fuses no product whose integers another operator reads
+        made = builder("Gather", builder.unsqueeze(stored, [0]), index.name, axis=2)
+        made = builder.squeeze(made, [0])
+    made = builder.cast(made, np.float32)
     scale = weight.stored_scales((1, 0) if groups else None, 0)
     scale = builder("Gather", scale, index.name, axis=1 if groups else 0)
     outer, size = list(index.shape), weight.shape[1]
