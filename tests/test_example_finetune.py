@@ -5,21 +5,17 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parent.parent / "examples" / "finetune_lm.py"
+from tests.examples import EXAMPLES, load_example
 
 
 def printed_by(monkeypatch, capsys, *arguments):
     """What the example prints, run in this process."""
-    spec = importlib.util.spec_from_file_location("finetune_lm", PROGRAM)
-    assert spec is not None and spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    monkeypatch.syspath_prepend(PROGRAM.parent)  # as Python does for a program
-    monkeypatch.setattr(sys, "argv", [str(PROGRAM), *map(str, arguments)])
+    example = load_example("finetune_lm")
+    monkeypatch.syspath_prepend(EXAMPLES)  # as Python does for a program
+    monkeypatch.setattr(sys, "argv", ["finetune_lm", *map(str, arguments)])
     example.main()
     return capsys.readouterr().out
 
@@ -51,7 +47,3 @@ def test_the_model_of_pypi_knows_the_zen_by_heart(tmp_path, monkeypatch, capsys)
     losses = losses_of(text)
     assert losses[-1] < losses[0] / 10
     assert "Beautiful is better than ugly." in text.partition("after: ")[2]
-
-
-def test_it_is_short_enough_to_be_read():
-    assert len(PROGRAM.read_text(encoding="utf-8").splitlines()) <= 120
