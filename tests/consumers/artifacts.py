@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 VARIABLE = "PAX_EXPORT_ARTIFACTS"
-BATCHES = (1, 2, 7, 64)
+BATCHES = (1, 7)
 
 #: What every exporting environment writes.
 NAMES = (
@@ -24,7 +24,7 @@ NAMES = (
     "linear_algebra", "trainable", "quantized", "stateful", "mended",
 )  # fmt: skip
 #: Those that take long to compile are served at fewer sizes.
-_FEWER = {"resnet18": (2,), "linear_algebra": (3,), "transformer": (1, 7), "lstm": (1, 7)}
+_FEWER = {"resnet18": (2,), "linear_algebra": (3,)}
 
 
 def batches(name: str) -> tuple[int, ...]:

@@ -171,7 +171,7 @@ MODELS = {
     "conv_net": (trained_conv_net, "batch, 8, 8, 1", {}),
     "lstm": (Tagger, "batch, length, 4", {}),
     "transformer": (lambda: pax.nets.Transformer(8, 2, 2, 0.1).eval(), "batch, length, 8", {}),
-    "resnet18": (resnet, "batch, 1, 16, 16", {"validate": False}),
+    "resnet18": (resnet, "batch, 1, 16, 16", {}),
     "graph": (lambda: build_graph_module(forked)(jnp.zeros((3, 4))).eval(), "batch, 4", {}),
     "function": (
         lambda: ({"w": jax.random.normal(jax.random.key(1), (6, 64))}, special_functions),
@@ -180,7 +180,7 @@ MODELS = {
     ),
     "random": (Noisy, "batch, 4", {}),
     "indexing": (lambda: (jnp.ones(()), indexing), "batch, 6", {}),
-    "linear_algebra": (lambda: (jnp.ones(()), decompose), "batch, 3", {"validate": False}),
+    "linear_algebra": (lambda: (jnp.ones(()), decompose), "batch, 3", {}),
     "trainable": (lambda: (parameters_of_mlp(), mlp), "batch, 5", {"trainable": True}),
     "quantized": (quantized, "batch, 5", {}),
     "stateful": (Average, "batch, 3", {"state": "update"}),

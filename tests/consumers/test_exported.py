@@ -1,7 +1,7 @@
 """Exports the models that other processes must be able to serve.
 
 With PAX_EXPORT_ARTIFACTS set, they are left there for `test_served.py`, which
-runs where TensorFlow is and jax is not.
+runs where TensorFlow is and jax is not, and compares all numbers: nothing is validated here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ def cases(name, run, shape, argument="x"):
 
 def check(report):
     assert tuple(map(int, report.oldest_tensorflow.split("."))) == (2, 15)
-    assert max(report.largest_error.values(), default=0) < 1e-3
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -58,7 +57,9 @@ def test_export_for_consumers(name, tmp_path):
     folder = (artifacts.root() or tmp_path) / name
     make, shape, options = MODELS[name]
     model = make()
-    report = to_saved_model(model, folder / "model", spec(shape), overwrite=True, **options)
+    report = to_saved_model(
+        model, folder / "model", spec(shape), overwrite=True, validate=False, **options
+    )
     check(report)
     (argument,) = [entry.name for entry in report.signatures["serving_default"].inputs]
     arrays = cases(name, jax.jit(lambda x: call(model, x)), shape, argument)

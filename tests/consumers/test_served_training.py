@@ -35,8 +35,10 @@ def test_training_goes_on_as_in_jax():
     assert done.returncode == 0, done.stderr
     for folder, line in zip(found, done.stdout.splitlines(), strict=True):
         got = json.loads(line)
-        losses = np.load(folder / "steps.npz")["losses"]
+        steps = np.load(folder / "steps.npz")
+        losses = steps["losses"]
         assert_close(got["losses"], losses, rtol=1e-3)
+        assert_close(got["logits"], steps["logits"], atol=1e-3)
         assert np.mean(losses[-3:]) < 0.8 * losses[0]
         rest = got["losses"][len(losses) // 2 :]
         assert_close(got["after_checkpoint"], rest, rtol=1e-6)

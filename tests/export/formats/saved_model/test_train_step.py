@@ -1,12 +1,11 @@
-"""A step of training as a signature: TensorFlow goes on where jax stopped."""
+"""A step of training as a signature: TensorFlow goes on where jax stopped.
+
+`tests/consumers` trains a net of digits without jax.
+"""
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,40 +18,6 @@ from pax_export.errors import InvalidArgumentError, StateChangeError, StructureM
 from pax_export.export import load, spec, to_saved_model
 from tests.closeness import assert_close, is_close
 from tests.export.models import affine, affine_params, random
-from tests.export.training import batches, make_net, make_optimizer, step
-
-IMAGES = spec("batch, 8, 8, 1")
-BATCH = (IMAGES, spec("batch", "int32"))
-PROGRAM = Path(__file__).parents[3] / "consumers" / "continue_training.py"
-
-
-def test_a_process_without_jax_goes_on_training_the_digits(tmp_path):
-    net, data = make_net().train(), batches(12)
-    optimizer = make_optimizer(net)
-    for images, labels in data[:2]:  # begun in jax
-        net, optimizer, _ = step(net, optimizer, images, labels)
-    report = to_saved_model(
-        net.eval(), tmp_path / "model", IMAGES, train_step=step, optimizer=optimizer,
-        train_inputs=BATCH,
-    )  # fmt: skip
-    assert report.oldest_tensorflow == "2.15"
-    images, labels = (np.stack(each) for each in zip(*data[2:]))
-    np.savez(tmp_path / "steps.npz", images=images, labels=labels)
-    done = subprocess.run(
-        [sys.executable, PROGRAM, tmp_path / "model", tmp_path / "steps.npz"],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-
-    expected = []
-    for images, labels in data[2:]:
-        net, optimizer, metrics = step(net, optimizer, images, labels)
-        expected.append(float(metrics["loss"]))
-    assert_close(found["losses"], expected, rtol=1e-3)
-    assert np.mean(expected[-3:]) < 0.8 * expected[0]
-    assert_close(found["logits"], net.eval()(data[2][0]), atol=1e-3)
-    assert found["after_checkpoint"] == found["after_saving"] == found["losses"][5:]
 
 
 @pytest.fixture
@@ -60,7 +25,7 @@ def train(tmp_path):
     """Exports with a step, and makes calls of it."""
 
     def run(model, inputs, given, **options):
-        options.setdefault("validate", True)
+        options.setdefault("validate", False)  # what the calls return is compared with jax
         report = to_saved_model(model, tmp_path / "model", inputs, **options)
         loaded = load(tmp_path / "model")
         return loaded, report, [loaded.signatures["train_step"](*each) for each in given]
