@@ -3,7 +3,8 @@
 A save costs half a second, so several layers share one: each is a signature of
 its own.  Validation loads the SavedModel, calls every signature at two sizes of
 all its dimensions, and asks for gradients of the parameters and inputs; it
-compares all of it with jax.
+compares all of it with jax.  Variants of a layer are of the same operations:
+`test_export` and the oracles of `tests/nn` have them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pax_export.export.artifact import dimensions as _dimensions
 from tests.contract.table import ALWAYS, ROWS, Row
 
 SIZES = (2, 3)
-GROUPS = 6
-SERVED = [row for row in ROWS if row.changes_state != ALWAYS]
+GROUPS = 4
+SERVED = [row for row in ROWS if row.changes_state != ALWAYS and "," not in row.name]
 RECURRENT = ("LSTM", "GRU", "VanillaRNN", "MultiHeadAttention", "Transformer")
 
 
