@@ -126,8 +126,8 @@ def test_invalid_reports_are_refused(tmp_path, text):
 
 
 def test_fields_without_end(tmp_path):
-    """A message of three million fields, two bytes each; and one field that says it is huge."""
-    (tmp_path / "a.onnx").write_bytes(b"\x08\x01" * 3_000_000)
+    """A message of 300,000 fields, two bytes each; and one field that says it is huge."""
+    (tmp_path / "a.onnx").write_bytes(b"\x08\x01" * 300_000)
     unreadable(tmp_path / "a.onnx")
     entry = b"\x0a\x0fpax_export.json\x12" + b"\xff" * 8 + b"\x7f" + b"x"
     (tmp_path / "b.onnx").write_bytes(b"\x72" + bytes([len(entry)]) + entry)
@@ -385,7 +385,7 @@ def test_inputs_of_any_size_are_not_made():
 
 
 def test_constraints_of_any_number_end():
-    constraints = [f"n >= {number}" for number in range(200_000)] + ["n <= 0"]
+    constraints = [f"n >= {number}" for number in range(50_000)] + ["n <= 0"]
     assert choose([("n",)], constraints) == []
 
 

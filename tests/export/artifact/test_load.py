@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -110,28 +108,6 @@ def test_a_report_of_the_future_is_refused(export, tmp_path):
     file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(ExportPathError):
         load(tmp_path / "model")
-
-
-SERVER = """
-import sys
-for name in ("jax", "jaxlib", "pax_export"):
-    sys.modules[name] = None
-import numpy as np, tensorflow as tf
-model = tf.saved_model.load(sys.argv[1])
-x = tf.constant(np.ones((4, 3), np.float32))
-print(model.signatures["serving_default"](x=x)["output"].shape)
-print(sorted(model.leaves), len(model.variables), len(model.trainable_variables))
-"""
-
-
-def test_tensorflow_alone_loads_it(export, tmp_path):
-    export((affine_params(), affine), spec("n, 3"), trainable=True)
-    done = subprocess.run(
-        [sys.executable, "-c", SERVER, str(tmp_path / "model")],
-        capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["(4, 4)", "['b', 'w'] 2 2"]
 
 
 def test_a_wrong_shape_names_the_input(export):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pax_export.cli import main
 from pax_export.export import Report, spec, to_stablehlo
 from pax_export.export.artifact import embedded, structure
+from tests.hard.size import runs
 from tests.refusals import refused
 
 
@@ -119,7 +120,7 @@ def inspected(path):
 
 
 @settings(
-    max_examples=250, deadline=None, derandomize=True,
+    max_examples=runs(short=100, long=2500), deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(data=st.data())
@@ -158,7 +159,7 @@ def file(report, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["zip", "field"])
 @settings(
-    max_examples=100, deadline=None, derandomize=True,
+    max_examples=runs(short=50, long=1000), deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(data=st.data())

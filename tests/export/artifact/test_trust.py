@@ -308,20 +308,26 @@ def vocabulary(tf, file):
     return lambda text: tf.cast(table.lookup(text), tf.int32)
 
 
-@pytest.fixture
-def words(tf, tmp_path):
+@pytest.fixture(scope="module")
+def model_of_words(tf, tmp_path_factory):
     """An export of ours with a vocabulary, which TensorFlow saved, with its saver."""
-    (tmp_path / "words.txt").write_text("good\nbad\nfilm\n")
+    folder = tmp_path_factory.mktemp("words")
+    (folder / "words.txt").write_text("good\nbad\nfilm\n")
     to_saved_model(
         ({"score": jnp.arange(4.0)}, lambda params, tokens: params["score"][tokens]),
-        tmp_path / "words",
+        folder / "words",
         spec("n", "int32"),
-        preprocess=vocabulary(tf, tmp_path / "words.txt"),
+        preprocess=vocabulary(tf, folder / "words.txt"),
         preprocess_inputs=spec("n", "string"),
         validate=False,
     )
-    (tmp_path / "words.txt").unlink()
-    return tmp_path / "words"
+    (folder / "words.txt").unlink()
+    return folder / "words"
+
+
+@pytest.fixture
+def words(model_of_words, tmp_path):
+    return shutil.copytree(model_of_words, tmp_path / "words")
 
 
 def test_a_vocabulary_and_the_saver_of_tensorflow_are_let_through(words):

@@ -147,7 +147,8 @@ def test_nothing_of_an_export_outlives_it(tmp_path):
 
 def test_an_output_may_be_called_like_an_input_or_be_it(tmp_path):
     model = ({}, lambda params, x, y: {"x": x + 1, "y": y, "again": y, "x_output": x * 2})
-    to_onnx(model, tmp_path / "m.onnx", (spec("n"), spec("n")), validate="process")
+    report = to_onnx(model, tmp_path / "m.onnx", (spec("n"), spec("n")), validate="process")
+    assert (report.validated, max(report.largest_error.values())) == ("process", 0)
     x, y = np.arange(3, dtype=np.float32), np.ones(3, np.float32)
     found = load(tmp_path / "m.onnx")(x, y)
     expected = {"x": x + 1, "y": y, "again": y, "x_output": x * 2}
@@ -214,13 +215,6 @@ def test_a_refusal_names_the_operation_the_layer_and_the_line(tmp_path):
     assert caught.value.what == "ONNX cannot express the operation hessenberg."
     assert caught.value.where.startswith("layers.1: Slope, test_to_onnx.py:")
     assert caught.value.where.endswith("(Slope.__call__)")
-
-
-def test_validation_in_a_process_without_jax(tmp_path):
-    model = (affine_params(), affine)
-    report = to_onnx(model, tmp_path / "m.onnx", spec("n, 3"), validate="process")
-    assert report.validated == "process"
-    assert report.largest_error["serving_default: output"] < 1e-5
 
 
 def test_validation_compares_with_the_model(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from tests.closeness import assert_close
 from tests.export.models import Counter, Net, UnreadCounter, affine, affine_params, random
 
 
-@pytest.mark.parametrize("batch", [1, 2, 7, 64])
+@pytest.mark.parametrize("batch", [1, 7])
 def test_a_module_serves_any_batch(export, batch):
     net = Net()
     loaded, report = export(net, spec("batch, 3"))
