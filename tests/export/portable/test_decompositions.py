@@ -175,19 +175,23 @@ def test_bits(name, dtype):
     check(name, getattr(lax, name), *operands)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", ["cumprod", "cummax", "cummin", "cumlogsumexp"])
-def test_cumulative_operations(name, reverse):
+def test_cumulative_operations(name):
+    def run(*operands):
+        function = getattr(lax, name)
+        return [
+            function(x, axis=x.ndim // 2, reverse=reverse)
+            for x in operands
+            for reverse in (False, True)
+        ]
+
     x = ROWS.copy()
     x[0, 5, 1], x[1, 7, 2], x[1, 8, 2], x[2, 3, :] = np.nan, np.inf, np.inf, -np.inf
-    check(name, lambda x: getattr(lax, name)(x, axis=1, reverse=reverse), x)
-    if name == "cumprod":
-        check(name, lambda x: lax.cumprod(x, reverse=reverse), SQUARE[0] * COMPLEX[0])
+    whole = RANDOM.integers(0, 2**64, 9, np.uint64).astype(np.uint32)
+    more = {"cumprod": [SQUARE[0] * COMPLEX[0]], "cummax": [whole], "cummin": [whole]}
+    check(name, run, x, *more.get(name, ()))
     long = RANDOM.normal(size=5000).astype(np.float32) / 100 + 1
-    check(name, lambda x: getattr(lax, name)(x, reverse=reverse), long, rtol=1e-3)
-    if name in ("cummax", "cummin"):
-        whole = RANDOM.integers(0, 2**64, 9, np.uint64).astype(np.uint32)
-        check(name, lambda x: getattr(lax, name)(x, reverse=reverse), whole)
+    check(name, run, long, rtol=1e-3)
 
 
 WINDOWS = [
@@ -199,13 +203,16 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-def test_windows(window):
+# Each kind of window, and each reduction with padding and without.
+@pytest.mark.parametrize(
+    ("at", "kind"),
+    [(0, "max"), (0, ""), (1, "min"), (1, "sum"), (2, "sum"), (3, "max"), (3, ""), (4, "min")],
+)
+def test_windows(at, kind):
     kinds = {"sum": (0.0, lax.add), "max": (-np.inf, lax.max), "min": (np.inf, lax.min)}
-    for kind, (start, function) in kinds.items():
-        name = f"reduce_window_{kind}"
-        check(name, lambda x, s=start, f=function: lax.reduce_window(x, s, f, *window), IMAGES)
-    check("reduce_window", lambda x: lax.reduce_window(x, 2.0, lax.mul, *window), IMAGES)
+    start, function = kinds.get(kind, (2.0, lax.mul))
+    name = f"reduce_window_{kind}".rstrip("_")
+    check(name, lambda x: lax.reduce_window(x, start, function, *WINDOWS[at]), IMAGES)
 
 
 @pytest.mark.parametrize("window", WINDOWS[:2])
@@ -232,8 +239,7 @@ def test_booleans_are_scattered_by_or():
     assert found.tolist() == [False, True, False, False, False, True]
 
 
-@pytest.mark.parametrize("whole", ["int16", "uint16"])
-@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("half", "whole"), [("float16", "int16"), ("bfloat16", "uint16")])
 def test_bits_of_halves(half, whole):
     bits = np.arange(2**16, dtype=np.uint16).view(whole)
     numbers = np.asarray(lax.bitcast_convert_type(bits, half))
@@ -272,11 +278,11 @@ def test_factorizations():
     check("lu", linalg.lu, turned, rtol=1e-4)
     for matrix in (SQUARE, SQUARE[:, :4], SQUARE[:, :, :4]):
         check("lu", linalg.lu, matrix, rtol=1e-4)
-        for whole in (False, True):
-            check("qr", lambda a, w=whole: linalg.qr(a, full_matrices=w), matrix, rtol=1e-4)
-    # The squares of these are infinite, or zero.
-    check("qr", lambda a: linalg.qr(a, full_matrices=False), SQUARE * 1e30, rtol=1e-4)
-    check("qr", lambda a: linalg.qr(a, full_matrices=False), SQUARE * 1e-30, rtol=1e-4)
+    tall = SQUARE[:, :, :4]
+    for matrix, whole in ((SQUARE[:, :4], False), (tall, True), (tall, False)):
+        check("qr", lambda a, w=whole: linalg.qr(a, full_matrices=w), matrix, rtol=1e-4)
+    for scale in (1, 1e30, 1e-30):  # the squares are infinite, or zero
+        check("qr", lambda a: linalg.qr(a, full_matrices=True), SQUARE * scale, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("left", "transpose"), [(True, False), (True, True), (False, True)])
@@ -326,29 +332,31 @@ def test_matrices_without_elements():
 def test_triangular_systems():
     matrix = SQUARE + 4 * np.eye(6, dtype=np.float32)
     names = ("left_side", "lower", "transpose_a", "unit_diagonal")
-    for flags in itertools.product([False, True], repeat=4):
-        options = dict(zip(names, flags))
+    for one, two, three in itertools.product([False, True], repeat=3):  # all pairs of options
+        turn = COMPLEX if one != two else np.float32(1)
+        options = dict(zip(names, (one, two, three, one ^ two ^ three)), conjugate_a=one != two)
         function = lambda a, b, o=options: linalg.triangular_solve(a, b, **o)  # noqa: E731
-        check("triangular_solve", function, matrix, POSITIVE, rtol=1e-3)
-        options |= {"conjugate_a": True}
-        check("triangular_solve", function, matrix * COMPLEX, POSITIVE * COMPLEX, rtol=1e-3)
+        check("triangular_solve", function, matrix * turn, POSITIVE * turn, rtol=1e-3)
     diagonals = (ROWS[:, :, 0], ROWS[:, :, 1] + 5, ROWS[:, :, 2])
     check("tridiagonal_solve", linalg.tridiagonal_solve, *diagonals, ROWS, rtol=1e-4)
 
 
 def test_eigenvalues():
-    check("eigh", jnp.linalg.eigvalsh, POSITIVE, rtol=1e-5)
-    (vectors, values) = both("eigh", lambda a: linalg.eigh(a), POSITIVE)[1]
-    assert_close(vectors * values[:, None] @ jnp.swapaxes(vectors, 1, 2), POSITIVE, rtol=1e-5)
-    for matrix in (SQUARE, SQUARE[:, :4], SQUARE[:, :, :4]):
-        check("svd", lambda a: linalg.svd(a, compute_uv=False), matrix)
-        u, values, v = both("svd", lambda a: linalg.svd(a, full_matrices=False), matrix)[1]
+    (_, expected), (vectors, values) = both("eigh", lambda a: linalg.eigh(a), POSITIVE)
+    assert_close(values, expected, rtol=1e-5)
+    assert_close(np.asarray(vectors * values[:, None]) @ vectors.mT, POSITIVE, rtol=1e-5)
+    check("svd", lambda a: linalg.svd(a, compute_uv=False), SQUARE)
+    for matrix in (SQUARE[:, :4], SQUARE[:, :, :4]):
+        expected, found = both("svd", lambda a: linalg.svd(a, full_matrices=False), matrix)
+        u, values, v = map(np.asarray, found)
+        assert_close(values, expected[1], rtol=1e-5)
         assert_close(u * values[:, None] @ v, matrix, rtol=1e-5)
 
 
 @pytest.mark.parametrize("matrix", [SQUARE[:, :4], SQUARE[:, :, :4], SQUARE[:, [0, 0, 1, 1, 0, 0]]])
 def test_all_vectors_are_orthogonal_whatever_the_rank(matrix):
-    u, values, v = both("svd", lambda a: linalg.svd(a, full_matrices=True), matrix)[1]
+    found = both("svd", lambda a: linalg.svd(a, full_matrices=True), matrix)[1]
+    u, values, v = map(np.asarray, found)
     count = values.shape[-1]
     assert_close(u[..., :count] * values[:, None] @ v[:, :count], matrix, rtol=1e-5)
     for each in (u, v):
@@ -490,11 +498,13 @@ LOOKUPS = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", LOOKUPS)
-def test_lookups(kind, mode):
-    at = jnp.clip(AT, 0, 2) if mode == "promise_in_bounds" else jnp.asarray(AT)
-    check("gather", lambda x, at: LOOKUPS[kind](x, at, mode), jnp.asarray(NUMBERS), at)
+def test_lookups(kind):
+    def run(x, at):
+        inside = jnp.clip(at, 0, 2)
+        return [LOOKUPS[kind](x, inside if mode == MODES[2] else at, mode) for mode in MODES]
+
+    check("gather", run, jnp.asarray(NUMBERS), jnp.asarray(AT))
 
 
 #: The primitives that jax has made of each, now or in the past.
@@ -516,15 +526,22 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.uint32, np.bool_])
-@pytest.mark.parametrize("how", SCATTERS)
-def test_updates(how, dtype):
-    if dtype != np.bool_ or how in ("set", "max", "min"):  # jax adds no truth values
-        for kind in PLACES:
-            check_update(how, kind, dtype)
+#: Every place is set, every other update is made at three places, and each in each dtype.
+UPDATES = [
+    *(("set", kind, np.float32) for kind in PLACES),
+    *(("set", "apart", dtype) for dtype in (np.int8, np.uint32, np.bool_)),
+    ("max", "one", np.bool_),
+    ("min", "rows", np.bool_),
+    *(
+        (how, list(PLACES)[(step + 2 * turn) % len(PLACES)], dtype)
+        for step, how in enumerate(list(SCATTERS)[1:])
+        for turn, dtype in enumerate((np.float32, np.int8, np.uint32))
+    ),
+]
 
 
-def check_update(how, kind, dtype):
+@pytest.mark.parametrize(("how", "kind", "dtype"), UPDATES)
+def test_updates(how, kind, dtype):
     values = (NUMBERS * 9).astype(np.int8).astype(dtype)
     values[0, 0, 0] = np.nan if dtype == np.float32 else values[0, 0, 1]
     at = AT[:2] if how == "set" else AT  # of equal places any one may win
@@ -735,8 +752,10 @@ PADS = {
 }
 
 
-@pytest.mark.parametrize("kind", PADS)
-@pytest.mark.parametrize("dtype", ["float32", "int16", "bool", "complex64"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("apart", "float32"), ("cut", "int16"), ("both", "bool"), ("both", "complex64")],
+)
 def test_padding(kind, dtype):
     x = jnp.asarray(ROWS > 0 if dtype == "bool" else ROWS * 9).astype(dtype)
     (expected,), (found,) = both(
@@ -757,8 +776,15 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("kind", CONVOLUTIONS)
-@pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16", "complex64"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        *((kind, "float32") for kind in CONVOLUTIONS),
+        ("groups of examples", "int32"),
+        ("spread", "bfloat16"),
+        ("groups", "complex64"),
+    ],
+)
 def test_convolutions(kind, dtype):
     options, features = CONVOLUTIONS[kind]
     options = {"window_strides": (1, 1), **options}
