@@ -2,7 +2,7 @@
 
 Beside them the same nets by onnxruntime's own quantizer and by dynamic ranges of TFLite, and the
 errors of weights beside those of qwix.  Batches that quantizers see are of the training, and not
-among those that are scored.
+among those that are scored.  Last, the tokens of a language model beside llama.cpp.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pax_export as pax
+from benchmarks.compare import compare, table
 from pax_export._optional import is_installed
 
 _EPOCHS, _BATCH, _CALLS = 15, 100, 20
@@ -37,6 +38,8 @@ def tables() -> Iterator[str]:
         with tempfile.TemporaryDirectory() as folder:
             rows += _rows(net, seen, x, labels, Path(folder))
         yield "\n".join(rows) + "\n\n" + _weights(net)
+    for bits in (8, 4):
+        yield _decoding(bits)
 
 
 def _mlp() -> Any:
@@ -214,6 +217,53 @@ def _of_qwix(weight: Any, bits: int) -> float:
     how = qarray.HowToQuantize(qtype=f"int{bits}", channelwise_axes=[1], **tiled)
     made = qarray.dequantize(qarray.quantize(weight, how))
     return float(jnp.linalg.norm(made - weight) / jnp.linalg.norm(weight))
+
+
+_TOKENS, _VOCAB = 32, 49152
+
+
+def _decoding(bits: int) -> str:
+    """A language model adds tokens, in jax and, with the same integers, in llama.cpp."""
+    config = pax.nets.DecoderConfig(
+        _VOCAB, 576, 8, 9, 3, 64, 1536, tied=True, rotary_base=1e5, max_positions=64
+    )
+    lm = pax.nets.Decoder(config).eval()
+    small, _ = pax.quantize(lm, bits=bits, group=32)
+    prompt = jnp.ones((1, 1), jnp.int32)
+
+    def generates(net: Any) -> Callable[[], Any]:
+        return lambda: pax.generate(net, prompt, max_new_tokens=_TOKENS).block_until_ready()
+
+    candidates = {"jax, float32": generates(lm), f"jax, int{bits}": generates(small)}
+    with tempfile.TemporaryDirectory() as folder:
+        if is_installed("xllamacpp") and is_installed("tokenizers"):
+            candidates["llama.cpp, the same integers"] = _in_llama(small, Path(folder, "lm.gguf"))
+        rows = compare(candidates, rounds=7, least=0.0)
+    title = f"{_TOKENS} tokens of a Decoder of SmolLM2's widths with 8 layers, {bits} bits"
+    return table(title, rows, "0.7 of the tokens a second of llama.cpp")
+
+
+def _in_llama(lm: Any, path: Path) -> Callable[[], Any]:
+    tokenizers, runtime = map(importlib.import_module, ("tokenizers", "xllamacpp"))
+    byte_level = tokenizers.pre_tokenizers.ByteLevel
+    words = ["<s>", *sorted(byte_level.alphabet()), "ab"]
+    words += [f"w{index}" for index in range(len(words), _VOCAB)]
+    ids = {word: index for index, word in enumerate(words)}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(ids, [("a", "b")]))
+    inner.pre_tokenizer = byte_level(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    inner.add_special_tokens(["<s>"])
+    special = {"bos_token": "<s>", "eos_token": "<s>"}
+    tokenizer = pax.generation.Tokenizer(inner, special, chat_template="")
+    pax.generation.export(
+        lm, path, format="gguf", tokenizer=tokenizer, max_length=64, validate=False
+    )
+    params = runtime.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel = str(path), 64, 1
+    params.warmup, params.fit_params, params.n_gpu_layers, params.verbosity = False, False, 0, -1
+    server = runtime.Server(params)
+    asked = {"prompt": [1], "n_predict": _TOKENS, "top_k": 1, "ignore_eos": True}
+    return lambda: server.handle_completions({**asked, "cache_prompt": False})
 
 
 def _seconds(call: Callable[[Any], Any], x: Any) -> float:
