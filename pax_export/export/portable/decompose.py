@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 import jax.numpy as jnp
@@ -58,10 +58,10 @@ def _third_party_implementation(equation: Any) -> Callable[..., Any] | None:
 
     The primitive may have the name of one of jax's.
     """
-    function = equation.primitive.impl
-    if not isinstance(function, FunctionType):
-        return None
-    library = function.__module__.partition(".")[0]
+    function = inner = equation.primitive.impl
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    library = str(getattr(inner, "__module__", None)).partition(".")[0]
     return None if library in ("jax", "jaxlib", "pax_export") else function
 
 
