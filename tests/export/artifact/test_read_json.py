@@ -178,7 +178,7 @@ def test_no_damage_to_a_file_leads_to_a_traceback(file, tmp_path, kind, data):
 
 
 def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(embedded, "_LARGEST", 1 << 20)
+    monkeypatch.setattr(embedded, "BYTES", 1 << 20)
     with zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(embedded.NAME, b" " * (1 << 21))
     with pytest.raises(ValueError):
