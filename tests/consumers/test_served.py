@@ -116,7 +116,7 @@ def test_training_goes_on_in_tensorflow():
     for folder in folders("trainable"):
         model = fresh(folder)
         weights = list(model.trainable_variables)
-        x = tf.constant(expected(folder, 64)["in"]["x"])
+        x = tf.constant(expected(folder, 7)["in"]["x"])
         losses = []
         for _ in range(20):
             with tf.GradientTape() as tape:
