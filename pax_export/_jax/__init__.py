@@ -5,10 +5,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from pax_export._jax._trace import Primitive as Primitive
 from pax_export._jax._trace import is_mapped as is_mapped
 from pax_export._jax._trace import is_tracer as is_tracer
 from pax_export._jax._trace import trace_state as trace_state
+
+#: Whether CPUs are fast at adding rows of a matrix one by one, and at blocks of bfloat16: with
+#: jax 0.10 both take 1.1 to 3 times as long (docs/decisions/quantization.md).
+ADDS_ROWS_FAST = jax.__version_info__ >= (0, 12)
 
 if TYPE_CHECKING:
     from pax_export._jax._processes import devices_are_known as devices_are_known

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
+from pax_export._jax import ADDS_ROWS_FAST
 from pax_export._quantized._integers import GROUP, Form, dequantized, low_and_high
 from pax_export._quantized._primitive import is_zero, primitive
 from pax_export._types import DTypeLike
@@ -74,7 +75,7 @@ def is_read_in_blocks(x: jax.Array, weight: jax.Array, contracted: int) -> bool:
     """Whether blocks of an ordinary matrix take less time on a CPU: few rows, bfloat16."""
     sizes = x.shape[:-1]
     return (
-        _MULTIPLIES_FAST
+        ADDS_ROWS_FAST
         and weight.dtype == jnp.bfloat16
         and weight.ndim == 2
         and weight.size >= _LEAST_NARROW
@@ -211,10 +212,8 @@ _LARGEST, _ELEMENTS = 512, 1 << 16
 #: multiplied one after the other then.
 _FEW, _WIDE = 16, 2048
 #: The largest number of rows of inputs for which rows of a matrix are added one after the other,
-#: which in jax 0.10 takes 1.5 to 3 times as long as blocks; and how many numbers of each column at
-#: a time: with 16 XLA takes twice as long.
-_MULTIPLIES_FAST = jax.__version_info__ >= (0, 12)
-_FEWEST, _AT_ONCE = 2 if _MULTIPLIES_FAST else 0, 8
+#: and how many numbers of each column at a time: with 16 XLA takes twice as long.
+_FEWEST, _AT_ONCE = 2 if ADDS_ROWS_FAST else 0, 8
 #: The least number of elements of a matrix of bfloat16 that is read in blocks.
 _LEAST_NARROW = 1 << 18
 
@@ -376,12 +375,11 @@ def _times_table_row(x: jax.Array, integers: jax.Array, scales: Sequence[Any]) -
 
 def _over_outputs(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     """The products of each block of outputs, one after the other."""
+    if form.bits == 4 and x.shape[0] == 1:
+        return _times_table_row(x, integers, scales)
     size = integers.shape[0]
     block = _block(size, x.shape[-1], x.shape[0])
     count = size // block
-
-    if form.bits == 4 and x.shape[0] == 1:
-        return _times_table_row(x, integers, scales)
 
     def multiplied(given: Any) -> Any:
         if form.group is None:

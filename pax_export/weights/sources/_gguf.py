@@ -139,7 +139,7 @@ def _unpack_blocks(
 ) -> np.ndarray:  # fmt: skip
     """Dequantizes a few rows at a time, so temporaries are small.
 
-    Each block has zero or one in some `fields` before; of `every` so many neighbors one is kept.
+    First, `fields` of each block are set to zero or one. Of each `every` neighbors, one is kept.
     """
     block, size = library.GGML_QUANT_SIZES[kind]
     array = np.empty((*raw.shape[:-1], raw.shape[-1] // size * block // every), dtype)
