@@ -8,6 +8,7 @@ import sys
 from pathlib import PurePosixPath
 
 import jax
+import numpy as np
 import pytest
 
 import pax_export as pax
@@ -85,3 +86,10 @@ def room_of(test):
     file = PurePosixPath(test.partition("::")[0])
     below = PurePosixPath(*file.parts[1:])
     return str(below.parent) if len(below.parts) > 1 else below.stem.removeprefix("test_")
+
+
+@pytest.fixture(autouse=True)
+def random_numbers_are_the_same_in_any_order(request):
+    """A module's `RANDOM` begins anew in each test, whichever tests its process ran before."""
+    if isinstance(getattr(request.module, "RANDOM", None), np.random.Generator):
+        request.module.RANDOM = np.random.default_rng(0)

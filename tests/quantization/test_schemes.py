@@ -187,7 +187,7 @@ def test_zero_points_are_levels_of_the_group():
     assert held.zeros.dtype == np.int8 and held.zeros.shape == held.scales.shape == (2, 16)
     assert held.zeros.min() >= -8 and held.zeros.max() <= 7
     plain, of_plain = quantize(layer, bits=4)
-    assert report.leaves[0].relative_error < 0.75 * of_plain.leaves[0].relative_error
+    assert report.leaves[0].relative_error < 0.8 * of_plain.leaves[0].relative_error
     assert_close(held.dequantized()[:32, 3], weight[:32, 3], rtol=1e-3)
     assert not held.dequantized()[32:, 4].any()
     assert "int4, zero points, groups of 32" in str(report) and plain.weight.zeros is None
