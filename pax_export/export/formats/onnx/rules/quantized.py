@@ -90,8 +90,10 @@ def quantized_rows(
         made = builder("Gather", builder.unsqueeze(stored, [0]), index.name, axis=2)
         made = builder.squeeze(made, [0])
     made = builder.cast(made, np.float32)
+    # Cast behind `Gather`: no product is fused whose scales in float32 another operator reads.
     scale = weight.stored_scales((1, 0) if groups else None, 0)
     scale = builder("Gather", scale, index.name, axis=1 if groups else 0)
+    scale = weight.in_float32(scale)
     outer, size = list(index.shape), weight.shape[1]
     if groups:
         made = builder.reshape(made, [size // form.group, form.group, *outer])
@@ -218,11 +220,11 @@ class QuantizedWeight:
         given = self.stored_integers(tuple(order))
         groups = form.group is not None
         if fused:
-            scales = self.stored_scales(order if groups else None, axis)
+            scales = self.in_float32(self.stored_scales(order if groups else None, axis))
             told = {"axis": axis, **({"block_size": form.group} if groups else {})}
             return builder("DequantizeLinear", given, scales, *self.stored_zeros(order), **told)
         numbers = builder.cast(given, np.float32)
-        scales = self.stored_scales(order, axis)
+        scales = self.in_float32(self.stored_scales(order, axis))
         if groups:
             sizes = [self.shape[old] for old in order]
             apart = [*sizes[:axis], -1, form.group, *sizes[axis + 1 :]]
@@ -289,7 +291,7 @@ class QuantizedWeight:
         return made
 
     def stored_scales(self, order: Sequence[int] | None, axis: int) -> str:
-        """The float32 scales in an axis order; with None along their only axis."""
+        """The scales as they are stored, in an axis order; with None along their only axis."""
         array = self._scales
         array = array.reshape(-1) if order is None else array.transpose(order)
         name = self._scales_name + ("" if array.shape == self._scales.shape else f":{axis}")
@@ -300,4 +302,8 @@ class QuantizedWeight:
         )
         if name not in self._writer.initializers:
             self._writer.store(np.ascontiguousarray(array), name)
-        return name if array.dtype == np.float32 else self._writer.cast(name, np.float32)
+        return name
+
+    def in_float32(self, scales: str) -> str:
+        stored = self._scales.dtype == np.float32
+        return scales if stored else self._writer.cast(scales, np.float32)
