@@ -220,8 +220,12 @@ def test_derivatives_of_derivatives_along_symbolic_sizes():
 
     def kinds(x):
         twice = symbolic_numpy.grad(lambda x: (symbolic_numpy.grad(energy)(x) ** 2).sum())
+        value, pull_back = symbolic_numpy.vjp(energy, x)
         return [symbolic_numpy.hessian(energy)(x), twice(x),
-                symbolic_numpy.jvp(energy, (x,), (x,))[1]]  # fmt: skip
+                symbolic_numpy.jvp(energy, (x,), (x,))[1], pull_back(value)[0],
+                *symbolic_numpy.value_and_grad(energy)(x),
+                symbolic_numpy.jacfwd(jnp.cumprod)(x),
+                symbolic_numpy.jacrev(jnp.cumprod)(x)]  # fmt: skip
 
     (n,) = jax.export.symbolic_shape("n")
     program = jax.make_jaxpr(kinds)(jax.ShapeDtypeStruct((n,), np.float32))
