@@ -42,7 +42,7 @@ def decompose(program: Any, has: Has, *, normal_forms: bool = True) -> Any:
 def not_decomposed(equation: Any) -> str:
     """Returns why an operation has no decomposition; empty if none is known at all."""
     try:
-        if _third_party_implementation(equation) is not None or _is_known(equation):
+        if third_party_implementation(equation) is not None or _is_known(equation):
             decomposed(equation)
     except NotDecomposedError as error:
         return str(error)
@@ -53,7 +53,7 @@ def _is_known(equation: Any) -> bool:
     return equation.primitive.name in DECOMPOSITIONS or find_expansion(equation) is not None
 
 
-def _third_party_implementation(equation: Any) -> Callable[..., Any] | None:
+def third_party_implementation(equation: Any) -> Callable[..., Any] | None:
     """Returns the function of jax that implements a primitive of another library, or None.
 
     The primitive may have the name of one of jax's.
@@ -70,7 +70,7 @@ def decomposed(equation: Any) -> Any:
     operands = [atom.aval for atom in equation.invars]
     if (empty := _without_elements(equation)) is not None:
         return empty
-    if (function := _third_party_implementation(equation)) is not None:
+    if (function := third_party_implementation(equation)) is not None:
         try:
             return trace(function, operands, equation.params)
         except Exception as error:
@@ -124,7 +124,7 @@ class _Pass:
             raise NotDecomposedError("into an operation that the target lacks")
         if (empty := _without_elements(equation)) is not None:
             return empty
-        if _third_party_implementation(equation) is None and (
+        if third_party_implementation(equation) is None and (
             not _is_known(equation) or self._has(equation)
         ):
             return None

@@ -12,7 +12,12 @@ from typing import Any
 
 from pax_export._jaxpr import interpret, needed_equations, wrapped_program
 from pax_export.export.portable import kept
-from pax_export.export.portable.decompose import decompose, decomposed, not_decomposed
+from pax_export.export.portable.decompose import (
+    decompose,
+    decomposed,
+    not_decomposed,
+    third_party_implementation,
+)
 from pax_export.export.portable.decompositions import NotDecomposedError
 from pax_export.export.portable.decompositions.ordering import has_order
 from pax_export.export.portable.real_numbers import NotWrittenError, in_real_numbers
@@ -128,7 +133,9 @@ class ProgramConverter:
     def _convert_equation(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         self._callers.append(equation)
         try:
-            found = self._rules.get(kept.operation(equation)[0])
+            found = None
+            if third_party_implementation(equation) is None:  # else a name may be one of jax's
+                found = self._rules.get(kept.operation(equation)[0])
             made = None if found is None else self._by_rule(found, equation, operands)
             if made is not None:
                 return made

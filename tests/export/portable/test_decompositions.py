@@ -14,8 +14,9 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.lax import linalg
 
 import pax_export as pax
-from pax_export import _quantized
+from pax_export import _quantized, errors
 from pax_export._jaxpr import inner_programs, jaxpr_primitives
+from pax_export.export import spec, to_onnx
 from pax_export.export.portable import decompose, not_decomposed, operation_names
 from pax_export.export.portable.decompositions import DECOMPOSITIONS
 from pax_export.export.portable.decompositions.eigenvalues import eigh
@@ -326,11 +327,14 @@ def test_primitives_of_other_libraries_are_what_implements_them(wrapper):
     assert_close(found, add_backwards(*operands))
 
 
-def test_primitives_of_other_libraries_that_jax_cannot_trace_stay():
+def test_primitives_of_other_libraries_that_jax_cannot_trace_are_refused(tmp_path):
     operands = jnp.asarray(SMALL), jnp.asarray(SMALL)
-    program = jax.make_jaxpr(third_party(lambda x, y: np.asarray(x) + y))(*operands)
+    function = third_party(lambda x, y: np.asarray(x) + y)
+    program = jax.make_jaxpr(function)(*operands)
     assert decompose(program, lambda _: True) is program
     assert "TracerArrayConversionError" in not_decomposed(program.eqns[0])
+    with pytest.raises(errors.UnsupportedOperationError, match="TracerArrayConversionError"):
+        to_onnx(lambda x: function(x, x), tmp_path / "m", spec("3"))  # which has jax's `add`
 
 
 def test_matrices_without_elements():
