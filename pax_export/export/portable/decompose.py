@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import compress
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from pax_export._jax import find_expansion
 from pax_export.export.portable import kept
@@ -93,13 +95,17 @@ _OF_NONE: dict[str, Callable[[Any], Any]] = {
 
 
 def _without_elements(equation: Any) -> Any:
-    """Returns a program of the results if nothing has to be computed for them, or None.
+    """Returns a program that computes with no array without elements, or None.
 
-    These are results without elements and reductions of none. Kernels of runtimes fail at both, or
-    return uninitialized memory.
+    It is for results without elements, reductions of none and concatenations with some. Kernels of
+    runtimes fail at all three, or return uninitialized memory.
     """
     operands, results = ([each.aval for each in v] for v in (equation.invars, equation.outvars))
-    fill = _OF_NONE.get(equation.primitive.name) if any(map(has_no_elements, operands)) else None
+    some = [not has_no_elements(each) for each in operands]
+    if equation.primitive.name == "concatenate" and any(some) and not all(some):
+        joined = functools.partial(lax.concatenate, **equation.params)
+        return trace(lambda *xs: joined(list(compress(xs, some))), operands, {})
+    fill = None if all(some) else _OF_NONE.get(equation.primitive.name)
     if fill is None:
         fill = _OF_NONE["reduce_sum"]
         if not (results and operands and all(map(has_no_elements, results))):

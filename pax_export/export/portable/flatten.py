@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 from jax.extend import source_info_util
 
-from pax_export._jaxpr import bind_equation, called_program, interpret, needed_equations
+from pax_export._jaxpr import (
+    bind_equation,
+    branch_for_cpu,
+    called_program,
+    interpret,
+    needed_equations,
+)
 from pax_export._quantized import FASTER_IN_JAX
 from pax_export._types import PyTree
 from pax_export.core import path_in
@@ -72,27 +78,41 @@ def _held_arrays(program: Any) -> Iterator[Any]:
             yield from _held_arrays(called)
 
 
-def _inlined(program: Any, arguments: list[Any], constant: Callable[[Any], Any]) -> list[Any]:
-    callers: list[Any] = []
+def _inlined(
+    program: Any,
+    arguments: Sequence[Any],
+    constant: Callable[[Any], Any] = lambda value: value,
+    callers: Sequence[Any] = (),
+) -> list[Any]:
+    chain = list(callers)
 
     def operate(equation: Any, operands: list[Any]) -> Sequence[Any] | None:
         if called_program(equation) is not None:
             return None
+        if (branch := _branch_of_platform(equation)) is not None:
+            return _inlined(branch, operands[1:], constant, [*chain, equation])
         equation = with_bodies(equation, _flat_body)
-        traceback, stack = _source([*callers, equation])
+        traceback, stack = _source([*chain, equation])
         with source_info_util.user_context(traceback, name_stack=stack):
             of_jax = FASTER_IN_JAX.get(equation.primitive.name)
             if of_jax is not None:
                 return [of_jax(*operands, **equation.params)]
             return bind_equation(equation, operands)
 
-    options: Any = {"constant": constant, "equations": needed_equations, "callers": callers}
+    options: Any = {"constant": constant, "equations": needed_equations, "callers": chain}
     return interpret(program, arguments, operate, **options)
+
+
+def _branch_of_platform(equation: Any) -> Any:
+    """The branch of `jax.lax.platform_dependent` that runs on CPUs; None for other equations."""
+    platforms = equation.params.get("branches_platforms")
+    place = None if platforms is None else branch_for_cpu(platforms)
+    return None if place is None else equation.params["branches"][place]
 
 
 def _flat_body(body: PortableProgram) -> PortableProgram:
     def run(*operands: Any) -> list[Any]:
-        return _inlined(body.program, list(operands), lambda value: value)
+        return _inlined(body.program, operands)
 
     return replace(body, program=traced(run, body.jaxpr.invars))
 

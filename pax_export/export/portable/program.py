@@ -13,6 +13,7 @@ from jax.extend import source_info_util
 
 from pax_export._jaxpr import bind_equation, inner_programs, interpret, is_literal, is_program
 from pax_export._jaxpr import needed_equations as needed
+from pax_export.export.portable.sizes import is_number
 
 #: Primitives with inner programs that they do not only call.
 CONTROL = frozenset({"scan", "while", "cond"})
@@ -156,7 +157,7 @@ def again(equation: Any, operands: Sequence[Any], **changed: Any) -> Sequence[An
 
 def is_static(shape: Sequence[Any]) -> bool:
     """Whether a shape has no symbolic sizes."""
-    return all(isinstance(size, int) for size in shape)
+    return all(map(is_number, shape))
 
 
 def is_key(dtype: Any) -> bool:

@@ -10,6 +10,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from pax_export._jax import scan_with_results
 from pax_export._jaxpr import interpret, needed_equations, wrapped_program
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompose import (
@@ -127,7 +128,8 @@ class ProgramConverter:
         Raises:
             NotWrittenError: for an operation without a rule, or whose rule does not support it.
         """
-        told: Any = {"constant": self._constant, "equations": needed_equations}
+        equations = partial(needed_equations, with_results=scan_with_results)
+        told: Any = {"constant": self._constant, "equations": equations}
         return interpret(program, operands, self._convert_equation, **told)
 
     def _convert_equation(self, equation: Any, operands: list[Any]) -> Sequence[Any]:

@@ -15,7 +15,7 @@ from jax.lax import linalg
 
 import pax_export as pax
 from pax_export import _quantized, errors
-from pax_export._jaxpr import inner_programs, jaxpr_primitives
+from pax_export._jaxpr import inner_programs, jaxpr_primitives, needed_equations
 from pax_export.export import spec, to_onnx
 from pax_export.export.portable import decompose, not_decomposed, operation_names
 from pax_export.export.portable.decompositions import DECOMPOSITIONS
@@ -775,6 +775,23 @@ def test_padding(kind, dtype):
         "pad", lambda x, y: lax.pad(x, y, PADS[kind]), x, x[0, 0, 0], shallow=True
     )
     assert_close(found, expected)
+
+
+def test_padding_with_sizes_of_numpy():
+    """Gradients along symbolic sizes have such."""
+    x, less = jnp.asarray(ROWS), np.int64(-1)
+    (expected,), (found,) = both(
+        "pad", lambda x: lax.pad(x, 0.0, [(0, less, 0)] * x.ndim), x, shallow=True
+    )
+    assert_close(found, expected)
+
+
+def test_concatenations_leave_arrays_without_elements_out():
+    x = jnp.asarray(ROWS)
+    program = jax.make_jaxpr(lambda x: lax.concatenate([x[:0], x, x[1:1]], 0))(x)
+    made = flattened(decompose(program, lambda _: True), [], {}).program
+    assert not needed_equations(made.jaxpr)
+    assert_close(jaxpr_as_fun(made)(x)[0], x)
 
 
 CONVOLUTIONS = {

@@ -298,6 +298,17 @@ def test_tied_leaves_are_one_weight_and_calls_are_inlined():
     assert not {"jit", "pjit", "custom_jvp_call"} & found.keys()
 
 
+def test_of_branches_by_platform_that_of_cpus_is_inlined():
+    def apply(params, x):
+        return lax.platform_dependent(x * params["w"], cpu=jnp.sin, default=jnp.cos)
+
+    found, _ = check({"w": random(3)}, apply, spec("batch, 3"), (random(2, 3),))
+    assert found.keys() == {"mul", "sin"}
+    found, _ = check({"w": random(3, 3)}, lambda p, x: x * jnp.diagonal(p["w"]), spec("b, 3"),
+                     (random(2, 3),))  # fmt: skip
+    assert found.keys() == {"mul"}  # the rest is computed
+
+
 KEPT = {
     "clip": lambda x: jnp.clip(x, -1, 2),
     "clip of relu6": jax.nn.relu6,

@@ -96,7 +96,7 @@ class OnnxSizes:
         return self._node("Range", np.array(0, np.int64), number, np.array(1, np.int64))
 
     def _array(self, size: Size) -> Any:
-        return np.array([size], np.int64) if isinstance(size, int) else size
+        return np.array([size], np.int64) if is_number(size) else size
 
     def _read(self, text: str) -> Size:
         try:

@@ -13,6 +13,7 @@ from jax import lax
 from pax_export._types import Array
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.program import is_static
+from pax_export.export.portable.sizes import is_number
 
 
 def is_plain_pad(equation: Any) -> bool:
@@ -22,7 +23,7 @@ def is_plain_pad(equation: Any) -> bool:
 
 
 def _is_negative(*sizes: Any) -> bool:
-    return any(isinstance(size, int) and size < 0 for size in sizes)
+    return any(is_number(size) and size < 0 for size in sizes)
 
 
 @decomposes("pad", any_dtype=True)

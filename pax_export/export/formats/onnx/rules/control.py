@@ -132,7 +132,9 @@ def _depend_on(builder: GraphBuilder, row: Value, results: Sequence[Value]) -> l
     """
     sizes = [[size if is_number(size) else 1000 for size in each.shape] for each in results]
     least = results[min(range(len(sizes)), key=lambda place: math.prod(sizes[place]))]
-    name = builder("Gather", builder.unsqueeze(least, [0]), row, axis=0)
+    # Twice: from a single one, OpenVINO gathers without reading the place.
+    once = builder.unsqueeze(least, [0])
+    name = builder("Gather", builder("Concat", once, once, axis=0), row, axis=0)
     made = Value(name, least.dtype, least.shape)
     return [made if each is least else each for each in results]
 
