@@ -14,6 +14,7 @@ import re
 import resource
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def openvino(path: Path, prompts: Any, config: Any) -> list[list[int]]:
 
 @contextlib.contextmanager
 def measured(found: dict[str, float]):
-    """Processor seconds, of children too, and MiB beyond what was held before."""
+    """Seconds by the clock and of processors, children's too; MiB beyond what was held before."""
 
     def seconds() -> float:
         used = [
@@ -70,11 +71,11 @@ def measured(found: dict[str, float]):
         ]
         return sum(each.ru_utime + each.ru_stime for each in used)
 
-    began = seconds()
+    began, clock = seconds(), time.perf_counter()
 
     with peak(found, "beyond", watched=True):
         yield
-    found["seconds"] = seconds() - began
+    found["seconds"], found["clock"] = seconds() - began, time.perf_counter() - clock
 
 
 def merged_adapters(lm: Any) -> Any:
@@ -93,7 +94,11 @@ def row(title: str, bits: int, size: float, tokens: str, ties: Any, found: Any, 
     apart = [re.search(r"logits of (\S+) differ by (\S+)", each) for each in ties]
     pairs = [(float(each[2]), float(each[1])) for each in apart if each]
     far = "{:.2g} of {:.3g}".format(*max(pairs, key=lambda x: x[0] / x[1])) if pairs else ""
-    cost = f"{found['seconds']:.0f} s | {max(found['beyond'], 0) / weights:.2f}" if found else "| "
+    cost = (
+        f"{found['clock']:.0f} s, {found['seconds']:.0f} s | {max(found['beyond'], 0) / weights:.2f}"
+        if found
+        else "| "
+    )
     print(f"| {title} | {bits} | {size:.0f} MB | {tokens} | {cost} | {far} |", flush=True)
 
 
@@ -115,7 +120,7 @@ def main(formats: list[str], bits_of: list[int], lora: bool) -> None:
     print(
         f"jax {jax.__version__}; prompts of {sorted(map(len, prompts))} tokens; {weights:.0f} MiB"
     )
-    print("| runtime | bits | size | equal | processor time | memory | logits of others apart |")
+    print("| runtime | bits | size | equal | time, of processors | memory | logits apart |")
     print("|---|---|---|---|---|---|---|")
     for bits in bits_of:
         net = lm if bits == 32 else pax.quantize(lm, bits=bits, group=32)[0]
