@@ -458,40 +458,85 @@ def prove_continuations(
 def compare_tokens(
     title: str, job: Job, prompts: Sequence[Sequence[int]], theirs: Sequence[Any], steps: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Compares continuations, ids or texts, with those of jax, for the report."""
-    ours = _greedy_tokens(job, prompts, steps)
+    """Compares continuations, ids or texts, with jax's greedy choices after the same tokens."""
+    if any(isinstance(said, str) for said in theirs):
+        ours = _greedy_tokens(job, prompts, steps)
+        theirs = [
+            _ids_of(job, own, said) if isinstance(said, str) else said
+            for own, said in zip(ours, theirs)
+        ]
+    choose = _make_chooser(job, max(map(len, prompts)), steps)
     ties: list[str] = []
     equal = total = 0
-    for row, (prompt, own, said) in enumerate(zip(prompts, ours, theirs)):
-        if isinstance(said, str):
-            said = _ids_of(job, own, said)
-        rest, at, found = own, 0, 0
-        while (at := _first_other(job, rest, said, at)) is not None:
-            distance, largest = _logit_distance(job, [*prompt, *said[:at]], said[at : at + 1])
+    for row, (prompt, said) in enumerate(zip(prompts, theirs)):
+        choices = choose(prompt, said[:steps])
+        others = [at for at, each in enumerate(choices) if not each.is_said]
+        for at in others:
+            distance, largest = choices[at].distance, choices[at].largest
             bound = (_TIE if _is_wide(job) else _COARSE_TIE) * max(1.0, largest)
-            found += 1
-            if not distance <= bound or found > _MOST_TIES:
+            if not distance <= bound or len(others) > _MOST_TIES:
+                own = [each.token for each in choices[at : at + 4]]
                 raise ValidationError(
                     f"{title} continues a prompt differently from jax.",
                     where=f"{job.where}: prompt {row}, token {at}",
-                    got=f"{said[at : at + 4]}, jax: {rest[at : at + 4]}; the logits differ "
-                    f"by {distance:.3g}, of {largest:.3g}",
+                    got=f"{said[at : at + 4]}, jax: {own}; the logits differ by {distance:.3g}, of "
+                    f"{largest:.3g}",
                     write="validate=False to look at the export all the same, and please report it",
                 )
             ties.append(
                 f"prompt {row}, token {at}: another token, where logits of {largest:.3g} differ "
                 f"by {distance:.2g}"
             )
-            if at + 1 < min(steps, len(said)):
-                more = _greedy_tokens(job, [[*prompt, *said[: at + 1]]], steps - at - 1)[0]
-                rest = [*said[: at + 1], *more]
-            else:
-                rest = said
-            at += 1
-        total += len(rest)
-        equal += len(rest) - found
+        total += len(choices)
+        equal += len(choices) - len(others)
     counted = f"{equal} of {total} greedy tokens of {len(prompts)} prompts are jax's"
     return {"tokens": counted}, tuple(ties)
+
+
+class _Choice(NamedTuple):
+    """A token of a runtime, beside jax's after the same tokens.
+
+    Attributes:
+        token: jax's.
+        is_said: whether it is the runtime's, too, or both end.
+        distance: the difference of the largest logit from that of the runtime's token.
+        largest: the largest absolute value of a logit.
+    """
+
+    token: int
+    is_said: bool
+    distance: float
+    largest: float
+
+
+def _make_chooser(
+    job: Job, longest: int, steps: int
+) -> Callable[[Sequence[int], Sequence[int]], list[_Choice]]:
+    """Returns ``choose(prompt, said)``; the net is compiled once, for the longest of all rows."""
+    stop = np.array(job.stop, np.int32)
+
+    @jax.jit
+    def read(lm: Decoder, tokens: jax.Array, following: jax.Array) -> tuple[jax.Array, ...]:
+        logits = lm(tokens[None])[0].astype(jnp.float32)
+        theirs = jnp.take_along_axis(logits, following[:, None], 1)[:, 0]
+        ends = logits[:, stop].max(1, initial=-jnp.inf)
+        return logits.argmax(1), logits.max(1), jnp.abs(logits).max(1), theirs, ends
+
+    def choose(prompt: Sequence[int], said: Sequence[int]) -> list[_Choice]:
+        tokens = np.zeros(longest + steps + 1, np.int32)
+        tokens[: len(prompt) + len(said)] = [*prompt, *said]
+        columns = (np.asarray(each) for each in read(job.lm, tokens[:-1], tokens[1:]))
+        rows = list(zip(*(each[len(prompt) - 1 :].tolist() for each in columns)))
+        made = [
+            _Choice(token, token == each, most - theirs, largest)
+            for each, (token, most, largest, theirs, _) in zip(said, rows)
+        ]
+        if len(said) < steps and not np.isin(said[-1:], stop).any():  # a stop may be left out
+            token, most, largest, _, ends = rows[len(said)]
+            made.append(_Choice(token, token in stop, most - ends, largest))
+        return made
+
+    return choose
 
 
 def _is_wide(job: Job) -> bool:
@@ -546,22 +591,6 @@ def _greedy_tokens(job: Job, prompts: Sequence[Sequence[int]], steps: int) -> li
 def _up_to_stop(tokens: list[int], stop: Sequence[int]) -> list[int]:
     ends = [at for at, each in enumerate(tokens) if each in stop]
     return tokens[: ends[0] + 1] if ends else tokens
-
-
-def _first_other(job: Job, own: list[int], said: list[int], start: int) -> int | None:
-    """Returns the index of the first difference of two continuations; a final stop is optional."""
-    stop = job.stop
-    one, other = ([*x[:-1]] if x and x[-1] in stop else x for x in (own, said))
-    places = range(start, max(len(one), len(other)))
-    return next((at for at in places if one[at : at + 1] != other[at : at + 1]), None)
-
-
-def _logit_distance(job: Job, tokens: list[int], said: list[int]) -> tuple[float, float]:
-    """Returns the difference of a token's logit from the largest one, and the largest."""
-    logits = np.asarray(jax.jit(lambda lm, x: lm(x)[0, -1])(job.lm, jnp.asarray([tokens])))
-    logits = logits.astype(np.float64)
-    theirs = max((logits[each] for each in said or job.stop), default=-np.inf)
-    return float(logits.max() - theirs), float(np.abs(logits).max())
 
 
 def _ids_of(job: Job, own: list[int], text: str) -> list[int]:

@@ -94,11 +94,10 @@ def row(title: str, bits: int, size: float, tokens: str, ties: Any, found: Any, 
     apart = [re.search(r"logits of (\S+) differ by (\S+)", each) for each in ties]
     pairs = [(float(each[2]), float(each[1])) for each in apart if each]
     far = "{:.2g} of {:.3g}".format(*max(pairs, key=lambda x: x[0] / x[1])) if pairs else ""
-    cost = (
-        f"{found['clock']:.0f} s, {found['seconds']:.0f} s | {max(found['beyond'], 0) / weights:.2f}"
-        if found
-        else "| "
-    )
+    cost = "| "
+    if found:
+        cost = f"{found['clock']:.0f} s, {found['seconds']:.0f} s | "
+        cost += f"{max(found['beyond'], 0) / weights:.2f}"
     print(f"| {title} | {bits} | {size:.0f} MB | {tokens} | {cost} | {far} |", flush=True)
 
 
