@@ -459,17 +459,18 @@ def compare_tokens(
     title: str, job: Job, prompts: Sequence[Sequence[int]], theirs: Sequence[Any], steps: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Compares continuations, ids or texts, with jax's greedy choices after the same tokens."""
-    if any(isinstance(said, str) for said in theirs):
-        ours = _greedy_tokens(job, prompts, steps)
-        theirs = [
-            _ids_of(job, own, said) if isinstance(said, str) else said
-            for own, said in zip(ours, theirs)
-        ]
     choose = _make_chooser(job, max(map(len, prompts)), steps)
+    ours: list[list[int]] = []
     ties: list[str] = []
     equal = total = 0
     for row, (prompt, said) in enumerate(zip(prompts, theirs)):
+        text, said = (said, _encoded(job, said)) if isinstance(said, str) else (None, said)
         choices = choose(prompt, said[:steps])
+        if text is not None and not all(each.is_said for each in choices):
+            # A text may be of other ids than the tokenizer makes of it.
+            ours = ours or _greedy_tokens(job, prompts, steps)
+            said = _ids_of(job, ours[row], text)
+            choices = choose(prompt, said[:steps])
         others = [at for at, each in enumerate(choices) if not each.is_said]
         for at in others:
             distance, largest = choices[at].distance, choices[at].largest
@@ -603,7 +604,12 @@ def _ids_of(job: Job, own: list[int], text: str) -> list[int]:
     while not text.startswith(begin := decode(own[:count])):
         count -= 1
     rest = text[len(begin) :]
-    return [*own[:count], *job.tokenizer.encode(rest, add_special_tokens=False)]
+    return [*own[:count], *_encoded(job, rest)]
+
+
+def _encoded(job: Job, text: str) -> list[int]:
+    assert job.tokenizer is not None
+    return job.tokenizer.encode(text, add_special_tokens=False)
 
 
 # --- files of tokenizer and configuration --------------------------------------------------------
