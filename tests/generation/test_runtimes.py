@@ -156,7 +156,7 @@ def test_a_text_that_ends_inside_a_letter_is_compared(job):
     decode, part = job.tokenizer.decode, ids[:-1]  # the last letter has two bytes
     assert decode(part).endswith("\N{REPLACEMENT CHARACTER}")
     for text in (decode(part), decode(part).rstrip("\N{REPLACEMENT CHARACTER}")):
-        assert pax.generation._runtimes._ids_of(job, part, text) == part
+        assert pax.generation._compare_tokens._ids_of(job, part, text) == part
 
 
 def test_a_tokenizer_is_for_whole_models(tmp_path):
@@ -177,7 +177,7 @@ def job(tmp_path):
 def proved(job, monkeypatch, change, prompts=((5, 6, 7), (8, 9))):
     """What the proof says of a runtime whose tokens are those of jax, changed."""
     room = pax.generation._runtimes
-    said = room._greedy_tokens(job, prompts, 24)
+    said = pax.generation._compare_tokens._greedy_tokens(job, prompts, 24)
     monkeypatch.setattr(room, "run_runtime", lambda *_: change(said))
     return room.prove_continuations(
         pax.generation._export.RUNTIMES["genai"], job, Path("served"), prompts
@@ -205,7 +205,7 @@ def test_ties_may_differ_and_are_reported(job, monkeypatch):
     lm = lm.set_attribute("embed", lm.embed.set_attribute("weight", jax.numpy.asarray(twins)))
     job = dataclasses.replace(job, lm=lm)
     prompts = ((5, 6, 7),)
-    own = pax.generation._runtimes._greedy_tokens(job, prompts, 24)[0]
+    own = pax.generation._compare_tokens._greedy_tokens(job, prompts, 24)[0]
     at = next((at for at, each in enumerate(own) if each < 70), None)
     if at is None:
         pytest.skip("no token of these has a twin")
