@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,8 @@ import numpy as np
 from pax_export._errors import ValidationError
 from pax_export.generation import samplers
 from pax_export.generation._generate import generate
+from pax_export.generation._job import Job
 from pax_export.nets import Decoder
-
-if TYPE_CHECKING:
-    from pax_export.generation._runtimes import Job
 
 #: By how much of the largest logit two may differ that a runtime takes for equal; in float32, and
 #: where numbers have fewer bits.

@@ -16,7 +16,8 @@ from pax_export._errors import InvalidArgumentError
 from pax_export._optional import find
 from pax_export._types import Array, PyTree
 from pax_export.export.artifact import embedded
-from pax_export.generation._runtimes import Job, Report, Runtime, json_file, tokenizer_files
+from pax_export.generation._job import Job
+from pax_export.generation._runtimes import Report, Runtime, json_file, tokenizer_files
 from pax_export.nets import Decoder, PlacedReading, generation_config, hf_config, read_placed
 
 #: Where transformers.js looks for it.

@@ -13,7 +13,8 @@ import numpy as np
 from pax_export._errors import InvalidArgumentError, TokenizerError, ValidationError
 from pax_export._optional import find, require
 from pax_export._quantized import GROUP, unpacked
-from pax_export.generation._runtimes import Job, Runtime
+from pax_export.generation._job import Job
+from pax_export.generation._runtimes import Runtime
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.generation._vocabularies import CUTS, of_gguf
 from pax_export.nets import (

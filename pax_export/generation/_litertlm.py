@@ -17,7 +17,8 @@ from pax_export._optional import find, require
 from pax_export._types import Array, PyTree
 from pax_export._wire import Schema
 from pax_export.export.artifact import embedded
-from pax_export.generation._runtimes import Job, Runtime
+from pax_export.generation._job import Job
+from pax_export.generation._runtimes import Runtime
 from pax_export.nets import Decoder, PlacedReading, read_placed
 
 _PURPOSE = 'generation.export(format="litertlm")'

@@ -13,12 +13,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
 
 from pax_export import export as exporters
 from pax_export._errors import (
@@ -42,6 +41,7 @@ from pax_export.export.artifact.report import (
 from pax_export.export.pipeline.arguments import check_choice
 from pax_export.generation import _runtime_calls
 from pax_export.generation._compare_tokens import compare_tokens
+from pax_export.generation._job import Job
 from pax_export.generation._pretrained import check_fits
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.nets import Decoder
@@ -68,56 +68,6 @@ _STEPS = 24
 #: because threads of several programs wait for each other.
 _SECONDS, _SECONDS_PER_GIB = 1800, 1800
 _LARGEST_REPORT = 1 << 26
-
-
-@dataclass(frozen=True)
-class Job:
-    """A language model to export.
-
-    Attributes:
-        lm: the net, in eval mode.
-        tokenizer: with its chat template.
-        room: the maximum number of tokens.
-        where: for messages.
-        accuracy_level: the accuracy of quantized products, as for `to_tflite`.
-    """
-
-    lm: Decoder
-    tokenizer: Tokenizer | None
-    room: int
-    where: str
-    accuracy_level: Literal[1, 4] = 4
-
-    def listed(self) -> Decoder:
-        """Returns the net with a list of layers, whose arrays are views without copies."""
-        return jax.tree.map(np.asarray, self.lm).listed()
-
-    @property
-    def stop(self) -> tuple[int, ...]:
-        """The stop ids of the net, or else of the tokenizer."""
-        own = self.lm.config.generation.stop
-        return own or (() if self.tokenizer is None else self.tokenizer.stop)
-
-    @property
-    def begin(self) -> int | None:
-        """The id of the token that begins a text, if the tokenizer names one."""
-        return self.special("bos_token")
-
-    @property
-    def begins(self) -> bool:
-        """Whether the tokenizer puts that token before each text."""
-        return self.tokenizer is not None and self.tokenizer.encode("a")[:1] == [self.begin]
-
-    @property
-    def pad(self) -> int | None:
-        """The id of the padding token, or None."""
-        own = self.lm.config.generation.pad
-        return self.special("pad_token") if own is None else own
-
-    def special(self, name: str) -> int | None:
-        """The id of a special token of the tokenizer."""
-        token = None if self.tokenizer is None else self.tokenizer.special_tokens.get(name)
-        return None if token is None else self.tokenizer.token_to_id(token)  # pyright: ignore
 
 
 class Runtime(NamedTuple):

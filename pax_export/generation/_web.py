@@ -11,7 +11,8 @@ from pax_export._errors import ValidationError
 from pax_export.export.formats.onnx.web import browser, npm
 from pax_export.export.formats.onnx.web.export import copy_packages, write_page
 from pax_export.generation._genai import GENAI
-from pax_export.generation._runtimes import Job, Report, Runtime
+from pax_export.generation._job import Job
+from pax_export.generation._runtimes import Report, Runtime
 
 _PACKAGES = {
     "onnxruntime-web": npm.ONNXRUNTIME,

@@ -171,7 +171,7 @@ def test_a_tokenizer_is_for_whole_models(tmp_path):
 @pytest.fixture
 def job(tmp_path):
     lm = net("smollm2", tmp_path / "hf")
-    return pax.generation._runtimes.Job(lm, byte_level(), 32, "export")
+    return pax.generation._job.Job(lm, byte_level(), 32, "export")
 
 
 def proved(job, monkeypatch, change, prompts=((5, 6, 7), (8, 9))):

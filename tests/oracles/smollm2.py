@@ -24,7 +24,7 @@ import numpy as np
 
 import pax_export as pax
 from pax_export.generation._compare_tokens import compare_tokens
-from pax_export.generation._runtimes import Job
+from pax_export.generation._job import Job
 from tests.memory import peak
 
 ROOM, STEPS = 256, 24

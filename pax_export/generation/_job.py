@@ -1,0 +1,62 @@
+"""A language model on its way into a runtime's file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import numpy as np
+
+from pax_export.generation._tokenizer import Tokenizer
+from pax_export.nets import Decoder
+
+
+@dataclass(frozen=True)
+class Job:
+    """A language model to export.
+
+    Attributes:
+        lm: the net, in eval mode.
+        tokenizer: with its chat template.
+        room: the maximum number of tokens.
+        where: for messages.
+        accuracy_level: the accuracy of quantized products, as for `to_tflite`.
+    """
+
+    lm: Decoder
+    tokenizer: Tokenizer | None
+    room: int
+    where: str
+    accuracy_level: Literal[1, 4] = 4
+
+    def listed(self) -> Decoder:
+        """Returns the net with a list of layers, whose arrays are views without copies."""
+        return jax.tree.map(np.asarray, self.lm).listed()
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        """The stop ids of the net, or else of the tokenizer."""
+        own = self.lm.config.generation.stop
+        return own or (() if self.tokenizer is None else self.tokenizer.stop)
+
+    @property
+    def begin(self) -> int | None:
+        """The id of the token that begins a text, if the tokenizer names one."""
+        return self.special("bos_token")
+
+    @property
+    def begins(self) -> bool:
+        """Whether the tokenizer puts that token before each text."""
+        return self.tokenizer is not None and self.tokenizer.encode("a")[:1] == [self.begin]
+
+    @property
+    def pad(self) -> int | None:
+        """The id of the padding token, or None."""
+        own = self.lm.config.generation.pad
+        return self.special("pad_token") if own is None else own
+
+    def special(self, name: str) -> int | None:
+        """The id of a special token of the tokenizer."""
+        token = None if self.tokenizer is None else self.tokenizer.special_tokens.get(name)
+        return None if token is None else self.tokenizer.token_to_id(token)  # pyright: ignore
