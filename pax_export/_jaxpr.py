@@ -154,22 +154,12 @@ def bind_equation(equation: Equation, given: Sequence[Any]) -> Sequence[Any]:
     return results if equation.primitive.multiple_results else [results]
 
 
-def needed_equations(
-    jaxpr: Jaxpr, with_results: Callable[[Any, list[bool]], Any] | None = None
-) -> list[Any]:
-    """The equations that the results of a program need, and those with effects.
-
-    Args:
-        jaxpr: the program.
-        with_results: ``with_results(equation, read)`` returns an equation without results that
-            nothing reads.
-    """
+def needed_equations(jaxpr: Jaxpr) -> list[Any]:
+    """Returns the equations that the results of a program need, and those with effects."""
     used = {atom for atom in jaxpr.outvars if not is_literal(atom)}
     kept = []
     for equation in reversed(jaxpr.eqns):
         if equation.effects or not used.isdisjoint(equation.outvars):
-            if with_results is not None:
-                equation = with_results(equation, [each in used for each in equation.outvars])
             kept.append(equation)
             used.update(atom for atom in equation.invars if not is_literal(atom))
     return kept[::-1]

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pax_export._jax._programs import read_arguments as read_arguments
     from pax_export._jax._programs import run_inside as run_inside
     from pax_export._jax._programs import scan_operands as scan_operands
-    from pax_export._jax._programs import scan_with_results as scan_with_results
     from pax_export._jax._programs import scope_constraints as scope_constraints
     from pax_export._jax._watched import is_computing as is_computing
     from pax_export._jax._watched import jitted_call as jitted_call
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "_processes": "devices_are_known join_processes",
     "_programs": "call_part call_with_constants equations_of find_expansion needed_part "
-    "read_arguments run_inside scan_operands scan_with_results scope_constraints",
+    "read_arguments run_inside scan_operands scope_constraints",
     "_watched": "is_computing jitted_call watch_operations",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

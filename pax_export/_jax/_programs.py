@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
 from typing import Any
 
 import jax
@@ -118,28 +117,6 @@ def scan_operands(params: Any, given: Sequence[Any]) -> tuple[list[Any], list[An
         return constants, start, inputs
     first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
     return list(given[:first]), list(given[first:last]), list(given[last:])
-
-
-def scan_with_results(equation: Any, read: Sequence[bool]) -> Any:
-    """A scan without stacked results that nothing reads; other equations as they are.
-
-    In the gradient of a loss the values of its steps are such results.
-    """
-    if equation.primitive.name != "scan":
-        return equation
-    params = dict(equation.params)
-    carried = len(scan_operands(params, equation.invars)[1])
-    kept = [place < carried or each for place, each in enumerate(read)]
-    if all(kept):
-        return equation
-    jaxpr = params["jaxpr"].jaxpr
-    jaxpr = jaxpr.replace(
-        outvars=[*compress(jaxpr.outvars, kept)], debug_info=jaxpr.debug_info.with_unknown_names()
-    )
-    params["jaxpr"] = params["jaxpr"].replace(jaxpr=jaxpr)
-    if "ft_out" in params:  # since jax 0.12
-        params["ft_out"] = params["ft_out"].filter_with_mask(kept)
-    return equation.replace(outvars=[*compress(equation.outvars, kept)], params=params)
 
 
 def _expand_scan(run: Any, params: Any, given: list[Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jax.extend import source_info_util
 
+from pax_export._jax import needed_part
 from pax_export._jaxpr import (
     bind_equation,
     branch_for_cpu,
@@ -59,7 +60,8 @@ def flattened(
     like = dict(zip(of_leaf, program.jaxpr.invars))
     like |= {place: _Like(value) for place, value in enumerate(held.values())}
     operands = [like[place] for place in range(len(weights))]
-    return PortableProgram(traced(run, (*operands, *inputs)), tuple(weights))
+    found = traced(run, (*operands, *inputs))
+    return PortableProgram(found.replace(jaxpr=needed_part(found)), tuple(weights))
 
 
 class _Like:

@@ -10,7 +10,6 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from pax_export._jax import scan_with_results
 from pax_export._jaxpr import interpret, needed_equations, wrapped_program
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompose import (
@@ -128,8 +127,7 @@ class ProgramConverter:
         Raises:
             NotWrittenError: for an operation without a rule, or whose rule does not support it.
         """
-        equations = partial(needed_equations, with_results=scan_with_results)
-        told: Any = {"constant": self._constant, "equations": equations}
+        told: Any = {"constant": self._constant, "equations": needed_equations}
         return interpret(program, operands, self._convert_equation, **told)
 
     def _convert_equation(self, equation: Any, operands: list[Any]) -> Sequence[Any]:

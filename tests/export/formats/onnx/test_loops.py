@@ -69,7 +69,7 @@ FORMS = [
     (_drawn_back, ["Scan"]),
     (_nested, ["Loop", "Scan"]),
     (_row_is_state, ["Loop"]),
-    (_row_is_unread, ["Loop"]),
+    (_row_is_unread, ["Scan"]),
     (_of_all_but_one, ["Loop"]),
     (_stacked_numbers, ["Scan"]),
     (_slope, ["Scan", "Scan"]),
