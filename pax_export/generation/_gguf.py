@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,6 +37,8 @@ _PROBES = (
     "def f(x): return x**2 # camelCase snake_case HTTPServer 0x1F >>= <= !== ...///\n",
     " leading", "trailing ", "", "a", " ", "\n",
 )  # fmt: skip
+#: Texts that distinguish how these are cut: all of four letters of these kinds.
+_CUT_PROBES = tuple(map("".join, itertools.product(" \naS1٢.'/\u0301你", repeat=4)))
 
 
 #: The kinds of blocks of 32 integers with a float16 scale, by bits and scheme; names of files have
@@ -205,14 +208,15 @@ def _vocabulary(job: Job) -> dict[str, Any]:
     assert job.tokenizer is not None
     tokenizer, tried = job.tokenizer, []
     special = "".join(tokenizer.special_tokens.values())
-    expected = _ids(tokenizer, special)
+    expected, parts = _ids(tokenizer, special), _cut_probes(tokenizer)
     for candidate in _candidates(job, tokenizer):
         try:
             found = Tokenizer(*of_gguf(candidate, "a GGUF file"))
         except TokenizerError as error:
             tried.append(error.got)
             continue
-        if _ids(found, special) == expected:
+        # Equal ids of some texts do not show where others are cut.
+        if _ids(found, special) == expected and _cut_probes(found) in (parts, None):
             return candidate
     kind = json.loads(tokenizer.json())["model"]["type"]
     raise TokenizerError(
@@ -227,6 +231,12 @@ def _vocabulary(job: Job) -> dict[str, Any]:
 def _ids(tokenizer: Tokenizer, special: str) -> list[list[int]]:
     texts = [*_PROBES, special, f"a{special}b"]
     return [tokenizer.encode(text, added) for text in texts for added in (True, False)]
+
+
+def _cut_probes(tokenizer: Tokenizer) -> list[Any] | None:
+    """The parts of texts within which tokens are merged; None if texts are not cut."""
+    cut = getattr(tokenizer._inner.pre_tokenizer, "pre_tokenize_str", None)
+    return None if cut is None else [*map(cut, _CUT_PROBES)]
 
 
 def _candidates(job: Job, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:

@@ -15,9 +15,10 @@ import pytest
 
 import pax_export as pax
 from pax_export.generation import Tokenizer
+from pax_export.generation._vocabularies import of_gguf
 from tests.adapters.layers import disturbed
 from tests.closeness import assert_close
-from tests.generation.test_tokenizer import byte_level
+from tests.generation.test_tokenizer import LETTERS, byte_level
 from tests.nets import decoder_reference as reference
 from tests.refusals import refused
 
@@ -272,6 +273,23 @@ def test_a_gguf_file_and_a_folder_of_transformers_hold_the_net(family, tmp_path)
     (tmp_path / "mine.gguf").write_bytes(b"GGUF of somebody")
     with refused(pax.errors.ExportPathError, "mine.gguf"):
         export(lm, tmp_path / "mine.gguf", overwrite=True, **options)
+
+
+@pytest.mark.parametrize("cut", ["gpt-2", "llama-bpe", "qwen2", "smollm", "tekken"])
+def test_a_gguf_file_cuts_texts_as_the_tokenizer(cut, tmp_path):
+    """Also where few texts show it: the merge of two spaces counts before a digit of SmolLM."""
+    pytest.importorskip("gguf")
+    words = ["<s>", "<e>", *LETTERS, "ĠĠ"]
+    said = {"model": "gpt2", "pre": cut, "tokens": words, "merges": ["Ġ Ġ"]}
+    told = {f"tokenizer.ggml.{name}": value for name, value in said.items()}
+    inner, special, _ = of_gguf(told, "a file")
+    tokenizer = Tokenizer(inner, special, "")
+    options = {"tokenizer": tokenizer, "max_length": 16, "validate": False, "format": "gguf"}
+    export(net("smollm2", tmp_path / "hf"), tmp_path / "served.gguf", **options)
+    with pax.weights.open_source(tmp_path / "served.gguf") as source:
+        assert source.metadata["tokenizer.ggml.pre"] == cut
+    again = Tokenizer.from_gguf(tmp_path / "served.gguf")
+    assert again.encode("a  1") == tokenizer.encode("a  1")
 
 
 def test_unsupported_nets_are_refused_before_any_work(tmp_path):
