@@ -17,7 +17,16 @@ from pax_export._optional import find
 from pax_export._types import Array, PyTree
 from pax_export.export.artifact import embedded
 from pax_export.generation._job import Job
-from pax_export.generation._runtimes import Report, Runtime, json_file, tokenizer_files
+from pax_export.generation._runtimes import (
+    HELLO,
+    Report,
+    Runtime,
+    chat_prompt,
+    check_results,
+    json_file,
+    run_runtime,
+    tokenizer_files,
+)
 from pax_export.nets import Decoder, PlacedReading, generation_config, hf_config, read_placed
 
 #: Where transformers.js looks for it.
@@ -164,6 +173,21 @@ def _config(job: Job) -> dict[str, Any]:
     return made | {"transformers.js_config": {"dtype": "fp32"}}
 
 
+def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[list[int]]:
+    """The ids that follow each prompt; texts are tokenized as in Python, or it is an error."""
+    assert job.tokenizer is not None
+    has_template = bool(job.tokenizer.chat_template)
+    asked = {**calls, "messages": json.dumps(HELLO) if has_template else None}
+    theirs = run_runtime(GENAI, place, asked, seconds)
+    for text, ids in zip(calls["texts"], theirs["texts"]):
+        own = job.tokenizer.encode(text, add_special_tokens=False)
+        check_results(job, "tokenizer", GENAI.title, own, ids)
+    if has_template:
+        check_results(job, "chat template", GENAI.title, chat_prompt(job), theirs["conversation"])
+    return theirs["prompts"]
+
+
 GENAI = Runtime(
-    "genai", "onnxruntime-genai", ("onnxruntime_genai",), "genai", _check, _write, has_levels=True
-)
+    "genai", "onnxruntime-genai", ("onnxruntime_genai",), "genai", _check, _write, run=_run,
+    has_levels=True,
+)  # fmt: skip

@@ -4,7 +4,7 @@
 
 ``CALLS.json`` has ``prompts`` (lists of ids), ``texts`` (the same as strings), ``steps`` and
 ``room``; ``RESULTS.json`` gets the new ids for each prompt, or a string if the runtime returns no
-ids.
+ids; of onnxruntime-genai also the ids of each text, and the text of a conversation.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 
-def genai(path: str, calls: dict[str, Any]) -> list[Any]:
-    """Runs onnxruntime-genai."""
+def genai(path: str, calls: dict[str, Any]) -> dict[str, Any]:
+    """Runs onnxruntime-genai, and its tokenizer, which is not the package tokenizers."""
     runtime: Any = importlib.import_module("onnxruntime_genai")
     model, made = runtime.Model(path), []
+    tokenizer = runtime.Tokenizer(model)
+    said: dict[str, Any] = {"texts": [tokenizer.encode(x).tolist() for x in calls["texts"]]}
+    if calls["messages"]:
+        said["conversation"] = tokenizer.apply_chat_template(calls["messages"])
     for prompt in calls["prompts"]:
         params = runtime.GeneratorParams(model)
         params.set_search_options(
@@ -31,7 +35,7 @@ def genai(path: str, calls: dict[str, Any]) -> list[Any]:
             generator.generate_next_token()
             new.append(int(generator.get_next_tokens()[0]))
         made.append(new)
-    return made
+    return {"prompts": made, **said}
 
 
 def gguf(path: str, calls: dict[str, Any]) -> list[Any]:

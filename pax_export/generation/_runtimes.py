@@ -398,9 +398,29 @@ def prove_continuations(
     return compare_tokens(runtime.title, job, prompts, theirs, steps)
 
 
-def run_runtime(
-    runtime: Runtime, place: Path, calls: Mapping[str, Any], seconds: float
-) -> list[Any]:
+#: A conversation that a runtime writes down with the template.
+HELLO = [{"role": "user", "content": "Hello, who are you?"}]
+
+
+def chat_prompt(job: Job) -> str:
+    """The text of `HELLO`, and of the beginning of an answer."""
+    assert job.tokenizer is not None
+    return job.tokenizer.apply_chat_template(HELLO, add_generation_prompt=True, tokenize=False)
+
+
+def check_results(job: Job, what: str, runtime: str, own: object, theirs: object) -> None:
+    """Refuses a runtime whose tokenizer or chat template has other results."""
+    if own != theirs:
+        raise ValidationError(
+            f"The {what} has other results in {runtime} than in Python.",
+            where=f"{job.where}: tokenizer",
+            got=f"{theirs!r:.300} where Python says {own!r:.300}",
+            write="validate=False to write the folder all the same, and ids as Python makes them "
+            "in place of texts",
+        )
+
+
+def run_runtime(runtime: Runtime, place: Path, calls: Mapping[str, Any], seconds: float) -> Any:
     """Runs the runtime in a process of its own.
 
     Raises:

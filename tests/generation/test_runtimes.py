@@ -181,7 +181,7 @@ def proved(job, monkeypatch, change, prompts=((5, 6, 7), (8, 9))):
     said = pax.generation._compare_tokens._greedy_tokens(job, prompts, 24)
     monkeypatch.setattr(room, "run_runtime", lambda *_: change(said))
     return room.prove_continuations(
-        pax.generation._export.RUNTIMES["genai"], job, Path("served"), prompts
+        pax.generation._export.RUNTIMES["gguf"], job, Path("served"), prompts
     )
 
 
@@ -197,6 +197,32 @@ def test_tokens_of_a_runtime_are_compared(job, monkeypatch):
         proved(job, monkeypatch, other)
     with refused(pax.errors.ValidationError, "token 15"):
         proved(job, monkeypatch, lambda said: [said[0][:15], said[1]])
+
+
+def test_texts_of_a_runtime_are_compared(job, monkeypatch):
+    """onnxruntime-genai has tokenizers and templates of its own, other than those of Python."""
+    runtime, ids = pax.generation._export.RUNTIMES["genai"], job.tokenizer.encode
+    prompts = [ids("help"), ids("he 12")]
+    theirs = {
+        "prompts": pax.generation._compare_tokens._greedy_tokens(job, prompts, 24),
+        "texts": prompts,
+        "conversation": job.tokenizer.apply_chat_template(
+            pax.generation._runtimes.HELLO, add_generation_prompt=True, tokenize=False
+        ),
+    }
+    prove = pax.generation._runtimes.prove_continuations
+    for key, other, said in (
+        ("texts", prompts, None),
+        ("texts", [*prompts[:1], [2]], "The tokenizer .* onnxruntime-genai"),
+        ("conversation", "user", "The chat template .* onnxruntime-genai"),
+    ):
+        made = {**theirs, key: other}
+        monkeypatch.setattr(pax.generation._genai, "run_runtime", lambda *_, made=made: made)
+        if said is None:
+            assert prove(runtime, job, Path("served"), prompts)[0]["tokens"].startswith("48 of 48")
+            continue
+        with pytest.raises(pax.errors.ValidationError, match=said):
+            prove(runtime, job, Path("served"), prompts)
 
 
 def test_ties_may_differ_and_are_reported(job, monkeypatch):
