@@ -100,3 +100,15 @@ KEYWORDS = {
         _NOWHERE,
     ),
 }  # fmt: skip
+
+_IDS = "nothing: it returns a list of ids, and generate takes lists of any lengths"
+#: Keywords of transformers' `apply_chat_template`, which are no variables of a template.
+TEMPLATE_KEYWORDS = {
+    "conversation": "messages, the first argument",
+    "chat_template": "Tokenizer(tokenizer, special_tokens, chat_template=...)",
+    "continue_final_message": "tokenize=False, the text without its end, and "
+    "encode(text, add_special_tokens=False)",
+    "return_assistant_tokens_mask": "nothing: leave it out",
+    "tokenizer_kwargs": "nothing: leave it out",
+    **dict.fromkeys(("return_tensors", "return_dict", "padding", "truncation", "max_length"), _IDS),
+}

@@ -11,8 +11,10 @@ from typing import Any
 from pax_export._errors import InvalidArgumentTypeError, TokenizerError, a_few
 from pax_export._files import bounded
 from pax_export._files.overwrite_guard import some_names
+from pax_export._optional import require
 from pax_export._types import PyTree
 from pax_export.generation._chat_template import render
+from pax_export.generation._foreign_keywords import TEMPLATE_KEYWORDS
 from pax_export.generation._vocabularies import of_gguf, of_json
 from pax_export.weights import open_source
 
@@ -108,7 +110,10 @@ class Tokenizer:
         extra = named.get("extra_special_tokens", named.get("additional_special_tokens"))
         if isinstance(extra, dict):  # which a chat template may name
             special |= {name: _token_text(token) for name, token in extra.items()}
-        _mark_special(inner, [*special.values(), *map(_token_text, extra or [])])
+            extra = None
+        _add_tokens(inner, config.get("added_tokens_decoder") or {}, str(folder))
+        _mark_special(inner, special.values(), [_token_text(each) for each in extra or []])
+        inner.encode_special_tokens = bool(config.get("split_special_tokens"))
         return cls(inner, special, _templates(folder, config.get("chat_template")))
 
     @classmethod
@@ -154,6 +159,8 @@ class Tokenizer:
         others = {k: v for k, v in self.special_tokens.items() if k not in _SPECIAL}
         if others:
             config["extra_special_tokens"] = others
+        if self._inner.encode_special_tokens:
+            config["split_special_tokens"] = True
         made = {"tokenizer.json": self.json()}
         templates = self.chat_templates
         if set(templates) == {"default"}:
@@ -286,9 +293,25 @@ class Tokenizer:
 
         Raises:
             TokenizerError: no template, or it fails.
-            InvalidArgumentTypeError: (a TypeError) messages are not JSON.
+            InvalidArgumentTypeError: (a TypeError) messages are not JSON, or a keyword of
+                transformers; the error names the alternative.
         """
         where = "Tokenizer.apply_chat_template"
+        for foreign in TEMPLATE_KEYWORDS.keys() & variables.keys():
+            raise InvalidArgumentTypeError(
+                f"apply_chat_template has no argument `{foreign}`.",
+                where=where,
+                got=f"{foreign}={variables[foreign]!r:.80}",
+                write=TEMPLATE_KEYWORDS[foreign],
+            )
+        for each in messages:
+            if not isinstance(each, Mapping):
+                raise InvalidArgumentTypeError(
+                    "apply_chat_template takes one conversation.",
+                    where=f"{where}: messages",
+                    got=f"{type(each).__name__}: {each!r:.80}",
+                    write='[{"role": "user", "content": "Hello"}], a call for each conversation',
+                )
         name = "tool_use" if tools and "tool_use" in self.chat_templates else "default"
         if name not in self.chat_templates:
             raise TokenizerError(
@@ -300,7 +323,8 @@ class Tokenizer:
         given = {
             **self.special_tokens,
             **variables,
-            "messages": messages,
+            # A template asks whether a key is there; some clients write null.
+            "messages": [{k: v for k, v in m.items() if v is not None} for m in messages],
             "tools": tools,
             "documents": variables.get("documents"),
             "add_generation_prompt": add_generation_prompt,
@@ -378,12 +402,34 @@ def _token_text(value: object) -> str:
     return str(value["content"]) if isinstance(value, dict) and "content" in value else str(value)
 
 
-def _mark_special(inner: PyTree, tokens: Iterable[str]) -> None:
-    """Marks special tokens, so that they are recognized in texts and omitted from them."""
+def _add_tokens(inner: PyTree, described: Mapping[str, Any], where: str) -> None:
+    """Adds the tokens of ``tokenizer_config.json`` that ``tokenizer.json`` lacks, by their ids."""
+    make = require("tokenizers", "tokenizers", "Tokenizer").AddedToken
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    try:
+        ordered = sorted(described.items(), key=lambda each: int(each[0]))
+        tokens = [
+            make(token["content"], **{name: token[name] for name in flags if name in token})
+            for _, token in ordered
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TokenizerError(
+            "The added tokens of a tokenizer are descriptions by id.",
+            where=f"{where}: tokenizer_config.json: added_tokens_decoder",
+            got=f"{type(error).__name__}: {error}"[:200],
+            write="the file as transformers wrote it",
+        ) from None
+    inner.add_tokens(tokens)
+
+
+def _mark_special(inner: PyTree, named: Iterable[str], extra: Iterable[str]) -> None:
+    """Marks special tokens, so that they are recognized in texts and omitted from them.
+
+    Those without a name may be new in the vocabulary.
+    """
     marked = {each.content for each in inner.get_added_tokens_decoder().values()}
-    new = [
-        token for token in tokens if token not in marked and inner.token_to_id(token) is not None
-    ]
+    known = [token for token in named if inner.token_to_id(token) is not None]
+    new = [token for token in (*known, *extra) if token not in marked]
     inner.add_special_tokens(list(dict.fromkeys(new)))
 
 

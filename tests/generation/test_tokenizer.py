@@ -132,6 +132,32 @@ def test_older_files_describe_tokens_in_mappings(tmp_path):
     assert found.encode("a<e>")[-1] == 1 and found.decode([1], skip_special_tokens=True) == ""
 
 
+def test_tokens_that_only_the_configuration_describes_are_tokens(tmp_path):
+    """As transformers has them: those with an id, then those without; with what they swallow."""
+    tokenizer = byte_level()
+    size = tokenizer.vocab_size
+    tokenizer.save(tmp_path)
+    said = {
+        "added_tokens_decoder": {
+            str(size + 1): {"content": "<b>", "special": False, "rstrip": True},
+            str(size): {"content": "<a>", "special": True},
+        },
+        "extra_special_tokens": ["<s>", "<c>"],
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    found = Tokenizer.from_pretrained(tmp_path)
+    assert found.encode("<a><b>  <c><s>") == [size, size + 1, size + 2, 0]
+    assert found.decode([size, size + 1, size + 2], skip_special_tokens=True) == "<b>"
+    (tmp_path / "tokenizer_config.json").write_text('{"split_special_tokens": true}')
+    split = Tokenizer.from_pretrained(tmp_path)
+    assert split.encode("<s>") != [0]
+    split.save(tmp_path)
+    assert Tokenizer.from_pretrained(tmp_path).encode("<s>") == split.encode("<s>")
+    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"a": 1}}')
+    with refused(pax.errors.TokenizerError, "added_tokens_decoder"):
+        Tokenizer.from_pretrained(tmp_path)
+
+
 def test_a_gguf_file_of_bytes(tmp_path):
     tokenizer = Tokenizer.from_gguf(gguf_file(tmp_path / "a.gguf", BYTES))
     ids = tokenizer.encode("<s>help é 12<e>")
@@ -172,6 +198,13 @@ def test_chat_template():
     assert text == "<s>u: he\na: l"
     asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     assert tokenizer.decode(asked) == text + "\nA:"
+    keys = Tokenizer(
+        tokenizer._inner, {}, "{% for m in messages %}{{ m.keys() | list }}{% endfor %}"
+    )
+    called: list = [
+        {"role": "a", "content": None, "tool_calls": []}
+    ]  # as OpenAI's clients write it
+    assert keys.apply_chat_template(called, tokenize=False) == "['role', 'tool_calls']"
 
 
 TINY = pax.nets.DecoderConfig.llama(
@@ -233,6 +266,11 @@ def test_invalid_tokenizers_and_texts_are_refused(tmp_path):
         Tokenizer(byte_level()._inner).apply_chat_template([])
     with refused(pax.errors.InvalidArgumentTypeError, "takes JSON"):
         byte_level().apply_chat_template([{"role": "user", "content": object()}])
+    with refused(pax.errors.InvalidArgumentTypeError, "one conversation"):
+        byte_level().apply_chat_template([[{"role": "user", "content": "a"}]])  # pyright: ignore
+    for keyword in ("continue_final_message", "return_tensors"):
+        with refused(pax.errors.InvalidArgumentTypeError, f"no argument `{keyword}`"):
+            byte_level().apply_chat_template([], **{keyword: True})
     with refused(pax.errors.InvalidArgumentTypeError, where="Tokenizer.encode", got="list: ['a']"):
         byte_level().encode(["a"])  # pyright: ignore
     with refused(pax.errors.InvalidArgumentTypeError, where="Tokenizer", got="str"):
