@@ -12,7 +12,12 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentTypeError, MissingWeightsFileError, WeightsFileError
+from pax_export._errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    MissingWeightsFileError,
+    WeightsFileError,
+)
 from pax_export._files import bounded, directory
 from pax_export._files.overwrite_guard import Belongs, some_names
 from pax_export._types import PyTree
@@ -101,6 +106,8 @@ def save(
         whole.append(own)
         arrays[peft.full_name(own, attribute)] = peft.whole_to_torch(module, attribute, leaf)
     config = peft.config_of(saved, list(dict.fromkeys(whole)))
+    changed = {peft.rename_path(path, rename) for path in _tied_layers(net)}
+    config["ensure_weight_tying"] = not changed.isdisjoint((*saved, *whole))
     target = directory.place(folder)
     directory.check(target, lambda _: lambda name: True)  # checks an existing folder now
     _require_replaceable(target)
@@ -183,7 +190,8 @@ def load(
         WeightsMismatchError: (a ValueError and a KeyError) arrays are missing, unexpected, or
             have another shape; the message lists all of them.
         WeightsFileError: (an OSError) the folder has no readable adapters.
-        InvalidArgumentError: the net already has adapters with this name.
+        InvalidArgumentError: the net already has adapters with this name, or those of PEFT change
+            the embedding of a `Decoder` whose head is tied to it, and not the head.
 
     Example:
         >>> import os, tempfile, pax_export as pax
@@ -198,6 +206,8 @@ def load(
     config = _read_config(place)
     reading = Reading(net, _check_rename(rename, "adapters.load"), _read_arrays(place))
     reading.require_complete(str(place))
+    if not config.get("ensure_weight_tying"):
+        _require_own_head(net, {*reading.adapters, *reading.trained}, str(place))
     net = reading.with_whole(net)
     changes: Changes = freezing_changes(net)
     there = dict(named_modules(net))
@@ -210,6 +220,26 @@ def load(
         adapter = found.adapter(there[path], alpha, rate, config.get("use_rslora"), own_key)
         changes[id(there[path])] = partial(_put_adapter, path=path, name=name, adapter=adapter)
     return apply_changes(net, changes)
+
+
+def _tied_layers(net: PyTree) -> list[str]:
+    """Returns the paths of embeddings whose weight is also that of a head."""
+    return [
+        join_path(path, name)
+        for path, module in named_modules(net)
+        for name in getattr(module, "_pax_tied", ())
+    ]
+
+
+def _require_own_head(net: PyTree, changed: set[str], where: str) -> None:
+    """Refuses to change a head with its embedding, of which PEFT changes the embedding alone."""
+    for path in changed.intersection(_tied_layers(net)):
+        raise InvalidArgumentError(
+            "The adapters change the embedding, and not the head that is tied to it.",
+            where=where,
+            got=f"{path} of a net whose head has the same weight, without ensure_weight_tying",
+            write="adapters.load(lm.untied(), ...), which has a head of its own",
+        )
 
 
 def _put_adapter(layer: PyTree, *, path: str, name: str, adapter: LoRA) -> Any:

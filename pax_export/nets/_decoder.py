@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -216,6 +217,29 @@ class Decoder(Module):
     def scanned(self) -> Decoder:
         """Returns the net with stacked layers."""
         return self if self.is_scanned else self.set_attribute("layers", stack_layers(self.layers))
+
+    def untied(self) -> Decoder:
+        """Returns the net with a head of its own, a copy of the embedding.
+
+        Example:
+            >>> import pax_export as pax
+            >>> config = pax.nets.DecoderConfig.llama(
+            ...     vocab_size=9, dim=4, num_layers=2, num_heads=2, hidden_dim=8, tied=True)
+            >>> pax.nets.Decoder(config).untied().head.weight.shape
+            (4, 9)
+        """
+        config = self.config
+        if not config.tied:
+            return self
+        table = jnp.asarray(weight_in_use(self.embed)).T
+        head = Linear(config.dim, config.vocab_size, with_bias=False, w_init=lambda *_: table)
+        net = self.set_attribute("config", replace(config, tied=False))
+        return net.set_attribute("head", head)
+
+    @property
+    def _pax_tied(self) -> tuple[str, ...]:
+        """Layers whose weight is also the head's, which adapters ask."""
+        return ("embed",) if self.config.tied else ()
 
     # --- a call ---------------------------------------------------------------------------
 

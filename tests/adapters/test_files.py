@@ -139,6 +139,29 @@ def test_paths_of_another_model(tmp_path):
         adapters.load(net, tmp_path / "a")
 
 
+def test_adapters_of_an_embedding_that_is_the_head_too(tmp_path):
+    """PEFT changes the embedding alone, unless its file says that both are tied."""
+    config = pax.nets.DecoderConfig.llama(
+        vocab_size=9, dim=4, num_layers=1, num_heads=2, hidden_dim=8, tied=True
+    )
+    lm = pax.nets.Decoder(config)
+    tuned = disturbed(adapters.add(lm, "embed", rank=2))
+    adapters.save(tuned, tmp_path)
+    same(adapters.load(lm, tmp_path), tuned)
+    file = tmp_path / "adapter_config.json"
+    said = json.loads(file.read_text())
+    assert said["ensure_weight_tying"] is True
+    file.write_text(json.dumps({**said, "ensure_weight_tying": False}))
+    with refused(pax.errors.InvalidArgumentError, "embed of a net", "lm.untied()"):
+        adapters.load(lm, tmp_path)
+    apart = adapters.load(lm.untied(), tmp_path)
+    merged = adapters.merge(apart)
+    assert_close(merged.head.weight, lm.embed.weight.T)
+    assert_close(merged.embed.weight, adapters.merge(tuned).embed.weight)
+    adapters.save(apart, tmp_path)
+    assert json.loads(file.read_text())["ensure_weight_tying"] is False
+
+
 def test_a_path_that_ends_another_has_an_alpha_of_its_own(tmp_path):
     class Two(pax.Module):
         def __init__(self):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pax_export import adapters, generation
+from pax_export.errors import PaxError
 from pax_export.generation._export import RUNTIMES
 from pax_export.nets import Decoder
 from tests.adapters.layers import disturbed
@@ -74,6 +75,32 @@ def test_adapters_of_peft_give_its_logits(options, family, tmp_path):
     assert_close(tuned(TOKENS), expected, rtol=3e-5)
     assert_close(adapters.merge(tuned)(TOKENS), expected, rtol=1e-4)
     assert_close(adapters.pad_ranks(tuned).scanned()(TOKENS), expected, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of peft: about tied layers, and keys
+@pytest.mark.parametrize("whole", [None, ["embed_tokens"], ["embed_tokens", "lm_head"]], ids=str)
+def test_adapters_of_a_tied_embedding_give_the_logits_of_peft(whole, tmp_path):
+    tied = {**BASES["llama"], "tie_word_embeddings": True}
+    model = model_of("llama", tied)
+    model.save_pretrained(tmp_path / "base")
+    lm = Decoder.from_pretrained(tmp_path / "base", layers="listed")
+    target = ["q_proj"] if whole else ["embed_tokens"]
+    config = peft.LoraConfig(r=4, target_modules=target, modules_to_save=whole)
+    model = moved(peft.get_peft_model(model, config)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "modules_to_save" in name or "lora_embedding" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    model.save_pretrained(tmp_path / "adapter")
+    rename = {**_LLAMA, "embed": "model.embed_tokens", "head": "lm_head"}
+    with pytest.raises(PaxError):
+        adapters.load(lm, tmp_path / "adapter", rename=rename)
+    tuned = adapters.load(lm.untied(), tmp_path / "adapter", rename=rename)
+    assert_close(tuned(TOKENS), logits_of(model), rtol=3e-5)
+    tuned = disturbed(adapters.add(lm, "embed", 3))
+    adapters.save(tuned, tmp_path / "own", rename=rename)
+    read = peft.PeftModel.from_pretrained(model_of("llama", tied), tmp_path / "own")
+    assert_close(logits_of(read.eval()), tuned(TOKENS), rtol=3e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
