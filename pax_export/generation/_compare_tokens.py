@@ -39,6 +39,14 @@ def compare_tokens(
             ours = ours or _greedy_tokens(job, prompts, steps)
             said = _ids_of(job, ours[row], text)
             choices = choose(prompt, said[:steps])
+        past = [at for at, each in enumerate(said[: steps - 1]) if each in job.stop]
+        if past and past[0] + 1 < len(said):
+            raise ValidationError(
+                f"{title} continues a text behind a stop token.",
+                where=f"{job.where}: prompt {row}, token {past[0]}",
+                got=f"{said[past[0] : past[0] + 4]}, where {job.stop} are stops",
+                write="validate=False to look at the export all the same, and please report it",
+            )
         others = [at for at, each in enumerate(choices) if not each.is_said]
         for at in others:
             distance, largest = choices[at].distance, choices[at].largest

@@ -48,6 +48,13 @@ _BLOCKS = {(8, "symmetric"): "Q8_0", (4, "symmetric"): "Q4_0", (4, "asymmetric")
 
 def _check(job: Job) -> None:
     find("gguf", "adopt", _PURPOSE)
+    if len(job.stop) > len(_ENDS):
+        raise InvalidArgumentError(
+            f"llama.cpp ends a text at {len(_ENDS)} tokens.",
+            where=f"{job.where}: lm.config.generation.stop",
+            got=str(job.stop),
+            write="a net with fewer of them, by dataclasses.replace",
+        )
     gguf_metadata(config_of_gguf(job.lm.config), job.where)
     for tensor in _tensors(job):
         if tensor.form is not None and (tensor.form.group, tensor.form.axis) != (GROUP, -1):
@@ -253,8 +260,7 @@ def _candidates(job: Job, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
         kinds.append(_UNUSED if word is None else _tensor_type(word, special, unknown, model))
         words.append(f"[PAD{number}]" if word is None else word)
     made: dict[str, Any] = {"tokens": words, "token_type": kinds}
-    ids = {"bos": job.begin, "eos": (job.stop or (None,))[0], "padding": job.pad}
-    ids["eot"] = job.special("eot_token")
+    ids = {"bos": job.begin, **_ends(job), "padding": job.pad}
     ids["unknown"] = None if unknown is None else tokenizer.token_to_id(unknown)
     made |= {f"{name}_token_id": value for name, value in ids.items() if value is not None}
     plain, added = tokenizer.encode("a", False), tokenizer.encode("a")
@@ -272,6 +278,18 @@ def _candidates(job: Job, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
     for prefix in (True, False):
         own = {"model": "llama", "scores": scores, "add_space_prefix": prefix}
         yield _tensor_names({**made, **own}) | template
+
+
+#: The ids at which llama.cpp ends a text.
+_ENDS = ("eos", "eot", "eom")
+
+
+def _ends(job: Job) -> dict[str, int]:
+    """The stop tokens; those that the tokenizer names keep their names, which templates use."""
+    named = {each: job.special(f"{each}_token") for each in _ENDS}
+    ends = {each: token for each, token in named.items() if token in job.stop}
+    others = [token for token in job.stop if token not in ends.values()]
+    return ends | dict(zip([each for each in _ENDS if each not in ends], others))
 
 
 def _tensor_names(keys: Mapping[str, Any]) -> dict[str, Any]:

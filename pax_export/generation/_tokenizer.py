@@ -184,7 +184,7 @@ class Tokenizer:
     @property
     def stop(self) -> tuple[int, ...]:
         """The ids of the tokens that end a text or a turn, for ``stop=`` of `generate`."""
-        ends = [self.special_tokens.get(name) for name in ("eos_token", "eot_token")]
+        ends = map(self.special_tokens.get, ("eos_token", "eot_token", "eom_token"))
         return tuple(sorted({self._inner.token_to_id(each) for each in ends if each is not None}))
 
     @property

@@ -108,6 +108,7 @@ _IDS = {
     "unk_token": "unknown",
     "pad_token": "padding",
     "eot_token": "eot",
+    "eom_token": "eom",
 }
 
 

@@ -199,6 +199,36 @@ def test_tokens_of_a_runtime_are_compared(job, monkeypatch):
         proved(job, monkeypatch, lambda said: [said[0][:15], said[1]])
 
 
+def with_stops(lm: pax.nets.Decoder, *stop: int) -> pax.nets.Decoder:
+    ends = pax.nets.GenerationDefaults(stop=stop)
+    return lm.set_attribute("config", dataclasses.replace(lm.config, generation=ends))
+
+
+def test_a_runtime_that_does_not_stop_is_refused(job, monkeypatch):
+    prompts = ((5, 6, 7), (8, 9))
+    said = pax.generation._compare_tokens._greedy_tokens(job, prompts, 24)
+    job = dataclasses.replace(job, lm=with_stops(job.lm, said[1][9]))
+    ended = said[1][: said[1].index(said[1][9]) + 1]
+    if said[1][9] in said[0]:
+        pytest.skip("the stop is in both texts")
+    assert not proved(job, monkeypatch, lambda _: [said[0], ended])[1]
+    with refused(pax.errors.ValidationError, "behind a stop"):
+        proved(job, monkeypatch, lambda _: said)
+
+
+def test_a_gguf_file_has_all_stop_tokens(tmp_path):
+    """That of the tokenizer keeps its name, which templates use."""
+    pytest.importorskip("gguf")
+    tokenizer, lm = byte_level(), net("smollm2", tmp_path / "hf")
+    options = {"format": "gguf", "tokenizer": tokenizer, "max_length": 16, "validate": False}
+    export(with_stops(lm, 0, 1, 7), tmp_path / "served.gguf", **options)
+    with pax.weights.open_source(tmp_path / "served.gguf") as source:
+        ids = [source.metadata[f"tokenizer.ggml.{each}_token_id"] for each in ("eos", "eot", "eom")]
+    assert ids == [1, 0, 7] and Tokenizer.from_gguf(tmp_path / "served.gguf").stop == (0, 1, 7)
+    with refused(pax.errors.InvalidArgumentError, "3 tokens"):
+        export(with_stops(lm, 0, 1, 7, 8), tmp_path / "other.gguf", **options)
+
+
 def test_texts_of_a_runtime_are_compared(job, monkeypatch):
     """onnxruntime-genai has tokenizers and templates of its own, other than those of Python."""
     runtime, ids = pax.generation._export.RUNTIMES["genai"], job.tokenizer.encode
