@@ -38,21 +38,10 @@ OPTIONAL = frozenset(
 
 # --- config.json ----------------------------------------------------------------------------
 
-# Origin of the file, training, tokens, generation, and outputs of a call.
-_IGNORED = frozenset(
+# Generation: those that `read_defaults` takes where there is no generation_config.json.
+GENERATION = frozenset(
     """
-    model_type architectures auto_map _name_or_path name_or_path _commit_hash transformers_version
-    transformers.js_config dtype torch_dtype use_bfloat16 torchscript tf_legacy_loss
-    unsloth_version unsloth_fixed is_llama_config max_sequence_length
-    attention_dropout hidden_dropout embedding_dropout resid_pdrop embd_pdrop attn_pdrop
-    initializer_range pretraining_tp finetuning_task gradient_checkpointing
-    chunk_size_feed_forward is_decoder tie_encoder_decoder
-    bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id
-    tokenizer_class prefix
-    id2label label2id num_labels _num_labels problem_type task_specific_params classifier_dropout
-    output_hidden_states output_attentions return_dict use_cache cache_implementation
-    attn_implementation _attn_implementation _attn_implementation_internal
-    _attn_implementation_autoset _experts_implementation_internal experts_implementation
+    eos_token_id pad_token_id
     assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens
     diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
     encoder_repetition_penalty epsilon_cutoff eta_cutoff exponential_decay_length_penalty
@@ -62,6 +51,24 @@ _IGNORED = frozenset(
     return_dict_in_generate suppress_tokens target_lookbehind temperature top_k top_p typical_p
     """.split()
 )
+# Origin of the file, training, tokens, and outputs of a call.
+_OTHERS = frozenset(
+    """
+    model_type architectures auto_map _name_or_path name_or_path _commit_hash transformers_version
+    transformers.js_config dtype torch_dtype use_bfloat16 torchscript tf_legacy_loss
+    unsloth_version unsloth_fixed is_llama_config max_sequence_length
+    attention_dropout hidden_dropout embedding_dropout resid_pdrop embd_pdrop attn_pdrop
+    initializer_range pretraining_tp finetuning_task gradient_checkpointing
+    chunk_size_feed_forward is_decoder tie_encoder_decoder
+    bos_token_id sep_token_id unk_token_id decoder_start_token_id
+    tokenizer_class prefix
+    id2label label2id num_labels _num_labels problem_type task_specific_params classifier_dropout
+    output_hidden_states output_attentions return_dict use_cache cache_implementation
+    attn_implementation _attn_implementation _attn_implementation_internal
+    _attn_implementation_autoset _experts_implementation_internal experts_implementation
+    """.split()
+)
+_IGNORED = GENERATION | _OTHERS
 # Settings that have only one supported value.
 _FIXED: dict[str, tuple] = {
     "is_encoder_decoder": (False,),

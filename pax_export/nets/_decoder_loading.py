@@ -27,6 +27,7 @@ from pax_export._files.overwrite_guard import some_names
 from pax_export._types import DTypeLike, PyTree
 from pax_export.core import named_leaves
 from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets._decoder_keys import GENERATION
 from pax_export.nets._decoder_names import Pieces, SourceArray, pieces_of_gguf, pieces_of_hf
 from pax_export.nets._generation_defaults import GenerationDefaults, read_defaults
 from pax_export.nn import RotaryScaling
@@ -91,9 +92,9 @@ def _with_generation(
         return config
     if path.exists():
         values = _read_json(path)
-    else:  # where transformers finds the ids, too
-        path, values = path.with_name("config.json"), described or {}
-        values = {name: values.get(name) for name in ("eos_token_id", "pad_token_id")}
+    else:  # where transformers finds them, too
+        path = path.with_name("config.json")
+        values = {name: each for name, each in (described or {}).items() if name in GENERATION}
     return replace(config, generation=read_defaults(values, str(path), config.vocab_size))
 
 

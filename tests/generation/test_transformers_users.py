@@ -173,6 +173,15 @@ def test_without_the_file_the_end_is_that_of_the_configuration(folder):
     assert read(folder, eos_token_id=None).config.generation.stop == ()
 
 
+def test_without_the_file_the_rules_are_those_of_the_configuration(folder):
+    said = json.loads((folder / "config.json").read_text()) | {"repetition_penalty": 1.3}
+    (folder / "config.json").write_text(json.dumps(said | {"no_repeat_ngram_size": 3}))
+    with pytest.warns(pax.errors.PaxWarning, match="no_repeat_ngram_size: 3"):
+        lm = pax.nets.Decoder.from_pretrained(folder)
+    assert lm.config.generation.repetition_penalty == 1.3
+    assert read(folder).config.generation.repetition_penalty == 1
+
+
 @pytest.mark.parametrize(
     ("said", "word"),
     [
