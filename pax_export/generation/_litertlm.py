@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,13 @@ from pax_export._types import Array, PyTree
 from pax_export._wire import Schema
 from pax_export.export.artifact import embedded
 from pax_export.generation._job import Job
-from pax_export.generation._runtimes import Runtime
+from pax_export.generation._runtimes import (
+    HELLO,
+    Runtime,
+    chat_prompt,
+    check_results,
+    run_runtime,
+)
 from pax_export.nets import Decoder, PlacedReading, read_placed
 
 _PURPOSE = 'generation.export(format="litertlm")'
@@ -172,22 +180,65 @@ _LLM_METADATA = Schema(
 
 def _metadata(job: Job) -> bytes:
     """LlmMetadata: the tokens that begin and end a text, and the chat template."""
-    assert job.tokenizer is not None
     begin = {"start": {"ids": {"ids": [job.begin or 0]}}} if job.begins else {}
     stop = [{"ids": {"ids": [each]}} for each in job.stop]
-    template = job.tokenizer.chat_template or ""
     return _LLM_METADATA.encode(
         {
             **begin,
             "stop": stop,
             "max_tokens": job.room,
             "kind": {"generic": {}},
-            "template": template,
+            "template": _template(job),
         }
     )
 
 
+#: LiteRT-LM hands a template the content of messages as a list of parts, not as a text.
+_TEXTS_OF_PARTS = """\
+{%- set own = namespace(messages=[]) -%}
+{%- for message in messages -%}
+{%- if message.content is defined and message.content is not string and message.content -%}
+{%- set text = message.content | map(attribute="text") | join -%}
+{%- set own.messages = own.messages + [dict(message, content=text)] -%}
+{%- else -%}
+{%- set own.messages = own.messages + [message] -%}
+{%- endif -%}
+{%- endfor -%}
+{%- set messages = own.messages %}
+"""
+
+
+def _template(job: Job) -> str:
+    """The chat template, for which texts and special tokens are set as transformers sets them.
+
+    The token that begins each text is put before it by LiteRT-LM, so that the template has none.
+    """
+    assert job.tokenizer is not None
+    if not job.tokenizer.chat_template:
+        return ""
+    tokens = job.tokenizer.special_tokens | ({"bos_token": ""} if job.begins else {})
+    named = "".join(
+        f"{{%- set {name} = {json.dumps(token, ensure_ascii=False)} -%}}\n"
+        for name, token in tokens.items()
+        if name.isidentifier()
+    )
+    return named + _TEXTS_OF_PARTS + job.tokenizer.chat_template
+
+
+def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[str]:
+    """The texts that follow each prompt; a conversation is written as in Python."""
+    assert job.tokenizer is not None
+    has_template = bool(job.tokenizer.chat_template)
+    asked = {**calls, "message": HELLO[0] if has_template else None}
+    theirs = run_runtime(LITERTLM, place, asked, seconds)
+    if has_template:
+        begin = job.tokenizer.special_tokens["bos_token"] if job.begins else ""
+        own = chat_prompt(job).removeprefix(begin)
+        check_results(job, "chat template", LITERTLM.title, own, theirs["conversation"])
+    return theirs["prompts"]
+
+
 LITERTLM = Runtime(
     "litertlm", "LiteRT-LM", ("litert_lm",), "litertlm", _check, _write, True, _MARK.encode(),
-    ".litertlm", reads_texts=True, has_levels=True,
+    ".litertlm", run=_run, reads_texts=True, has_levels=True,
 )  # fmt: skip

@@ -4,7 +4,7 @@
 
 ``CALLS.json`` has ``prompts`` (lists of ids), ``texts`` (the same as strings), ``steps`` and
 ``room``; ``RESULTS.json`` gets the new ids for each prompt, or a string if the runtime returns no
-ids; of onnxruntime-genai also the ids of each text, and the text of a conversation.
+ids; of onnxruntime-genai and LiteRT-LM also the text of a conversation.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def gguf(path: str, calls: dict[str, Any]) -> list[Any]:
     return made
 
 
-def litertlm(path: str, calls: dict[str, Any]) -> list[Any]:
+def litertlm(path: str, calls: dict[str, Any]) -> dict[str, Any]:
     """Runs LiteRT-LM, whose inputs and outputs are strings."""
     runtime: Any = importlib.import_module("litert_lm")
     runtime.set_min_log_severity(runtime.LogSeverity.ERROR)
-    made = []
+    made, conversation = [], None
     sampler = runtime.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0, seed=0)
     options = {"max_num_tokens": calls["room"], "cache_dir": ":nocache"}
     with runtime.Engine(path, runtime.Backend.CPU(), **options) as engine:
@@ -76,7 +76,10 @@ def litertlm(path: str, calls: dict[str, Any]) -> list[Any]:
             with session:
                 session.run_prefill([text])
                 made.append(session.run_decode().texts[0])
-    return made
+        if calls["message"]:
+            with engine.create_conversation() as begun:
+                conversation = begun.render_message_to_string(calls["message"])
+    return {"prompts": made, "conversation": conversation}
 
 
 def transformers(path: str, calls: dict[str, Any]) -> list[Any]:

@@ -255,6 +255,23 @@ def test_texts_of_a_runtime_are_compared(job, monkeypatch):
             prove(runtime, job, Path("served"), prompts)
 
 
+def test_a_template_for_litert_lm_takes_parts_of_texts(job, monkeypatch):
+    """LiteRT-LM hands it lists of parts, and no special tokens."""
+    messages = [{"role": "u", "content": "he"}, {"role": "a", "content": "l"}]
+    parts = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+    tokenizer = Tokenizer(job.tokenizer._inner, {}, pax.generation._litertlm._template(job))
+    expected = job.tokenizer.apply_chat_template(messages, tokenize=False)
+    for given in (messages, parts):
+        assert tokenizer.apply_chat_template(given, tokenize=False) == expected
+    prompts = [job.tokenizer.encode("help")]
+    said = pax.generation._compare_tokens._greedy_tokens(job, prompts, 24)
+    theirs = {"prompts": said, "conversation": "user: [{"}
+    monkeypatch.setattr(pax.generation._litertlm, "run_runtime", lambda *_: theirs)
+    runtime = pax.generation._export.RUNTIMES["litertlm"]
+    with pytest.raises(pax.errors.ValidationError, match="The chat template .* LiteRT-LM"):
+        pax.generation._runtimes.prove_continuations(runtime, job, Path("served"), prompts)
+
+
 def test_ties_may_differ_and_are_reported(job, monkeypatch):
     lm = job.lm
     twins = np.asarray(lm.embed.weight).copy()
