@@ -158,6 +158,7 @@ def export_for_runtime(
         report = replace(
             report,
             target=runtime.name,
+            graph_bytes=place.stat().st_size if runtime.is_file else report.graph_bytes,
             versions=package_versions(*_distributions(runtime) if validate else ()),
             validated="process" if validate else None,
             left_out=() if validate else ("not validated",),

@@ -326,10 +326,13 @@ def test_a_gguf_file_and_a_folder_of_transformers_hold_the_net(family, tmp_path)
     expected, tokenizer = lm(tokens), ascii_tokenizer()
     options = {"format": "gguf", "tokenizer": tokenizer, "max_length": 16, "validate": False}
     for name in ("one", "other"):
-        export(lm.listed() if name == "other" else lm, tmp_path / f"{name}.gguf", **options)
+        listed = lm.listed() if name == "other" else lm
+        file = export(listed, tmp_path / f"{name}.gguf", **options)
         report = pax.generation.save_pretrained(
             lm, tmp_path / name, tokenizer=tokenizer, validate=False
         )
+    assert file.graph_bytes == (tmp_path / "one.gguf").stat().st_size
+    assert "0 B" not in str(report)
     parameters = [each.name for each in report.variables if each.parameter]
     assert parameters == [name for name, _ in pax.core.named_leaves(lm)]
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "other.gguf").read_bytes()

@@ -261,7 +261,7 @@ class Report:
         return [*lines, *(f"  kept        {text}" for text in kept)]
 
     def _graph_parts(self) -> list[str]:
-        parts = [bytes_text(self.graph_bytes)]
+        parts = [bytes_text(self.graph_bytes)] * bool(self.graph_bytes)
         if self.stablehlo:
             parts += [f"StableHLO {self.stablehlo}"]
         if self.calling_convention:
