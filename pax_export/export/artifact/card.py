@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pax_export._files import card_file, html_text
 from pax_export.export.artifact import snippets
-from pax_export.export.artifact.report import SHA256, TESTED_IN, Report, VariableInfo
+from pax_export.export.artifact.report import SHA256, Report, VariableInfo
 
 #: The number of arrays listed on the card; the report has all.
 _MOST_ARRAYS = 500
@@ -90,9 +90,8 @@ def _describe_test(report: Report) -> str:
         largest = max(report.largest_error.values())
         text += f" The largest difference of any output was {largest:.1e}; those of each stand "
         text += "beside the outputs."
-    others = report.details.get(TESTED_IN)
-    if isinstance(others, dict) and others:
-        found = ", ".join(f"{name} ({error})" for name, error in others.items())
+    if report.tested_in:
+        found = ", ".join(f"{name} ({error})" for name, error in report.tested_in.items())
         text += (
             f" The same was done in other runtimes, with the largest difference of each: {found}."
         )

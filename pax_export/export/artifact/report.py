@@ -241,6 +241,13 @@ class Report:
         )
 
     @property
+    def tested_in(self) -> dict[str, str]:
+        """The largest error in each of the other runtimes of the validation."""
+        found = self.details.get(TESTED_IN)
+        errors = found if isinstance(found, dict) else {}
+        return {k: f"{e:.1e}" for k, e in errors.items() if isinstance(e, (int, float))}
+
+    @property
     def certified(self) -> tuple[str, ...]:
         """The runtimes of `pax-export certify`, and their differences."""
         found = self.details.get(CERTIFIED)
@@ -280,12 +287,14 @@ class Report:
         return str(entry) if error is None else f"{entry}  (largest error {error:.1e})"
 
     def _validation_text(self) -> str:
-        return {
+        said = {
             None: "no",
             "here": "in this process",
             "process": "in a fresh process without jax",
             "variables": "the variables alone, without calls",
         }[self.validated]
+        errors = self.tested_in.items()
+        return "; ".join([said, *(f"{name}: largest error {error}" for name, error in errors)])
 
 
 def certified_text(name: str, told: Mapping[str, Any]) -> str:
@@ -293,7 +302,7 @@ def certified_text(name: str, told: Mapping[str, Any]) -> str:
     runs = f"{name} {told.get('version', '')}".strip() + f" on {told.get('machine', '?')}"
     if "problem" in told:
         return f"{runs}: {told['problem']}"
-    far = "of the shapes and dtypes that are said here"
+    far = "with the reported shapes and dtypes"
     if isinstance(error := told.get("largest_error"), (int, float)):
         far = f"at most {error:.1e} from {told.get('compared_with', '?')}"
     return f"{runs}: {told.get('calls', '?')} calls, {far}"

@@ -44,6 +44,7 @@ def test_a_model_is_tested_in_each_that_is_installed(tmp_path, net, name):
     images = spec("batch, 4, 4, 1")
     report = to_onnx(net, tmp_path / "m.onnx", images, runtimes=["onnxruntime", name])
     assert 0 <= report.details["largest_error_in"][name] < 1e-4
+    assert f"{name}: largest error {report.tested_in[name]}" in str(report)
     assert load(tmp_path / "m.onnx").report.details == report.details
     assert name in (tmp_path / "m.onnx.html").read_text()
 
