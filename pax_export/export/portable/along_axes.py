@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pax_export._jaxpr import is_literal
@@ -124,9 +124,8 @@ def _variance(graph: Producers, atom: Any, rank: int) -> Any:
         for one, other in (bounded.invars, bounded.invars[::-1]):
             if graph.scalar(one) == 0.0:
                 atom = other
-    squares = _mean(graph, atom, rank)
-    if squares is not None:
-        root = _square_root(graph, squares)
+    if _mean(graph, atom, rank) is not None:
+        root = _mean_square(graph, atom, rank)
         return None if root is None else _centered(graph, root)
     apart = graph.maker(atom, "sub")
     if apart is None:
@@ -135,6 +134,12 @@ def _variance(graph: Producers, atom: Any, rank: int) -> Any:
     root = None if squares is None else _square_root(graph, squares)
     found = None if middle is None else _mean(graph, middle, rank)
     return root if root is not None and found is root else None
+
+
+def _mean_square(graph: Producers, atom: Any, rank: int) -> Any:
+    """The operand of a mean of squares over the last of `rank` axes."""
+    squares = _mean(graph, atom, rank)
+    return None if squares is None else _square_root(graph, squares)
 
 
 def _square_root(graph: Producers, atom: Any) -> Any:
@@ -160,38 +165,66 @@ def layer_norm(graph: Producers, equation: Any) -> Recognized | None:
                 shift, result = vector, one
         if shift is None:
             return None
-    scales, x, of = [], None, None
-    for part in _factors(graph, result):
-        vector = graph.is_vector(part, last)
-        inner = graph.reduced_from(part, last + 1, last)
-        root = None if inner is None else graph.maker(inner, "rsqrt")
-        if vector is not None:
-            scales.append(vector)
-        elif root is not None and of is None:
-            of = _of_variance(graph, root.invars[0], last + 1)
-        elif x is None:
-            x = _centered(graph, part)
-        else:
-            return None
-    if x is None or of is None or of[0] is not x or len(scales) > 1:
+    found = _normalized(graph, result, _variance)
+    x = None if found is None else _centered(graph, found[0])
+    if found is None or x is None or found[1] is not x:
         return None
+    _, _, epsilon, scales = found
     vectors = (*scales, *([shift] if shift is not None else []))
-    told = {"epsilon": of[1], "scaled": bool(scales), "shifted": shift is not None}
+    told = {"epsilon": epsilon, "scaled": bool(scales), "shifted": shift is not None}
     return Recognized("layer_norm", (x, *vectors), told)
 
 
-def _factors(graph: Producers, atom: Any) -> Iterator[Any]:
-    """Yields the factors of a product."""
-    equation = graph.maker(atom, "mul")
+@pattern("mul")
+def rms_norm(graph: Producers, equation: Any) -> Recognized | None:
+    found = _normalized(graph, equation.outvars[0], _mean_square)
+    if found is None or graph.same(found[0]) is not found[1]:
+        return None
+    _, x, epsilon, scales = found
+    return Recognized("rms_norm", (x, *scales), {"epsilon": epsilon})
+
+
+def _normalized(
+    graph: Producers, atom: Any, spread: Callable[[Producers, Any, int], Any]
+) -> tuple[Any, Any, float, list[Any]] | None:
+    """Splits the product of an array with the inverse root of its spread over the last axis.
+
+    Returns:
+        The array, the array of which it is the spread, the number added to it, and the scale, if
+        there is one.
+    """
+    last = atom.aval.ndim - 1
+
+    def root_of(part: Any) -> tuple[Any, float] | None:
+        inner = graph.reduced_from(part, last + 1, last)
+        root = None if inner is None else graph.maker(inner, "rsqrt")
+        return None if root is None else _of_sum(graph, root.invars[0], last + 1, spread)
+
+    roots = [found for part in _factors(graph, atom) if (found := root_of(part))]
+    if len(roots) != 1:
+        return None
+    of, epsilon = roots[0]
+    parts = [part for part in _factors(graph, atom, of) if graph.scalar(part) != 1.0]
+    left = [part for part in parts if not root_of(part)]
+    scales = [vector for part in left if (vector := graph.is_vector(part, last)) is not None]
+    arrays = [part for part in left if graph.is_vector(part, last) is None]
+    return (arrays[0], of, epsilon, scales) if len(arrays) == 1 and len(scales) < 2 else None
+
+
+def _factors(graph: Producers, atom: Any, whole: Any = None) -> Iterator[Any]:
+    """Yields the factors of a product, except those of `whole`."""
+    equation = None if graph.same(atom) is whole else graph.maker(atom, "mul")
     if equation is None:
         yield atom
     else:
         for each in equation.invars:
-            yield from _factors(graph, each)
+            yield from _factors(graph, each, whole)
 
 
-def _of_variance(graph: Producers, atom: Any, rank: int) -> tuple[Any, float] | None:
-    """Returns the array of a variance, and the small number added to it."""
+def _of_sum(
+    graph: Producers, atom: Any, rank: int, spread: Callable[[Producers, Any, int], Any]
+) -> tuple[Any, float] | None:
+    """Returns the array of a variance or mean square, and the small number added to it."""
     equation = graph.maker(atom, "add")
     if equation is None:
         return None
@@ -199,7 +232,7 @@ def _of_variance(graph: Producers, atom: Any, rank: int) -> tuple[Any, float] | 
         epsilon = graph.scalar(other)
         if epsilon is not None and not is_literal(one):
             inner = graph.reduced_from(one, rank, rank - 1)
-            found = None if inner is None else _variance(graph, inner, rank)
+            found = None if inner is None else spread(graph, inner, rank)
             if found is not None:
                 return found, epsilon
     return None

@@ -68,6 +68,13 @@ def layer_norm(x: Array, *vectors: Array, epsilon: float, scaled: bool, shifted:
     return made + vectors[-1] if shifted else made
 
 
+def rms_norm(x: Array, *scale: Array, epsilon: float) -> Any:
+    """Divides by the root of the mean square over the last axis; the scale is optional."""
+    squares = call("mean", x * x, axes=(x.ndim - 1,), keepdims=True)
+    made = x * lax.rsqrt(squares + epsilon)
+    return made * scale[0] if scale else made
+
+
 def lstm(x: Array, w: Array, r: Array, b: Array, h: Array, c: Any, *, reverse: bool) -> Any:
     """Returns all outputs, the last one and the last cell; gates: input, output, forget, cell.
 
@@ -195,8 +202,8 @@ def sizes(*, of: tuple[Any, ...]) -> Any:
 #: By name.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     each.__name__: each
-    for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax, mean, layer_norm)
-} | {each.__name__: each for each in (lstm, gru, rnn, dft)}
+    for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax)
+} | {each.__name__: each for each in (mean, layer_norm, rms_norm, lstm, gru, rnn, dft)}
 #: Normal forms of decompositions; every target has a row for them.
 NORMAL_FORMS = {
     each.__name__: each

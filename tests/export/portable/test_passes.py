@@ -323,6 +323,10 @@ KEPT = {
     "softmax over another axis": lambda x: jax.nn.softmax(x, 1),
     "log_softmax": jax.nn.log_softmax,
     "layer_norm": jax.nn.standardize,
+    "layer_norm times an array": lambda x: x[..., ::-1] * jax.nn.standardize(x),
+    "layer_norm of a function": lambda x: pax.LayerNorm(5, -1, True, True)(x),
+    "rms_norm": lambda x: x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6),
+    "rms_norm of a product": lambda x: pax.RMSNorm(5)(3.0 * jnp.sin(x) * x),
     "mean": lambda x: x.mean((1, 2)),
     "mean with axes": lambda x: x.mean(-1, keepdims=True),
 }
@@ -362,6 +366,10 @@ LOOKALIKES = {
     "norm along the wrong axis": lambda x: (
         (x - x.mean(-1)[:, None, :]) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
     ),
+    "mean square of another": lambda x: (
+        jnp.sin(x) * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+    ),
+    "sum of squares": lambda x: x * lax.rsqrt((x * x).sum(-1, keepdims=True) + 1e-5),
     "variance of another": lambda x: (
         (x - x.mean(-1, keepdims=True)) * lax.rsqrt((2 * x).var(-1, keepdims=True) + 1e-5)
     ),
@@ -371,7 +379,7 @@ LOOKALIKES = {
 @pytest.mark.parametrize("name", LOOKALIKES)
 def test_what_only_looks_like_them_is_not(name):
     found, _ = check({}, lambda _, x: LOOKALIKES[name](x), spec("3, 5, 5"), (random(3, 5, 5),))
-    assert not {"softmax", "gelu", "silu", "layer_norm"} & found.keys()
+    assert not {"softmax", "gelu", "silu", "layer_norm", "rms_norm"} & found.keys()
 
 
 def test_lines_and_modules_are_kept():

@@ -64,6 +64,16 @@ def layer_norm(
     return builder("LayerNormalization", x, scale, *shift, axis=-1, epsilon=epsilon)
 
 
+@rule("rms_norm")
+def rms_norm(builder: GraphBuilder, x: Value, *scale: Value, epsilon: float) -> str:
+    """Operators that onnxruntime and OpenVINO replace by one, with these operands only."""
+    vector: Any = scale[0] if scale else np.ones(int(x.shape[-1]), x.carrier)
+    squares = builder("Pow", x, builder.like(2, x))
+    mean = reduced(builder, "ReduceMean", squares, [x.rank - 1], True)
+    root = builder("Sqrt", builder("Add", mean, builder.like(epsilon, x)))
+    return builder("Mul", builder("Div", x, root), vector)
+
+
 @rule("dft")
 def dft(builder: GraphBuilder, x: Value) -> Any:
     """The transform along the last axis of pairs.
