@@ -199,16 +199,16 @@ def rotate(x: Array, cos: Array, sin: Array, pairing: str = "halves") -> jax.Arr
     """
     pairs = cos.shape[-1]
     turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
+    cos, sin = cos[..., None, :], sin[..., None, :]
     if pairing == "halves":
-        first, second = turned[..., :pairs], turned[..., pairs:]
+        # Two products with all channels: exports have half as many operators as with four.
+        swapped = jnp.concatenate((turned[..., pairs:], turned[..., :pairs]), -1)
+        turned = turned * jnp.concatenate((cos, cos), -1)
+        turned += swapped * jnp.concatenate((-sin, sin), -1)
     else:
         split = turned.reshape((*turned.shape[:-1], pairs, 2))
         first, second = split[..., 0], split[..., 1]
-    cos, sin = cos[..., None, :], sin[..., None, :]
-    ends = first * cos - second * sin, second * cos + first * sin
-    if pairing == "halves":
-        turned = jnp.concatenate(ends, -1)
-    else:
+        ends = first * cos - second * sin, second * cos + first * sin
         turned = jnp.stack(ends, -1).reshape(turned.shape)
     turned = arg.cast(turned, x.dtype)
     return turned if rest.shape[-1] == 0 else jnp.concatenate((turned, rest), -1)

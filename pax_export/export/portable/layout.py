@@ -3,7 +3,8 @@
 Runtimes convolve ``[batch, features, height, width]`` fastest, and jax models mostly have features
 last. Here a value may have another order of axes than in the program: a convolution returns the
 runtime's order, elementwise operations keep the order, and others permute their axes. Operations
-without a rule get the program's order, by one transpose.
+without a rule get the program's order, by one transpose. In programs without convolutions, only
+transposes around batched products, as of attention, are moved.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from jax import lax
 
-from pax_export._jaxpr import bind_equation
+from pax_export._jaxpr import bind_equation, is_literal, needed_equations
 from pax_export.export.portable.program import PortableProgram
 
 Order = tuple[int, ...]
@@ -98,20 +99,54 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def laid_out(program: PortableProgram) -> PortableProgram:
-    """Returns the program with convolutions in the runtime's layout; unchanged without any."""
-    names = {equation.primitive.name for equation in program.jaxpr.eqns}
-    if "conv_general_dilated" not in names:
+    """Returns the program with convolutions in the runtime's layout, and fewer transposes."""
+    equations = needed_equations(program.jaxpr)
+    names = {equation.primitive.name for equation in equations}
+    moved = set() if "conv_general_dilated" in names else _around_products(equations)
+    if not moved and "conv_general_dilated" not in names:
         return program
 
     def operate(equation: Any, operands: list[Any]) -> Sequence[Any]:
         given = [_laid(each) for each in operands]
+        is_moved = (
+            not moved
+            or equation.primitive.name == "broadcast_in_dim"
+            or not moved.isdisjoint(equation.outvars)
+            or any(isinstance(x, LazyBroadcast) or not x.is_plain for x in given)
+        )
         found = RULES.get(equation.primitive.name)
-        made = None if found is None else found(equation, given)
+        made = None if found is None or not is_moved else found(equation, given)
         if made is None:
             made = bind_equation(equation, [array_of(each) for each in given])
         return [_laid(each) for each in made]
 
     return program.rebuilt(operate, _laid, array_of)
+
+
+def _around_products(equations: Sequence[Any]) -> set[Any]:
+    """Returns the results of batched products, and of transposes that products may take over.
+
+    They are of operands, or of what is computed elementwise from a product. Other transposes may
+    be of arrays much smaller than those in which they would end.
+    """
+    products = [each for each in equations if is_batched_product(each)]
+    read = {atom for each in products for atom in each.invars if not is_literal(atom)}
+    moved = {result for each in products for result in each.outvars}
+    after = set(moved)
+    for equation in equations:
+        name, (result, *_) = equation.primitive.name, equation.outvars
+        follows = any(atom in after for atom in equation.invars if not is_literal(atom))
+        if name == "transpose" and (follows or result in read):
+            moved.add(result)
+        if follows and (name in ("transpose", "composite") or RULES.get(name) is RULES["add"]):
+            after.add(result)
+    return moved
+
+
+def is_batched_product(equation: Any) -> bool:
+    """Returns whether an equation is a product of matrices of a batch."""
+    numbers = equation.params.get("dimension_numbers")
+    return equation.primitive.name == "dot_general" and bool(numbers[1][0])
 
 
 def _laid(value: Any) -> Laid:

@@ -15,6 +15,7 @@ from pax_export.export.portable.layout import (
     Order,
     array_of,
     inverse,
+    is_batched_product,
     plain,
     rule,
 )
@@ -36,6 +37,55 @@ def conv(equation: Any, operands: Operands) -> Results:
         dimension_numbers=lax.ConvDimensionNumbers(ranks, ranks, ranks),
     )
     return [Laid(made[0], tuple(numbers.out_spec))]
+
+
+@rule("dot_general")
+def dot_general(equation: Any, operands: Operands) -> Results:
+    if not is_batched_product(equation):
+        return None
+    x, y = operands
+    (x_sum, y_sum), (x_batch, y_batch) = equation.params["dimension_numbers"]
+    left, right = _Factor(x, x_sum, x_batch), _Factor(y, y_sum, y_batch)
+    # The program's number of each axis of the result.
+    count = len(x_batch)
+    of_x = {axis: count + i for i, axis in enumerate(left.free)}
+    of_y = {axis: count + len(of_x) + i for i, axis in enumerate(right.free)}
+    factors = [(left, of_x), (right, of_y)]
+    if left.is_moved(first=True) + right.is_moved() > right.is_moved(first=True) + left.is_moved():
+        factors.reverse()
+    numbers = zip(*((each.places(each.sums), each.places(each.batch)) for each, _ in factors))
+    made = again(
+        equation,
+        [each.value.lying(each.value.order) for each, _ in factors],
+        dimension_numbers=tuple(numbers),
+    )
+    lying = [
+        numbers[axis] for each, numbers in factors for axis in each.value.order if axis in numbers
+    ]
+    return [Laid(made[0], (*range(count), *lying))]
+
+
+class _Factor:
+    """An operand of a batched product."""
+
+    def __init__(self, value: Laid, sums: Sequence[int], batch: Sequence[int]):
+        self.value, self.sums, self.batch = value, sums, batch
+        self.free = [axis for axis in range(value.rank) if axis not in (*sums, *batch)]
+
+    def places(self, axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(map(self.value.place, axes))
+
+    def is_moved(self, first: bool = False) -> bool:
+        """Returns whether runtimes need another order, as the first or the second operand.
+
+        They exchange two axes of a matrix themselves.
+        """
+        free = sorted(self.places(self.free))
+        rest = [[*free, *self.places(self.sums)], [*self.places(self.sums), *free]]
+        orders = rest if len(free) == len(self.sums) == 1 else rest[:1] if first else rest[1:]
+        return all(
+            [*self.places(self.batch), *each] != [*range(self.value.rank)] for each in orders
+        )
 
 
 @rule("transpose")
@@ -76,8 +126,10 @@ def elementwise(equation: Any, operands: Operands) -> Results:
     whole = [each for each in operands if each.rank == rank]
     if not rank or any(each.rank not in (0, rank) for each in operands):
         return None
-    if len(whole) == 1 and isinstance(whole[0], LazyBroadcast):
-        return _of_source(equation, operands, whole[0])
+    if all(isinstance(each, LazyBroadcast) for each in whole):
+        spread = [each for each in whole if each.source.rank]
+        if len(spread) == 1:
+            return _of_source(equation, operands, spread[0])
     order = _common(whole)
     if order == plain(rank):
         return None
@@ -93,9 +145,9 @@ def _of_source(equation: Any, operands: Operands, x: LazyBroadcast) -> Results:
     if len(equation.outvars) != 1 or "shape" in equation.params or "sharding" in equation.params:
         return None
     inner = x.source.order
-    given = [x.source.lying(inner) if each is x else array_of(each) for each in operands]
-    (made,) = again(equation, given)
-    return [_spread(Laid(made, inner), x.shape, x.axes)]
+    sources = [each.source if isinstance(each, LazyBroadcast) else each for each in operands]
+    (made,) = again(equation, [each.lying(each.order) for each in sources])
+    return [_spread(Laid(made, inner), equation.outvars[0].aval.shape, x.axes)]
 
 
 _ELEMENTWISE = """
@@ -125,6 +177,8 @@ def composite(equation: Any, operands: Operands) -> Results:
             made = kept.call(name, x.lying(x.order), axes=places, keepdims=True)
             return [Laid(made, x.order)]
         return _reduced(x, told["axes"], lambda y, at: kept.call(name, y, axes=at, keepdims=False))
+    if name in ("softmax", "log_softmax") and x.order[-1] == told["axis"] != -1:
+        return [Laid(kept.call(name, x.lying(x.order), axis=x.rank - 1), x.order)]
     if name not in kept.ELEMENTWISE:
         return None
     if isinstance(x, LazyBroadcast):

@@ -42,6 +42,7 @@ class GraphBuilder:
         self.stored: dict[str, str] = {}  # carrier of a weight -> its initializer
         #: Names of transposed arrays -> the transposes that produce them.
         self.turned: dict[str, Callable[[Sequence[int]], str]] = {}
+        self.reshaped: dict[str, str] = {}  # the original of each
         self.quantized: dict[str, Quantized] = {}  # initializers of integers
         #: Arrays that represent integers: rounded inputs and quantized weights.
         self.integers: dict[str, Any] = {}
@@ -146,11 +147,16 @@ class GraphBuilder:
 
     def reshape(self, name: Any, shape: Sequence[Any]) -> str:
         """Gives another shape to an array of as many elements."""
+        name = self.name(name)
+        name = self.reshaped.get(name, name)  # reshaped twice, it is reshaped once
         symbolic = [index for index, size in enumerate(shape) if not is_number(size)]
         if len(symbolic) == 1 and all(size for size in shape if is_number(size)):
             sizes = [size if is_number(size) else -1 for size in shape]
-            return self("Reshape", name, np.array(sizes, np.int64))
-        return self("Reshape", name, self.sizes.shape(shape), allowzero=1)
+            made = self("Reshape", name, np.array(sizes, np.int64))
+        else:
+            made = self("Reshape", name, self.sizes.shape(shape), allowzero=1)
+        self.reshaped[made] = name
+        return made
 
     def transpose(self, name: Any, order: Sequence[int]) -> Any:
         if list(order) == list(range(len(order))):

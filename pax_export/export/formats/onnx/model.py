@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -161,6 +161,7 @@ class _ModelBuilder:
         wanted = set(self._outputs)
         nodes = with_biases(builder, needed(builder.nodes, wanted))
         nodes = needed(with_integer_convolutions(builder, nodes, wanted), wanted)
+        nodes = _named_results(nodes, wanted)
         _turn_apart(onnx, nodes, builder.initializers)
         inner = declare_shapes(builder, nodes)
         used = {name for node in nodes for name in read_in(node)}
@@ -221,6 +222,24 @@ class _ModelBuilder:
         shape = [int(size) if is_number(size) else str(size) for size in struct.shape]
         number = self._writer.type(struct.dtype)
         return self._onnx.helper.make_tensor_value_info(name, number, shape)
+
+
+def _named_results(nodes: Sequence[Any], outputs: Collection[str]) -> list[Any]:
+    """Names results where they are computed, since runtimes copy them in `Identity`."""
+    computed = {name for node in nodes for name in node.output}
+    names: dict[str, str] = {}
+    kept = []
+    for node in nodes:
+        if node.op_type == "Identity" and not computed.isdisjoint(node.input):
+            ((given,), (name,)) = node.input, node.output
+            if name in outputs and given not in names and given not in outputs:
+                names[given] = name
+                continue
+        kept.append(node)
+    for node in all_nodes(kept):
+        for field in (node.input, node.output):
+            field[:] = [names.get(each, each) for each in field]
+    return kept
 
 
 def _turn_apart(onnx: Any, nodes: Sequence[Any], initializers: Mapping[str, Any]) -> None:
