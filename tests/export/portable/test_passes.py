@@ -338,6 +338,49 @@ def test_functions_are_kept_whole(name):
     assert name.split()[0] in found
 
 
+def _attention(q, k, v, mask):
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None]).swapaxes(1, 2)
+
+
+@pytest.mark.parametrize(
+    "function, shapes, count",
+    [
+        # Queries of 6 heads, and keys of 2: no keys, values or weights are transposed.
+        (_attention, ["b, 6, n, 4", "b, 2, m, 4", "b, 2, m, 4", "b, n, m"], 3),
+        (lambda q, k, v, mask: jnp.einsum("bhnm,bmhd->bnhd",
+            jax.nn.softmax(jnp.where(mask[:, None], jnp.einsum("bnhd,bmhd->bhnm", q, k), -9.0)), v),
+         ["b, n, 2, 4", "b, m, 2, 4", "b, m, 2, 4", "b, n, m"], 1),
+        # A softmax over another axis than the last; a product of three.
+        (lambda q, k, v, mask: jnp.einsum("bnm,bmd->bdn", jax.nn.softmax(
+            jnp.einsum("bnd,bmd->bmn", q, k), 1).swapaxes(1, 2) * mask, v),
+         ["b, n, 4", "b, m, 4", "b, m, 3", "b, n, m"], 2),
+    ],
+)  # fmt: skip
+def test_attention_has_few_transposes(function, shapes, count):
+    dtypes = ["float32"] * 3 + ["bool"]
+    inputs = tuple(map(spec, shapes, dtypes))
+    sizes = {"b": 2, "n": 3, "m": 5}
+    arrays = [random(*(sizes.get(s) or int(s) for s in each.split(", "))) for each in shapes]
+    arrays[3] = arrays[3] > -1
+    found, _ = check({}, lambda _, *x: function(*x), inputs, tuple(arrays))
+    assert found["transpose"] <= count
+
+
+def test_caches_are_not_transposed():
+    """A transpose of what is appended would become one of the whole cache."""
+
+    def append(_, cache, x, q):
+        keys = jnp.concatenate([cache, x.swapaxes(1, 2)], 2)
+        return keys, jnp.einsum("bhnd,bhmd->bhnm", q, keys)
+
+    inputs = spec("b, 2, past, 4"), spec("b, n, 2, 4"), spec("b, 2, n, 4")
+    arrays = random(2, 2, 7, 4), random(2, 3, 2, 4), random(2, 2, 3, 4)
+    _, made = check({}, append, inputs, arrays)
+    moved = [e.invars[0].aval for e in made.jaxpr.eqns if e.primitive.name == "transpose"]
+    assert [str(each.shape) for each in moved] == ["(b, n, 2, 4)"]
+
+
 def test_layer_norms_of_all_kinds_are_kept():
     pax_norm = pax.LayerNorm(6, -1, True, True)
     made, _, _ = portable(pax_norm, spec("batch, 4, 6"))

@@ -163,7 +163,7 @@ class _ModelBuilder:
         nodes = needed(with_integer_convolutions(builder, nodes, wanted), wanted)
         nodes = _named_results(nodes, wanted)
         _turn_apart(onnx, nodes, builder.initializers)
-        inner = declare_shapes(builder, nodes)
+        inner = [each for each in declare_shapes(builder, nodes) if each.name not in wanted]
         used = {name for node in nodes for name in read_in(node)}
         arrays = {name: each for name, each in builder.initializers.items() if name in used}
         graph = onnx.helper.make_graph(nodes, "pax_export", entries, outputs, value_info=inner)

@@ -350,7 +350,7 @@ def test_a_norm_is_folded_and_the_report_names_its_weights(tmp_path):
     net, path = _norms(), tmp_path / "net.onnx"
     report = to_onnx(net, path, spec("batch, 16, 16, 3"))
 
-    assert _operators(path) == ["Transpose", "Conv", "Relu", "Transpose", "Identity"]
+    assert _operators(path) == ["Transpose", "Conv", "Relu", "Transpose"]
     assert "modules.0.weight" in report.details["folded"]
     assert "  folded      " in str(report)
     assert "modules.0.weight" not in _initializers(path)
