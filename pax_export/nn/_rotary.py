@@ -203,8 +203,8 @@ def rotate(x: Array, cos: Array, sin: Array, pairing: str = "halves") -> jax.Arr
     if pairing == "halves":
         # Two products with all channels: exports have half as many operators as with four.
         swapped = jnp.concatenate((turned[..., pairs:], turned[..., :pairs]), -1)
-        turned = turned * jnp.concatenate((cos, cos), -1)
-        turned += swapped * jnp.concatenate((-sin, sin), -1)
+        cos, sin = jnp.concatenate((cos, cos), -1), jnp.concatenate((-sin, sin), -1)
+        turned = jnp.add(turned * cos, swapped * sin)
     else:
         split = turned.reshape((*turned.shape[:-1], pairs, 2))
         first, second = split[..., 0], split[..., 1]

@@ -53,16 +53,17 @@ def dot_general(equation: Any, operands: Operands) -> Results:
     factors = [(left, of_x), (right, of_y)]
     if left.is_moved(first=True) + right.is_moved() > right.is_moved(first=True) + left.is_moved():
         factors.reverse()
-    numbers = zip(*((each.places(each.sums), each.places(each.batch)) for each, _ in factors))
+    (one, _), (other, _) = factors
     made = again(
         equation,
-        [each.value.lying(each.value.order) for each, _ in factors],
-        dimension_numbers=tuple(numbers),
+        [one.value.lying(one.value.order), other.value.lying(other.value.order)],
+        dimension_numbers=(
+            (one.places(one.sums), other.places(other.sums)),
+            (one.places(one.batch), other.places(other.batch)),
+        ),
     )
-    lying = [
-        numbers[axis] for each, numbers in factors for axis in each.value.order if axis in numbers
-    ]
-    return [Laid(made[0], (*range(count), *lying))]
+    free = [axes[axis] for each, axes in factors for axis in each.value.order if axis in axes]
+    return [Laid(made[0], (*range(count), *free))]
 
 
 class _Factor:
