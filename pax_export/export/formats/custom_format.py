@@ -38,7 +38,7 @@ from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import attach_operations
 
-_AS_TRACED = PassOptions(fold=False, keep=False, features_first=False)
+_AS_TRACED = PassOptions(fold=False, keep=False, move=False)
 
 
 @dataclass(frozen=True)

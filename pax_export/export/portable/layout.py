@@ -18,6 +18,7 @@ from pax_export._jaxpr import bind_equation, is_literal, needed_equations
 from pax_export.export.portable.program import PortableProgram
 
 Order = tuple[int, ...]
+_CONV = "conv_general_dilated"
 
 
 class Laid:
@@ -98,24 +99,33 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def laid_out(program: PortableProgram) -> PortableProgram:
-    """Returns the program with convolutions in the runtime's layout, and fewer transposes."""
+def laid_out(program: PortableProgram, features_first: bool) -> PortableProgram:
+    """Returns the program with fewer transposes.
+
+    Args:
+        program: the program.
+        features_first: whether convolutions get the layout of ``[batch, features, ...]``; without
+            them only transposes around batched products move.
+    """
     equations = needed_equations(program.jaxpr)
-    names = {equation.primitive.name for equation in equations}
-    moved = set() if "conv_general_dilated" in names else _around_products(equations)
-    if not moved and "conv_general_dilated" not in names:
+    moves_all = features_first and any(each.primitive.name == _CONV for each in equations)
+    moved = set() if moves_all else _around_products(equations)
+    if not moved and not moves_all:
         return program
 
     def operate(equation: Any, operands: list[Any]) -> Sequence[Any]:
         given = [_laid(each) for each in operands]
-        is_moved = (
-            not moved
-            or equation.primitive.name == "broadcast_in_dim"
-            or not moved.isdisjoint(equation.outvars)
-            or any(isinstance(x, LazyBroadcast) or not x.is_plain for x in given)
+        name = equation.primitive.name
+        is_moved = moves_all or (
+            name != _CONV
+            and (
+                name == "broadcast_in_dim"
+                or not moved.isdisjoint(equation.outvars)
+                or any(isinstance(x, LazyBroadcast) or not x.is_plain for x in given)
+            )
         )
-        found = RULES.get(equation.primitive.name)
-        made = None if found is None or not is_moved else found(equation, given)
+        found = RULES.get(name) if is_moved else None
+        made = None if found is None else found(equation, given)
         if made is None:
             made = bind_equation(equation, [array_of(each) for each in given])
         return [_laid(each) for each in made]

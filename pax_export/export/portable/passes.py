@@ -30,13 +30,16 @@ class PassOptions:
         compute: with `fold`, evaluate all arithmetic on weights; not needed by targets that fold
             constants.
         keep: keep functions for which runtimes have operators.
-        features_first: use the layout of runtimes that convolve ``[batch, features, ...]``.
+        move: move transposes to where they are not needed.
+        features_first: with `move`, use the layout of runtimes that convolve ``[batch, features,
+            ...]``.
         integers: pass integers from a quantized layer to the next.
     """
 
     fold: bool = True
     compute: bool = True
     keep: bool = True
+    move: bool = True
     features_first: bool = True
     integers: bool = False
 
@@ -68,8 +71,8 @@ def optimized(
         made = folded(made)
     if options.integers:
         made = rounded_between(made)
-    if options.features_first:
-        made = laid_out(made)
+    if options.move:
+        made = laid_out(made, options.features_first)
     # The others leave arithmetic and transposes of weights behind.
     return computed(made) if options.fold and options.compute else made
 
