@@ -102,6 +102,8 @@ def _language_model() -> Iterator[str]:
             for label, batch in (("pax_export", "batch"), ("pax_export, static", 1)):
                 path = f"{folder}/{label}.onnx"
                 files[label] = path, smollm2.write(path, kind, batch)
+            path = f"{folder}/growing.onnx"
+            files["pax_export, a cache that grows"] = path, smollm2.write_growing(path, kind)
             yield from _tables(f"SmolLM2, {kind}, ONNX", files, _onnx)
 
 

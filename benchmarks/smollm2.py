@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from torch import nn as tn
@@ -41,6 +42,32 @@ def write(path: str, kind: str, batch: int | str) -> list[Any]:
         return [np.full(1, 7, np.int32), *map(np.asarray, jax.tree.leaves(cache))]
     tokens, lengths = np.full((1, PROMPT), 7, np.int32), np.full(1, PROMPT, np.int32)
     return [tokens, lengths, *map(np.asarray, jax.tree.leaves(cache))]
+
+
+def write_growing(path: str, kind: str) -> list[Any]:
+    """Writes a file whose cache grows as torch's does; gives what it is called with."""
+    lm, store = model().listed(), ("batch", PAIRS, "past", SIZE)
+    cache = [[pax.export.spec(store) for _ in range(LAYERS)] for _ in range(2)]
+    tokens = pax.export.spec(("batch", "length"), "int32")
+    pax.export.to_onnx(
+        lm, path, {"serving_default": (tokens, *cache)}, methods={"serving_default": _read_last},
+        validate=False, card=False,
+    )  # fmt: skip
+    count, before = (PROMPT, 0) if kind == "prefill" else (1, ROOM - 1)
+    empty = np.zeros((1, PAIRS, before, SIZE), np.float32)
+    return [np.full((1, count), 7, np.int32), *[empty] * (2 * LAYERS)]
+
+
+def _read_last(lm: Any, tokens: Any, keys: Any, values: Any) -> Any:
+    """The logits of the last token, and the cache with the new ones behind."""
+    before, (batch, count) = keys[0].shape[2], tokens.shape
+    held = jnp.broadcast_to(jnp.arange(before + count), (batch, before + count))
+
+    def reading(config: Any) -> Any:
+        append = lambda store, new: jnp.concatenate([store, new], 2)  # noqa: E731
+        return pax.nets.PlacedReading(config, held[:, before:], held, append)
+
+    return pax.nets.read_placed(lm, tokens, (keys, values), reading, last=True)
 
 
 class _Layer(tn.Module):
