@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 #: The number of 4-bit integers that are packed together and share a scale.
@@ -57,7 +58,9 @@ def halves(integers: Any, axis: int) -> tuple[Any, Any]:
 
 
 def low_and_high(integers: Any) -> tuple[Any, Any]:
-    """The two integers of each byte."""
+    """The two integers of each byte; of numpy's arrays by numpy, which compiles nothing."""
+    if isinstance(integers, np.ndarray):
+        return integers << np.int8(4) >> np.int8(4), integers >> np.int8(4)
     four = jnp.int8(4)
     low = lax.shift_right_arithmetic(lax.shift_left(integers, four), four)
     return low, lax.shift_right_arithmetic(integers, four)
@@ -66,7 +69,8 @@ def low_and_high(integers: Any) -> tuple[Any, Any]:
 def unpacked(integers: object, axis: int) -> Any:
     """The inverse of `packed`."""
     low, high = halves(integers, axis)
-    return _joined(jnp.concatenate([low, high], axis), axis)
+    namespace = np if isinstance(low, np.ndarray) else jnp
+    return _joined(namespace.concatenate([low, high], axis), axis)
 
 
 def scales_per_group(scales: Any, axis: int) -> Any:

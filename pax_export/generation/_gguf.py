@@ -180,7 +180,7 @@ def _compare(gguf: Any, job: Job, tensors: Iterable[WrittenTensor], place: Path)
         stored, integers, scales = found[each.name], each.read(), each.scales()
         numbers = gguf.quants.dequantize(stored.data, stored.tensor_type)
         if each.form.bits == 4:
-            integers = np.asarray(unpacked(integers, -1))
+            integers = unpacked(np.asarray(integers), -1)
         apart = numbers.reshape(*scales.shape, -1) - _minima(each, scales)[..., None]
         read = apart / scales.astype(np.float32)[..., None]
         if each.zeros is not None:  # counted from 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import scipy.linalg
 
@@ -60,12 +60,13 @@ def rounded_by_inputs(
     scales = turned(array.scales).reshape(len(matrices), -1, weight.shape[-1])
     made = [_one(*each, form._replace(axis=-2)) for each in zip(matrices, scales, sums)]
     integers, new, zeros = (np.stack(each) for each in zip(*made))
-    integers = jnp.asarray(turned(integers.reshape(weight.shape)), "int8")
+    integers = turned(integers.reshape(weight.shape)).astype(np.int8)
     held = packed(integers, form.axis) if form.bits == 4 else integers
     new, zeros = (
-        None if like is None else jnp.asarray(turned(each.reshape(turned(like).shape)), like.dtype)
+        None if like is None else turned(each.reshape(turned(like).shape)).astype(like.dtype)
         for like, each in ((array.scales, new), (array.zeros, zeros))
     )
+    held, new, zeros = jax.device_put((held, new, zeros))
     return array.replace(integers=held, scales=new, zeros=zeros)
 
 
@@ -84,11 +85,11 @@ def _one(
     group = size if form.group is None else form.group
     for row in range(size):
         if form.group is not None and row % group == 0:
-            rows = jnp.asarray(matrix[row : row + group], jnp.float32)
+            rows = matrix[row : row + group].astype(np.float32)
             chosen = rounded(rows, form, (-2,))
-            scales[row // group] = np.asarray(chosen.scales[0])
+            scales[row // group] = np.asarray(chosen.scales)[0]
             if chosen.zeros is not None:
-                zeros[row // group] = np.asarray(chosen.zeros[0])
+                zeros[row // group] = np.asarray(chosen.zeros)[0]
         scale, zero = scales[row // group], zeros[row // group]
         integers[row] = np.clip(np.rint(matrix[row] / scale) + zero, levels.least, levels.most)
         error = (matrix[row] - (integers[row] - zero) * scale) / factor[row, row]

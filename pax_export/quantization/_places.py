@@ -83,9 +83,14 @@ def why_not(place: QuantizableArray) -> str:
         return "no product of a call takes it"
     if not weight.size:
         return "it has no elements"
-    if not bool(jnp.isfinite(weight).all()):
+    if not _is_finite(weight):
         return "it has NaN or infinite elements"
     return ""
+
+
+@jax.jit
+def _is_finite(weight: Any) -> Any:
+    return jnp.isfinite(weight).all()
 
 
 def other_arrays(net: object, done: set[str]) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,14 @@ import numpy as np
 from jax.tree_util import tree_leaves
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, QuantizationError
-from pax_export._quantized import GROUP, ArrayLike, DynamicInputs, Form, QuantizedArray
+from pax_export._quantized import (
+    GROUP,
+    ArrayLike,
+    DynamicInputs,
+    Form,
+    QuantizedArray,
+    dequantized,
+)
 from pax_export._types import PyTree
 from pax_export.adapters import apply_changes, chosen_modules
 from pax_export.core import Module, Selection, is_array
@@ -492,20 +499,26 @@ def _quantized(
 
 
 def _leaf(place: QuantizableArray, array: QuantizedArray) -> QuantizedLeaf:
-    weight = jnp.asarray(place.weight, jnp.float32)
-    apart = array.dequantized().astype(jnp.float32) - weight
-    norm = float(jnp.sqrt(jnp.sum(weight * weight)))
+    largest, norm, norm_of_weight = map(float, _errors(place.weight, array.form, *array.stored))
     return QuantizedLeaf(
         place.name,
-        tuple(weight.shape),
+        tuple(place.weight.shape),
         array.form.bits,
         array.form.group,
         place.weight.nbytes,
         array.nbytes,
-        float(jnp.max(jnp.abs(apart))),
-        float(jnp.sqrt(jnp.sum(apart * apart))) / norm if norm else 0.0,
+        largest,
+        norm / norm_of_weight if norm_of_weight else 0.0,
         scheme=array.form.scheme,
     )
+
+
+@partial(jax.jit, static_argnums=1)
+def _errors(weight: Any, form: Form, *stored: Any) -> tuple[Any, Any, Any]:
+    """The largest error of a quantized weight, its norm, and that of the weight."""
+    numbers = weight.astype(jnp.float32)
+    apart = dequantized(*stored, form=form).astype(jnp.float32) - numbers
+    return jnp.max(jnp.abs(apart)), jnp.linalg.norm(apart), jnp.linalg.norm(numbers)
 
 
 def _arrays(net: Module) -> Any:

@@ -54,18 +54,18 @@ def rounded(weight: Any, form: Form, reduced: tuple[int, ...]) -> QuantizedArray
         axes = tuple(weight.ndim + axis for axis in reduced)
         integers, scales = _by_channel(weight, axes, levels)
         return QuantizedArray(integers, scales, form)
-    integers, scales, zeros = _by_group(weight, form.axis, form.group, levels, form.scheme)
-    if form.bits == 4:
-        integers = packed(integers, form.axis)
+    integers, scales, zeros = _by_group(weight, form, levels)
     return QuantizedArray(integers, scales, form, None, zeros)
 
 
-def fits_halves(weight: Any, form: Form) -> bool:
+# Each function is one program of jax: operations one by one would be a dozen for each shape.
+@functools.partial(jax.jit, static_argnums=1)
+def fits_halves(weight: Any, form: Form) -> Any:
     """Whether the scales of groups have all digits of a float16, or their groups are zeros."""
     span, _ = _ranges(_grouped(weight, form.axis, GROUP), weight.ndim + form.axis + 1, form.scheme)
     divisors = LEVELS[form.scheme, form.bits].divisors
     least = jnp.min(jnp.where(span > 0, span, jnp.inf)) / max(divisors)
-    return bool((least >= _SMALLEST_SCALE) & (jnp.max(span) / min(divisors) < 65504))
+    return (least >= _SMALLEST_SCALE) & (jnp.max(span) / min(divisors) < 65504)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -92,12 +92,13 @@ def _ranges(numbers: Any, place: int, scheme: str) -> tuple[Any, Any]:
     return high - low, (high + low) / 2
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
-def _by_group(weight: Any, axis: int, group: int, levels: Levels, scheme: str) -> Any:
-    numbers = _grouped(weight.astype(jnp.float32), axis, group)
-    place = weight.ndim + axis + 1
-    span, middle = _ranges(numbers, place, scheme)
-    center = (levels.least + levels.most) / 2 if scheme == "asymmetric" else 0
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _by_group(weight: Any, form: Form, levels: Levels) -> Any:
+    numbers = _grouped(weight.astype(jnp.float32), form.axis, form.group)
+    place = weight.ndim + form.axis + 1
+    span, middle = _ranges(numbers, place, form.scheme)
+    has_zeros = form.scheme == "asymmetric"
+    center = (levels.least + levels.most) / 2 if has_zeros else 0
 
     def tried(divisor: Any) -> tuple[Any, ...]:
         half = (span / divisor).astype(jnp.float16)
@@ -117,9 +118,11 @@ def _by_group(weight: Any, axis: int, group: int, levels: Levels, scheme: str) -
 
     integers, scales, zeros, _ = jax.lax.fori_loop(1, len(divisors), better, tried(divisors[0]))
     scales, zeros = (jnp.squeeze(each, place) for each in (scales, zeros))
-    return integers.reshape(weight.shape), scales, zeros if scheme == "asymmetric" else None
+    integers = integers.reshape(weight.shape)
+    held = packed(integers, form.axis) if form.bits == 4 else integers
+    return held, scales, zeros if has_zeros else None
 
 
-def _grouped(weight: Any, axis: int, group: int) -> Any:
+def _grouped(weight: Any, axis: int, group: int | None) -> Any:
     place, shape = weight.ndim + axis, weight.shape
     return weight.reshape(*shape[:place], -1, group, *shape[place + 1 :])

@@ -56,7 +56,7 @@ def check_integers(
     for each, array in found:
         expected = np.asarray(stored[each.leaf])
         if each.form.bits == 4 and not each.packed:
-            expected = np.asarray(unpacked(expected, each.form.axis))
+            expected = unpacked(expected, each.form.axis)
         several = _lying(_bits_of(expected), each.order)
         array = _bits_of(np.asarray(array))
         expected = next((one for one in several if np.array_equal(one, array)), several[0])

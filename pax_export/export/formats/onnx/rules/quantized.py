@@ -207,7 +207,7 @@ class QuantizedWeight:
         if form.group is None and sum(size != 1 for size in s.shape) > 1:
             return None
         if form.bits == 4:
-            q = np.asarray(unpacked(q, form.axis))
+            q = unpacked(np.asarray(q), form.axis)
         return QuantizedWeight(builder, names, q, s, form)
 
     def written(self, order: Sequence[int], fused: bool) -> str:

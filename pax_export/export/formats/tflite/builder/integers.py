@@ -74,7 +74,7 @@ class StoredNumbers:
         if self.form.scheme == "float":
             return whole
         whole = whole.astype(np.int8, copy=False)
-        return np.asarray(unpacked(whole, self.form.axis)) if self.form.bits == 4 else whole
+        return unpacked(whole, self.form.axis) if self.form.bits == 4 else whole
 
     def _after_steps(self, array: np.ndarray) -> np.ndarray:
         for step in self.steps:
@@ -133,7 +133,7 @@ def pairs(integers: Tensor) -> Tensor:
     """Packed integers of 4 bits in TFLite's order: neighbors along the last axis share a byte."""
 
     def packed() -> list[Tensor]:
-        value = _in_pairs(np.asarray(unpacked(np.asarray(integers.value, np.int8), -1)))
+        value = _in_pairs(unpacked(np.asarray(integers.value, np.int8), -1))
         made = Tensor(value.shape, np.int8, None, value)
         made.name, made.sources = f"{integers.name}:pairs", integers.sources
         return [made]
