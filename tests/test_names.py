@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import os
 import pickle
@@ -186,23 +187,24 @@ def test_a_pickle_loads_the_rooms_that_it_needs(tmp_path):
 SHARED = {"Entry", "Input", "Node", "Program", "Row", "Table"}
 
 
-def names_defined(*kinds):
-    """The names of all definitions of these kinds in the package."""
+@functools.cache
+def definitions():
+    """The kinds and names of all definitions in the package."""
     return [
-        node.name
+        (type(node), node.name)
         for path in (ROOT / "pax_export").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, kinds)
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
     ]
 
 
 def test_a_class_name_has_one_meaning():
-    names = Counter(name.lstrip("_") for name in names_defined(ast.ClassDef))
+    names = Counter(name.lstrip("_") for kind, name in definitions() if kind is ast.ClassDef)
     assert {name for name, count in names.items() if count > 1} <= SHARED
 
 
 def test_share_of_one_word_function_names():
     """Names of functions and methods are a verb and its object, or a noun of the field."""
-    found = names_defined(ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [name for kind, name in definitions() if kind is not ast.ClassDef]
     names = [name.strip("_") for name in found if not name.startswith("__")]
     assert sum("_" not in name for name in names) / len(names) < 0.41
