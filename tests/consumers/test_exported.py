@@ -14,7 +14,7 @@ import pytest
 
 from pax_export.export import retarget, spec, to_saved_model
 from tests.consumers import artifacts, foreign
-from tests.consumers.models import MODELS, call, mlp
+from tests.consumers.models import MODELS, compiled, mlp
 
 
 @jax.jit
@@ -62,7 +62,7 @@ def test_export_for_consumers(name, tmp_path):
     )
     check(report)
     (argument,) = [entry.name for entry in report.signatures["serving_default"].inputs]
-    arrays = cases(name, jax.jit(lambda x: call(model, x)), shape, argument)
+    arrays = cases(name, compiled(model), shape, argument)
     if name == "trainable":
         for batch in artifacts.batches(name):
             for key, value in gradients(model[0], arrays[f"{batch}/in/x"]).items():
