@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -105,14 +106,25 @@ def _tokenizer_files(job: Job) -> dict[str, bytes]:
     """Returns the tokenizer's files, with the template where transformers.js looks for it."""
     files = tokenizer_files(job)
     if job.tokenizer is not None and job.tokenizer.chat_template:
+        template = _write_whitespace(job.tokenizer.chat_template)
         config = json.loads(files["tokenizer_config.json"])
-        config.setdefault("chat_template", job.tokenizer.chat_template)
+        config.setdefault("chat_template", template)
         files["tokenizer_config.json"] = json_file(config)
+        if "chat_template.jinja" in files:
+            files["chat_template.jinja"] = template.encode()
     return files
 
 
 def _generation(job: Job) -> Any:
     return replace(job.lm.config.generation, stop=job.stop, pad=job.pad)
+
+
+def _write_whitespace(template: str) -> str:
+    """A template that needs no `trim_blocks` and `lstrip_blocks`, which the runtime lacks."""
+    bare = re.sub(r"^[ \t]+(?=\{[%#](?!\+))", "", template, flags=re.MULTILINE)
+    return re.sub(
+        r"(?<![-+])([%#]\})\n(\n?)", lambda m: m[1] + ("{{ '\\n' }}" if m[2] else ""), bare
+    )
 
 
 def _genai_config(job: Job) -> dict[str, Any]:

@@ -257,6 +257,23 @@ def test_texts_of_a_runtime_are_compared(job, monkeypatch):
             prove(runtime, job, Path("served"), prompts)
 
 
+def test_a_template_for_onnxruntime_genai_has_its_whitespace(job):
+    """The same text with jinja's `trim_blocks` and `lstrip_blocks`, and without."""
+    template = (
+        "{% for m in messages %}\n    {%- if m.x %}\n\n  a\n  {% else %}\n\n"
+        "{{ m.role }}:\n  {%+ if 1 %}b{% endif +%}\n  {# c #}\n{% endif -%}\n\n d\n{% endfor %}\ne"
+    )
+    written = pax.generation._genai._write_whitespace(template)
+    messages = [{"role": "u", "x": 1}, {"role": "a", "x": 0}]
+    expected = Tokenizer(job.tokenizer._inner, {}, template).apply_chat_template(
+        messages, tokenize=False
+    )
+    again = Tokenizer(job.tokenizer._inner, {}, written)
+    assert again.apply_chat_template(messages, tokenize=False) == expected
+    jinja2 = pytest.importorskip("jinja2")
+    assert jinja2.Environment().from_string(written).render(messages=messages) == expected
+
+
 def test_a_template_for_litert_lm_takes_parts_of_texts(job, monkeypatch):
     """LiteRT-LM hands it lists of parts, and no special tokens."""
     messages = [{"role": "u", "content": "he"}, {"role": "a", "content": "l"}]
