@@ -80,8 +80,9 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
     gguf: Any = require("gguf", "adopt", _PURPOSE)
     config = config_of_gguf(job.lm.config)
     metadata = gguf_metadata(config, job.where) | _vocabulary(job)
-    # The context that is offered; the positions of the training may be more.
-    metadata[f"{config.family}.context_length"] = job.room
+    if config.positions != "learned":  # whose table has a row for each
+        # The context that is offered; the positions of the training may be more.
+        metadata[f"{config.family}.context_length"] = job.room
     writer = gguf.GGUFWriter(place, config.family)
     writer.add_string(_MARK, "1")
     for name, value in metadata.items():

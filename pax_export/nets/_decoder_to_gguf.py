@@ -16,6 +16,8 @@ _NAMES = {"mistral": "llama"}
 _KNOWN = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2")
 #: Architectures of llama.cpp whose queries are as wide as the net.
 _SQUARE = ("qwen2", "gpt2")
+#: Those whose head always is the embedding.
+_TIED = ("gemma", "gemma2")
 TITLE = "llama.cpp"
 
 
@@ -55,6 +57,8 @@ def gguf_metadata(config: DecoderConfig, where: str) -> dict[str, Any]:
         raise no_such_net_error(config, TITLE, where, "output_bias=True")
     if config.family in _SQUARE and config.num_heads * config.head_size != config.dim:
         raise no_such_net_error(config, TITLE, where, "num_heads * head_size is not dim")
+    if config.family in _TIED and not config.tied:
+        raise no_such_net_error(config, TITLE, where, "tied=False")
     check_same(config, back, TITLE, where)
     return {**made, **own}
 

@@ -387,12 +387,27 @@ def test_a_gguf_file_cuts_texts_as_the_tokenizer(cut, tmp_path):
     assert again.encode("a  1") == tokenizer.encode("a  1")
 
 
+def test_a_gguf_file_has_as_much_context_as_learned_positions(tmp_path):
+    """llama.cpp makes the table of GPT-2 by it; others offer what is asked for."""
+    pytest.importorskip("gguf")
+    for family, expected in (("gpt2", None), ("smollm2", 8)):
+        lm, path = net(family, tmp_path / family), tmp_path / f"{family}.gguf"
+        options = {"tokenizer": ascii_tokenizer(), "max_length": 8, "validate": False}
+        export(lm, path, format="gguf", **options)
+        with pax.weights.open_source(path) as source:
+            found = source.metadata[f"{lm.config.family}.context_length"]
+        assert found == (expected or lm.config.max_positions)
+
+
 def test_unsupported_nets_are_refused_before_any_work(tmp_path):
     pytest.importorskip("gguf")
     tokenizer = ascii_tokenizer()
     lm = net("mistral", tmp_path / "hf")
     with refused(pax.errors.InvalidArgumentError, "llama.cpp", "layer 0"):
         export(lm, tmp_path / "a", format="gguf", tokenizer=tokenizer, max_length=8)
+    apart = net("gemma", tmp_path / "gemma", tie_word_embeddings=False)
+    with refused(pax.errors.InvalidArgumentError, "llama.cpp", "tied=False"):
+        export(apart, tmp_path / "a", format="gguf", tokenizer=tokenizer, max_length=8)
     config = dataclasses.replace(lm.config, positions="alibi")
     with refused(pax.errors.InvalidArgumentError, "transformers", "'alibi'"):
         pax.generation.save_pretrained(pax.nets.Decoder(config), tmp_path / "a")
