@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pax_export._jax._programs import call_with_constants as call_with_constants
     from pax_export._jax._programs import equations_of as equations_of
     from pax_export._jax._programs import find_expansion as find_expansion
+    from pax_export._jax._programs import find_sparse as find_sparse
     from pax_export._jax._programs import needed_part as needed_part
     from pax_export._jax._programs import read_arguments as read_arguments
     from pax_export._jax._programs import run_inside as run_inside
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 # Every program imports this package; only exporters and multi-process programs need the rest.
 _HOMES = {
     "_processes": "devices_are_known join_processes",
-    "_programs": "call_part call_with_constants equations_of find_expansion needed_part "
-    "read_arguments run_inside scan_operands scope_constraints",
+    "_programs": "call_part call_with_constants equations_of find_expansion find_sparse "
+    "needed_part read_arguments run_inside scan_operands scope_constraints",
     "_watched": "is_computing jitted_call watch_operations",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -31,6 +31,8 @@ PRIVATE: dict[str, str] = {
     "jax._src.core.set_current_trace": (
         "`with pax.debug.nans()` is jax.debug_nans, which names no module"
     ),
+    "jax.experimental.sparse.bcoo._bcoo_dot_general_impl": "",
+    "jax.experimental.sparse.bcsr._bcsr_dot_general_impl": "",
 }
 
 #: Attributes of jax's objects, in the same way.

@@ -94,6 +94,22 @@ def find_expansion(equation: Any) -> Callable[..., list[Any]] | None:
     return function
 
 
+#: Primitives of `jax.experimental.sparse` with lowerings for some devices beside the function.
+_SPARSE_PRODUCTS = {
+    "bcoo_dot_general": "jax.experimental.sparse.bcoo._bcoo_dot_general_impl",
+    "bcsr_dot_general": "jax.experimental.sparse.bcsr._bcsr_dot_general_impl",
+}
+
+
+def find_sparse(equation: Any) -> Callable[..., Any] | None:
+    """Returns the function behind an operation of `jax.experimental.sparse`; None for others."""
+    if (name := _SPARSE_PRODUCTS.get(equation.primitive.name)) is not None:
+        return private(name)
+    function = equation.primitive.impl
+    is_sparse = str(getattr(function, "__module__", "")).startswith("jax.experimental.sparse.")
+    return function if is_sparse else None
+
+
 def run_inside(
     equation: Any, given: Sequence[Any], run: Callable[[Any, Sequence[Any]], list[Any]]
 ) -> list[Any] | None:

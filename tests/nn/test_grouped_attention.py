@@ -15,6 +15,7 @@ DRAWS = np.random.RandomState(1)
 Q = DRAWS.standard_normal((2, 7, 6, 4)).astype(np.float32)
 K, V = DRAWS.standard_normal((2, 2, 7, 2, 4)).astype(np.float32)
 SEEN = DRAWS.rand(2, 1, 7, 7) < 0.7
+BIAS = DRAWS.standard_normal((6, 7, 7)).astype(np.float32)
 
 
 def by_loops(seen: np.ndarray, scale=0.5, softcap=None, bias=None) -> np.ndarray:
@@ -49,24 +50,22 @@ def test_heads_share_keys_and_see_what_mask_and_window_leave(softcap):
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_a_bias_is_added_to_scaled_logits(softcap):
-    bias = DRAWS.standard_normal((6, 7, 7)).astype(np.float32)
-    found = pax.dot_product_attention(Q, K, V, bias=bias[None], scale=0.1, softcap=softcap)
+    found = pax.dot_product_attention(Q, K, V, bias=BIAS[None], scale=0.1, softcap=softcap)
     whole = np.ones((2, 1, 7, 7), bool)
-    assert_close(found, by_loops(whole, 0.1, softcap, bias), rtol=2e-6)
+    assert_close(found, by_loops(whole, 0.1, softcap, BIAS), rtol=2e-6)
 
 
 @pytest.mark.parametrize("heads", ["masked alike", "masked by head"])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_a_single_query_gives_what_it_gives_among_others(softcap, heads):
     """As in decoding, where XLA's CPU is given one product of matrices for all heads."""
-    bias = DRAWS.standard_normal((6, 7, 7)).astype(np.float32)
     seen = SEEN | np.eye(7, dtype=bool)
-    expected = by_loops(seen, 0.3, softcap, bias)
+    expected = by_loops(seen, 0.3, softcap, BIAS)
     for t in range(7):
         mask = jnp.asarray(seen[:, :, t : t + 1])
         mask = jnp.broadcast_to(mask, (2, 6, 1, 7)) if heads == "masked by head" else mask
         found = pax.dot_product_attention(
-            Q[:, t : t + 1], K, V, mask=mask, bias=bias[None, :, t : t + 1], scale=0.3,
+            Q[:, t : t + 1], K, V, mask=mask, bias=BIAS[None, :, t : t + 1], scale=0.3,
             softcap=softcap,
         )  # fmt: skip
         assert found.shape == (2, 1, 6, 4)

@@ -15,13 +15,14 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.lax import linalg
 
-from pax_export._jax import scan_operands
+from pax_export._jax import find_sparse, scan_operands
 from pax_export.export.portable.decompositions.cumulative import by_loop
 from pax_export.export.portable.decompositions.reductions import reduce_prod
 from pax_export.export.portable.decompositions.windows import greatest, least
 from pax_export.export.portable.fourier import fourier_sums
 from pax_export.export.portable.program import is_key, is_static, traced
 from pax_export.export.portable.rewrite import rewritten
+from pax_export.export.portable.sizes import trace
 
 #: Primitive name -> a function from an equation to a function of its operands,
 #: or None where jax needs none.
@@ -39,6 +40,9 @@ def differentiable(program: Any) -> Any:
 
 
 def _replacement(functions: Functions, equation: Any) -> Any:
+    if (sparse := find_sparse(equation)) is not None:  # jax may call libraries of devices
+        operands = [atom.aval for atom in equation.invars]
+        return trace(sparse, operands, equation.params, several=True)
     choose = functions.get(equation.primitive.name)
     function = choose(equation) if choose is not None else None
     return None if function is None else traced(function, equation.invars)

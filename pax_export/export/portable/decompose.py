@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pax_export._jax import find_expansion
+from pax_export._jax import find_expansion, find_sparse
 from pax_export.export.portable import kept
 from pax_export.export.portable.decompositions import (
     DECOMPOSITIONS,
@@ -58,8 +58,10 @@ def _is_known(equation: Any) -> bool:
 def third_party_implementation(equation: Any) -> Callable[..., Any] | None:
     """Returns the function of jax that implements a primitive of another library, or None.
 
-    The primitive may have the name of one of jax's.
+    The primitive may have the name of one of jax's. `jax.experimental.sparse` is another library.
     """
+    if (sparse := find_sparse(equation)) is not None:
+        return sparse
     function = inner = equation.primitive.impl
     while isinstance(inner, functools.partial):
         inner = inner.func
@@ -74,7 +76,8 @@ def decomposed(equation: Any) -> Any:
         return empty
     if (function := third_party_implementation(equation)) is not None:
         try:
-            return trace(function, operands, equation.params)
+            several = find_sparse(equation) is not None
+            return trace(function, operands, equation.params, several=several)
         except Exception as error:
             reason = f"whose implementation jax cannot trace ({type(error).__name__}: {error})"
             raise NotDecomposedError(reason) from error

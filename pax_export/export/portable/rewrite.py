@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from jax.extend.core import primitives
 
 from pax_export._jaxpr import inner_programs, is_program
@@ -25,6 +26,11 @@ def rewritten(program: Any, replace: Replace) -> Any:
         replace: a `Replace`; it is not called for the operations of its results.
     """
     return _Rewriter(replace).program(program)
+
+
+def with_python_numbers(program: Any) -> Any:
+    """Returns a program whose parameters have no integers of numpy, which `isinstance` misses."""
+    return _PythonNumbers(lambda _: None).program(program)
 
 
 class _Rewriter:
@@ -52,8 +58,10 @@ class _Rewriter:
             return equation
         if called is not None:
             return call_of(equation, called, equation.invars, equation.outvars)
-        if not any(True for _ in inner_programs(equation)):
-            return equation
+        has_programs = any(True for _ in inner_programs(equation))
+        return self._with_parameters(equation) if has_programs else equation
+
+    def _with_parameters(self, equation: Any) -> Any:
         params = {name: self._parameter(value) for name, value in equation.params.items()}
         if all(params[name] is value for name, value in equation.params.items()):
             return equation
@@ -62,10 +70,21 @@ class _Rewriter:
     def _parameter(self, value: Any) -> Any:
         if is_program(value):
             return self.program(value)
-        if isinstance(value, (tuple, list)) and any(map(is_program, value)):
+        if isinstance(value, (tuple, list)):
             new: Sequence[Any] = [self._parameter(each) for each in value]
-            return value if all(a is b for a, b in zip(new, value)) else type(value)(new)
+            make: Any = getattr(value, "_make", type(value))
+            return value if all(a is b for a, b in zip(new, value)) else make(new)
         return value
+
+
+class _PythonNumbers(_Rewriter):
+    """Replaces no operation, but integers of numpy among the parameters."""
+
+    def _equation(self, equation: Any) -> Any:
+        return self._with_parameters(equation)
+
+    def _parameter(self, value: Any) -> Any:
+        return int(value) if isinstance(value, np.integer) else super()._parameter(value)
 
 
 def call_of(equation: Any, program: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:

@@ -13,7 +13,7 @@ from jax import export as jax_export
 from pax_export._jax import scope_constraints
 from pax_export._types import Array, PyTree
 
-_COMPARISON = re.compile(r"comparison '(.+)' (>=|<) '(.+)' is inconclusive")
+_COMPARISON = re.compile(r"comparison '(.+)' (>=|<|>) '(.+)' is inconclusive")
 #: The largest number of comparisons that are assumed.
 _MOST = 20
 
@@ -36,7 +36,9 @@ def has_no_elements(array: Any) -> bool:
     return not jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def trace(function: Callable[..., Any], operands: Sequence[Any], parameters: Any) -> Any:
+def trace(
+    function: Callable[..., Any], operands: Sequence[Any], parameters: Any, several: bool = False
+) -> Any:
     """Traces ``function(*operands, **parameters)`` as `jax.make_jaxpr` does.
 
     A rewritten program may make jax check ``h - 2 >= 0``, which the original program implies. It is
@@ -46,6 +48,7 @@ def trace(function: Callable[..., Any], operands: Sequence[Any], parameters: Any
         function: the function to trace.
         operands: shapes and dtypes of the operands.
         parameters: by name; sizes in them may be symbolic too.
+        several: whether what is right for sizes greater than another is right for equal ones, too.
     """
     assumed: list[str] = []
     for _ in range(_MOST):
@@ -56,7 +59,8 @@ def trace(function: Callable[..., Any], operands: Sequence[Any], parameters: Any
             return jax.make_jaxpr(lambda *values: function(*values, **given))(*structs)  # noqa: B023
         except jax.errors.InconclusiveDimensionOperation as error:
             found = _COMPARISON.search(str(error))
-            condition = f"{found[1]} >= {found[3]}" if found else ""
+            more = " + 1" if found and found[2] == ">" else ""
+            condition = f"{found[1]} >= {found[3]}{more}" if found and several >= bool(more) else ""
             if not condition or condition in assumed:
                 raise
             assumed.append(condition)
@@ -78,7 +82,8 @@ class _Again:
     def value(self, given: PyTree) -> Any:
         """A parameter, with symbolic sizes inside of tuples and lists in the new scope."""
         if isinstance(given, (tuple, list)):
-            return given if hasattr(given, "_fields") else type(given)(map(self.value, given))
+            make: Any = getattr(given, "_make", type(given))
+            return make(map(self.value, given))
         if not jax_export.is_symbolic_dim(given):
             return given
         if self._scope is None:

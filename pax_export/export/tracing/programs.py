@@ -361,7 +361,9 @@ _CALLS = re.compile(r"\b(?:jax|jnp|numpy|lax|fft)\.(\w+)\(")
 
 
 def _as_symbolic(error: Exception) -> str:
-    """Returns our function for a symbolic size that jax's function does not accept, or None."""
+    """Returns what to write for a function or index of jax that accepts no symbolic size."""
+    if "valid indices" in str(error):
+        return "jax.numpy.asarray(size) as the index; or "
     text = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if _is_of_model(frame.f_code.co_filename):

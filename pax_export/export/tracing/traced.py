@@ -20,6 +20,7 @@ from pax_export._jaxpr import jaxpr_constants, jaxpr_operations, jaxpr_parameter
 from pax_export._types import PyTree, TracedProgram
 from pax_export.export import symbolic_numpy
 from pax_export.export.portable.any_size import differentiable
+from pax_export.export.portable.rewrite import with_python_numbers
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.outline import outline
 from pax_export.export.tracing.source_lines import attach_operations
@@ -101,9 +102,10 @@ def trace(
     if shorter is not None:
         lowerable = jax.jit(shorter)
         traced = lowerable.trace(list(structs))
-    program = traced.jaxpr
-    held = _large_constants(program)
-    return Traced(function, tuple(structs), held, jitted, program, whole, lowerable, results)
+    held = _large_constants(traced.jaxpr)
+    made = Traced(function, tuple(structs), held, jitted, traced.jaxpr, whole, lowerable, results)
+    program = with_python_numbers(made.program)
+    return made if program is made.program else made.with_program(program)
 
 
 def for_symbolic_sizes(structs: Sequence[Any]) -> AbstractContextManager[None]:

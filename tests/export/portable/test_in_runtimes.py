@@ -7,10 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import sparse
 from jax.scipy import special
 
 from pax_export.errors import UnsupportedOperationError, ValidationError
-from pax_export.export import load, spec, symbolic_numpy, to_onnx, to_tflite
+from pax_export.export import (
+    load,
+    spec,
+    symbolic_numpy,
+    to_onnx,
+    to_saved_model,
+    to_stablehlo,
+    to_tflite,
+)
 from pax_export.export.validation.validate import Case, compare_either
 from tests.closeness import assert_close
 
@@ -107,3 +116,50 @@ def test_an_example_that_is_no_number_is_named_as_a_reason():
     with pytest.raises(ValidationError) as caught:
         compare_either(case, {"y": np.ones(2, np.float32)})
     assert caught.value.write.startswith("an example without NaN and infinity: of these, decomp")
+
+
+ENTRIES = np.where(np.random.default_rng(3).random((6, 6)) < 0.4, 1.5, 0).astype(np.float32)
+
+
+def sparse_products(x):
+    with jax.ensure_compile_time_eval():
+        matrix, rows = sparse.BCOO.fromdense(ENTRIES), sparse.BCSR.fromdense(ENTRIES)
+    weighted = jax.vmap(lambda w, h: sparse.BCOO((w, matrix.indices), shape=(6, 6)) @ h)
+    return {
+        "shared": jax.vmap(lambda h: matrix @ h)(x),
+        "rows": jax.vmap(lambda h: rows @ h)(x),
+        "right": x[:, :, 0] @ matrix.T,
+        "square": (matrix @ matrix).todense() @ x[0],
+        "each": weighted(jnp.tile(x[:, 0, :1], (1, matrix.nse)), x),
+    }
+
+
+@pytest.mark.parametrize("write", [to_onnx, to_tflite, to_saved_model, to_stablehlo])
+def test_sparse_matrices(write, tmp_path):
+    write(sparse_products, tmp_path / "m", spec("batch, 6, 4"), validate=False)
+    served = load(tmp_path / "m")
+    for batch in (1, 3):
+        x = np.random.default_rng(batch).normal(size=(batch, 6, 4)).astype(np.float32)
+        found, expected = served(x), sparse_products(jnp.asarray(x))
+        for name, value in expected.items():
+            assert_close(found[name], value, rtol=1e-6, where=name)
+
+
+def numbers_of_numpy(x):
+    one, two = np.int64(1), np.int64(2)
+    sides = (one, two, two, one)
+    return {
+        "largest": lax.reduce_window(x, -np.inf, lax.max, sides, (one,) * 4, "VALID"),
+        "sums": lax.reduce_window(x, 0.0, lax.add, sides, (one,) * 4, "SAME"),
+        "power": lax.integer_pow(x, np.int64(3)),
+        "in_a_loop": lax.map(lambda row: lax.integer_pow(row, two), x),
+    }
+
+
+@pytest.mark.parametrize("write", [to_onnx, to_tflite, to_saved_model])
+def test_parameters_that_are_integers_of_numpy(write, tmp_path):
+    write(numbers_of_numpy, tmp_path / "m", spec("2, 6, 5, 3"), validate=False)
+    x = np.random.default_rng(0).normal(size=(2, 6, 5, 3)).astype(np.float32)
+    found, expected = load(tmp_path / "m")(x), numbers_of_numpy(jnp.asarray(x))
+    for name, value in expected.items():
+        assert_close(found[name], value, rtol=1e-6, where=name)

@@ -204,6 +204,12 @@ def test_what_jax_wants_as_a_number_names_the_function_to_write(tmp_path):
     assert caught.value.where.startswith("test_symbolic_rules.py:")
 
 
+def test_a_symbolic_index_is_told_to_be_an_array(tmp_path):
+    with pytest.raises(errors.SymbolicDimensionError) as caught:
+        to_saved_model(lambda x: x[x.shape[0] // 2], tmp_path / "m", spec("n"))
+    assert caught.value.write.startswith("jax.numpy.asarray(size) as the index; or ")
+
+
 def slope(params, x):
     return jax.grad(lambda x: jnp.prod(x * params["shift"]))(x)
 
