@@ -53,6 +53,8 @@ def test_a_runtime_says_what_jax_says_of_a_quantized_net(format, family, bits, t
     small, _ = pax.quantize(lm, bits=bits, group=32)
     options = {"format": format, "tokenizer": ascii_tokenizer()}
     options["max_length"] = lm.config.max_positions
+    if format == "litertlm" and bits == 4:
+        options["accuracy_level"] = 1  # the kernel rounds scales of groups to bfloat16
     report = pax.generation.export(small, tmp_path / f"served.{format}", **options)
     assert report.validated == "process" and report.details["quantized"]["bits"] == [bits]
     print(family, report.details["tokens"], report.differs)
