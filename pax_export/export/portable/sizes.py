@@ -59,9 +59,10 @@ def trace(
             return jax.make_jaxpr(lambda *values: function(*values, **given))(*structs)  # noqa: B023
         except jax.errors.InconclusiveDimensionOperation as error:
             found = _COMPARISON.search(str(error))
-            more = " + 1" if found and found[2] == ">" else ""
-            condition = f"{found[1]} >= {found[3]}{more}" if found and several >= bool(more) else ""
-            if not condition or condition in assumed:
+            if found is None or (found[2] == ">" and not several):
+                raise
+            condition = f"{found[1]} >= {found[3]}" + " + 1" * (found[2] == ">")
+            if condition in assumed:
                 raise
             assumed.append(condition)
     raise RecursionError("too many comparisons of symbolic sizes")
