@@ -190,7 +190,7 @@ MODELS = {
 
 
 def compiled(model):
-    """What jax says; its weights are no constants, which XLA would take seconds for."""
+    """What jax says; as constants, weights would be in the folder of compiled programs."""
     params, function = model if isinstance(model, tuple) else (model, _call)
     return functools.partial(jax.jit(function), params)
 
