@@ -105,6 +105,23 @@ def _is_one_at_least(length: Any) -> bool:
         return False
 
 
+def _accumulation(equation: Any) -> Callable[..., Any] | None:
+    """Accumulates one more element, if there may be none; jax checks whether there are any."""
+    axis, reverse = equation.params["axis"], equation.params["reverse"]
+    shape = equation.invars[0].aval.shape
+    if is_static(shape) or _is_one_at_least(shape[axis]):
+        return None
+    widths = [(0, 0, 0)] * len(shape)
+    widths[axis] = (1, 0, 0) if reverse else (0, 1, 0)
+    outside = [(-low, -high, 0) for low, high, _ in widths]
+
+    def accumulate(x: Any) -> Any:
+        found = equation.primitive.bind(lax.pad(x, _zeros()(x.dtype), widths), **equation.params)
+        return lax.pad(found, _zeros()(found.dtype), outside)
+
+    return accumulate
+
+
 def _fourier(equation: Any) -> Callable[..., Any] | None:
     if not _is_symbolic(*equation.params["fft_lengths"]):
         return None
@@ -276,6 +293,7 @@ def _triangular(equation: Any) -> Callable[..., Any] | None:
 _LOWERED: Functions = {
     "scan": _scan,
     "fft": _fourier,
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _accumulation),
     "conv_general_dilated": _groups,
     "select_and_scatter_add": _of_window,
 }

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax._src.interpreters import mlir
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import ad, batching
@@ -202,6 +203,23 @@ def test_what_jax_wants_as_a_number_names_the_function_to_write(tmp_path):
         to_saved_model(({"shift": np.float32(1)}, placed_evenly), tmp_path / "m", spec("n"))
     assert caught.value.write.startswith("symbolic_numpy.linspace of pax_export.export; or ")
     assert caught.value.where.startswith("test_symbolic_rules.py:")
+
+
+def accumulated(x):
+    return {
+        f"{function.__name__}_{reverse}": function(x[1:], 0, reverse)
+        for function in (lax.cumsum, lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp)
+        for reverse in (False, True)
+    }
+
+
+def test_accumulations_of_what_may_be_empty(tmp_path):
+    to_stablehlo(accumulated, tmp_path / "m", spec("n, 2"), vjp_order=1)
+    for n in (2, 5):
+        x = np.random.default_rng(n).normal(size=(n, 2)).astype(np.float32)
+        found, expected = load(tmp_path / "m")(x), accumulated(x)
+        for name, value in expected.items():
+            assert_close(found[name], value, rtol=1e-6, where=name)
 
 
 def test_a_symbolic_index_is_told_to_be_an_array(tmp_path):
