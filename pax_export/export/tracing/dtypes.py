@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export._errors import UnsupportedDtypeError
+from pax_export._errors import InvalidArgumentTypeError, UnsupportedDtypeError
 from pax_export._types import DTypeLike, PyTree
 from pax_export.export.artifact.dtypes import STRING, name_of, numpy_dtype  # noqa: F401
 
@@ -78,7 +78,14 @@ def stored(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 def store(array: PyTree) -> Any:
     """The array in its type outside of jax."""
-    dtype = jax.numpy.result_type(array)
+    try:
+        dtype = jax.numpy.result_type(array)
+    except TypeError as error:
+        raise InvalidArgumentTypeError(
+            "The model returns something that is not an array.",
+            got=repr(array),
+            write="arrays and numbers as outputs",
+        ) from error
     if is_key(dtype):
         return jax.random.key_data(array)
     wide = _WIDENED.get(dtype.name)

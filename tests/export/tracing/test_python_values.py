@@ -215,3 +215,9 @@ def test_state_of_another_shape_is_told_what_to_do_about_shapes(tmp_path):
         to_saved_model(Growing(), tmp_path / "m", spec("n"), state="update")
     assert caught.value.write.startswith("new state of shape [1]: a buffer of the maximum size")
     assert "astype" not in caught.value.write
+
+
+def test_a_text_among_the_outputs_is_refused(tmp_path):
+    with pytest.raises(InvalidArgumentTypeError, match="not an array") as caught:
+        to_stablehlo(lambda x: {"x": x, "unit": "mm"}, tmp_path / "m", spec("n"))
+    assert caught.value.got == "'mm'"
