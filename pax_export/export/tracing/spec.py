@@ -160,6 +160,12 @@ def resolve_inputs(
     """Turns a user's ``inputs`` into named, abstract arrays; `skip` parameters are the model's."""
     if isinstance(inputs, str):
         _refuse_shape(inputs)
+    if inputs is None:
+        raise InvalidArgumentTypeError(
+            "The inputs of this model must be described.",
+            got="inputs=None",
+            write='spec("batch, 3"), () without inputs, or (None,) where the model takes None',
+        )
     constraints = as_strings("constraints", constraints, _CONSTRAINTS)
     args = inputs if type(inputs) is tuple else (inputs,)
     args, named = jax.tree_util.tree_map(_from_tensorflow, (args, _by_name(kwargs)))

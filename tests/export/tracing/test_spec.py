@@ -100,6 +100,12 @@ def test_an_input_that_describes_nothing():
         resolved(one, {"a": "batch, 3"})
 
 
+def test_missing_inputs():
+    with refused(InvalidArgumentTypeError, "inputs=None", "spec("):
+        resolved(one, None)
+    assert not names(resolved(one, (None,)))
+
+
 def test_inputs_that_do_not_fit_the_parameters():
     with refused(InvalidArgumentError, "too many positional arguments"):
         resolved(one, (spec("n"), spec("n")))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._errors import InvalidArgumentError
 from pax_export._files import checksums
 from pax_export._types import PyTree
 from pax_export.export.artifact.formats import STABLEHLO
@@ -242,12 +242,6 @@ def _given_exports(model: Any, inputs: PyTree, methods: object) -> dict[str, Exp
         model = {"serving_default": model}
     several = isinstance(model, dict) and model
     if not (several and all(isinstance(each, Exported) for each in model.values())):
-        if inputs is None:
-            raise InvalidArgumentTypeError(
-                "The inputs of this model must be described.",
-                got="inputs=None",
-                write='to_stablehlo(model, path, spec("batch, 3"))',
-            )
         return None
     if inputs is not None or methods is not None:
         raise InvalidArgumentError(
