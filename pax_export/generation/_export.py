@@ -125,8 +125,9 @@ def export(
         pad: the id of padding after a stop; may be negative.
         prompts: token lists for the validation; random by default.  For a runtime also strings.
         options: arguments of the format's exporter: ``validate``, ``overwrite``,
-            ``accuracy_level`` (runtimes accept these three, llama.cpp the first two), ``sign``,
-            ``platforms``, ``consumer``, ``opset``, ``quantize``, ...
+            ``accuracy_level`` (runtimes accept these three, llama.cpp the first two; the default
+            is 1 for ``"web"``, else 4), ``sign``, ``platforms``, ``consumer``, ``opset``,
+            ``quantize``, ...
 
     Returns:
         The report of the export.  `pax_export.export.load` loads the export.

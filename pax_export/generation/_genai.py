@@ -201,5 +201,5 @@ def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> lis
 
 GENAI = Runtime(
     "genai", "onnxruntime-genai", ("onnxruntime_genai",), "genai", _check, _write, run=_run,
-    has_levels=True,
+    level=4,
 )  # fmt: skip

@@ -240,5 +240,5 @@ def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> lis
 
 LITERTLM = Runtime(
     "litertlm", "LiteRT-LM", ("litert_lm",), "litertlm", _check, _write, True, _MARK.encode(),
-    ".litertlm", run=_run, reads_texts=True, has_levels=True,
+    ".litertlm", run=_run, reads_texts=True, level=4,
 )  # fmt: skip

@@ -86,7 +86,7 @@ class Runtime(NamedTuple):
         find: refuses a validation whose programs are missing.
         run: continues prompts, instead of the function of `_runtime_calls`.
         reads_texts: whether it takes strings, and tokenizes them itself.
-        has_levels: whether a file sets the accuracy of quantized products.
+        level: the default ``accuracy_level`` of quantized products; None if a file has none.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Runtime(NamedTuple):
     find: Callable[[], None] | None = None
     run: Callable[[Job, Path, Mapping[str, Any], float], list[Any]] | None = None
     reads_texts: bool = False
-    has_levels: bool = False
+    level: Literal[1, 4] | None = None
 
 
 def export_for_runtime(
@@ -112,7 +112,7 @@ def export_for_runtime(
     tokenizer: Tokenizer | str | os.PathLike[str] | None,
     max_length: int | str | None,
     prompts: PyTree = None,
-    accuracy_level: Literal[1, 4] = 4,
+    accuracy_level: Literal[1, 4] | None = None,
     validate: bool = True,
     overwrite: bool = False,
     where: str = "export",
@@ -120,7 +120,7 @@ def export_for_runtime(
 ) -> Report:
     """Writes a language model for a runtime, and has the runtime continue texts as jax does."""
     began = time.perf_counter()
-    if accuracy_level != 4 and not runtime.has_levels:
+    if accuracy_level not in (None, 4) and not runtime.level:
         others["accuracy_level"] = accuracy_level
     if others:
         raise InvalidArgumentTypeError(
@@ -128,7 +128,7 @@ def export_for_runtime(
             where=where,
             got=a_few(sorted(others), 6),
             write="tokenizer, max_length, prompts, validate and overwrite"
-            + ", accuracy_level" * runtime.has_levels,
+            + ", accuracy_level" * bool(runtime.level),
         )
     if not os.fspath(path).endswith(runtime.suffix):
         raise InvalidArgumentError(
@@ -137,8 +137,9 @@ def export_for_runtime(
             got=os.fspath(path),
             write=f"a path that ends with {runtime.suffix}",
         )
-    check_choice("accuracy_level", accuracy_level, (1, 4))
-    job = replace(_job(runtime, lm, tokenizer, max_length, where), accuracy_level=accuracy_level)
+    level = (runtime.level or 4) if accuracy_level is None else accuracy_level
+    check_choice("accuracy_level", level, (1, 4))
+    job = replace(_job(runtime, lm, tokenizer, max_length, where), accuracy_level=level)
     runtime.check(job)
     asked = _test_prompts(job, prompts)
     if runtime.reads_texts and validate:

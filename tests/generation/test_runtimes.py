@@ -554,6 +554,10 @@ def test_products_in_float32(tmp_path):
         assert found[0] != found[1]
         if format == "genai":
             assert b"DequantizeLinear" in found[1] and b"DequantizeLinear" not in found[0]
+    report = export(small, tmp_path / "web", format="web", **options)
+    assert report.details["quantized"]["accuracy_level"] == 1  # by default
+    with refused(pax.errors.InvalidArgumentError, "accuracy_level=0"):
+        export(small, tmp_path / "a", format="genai", accuracy_level=0, **options)
     with refused(pax.errors.InvalidArgumentTypeError, "got: accuracy_level"):
         export(small, tmp_path / "a.gguf", format="gguf", accuracy_level=1, **options)
 
