@@ -124,8 +124,9 @@ def _variance(graph: Producers, atom: Any, rank: int) -> Any:
         for one, other in (bounded.invars, bounded.invars[::-1]):
             if graph.scalar(one) == 0.0:
                 atom = other
-    if _mean(graph, atom, rank) is not None:
-        root = _mean_square(graph, atom, rank)
+    squares = _mean(graph, atom, rank)
+    if squares is not None:
+        root = _square_root(graph, squares)
         return None if root is None else _centered(graph, root)
     apart = graph.maker(atom, "sub")
     if apart is None:
@@ -200,15 +201,19 @@ def _normalized(
         root = None if inner is None else graph.maker(inner, "rsqrt")
         return None if root is None else _of_sum(graph, root.invars[0], last + 1, spread)
 
-    roots = [found for part in _factors(graph, atom) if (found := root_of(part))]
+    roots = [(part, found) for part in _factors(graph, atom) if (found := root_of(part))]
     if len(roots) != 1:
         return None
-    of, epsilon = roots[0]
-    parts = [part for part in _factors(graph, atom, of) if graph.scalar(part) != 1.0]
-    left = [part for part in parts if not root_of(part)]
-    scales = [vector for part in left if (vector := graph.is_vector(part, last)) is not None]
-    arrays = [part for part in left if graph.is_vector(part, last) is None]
-    return (arrays[0], of, epsilon, scales) if len(arrays) == 1 and len(scales) < 2 else None
+    ((root, (of, epsilon)),) = roots
+    arrays, scales = [], []
+    for part in _factors(graph, atom, of):
+        if part is not root and graph.scalar(part) != 1.0:
+            vector = graph.is_vector(part, last)
+            arrays += [part] * (vector is None)
+            scales += [vector] * (vector is not None)
+    if len(arrays) != 1 or len(scales) > 1 or arrays[0].aval.shape != atom.aval.shape:
+        return None
+    return arrays[0], of, epsilon, scales
 
 
 def _factors(graph: Producers, atom: Any, whole: Any = None) -> Iterator[Any]:

@@ -178,7 +178,7 @@ def composite(equation: Any, operands: Operands) -> Results:
             made = kept.call(name, x.lying(x.order), axes=places, keepdims=True)
             return [Laid(made, x.order)]
         return _reduced(x, told["axes"], lambda y, at: kept.call(name, y, axes=at, keepdims=False))
-    if name in ("softmax", "log_softmax") and x.order[-1] == told["axis"] != -1:
+    if name in ("softmax", "log_softmax") and x.order[-1] == told["axis"]:
         return [Laid(kept.call(name, x.lying(x.order), axis=x.rank - 1), x.order)]
     if name not in kept.ELEMENTWISE:
         return None
