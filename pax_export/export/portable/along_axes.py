@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from pax_export._jaxpr import is_literal
 from pax_export.export.portable.graph import Producers, Recognized, close, is_one, pattern, scaled
 from pax_export.export.portable.program import is_static
+
+#: A product of more is no norm; a number squared n times has 2 ** n.
+_MOST_FACTORS = 16
 
 
 def reduced(graph: Producers, atom: Any, name: str) -> tuple[Any, int] | None:
@@ -201,12 +205,13 @@ def _normalized(
         root = None if inner is None else graph.maker(inner, "rsqrt")
         return None if root is None else _of_sum(graph, root.invars[0], last + 1, spread)
 
-    roots = [(part, found) for part in _factors(graph, atom) if (found := root_of(part))]
+    parts = islice(_factors(graph, atom), _MOST_FACTORS)
+    roots = [(part, found) for part in parts if (found := root_of(part))]
     if len(roots) != 1:
         return None
     ((root, (of, epsilon)),) = roots
     arrays, scales = [], []
-    for part in _factors(graph, atom, of):
+    for part in _factors(graph, atom, of):  # all of them: none may be dropped
         if part is not root and graph.scalar(part) != 1.0:
             vector = graph.is_vector(part, last)
             arrays += [part] * (vector is None)
