@@ -216,7 +216,9 @@ def _normalized(
             vector = graph.is_vector(part, last)
             arrays += [part] * (vector is None)
             scales += [vector] * (vector is not None)
-    if len(arrays) != 1 or len(scales) > 1 or arrays[0].aval.shape != atom.aval.shape:
+        if len(arrays) > 1 or len(scales) > 1:
+            return None
+    if not arrays or arrays[0].aval.shape != atom.aval.shape:
         return None
     return arrays[0], of, epsilon, scales
 

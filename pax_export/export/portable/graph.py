@@ -138,27 +138,31 @@ def pattern(*names: str) -> Callable[[Pattern], Pattern]:
     return register
 
 
+#: A product of more is none of the patterns; a number squared n times has 2 ** n factors.
+_MOST_FACTORS = 32
+
+
 def scaled(graph: Producers, atom: object) -> tuple[float, list[Any]]:
-    """Splits a product into a known number and the other factors."""
-    number, others = 1.0, []
-    equation = graph.maker(atom, "neg", "div")
-    if equation is not None and equation.primitive.name == "neg":
-        number, others = scaled(graph, equation.invars[0])
-        return -number, others
-    if equation is not None:
-        by = graph.scalar(equation.invars[1])
-        if by:
-            number, others = scaled(graph, equation.invars[0])
-            return number / by, others
-        return 1.0, [graph.same(atom)]
-    equation = graph.maker(atom, "mul")
-    if equation is None:
-        known = graph.scalar(atom)
-        return (1.0, [graph.same(atom)]) if known is None else (known, [])
-    for each in equation.invars:
-        one, inner = scaled(graph, each)
-        number, others = number * one, others + inner
-    return number, others
+    """Splits a product into a known number and the other factors; none of a long product."""
+    number, others, left = 1.0, [], [atom]
+    for _ in range(_MOST_FACTORS):
+        if not left:
+            return number, others
+        atom = left.pop()
+        known, equation = graph.scalar(atom), graph.maker(atom, "neg", "div", "mul")
+        name = "" if equation is None else equation.primitive.name
+        by = graph.scalar(equation.invars[1]) if name == "div" else None
+        if known is not None:
+            number *= known
+        elif name == "neg":
+            number, left = -number, [*left, *equation.invars]
+        elif name == "mul":
+            left += equation.invars[::-1]
+        elif by:
+            number, left = number / by, [*left, equation.invars[0]]
+        else:
+            others.append(graph.same(atom))
+    return 1.0, []
 
 
 def close(one: float, other: float) -> bool:

@@ -15,6 +15,7 @@ from pax_export._jaxpr import walk_equations
 from pax_export.export import spec
 from pax_export.export.portable import PassOptions, Weight, optimized
 from pax_export.export.portable.arithmetic import LARGE
+from pax_export.export.portable.graph import Producers
 from pax_export.export.portable.kept import name_of
 from pax_export.export.tracing.exportable import make_exportable
 from pax_export.export.tracing.programs import trace_all
@@ -423,6 +424,32 @@ LOOKALIKES = {
 def test_what_only_looks_like_them_is_not(name):
     found, _ = check({}, lambda _, x: LOOKALIKES[name](x), spec("3, 5, 5"), (random(3, 5, 5),))
     assert not {"softmax", "gelu", "silu", "layer_norm", "rms_norm"} & found.keys()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_factors_are_searched_in_linear_time(norm, monkeypatch):
+    """A number squared n times has 2 ** n factors; a norm may be behind them."""
+
+    def squared(count):
+        def function(_, x):
+            root = lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
+            y = jnp.sin(x)
+            for _ in range(count):
+                y = y * y
+            return root * y if norm else y * jnp.tanh(y)
+
+        return function
+
+    visits, maker = Counter(), Producers.maker
+
+    def counted(self, *given):
+        visits[count] += 1
+        return maker(self, *given)
+
+    monkeypatch.setattr(Producers, "maker", counted)
+    for count in (8, 16):
+        portable(({}, squared(count)), spec("batch, 4"))
+    assert 0 < visits[16] < 3 * visits[8]
 
 
 def test_lines_and_modules_are_kept():
