@@ -27,13 +27,7 @@ from pax_export.export.pipeline.format_exporter import (
     store_of,
 )
 from pax_export.export.pipeline.run_export import run_export
-from pax_export.export.portable import (
-    PassOptions,
-    PortableProgram,
-    Weight,
-    decompose,
-    optimized,
-)
+from pax_export.export.portable import PassOptions, PortableProgram, Weight, decompose, optimized
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import attach_operations

@@ -14,11 +14,7 @@ from pax_export.export.portable import activations as activations
 from pax_export.export.portable import along_axes as along_axes
 from pax_export.export.portable import kept
 from pax_export.export.portable.graph import PATTERNS, Producers
-from pax_export.export.portable.program import (
-    CONTROL,
-    PortableProgram,
-    with_bodies,
-)
+from pax_export.export.portable.program import CONTROL, PortableProgram, with_bodies
 
 _DTYPES = frozenset({"float32"})
 

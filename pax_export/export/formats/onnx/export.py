@@ -12,11 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from pax_export._errors import (
-    InvalidArgumentError,
-    UnsupportedOperationError,
-    ValidationError,
-)
+from pax_export._errors import InvalidArgumentError, UnsupportedOperationError, ValidationError
 from pax_export._files import checksums
 from pax_export._optional import find, require
 from pax_export.export.artifact.embedded import append_field

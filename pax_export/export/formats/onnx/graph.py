@@ -10,13 +10,7 @@ import jax
 import numpy as np
 
 from pax_export.export.formats.onnx.sizes import OnnxSizes
-from pax_export.export.formats.onnx.values import (
-    Value,
-    carrier,
-    is_number,
-    is_rounded,
-    same_shape,
-)
+from pax_export.export.formats.onnx.values import Value, carrier, is_number, is_rounded, same_shape
 from pax_export.export.validation.integers import Quantized
 
 #: Converts a program of jax: (program, arguments) to results.

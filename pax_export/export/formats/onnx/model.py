@@ -19,13 +19,7 @@ from pax_export.export.formats.onnx.graph import GraphBuilder, all_nodes, needed
 from pax_export.export.formats.onnx.integers import with_integer_convolutions
 from pax_export.export.formats.onnx.registry import RULES
 from pax_export.export.formats.onnx.shapes import declare_shapes
-from pax_export.export.formats.onnx.values import (
-    Value,
-    carrier,
-    is_complex,
-    is_number,
-    is_rounded,
-)
+from pax_export.export.formats.onnx.values import Value, carrier, is_complex, is_number, is_rounded
 from pax_export.export.lowering.variables import Store
 from pax_export.export.pipeline.format_exporter import portable_program
 from pax_export.export.portable import (

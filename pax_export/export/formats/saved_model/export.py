@@ -30,11 +30,7 @@ from pax_export.export.pipeline.arguments import (
     signature_keys,
 )
 from pax_export.export.pipeline.export_run import ExportRun
-from pax_export.export.pipeline.format_exporter import (
-    Contents,
-    FormatExporter,
-    Request,
-)
+from pax_export.export.pipeline.format_exporter import Contents, FormatExporter, Request
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import (
     Exportable,

@@ -26,12 +26,7 @@ from jax import export as jax_export
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from pax_export._errors import (
-    ExportPathError,
-    InvalidArgumentError,
-    PaxError,
-    UntrustedExportError,
-)
+from pax_export._errors import ExportPathError, InvalidArgumentError, PaxError, UntrustedExportError
 from pax_export._files import card_file, checksums, signature_file
 from pax_export._files.checksums import Checked
 from pax_export._files.directory import replace_path

@@ -19,12 +19,8 @@ from pax_export.export.portable.decompositions import (
     special_functions,
     windows,
 )
-from pax_export.export.portable.decompositions.registry import (
-    DECOMPOSITIONS as DECOMPOSITIONS,
-)
+from pax_export.export.portable.decompositions.registry import DECOMPOSITIONS as DECOMPOSITIONS
 from pax_export.export.portable.decompositions.registry import (
     NotDecomposedError as NotDecomposedError,
 )
-from pax_export.export.portable.decompositions.registry import (
-    decomposition as decomposition,
-)
+from pax_export.export.portable.decompositions.registry import decomposition as decomposition

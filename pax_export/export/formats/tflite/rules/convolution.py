@@ -13,12 +13,7 @@ from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import converted
 from pax_export.export.formats.tflite.rules.layout import cut, padded
-from pax_export.export.formats.tflite.tensors import (
-    CARRIERS,
-    is_static,
-    reshape,
-    wrapped,
-)
+from pax_export.export.formats.tflite.tensors import CARRIERS, is_static, reshape, wrapped
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
 
 

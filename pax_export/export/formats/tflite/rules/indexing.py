@@ -15,11 +15,7 @@ from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import is_float, larger, smaller
 from pax_export.export.formats.tflite.rules.comparison import ordered
 from pax_export.export.formats.tflite.rules.layout import cut
-from pax_export.export.formats.tflite.tensors import (
-    constant,
-    is_static,
-    wrapped,
-)
+from pax_export.export.formats.tflite.tensors import constant, is_static, wrapped
 
 
 @rule("window")

@@ -11,12 +11,7 @@ from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import converted
 from pax_export.export.formats.tflite.rules.layout import cut
-from pax_export.export.formats.tflite.tensors import (
-    CARRIERS,
-    is_static,
-    reshape,
-    wrapped,
-)
+from pax_export.export.formats.tflite.tensors import CARRIERS, is_static, reshape, wrapped
 
 #: The number of products of int8 that float32 adds up without rounding.
 _EXACT = 1024
