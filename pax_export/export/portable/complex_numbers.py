@@ -74,25 +74,14 @@ def _scaled(x: ComplexPair, factor: Any) -> ComplexPair:
 # --- parts and arithmetic -----------------------------------------------------
 
 
-@on_complex("complex")
-def _complex(x: Any, y: Any, **_: object) -> ComplexPair:
-    return ComplexPair(*jnp.broadcast_arrays(x, y))
-
-
-@on_complex("real")
-def _real(x: ComplexPair, **_: object) -> Any:
-    return x.real
-
-
-@on_complex("imag")
-def _imag(x: ComplexPair, **_: object) -> Any:
-    return x.imag
-
-
 @on_complex("conj")
 def _conj(x: Any, **_: object) -> ComplexPair:
     x = _pair(x)
     return ComplexPair(x.real, -x.imag)
+
+
+def _swapped(x: ComplexPair) -> ComplexPair:
+    return ComplexPair(x.imag, x.real)
 
 
 @on_complex("mul")
@@ -126,21 +115,6 @@ def _sign(x: ComplexPair, **_: object) -> ComplexPair:
     size = _abs(x)
     size = jnp.where(size == 0, 1, size)
     return ComplexPair(x.real / size, x.imag / size)
-
-
-@on_complex("eq")
-def _eq(x: ComplexPair, y: ComplexPair, **_: object) -> Any:
-    return (x.real == y.real) & (x.imag == y.imag)
-
-
-@on_complex("ne")
-def _ne(x: ComplexPair, y: ComplexPair, **_: object) -> Any:
-    return ~_eq(x, y)
-
-
-@on_complex("is_finite")
-def _is_finite(x: ComplexPair, **_: object) -> Any:
-    return jnp.isfinite(x.real) & jnp.isfinite(x.imag)
 
 
 @on_complex("convert_element_type")
@@ -204,28 +178,6 @@ def _sqrt(x: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(jnp.where(left, jnp.abs(rest), root), jnp.where(left, signed, rest))
 
 
-@on_complex("rsqrt")
-def _rsqrt(x: ComplexPair, **_: object) -> ComplexPair:
-    root = _sqrt(x)
-    return _div(ComplexPair(jnp.ones_like(root.real), jnp.zeros_like(root.imag)), root)
-
-
-@on_complex("pow")
-def _pow(x: Any, y: Any, **_: object) -> ComplexPair:
-    return _exp(multiply(_log(_pair(x)), _pair(y)))
-
-
-@on_complex("sin")
-def _sin(x: ComplexPair, **_: object) -> ComplexPair:
-    turned = _sinh(ComplexPair(x.imag, x.real))
-    return ComplexPair(turned.imag, turned.real)
-
-
-@on_complex("cos")
-def _cos(x: ComplexPair, **_: object) -> ComplexPair:
-    return _conj(_cosh(ComplexPair(x.imag, x.real)))
-
-
 @on_complex("sinh")
 def _sinh(x: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(
@@ -245,3 +197,21 @@ def _tanh(x: ComplexPair, **_: object) -> ComplexPair:
     """Uses tangents, which are bounded where the hyperbolic sine is not."""
     one, other = jnp.tanh(x.real), jnp.tan(x.imag)
     return _div(ComplexPair(one, other), ComplexPair(jnp.ones_like(one), one * other))
+
+
+def _inverse(x: ComplexPair) -> ComplexPair:
+    return _div(ComplexPair(jnp.ones_like(x.real), jnp.zeros_like(x.imag)), x)
+
+
+COMPLEX |= {
+    "complex": lambda x, y, **_: ComplexPair(*jnp.broadcast_arrays(x, y)),
+    "real": lambda x, **_: x.real,
+    "imag": lambda x, **_: x.imag,
+    "eq": lambda x, y, **_: (x.real == y.real) & (x.imag == y.imag),
+    "ne": lambda x, y, **_: ~((x.real == y.real) & (x.imag == y.imag)),
+    "is_finite": lambda x, **_: jnp.isfinite(x.real) & jnp.isfinite(x.imag),
+    "rsqrt": lambda x, **_: _inverse(_sqrt(x)),
+    "pow": lambda x, y, **_: _exp(multiply(_log(_pair(x)), _pair(y))),
+    "sin": lambda x, **_: _swapped(_sinh(_swapped(x))),
+    "cos": lambda x, **_: _conj(_cosh(_swapped(x))),
+}

@@ -12,11 +12,7 @@ from jax import lax
 
 from pax_export._jax import find_expansion, find_sparse
 from pax_export.export.portable import kept
-from pax_export.export.portable.decompositions import (
-    DECOMPOSITIONS,
-    NotDecomposedError,
-    decomposition,
-)
+from pax_export.export.portable.decompositions import DECOMPOSITIONS, NotDecomposedError
 from pax_export.export.portable.decompositions.windows import greatest, least
 from pax_export.export.portable.rewrite import rewritten
 from pax_export.export.portable.sizes import has_no_elements, trace
@@ -84,7 +80,7 @@ def decomposed(equation: Any) -> Any:
     # Newer versions of jax keep some functions whole until lowering, e.g. `searchsorted`.
     if (expand := find_expansion(equation)) is not None:
         return trace(expand, operands, {})
-    return decomposition(equation.primitive.name, operands, equation.params)
+    return trace(DECOMPOSITIONS[equation.primitive.name], operands, equation.params)
 
 
 #: Operations that reduce, and their results of no elements.

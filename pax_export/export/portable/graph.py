@@ -149,17 +149,18 @@ def scaled(graph: Producers, atom: object) -> tuple[float, list[Any]]:
         if not left:
             return number, others
         atom = left.pop()
-        known, equation = graph.scalar(atom), graph.maker(atom, "neg", "div", "mul")
+        equation, known = graph.maker(atom, "neg", "div", "mul"), graph.scalar(atom)
         name = "" if equation is None else equation.primitive.name
-        by = graph.scalar(equation.invars[1]) if name == "div" else None
+        given: list[Any] = [] if equation is None else equation.invars
+        by = graph.scalar(given[1]) if name == "div" else None
         if known is not None:
             number *= known
         elif name == "neg":
-            number, left = -number, [*left, *equation.invars]
+            number, left = -number, [*left, *given]
         elif name == "mul":
-            left += equation.invars[::-1]
+            left += given[::-1]
         elif by:
-            number, left = number / by, [*left, equation.invars[0]]
+            number, left = number / by, [*left, given[0]]
         else:
             others.append(graph.same(atom))
     return 1.0, []

@@ -29,34 +29,6 @@ def clip(x: Array, *, low: float | None = None, high: float | None = None) -> An
     return x
 
 
-def silu(x: Array) -> Any:
-    return x * lax.logistic(x)
-
-
-def hard_sigmoid(x: Array) -> Any:
-    return jax.nn.relu6(x + 3.0) / 6.0
-
-
-def hard_swish(x: Array) -> Any:
-    return x * hard_sigmoid(x)
-
-
-def gelu(x: Array, *, approximate: bool) -> Any:
-    return jax.nn.gelu(x, approximate=approximate)
-
-
-def softmax(x: Array, *, axis: int) -> Any:
-    return jax.nn.softmax(x, axis)
-
-
-def log_softmax(x: Array, *, axis: int) -> Any:
-    return jax.nn.log_softmax(x, axis)
-
-
-def mean(x: Array, *, axes: tuple[int, ...], keepdims: bool) -> Any:
-    return x.mean(axes, keepdims=keepdims)
-
-
 def layer_norm(x: Array, *vectors: Array, epsilon: float, scaled: bool, shifted: bool) -> Any:
     """Normalizes over the last axis; `vectors` are the optional scale and shift."""
     over = {"axes": (x.ndim - 1,), "keepdims": True}
@@ -148,21 +120,6 @@ def fourier_matrix(rows: Any, columns: Any, length: Any, dtype: Any) -> tuple[An
     return jnp.cos(angle), jnp.sin(angle)
 
 
-def take(x: Array, places: Array, *, axis: int) -> Any:
-    """Returns elements of an axis at positions, all of which are in range."""
-    return jnp.take(x, places, axis, mode="clip")
-
-
-def take_along(x: Array, places: Array, *, axis: int) -> Any:
-    """The same for each line along the axis, with its own positions."""
-    return jnp.take_along_axis(x, places, axis, mode="clip")
-
-
-def extreme(x: Array, *, axes: tuple[int, ...], largest: bool) -> Any:
-    """The largest or smallest numbers along axes, none of which are NaN."""
-    return (lax.reduce_max if largest else lax.reduce_min)(x, axes)
-
-
 def rank(x: Array, *, axis: int, count: Any, largest: bool) -> Any:
     """The places of the first numbers in order, or of the largest; equal ones in their order.
 
@@ -184,30 +141,32 @@ def put(x: Any, places: Array, rows: Array, *inside: Array, how: str) -> Any:
     return getattr(x.at[places], how)(rows, mode="drop")
 
 
-def window(x: Array, *starts: Array, sizes: tuple[Any, ...]) -> Any:
-    """Returns the part of an array that starts at int32 numbers, all of it in range."""
-    return lax.dynamic_slice(x, starts, sizes)
-
-
-def put_window(x: Array, update: Array, *starts: Array) -> Any:
-    """Replaces such a part of an array."""
-    return lax.dynamic_update_slice(x, update, starts)
-
-
-def sizes(*, of: tuple[Any, ...]) -> Any:
-    """Returns sizes, some of them symbolic, as an array."""
-    return jnp.stack([jnp.asarray(size).astype(np.int32) for size in of])
-
-
 #: By name.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    each.__name__: each
-    for each in (clip, silu, hard_sigmoid, hard_swish, gelu, softmax, log_softmax)
-} | {each.__name__: each for each in (mean, layer_norm, rms_norm, lstm, gru, rnn, dft)}
-#: Normal forms of decompositions; every target has a row for them.
-NORMAL_FORMS = {
-    each.__name__: each
-    for each in (take, take_along, extreme, rank, put, window, put_window, sizes)
+    "clip": clip,
+    "silu": lambda x: x * lax.logistic(x),
+    "hard_sigmoid": lambda x: jax.nn.relu6(x + 3.0) / 6.0,
+    "hard_swish": lambda x: x * (jax.nn.relu6(x + 3.0) / 6.0),
+    "gelu": lambda x, *, approximate: jax.nn.gelu(x, approximate=approximate),
+    "softmax": lambda x, *, axis: jax.nn.softmax(x, axis),
+    "log_softmax": lambda x, *, axis: jax.nn.log_softmax(x, axis),
+    "mean": lambda x, *, axes, keepdims: x.mean(axes, keepdims=keepdims),
+    **{each.__name__: each for each in (layer_norm, rms_norm, lstm, gru, rnn, dft)},
+}
+#: Normal forms of decompositions; every target has a row for them. Places and starts are int32, and
+#: all of them in range.
+NORMAL_FORMS: dict[str, Callable[..., Any]] = {
+    "take": lambda x, places, *, axis: jnp.take(x, places, axis, mode="clip"),
+    # The same for each line along the axis, with its own places.
+    "take_along": lambda x, places, *, axis: jnp.take_along_axis(x, places, axis, mode="clip"),
+    # The largest or smallest numbers along axes, none of which are NaN.
+    "extreme": lambda x, *, axes, largest: (lax.reduce_max if largest else lax.reduce_min)(x, axes),
+    "rank": rank,
+    "put": put,
+    "window": lambda x, *starts, sizes: lax.dynamic_slice(x, starts, sizes),
+    "put_window": lambda x, update, *starts: lax.dynamic_update_slice(x, update, starts),
+    # Sizes, some of them symbolic, as an array.
+    "sizes": lambda *, of: jnp.stack([jnp.asarray(size).astype(np.int32) for size in of]),
 }
 FUNCTIONS |= NORMAL_FORMS
 #: Elementwise functions.

@@ -15,11 +15,6 @@ from pax_export.export.portable.decompositions.registry import NotDecomposedErro
 from pax_export.export.portable.program import is_key
 from pax_export.export.portable.sizes import trace
 
-KEYS = frozenset(
-    "random_wrap random_unwrap random_clone random_seed random_bits random_split "
-    "random_fold_in".split()
-)
-
 
 def on_words(equation: Any) -> Any:
     """Traces an operation on random keys as a function of their words.
@@ -50,14 +45,6 @@ def _each(function: Callable, axes: int) -> Callable:
     return function
 
 
-def _same(words: Any, **_: object) -> Any:
-    return words
-
-
-def _seed(seeds: Any, **_: object) -> Any:
-    return _each(threefry_prng_impl.seed, seeds.ndim)(seeds)
-
-
 def _bits(words: Any, *, bit_width: int, shape: Any, **_: object) -> Any:
     def draw(key: Any) -> Any:
         return threefry_prng_impl.random_bits(key, bit_width, shape)
@@ -76,11 +63,10 @@ def _fold_in(words: Any, numbers: Any, **_: object) -> Any:
 
 
 _FUNCTIONS: dict[str, Callable] = {
-    "random_wrap": _same,
-    "random_unwrap": _same,
-    "random_clone": _same,
-    "random_seed": _seed,
+    **dict.fromkeys(("random_wrap", "random_unwrap", "random_clone"), lambda words, **_: words),
+    "random_seed": lambda seeds, **_: _each(threefry_prng_impl.seed, seeds.ndim)(seeds),
     "random_bits": _bits,
     "random_split": _split,
     "random_fold_in": _fold_in,
 }
+KEYS = frozenset(_FUNCTIONS)

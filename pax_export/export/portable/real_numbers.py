@@ -27,7 +27,7 @@ from pax_export.export.portable.complex_numbers import COMPLEX, half_dtype, on_p
 from pax_export.export.portable.decompose import decompose
 from pax_export.export.portable.decompositions.registry import NotDecomposedError
 from pax_export.export.portable.fourier import fourier_products as fourier_products
-from pax_export.export.portable.program import is_key
+from pax_export.export.portable.program import CONTROL, is_key
 from pax_export.export.portable.random_keys import KEYS, on_words
 from pax_export.export.portable.rewrite import call_of
 from pax_export.export.portable.sizes import trace
@@ -40,7 +40,6 @@ _MOVES = frozenset(
     "scatter-add scatter-sub scatter_add scatter_sub select_n sharding_constraint slice sort "
     "split squeeze stack stage stop_gradient sub tie tile transpose unstack zeros_like".split()
 )
-_LOOPS = frozenset(("scan", "while", "cond"))
 
 
 class NotWrittenError(Exception):
@@ -158,7 +157,7 @@ class _RealRewriter:
         name = equation.primitive.name
         self._callers.append(equation)
         try:
-            if name in _LOOPS:
+            if name in CONTROL:
                 params = self._loop(equation)
                 return equation.replace(invars=operands, outvars=results, params=params)
             if name in KEYS:

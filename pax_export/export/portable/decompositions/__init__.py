@@ -23,4 +23,3 @@ from pax_export.export.portable.decompositions.registry import DECOMPOSITIONS as
 from pax_export.export.portable.decompositions.registry import (
     NotDecomposedError as NotDecomposedError,
 )
-from pax_export.export.portable.decompositions.registry import decomposition as decomposition

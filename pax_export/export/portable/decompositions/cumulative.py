@@ -15,19 +15,20 @@ from pax_export.export.portable.decompositions.windows import greatest, least
 _DOUBLED = 4096
 
 
-def _accumulated(
-    x: Any, axis: int, reverse: bool, combine: Callable[[Any, Any], Any], neutral: Any
-) -> Any:
-    size = x.shape[axis]
-    if not isinstance(size, int) or size > _DOUBLED:
-        return by_loop(x, axis, reverse, combine, neutral)
-    apart = 1
-    while apart < size:
-        edges = [(0, 0, 0)] * x.ndim
-        edges[axis] = (-apart, apart, 0) if reverse else (apart, -apart, 0)
-        x = combine(x, lax.pad(x, neutral, edges))
-        apart *= 2
-    return x
+def _accumulated(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Callable:
+    def accumulate(x: Any, *, axis: int, reverse: bool) -> Any:
+        size = x.shape[axis]
+        if not isinstance(size, int) or size > _DOUBLED:
+            return by_loop(x, axis, reverse, combine, neutral(x.dtype))
+        apart = 1
+        while apart < size:
+            edges = [(0, 0, 0)] * x.ndim
+            edges[axis] = (-apart, apart, 0) if reverse else (apart, -apart, 0)
+            x = combine(x, lax.pad(x, neutral(x.dtype), edges))
+            apart *= 2
+        return x
+
+    return accumulate
 
 
 def by_loop(x: Any, axis: int, reverse: bool, combine: Callable, neutral: Any) -> Any:
@@ -42,27 +43,14 @@ def by_loop(x: Any, axis: int, reverse: bool, combine: Callable, neutral: Any) -
     return jnp.moveaxis(lax.scan(step, start, rows, reverse=reverse)[1], 0, axis)
 
 
-@decomposes("cumprod", single=True, any_dtype=True)
-def cumprod(x: Any, *, axis: int, reverse: bool) -> Any:
-    return _accumulated(x, axis, reverse, lax.mul, jnp.ones((), x.dtype))
-
-
-@decomposes("cummax")
-def cummax(x: Any, *, axis: int, reverse: bool) -> Any:
-    return _accumulated(x, axis, reverse, lax.max, least(x.dtype))
-
-
-@decomposes("cummin")
-def cummin(x: Any, *, axis: int, reverse: bool) -> Any:
-    return _accumulated(x, axis, reverse, lax.min, greatest(x.dtype))
-
-
-@decomposes("cumlogsumexp", single=True)
-def cumlogsumexp(x: Any, *, axis: int, reverse: bool) -> Any:
-    return _accumulated(x, axis, reverse, _log_sum, least(x.dtype))
-
-
 def _log_sum(x: Any, y: Any) -> Any:
     # Infinities of the same sign have no difference.
     apart = jnp.where(x == y, 0, -jnp.abs(x - y))
     return lax.max(x, y) + jnp.log(jnp.exp(apart) + 1)
+
+
+_product = _accumulated(lax.mul, lambda dtype: jnp.ones((), dtype))
+decomposes("cumprod", single=True, any_dtype=True)(_product)
+decomposes("cummax")(_accumulated(lax.max, least))
+decomposes("cummin")(_accumulated(lax.min, greatest))
+decomposes("cumlogsumexp", single=True)(_accumulated(_log_sum, least))

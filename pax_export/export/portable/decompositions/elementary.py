@@ -6,7 +6,7 @@ Series are used where the plain formula would lose digits; float64 has more term
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,16 +26,6 @@ def polynomial(x: Array, coefficients: Sequence[float]) -> Any:
 
 def _terms(x: Array, single: int, double: int) -> int:
     return double if x.dtype == jnp.float64 else single
-
-
-@decomposes("square", any_dtype=True)
-def square(x: Array, **_: object) -> Any:
-    return x * x
-
-
-@decomposes("one_minus_square", any_dtype=True)
-def one_minus_square(x: Array, **_: object) -> Any:
-    return (1 - x) * (1 + x)
 
 
 @decomposes("polynomial", single=True)
@@ -63,26 +53,6 @@ def integer_pow(x: Array, *, y: int, **_: object) -> Any:
     return 1 / made if y < 0 else made
 
 
-@decomposes("rsqrt", single=True)
-def rsqrt(x: Array, **_: object) -> Any:
-    return 1 / jnp.sqrt(x)
-
-
-@decomposes("cbrt", single=True)
-def cbrt(x: Array, **_: object) -> Any:
-    return jnp.sign(x) * jnp.power(jnp.abs(x), 1 / 3)
-
-
-@decomposes("exp2", single=True)
-def exp2(x: Array, **_: object) -> Any:
-    return lax.pow(jnp.full_like(x, 2), x)
-
-
-@decomposes("log2", single=True)
-def log2(x: Array, **_: object) -> Any:
-    return jnp.log(x) * (1 / math.log(2))
-
-
 @decomposes("expm1", single=True)
 def expm1(x: Array, **_: object) -> Any:
     count = _terms(x, 9, 18)
@@ -100,11 +70,6 @@ def log1p(x: Array, **_: object) -> Any:
     count = _terms(x, 7, 12)
     near = part * polynomial(part * part, [0.25**n / (2 * n + 1) for n in range(count)])
     return jnp.where(close, near, jnp.log(1 + x))
-
-
-@decomposes("tan", single=True)
-def tan(x: Array, **_: object) -> Any:
-    return jnp.sin(x) / jnp.cos(x)
 
 
 @decomposes("sinh", single=True)
@@ -150,26 +115,6 @@ def acosh(x: Array, **_: object) -> Any:
     return jnp.where(x < 1, jnp.nan, jnp.where(x > _LARGE, far, near))
 
 
-@decomposes("atanh", single=True)
-def atanh(x: Array, **_: object) -> Any:
-    return 0.5 * jnp.log1p(2 * x / (1 - x))
-
-
-@decomposes("asin", single=True)
-def asin(x: Array, **_: object) -> Any:
-    return lax.atan2(x, jnp.sqrt((1 - x) * (1 + x)))
-
-
-@decomposes("acos", single=True)
-def acos(x: Array, **_: object) -> Any:
-    return lax.atan2(jnp.sqrt((1 - x) * (1 + x)), x)
-
-
-@decomposes("atan", single=True)
-def atan(x: Array, **_: object) -> Any:
-    return lax.atan2(x, jnp.ones_like(x))
-
-
 @decomposes("atan2", single=True)
 def atan2(y: Array, x: Array, **_: object) -> Any:
     """Two zeros have no quotient, nor have two infinities; the signs of zeros choose the side."""
@@ -182,11 +127,6 @@ def atan2(y: Array, x: Array, **_: object) -> Any:
 def _is_negative(x: Array) -> Any:
     """Also of zeros: one divided by the negative one is below zero."""
     return (x < 0) | (1 / x < 0)
-
-
-@decomposes("clamp")
-def clamp(low: Array, x: Array, high: Array, **_: object) -> Any:
-    return lax.min(lax.max(x, low), high)
 
 
 def to_even(equation: Any) -> bool:
@@ -202,30 +142,34 @@ def round_away(x: Array, **_: object) -> Any:
     return jnp.sign(x) * (whole + (size - whole >= 0.5).astype(x.dtype))
 
 
-@decomposes("is_finite")
-def is_finite(x: Array, **_: object) -> Any:
-    return jnp.abs(x) < jnp.inf
-
-
-@decomposes("lt_to")
-def less_in_order(x: Array, y: Array) -> Any:
+def _in_order(compare: Callable[[Any, Any], Any], with_nan: Callable[[Any, Any], Any]) -> Callable:
     """Compares in the order of sorting, with NaN as the largest number."""
-    return (x < y) | (_is_nan(y) & ~_is_nan(x)) if _has_nan(x) else x < y
+
+    def apply(x: Array, y: Array) -> Any:
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return compare(x, y)
+        return compare(x, y) | with_nan(x != x, y != y)
+
+    return apply
 
 
-@decomposes("le_to")
-def less_equal_in_order(x: Array, y: Array) -> Any:
-    return (x <= y) | _is_nan(y) if _has_nan(x) else x <= y
+decomposes("lt_to")(_in_order(lax.lt, lambda x_is_nan, y_is_nan: y_is_nan & ~x_is_nan))
+decomposes("le_to")(_in_order(lax.le, lambda _, y_is_nan: y_is_nan))
+decomposes("eq_to")(_in_order(lax.eq, lambda x_is_nan, y_is_nan: x_is_nan & y_is_nan))
+decomposes("clamp")(lambda low, x, high, **_: lax.min(lax.max(x, low), high))
+decomposes("is_finite")(lambda x, **_: jnp.abs(x) < jnp.inf)
+decomposes("square", any_dtype=True)(lambda x, **_: x * x)
+decomposes("one_minus_square", any_dtype=True)(lambda x, **_: (1 - x) * (1 + x))
 
-
-@decomposes("eq_to")
-def equal_in_order(x: Array, y: Array) -> Any:
-    return (x == y) | (_is_nan(x) & _is_nan(y)) if _has_nan(x) else x == y
-
-
-def _has_nan(x: Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)
-
-
-def _is_nan(x: Array) -> Any:
-    return x != x
+for _name, _function in {
+    "rsqrt": lambda x, **_: 1 / jnp.sqrt(x),
+    "cbrt": lambda x, **_: jnp.sign(x) * jnp.power(jnp.abs(x), 1 / 3),
+    "exp2": lambda x, **_: lax.pow(jnp.full_like(x, 2), x),
+    "log2": lambda x, **_: jnp.log(x) * (1 / math.log(2)),
+    "tan": lambda x, **_: jnp.sin(x) / jnp.cos(x),
+    "atanh": lambda x, **_: 0.5 * jnp.log1p(2 * x / (1 - x)),
+    "asin": lambda x, **_: lax.atan2(x, jnp.sqrt((1 - x) * (1 + x))),
+    "acos": lambda x, **_: lax.atan2(jnp.sqrt((1 - x) * (1 + x)), x),
+    "atan": lambda x, **_: lax.atan2(x, jnp.ones_like(x)),
+}.items():
+    decomposes(_name, single=True)(_function)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -48,14 +48,16 @@ for _name in _COMPARISONS:
     _by_order(_name)
 
 
-@decomposes("max")
-def maximum(x: Array, y: Array) -> Any:
-    return x | y if x.dtype == np.bool_ else unordered(lax.max(ordered(x), ordered(y)))
+def _larger_or_smaller(name: str, of_truth: Callable, of_numbers: Callable) -> None:
+    @decomposes(name)
+    def choose(x: Array, y: Array) -> Any:
+        if x.dtype == np.bool_:
+            return of_truth(x, y)
+        return unordered(of_numbers(ordered(x), ordered(y)))
 
 
-@decomposes("min")
-def minimum(x: Array, y: Array) -> Any:
-    return x & y if x.dtype == np.bool_ else unordered(lax.min(ordered(x), ordered(y)))
+_larger_or_smaller("max", lax.bitwise_or, lax.max)
+_larger_or_smaller("min", lax.bitwise_and, lax.min)
 
 
 def _reduction(name: str, reduce_truth: Any) -> None:

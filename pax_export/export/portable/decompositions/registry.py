@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-
-from pax_export.export.portable.sizes import trace
 
 Decomposition = Callable[..., Any]
 
@@ -52,19 +50,3 @@ def decomposes(
         return function
 
     return register
-
-
-def decomposition(
-    name: str, operands: Sequence[Any], parameters: dict[str, Any]
-) -> Callable[..., Any]:
-    """Returns the traced decomposition of a primitive.
-
-    Args:
-        name: the name of the primitive, a key of `DECOMPOSITIONS`.
-        operands: shapes and dtypes of the operands.
-        parameters: the parameters of the primitive.
-
-    Raises:
-        NotDecomposedError: the decomposition does not support these operands.
-    """
-    return trace(DECOMPOSITIONS[name], operands, parameters)

@@ -276,11 +276,5 @@ def polygamma(order: Array, x: Array, **_: object) -> Any:
     return jnp.where((order < 0) | (order != jnp.floor(order)), jnp.nan, found)
 
 
-@decomposes("igamma", single=True, double=False)
-def igamma(a: Array, x: Array, **_: object) -> Any:
-    return _gamma_parts(a, x)[0]
-
-
-@decomposes("igammac", single=True, double=False)
-def igammac(a: Array, x: Array, **_: object) -> Any:
-    return _gamma_parts(a, x)[1]
+decomposes("igamma", single=True, double=False)(lambda a, x, **_: _gamma_parts(a, x)[0])
+decomposes("igammac", single=True, double=False)(lambda a, x, **_: _gamma_parts(a, x)[1])
