@@ -223,7 +223,6 @@ def _call_module(tf: object, lowered: Lowered, operands: Sequence[Any]) -> list[
 
 
 def module_attributes(lowered: Lowered, results: Sequence[Any]) -> dict[str, Any]:
-    """The attributes of an XlaCallModule operation."""
     # A module for several platforms takes the index of the current one.
     platforms = lowered.platforms[: 1 if lowered.neutral else None]
     unchecked = lowered.neutral and len(lowered.platforms) > 1

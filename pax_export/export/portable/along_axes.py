@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from pax_export._jaxpr import is_literal
-from pax_export.export.portable.graph import Producers, Recognized, close, is_one, pattern, scaled
+from pax_export.export.portable.graph import Producers, Recognized, is_one, pattern, scaled
 from pax_export.export.portable.program import is_static
 
 #: A product of more is no norm; a number squared n times has 2 ** n.
@@ -100,16 +100,12 @@ def _mean(graph: Producers, atom: Any, rank: int) -> Any:
     inner = None if is_literal(atom) else graph.reduced_from(atom, rank, rank - 1)
     if inner is None:
         return None
-    number, parts = scaled(graph, inner)
-    total = graph.reduced_from(parts[0], rank, rank - 1) if len(parts) == 1 else None
-    found = None if total is None else reduced(graph, total, "reduce_sum")
-    if found is None:
+    equation = graph.maker(inner, "div", "mul")
+    found = None if equation is None else mean(graph, equation)
+    if found is None or found.attributes["axes"] != (rank - 1,):
         return None
-    x, axis = found
-    size = x.aval.shape[axis]
-    if x.aval.ndim != rank or axis != rank - 1 or not isinstance(size, int):
-        return None
-    return x if close(number * size, 1) else None
+    x = graph.same(found.operands[0])
+    return x if x.aval.ndim == rank else None
 
 
 def _centered(graph: Producers, atom: Any) -> Any:

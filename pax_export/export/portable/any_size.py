@@ -122,12 +122,6 @@ def _accumulation(equation: Any) -> Callable[..., Any] | None:
     return accumulate
 
 
-def _fourier(equation: Any) -> Callable[..., Any] | None:
-    if not _is_symbolic(*equation.params["fft_lengths"]):
-        return None
-    return partial(fourier_sums, **equation.params)
-
-
 # --- convolutions and windows ----------------------------------------------------
 
 
@@ -240,13 +234,6 @@ def _of_window(equation: Any) -> Callable[..., Any] | None:
 # --- derivatives -------------------------------------------------------------------
 
 
-def _product(equation: Any) -> Callable[..., Any] | None:
-    """Multiplies elements; jax itself checks whether there are any left."""
-    if is_static(equation.invars[0].aval.shape):
-        return None
-    return partial(reduce_prod, axes=equation.params["axes"])
-
-
 def _cumulative(combine: Callable, neutral: Callable[[Any], Any]) -> Callable:
     def choose(equation: Any) -> Callable[..., Any] | None:
         axis, reverse = equation.params["axis"], equation.params["reverse"]
@@ -292,7 +279,11 @@ def _triangular(equation: Any) -> Callable[..., Any] | None:
 
 _LOWERED: Functions = {
     "scan": _scan,
-    "fft": _fourier,
+    "fft": lambda equation: (
+        partial(fourier_sums, **equation.params)
+        if _is_symbolic(*equation.params["fft_lengths"])
+        else None
+    ),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _accumulation),
     "conv_general_dilated": _groups,
     "select_and_scatter_add": _of_window,
@@ -302,7 +293,12 @@ _DIFFERENTIATED: Functions = {
     "conv_general_dilated": _convolution,
     "reduce_window_max": _window(least),
     "reduce_window_min": _window(greatest),
-    "reduce_prod": _product,
+    # jax itself checks whether there are any elements left.
+    "reduce_prod": lambda equation: (
+        partial(reduce_prod, axes=equation.params["axes"])
+        if _is_symbolic(*equation.invars[0].aval.shape)
+        else None
+    ),
     "cumprod": _cumulative(lax.mul, lambda dtype: jnp.ones((), dtype)),
     "cummax": _cumulative(lax.max, least),
     "cummin": _cumulative(lax.min, greatest),

@@ -221,7 +221,6 @@ def _pieces(value: Any) -> tuple[Any, ...]:
 
 
 def _dot(equation: Any, given: Sequence[Any]) -> list[Any] | None:
-    """A value times weights."""
     ((left, right), batch) = equation.params["dimension_numbers"]
     if any(batch) or len(left) != 1:
         return None
@@ -281,7 +280,6 @@ def _concatenate(equation: Any, given: Sequence[Any]) -> list[Any] | None:
 
 
 def _parts(value: Any, axis: int, bounds: Sequence[tuple[int, int]], shapes: Any) -> Any:
-    """Parts of the features of a value."""
     if isinstance(value, Affine) and value.axis == axis:
         return [value.part(*each, shape) for each, shape in zip(bounds, shapes)]
     if isinstance(value, StepValue) and value.name in ("logistic", "tanh") and value.axis == axis:

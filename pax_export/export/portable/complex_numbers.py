@@ -54,7 +54,6 @@ def on_pairs(equation: Any) -> Any:
 
 
 def on_complex(*names: str) -> Callable[[Callable], Callable]:
-    """Registers a function in `COMPLEX`."""
 
     def register(function: Callable) -> Callable:
         COMPLEX.update(dict.fromkeys(names, function))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,17 +59,11 @@ def flattened(
         return _inlined(program, [*given, *operands[len(weights) :]], constant)[:count]
 
     like = dict(zip(of_leaf, program.jaxpr.invars))
-    like |= {place: _Like(value) for place, value in enumerate(held.values())}
+    for place, value in enumerate(held.values()):  # as `traced` reads a variable
+        like[place] = SimpleNamespace(aval=value if hasattr(value, "dtype") else np.asarray(value))
     operands = [like[place] for place in range(len(weights))]
     found = traced(run, (*operands, *inputs))
     return PortableProgram(found.replace(jaxpr=needed_part(found)), tuple(weights))
-
-
-class _Like:
-    """The attributes of a variable that `traced` reads, for an array."""
-
-    def __init__(self, value: PyTree):
-        self.aval = value if hasattr(value, "dtype") else np.asarray(value)
 
 
 def _held_arrays(program: Any) -> Iterator[Any]:

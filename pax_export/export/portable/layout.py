@@ -164,5 +164,4 @@ def _laid(value: Any) -> Laid:
 
 
 def array_of(value: Any) -> Any:
-    """An array as the program has it."""
     return value.lying(plain(value.rank)) if isinstance(value, Laid) else value

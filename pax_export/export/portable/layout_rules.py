@@ -67,8 +67,6 @@ def dot_general(equation: Any, operands: Operands) -> Results:
 
 
 class _Factor:
-    """An operand of a batched product."""
-
     def __init__(self, value: Laid, sums: Sequence[int], batch: Sequence[int]):
         self.value, self.sums, self.batch = value, sums, batch
         self.free = [axis for axis in range(value.rank) if axis not in (*sums, *batch)]

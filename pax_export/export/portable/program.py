@@ -156,7 +156,6 @@ def again(equation: Any, operands: Sequence[Any], **changed: Any) -> Sequence[An
 
 
 def is_static(shape: Sequence[Any]) -> bool:
-    """Whether a shape has no symbolic sizes."""
     return all(map(is_number, shape))
 
 

@@ -155,8 +155,8 @@ def _gru(place: int, after: Sequence[Any]) -> RecurrentLayer | None:
                 reset = _of(r, "logistic")
                 if reset is None or not isinstance(of_row, Affine):
                     continue
-                if isinstance(of_state, Affine) and not _reads_rows(of_state):
-                    if not any(step.name == "carry" for step, _ in of_row.terms):
+                if isinstance(of_state, Affine) and _names(of_state) <= {"carry"}:
+                    if "carry" not in _names(of_row):
                         told = (("reset_after", True),)
                         return RecurrentLayer(
                             "gru", place, (z, reset, of_row, of_state), None, told
@@ -178,21 +178,15 @@ def _mixed(value: object, place: int) -> Iterator[tuple[Affine, Any]]:
                     yield gate.negative(), left
             for rest, factor in _both(one, "mul"):
                 for number, same in _both(rest, "sub"):
-                    if same is z and _is_one(number):
+                    if same is z and isinstance(number, Known) and number.number == 1.0:
                         if _is_carry(difference, place):
                             yield gate, factor
                         if _is_carry(factor, place):
                             yield gate.negative(), difference
 
 
-def _is_one(value: object) -> bool:
-    if not isinstance(value, Known):
-        return False
-    return value.number == 1.0
-
-
-def _reads_rows(value: Affine) -> bool:
-    return any(step.name != "carry" for step, _ in value.terms)
+def _names(value: Affine) -> set[str]:
+    return {step.name for step, _ in value.terms}
 
 
 def _simple(place: int, after: Sequence[Any]) -> RecurrentLayer | None:

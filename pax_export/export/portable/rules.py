@@ -67,7 +67,6 @@ class RuleTable(dict[str, Rule]):
         return register
 
     def load(self, package: ModuleType) -> None:
-        """Imports the modules of a package, which register their rules."""
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
 

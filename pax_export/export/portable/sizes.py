@@ -19,7 +19,6 @@ _MOST = 20
 
 
 def is_number(size: Any) -> bool:
-    """Returns whether a size is static."""
     return isinstance(size, (int, np.integer))
 
 

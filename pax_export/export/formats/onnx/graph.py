@@ -91,7 +91,6 @@ class GraphBuilder:
         return self._constants[key]
 
     def store(self, array: np.ndarray, name: str) -> str:
-        """Stores an array under a name."""
         self.initializers[name] = np.asarray(array)
         return name
 
@@ -113,7 +112,6 @@ class GraphBuilder:
         return {"to": self.type(dtype), **kept}
 
     def literal(self, value: Any) -> Value:
-        """Returns a literal of the program as a value."""
         dtype = jax.numpy.result_type(value)
         array = np.asarray(value).astype(carrier(dtype))
         return Value(self.constant(array), np.dtype(dtype), array.shape, array)
@@ -210,7 +208,6 @@ class GraphBuilder:
         return name
 
     def graph(self, nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Value]) -> Any:
-        """Returns a subgraph of these operators with these results."""
         nodes = needed(nodes, {value.name for value in outputs})
         entries = []
         for value in outputs:
@@ -226,7 +223,6 @@ class GraphBuilder:
         then: Callable[[], Sequence[Value]],
         otherwise: Callable[[], Sequence[Value]],
     ) -> list[str]:
-        """Returns the names of the results of one of two branches."""
         graphs, count = [], 0
         for make in (then, otherwise):
             with self.body() as nodes:
@@ -245,12 +241,10 @@ class GraphBuilder:
         return self("Greater", self.squeeze(self.sizes.one(size), [0]), np.array(0, np.int64))
 
     def fresh(self, dtype: Any, shape: Sequence[Any]) -> Value:
-        """Returns a value for an input of a subgraph."""
         return Value(self.new_name("given"), np.dtype(dtype), tuple(shape))
 
 
 def bodies(node: Any) -> Iterator[Any]:
-    """The graphs in an operator."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -282,7 +276,6 @@ def needed(nodes: Sequence[Any], wanted: Collection[str]) -> list[Any]:
 
 
 def values_of(structs: Sequence[Any], names: Sequence[str]) -> list[Value]:
-    """Values of these shapes and dtypes, by name."""
     return [
         Value(name, np.dtype(struct.dtype), tuple(struct.shape))
         for struct, name in zip(structs, names, strict=True)

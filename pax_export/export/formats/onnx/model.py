@@ -121,7 +121,6 @@ class _ModelBuilder:
         self._made: dict[str, list[Value]] = {}
 
     def made(self, portable: PortableProgram) -> Converted:
-        """The model of a portable program."""
         try:
             taken = self._begun()
             values = [part for each in portable.weights for part in self._held(each)]
@@ -138,7 +137,6 @@ class _ModelBuilder:
         return self._finished(found[: len(self._outputs)])
 
     def _begun(self) -> list[Value]:
-        """The inputs."""
         self._writer.operation = "input"
         for name, struct in zip(self._outputs, self._program.traced.results):
             _refuse_complex(struct, f"output {name}")
@@ -148,7 +146,6 @@ class _ModelBuilder:
         return taken
 
     def _finished(self, found: Sequence[Any]) -> Converted:
-        """The model of these results."""
         onnx, builder = self._onnx, self._writer
         outputs = [self._given(*each) for each in zip(self._outputs, found)]
         entries = [self._entry(*each) for each in zip(self._inputs, self._structs)]
@@ -183,7 +180,6 @@ class _ModelBuilder:
         return self._made[name]
 
     def _held(self, weight: Weight) -> list[Value]:
-        """Returns a known array of a portable program."""
         if not weight.name:
             return [self._writer.literal(part) for part in in_parts(weight.array)]
         if not weight.sources:

@@ -79,7 +79,6 @@ class OnnxSizes:
         return self._once(f"range {size}", self._range, size)
 
     def cast(self, name: str, kind: dict[str, int]) -> str:
-        """Casts a value computed from sizes."""
         return self._once(f"{name} {kind}", lambda name: self._node("Cast", name, **kind), name)
 
     def _once(self, key: str, make: Callable[[Any], str], given: object) -> str:

@@ -55,7 +55,6 @@ def is_complex(dtype: Any) -> bool:
 
 
 def carrier(dtype: Any) -> np.dtype:
-    """The type that carries a dtype in the graph."""
     dtype = np.dtype(dtype)
     if dtype == np.bool_ or dtype == np.float64:
         return dtype
@@ -65,7 +64,6 @@ def carrier(dtype: Any) -> np.dtype:
 
 
 def is_rounded(dtype: Any) -> bool:
-    """Returns whether a dtype has fewer bits than its carrier."""
     return np.dtype(dtype) != carrier(dtype)
 
 

@@ -298,7 +298,6 @@ Arrays = dict[str, np.ndarray]
 
 
 def run(directory: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
-    """Makes calls of the signatures of a StableHLO bundle with jax."""
     model = load(Path(directory), read_report(directory))
     return [_call_case(model, case) for case in cases]
 

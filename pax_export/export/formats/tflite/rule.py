@@ -49,5 +49,4 @@ class Operation:
 
 
 def kind(struct: Any) -> str:
-    """The name of a dtype."""
     return getattr(struct.dtype, "name", str(struct.dtype))

@@ -48,7 +48,6 @@ def to_carrier(tensor: Any, dtype: str) -> list[Any]:
 
 
 def from_carrier(tensor: object, dtype: str) -> Any:
-    """Converts a result to its own dtype."""
     return tensor if dtype == CARRIERS[dtype] else lite.cast(tensor, dtype)
 
 

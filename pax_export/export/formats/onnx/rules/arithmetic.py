@@ -49,7 +49,6 @@ def _lower_bits(y: Value) -> np.ndarray | None:
 
 
 def _in_int64(builder: GraphBuilder, function: Callable, x: Value, y: Value) -> str:
-    """Applies a rule to uint32 in int64."""
     return builder.cast(function(builder, *(widened(builder, e) for e in (x, y))), np.int32)
 
 

@@ -94,7 +94,6 @@ def put_window(builder: GraphBuilder, x: Value, update: Value, *starts: Value) -
 
 
 def _starts_array(builder: GraphBuilder, starts: Sequence[Value]) -> Any:
-    """Returns starts as one array of int64."""
     if all(each.known is not None for each in starts):
         return np.array([int(each.known) for each in starts if each.known is not None], np.int64)
     numbers = [builder.unsqueeze(builder.cast(each, np.int64), [0]) for each in starts]

@@ -68,7 +68,6 @@ JINJA = Package(
 
 
 def found() -> bool:
-    """Whether npm is there."""
     return shutil.which("npm") is not None
 
 

@@ -42,7 +42,6 @@ class Spec(NamedTuple):
 
 
 def shape(sizes: Iterable[int]) -> Message:
-    """The message of a shape."""
     return {"dim": [{"size": size} for size in sizes]}
 
 

@@ -36,7 +36,6 @@ _SIGNATURES = "signature_map"
 
 
 def checkpoint_key(name: str) -> str:
-    """Returns TensorFlow's checkpoint key of a variable."""
     escaped = name.replace(".", "..").replace("/", ".S")
     return f"leaves/{escaped}/.ATTRIBUTES/VARIABLE_VALUE"
 

@@ -52,7 +52,6 @@ class TfliteSignature:
 
 
 def encode(signatures: Sequence[TfliteSignature]) -> memoryview:
-    """The bytes of a file with these signatures."""
     return _File(signatures).encode(signatures)
 
 

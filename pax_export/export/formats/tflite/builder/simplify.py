@@ -23,7 +23,6 @@ _ACTIVATIONS = ("RELU", "RELU6")
 
 
 def simplify(graph: Graph) -> None:
-    """Removes and fuses operators of a graph."""
     drop_unread(graph)
     _Fusion(graph).run()
     drop_unread(graph)

@@ -59,7 +59,6 @@ _INTEGERS = {"CONV_2D": (3, 3), "DEPTHWISE_CONV_2D": (3, 3), "FULLY_CONNECTED": 
 
 
 def version(operator: Operator) -> int:
-    """The version that an operator needs."""
     name, inputs = operator.name, operator.inputs
     first = inputs[0]
     found = [2 if name == "BROADCAST_TO" else 1]

@@ -19,7 +19,6 @@ from pax_export.export.portable.decompositions.control import is_of_one, is_of_t
 
 
 def _structs(program: TracedProgram) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Returns the operands and results of a program."""
     jaxpr = getattr(program, "jaxpr", program)
     return [each.aval for each in jaxpr.invars], [each.aval for each in jaxpr.outvars]
 

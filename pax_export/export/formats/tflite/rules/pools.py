@@ -22,7 +22,6 @@ def is_pool(equation: Any) -> bool:
 
 
 def _axes(params: PyTree) -> list[int]:
-    """Returns the axes of the windows."""
     given = zip(params["window_dimensions"], params["window_strides"], params["padding"])
     return [axis for axis, each in enumerate(given) if each != (1, 1, (0, 0))]
 
