@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
-from jax.tree_util import tree_flatten_with_path
 
 from pax_export._errors import HiddenArrayError, SharedNodeError, StructureMismatchError
 from pax_export._jax import is_tracer
@@ -61,40 +60,32 @@ def check_sharing(tree: PyTree) -> list[Any]:
 
 def _refuse_sharing(tree: PyTree, modules: list[Any], leaves: list[Any]) -> None:
     if len(set(map(id, modules))) != len(modules):
-        _raise_shared_module(tree)
-    if len(set(map(id, leaves))) != len(leaves):
-        arrays = [leaf for leaf in leaves if is_array(leaf)]
-        repeated = [key for key, n in Counter(map(id, arrays)).items() if n > 1]
-        if repeated:
-            _raise_shared_array(tree, repeated[0])
+        way_out = (
+            "keep it at one place and call it from there; for two equal modules, module.copy() "
+            "with new arrays"
+        )
+        _raise_shared("module", named_modules(tree), repr, way_out)
+    arrays = [] if len(set(map(id, leaves))) == len(leaves) else list(filter(is_array, leaves))
+    if len(set(map(id, arrays))) != len(arrays):
+        named = [(path, leaf) for path, leaf in named_leaves(tree) if is_array(leaf)]
+        way_out = (
+            "keep a tied weight at one place and use it from there; for two equal arrays, jnp.copy"
+        )
+        _raise_shared("array", named, partial(describe_array, with_value=True), way_out)
 
 
-def _raise_shared_module(tree: PyTree) -> None:
-    places: dict[int, list[str]] = {}
-    for path, module in named_modules(tree):
-        places.setdefault(id(module), []).append(path or "(the root)")
-        if len(places[id(module)]) > 1:
-            raise SharedNodeError(
-                "The module is at two paths of the tree; each path would "
-                "get its own copy, and the copies would drift apart.",
-                where=" and ".join(places[id(module)]),
-                got=repr(module),
-                write="keep it at one place and call it from there; for two equal "
-                "modules, module.copy() with new arrays",
-            )
-
-
-def _raise_shared_array(tree: PyTree, repeated: int) -> None:
-    items, _ = tree_flatten_with_path(tree)
-    paths = [path_name(path) for path, leaf in items if id(leaf) == repeated]
-    array = next(leaf for _, leaf in items if id(leaf) == repeated)
+def _raise_shared(
+    kind: str, named: list[tuple[str, Any]], describe: Callable[[Any], str], way_out: str
+) -> None:
+    """Raises the error about the first value that has several names."""
+    count = Counter(id(value) for _, value in named)
+    shared = next(value for _, value in named if count[id(value)] > 1)
     raise SharedNodeError(
-        "The array is at two paths of the tree; each path would "
-        "get its own copy, and the copies would drift apart.",
-        where=" and ".join(paths),
-        got=describe_array(array, with_value=True),
-        write="keep a tied weight at one place and use it from there; for two equal "
-        "arrays, jnp.copy",
+        f"The {kind} is at two paths of the tree; each path would get its own copy, and the "
+        "copies would drift apart.",
+        where=" and ".join(path or "(the root)" for path, value in named if value is shared),
+        got=describe(shared),
+        write=way_out,
     )
 
 
@@ -170,7 +161,7 @@ _CODE = (
     types.BuiltinFunctionType,
     types.MethodType,
     types.ModuleType,
-    functools.partial,
+    partial,
 )
 
 

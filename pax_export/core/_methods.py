@@ -60,13 +60,11 @@ def replace_method(module: Node, methods: dict[str, Any]) -> Any:
         if _is_made_anew(method):
             held[name] = method
             before[name] = OfInstance(name, _binds_module(method))
-    cls = derive_class(
-        type(module), "methods", tuple(sorted(before.items(), key=lambda item: item[0]))
-    )
+    cls = derive_class(type(module), "methods", tuple(sorted(before.items())))
     children, moduledef = flatten(rebuild_tree(module))
     static = {name: value for name, value in moduledef.static.items() if name != METHODS}
     if held:
-        static[METHODS] = tuple(sorted(held.items(), key=lambda item: item[0]))
+        static[METHODS] = tuple(sorted(held.items()))
     return unflatten(moduledef.derived(cls, static), children)
 
 

@@ -62,8 +62,9 @@ _current: ContextVar[MutationScope | None] = ContextVar("pax_export_mutation_sco
 def open_modules(nodes: Iterable[Node], *, constructing: bool = False) -> Iterator[MutationScope]:
     """Opens these modules, without submodules; `constructing` where no moduledef exists yet."""
     scope = MutationScope(constructing)
-    if constructing:
-        _borrow_modules(scope)
+    outer = _current.get() if constructing else None
+    if outer is not None and outer.lender is not None and outer.trace == scope.trace:
+        scope.lender = outer.lender
     for node in nodes:
         set_owner(node, scope)
     token = _current.set(scope)
@@ -77,13 +78,6 @@ def open_modules(nodes: Iterable[Node], *, constructing: bool = False) -> Iterat
         for node in scope.adopted:
             refresh_kinds(node)
         scope.adopted.clear()
-
-
-def _borrow_modules(scope: MutationScope) -> None:
-    """Has the modules open for a constructor that the scope around it lends."""
-    outer = _current.get()
-    if outer is not None and outer.lender is not None and outer.trace == scope.trace:
-        scope.lender = outer.lender
 
 
 @contextmanager
@@ -205,7 +199,6 @@ def take_over(node: Node, other: Node) -> None:
 
 # `is_as_seen` tells whether a container is unchanged; other objects cannot be checked.
 _WATCHED = frozenset({list, tuple, dict})
-_NONE: frozenset[type] = frozenset()
 
 
 # --- attributes ---------------------------------------------------------------------
@@ -214,18 +207,6 @@ _NONE: frozenset[type] = frozenset()
 def begin_construction(node: Node, attributes: Mapping[str, Any]) -> None:
     """Sets the first attributes of a new module."""
     attributes_now(node).update(attributes)
-
-
-def note_attribute(node: Node, name: str, value: object) -> None:
-    """Notes that an attribute has been set to a value."""
-    kind, kinds = kind_of(value), node._pax_kinds
-    if kinds is None:
-        if kind is ARRAYS and node._pax_moduledef is None and _swap_subtree(node, name, value):
-            return
-        kinds = current_kinds(node)
-        set_kinds(node, kinds)
-        drop_flat(node)
-    kinds[name] = kind
 
 
 def _swap_subtree(node: Node, name: str, value: object) -> bool:
@@ -242,7 +223,7 @@ def refresh_kinds(node: Node, *, unseen: bool = False) -> None:
     """Reclassifies the containers of a module; an empty container stays a subtree."""
     moduledef, values = known_moduledef(node)
     same = not unseen and is_as_seen(node)
-    known = _WATCHED if same else _NONE
+    known = _WATCHED if same else frozenset()
     arrays = zip(moduledef.names[: moduledef.array_count], values)
     changed = [
         name
@@ -259,8 +240,16 @@ def store_attribute(node: Node, name: str, value: object) -> None:
     """Sets an attribute of an open module; its moduledef follows."""
     attributes = attributes_of(node)
     object.__setattr__(node, name, value)
-    if name in attributes:  # else a property or another descriptor took it
-        note_attribute(node, name, value)
+    if name not in attributes:  # a property or another descriptor took it
+        return
+    kind, kinds = kind_of(value), node._pax_kinds
+    if kinds is None:
+        if kind is ARRAYS and node._pax_moduledef is None and _swap_subtree(node, name, value):
+            return
+        kinds = current_kinds(node)
+        set_kinds(node, kinds)
+        drop_flat(node)
+    kinds[name] = kind
 
 
 def remove_attribute(node: Node, name: str) -> None:

@@ -290,7 +290,7 @@ def unfreeze_like(module: PyTree, origin: PyTree) -> Any:
             write="pax.unfreeze_parameters(frozen, origin=the module before)",
         )
     for (path, leaf), (other_path, other) in zip(leaves, originals):
-        if path != other_path or _shape_of(leaf) != _shape_of(other):
+        if path != other_path or getattr(leaf, "shape", None) != getattr(other, "shape", None):
             raise InvalidArgumentError(
                 "unfreeze_parameters needs the module that was frozen as its origin; since then "
                 "a layer was exchanged, and the origin describes the one before.",
@@ -302,10 +302,6 @@ def unfreeze_like(module: PyTree, origin: PyTree) -> Any:
             )
     structure = jax.tree_util.tree_structure(origin)
     return jax.tree_util.tree_unflatten(structure, [leaf for _, leaf in leaves])
-
-
-def _shape_of(leaf: object) -> tuple | None:
-    return getattr(leaf, "shape", None)
 
 
 # --- trees with holes -------------------------------------------------------------------

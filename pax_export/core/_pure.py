@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.tree_util import tree_leaves
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, RetracingWarning
+from pax_export._errors import InvalidArgumentTypeError, RetracingWarning
 from pax_export._jax import is_tracer, trace_state
 from pax_export._tracebacks import hide_frames
 from pax_export._types import PyTree
@@ -63,7 +63,7 @@ def pure(func: Callable[P, T]) -> Callable[P, T]:
     """
 
     def wrapper(*args: object, **kwargs: object) -> Any:
-        function, owner = _split_method(func)
+        function, owner = _split_method(func, "pure")
         (args, kwargs), copies = _opened_copy((owner + args, kwargs))
         with open_copies((args, kwargs), copies):
             return function(*args, **kwargs)
@@ -78,24 +78,21 @@ def _wraps_function(func: Callable[..., Any], wrapper: Callable) -> Callable:
         return wrapper  # a callable without a name to copy
 
 
-def _split_method(func: Callable[..., Any]) -> tuple[Callable, tuple]:
+def _split_method(func: Any, caller: str) -> tuple[Callable, tuple]:
     """Splits a bound method or a module into a function and the module."""
+    if not callable(func):
+        raise InvalidArgumentTypeError(
+            f"{caller} needs something that can be called"
+            + ("; the class of this module has no __call__." if is_node(func) else "."),
+            got=repr(func),
+            write=f"def __call__(self, x): ... in {type(func).__name__}, or one of its methods"
+            if is_node(func)
+            else "a function, a method of a module, or a module",
+        )
     if isinstance(func, Node):
-        if not callable(func):
-            raise InvalidArgumentTypeError(
-                "The module cannot be called: its class has no __call__.",
-                got=repr(func),
-                write="a module with __call__, or one of its methods",
-            )
         return type(func).__call__, (func,)
     if inspect.ismethod(func) and isinstance(func.__self__, Node):
         return func.__func__, (func.__self__,)
-    if not callable(func):
-        raise InvalidArgumentTypeError(
-            "pure needs something that can be called.",
-            got=repr(func),
-            write="a function, a method of a module, or a module",
-        )
     return func, ()
 
 
@@ -192,8 +189,8 @@ def purecall(module: PyTree, /, *args: object, **kwargs: object) -> tuple[Any, A
         (4, 5, 3)
     """
     require_module(module, "purecall")
-    _require_callable(module, "purecall")
-    return _call_and_return(type(module).__call__, module, args, kwargs)
+    function, _ = _split_method(module, "purecall")
+    return _call_and_return(function, module, args, kwargs)
 
 
 def _call_and_return(function: Callable, module: PyTree, args: tuple, kwargs: dict):
@@ -227,18 +224,9 @@ def module_and_value(module_or_function: object) -> Callable[..., tuple[Any, Any
         >>> bool((updated.rng_key == dropout.rng_key).all())
         False
     """
-    function = module_or_function
-    if isinstance(function, Node):
-        _require_callable(function, "module_and_value")
-        return functools.partial(purecall, function)
-    if inspect.ismethod(function) and isinstance(function.__self__, Node):
-        return functools.partial(_method_and_value, function.__func__, function.__self__)
-    if not callable(function):
-        raise InvalidArgumentTypeError(
-            "module_and_value needs something that can be called.",
-            got=repr(function),
-            write="a module, a method of a module, or a function of a module",
-        )
+    function, owner = _split_method(module_or_function, "module_and_value")
+    if owner:
+        return functools.partial(_method_and_value, function, *owner)
 
     def wrapper(module: PyTree, /, *args: object, **kwargs: object) -> tuple[Any, Any]:
         return _method_and_value(function, module, *args, **kwargs)
@@ -258,15 +246,6 @@ def require_module(value: object, caller: str) -> None:
             f"{caller} needs a module as its first argument.",
             got=f"{type(value).__name__}: {value!r}"[:200],
             write="an instance of a pax_export.Module subclass",
-        )
-
-
-def _require_callable(module: PyTree, caller: str) -> None:
-    if not callable(module):
-        raise InvalidArgumentError(
-            f"{caller} needs a module that can be called; its class has no __call__.",
-            got=repr(module),
-            write=f"def __call__(self, x): ... in {type(module).__name__}",
         )
 
 

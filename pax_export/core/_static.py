@@ -12,7 +12,6 @@ import functools
 import inspect
 import types
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -134,7 +133,7 @@ def static_key(value: PyTree) -> Any:
     if kind is set or kind is frozenset:
         return kind, frozenset([static_key(x) for x in value])
     if kind is types.FunctionType:
-        return function_key(value, static_key, has_container)
+        return _function_key(value)
     if kind in PARTIALS and not value.__dict__:
         return kind, tuple([static_key(x) for x in (value.func, value.args, value.keywords)])
     if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
@@ -240,13 +239,10 @@ _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, type(Elli
 _STORES = ("STORE_DEREF", "DELETE_DEREF")
 
 
-def function_key(
-    function: types.FunctionType, key_of: Callable, may_change: Callable[[Any], bool]
-) -> Any:
-    """Returns the key of a function; `key_of` returns keys of values."""
+def _function_key(function: types.FunctionType) -> Any:
     values = _closed_over(function)
     defaults = (function.__defaults__, tuple((function.__kwdefaults__ or {}).items()))
-    if values is None or function.__dict__ or may_change(defaults):
+    if values is None or function.__dict__ or has_container(defaults):
         return types.FunctionType, function
     return (
         types.FunctionType,
@@ -254,8 +250,8 @@ def function_key(
         function.__name__,
         function.__qualname__,
         id(function.__globals__),
-        key_of(defaults),
-        key_of(values),
+        static_key(defaults),
+        static_key(values),
     )
 
 

@@ -222,21 +222,14 @@ def attributes_of(node: Node) -> dict[str, Any]:
 
 def _find_kinds(node: Node, known: Mapping[str, str]) -> dict[str, str]:
     """Classifies each attribute; those in `known` are not inspected."""
-    attributes = attributes_of(node)
-    try:
-        return {name: known.get(name) or kind_of(value) for name, value in attributes.items()}
-    except InvalidArgumentError as error:
-        error.where = f"{type(node).__qualname__}.{_refused_name(attributes)}"
-        raise
-
-
-def _refused_name(attributes: Mapping[str, Any]) -> str:
-    for name, value in attributes.items():
+    kinds: dict[str, str] = {}
+    for name, value in attributes_of(node).items():
         try:
-            kind_of(value)
-        except InvalidArgumentError:
-            return name
-    return ""
+            kinds[name] = known.get(name) or kind_of(value)
+        except InvalidArgumentError as error:
+            error.where = f"{type(node).__qualname__}.{name}"
+            raise
+    return kinds
 
 
 def update_moduledef(node: Node, kinds: Mapping[str, str] | None = None) -> None:
@@ -433,11 +426,6 @@ def _unwrap_static_leaves(value: object) -> object:
         # In a tree of masks or shapes only the wrapping tells which
         # leaves are static: there it stays.
         return value
-    return without_static_leaves(value)
-
-
-def without_static_leaves(value: object) -> Any:
-    """Unwraps the static leaves of a value."""
     return jax.tree_util.tree_map(
         lambda x: x.value if isinstance(x, StaticLeaf) else x,
         value,

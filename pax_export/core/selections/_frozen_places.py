@@ -37,7 +37,7 @@ def freeze_at(tree: PyTree, paths: tuple[Steps, ...], states: bool) -> Any:
 def unfreeze_at(tree: PyTree, paths: tuple[Steps, ...]) -> Any:
     """Unfreezes these places, in the mode of the modules around them."""
     modules, arrays = _frozen_targets(tree, paths)
-    own = _own_arrays(tree) if arrays else {}
+    own = dict(_by_owner([place for place in places_of(tree) if place.cls is None]))
     changes: dict[Steps, Change] = {
         steps: partial(_with_again, paths=these, every=own[steps]) for steps, these in arrays
     }
@@ -65,26 +65,16 @@ def _frozen_targets(
             write="a selection of modules or arrays",
         )
     modules = {place.steps for place in meant if place.cls is not None}
-    arrays: dict[Steps, set[str]] = {}
-    for place in meant:
-        if place.cls is None and place.owner not in modules:
-            arrays.setdefault(place.owner, set()).add(_from_owner(place))
-    return outermost_paths(list(modules)), [
-        (owner, frozenset(own)) for owner, own in arrays.items()
-    ]
+    arrays = [place for place in meant if place.cls is None and place.owner not in modules]
+    return outermost_paths(list(modules)), _by_owner(arrays)
 
 
-def _own_arrays(tree: PyTree) -> dict[Steps, frozenset[str]]:
-    """The own arrays of each module that has some, by their paths from it."""
+def _by_owner(arrays: list[Place]) -> list[tuple[Steps, frozenset[str]]]:
+    """The modules that own some arrays, each with their paths from it."""
     found: dict[Steps, set[str]] = {}
-    for place in places_of(tree):
-        if place.cls is None:
-            found.setdefault(place.owner, set()).add(_from_owner(place))
-    return {steps: frozenset(own) for steps, own in found.items()}
-
-
-def _from_owner(place: Place) -> str:
-    return dotted_path(place.steps[len(place.owner) :])
+    for array in arrays:
+        found.setdefault(array.owner, set()).add(dotted_path(array.steps[len(array.owner) :]))
+    return [(owner, frozenset(own)) for owner, own in found.items()]
 
 
 def _modes_around(tree: PyTree, modules: tuple[Steps, ...]) -> dict[Steps, bool | None]:

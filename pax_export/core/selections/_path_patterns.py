@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import InvalidArgumentError, a_few
 from pax_export.core._near_names import near_names
 
 _ANY_STEPS = r"(?:[^.]*\.)*"
@@ -57,7 +57,7 @@ class PathPattern:
     @property
     def is_written_out(self) -> bool:
         """True if the path has no wildcards."""
-        return not any(map(_is_wild, self.steps))
+        return _WILD.isdisjoint(self.text)
 
     def fits(self, path: str) -> bool:
         """True for the paths that are meant."""
@@ -106,10 +106,6 @@ def _with_last_dot(path: str) -> str:
     return f"{path}." if path else ""
 
 
-def _is_wild(step: str) -> bool:
-    return not _WILD.isdisjoint(step)
-
-
 def _of_steps(steps: tuple[str, ...]) -> str:
     """The regular expression of steps that end with dots; parts between ``**`` match leftmost."""
     parts = [""]
@@ -135,17 +131,13 @@ def _of_step(step: str, taking: bool = False) -> str:
         letter = step[place]
         end = step.find("]", place + (3 if step[place + 1 : place + 2] == "!" else 2))
         if letter == "[" and end > 0:
-            letters = re.escape(step[place + 1 : end])
-            parts.append(f"[{_negate_letters(letters)}]".replace(r"\-", "-"))
+            letters = re.escape(step[place + 1 : end]).replace(r"\-", "-")
+            parts.append(f"[^.{letters[1:]}]" if letters[:1] == "!" else f"[{letters}]")
             place = end
         else:
             parts.append({"*": star, "?": r"[^.]"}.get(letter) or re.escape(letter))
         place += 1
     return "".join(parts)
-
-
-def _negate_letters(letters: str) -> str:
-    return f"^.{letters[1:]}" if letters.startswith("!") else letters
 
 
 def escape_step(step: object) -> str:
@@ -164,13 +156,8 @@ def better_path(text: str, paths: Iterable[str]) -> str:
     deeper = f"**.{text.removeprefix('.')}"
     found = [path for path in paths if text.strip(".") and path_pattern(deeper).fits(path)]
     if found:
-        return f"{deeper!r}, which fits {_list_paths(found)}; or one of them"
-    near = near_names(text, paths, 3) or paths[:3]
-    return ", ".join(near)
-
-
-def _list_paths(paths: list[str]) -> str:
-    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+        return f"{deeper!r}, which fits {a_few(found, 3)}; or one of them"
+    return ", ".join(near_names(text, paths, 3) or paths[:3])
 
 
 def with_several_steps(text: str, path: str) -> str:
