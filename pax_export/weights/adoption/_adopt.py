@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import jax
@@ -251,7 +251,6 @@ def _first_row(source: Source, piece: Piece) -> np.ndarray:
 
 
 def _equal_arrays(one: Group, other: Group, source: Source) -> bool:
-    """Whether the arrays of two groups are the same."""
     return set(one.parts) == set(other.parts) and all(
         apply_piece(source.entries[piece.source].read(), piece).tobytes()
         == apply_piece(source.entries[theirs.source].read(), theirs).tobytes()
@@ -259,16 +258,17 @@ def _equal_arrays(one: Group, other: Group, source: Source) -> bool:
     )
 
 
+@dataclass(eq=False)
 class _Filler:
     """Builds modules from choices; leaves that two choices fill alike are read once."""
 
-    def __init__(
-        self, net: PyTree, leaves: dict[str, Any], source: Source, study: Study,
-        lying: dict[str, Any], dtype: Any,
-    ):  # fmt: skip
-        self.net, self.leaves, self.source, self.study = net, leaves, source, study
-        self._lying, self._dtype = lying, dtype
-        self._made: dict[tuple, Any] = {}
+    net: PyTree
+    leaves: dict[str, Any]
+    source: Source
+    study: Study
+    lying: dict[str, Any]  # path -> sharding
+    dtype: Any
+    made: dict[tuple, Any] = field(default_factory=dict)
 
     def fill(self, choice: Choice) -> Any:
         """The module with the leaves of a choice, in the order of the module."""
@@ -278,22 +278,22 @@ class _Filler:
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(self.net), values)
 
     def _leaf(self, path: str, own: PyTree, choice: Choice) -> Any:
-        sharding, wanted = self._lying.get(path), self.study.wanted
+        sharding, wanted = self.lying.get(path), self.study.wanted
         if path in wanted.counters or path in wanted.zeros:
             return constant_leaf(own, sharding, int(path in wanted.counters))
         pieces = choice.recipe.get(path)
         key = (path, pieces and tuple(piece.key() for piece in pieces))
-        if key not in self._made:
+        if key not in self.made:
             if pieces is None:
-                self._made[key] = keep_leaf(own, path, sharding, next_rng_key)
+                self.made[key] = keep_leaf(own, path, sharding, next_rng_key)
             else:
                 reader = LeafReader(path, own.shape, self._dtype_of(own), pieces, self.source)
-                self._made[key] = reader.place(own, sharding)
-        return self._made[key]
+                self.made[key] = reader.place(own, sharding)
+        return self.made[key]
 
     def _dtype_of(self, own: PyTree) -> Any:
         floating = jax.numpy.issubdtype(own.dtype, np.floating)
-        return np.dtype(self._dtype) if self._dtype is not None and floating else own.dtype
+        return np.dtype(self.dtype) if self.dtype is not None and floating else own.dtype
 
 
 def report_of(

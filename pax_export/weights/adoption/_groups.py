@@ -53,7 +53,6 @@ class Group:
 
     @cached_property
     def said(self) -> frozenset[str]:
-        """The words of its name."""
         return self.name.said
 
     def may_fill(self, layer: Layer) -> bool:
@@ -67,7 +66,6 @@ class Group:
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """The names of its arrays."""
         return tuple(dict.fromkeys(piece.source for piece in self.parts.values()))
 
     @cached_property

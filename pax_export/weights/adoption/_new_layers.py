@@ -158,9 +158,8 @@ def _is_of(name: str, at: str, role: str) -> bool:
 
 def _role_word(origin: str, kind: str, role: str) -> str:
     framework = origin.partition(",")[0]
-    if framework in _NAMES:
-        return _NAMES[framework].get(kind, _DENSE).get(role, role)
-    return _TORCH.get(role, role)
+    names = _NAMES[framework].get(kind, _DENSE) if framework in _NAMES else _TORCH
+    return names.get(role, role)
 
 
 def _piece_for_leaf(layer: Layer, role: str, leaf: Leaf, name: str, origin: str) -> Piece:

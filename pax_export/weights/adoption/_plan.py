@@ -243,20 +243,20 @@ def _fused_orders(
     return (blocks, heads) if unsure else (blocks,)
 
 
+@dataclass(eq=False)
 class _Conventions:
     """The layers and groups under the conventions of a framework."""
 
-    def __init__(
-        self, layers: Sequence[Layer], groups: Sequence[Group], origin: str, order: FusedOrder,
-        axes: Mapping[str, tuple[int, ...]],
-    ):  # fmt: skip
-        self._layers, self._groups, self._origin, self._order = layers, groups, origin, order
-        self._axes = axes
-        self._known: dict[Any, bool] = {}
+    layers: Sequence[Layer]
+    groups: Sequence[Group]
+    origin: str
+    order: FusedOrder
+    axes: Mapping[str, tuple[int, ...]]
+    known: dict[Any, bool] = field(default_factory=dict)  # what `fits` has found
 
     def ways_of(self, layer: Layer, group: Group) -> list[Recipe]:
         """All recipes by which a group can fill a layer."""
-        return find_recipes(layer, group, self._origin, self._axes)
+        return find_recipes(layer, group, self.origin, self.axes)
 
     def fits(self, layer: Layer, group: Group) -> bool:
         """Whether there is such a recipe, and names and options allow it."""
@@ -264,18 +264,18 @@ class _Conventions:
             return False
         if not group.may_fill(layer):
             return False
-        told = tuple(self._axes.get(leaf.path) for leaf in layer.leaves.values())
+        told = tuple(self.axes.get(leaf.path) for leaf in layer.leaves.values())
         key = (layer.signature, group.signature, group.raw[-1:], told)
-        if key not in self._known:
-            self._known[key] = bool(self.ways_of(layer, group))
-        return self._known[key]
+        if key not in self.known:
+            self.known[key] = bool(self.ways_of(layer, group))
+        return self.known[key]
 
     def hypotheses(self, flatten: Told) -> Iterator[Hypothesis]:
         """The assignments, one for each arrangement of stacked and fused layers."""
-        fused = [group for group in self._groups if is_fused(group.raw)]
-        parts = [part for group in fused for part in self._split_group(group, self._layers)]
-        every = [*self._groups, *parts]
-        for alike in find_arrangements(self._layers, every, self.fits, self._order):
+        fused = [group for group in self.groups if is_fused(group.raw)]
+        parts = [part for group in fused for part in self._split_group(group, self.layers)]
+        every = [*self.groups, *parts]
+        for alike in find_arrangements(self.layers, every, self.fits, self.order):
             found = [self._hypothesis(arranged, flatten) for arranged in alike]
             # The same parts with their numbers in another place: those count that decide something.
             decided = [each for each in found if each.outcome.possible and not each.outcome.open]
@@ -283,10 +283,10 @@ class _Conventions:
 
     def _hypothesis(self, layers: Sequence[Layer], flatten: Told) -> Hypothesis:
         groups: list[Group] = []
-        for group in self._groups:
+        for group in self.groups:
             whole = not is_fused(group.raw) or any(self.fits(layer, group) for layer in layers)
             groups += [group] if whole else self._split_group(group, layers) or [group]
-        graph = self._origin in _GRAPHS
+        graph = self.origin in _GRAPHS
         fits = self.fits if graph else without_strangers(layers, groups, self.fits)
         outcome = assign_groups(layers, groups, fits)
         pairs = [*outcome.pairs]
@@ -294,8 +294,8 @@ class _Conventions:
             both = itertools.product(component.layers, component.groups)
             pairs += [pair for pair in both if self.fits(*pair)]
         options = {pair: self.ways_of(*pair) for pair in pairs}
-        options = with_flattened(options, layers, self._origin, flatten)
-        return Hypothesis(self._origin, self._order.says, outcome, options, self.ways_of)
+        options = with_flattened(options, layers, self.origin, flatten)
+        return Hypothesis(self.origin, self.order.says, outcome, options, self.ways_of)
 
     def _split_group(self, group: Group, layers: Sequence[Layer]) -> list[Group]:
         """The queries, keys and values of a group that is all in one."""
@@ -303,12 +303,12 @@ class _Conventions:
         count = next(iter(heads)) if len(heads) == 1 else None
         sizes = sizes_of_module(layers, group)
         if says_order(group.raw):
-            return parts_of_fused(group, self._origin, "blocks", None, sizes)
-        if not self._order.told:  # the result of the other order is required
+            return parts_of_fused(group, self.origin, "blocks", None, sizes)
+        if not self.order.told:  # the result of the other order is required
             uneven = [three for three in sizes.values() if len(set(three)) > 1]
             if count is None or not all(one_of_three(each, 0, "by head", count) for each in uneven):
                 return []
-        return parts_of_fused(group, self._origin, self._order.says, count, sizes)
+        return parts_of_fused(group, self.origin, self.order.says, count, sizes)
 
 
 def _is_within(layer: Layer, path: str) -> bool:

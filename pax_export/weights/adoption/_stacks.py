@@ -7,6 +7,7 @@ recognized by shapes, and several positions in the path may have the layer's num
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,23 +16,15 @@ from pax_export.weights.adoption._array_transforms import Shape
 from pax_export.weights.adoption._name_parsing import Name, name_of
 
 
+@dataclass(eq=False)
 class Stack:
-    """The leading axes of leaves that stack several layers, of `sizes`.
+    """The leading axes of leaves that stack several layers."""
 
-    Args:
-        sizes: the number of layers along each axis.
-        path: the path of the layer.
-        around: the paths of the modules around it, the outermost first.
-        leaves: all leaves of the net by path.
-        known: the paths of stacking modules, if known by class.
-    """
-
-    def __init__(
-        self, sizes: Shape, path: str, around: Sequence[str], leaves: Mapping[str, Any],
-        known: Sequence[str] = (),
-    ):  # fmt: skip
-        self.sizes = sizes
-        self._path, self._around, self._leaves, self._known = path, around, leaves, known
+    sizes: Shape  # the number of layers along each axis
+    path: str  # of the layer
+    around: Sequence[str]  # the paths of the modules around it, the outermost first
+    leaves: Mapping[str, Any]  # all leaves of the net by path
+    known: Sequence[str] = ()  # the paths of stacking modules, if known by class
 
     @cached_property
     def roots(self) -> tuple[tuple[str, ...], ...]:
@@ -39,20 +32,20 @@ class Stack:
 
         Without `known`, it is the outermost module whose leaves are all stacked, and ones below.
         """
-        if self._known:
-            return (tuple(self._known),)
+        if self.known:
+            return (tuple(self.known),)
         found: dict[int, str] = {}
-        for at in [*self._around, self._path]:
+        for at in [*self.around, self.path]:
             count = len(name_of(at).numbers)
             if count not in found and self._holds(at):
                 found[count] = at
-        return tuple([(root,) * len(self.sizes) for root in (found.values() or (self._path,))])
+        return tuple([(root,) * len(self.sizes) for root in (found.values() or (self.path,))])
 
     def _holds(self, at: str) -> bool:
         """Whether everything below a path is stacked."""
         return all(
             tuple(leaf.shape[: len(self.sizes)]) == self.sizes
-            for path, leaf in self._leaves.items()
+            for path, leaf in self.leaves.items()
             if not at or path == at or path.startswith(f"{at}.")
         )
 

@@ -51,7 +51,6 @@ class _Pieces:
 
 
 def read(file: InputFile) -> Source:
-    """The arrays of a file."""
     reader = _MsgpackReader(file)
     tree = reader.value(0)
     if reader.stream.tell() != file.size:

@@ -35,12 +35,10 @@ _AT_ONCE = 1 << 20
 
 
 def matches(file: InputFile) -> bool:
-    """Whether a file begins as one of this format does."""
     return file.begin(4) == _MAGIC
 
 
 def read(file: InputFile) -> Source:
-    """Reads the arrays of a file, and its metadata."""
     entries: dict[str, Entry] = {}
     stream = file.stream()
     version, arrays, keys = stream.unpack("<4xIQQ")

@@ -22,7 +22,6 @@ _MOST_CHUNKS = 1_000_000
 
 
 def make_entry(where: str, kind: str, dataset: Object, hdf5: Hdf5, note: str) -> Entry:
-    """The array of a dataset."""
     dtype, shape, layout = dataset.dtype, dataset.shape, dataset.layout
     assert dtype is not None and shape is not None and layout is not None
     native = dtype.newbyteorder("=")
@@ -156,7 +155,6 @@ class Hdf5:
         self._walk(self._root())
 
     def read(self, address: int, count: int) -> bytes:
-        """Reads bytes of the HDF5 file."""
         if address + count > self._size:
             raise ValueError(f"bytes {address} to {address + count} of {self._size}")
         return self.file.read(self.begin + address, count)

@@ -10,6 +10,8 @@ import json
 import re
 import shutil
 import tempfile
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +43,10 @@ _WITHOUT_BIAS = frozenset(("kernel", "depthwise_kernel"))
 
 
 def matches(file: InputFile) -> bool:
-    """Whether a file is a ``.keras`` archive or begins as HDF5."""
     return _WEIGHTS in file.archive if file.archive else file.begin(8) == MAGIC
 
 
 def read(file: InputFile) -> Source:
-    """The arrays of a ``.keras`` archive, or of an HDF5 file."""
     archive = file.archive
     if archive is None:
         return _read_hdf5(file, 0, file.size, {})
@@ -81,36 +81,32 @@ def _read_hdf5(file: InputFile, begin: int, size: int, metadata: dict[str, Any])
     found = {path: each for path, each in hdf5.datasets.items()
              if each.dtype is not None and each.shape is not None}  # fmt: skip
     names = _older_names(hdf5, found) or _newer_names(hdf5, found, metadata.get("config"))
+    if len(set(names.values())) != len(names):
+        names = {path: path for path in names}
     entries: dict[str, Entry] = {}
-    for path, dataset in found.items():
-        where = f"{names[path]} in {file.where}"
+    for path, name in names.items():
+        where = f"{name} in {file.where}"
         note = "optimizer" if path.startswith(("optimizer/", "optimizer_weights/")) else ""
         with refuse_damaged(where, KIND):
-            entries[names[path]] = make_entry(where, KIND, dataset, hdf5, note)
-    tied = find_tied({names[path]: each.address for path, each in found.items()})
+            entries[name] = make_entry(where, KIND, found[path], hdf5, note)
+    tied = find_tied({name: found[path].address for path, name in names.items()})
     return Source("keras", file.where, entries, metadata=metadata, tied=tied)
 
 
 def _older_names(hdf5: Hdf5, found: dict[str, Object]) -> dict[str, str] | None:
-    """The names that an older file lists for each layer; None if it lists none."""
+    """The names that an older file lists for each layer, these first; None if it lists none."""
     top = "model_weights/" if "model_weights" in hdf5.groups else ""
     layers = _listed_texts(hdf5.groups[top.rstrip("/")], "layer_names")
     if not layers:
         return None
-    names = {path: path.removeprefix(top) for path in found}
     listed = {}
     for layer in layers:
         group = hdf5.groups.get(f"{top}{layer}")
         for weight in _listed_texts(group, "weight_names") if group else ():
-            if f"{top}{layer}/{weight}" in names:
+            if f"{top}{layer}/{weight}" in found:
                 listed[f"{top}{layer}/{weight}"] = re.sub(r":\d+$", "", weight)
-    if len(set(listed.values())) == len(listed):
-        names |= listed
-    ordered = [*listed, *(path for path in found if path not in listed)]
-    datasets = dict(found)
-    found.clear()
-    found.update((path, datasets[path]) for path in ordered)
-    return names if len(set(names.values())) == len(names) else {path: path for path in names}
+    known = listed if len(set(listed.values())) == len(listed) else {}
+    return {path: known.get(path, path.removeprefix(top)) for path in (*listed, *found)}
 
 
 def _listed_texts(group: Object, name: str) -> list[str]:
@@ -124,14 +120,11 @@ def _listed_texts(group: Object, name: str) -> list[str]:
 def _newer_names(hdf5: Hdf5, found: dict[str, Object], config: object) -> dict[str, str]:
     """A name for each path ``layers/<class>/.../vars/<number>``; the path where that fails."""
     layers = _configured_names(config)
-    counts: dict[str, int] = {}
-    for path in found:
-        counts[path.rpartition("/")[0]] = counts.get(path.rpartition("/")[0], 0) + 1
-    names = {path: _newer_name(hdf5, path, layers, counts) for path in found}
-    return names if len(set(names.values())) == len(names) else {path: path for path in found}
+    counts = Counter(path.rpartition("/")[0] for path in found)
+    return {path: _newer_name(hdf5, path, layers, counts) for path in found}
 
 
-def _newer_name(hdf5: Hdf5, path: str, layers: dict[str, str], counts: dict[str, int]) -> str:
+def _newer_name(hdf5: Hdf5, path: str, layers: dict[str, str], counts: Mapping[str, int]) -> str:
     found = re.fullmatch(r"(?:(.*)/)?vars/([0-9]+)", path)
     if not found:
         return path
@@ -164,13 +157,13 @@ def _configured_names(config: object, path: str = "", depth: int = 0) -> dict[st
     found: dict[str, str] = {}
     inner = config.get("config") if isinstance(config, dict) else None
     layers = inner.get("layers") if isinstance(inner, dict) else None
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for layer in layers if isinstance(layers, list) and depth < 32 else ():
         if not isinstance(layer, dict) or not isinstance(layer.get("config"), dict):
             continue
         kind = _snake_case(str(layer.get("class_name", "")))
-        number = counts.get(kind, 0)
-        counts[kind] = number + 1
+        number = counts[kind]
+        counts[kind] += 1
         group = f"{path}layers/{kind}{f'_{number}' if number else ''}"
         found[group] = str(layer["config"].get("name", group))
         found |= _configured_names(layer, f"{group}/", depth + 1)

@@ -22,7 +22,6 @@ KIND = "mapping of arrays"
 
 
 def read(tree: PyTree) -> Source:
-    """The arrays of a tree, by dotted names."""
     where = f"the {type(tree).__name__} that was given"
     try:
         leaves, others = flatten_containers(_to_dicts(tree, 0), _is_array)

@@ -23,13 +23,11 @@ _LARGEST_HEADER = 10_000
 
 
 def matches(file: InputFile) -> bool:
-    """Whether all files of an archive are arrays of numpy."""
     names = file.archive.names if file.archive else []
     return bool(names) and all(name.endswith(".npy") for name in names)
 
 
 def read(file: InputFile) -> Source:
-    """Opens the arrays of an archive; each is read on demand."""
     entries, archive = {}, file.archive
     assert archive is not None  # `matches` has looked
     for member in archive.names:

@@ -61,7 +61,6 @@ def matches(file: InputFile) -> bool:
 
 
 def read(file: InputFile) -> Source:
-    """Reads the arrays of a model, including those in external files."""
     fields, found = MessageFields(Message(file)), _ModelArrays(file)
     for graph in fields.messages(_GRAPH):
         found.add_graph(graph, "", 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import IO, Any
 
 from pax_export._errors import WeightsFileError
@@ -28,13 +29,13 @@ _GET = frozenset(("GET", "BINGET", "LONG_BINGET"))
 _MARK = object()
 
 
+@dataclass(eq=False, slots=True)
 class Global:
     """A global name of a pickle: one of our functions, or None."""
 
-    __slots__ = ("build", "name", "value")
-
-    def __init__(self, name: str, build: Callable[..., Any] | None = None, value: Any = None):
-        self.name, self.build, self.value = name, build, value
+    name: str
+    build: Callable[..., Any] | None = None
+    value: Any = None
 
 
 class Instance(dict):

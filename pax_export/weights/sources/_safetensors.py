@@ -16,12 +16,10 @@ from pax_export.weights.sources._source import (
 
 
 def matches(file: InputFile) -> bool:
-    """Whether a file begins as one of this format does."""
     return is_safetensors(file.begin(9))
 
 
 def read(file: InputFile) -> Source:
-    """Reads the arrays of one file."""
     library = require("safetensors", "safetensors", "open_source of a safetensors file")
     arrays, metadata, sums = read_header(file)
     unknown = {name: repr(each.code) for name, each in arrays.items()

@@ -63,7 +63,6 @@ def of_prefix(path: Path) -> Path | None:
 
 
 def matches(file: InputFile) -> bool:
-    """Whether a file ends as a table of LevelDB does."""
     end = file.read(file.size - 8, 8) if file.size >= 48 else b""
     return end == LEVELDB_MAGIC
 

@@ -28,12 +28,10 @@ _LONGEST_NAME, _MOST_DIMENSIONS = 1 << 12, 32
 
 
 def matches(file: InputFile) -> bool:
-    """Whether a file is named as one of this format in its first bytes."""
     return file.begin(8)[4:] == TFLITE_MARK
 
 
 def read(file: InputFile) -> Source:
-    """The constants of a model."""
     entries: dict[str, Entry] = {}
     model = root(file)
     buffers = model.tables(_BUFFERS)

@@ -39,7 +39,6 @@ def _find_root(archive: ZipArchive) -> str | None:
 
 
 def read(file: InputFile) -> Source:
-    """The tensors of a file."""
     return _read_legacy(file) if file.archive is None else _read_archive(file, file.archive)
 
 

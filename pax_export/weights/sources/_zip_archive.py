@@ -34,7 +34,6 @@ class ZipArchive:
 
     @property
     def names(self) -> list[str]:
-        """The names of the files in it."""
         return list(self._members)
 
     def __contains__(self, name: str) -> bool:
