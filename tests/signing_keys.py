@@ -6,12 +6,19 @@ from typing import NamedTuple
 
 import pytest
 
+from pax_export._signing import Signer
+
 
 class Pair(NamedTuple):
     """Two files."""
 
     private: str
     public: str
+
+
+def sign_folder(folder, keys):
+    """Signs a folder as an export, whatever is in it."""
+    Signer(keys.private, "a test").sign_folder(folder, folder.name)
 
 
 def make_pair(folder, name="key", curve="SECP256R1", password=None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.signing_keys import make_pair
+from tests.signing_keys import make_pair, sign_folder
 
 pytest.importorskip("model_signing", exc_type=ImportError)
 
@@ -36,14 +36,12 @@ def test_a_signed_export_is_run_and_validated(here, call, keys, quick, target):
 
 
 def test_a_model_of_others_that_they_signed(here, call, keys, foreign):
-    from pax_export._signing import Signer
-
     np.save("x.npy", np.ones((2, 3), np.float32))
     assert (
         "The export is not signed"
         in call("run", "foreign", "--input", "x.npy", "--verify", "key.pub")[2]
     )
-    Signer("key.pem", "a test").sign_folder(here / "foreign", "foreign")
+    sign_folder(here / "foreign", keys)
     how = "--out", "mended", "--validate", "no", "--verify", "key.pub", "--sign", "key.pem"
     assert call("retarget", "foreign", *how)[0] == 0
     assert (here / "mended" / "model.sig").is_file()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +44,14 @@ class UnreadCounter(Counter):
     def __call__(self, x):
         self.steps = self.steps + 1
         return 2 * x
+
+
+def rehash(folder: Path) -> Path:
+    """Gives the listed files the hashes that they have now, as an author of changes would."""
+    names = [line[66:] for line in (folder / "SHA256SUMS").read_text().splitlines()]
+    lines = [f"{hashlib.sha256((folder / n).read_bytes()).hexdigest()}  {n}\n" for n in names]
+    (folder / "SHA256SUMS").write_text("".join(lines))
+    return folder
 
 
 def affine(params, x):

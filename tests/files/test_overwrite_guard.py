@@ -136,7 +136,13 @@ def test_named_pipes_and_devices_are_refused(tmp_path, monkeypatch, make):
 
 
 def test_hashes_that_are_a_pipe_are_not_waited_for(tmp_path):
+    assert checksums.names(tmp_path) is None
+    (tmp_path / "a").write_bytes(b"")
+    checksums.write(tmp_path)
+    assert checksums.names(tmp_path) == {"a"}
+    (tmp_path / checksums.FILE).unlink()
     os.mkfifo(tmp_path / checksums.FILE)
+    assert checksums.names(tmp_path) is None
     with pytest.raises(ExportPathError):
         checksums.check(tmp_path)
 

@@ -14,14 +14,13 @@ import shutil
 
 import pytest
 
-from pax_export._files import checksums
 from pax_export.cli import main
 from pax_export.errors import PaxError
 from pax_export.export import Report, load, renew, spec, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.artifact import embedded
 from pax_export.export.artifact.formats import import_function
 from pax_export.export.validation import recheck, serve
-from tests.export.models import affine, affine_params, random
+from tests.export.models import affine, affine_params, random, rehash
 from tests.hard.size import runs
 
 MODEL, X = (affine_params(), affine), random(2, 3)
@@ -86,8 +85,8 @@ def written(report, path, content):
         embedded.append_zip(path, json.dumps(report))
         return
     (path / "pax_export.json").write_text(json.dumps(report))
-    if (names := checksums.names(path)) is not None:
-        checksums.write(path, files=names)
+    if (path / "SHA256SUMS").exists():
+        rehash(path)
 
 
 def used(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from pax_export.errors import ExportPathError
 from pax_export.export import Report, load, spec, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.artifact import embedded
 from pax_export.export.artifact.dimensions import RandomInput, choose, random_calls
-from tests.export.models import affine, affine_params, random
+from tests.export.models import affine, affine_params, random, rehash
 from tests.refusals import refused
 
 
@@ -179,8 +180,6 @@ def test_archives_with_a_wrong_offset_are_refused(whole, tmp_path):
 @pytest.fixture
 def bundle(whole, tmp_path):
     """A bundle to be changed, with hashes that fit the change: its author made them."""
-    from pax_export._files import checksums
-
     for file in (whole / "bundle").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
 
@@ -189,8 +188,7 @@ def bundle(whole, tmp_path):
         do(report["details"])
         (tmp_path / "pax_export.json").write_text(json.dumps(report))
         also()
-        checksums.write(tmp_path)
-        return tmp_path
+        return rehash(tmp_path)
 
     return change
 
@@ -321,11 +319,9 @@ def test_a_file_without_a_hash_loads(whole, tmp_path):
 
 @pytest.mark.parametrize("append", [embedded.append_zip, embedded.append_field])
 def test_every_byte_around_a_report_is_known(tmp_path, append):
-    from pax_export._files import checksums
-
     file = tmp_path / "model"
     file.write_bytes(b"\x08\x07")
-    digest, text = checksums.digest(file), json.dumps({"a": "b" * 300})
+    digest, text = hashlib.sha256(b"\x08\x07").hexdigest(), json.dumps({"a": "b" * 300})
     append(file, text)
     assert embedded.read(file) == text
     assert embedded.is_whole(file, text, digest)
@@ -387,12 +383,3 @@ def test_inputs_of_any_size_are_not_made():
 def test_constraints_of_any_number_end():
     constraints = [f"n >= {number}" for number in range(50_000)] + ["n <= 0"]
     assert choose([("n",)], constraints) == []
-
-
-def test_the_names_of_a_list(whole, tmp_path):
-    from pax_export._files import checksums
-
-    assert checksums.names(tmp_path) is None
-    assert "pax_export.json" in (checksums.names(whole / "bundle") or ())
-    os.mkfifo(tmp_path / checksums.FILE)
-    assert checksums.names(tmp_path) is None

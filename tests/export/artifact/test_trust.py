@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -163,9 +162,11 @@ def in_dataset(message):
     add(message.meta_graphs[0].graph_def.node, "DatasetFromGraph")
 
 
-def in_attribute(message):
-    node = add(message.meta_graphs[0].graph_def.node, "DecodeProtoV2")
-    node.attr["descriptor_source"].s = b"/etc/passwd"
+def in_attribute(operation, name, text):
+    def change(message):
+        add(message.meta_graphs[0].graph_def.node, operation).attr[name].s = text
+
+    return change
 
 
 def in_attribute_of_the_caller(message):
@@ -178,15 +179,12 @@ def in_attribute_of_the_caller(message):
     add(graph.graph_def.node, "printing").attr["where"].s = b"file:///tmp/evil"
 
 
-def in_what_is_printed(message):
-    node = add(message.meta_graphs[0].graph_def.node, "PrintV2")
-    node.attr["output_stream"].s = b"file:///etc/cron.d/evil"
-
-
 @pytest.mark.parametrize(
     "place",
     [in_graph, in_function, in_uncalled_function, in_gradient, in_second_graph, in_dataset,
-     in_attribute, in_attribute_of_the_caller, in_what_is_printed],
+     in_attribute("DecodeProtoV2", "descriptor_source", b"/etc/passwd"),
+     in_attribute("PrintV2", "output_stream", b"file:///etc/cron.d/evil"),
+     in_attribute_of_the_caller],
 )  # fmt: skip
 def test_it_is_found_wherever_it_stands(model, place):
     changed(model, place)
@@ -714,19 +712,6 @@ def test_a_graph_of_another_kind_is_no_way_around(model):
     """TensorFlow reads text where there is no binary file."""
     (model / "saved_model.pb").rename(model / "saved_model.pbtxt")
     with refused(ExportPathError, where=str(model)):
-        load(model)
-
-
-def test_unreadable_graphs_are_refused(model):
-    (model / "saved_model.pb").write_bytes(b"\xff" * 100)
-    with pytest.raises(ExportPathError):
-        load(model)
-
-
-def test_a_graph_that_waits_for_ever(model):
-    (model / "saved_model.pb").unlink()
-    os.mkfifo(model / "saved_model.pb")
-    with refused(ExportPathError, got="a FIFO (a named pipe)"):
         load(model)
 
 

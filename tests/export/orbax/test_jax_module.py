@@ -26,8 +26,10 @@ def test_one_function_has_the_default_key():
     assert_close(call(made), made.jax_methods[KEY](X))
 
 
-def test_a_mapping_of_functions_keeps_its_keys():
-    made = JaxModule(params(), TWO, input_polymorphic_shape=SHAPES)
+@pytest.mark.parametrize("shapes", [SHAPES, None])
+def test_a_mapping_of_functions_keeps_its_keys(shapes):
+    made = JaxModule(params(), TWO, input_polymorphic_shape=shapes)
+    assert made.input_polymorphic_shape_map == (shapes or {"one": None, "two": None})
     for key in TWO:
         assert_close(call(made, key=key), TWO[key](params(), X))
 
@@ -225,13 +227,6 @@ def test_the_module_of_newer_versions():
     made = TensorFlowModule(params=params(), apply_fn=linear, trainable=True)
     assert made.export_version() is constants.ExportModelType.TF_SAVEDMODEL
     assert_close(call(made), linear(params(), X))
-
-
-def test_no_shapes_for_several_functions():
-    made = JaxModule(params(), TWO)
-    assert made.input_polymorphic_shape_map == {"one": None, "two": None}
-    for key in TWO:
-        assert_close(call(made, key=key), TWO[key](params(), X))
 
 
 @pytest.mark.parametrize("platforms", ["cpu", ["cpu"], ("cpu",)])

@@ -11,6 +11,8 @@ from pax_export.errors import InvalidArgumentError
 from tests.export.orbax.models import KEY, X, call, module, x_spec
 from tests.refusals import refused
 
+(SIZE,) = jax_export.symbolic_shape("b")
+
 
 def traced(function, shape, *specs, **arguments):
     made = module(function, input_polymorphic_shape=shape, **arguments)
@@ -24,32 +26,27 @@ def total(params, x):
 PAIR = {"u": x_spec(), "v": x_spec()}
 
 
-@pytest.mark.parametrize("shape", ["b, ...", "(b, ...)", "b, _", "b, 3", "b, 3,"])
-def test_text(shape):
-    output = traced(lambda params, x: x.sum(-1), shape, x_spec())
-    assert output.shape.as_list() == [None]
+class PolyShape(tuple):
+    """As jax2tf had it."""
 
 
 @pytest.mark.parametrize(
-    "shape", ["b, ...", {"u": "b, ...", "v": "b, _"}, {"u": "(b, _)", "v": "b, 3"}]
+    ("function", "spec", "shapes"),
+    [
+        (lambda params, x: 2 * x, x_spec(), ["b, ...", "(b, ...)", "b, _", "b, 3", "b, 3,"]),
+        (lambda params, x: 2 * x, x_spec(), [PolyShape(("b", ...)), ("b", 3), (SIZE, ...)]),
+        (total, PAIR, ["b, ...", {"u": "b, ...", "v": "b, _"}, {"u": "(b, _)", "v": "b, 3"}]),
+        (
+            lambda params, x: x[0] + x[1],
+            (x_spec(), x_spec()),
+            [("b, ...", "b, ..."), ("b, _", "b, 3")],
+        ),
+    ],
+    ids=["text", "dimensions one by one", "for all or each", "tuples"],
 )
-def test_one_text_for_all_or_one_for_each(shape):
-    assert traced(total, shape, PAIR).shape.as_list() == [None, 3]
-
-
-@pytest.mark.parametrize("shape", [("b, ...", "b, ..."), ("b, _", "b, 3")])
-def test_tuples_of_inputs(shape):
-    output = traced(lambda params, x: x[0] + x[1], shape, (x_spec(), x_spec()))
-    assert output.shape.as_list() == [None, 3]
-
-
-def test_dimensions_one_by_one():
-    class PolyShape(tuple):
-        """As jax2tf had it."""
-
-    (b,) = jax_export.symbolic_shape("b")
-    for shape in (PolyShape(("b", ...)), ("b", 3), (b, ...)):
-        assert traced(lambda params, x: 2 * x, shape, x_spec()).shape.as_list() == [None, 3]
+def test_forms_of_shapes(function, spec, shapes):
+    for shape in shapes:
+        assert traced(function, shape, spec).shape.as_list() == [None, 3]
 
 
 def test_sizes_that_tensorflow_knows_come_out_again():

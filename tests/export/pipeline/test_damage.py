@@ -105,16 +105,21 @@ DAMAGES = {
 }
 
 
-def refused(damage, folder, monkeypatch, how):
-    """The error of an export in whose place another model's was written."""
-    # Without gradients, which other shapes would break before anything is compared.
-    options = {"vjp_order": 0, **dict(damage.options)}
-    to_saved_model(damage.wrong, folder / "wrong", spec("n, 3"), validate=False, **options)
+def write_instead(model, folder, monkeypatch, **options):
+    """Each export is of this model from now on."""
+    to_saved_model(model, folder / "wrong", spec("n, 3"), validate=False, **options)
 
     def write(directory, *_):
         shutil.copytree(folder / "wrong", directory, dirs_exist_ok=True)
 
     monkeypatch.setattr(saved_model, "write", write)
+
+
+def refused(damage, folder, monkeypatch, how):
+    """The error of an export in whose place another model's was written."""
+    # Without gradients, which other shapes would break before anything is compared.
+    options = {"vjp_order": 0, **dict(damage.options)}
+    write_instead(damage.wrong, folder, monkeypatch, **options)
     with pytest.raises(ValidationError) as caught:
         to_saved_model(damage.right, folder / "right", spec("n, 3"), validate=how, **options)
     assert [each.name for each in folder.iterdir()] == ["wrong"]
@@ -145,12 +150,7 @@ def test_a_wrong_result_is_named_even_if_it_cannot_be_differentiated(tmp_path, m
 
 def test_a_missing_gradient_is_told_from_a_model_that_cannot_be_called(tmp_path, monkeypatch):
     model = of(lambda x: 2 * x)
-    to_saved_model(model, tmp_path / "wrong", spec("n, 3"), validate=False, vjp_order=0)
-
-    def write(directory, *_):
-        shutil.copytree(tmp_path / "wrong", directory, dirs_exist_ok=True)
-
-    monkeypatch.setattr(saved_model, "write", write)
+    write_instead(model, tmp_path, monkeypatch, vjp_order=0)
     with pytest.raises(ValidationError) as caught:
         to_saved_model(model, tmp_path / "right", spec("n, 3"), vjp_order=1)
     assert "this export holds no gradients" in caught.value.got

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -106,19 +105,6 @@ def test_the_report_lies_in_the_metadata(path):
     assert "pax_export.json" in session.get_modelmeta().custom_metadata_map
 
 
-def test_what_onnx_has_not_is_named_with_its_place(tmp_path):
-    def largest(x):
-        return jnp.linalg.eigvals(x).real
-
-    model = ({}, lambda params, x: largest(x))
-    with pytest.raises(errors.UnsupportedOperationError) as caught:
-        to_onnx(model, tmp_path / "m.onnx", spec("4, 4"))
-    assert "the operation eig" in caught.value.what
-    assert "test_to_onnx.py" in caught.value.where
-    assert "(test_what_onnx_has_not" in caught.value.where
-    assert not list(tmp_path.iterdir())
-
-
 def test_bits_need_no_operator_of_a_newer_opset(tmp_path):
     bits = jax.lax.bitcast_convert_type
     model = ({}, lambda params, x: bits(x, jnp.float32))
@@ -193,44 +179,6 @@ def test_complex_inputs_and_outputs_are_refused(tmp_path):
     with pytest.raises(errors.UnsupportedDtypeError, match="not support complex") as caught:
         to_onnx(model, tmp_path / "m.onnx", spec("n"))
     assert caught.value.where == "output z"
-
-
-class Pooling(pax.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = [pax.Linear(3, 3), Slope()]
-
-    def __call__(self, x):
-        return self.layers[1](self.layers[0](x))
-
-
-class Slope(pax.Module):
-    def __call__(self, x):
-        return jax.lax.linalg.hessenberg(x.T @ x)[0]
-
-
-def test_a_refusal_names_the_operation_the_layer_and_the_line(tmp_path):
-    with pytest.raises(errors.UnsupportedOperationError) as caught:
-        to_onnx(Pooling(), tmp_path / "m.onnx", spec("n, 3"))
-    assert caught.value.what == "ONNX cannot express the operation hessenberg."
-    assert caught.value.where.startswith("layers.1: Slope, test_to_onnx.py:")
-    assert caught.value.where.endswith("(Slope.__call__)")
-
-
-def test_validation_compares_with_the_model(tmp_path, monkeypatch):
-    from pax_export.export.formats.onnx import export
-
-    converted = export.converted
-
-    def damaged(*arguments):
-        made = converted(*arguments)
-        floats = {k: v + 1 for k, v in made.arrays.items() if v.dtype == np.float32}
-        return dataclasses.replace(made, arrays={**made.arrays, **floats})
-
-    monkeypatch.setattr(export, "converted", damaged)
-    with pytest.raises(errors.ValidationError, match="differ"):
-        to_onnx((affine_params(), affine), tmp_path / "m.onnx", spec("2, 3"))
-    assert not list(tmp_path.iterdir())
 
 
 def test_refusals(tmp_path, net):

@@ -14,13 +14,12 @@ import pytest
 import safetensors.numpy
 
 from pax_export import errors
-from pax_export._files import checksums
 from pax_export.errors import ExportPathError, UntrustedExportError
 from pax_export.export import Report, load, renew, spec, to_stablehlo
 from pax_export.export.formats.stablehlo import library_calls
 from tests.closeness import assert_close, is_close
 from tests.export import attacks
-from tests.export.models import Counter, Net, affine, affine_params, random
+from tests.export.models import Counter, Net, affine, affine_params, random, rehash
 from tests.refusals import refused
 
 CPU = ("cpu",)
@@ -289,7 +288,7 @@ def test_foreign_folders_and_missing_hashes(damaged, tmp_path):
 def test_bytes_that_this_jax_cannot_read_are_made_again(damaged, net):
     """The bytes of another jax fail; the portable modules beside them do not."""
     (damaged / "serving_default.jax_export").write_bytes(b"from the future")
-    checksums.write(damaged)
+    rehash(damaged)
     bundle = load(damaged)
     x = random(2, 3)
     assert_close(bundle(x), net(x), rtol=1e-6)
@@ -306,7 +305,7 @@ def test_without_portable_modules_it_says_what_is_missing(damaged):
     report = json.loads((damaged / "pax_export.json").read_text())
     report["details"]["functions"]["serving_default"]["kept"] = []
     (damaged / "pax_export.json").write_text(json.dumps(report))
-    checksums.write(damaged)
+    rehash(damaged)
     with pytest.raises(errors.ExportPathError, match="This jax does not read this file"):
         load(damaged)
     with pytest.raises(errors.ExportPathError, match="no portable modules"):
@@ -453,7 +452,7 @@ def test_the_program_that_stands_in_for_the_bytes_of_jax_is_looked_at_too(tmp_pa
     to_stablehlo(honest, tmp_path / "b", spec("256, 256"), validate=False)
     (tmp_path / "b" / "serving_default.jax_export").write_bytes(b"of another jax")
     (tmp_path / "b" / "serving_default.mlirbc").write_bytes(attacks.module(attacks.TOO_SMALL))
-    checksums.write(tmp_path / "b")
+    rehash(tmp_path / "b")
     with pytest.raises(ExportPathError, match="arrays of other sizes than it takes") as caught:
         load(tmp_path / "b")
     assert caught.value.where.endswith("serving_default.mlirbc")
