@@ -123,8 +123,8 @@ def _check_class_attributes(module: Node) -> None:
             # Every edit passes here, and for most of a class the type alone decides.
             if type(value) in _PLAIN or name in attributes or name in _OF_PYTHON:
                 continue
-            if not _may_hold_arrays(value):
-                continue
+            if hasattr(value, "__get__") and not isinstance(value, Node):
+                continue  # a descriptor
             leaves = leaves_of_attribute(value)
             if any(is_array(leaf) or isinstance(leaf, Node) for leaf in leaves):
                 raise HiddenArrayError(
@@ -136,19 +136,12 @@ def _check_class_attributes(module: Node) -> None:
                 )
 
 
-_PLAIN = frozenset(
-    {str, int, float, bool, type(None), property, classmethod, staticmethod, types.FunctionType}
-)
+_PLAIN = frozenset({
+    str, bytes, int, float, complex, bool, type(None), type, property, classmethod, staticmethod,
+    types.FunctionType,
+})  # fmt: skip
 #: Names and annotations that Python itself writes into a class.
 _OF_PYTHON = frozenset({"__annotations__", "__static_attributes__", "__type_params__"})
-_SIMPLE = (str, bytes, int, float, complex, bool, type(None), type)
-
-
-def _may_hold_arrays(value: object) -> bool:
-    if isinstance(value, _SIMPLE):
-        return False
-    # Functions, methods, properties and other descriptors are not data.
-    return not hasattr(value, "__get__") or isinstance(value, Node)
 
 
 # --- arrays in static data ----------------------------------------------------------

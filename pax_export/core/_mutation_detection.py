@@ -9,12 +9,12 @@ from __future__ import annotations
 import operator
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from pax_export._errors import ChangedOutsideWarning
 from pax_export._types import PyTree
-from pax_export.core._native import fastest_looks
+from pax_export.core._native import compiled, in_c
 
 Seen = tuple[Any, ...]  # a container, its content, the next container, its content
 
@@ -58,7 +58,10 @@ def is_unchanged_in_python(seen: Seen) -> bool:
     return find_changed(seen) is None
 
 
-seen_in, is_unchanged = fastest_looks(DICTS, seen_in_python, is_unchanged_in_python)
+seen_in: Callable[[Iterable[Any]], Seen] = seen_in_python
+is_unchanged: Callable[[Seen], bool] = is_unchanged_in_python
+if compiled:
+    seen_in, is_unchanged = in_c.make_seen_in(DICTS), in_c.is_unchanged
 
 
 def find_changed(seen: Seen) -> tuple[Any, tuple] | None:

@@ -107,11 +107,7 @@ def _parts_by_pickle(value: object) -> Any:
     if isinstance(state, dict):
         state = without_cached(kind, state)
     fields = record_of(value) if hasattr(kind, "__dataclass_fields__") else None
-    return make, args, state, fields, _as_tuple(items), _as_tuple(pairs)
-
-
-def _as_tuple(items: PyTree) -> tuple | None:
-    return None if items is None else tuple(items)
+    return make, args, state, fields, *[each and tuple(each) for each in (items, pairs)]
 
 
 def static_key(value: PyTree) -> Any:

@@ -11,7 +11,7 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unf
 
 from pax_export._types import PyTree
 from pax_export.core._moduledef import LABEL, Label
-from pax_export.core._native import fastest_collect
+from pax_export.core._native import compiled, in_c
 from pax_export.core._tree import Node, attributes_of, flatten, is_node, unflatten
 
 Steps = tuple[Any, ...]  # attribute names, indices and dict keys, from the root
@@ -61,7 +61,7 @@ def collect_in_python(cls: type, modules: list, met: set[int] | None) -> Callabl
     return collect
 
 
-_collect = fastest_collect(collect_in_python)
+_collect = in_c.make_collect if compiled else collect_in_python
 
 
 def modules_and_leaves(tree: PyTree, *, once: bool = False) -> tuple[list[Any], list[Any]]:

@@ -30,7 +30,7 @@ from pax_export.core._mutation_detection import (
     warn_of_change,
     with_watch,
 )
-from pax_export.core._native import fastest_flatten, fastest_unflatten
+from pax_export.core._native import compiled, in_c
 from pax_export.core._static import StaticLeaf, static_key
 
 ARRAYS, MIXED, STATIC = "arrays", "mixed", "static"
@@ -108,9 +108,9 @@ def flatten_in_python(node: Node) -> tuple[tuple, ModuleDef]:
     return kept.pair if is_unchanged(kept.seen) else _look_again(node, kept)
 
 
-flatten: Callable[[Node], tuple[tuple, ModuleDef]] = fastest_flatten(
-    Node.__dict__["_pax_flat"], flatten_in_python
-)
+flatten: Callable[[Node], tuple[tuple, ModuleDef]] = flatten_in_python
+if compiled:  # reads the slot, and calls the function in Python if it is empty
+    flatten = in_c.make_flatten(Node.__dict__["_pax_flat"], flatten_in_python)
 
 
 class EmptyNode:
@@ -458,9 +458,12 @@ def unflatten_in_python(moduledef: ModuleDef, children: Iterable, /) -> Any:
     return node
 
 
-unflatten: Callable[[ModuleDef, Iterable], Any] = fastest_unflatten(
-    Node.__dict__["_pax_flat"], ModuleDef, unflatten_in_python
-)
+unflatten: Callable[[ModuleDef, Iterable], Any] = unflatten_in_python
+if compiled:  # fills the slot, and calls the function in Python for a moduledef that is not lazy
+    _slots = vars(ModuleDef)
+    unflatten = in_c.make_unflatten(
+        Node.__dict__["_pax_flat"], _slots["lazy"], _slots["cls"], unflatten_in_python
+    )
 
 
 def _fill_attributes(node: Node, moduledef: ModuleDef, children: tuple) -> None:

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
-from pax_export.core import _mutation_detection, _native, _tree, mutable
+from pax_export.core import _mutation_detection, _native, _traversal, _tree, mutable
 from pax_export.core._moduledef import ModuleDef
-from pax_export.core._native import fastest_collect
 from pax_export.core._traversal import collect_in_python
 from pax_export.errors import ChangedOutsideWarning, ImmutableModuleError
 from tests.core.models import Dense, Net
@@ -292,7 +291,7 @@ def test_looking_leaks_nothing():
 
 
 @pytest.mark.parametrize(
-    "make", [collect_in_python, pytest.param(fastest_collect(None), marks=needs_compiled)]
+    "make", [collect_in_python, pytest.param(_traversal._collect, marks=needs_compiled)]
 )
 def test_modules_are_listed_and_those_met_before_stop_the_walk(make):
     net, modules, met = Net(), [], {0}
@@ -306,7 +305,7 @@ def test_modules_are_listed_and_those_met_before_stop_the_walk(make):
 
 @needs_compiled
 def test_wrong_arguments_of_the_compiled_one_are_refused():
-    make = fastest_collect(None)
+    make = _traversal._collect
     for wrong in [(3, [], None), (_tree.Node, (), None), (_tree.Node, [], 3), ()]:
         with pytest.raises(TypeError):
             make(*wrong)
@@ -315,7 +314,7 @@ def test_wrong_arguments_of_the_compiled_one_are_refused():
 @needs_compiled
 def test_answers_are_counted():
     """Before Python 3.12 one that gives away False uncounted ends the process, some time later."""
-    stop = fastest_collect(None)(_tree.Node, [], None)
+    stop = _traversal._collect(_tree.Node, [], None)
     before = sys.getrefcount(False)
     for _ in range(1000):
         stop(3)

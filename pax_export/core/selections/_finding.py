@@ -95,15 +95,10 @@ def _by_class(treedef: TreeDef, cls: type) -> tuple[Steps, ...]:
 
 
 def _by_predicate(tree: PyTree, predicate: Callable[..., Any]) -> tuple[Steps, ...]:
-    takes_path = wants_path(predicate)
-    return tuple(
-        [
-            steps
-            for steps, value in values_of(tree)
-            if (takes_path or isinstance(value, Node))
-            and (predicate(dotted_path(steps), value) if takes_path else predicate(value))
-        ]
-    )
+    found = values_of(tree)
+    if wants_path(predicate):
+        return tuple([steps for steps, value in found if predicate(dotted_path(steps), value)])
+    return tuple([steps for steps, value in found if isinstance(value, Node) and predicate(value)])
 
 
 def matcher(

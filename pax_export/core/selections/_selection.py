@@ -147,8 +147,6 @@ class Selection(Chosen):
         for steps, value in parts:
             try:
                 found += [(*steps, *below) for below in find(value, what)]
-            except InvalidArgumentTypeError:
-                raise
             except InvalidArgumentError as nothing:
                 error = nothing
         if not found and error is not None:
