@@ -44,7 +44,16 @@ from pax_export.core._mutable import (
     take_over,
 )
 from pax_export.core._near_names import near_names
-from pax_export.core._parameters import STATES_TOO, merge, parameters_method, warn_of_untrained
+from pax_export.core._parameters import (
+    ROLES,
+    STATE,
+    STATES_TOO,
+    TRAINABLE,
+    merge,
+    named_roles,
+    parameters_method,
+    warn_of_untrained,
+)
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
 from pax_export.core._pax_programs import run_pax_programs, runs_pax_programs
 from pax_export.core._pickling import remember_call, restore, to_picklable
@@ -57,7 +66,6 @@ from pax_export.core._pure import (
     require_module,
 )
 from pax_export.core._rng import keys_changed_by, next_rng_key, seed_rng_key, split_rng_key
-from pax_export.core._roles import ROLES, STATE, TRAINABLE, named_roles
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._static import LeafValue, static_key
 from pax_export.core._subclassing import aspect_of, derive_class, register_aspect

@@ -149,13 +149,8 @@ _OF_PYTHON = frozenset({"__annotations__", "__static_attributes__", "__type_para
 # Functions and wrappers of functions: an array that a function closes over is a constant
 # of the function, which is no mistake.
 _CODE = (
-    type,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    types.ModuleType,
-    partial,
-)
+    type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, partial
+)  # fmt: skip
 
 
 def hidden_arrays(tree: PyTree) -> Iterator[tuple[str, Any]]:

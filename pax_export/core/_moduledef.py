@@ -52,21 +52,9 @@ class ModuleDef:
     """
 
     __slots__ = (
-        "cls",
-        "names",
-        "array_count",
-        "template",
-        "static",
-        "containers",
-        "uncached",
-        "lazy",
-        "opaque",
-        "keys",
-        "label",
-        "_key",
-        "_hash",
-        "__weakref__",
-    )
+        "cls", "names", "array_count", "template", "static", "containers", "uncached", "lazy",
+        "opaque", "keys", "label", "_key", "_hash", "__weakref__",
+    )  # fmt: skip
 
     def __init__(self, key: tuple, cls, order, arrays, mixed, static):
         self._key = key

@@ -23,6 +23,7 @@ from pax_export.core._edit import with_class
 from pax_export.core._pax_programs import runs_pax_programs
 from pax_export.core._subclassing import aspect_of, base_of, derive_class, register_aspect
 from pax_export.core._traversal import (
+    apply_bottom_up,
     cached_by_treedef,
     fold_bottom_up,
     join_path,
@@ -302,6 +303,34 @@ def unfreeze_like(module: PyTree, origin: PyTree) -> Any:
             )
     structure = jax.tree_util.tree_structure(origin)
     return jax.tree_util.tree_unflatten(structure, [leaf for _, leaf in leaves])
+
+
+# --- roles ------------------------------------------------------------------------------
+
+#: A module has the first of these roles that any of its arrays has.
+ROLES = TRAINABLE, FROZEN, STATE = "trainable", "frozen", "state"
+
+
+def named_roles(module: PyTree) -> list[tuple[str, Any, str]]:
+    """The path, the leaf and the role of every leaf, in tree order."""
+    trained = {path for path, _ in named_leaves(module.parameters())}
+    parameters = {path for path, _ in named_leaves(_without_freezing(module).parameters())}
+
+    def role(path: str) -> str:
+        if path in trained:
+            return TRAINABLE
+        return FROZEN if path in parameters else STATE
+
+    return [(path, leaf, role(path)) for path, leaf in named_leaves(module)]
+
+
+def _without_freezing(module: PyTree) -> Any:
+    def thaw(each: PyTree) -> Any:
+        if aspect_of(type(each), "frozen") is None:
+            return each
+        return with_class(each, derive_class(type(each), "frozen", None))
+
+    return apply_bottom_up(module, thaw)
 
 
 # --- trees with holes -------------------------------------------------------------------

@@ -13,8 +13,8 @@ import jmp
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError
+from pax_export.core._parameters import FROZEN, ROLES, STATE, TRAINABLE, named_roles
 from pax_export.core._pax_programs import runs_pax_programs
-from pax_export.core._roles import FROZEN, ROLES, STATE, TRAINABLE, named_roles
 from pax_export.core._subclassing import aspect_of
 from pax_export.core._traversal import modules_and_leaves, named_submodules
 from pax_export.core._tree import Node, attributes_of

@@ -58,15 +58,9 @@ class Node:
     """
 
     __slots__ = (
-        "_pax_flat",
-        "_pax_folded",
-        "_pax_kinds",
-        "_pax_moduledef",
-        "_pax_owner",
-        "_pax_seen",
-        "__dict__",
-        "__weakref__",
-    )
+        "_pax_flat", "_pax_folded", "_pax_kinds", "_pax_moduledef", "_pax_owner", "_pax_seen",
+        "__dict__", "__weakref__",
+    )  # fmt: skip
 
     # Attributes of a class that are random keys of the legacy kind, uint32.
     rng_attributes: ClassVar[tuple[str, ...]] = ()

@@ -211,12 +211,12 @@ def adopt(
 
 def choose_only_way(study: Study, source: Source) -> Choice:
     """Returns the one possible way; otherwise raises the error that lists what is ambiguous."""
-    if not all(hypothesis.decided for hypothesis in study.possible):
+    decided = all(hypothesis.decided for hypothesis in study.possible)
+    choices = reversed(list(find_choices(study.possible))) if decided else ()
+    found = {choice.key(): choice for choice in choices}
+    if len(found) != 1:
         raise _refusals.ambiguity_error(study, source)
-    found = {choice.key(): choice for choice in reversed(list(find_choices(study.possible)))}
-    if len(found) > 1:
-        raise _refusals.ambiguity_error(study, source)
-    choice = next(iter(found.values()))
+    (choice,) = found.values()
     _refuse_doubled(choice, source)
     return choice
 

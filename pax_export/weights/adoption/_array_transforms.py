@@ -48,7 +48,7 @@ class Piece:
 
     def stacked(self, sizes: Shape) -> Piece:
         """Returns the piece for an array of stacked layers, from the piece for one layer."""
-        count, every = len(sizes), (slice(None),) * len(sizes)
+        every = (slice(None),) * len(sizes)
         return replace(
             self,
             shape=(*sizes, *self.shape),
@@ -57,7 +57,7 @@ class Piece:
             steps=tuple([(step[0], _KINDS[step[0]].stack(step[1], sizes)) for step in self.steps]),
             put=None if self.put is None else (*every, *self.put),
             room=None if self.room is None else (*sizes, *self.room),
-        ) if count else self  # fmt: skip
+        )
 
     def into(self, place: LeafPart) -> Piece:
         """The same for a part of a leaf instead of a whole one."""

@@ -88,13 +88,9 @@ def is_conv1d_of_transformers(group: Group) -> bool:
 def group_arrays(
     source: Source, names: Iterable[str], told: Mapping[str, tuple[str, str]], alone: bool = False
 ) -> tuple[list[Group], list[str]]:
-    """The groups of the arrays, and the names of counters.
+    """The groups of some arrays, or with `alone` one of each, and the names of counters.
 
-    Args:
-        source: the open source.
-        names: the arrays to group.
-        told: array -> (name to use instead, path of the module to restrict it to).
-        alone: make one group of each array.
+    `told` maps arrays to a name to use instead, and to the path of the module that may have them.
     """
     groups: dict[Any, Group] = {}
     counters: list[str] = []

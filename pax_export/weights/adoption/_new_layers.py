@@ -44,20 +44,9 @@ def choose_arrays(
 ) -> tuple[dict[str, np.ndarray], set[str]]:  # fmt: skip
     """Makes an array of each leaf that a recipe does not fill, without keys and counters.
 
-    Args:
-        net: the module.
-        leaves: its leaves by path.
-        recipe: the recipe of the other leaves.
-        origin: the framework whose conventions the source follows.
-        source: the open source.
-        left: arrays of the source that fill no leaf.
-        rename: name in the source, or a new name -> path of the module.
-
-    Returns:
-        The new arrays by name, and the names of those that they replace.
-
-    Raises:
-        AdoptionError: the choice is ambiguous.
+    `left` are the arrays of the source that fill no leaf; `rename` maps names in the source, or new
+    names, to paths of the module. Returns the new arrays by name, and the names of those that they
+    replace.
     """
     layers = []
     for layer in find_layers(net).layers:

@@ -18,7 +18,6 @@ from pax_export.weights.sources._source import Entry
 _COMPACT, _CONTIGUOUS, _CHUNKED = 0, 1, 2
 _DEFLATE, _SHUFFLE, _FLETCHER = 1, 2, 3
 _MOST_UNPACKED, _MOST_TIMES = 1 << 28, 100
-_MOST_CHUNKS = 1_000_000
 
 
 def make_entry(where: str, kind: str, dataset: Object, hdf5: Hdf5, note: str) -> Entry:
@@ -63,9 +62,7 @@ def _find_chunks(hdf5: Hdf5, layout: bytes, rank: int) -> Iterator[Chunk]:
     (tree,) = struct.unpack_from("<Q", layout, 3)
     if tree == UNDEFINED:
         return
-    for number, (key, place) in enumerate(hdf5.leaves(tree, 1, 8 + 8 * (rank + 1))):
-        if number > _MOST_CHUNKS:
-            raise ValueError("chunks without end")
+    for key, place in hdf5.leaves(tree, 1, 8 + 8 * (rank + 1)):
         size, mask, *begin = struct.unpack(f"<II{rank + 1}Q", key)
         yield tuple(begin[:rank]), size, mask, place
 

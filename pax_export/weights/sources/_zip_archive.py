@@ -14,7 +14,6 @@ from pax_export.weights._binary_file import BinaryFile
 #: Limit of the compression ratio: no useful array is packed more tightly.
 _MOST_UNPACKED, _MOST_TIMES = 1 << 28, 100
 _LOCAL_HEADER = 30
-_MOST_MEMBERS = 1_000_000
 
 
 class ZipArchive:
@@ -29,8 +28,6 @@ class ZipArchive:
             names = [info.filename for info in infos]
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"the name {twice!r} twice in the archive")
-        if len(infos) > _MOST_MEMBERS:
-            raise ValueError(f"{len(infos)} files in the archive")
 
     @property
     def names(self) -> list[str]:
