@@ -281,6 +281,12 @@ def frozen_alone(module: PyTree, states: bool) -> Any:
     return new._with_training(False) if keeps else new
 
 
+def unfrozen_alone(module: PyTree) -> Any:
+    """Unfreezes the arrays of a module, but not of its submodules."""
+    cls = derive_class(derive_class(type(module), "frozen", None), "held", None)
+    return module if cls is type(module) else with_class(module, cls)
+
+
 def unfreeze_like(module: PyTree, origin: PyTree) -> Any:
     """The leaves of a frozen module in the tree of the module before it was frozen."""
     leaves, originals = named_leaves(module), named_leaves(origin)
@@ -314,7 +320,8 @@ ROLES = TRAINABLE, FROZEN, STATE = "trainable", "frozen", "state"
 def named_roles(module: PyTree) -> list[tuple[str, Any, str]]:
     """The path, the leaf and the role of every leaf, in tree order."""
     trained = {path for path, _ in named_leaves(module.parameters())}
-    parameters = {path for path, _ in named_leaves(_without_freezing(module).parameters())}
+    unfrozen = apply_bottom_up(module, unfrozen_alone)
+    parameters = {path for path, _ in named_leaves(unfrozen.parameters())}
 
     def role(path: str) -> str:
         if path in trained:
@@ -322,15 +329,6 @@ def named_roles(module: PyTree) -> list[tuple[str, Any, str]]:
         return FROZEN if path in parameters else STATE
 
     return [(path, leaf, role(path)) for path, leaf in named_leaves(module)]
-
-
-def _without_freezing(module: PyTree) -> Any:
-    def thaw(each: PyTree) -> Any:
-        if aspect_of(type(each), "frozen") is None:
-            return each
-        return with_class(each, derive_class(type(each), "frozen", None))
-
-    return apply_bottom_up(module, thaw)
 
 
 # --- trees with holes -------------------------------------------------------------------

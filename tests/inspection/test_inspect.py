@@ -98,6 +98,13 @@ def test_roles_of_trained_frozen_and_state():
     assert "frozen" in str(found)
 
 
+def test_single_arrays_that_are_frozen_are_no_states():
+    net = pax.Sequential(pax.Linear(2, 3)).at("modules.0.bias").freeze()
+    roles = {row.path: row.role for row in pax.inspect(net) if row.path.count(".") == 2}
+    assert roles == {"modules.0.weight": "trainable", "modules.0.bias": "frozen"}
+    assert repr(net) == "Sequential(parameters=9, frozen=3, mode=train)"
+
+
 def test_symbolic_sizes_give_formulas():
     found = pax.inspect(pax.Linear(4, 8), spec("batch, 4"))
     assert found.flops == "72*batch"

@@ -8,7 +8,7 @@ from typing import Any
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import PyTree
 from pax_export.core._edit import Change, edit_at, with_class
-from pax_export.core._parameters import STATES_TOO, frozen_alone
+from pax_export.core._parameters import STATES_TOO, frozen_alone, unfrozen_alone
 from pax_export.core._subclassing import aspect_of, derive_class
 from pax_export.core._traversal import apply_bottom_up, cached_by_treedef
 from pax_export.core.selections._selectable import (
@@ -103,6 +103,5 @@ def _with_again(module: PyTree, paths: frozenset[str], every: frozenset[str]) ->
 def _unfreeze_alone(module: PyTree, training: bool | None) -> Any:
     """Unfreezes a module, but not its submodules."""
     kept_statistics = aspect_of(type(module), "frozen") == STATES_TOO
-    cls = derive_class(derive_class(type(module), "frozen", None), "held", None)
-    new = with_class(module, cls)
+    new = unfrozen_alone(module)
     return new._with_training(training) if kept_statistics and training is not None else new

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pax_export._types import ArrayLike, PyTree
+from pax_export.core import join_path
 
 _DEEPEST = 200
 _MOST = 1_000_000
@@ -33,18 +34,13 @@ def flatten_containers(tree: PyTree, is_leaf: PyTree) -> tuple[dict[str, Any], d
                 raise ValueError(f"two arrays with the name {name!r}")
             leaves[name] = value
         elif (children := _children_of(value)) is not None:
-            below = [(join_name(name, key), child, depth + 1) for key, child in children]
+            below = [(join_path(name, str(key)), child, depth + 1) for key, child in children]
             if len(below) + len(waiting) > _MOST:
                 raise ValueError(f"containers in containers without end, at {name[:200]!r}")
             waiting.extend(reversed(below))
         elif isinstance(value, (str, bytes, numbers.Number)):
             others[name] = value
     return leaves, others
-
-
-def join_name(name: str, key: object) -> str:
-    """Returns the dotted name of the value under a key."""
-    return f"{name}.{key}" if name else str(key)
 
 
 def _children_of(value: ArrayLike) -> Iterable[tuple[Any, Any]] | None:

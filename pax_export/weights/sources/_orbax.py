@@ -13,7 +13,7 @@ from pax_export._errors import WeightsFileError
 from pax_export._files import bounded, file_types
 from pax_export._optional import require
 from pax_export._types import PyTree
-from pax_export.weights.sources._nested import join_name
+from pax_export.core import join_path
 from pax_export.weights.sources._source import (
     Entry,
     Source,
@@ -62,7 +62,7 @@ def read(path: Path, found: dict[str, Path]) -> Source:
                 if value["value_type"] in _NO_ARRAYS or value.get("skip_deserialize"):
                     continue
                 own = ".".join(str(key["key"]) for key in leaf["key_metadata"])
-                name = join_name(prefix, own)
+                name = join_path(prefix, own)
                 where = f"{name} in {path}"
                 if name in entries:
                     raise ValueError(f"two arrays with the name {name!r:.200}")
