@@ -1,7 +1,8 @@
 """Three JAX primitives on integers and scales, which exporters write as their runtime's kernels.
 
 Others use `dequantized` and an ordinary product. CPUs compute products in blocks of rows, which
-reads the integers once; docs/decisions/quantization.md has the measurements.
+reads the integers once, and GPUs as `_gpu_products` does; docs/decisions/quantization.md has the
+measurements.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
 from pax_export._jax import ADDS_ROWS_FAST
+from pax_export._quantized._gpu_products import product_on_gpu
 from pax_export._quantized._integers import GROUP, Form, dequantized, low_and_high
 from pax_export._quantized._primitive import is_zero, primitive
 from pax_export._types import DTypeLike
@@ -130,15 +132,15 @@ def _pointwise_in_blocks(x: jax.Array, *stored: jax.Array, channels: int, **form
     return jnp.moveaxis(made, -1, channels)
 
 
-_pointwise = primitive("pointwise_convolution", decomposed_pointwise, _pointwise_in_blocks)
-_narrow_dot = primitive("narrow_dot", decomposed_narrow_dot, _narrow_in_blocks)
+_pointwise = primitive("pointwise_convolution", decomposed_pointwise, cpu=_pointwise_in_blocks)
+_narrow_dot = primitive("narrow_dot", decomposed_narrow_dot, cpu=_narrow_in_blocks)
 #: What only makes jax faster on CPUs; exports begin with these functions instead.
 FASTER_IN_JAX: dict[str, Callable[..., Any]] = {
     "narrow_dot": decomposed_narrow_dot,
     "pointwise_convolution": decomposed_pointwise,
 }
 _dequantize = primitive("dequantize", decomposed_dequantize)
-_dot = primitive("quantized_dot", _plain, _in_blocks)
+_dot = primitive("quantized_dot", _plain, cpu=_in_blocks, gpu=product_on_gpu)
 _rows = primitive("quantized_rows", few_rows)
 
 

@@ -11,10 +11,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
 
-def primitive(
-    name: str, plain: Callable[..., Any], on_cpu: Callable[..., Any] | None = None
-) -> Any:
-    """A primitive with one result, lowered as a function of jax, another one on CPUs."""
+def primitive(name: str, plain: Callable[..., Any], **on_platforms: Callable[..., Any]) -> Any:
+    """A primitive with one result, lowered as a function of jax; as others where they are named."""
     made = Primitive(name)
 
     @made.def_abstract_eval
@@ -29,8 +27,9 @@ def primitive(
 
     made.def_impl(lambda *operands, **told: run(*operands, told=tuple(told.items())))
     mlir.register_lowering(made, mlir.lower_fun(plain, multiple_results=False))
-    if on_cpu is not None:
-        mlir.register_lowering(made, mlir.lower_fun(on_cpu, multiple_results=False), platform="cpu")
+    for platform, function in on_platforms.items():
+        lowering = mlir.lower_fun(function, multiple_results=False)
+        mlir.register_lowering(made, lowering, platform=platform)
     return made
 
 

@@ -10,6 +10,7 @@ import pytest
 import pax_export as pax
 from pax_export._jaxpr import jaxpr_primitives
 from pax_export._quantized import Form, QuantizedArray, packed, times, times_transposed, unpacked
+from pax_export._quantized._gpu_products import product_on_gpu
 from pax_export.export.portable.flatten import flattened
 from tests.closeness import assert_close
 
@@ -84,6 +85,35 @@ def test_zero_points(axis, count):
         found = jax.jit(lambda x, array: times_transposed(x, array, jnp.float32))(x, array)
     expected = x @ (numbers if axis == -2 else numbers.T)
     assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "group", "zeros"), [*((*form, 0) for form in FORMS), (4, 32, 1)])
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_what_gpus_compute(axis, bits, group, zeros):
+    array, numbers = made(64, 64, bits, group, axis)
+    stored = [array.integers, array.scales]
+    if zeros:
+        stored.append(RANDOM.integers(-8, 8, array.scales.shape).astype(np.int8))
+        numbers = numbers - np.repeat(stored[2] * np.float32(array.scales), 32, axis)
+    for contracted in (axis, -3 - axis):
+        matrix = numbers if contracted == -2 else numbers.T
+        for sizes in ((), (1, 1), (2, 3)):
+            for dtype, rtol in ((jnp.float32, 1e-4), (jnp.bfloat16, 2e-2), (jnp.float16, 2e-3)):
+                told = array.form._replace(dtype=jnp.dtype(dtype).name)._asdict()
+                x = jnp.asarray(RANDOM.normal(size=(*sizes, 64)), dtype)
+                found = product_on_gpu(x, *stored, contracted=contracted, **told)
+                assert found.dtype == dtype
+                assert_close(found, np.asarray(x, np.float64) @ matrix, rtol=rtol, atol=1e-3)
+
+
+@pytest.mark.parametrize(("bits", "cast"), [(8, "64x96xf32"), (4, "32x96xf32")])
+def test_programs_for_gpus_multiply_integers_that_are_only_cast(bits, cast):
+    array, _ = made(64, 96, bits, None if bits == 8 else 32, -2)
+    array = array.replace(form=array.form._replace(dtype="bfloat16"))
+    traced = jax.jit(times).trace(jnp.ones((1, 64), jnp.bfloat16), array)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "64x96xbf16" in text if bits == 8 else "dot_general" not in text
+    assert cast not in text and "while" not in text
 
 
 def test_an_odd_number_of_inputs_in_8_bits():
