@@ -73,6 +73,7 @@ from pax_export.core._summary import count_array_elements, pax_line, summary_lin
 from pax_export.core._traversal import (
     apply_bottom_up,
     fold_bottom_up,
+    is_at,
     is_labelled,
     join_path,
     map_attributes,

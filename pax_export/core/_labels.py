@@ -20,7 +20,7 @@ from pax_export._types import Equation, PyTree
 from pax_export.core._edit import with_class
 from pax_export.core._moduledef import LABEL, Label
 from pax_export.core._subclassing import base_of, derive_class, register_aspect
-from pax_export.core._traversal import apply_bottom_up, named_modules, rebuild_tree
+from pax_export.core._traversal import apply_bottom_up, is_at, named_modules, rebuild_tree
 from pax_export.core._tree import STATIC, Node, attributes_of, current_kinds, update_moduledef
 
 R = TypeVar("R")
@@ -123,11 +123,6 @@ def path_in(equation: Equation, around: str) -> str:
     A program that jax caches may name another module: a path outside `around` is ignored.
     """
     found = _SCOPE.findall(str(equation.source_info.name_stack))
-    if found and _is_below(found[-1], around):
+    if found and is_at(found[-1], around):
         return found[-1]
     return around
-
-
-def _is_below(path: str, other: str) -> bool:
-    """True if a path equals another one or is below it."""
-    return not other or path == other or path.startswith(other + ".")

@@ -28,8 +28,8 @@ from pax_export.core._traversal import (
     fold_bottom_up,
     join_path,
     map_attributes,
-    modules_with_paths,
     named_leaves,
+    named_modules,
     one_level,
     path_name,
     submodules,
@@ -227,8 +227,8 @@ def _untrained_attributes(module: Node) -> list[str]:
 
 def _warn_of_untrained(model: PyTree, module: Node, names: list[str]) -> None:
     cls = base_of(type(module)).__qualname__
-    place = next(path for path, each in modules_with_paths(model) if each is module)
-    arrays = ", ".join(join_path(path_name(place), name) for name in names)
+    place = next(path for path, each in named_modules(model) if each is module)
+    arrays = ", ".join(join_path(place, name) for name in names)
     listed = " ".join(names)
     warning = UntrainedArrayWarning(
         f"{arrays}: not trained, because {cls} is a plain Module.",

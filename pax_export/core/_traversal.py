@@ -35,6 +35,11 @@ def join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+def is_at(path: str, place: str) -> bool:
+    """Whether a path is this place, or below it."""
+    return not place or path == place or path.startswith(f"{place}.")
+
+
 def one_level(value: object) -> tuple[list[tuple[tuple, Any]], Any]:
     """The direct children of any pytree node with their key paths, and its treedef."""
     return tree_flatten_with_path(value, is_leaf=lambda x: x is not value)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from pax_export.core import Module, modules_with_paths, path_name
+from pax_export.core import Module, is_at, named_modules
 from pax_export.nn import (
     EMA,
     GRU,
@@ -133,7 +133,7 @@ def find_layers(net: Module) -> Wanted:
         for path, leaf in leaves_by_name(net).items()
     }
     found, done = Wanted(), set()
-    modules = [(path_name(path), module) for path, module in modules_with_paths(net)]
+    modules = named_modules(net)
     for path, module in modules:
         for layer in _layers_at(path, module, leaves, done, _modules_around(path, modules)):
             found.layers.append(layer)
@@ -147,11 +147,7 @@ def find_layers(net: Module) -> Wanted:
 
 def _modules_around(path: str, modules: list[tuple[str, Any]]) -> Around:
     """The modules around a path and at it with their paths, the outermost first."""
-    return [
-        (other, module)
-        for other, module in modules
-        if other in ("", path) or path.startswith(f"{other}.")
-    ]
+    return [(other, module) for other, module in modules if is_at(path, other)]
 
 
 def _layers_at(

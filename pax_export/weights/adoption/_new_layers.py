@@ -11,6 +11,7 @@ import numpy as np
 
 from pax_export._errors import AdoptionError, a_few
 from pax_export._types import PyTree
+from pax_export.core import is_at
 from pax_export.weights.adoption._array_transforms import Piece, undo_piece
 from pax_export.weights.adoption._groups import Group
 from pax_export.weights.adoption._layers import Layer, Leaf, find_layers
@@ -23,7 +24,7 @@ from pax_export.weights.adoption._name_parsing import (
     name_of_words,
     parse_array_name,
 )
-from pax_export.weights.adoption._options import is_at, named_by
+from pax_export.weights.adoption._options import named_by
 from pax_export.weights.sources import Source
 
 _TORCH = {WEIGHT: "weight", BIAS: "bias", MEAN: "running_mean", VAR: "running_var"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.core import near_names, path_pattern
+from pax_export.core import is_at, near_names, path_pattern
 from pax_export.weights.adoption._flatten import AS_IT_IS, FIRST
 from pax_export.weights.adoption._groups import ORIGINS
 from pax_export.weights.adoption._name_parsing import paths_above
@@ -168,11 +168,6 @@ def _checked_patterns(given: object, where: str) -> tuple[str, ...]:
 
 
 _SEPARATORS = re.compile(r"[./:]+")
-
-
-def is_at(path: str, place: str) -> bool:
-    """Whether a path is this place, or below it."""
-    return path == place or path.startswith(f"{place}.") or place == ""
 
 
 def _match_names(pattern: str, names: Iterable[str]) -> dict[str, tuple[tuple[str, ...], str]]:

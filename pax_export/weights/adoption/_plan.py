@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pax_export._types import PyTree
-from pax_export.core import Node
+from pax_export.core import Node, is_at
 from pax_export.weights._dtypes import is_inexact
 from pax_export.weights.adoption._assign import Component, Outcome, Pairs, assign_groups, find_ways
 from pax_export.weights.adoption._flatten import Told, with_flattened
@@ -26,7 +26,7 @@ from pax_export.weights.adoption._layers import Layer, Wanted, as_pax_keeps_them
 from pax_export.weights.adoption._layouts import Recipe, find_recipes, join_recipes, recipe_key
 from pax_export.weights.adoption._missing import without_strangers
 from pax_export.weights.adoption._name_parsing import Name
-from pax_export.weights.adoption._options import Options, is_at
+from pax_export.weights.adoption._options import Options
 from pax_export.weights.adoption._parametrized import file_names, source_versions
 from pax_export.weights.adoption._split_fused import (
     PARTS,

@@ -14,6 +14,7 @@ import numpy as np
 
 from pax_export._errors import AdoptionError, InvalidArgumentTypeError
 from pax_export._types import PyTree
+from pax_export.core import is_at
 from pax_export.weights._dtypes import is_inexact
 from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights._save_load import require_values
@@ -30,7 +31,7 @@ from pax_export.weights.adoption._groups import WRITTEN_AS
 from pax_export.weights.adoption._layouts import Recipe
 from pax_export.weights.adoption._name_parsing import COUNT, parse_array_name
 from pax_export.weights.adoption._new_layers import choose_arrays
-from pax_export.weights.adoption._options import Options, is_at, named_by, options_of
+from pax_export.weights.adoption._options import Options, named_by, options_of
 from pax_export.weights.adoption._parametrized import Resolved, file_names, source_versions
 from pax_export.weights.adoption._plan import BOOKKEEPING
 from pax_export.weights.adoption._report import AdoptionReport

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from pax_export.core import is_at
 from pax_export.transforms import Scan, Vmap
 from pax_export.weights.adoption._array_transforms import Shape
 from pax_export.weights.adoption._name_parsing import Name, name_of
@@ -46,7 +47,7 @@ class Stack:
         return all(
             tuple(leaf.shape[: len(self.sizes)]) == self.sizes
             for path, leaf in self.leaves.items()
-            if not at or path == at or path.startswith(f"{at}.")
+            if is_at(path, at)
         )
 
 

@@ -10,13 +10,19 @@ import numpy as np
 
 from pax_export.weights._dtypes import NUMPY_NAMES
 from pax_export.weights.sources._nested import flatten_containers
-from pax_export.weights.sources._source import Entry, InputFile, Source, unsupported_dtype_error
+from pax_export.weights.sources._source import (
+    Entry,
+    InputFile,
+    Source,
+    check_shape,
+    unsupported_dtype_error,
+)
 
 KIND = "msgpack file of flax"
 _ARRAY, _COMPLEX, _NUMBER = 1, 2, 3
 _CHUNKED = "__msgpack_chunked_array__"
 _DTYPES = {*NUMPY_NAMES.values(), "complex128", "int4", "uint4", "float8_e4m3", "float8_e3m4"}
-_DEEPEST, _MOST_CONTAINERS, _MOST_DIMENSIONS = 200, 1_000_000, 64
+_DEEPEST, _MOST_CONTAINERS = 200, 1_000_000
 _NUMBERS = {0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
             0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}  # fmt: skip
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
@@ -136,18 +142,12 @@ class _MsgpackReader:
 
 
 def _make_chunk(where: str, shape: Any, dtype: Any, place: Any) -> _ArrayChunk:
-    shape = _check_shape(shape)
+    shape = check_shape(shape)
     if dtype not in _DTYPES:
         raise unsupported_dtype_error(where, f"{dtype!r:.100}", sorted(_DTYPES))
     if not isinstance(place, range) or len(place) != math.prod(shape) * np.dtype(dtype).itemsize:
         raise ValueError(f"other bytes than those of {dtype}{list(shape)}")
     return _ArrayChunk(dtype, shape, place.start)
-
-
-def _check_shape(sizes: Any) -> tuple[int, ...]:
-    if len(sizes) > _MOST_DIMENSIONS or any(type(size) is not int or size < 0 for size in sizes):
-        raise ValueError(f"the shape {sizes!r:.100}")
-    return tuple(sizes)
 
 
 def _join_chunks(tree: Any) -> Any:
@@ -158,7 +158,7 @@ def _join_chunks(tree: Any) -> Any:
         return tree
     if _CHUNKED not in tree:
         return {key: _join_chunks(value) for key, value in tree.items()}
-    shape, parts = _check_shape(_in_order(tree["shape"])), tuple(_in_order(tree["chunks"]))
+    shape, parts = check_shape(_in_order(tree["shape"])), tuple(_in_order(tree["chunks"]))
     dtypes = {part.dtype for part in parts if isinstance(part, _ArrayChunk)}
     count = sum(math.prod(part.shape) for part in parts if isinstance(part, _ArrayChunk))
     if len(dtypes) != 1 or count != math.prod(shape):

@@ -13,7 +13,7 @@ import numpy as np
 
 from pax_export._errors import WeightsFileError
 from pax_export.weights._binary_file import BinaryFile
-from pax_export.weights.sources._source import Entry
+from pax_export.weights.sources._source import Entry, check_shape
 
 _COMPACT, _CONTIGUOUS, _CHUNKED = 0, 1, 2
 _DEFLATE, _SHUFFLE, _FLETCHER = 1, 2, 3
@@ -120,7 +120,7 @@ UNDEFINED = (1 << 64) - 1
 _DATASPACE, _LINK_INFO, _DATATYPE, _LINK, _EXTERNAL, _LAYOUT = 1, 2, 3, 6, 7, 8
 _FILTERS, _ATTRIBUTE, _CONTINUED, _SYMBOLS = 11, 12, 16, 17
 _SHARED = 2
-_MOST_MESSAGES, _MOST_OBJECTS, _DEEPEST, _MOST_DIMENSIONS = 65_536, 200_000, 64, 32
+_MOST_MESSAGES, _MOST_OBJECTS, _DEEPEST = 65_536, 200_000, 64
 _LARGEST_HEAP = 1 << 26
 _FIXED, _FLOAT, _TEXT, _ENUM, _VARIABLE = 0, 1, 3, 8, 9
 
@@ -354,11 +354,9 @@ class Hdf5:
 
 def _read_shape(content: bytes) -> tuple[int, ...] | None:
     version, rank = content[0], content[1]
-    if rank > _MOST_DIMENSIONS:
-        raise ValueError(f"{rank} dimensions")
     if version == 2 and content[3] == 2:
         return None  # an empty dataspace
-    return struct.unpack_from(f"<{rank}Q", content, 8 if version == 1 else 4)
+    return check_shape(struct.unpack_from(f"<{rank}Q", content, 8 if version == 1 else 4))
 
 
 def _read_itemsize(content: bytes) -> int:

@@ -12,6 +12,7 @@ from pax_export.weights.sources._source import (
     Entry,
     InputFile,
     Source,
+    check_shape,
     damage_error,
     refuse_damaged,
 )
@@ -76,6 +77,4 @@ def _read_header(archive: ZipArchive, member: str) -> tuple[tuple[int, ...], boo
         if version not in readers:
             raise ValueError(f"a .npy file of version {version}")
         shape, fortran, dtype = readers[version](content, max_header_size=_LARGEST_HEADER)
-        if any(size < 0 for size in shape):
-            raise ValueError(f"the shape {list(shape)}")
-        return shape, fortran, dtype, content.tell()
+        return check_shape(shape), fortran, dtype, content.tell()

@@ -25,6 +25,7 @@ from pax_export.weights.sources._source import (
     Entry,
     InputFile,
     Source,
+    check_shape,
     refuse_damaged,
     unsupported_dtype_error,
 )
@@ -158,7 +159,6 @@ _FLOAT_DATA, _INT64_DATA, _DOUBLE_DATA = 4, 7, 10
 #: MessageFields of typed numbers, those of other integers among them.
 _DATA = (_FLOAT_DATA, 5, _INT64_DATA, _DOUBLE_DATA, 11)
 _EXTERNAL, _LOCATION = 13, 14
-_MOST_DIMENSIONS = 64
 
 
 class OnnxTensor:
@@ -174,8 +174,7 @@ class OnnxTensor:
         self.raw = (fields.messages(_RAW) or [None])[-1]
         self.numbers = [(number, value) for number in _DATA for value in fields.all(number)]
         self.external = fields.mapping(_EXTERNAL)
-        if any(size < 0 for size in self.shape) or len(self.shape) > _MOST_DIMENSIONS:
-            raise ValueError(f"the shape {self.shape!r:.100}")
+        check_shape(self.shape)
         if (fields.whole(_LOCATION) == 1) != bool(self.external):
             raise ValueError(f"{self.name!r:.200} is both in the file and external")
 

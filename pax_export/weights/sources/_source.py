@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import EllipsisType
@@ -23,7 +23,16 @@ Index = tuple[slice, ...]
 Read = Callable[[], np.ndarray]
 ReadPart = Callable[[Index], np.ndarray]
 
+_MOST_DIMENSIONS = 64
+
 assert NUMPY_NAMES["BF16"] == "bfloat16"
+
+
+def check_shape(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """The sizes of an array, before anything is computed from them."""
+    if len(sizes) > _MOST_DIMENSIONS or any(type(size) is not int or size < 0 for size in sizes):
+        raise ValueError(f"the shape {sizes!r:.100}")
+    return tuple(sizes)
 
 
 def unsupported_dtype_error(where: str, got: object, known: Iterable[str]) -> UnsupportedDtypeError:

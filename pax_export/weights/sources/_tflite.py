@@ -12,6 +12,7 @@ from pax_export.weights.sources._source import (
     Entry,
     InputFile,
     Source,
+    check_shape,
     refuse_damaged,
     unsupported_dtype_error,
 )
@@ -24,7 +25,7 @@ _TENSORS = 0
 _SHAPE, _TYPE, _BUFFER, _NAME, _QUANTISED, _SPARSE = 0, 1, 2, 3, 4, 6
 _SCALES, _ZERO_POINTS, _AXIS = 2, 3, 6
 _DATA, _OFFSET, _SIZE = 0, 1, 2
-_LONGEST_NAME, _MOST_DIMENSIONS = 1 << 12, 32
+_LONGEST_NAME, _MOST_SIZES = 1 << 12, 100
 
 
 def matches(file: InputFile) -> bool:
@@ -61,9 +62,7 @@ class _TfliteTensor:
         self.name = table.text(_NAME, _LONGEST_NAME)
         self.dtype = table.number(_TYPE, "<b")
         self.size = 0 if self.dtype == _STRING else self.size
-        self.shape = tuple(table.numbers(_SHAPE, "<i4")[: _MOST_DIMENSIONS + 1].tolist())
-        if any(size < 0 for size in self.shape) or len(self.shape) > _MOST_DIMENSIONS:
-            raise ValueError(f"the shape {list(self.shape)}")
+        self.shape = check_shape(table.numbers(_SHAPE, "<i4")[:_MOST_SIZES].tolist())
         self.sparse = table.table(_SPARSE) is not None
         self.quantised = table.table(_QUANTISED)
 
