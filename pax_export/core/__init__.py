@@ -33,7 +33,6 @@ from pax_export.core._module import (
 )
 from pax_export.core._mutable import (
     anything_is_open,
-    begin_construction,
     is_constructing,
     is_open,
     lent_to_constructors,
@@ -90,6 +89,7 @@ from pax_export.core._tree import (
     STATIC,
     EmptyNode,
     Node,
+    attributes_now,
     attributes_of,
     current_kinds,
     flatten,

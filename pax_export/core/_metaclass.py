@@ -13,10 +13,10 @@ from typing import Any
 from pax_export._types import PyTree
 from pax_export.core._call_paths import noting_path
 from pax_export.core._check import check_new
-from pax_export.core._mutable import begin_construction, open_modules
+from pax_export.core._mutable import open_modules
 from pax_export.core._pickling import reduced_call
 from pax_export.core._subclassing import base_of, builders_of, from_recipe, recipe_of
-from pax_export.core._tree import Node, fill_node, register_class, update_moduledef
+from pax_export.core._tree import Node, attributes_now, fill_node, register_class, update_moduledef
 
 
 class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
@@ -100,14 +100,14 @@ copyreg.pickle(ModuleMeta, _reduce_class)  # type: ignore[arg-type]
 def new_uninitialized(cls: type) -> Any:
     """An instance before its constructor: without name, in train mode."""
     module = object.__new__(cls)
-    begin_construction(module, {"_name": None, "_training": True})
+    attributes_now(module).update(_name=None, _training=True)
     return module
 
 
 def made_of(cls: type, attributes: dict[str, Any]) -> Any:
     """An instance with these attributes, checked, without its constructor."""
     module = new_uninitialized(cls)
-    begin_construction(module, attributes)
+    attributes_now(module).update(attributes)
     update_moduledef(module)
     check_new(module)
     return module

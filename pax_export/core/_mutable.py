@@ -10,10 +10,9 @@ Setting an attribute only records its kind; the moduledef is made once, when it 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 from pax_export._errors import ImmutableModuleError, InvalidArgumentError
 from pax_export._jax import trace_state
@@ -25,7 +24,6 @@ from pax_export.core._tree import (
     STATIC,
     Node,
     array_types,
-    attributes_now,
     attributes_of,
     current_kinds,
     drop_flat,
@@ -202,11 +200,6 @@ _WATCHED = frozenset({list, tuple, dict})
 
 
 # --- attributes ---------------------------------------------------------------------
-
-
-def begin_construction(node: Node, attributes: Mapping[str, Any]) -> None:
-    """Sets the first attributes of a new module."""
-    attributes_now(node).update(attributes)
 
 
 def _swap_subtree(node: Node, name: str, value: object) -> bool:

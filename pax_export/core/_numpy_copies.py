@@ -68,12 +68,8 @@ def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
     """True if two arrays are the same to the last bit."""
     if a.dtype != b.dtype or a.shape != b.shape or a.dtype.hasobject:
         return False
-    return _bytes_of(a) == _bytes_of(b)
-
-
-def _bytes_of(array: np.ndarray) -> memoryview:
-    """Returns the bytes of an array, without a copy if the array is contiguous."""
-    return array.ravel(order="K").view(np.uint8).data
+    one, other = (each.ravel(order="K").view(np.uint8) for each in (a, b))  # contiguous: no copies
+    return one.data == other.data
 
 
 def _replace_arrays(value: PyTree, same: dict[int, np.ndarray]) -> Any:

@@ -17,8 +17,8 @@ from typing import Any
 
 from pax_export._types import PyTree
 from pax_export.core._containers import KEYED
-from pax_export.core._mutable import begin_construction, refresh_kinds
-from pax_export.core._tree import ARRAYS, STATIC, update_moduledef
+from pax_export.core._mutable import refresh_kinds
+from pax_export.core._tree import ARRAYS, STATIC, attributes_now, update_moduledef
 
 _PUBLIC = ("jax.nn", "jax.numpy", "jax.lax", "jax.scipy.special", "jax.random", "jax")
 # Objects that pickle finds by name itself, or refuses with a good message.
@@ -107,7 +107,7 @@ def _repeat_call(module: str, name: str, args: tuple, kwargs: Mapping[str, Any])
 def restore(cls: type, names: tuple[str, ...], attributes: dict[str, Any]) -> Any:
     """Makes a module of the names of its subtrees and of all attributes in order."""
     node = object.__new__(cls)
-    begin_construction(node, attributes)
+    attributes_now(node).update(attributes)
     update_moduledef(node, {n: ARRAYS if n in names else STATIC for n in attributes})
     refresh_kinds(node, unseen=True)
     return node

@@ -119,7 +119,8 @@ def open_copies(tree: PyTree, copies: Copies | None = None) -> Iterator[None]:
     traced: list[tuple[Node, Any]] = []
     try:
         with open_modules(modules) as scope:
-            traced = static_before(modules, scope.trace)
+            if scope.trace != _outside:
+                traced = [(module, flatten(module)[1]) for module in modules]
             yield
     except Exception as error:
         hide_frames(error)
@@ -256,15 +257,7 @@ _REMEMBERED = 64
 _left: weakref.WeakKeyDictionary[type, OrderedDict] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
-
-_outside = trace_state()
-
-
-def static_before(modules: list[Node], trace: object) -> list[tuple[Node, Any]]:
-    """Returns the static data of the modules at the start of a trace."""
-    if trace == _outside:
-        return []
-    return [(module, flatten(module)[1]) for module in modules]
+_outside = trace_state()  # where no function is traced
 
 
 def look_for_retracing(before: list[tuple[Node, Any]]) -> None:

@@ -19,8 +19,8 @@ from pax_export._types import DTypeLike, PyTree
 from pax_export.core import (
     EmptyNode,
     Node,
+    attributes_now,
     attributes_of,
-    begin_construction,
     current_kinds,
     is_array,
     is_node,
@@ -45,7 +45,7 @@ class CastView:
         self._contents = {n: _container_content(v) for n, v in self._given.items()}
         self._originals = _pair_casts(own, self._given)
         self.module = object.__new__(type(original))
-        begin_construction(self.module, self._given)
+        attributes_now(self.module).update(self._given)
         update_moduledef(self.module, current_kinds(original))
         set_owner(self.module, owner_of(original))
 

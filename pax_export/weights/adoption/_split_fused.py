@@ -104,8 +104,7 @@ class _Splitter(NamedTuple):
 def unfold_stack(layer: Layer, way: int = 0) -> list[Layer]:
     """The stacked layers; `way` indexes `Stack.roots`."""
     stack = layer.stack
-    if stack is None:
-        return [layer]
+    assert stack is not None
     roots = stack.roots[min(way, len(stack.roots) - 1)]
     says = f"{' x '.join(map(str, stack.sizes))} stacked by their numbers"
     found = []
