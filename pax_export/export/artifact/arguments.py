@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -53,7 +54,7 @@ class Arguments:
         if dtype == dtypes.STRING:
             return np.asarray(value, object)
         if not hasattr(value, "dtype"):
-            return np.asarray(value, dtype)
+            return self._of_python(name, value)
         if value.dtype == dtype:
             return np.asarray(value)
         if dtypes.narrows(value.dtype, dtype):
@@ -63,6 +64,22 @@ class Arguments:
         if isinstance(value, np.ndarray) and value.dtype.newbyteorder("=") == dtype:
             return value.astype(dtype)  # the same numbers, in the order of bytes of this machine
         raise self.wrong_dtype(name, value.dtype)
+
+    def _of_python(self, name: str, value: object) -> np.ndarray:
+        """Python's numbers in the dtype of the input; integers are not made of fractions."""
+        dtype = self._dtypes[name]
+        try:
+            given = np.asarray(value)
+            if not given.size or given.dtype.kind in _given_kinds(dtype):
+                return np.asarray(value, dtype)  # refuses numbers that the dtype does not hold
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgumentError(
+                f"An argument cannot be converted to an array: {error}.",
+                where=f"{self.key}: {name}",
+                got=reprlib.repr(value),
+                write=f"an array of {dtypes.name_of(dtype)}",
+            ) from error
+        raise self.wrong_dtype(name, f"{given.dtype.name}: {reprlib.repr(value)}")
 
     def wrong_dtype(self, name: str, given: object) -> InvalidArgumentTypeError:
         return InvalidArgumentTypeError(
@@ -156,6 +173,13 @@ class Arguments:
             for size, dimension in zip(shapes[entry.name], entry.shape)
             if isinstance(dimension, str) and dimension.isidentifier()
         }
+
+
+def _given_kinds(dtype: np.dtype) -> str:
+    """The kinds of numbers that an input takes from Python."""
+    if dtypes.is_integer(dtype) or dtype.kind == "b":
+        return "biu"
+    return "biufc" if dtype.kind == "c" else "biuf"
 
 
 def _fits_in(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import re
 import traceback
@@ -25,6 +26,7 @@ from pax_export._errors import (
     first_line,
 )
 from pax_export._jaxpr import jaxpr_constants, jaxpr_operations
+from pax_export._str_arguments import as_strings
 from pax_export._tracebacks import hide_frames
 from pax_export._types import PyTree
 from pax_export.export import symbolic_numpy
@@ -34,7 +36,13 @@ from pax_export.export.tracing.dropped_state import DRAWS, dropped_state, made_o
 from pax_export.export.tracing.exportable import Exportable, ExportLeaf, layer_of
 from pax_export.export.tracing.model_forms import ModelMethod
 from pax_export.export.tracing.owners import owner_name
-from pax_export.export.tracing.spec import Inputs, describe_structure, resolve_inputs, tree_names
+from pax_export.export.tracing.spec import (
+    Inputs,
+    constrained_names,
+    describe_structure,
+    resolve_inputs,
+    tree_names,
+)
 from pax_export.export.tracing.traced import Traced, for_symbolic_sizes, trace
 
 #: The number of names in one error.
@@ -86,16 +94,40 @@ def trace_all(
         _check_keys(keys, inputs, "inputs")
         if kwargs:
             _check_keys(keys, dict.fromkeys(keys) | dict(kwargs), "kwargs")
-    programs = []
+    described = []
     for method in model.methods:
         given, named = inputs, kwargs
         if method.trains:
             given, named = train_inputs, None
         elif several:
             given, named = inputs[method.key], (kwargs or {}).get(method.key)
-        resolved = resolve_inputs(method.signature_of, method.skip, given, named, constraints)
-        programs.append(trace_one(model, method, resolved))
-    return tuple(programs)
+        described.append(
+            functools.partial(resolve_inputs, method.signature_of, method.skip, given, named)
+        )
+    resolved = _resolve_all(described, constraints)
+    return tuple(trace_one(model, *each) for each in zip(model.methods, resolved))
+
+
+def _resolve_all(
+    described: Sequence[Callable[[Sequence[str]], Inputs]], constraints: Sequence[str]
+) -> list[Inputs]:
+    """The inputs of each method, with the constraints on its own dimensions."""
+    found = [resolve(constraints) for resolve in described]
+    about = {each: constrained_names(each) for each in as_strings("constraints", constraints, "")}
+    for constraint, names in about.items():
+        if not any(set(names) <= {*inputs.dimensions} for inputs in found):
+            known = dict.fromkeys(name for inputs in found for name in inputs.dimensions)
+            raise InvalidArgumentError(
+                "No inputs have the dimensions of a constraint.",
+                where="constraints",
+                got=repr(constraint),
+                write=f"a constraint on {', '.join(known)}" if known else "no constraints",
+            )
+    for place, inputs in enumerate(found):
+        own = [each for each, names in about.items() if set(names) <= {*inputs.dimensions}]
+        if len(own) < len(about):
+            found[place] = described[place](own)
+    return found
 
 
 def _check_keys(keys: Sequence[str], given: PyTree, argument: str) -> None:

@@ -191,6 +191,12 @@ def resolve_inputs(
     return Inputs(flat, tree, arguments, positional, known)
 
 
+def constrained_names(constraint: str) -> tuple[str, ...]:
+    """The dimensions that a constraint, which jax has read, is about."""
+    sides = " + ".join(f"({side})" for side in re.split("[<>=]=?", constraint))
+    return dimensions.names(sides)
+
+
 def _by_name(kwargs: PyTree) -> dict[str, Any]:
     if kwargs is None:
         return {}

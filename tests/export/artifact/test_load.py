@@ -47,6 +47,15 @@ def test_numbers_are_not_changed_on_the_way_in(export):
         loaded(np.array([1.5], np.float32))
 
 
+@pytest.mark.parametrize("given", [[1.5], [300], ["1"], "text", None, {"a": 1}, [[1], 2], [1j]])
+def test_python_values_that_an_input_does_not_hold_are_refused(export, given):
+    loaded, _ = export(({}, lambda p, i: i), spec("n", "uint8"))
+    assert loaded([3]).tolist() == [3] and loaded([True]).tolist() == [1]
+    with pytest.raises((InvalidArgumentError, InvalidArgumentTypeError)) as caught:
+        loaded(given)
+    assert caught.value.where == "serving_default: i" and "uint8" in caught.value.write
+
+
 def test_positions_are_those_of_the_function(export):
     loaded, _ = export(({}, lambda p, z, a: z - 2 * a), (spec("n"), spec("n")))
     one, three = np.ones(2, np.float32), np.full(2, 3, np.float32)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
+from tests import refusals
 from tests.export.models import affine, affine_params
 from tests.refusals import fields
 
@@ -116,6 +119,33 @@ def test_what_load_gives_refuses_sizes_by_the_constraints(tmp_path, to):
     with pytest.raises(InvalidArgumentTypeError) as caught:
         call(np.ones(8, "int32"), np.ones((4, 3), "float32"))
     assert caught.value.where == "serving_default: x"
+
+
+@pytest.mark.parametrize("to", EXPORTERS.values())
+def test_constraints_on_dimensions_of_no_input_are_refused(tmp_path, to):
+    with refusals.refused(
+        InvalidArgumentError, where="constraints", got="'m >= 2'", write="a constraint on n"
+    ):
+        to(({}, lambda _, x: -x), tmp_path / "m", spec("n"), constraints="m >= 2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_function_has_the_constraints_on_its_dimensions(tmp_path):
+    methods = {"one": lambda _, x: x + 1, "two": lambda _, y: 2 * y}
+    inputs = {"one": spec("n"), "two": spec("m")}
+    write = functools.partial(
+        to_stablehlo, ({}, methods["one"]), tmp_path / "m", inputs, methods=methods
+    )
+    write(constraints=("n >= 2", "m <= 4"))
+    one, two = load(tmp_path / "m").signatures.values()
+    for call, sizes in ((one, (1, 5)), (two, (5, 1))):
+        with pytest.raises(InvalidArgumentError):
+            call(np.ones(sizes[0], "float32"))
+        assert call(np.ones(sizes[1], "float32")).shape == (sizes[1],)
+    with refusals.refused(
+        InvalidArgumentError, where="constraints", got="'n >= m'", write="a constraint on n, m"
+    ):
+        write(constraints=["n >= m"], overwrite=True)
 
 
 def test_sizes_known_from_an_expression_alone(tmp_path):
