@@ -25,6 +25,13 @@ _LONGEST = (
     "tests/sharding/test_processes.py::test_every_way_to_end",
 )
 
+# Their exports are validated at two sizes of each dimension; the others are tests of validation.
+_TWO_SIZES = (
+    "tests/adapters/", "tests/export/formats/", "tests/export/lowering/", "tests/export/orbax/",
+    "tests/export/portable/", "tests/export/retargeting/", "tests/export/tracing/",
+    "tests/generation/", "tests/quantization/",
+)  # fmt: skip
+
 
 def pytest_configure(config):
     """A worker ends at once: jax would put away what it has compiled, for seven seconds."""
@@ -64,6 +71,13 @@ def _count_memory_maps():
             return sum(1 for _ in maps)
     except OSError:
         return 0
+
+
+@pytest.fixture(autouse=True)
+def two_sizes(request, monkeypatch):
+    """Each size more compiles each program once more, in jax and in the runtime."""
+    if request.node.nodeid.startswith(_TWO_SIZES):
+        monkeypatch.setattr("pax_export.export.artifact.dimensions.SIZES", (1, 5))
 
 
 @pytest.fixture(autouse=True)

@@ -44,7 +44,7 @@ class Warm:
         """Starts what would stand behind ``python``: a file or ``-m`` and a module, and arguments.
 
         Args:
-            command: the words.
+            command: the words; or ``-c`` and the lines of a program.
             out: the descriptor of the file for what it prints.
             err: of the file for its errors.
             cwd: the folder that it runs in; None is that of this process.
@@ -143,6 +143,9 @@ def _become(command: list[str], out: int, err: int, cwd: str, devices: int) -> N
         sys.argv[:], sys.path[0] = command[1:], cwd
         # What Python itself calls: the module is `__main__`, and stays it to the end.
         runpy._run_module_as_main(command[1])
+    elif command[0] == "-c":
+        sys.argv[:], sys.path[0] = command[:1], ""
+        exec(compile(command[1], "<string>", "exec", dont_inherit=True), main)
     else:
         sys.argv[:], sys.path[0] = command, str(Path(command[0]).parent)
         code = compile(Path(command[0]).read_bytes(), command[0], "exec", dont_inherit=True)

@@ -55,13 +55,22 @@ def test_a_savedmodel_of_tensorflow_alone(here, call):
     assert "runs in     TensorFlow; it was written by 2." in out
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xff", b"no model at all"])
-def test_a_damaged_savedmodel(here, call, content):
+REPORTS = ["", "{}", "[]", "null", "[" * 100_000, '{"format": 1, "signatures": 3}', "\0"]
+
+
+@pytest.mark.parametrize(
+    ("what", "file", "content"),
+    [
+        *(("SavedModel", "saved_model.pb", x) for x in (b"", b"\xff\xff", b"no model at all")),
+        *(("report of this export", "pax_export.json", text.encode()) for text in REPORTS),
+    ],
+)
+def test_damaged_and_hostile_files(here, call, what, file, content):
     (here / "bad").mkdir()
-    (here / "bad" / "saved_model.pb").write_bytes(content)
+    (here / "bad" / file).write_bytes(content)
     code, out, error = call("inspect", "bad")
     assert (code, out) == (1, "")
-    assert "error: The SavedModel cannot be read. where: bad" in error
+    assert f"error: The {what} cannot be read. where: bad" in error
 
 
 @pytest.mark.parametrize("path", [".", "nowhere", "cli_models.py"])
@@ -69,17 +78,6 @@ def test_nothing_to_inspect(here, call, path):
     code, out, error = call("inspect", path)
     assert (code, out) == (1, "")
     assert "error: The path is not an export of pax_export." in error
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "null", "[" * 100_000, '{"format": 1, "signatures": 3}', "\0"]
-)
-def test_a_hostile_report(here, call, text):
-    (here / "bad").mkdir()
-    (here / "bad" / "pax_export.json").write_text(text)
-    code, out, error = call("inspect", "bad")
-    assert (code, out) == (1, "")
-    assert "error: The report of this export cannot be read. where: bad" in error
 
 
 def test_the_table_with_the_work_of_a_call(here, call):

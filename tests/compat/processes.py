@@ -32,9 +32,12 @@ def python(*arguments, check=True, cwd=None):
     return done
 
 
-def code(text, **options):
-    """Runs a few lines; returns what they print, as lines."""
-    return python("-W", "error", "-c", text, **options).stdout.splitlines()
+def code(text, cwd=None, fresh=False):
+    """Runs a few lines, in a fork that has imported jax; returns what they print, as lines."""
+    if fresh:
+        return python("-W", "error", "-c", text, cwd=cwd).stdout.splitlines()
+    text = f"import warnings; warnings.simplefilter('error')\n{text}"
+    return _forked(["-c", text], "jax.numpy", cwd=cwd).stdout.splitlines()
 
 
 def pax_export_run(*arguments, check=True, cwd=None, fresh=False):
@@ -42,15 +45,19 @@ def pax_export_run(*arguments, check=True, cwd=None, fresh=False):
     command = ["-m", "pax_export.cli", "run", *arguments]
     if fresh:
         return python(*command, check=check, cwd=cwd)
+    return _forked(command, "pax_export.cli", "pax_export.compat", check=check, cwd=cwd)
+
+
+def _forked(command, *modules, check=True, cwd=None):
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        code = _warm().start(command, out.fileno(), err.fileno(), cwd=cwd).wait(900)
+        code = _warm(*modules).start(command, out.fileno(), err.fileno(), cwd=cwd).wait(900)
         texts = [os.pread(file.fileno(), 1 << 24, 0).decode() for file in (out, err)]
     assert not check or code == 0, texts[1]
     return subprocess.CompletedProcess(command, code, *texts)
 
 
 @functools.cache
-def _warm():
-    warm = Warm(["pax_export.cli", "pax_export.compat"], _VARIABLES)
+def _warm(*modules):
+    warm = Warm(modules, _VARIABLES)
     atexit.register(warm.close)
     return warm

@@ -23,7 +23,8 @@ assert pax.nets is pax_export.nets is nets and sys.modules["pax.utils"] is pax_e
 assert graph is pax_export.experimental.graph and graph.Node is Node
 assert opax is pax_export.opax and opax.transform is pax_export.opax.transform
 print(pax.__spec__.name, pax.nets.__spec__.name, opax.__spec__.name)
-"""
+""",
+        fresh=True,
     ) == ["pax_export pax_export.nets pax_export.opax"]
 
 

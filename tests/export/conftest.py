@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from pax_export.export import load, to_saved_model
-from pax_export.export.artifact import dimensions
 
 
 @pytest.fixture
@@ -16,9 +15,3 @@ def export(tmp_path):
         return load(tmp_path / "model"), report
 
     return run
-
-
-@pytest.fixture
-def two_sizes(monkeypatch):
-    """Exports are validated at two sizes of their dimensions, not at three."""
-    monkeypatch.setattr(dimensions, "SIZES", (1, 5))

@@ -18,12 +18,12 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from pax_export._optional import is_installed
 from tests.models import page
 from tests.models.formats import FORMATS, NEEDS, missing
 from tests.models.registry import FRAMEWORKS, Model, all_models
@@ -103,7 +103,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _pairs(models: Sequence[Model], formats: Sequence[str]) -> Any:
     """What there is to try in this environment; what it lacks is named."""
-    have = {f for f in FRAMEWORKS if f not in _MODULES or is_installed(_MODULES[f])}
+    have = {f for f in FRAMEWORKS if f not in _MODULES or find_spec(_MODULES[f])}
     if others := set(FRAMEWORKS) - have:
         print(f"left out, not installed: {', '.join(sorted(others))}", file=sys.stderr)
     lacks = {form: missing(form) for form in formats}
@@ -124,7 +124,7 @@ def _warm(formats: Collection[str]) -> None:
         top = name.partition(".")[0]
         if top in _ONLY_SOME and top not in wanted:
             continue
-        if is_installed(top) and is_installed(name):
+        if find_spec(top) and find_spec(name):
             importlib.import_module(name)
 
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ import jax
 import numpy as np
 
 import pax_export as pax
-from pax_export._optional import is_installed
 from pax_export.errors import MissingPackageError
 from pax_export.export import load, spec
 from pax_export.export.artifact.report import DEFAULT, Report
@@ -423,7 +423,7 @@ OTHERS = ("jax2tf", "jax2onnx")
 
 def missing(form: str) -> str:
     """What a format needs and is not installed, as a sentence; empty if all is."""
-    lacking = [need for need in NEEDS[form] if not is_installed(need)]
+    lacking = [need for need in NEEDS[form] if not find_spec(need)]
     if lacking:
         return f"no {', '.join(lacking)}"
     try:

@@ -74,29 +74,33 @@ def convolutions(block):
     return [(conv.kernel_shape[0], conv.out_features, conv.stride[0]) for conv, _ in block.layers]
 
 
-def test_blocks_of_a_basic_network():
-    groups = shapes(pax.nets.ResNet34, 3, 1000).block_groups
-    for group, channels, stride in zip(groups, (64, 128, 256, 512), (1, 2, 2, 2), strict=True):
-        first, *others = group.blocks
-        assert convolutions(first) == [(3, channels, stride), (3, channels, 1)]
-        assert first.use_projection is (channels > 64)
-        for block in others:
-            assert convolutions(block) == [(3, channels, 1), (3, channels, 1)]
-            assert block.use_projection is False
+def basic(channels, stride):
+    return [(3, channels, stride), (3, channels, 1)]
 
 
-def test_blocks_of_a_bottleneck_network():
+def bottleneck(channels, stride):
     """The middle convolution is a quarter as wide, and has the stride."""
-    groups = shapes(pax.nets.ResNet50, 3, 1000).block_groups
-    for group, channels, stride in zip(groups, (256, 512, 1024, 2048), (1, 2, 2, 2), strict=True):
-        inner = channels // 4
+    return [(1, channels // 4, 1), (3, channels // 4, stride), (1, channels, 1)]
+
+
+@pytest.mark.parametrize(
+    ("make", "block", "channels"),
+    [
+        (pax.nets.ResNet34, basic, (64, 128, 256, 512)),
+        (pax.nets.ResNet50, bottleneck, (256, 512, 1024, 2048)),
+    ],
+)
+def test_blocks(make, block, channels):
+    groups = shapes(make, 3, 1000).block_groups
+    for group, width, stride in zip(groups, channels, (1, 2, 2, 2), strict=True):
         first, *others = group.blocks
-        assert convolutions(first) == [(1, inner, 1), (3, inner, stride), (1, channels, 1)]
-        assert first.use_projection is True
-        assert first.proj_conv.stride == (stride, stride)
-        for block in others:
-            assert convolutions(block) == [(1, inner, 1), (3, inner, 1), (1, channels, 1)]
-            assert block.use_projection is False
+        assert convolutions(first) == block(width, stride)
+        assert first.use_projection is (width > 64)
+        if first.use_projection:
+            assert first.proj_conv.stride == (stride, stride)
+        for each in others:
+            assert convolutions(each) == block(width, 1)
+            assert each.use_projection is False
 
 
 @pytest.mark.parametrize("make", [pax.nets.ResNet18, pax.nets.ResNet50])

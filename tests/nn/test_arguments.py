@@ -3,6 +3,7 @@
 import pytest
 
 import pax_export as pax
+from tests.nn.reference import drawn
 from tests.refusals import refused
 
 NORM = pax.GroupNorm(1, 1)
@@ -38,3 +39,46 @@ def test_invalid_arguments_are_refused(where, got, call):
     with refused(ValueError, where=where, got=got) as error:
         call()
     assert isinstance(error.value, AssertionError)
+
+
+@pytest.mark.parametrize(("message", "call"), [
+    ("0 <= decay_rate <= 1", lambda: pax.BatchNorm1D(3, decay_rate=1.5)),
+    ("BatchNorm2D.decay_rate", lambda: pax.BatchNorm2D(3, decay_rate=-0.1)),
+    ("'NWC' or 'NCW'", lambda: pax.BatchNorm1D(3, data_format="NHWC")),
+    ("BatchNorm2D.num_channels", lambda: pax.BatchNorm2D(0)),
+    ("a list of pairs", lambda: pax.Conv2D(1, 1, 3, padding=((1, 1), (1, 1)))),
+    ("'SAME' or 'VALID'", lambda: pax.Conv2D(1, 1, 3, padding="same")),
+    ("for each of 2", lambda: pax.Conv2D(1, 1, 3, padding=[(1, 1)])),
+    ("for each of 1", lambda: pax.Conv1D(1, 1, 3, padding=[1])),
+    ("'NWC' or 'NCW'", lambda: pax.Conv1D(1, 1, 3, data_format="NHWC")),
+    ("Conv2D.in_features", lambda: pax.Conv2D(0, 3, 3)),
+    ("Conv2D.out_features", lambda: pax.Conv2D(3, -1, 3)),
+    ("each of 2 spatial", lambda: pax.Conv2D(3, 1, (3,))),
+    ("Conv1D.stride", lambda: pax.Conv1D(3, 1, 3, stride=0)),
+    ("'SAME' or 'VALID'", lambda: pax.Conv2DTranspose(1, 1, 3, padding="FULL")),
+    ("for each of 2", lambda: pax.Conv2DTranspose(1, 1, 3, padding=[(1, 1)])),
+    ("'NHWC' or 'NCHW'", lambda: pax.Conv2DTranspose(1, 1, 3, data_format="NWC")),
+    ("Conv1DTranspose.in_features", lambda: pax.Conv1DTranspose(0, 3, 3)),
+    ("must have 3 axes, NWC", lambda: pax.Conv1DTranspose(2, 3, 3)(drawn(2))),
+    ("2 channels on axis 2", lambda: pax.Conv1DTranspose(2, 3, 3)(drawn(1, 2, 4))),
+    ("'channels_last' or 'N...C' or", lambda: pax.GroupNorm(2, 4, data_format="NHWC")),
+    ("GroupNorm.groups", lambda: pax.GroupNorm(0, 4)),
+    ("got: 3 groups for 4 channels", lambda: pax.GroupNorm(3, 4)),
+    ("GroupNorm.axis", lambda: pax.GroupNorm(2, 4, axis=None)),
+    ("GroupNorm.offset_init", lambda: pax.GroupNorm(2, 4, create_offset=False, offset_init=max)),
+    ("[batch, ..., channels", lambda: pax.GroupNorm(2, 4)(1.0)),
+    ("must have 4 channels on axis 2", lambda: pax.GroupNorm(2, 4)(drawn(2, 4, 6))),
+])  # fmt: skip
+def test_what_makes_no_sense_is_named(message, call):
+    with refused(ValueError, message) as error:
+        call()
+    assert isinstance(error.value, AssertionError)
+
+
+@pytest.mark.parametrize(("message", "call"), [
+    ("a list such as", lambda: pax.Conv1D(1, 1, 3, padding=())),
+    ("Conv1D.rate", lambda: pax.Conv1D(3, 1, 3, rate=1.5)),
+])  # fmt: skip
+def test_other_types_are_refused(message, call):
+    with refused(TypeError, message):
+        call()

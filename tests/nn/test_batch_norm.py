@@ -171,15 +171,3 @@ def test_an_input_that_does_not_fit():
         pax.BatchNorm2D(3).eval()(drawn(4, 3))
     with refused(ValueError, "x[None]"):
         pax.BatchNorm2D(3) % drawn(4, 5, 3)
-
-
-@pytest.mark.parametrize(("message", "build"), [
-    ("0 <= decay_rate <= 1", lambda: pax.BatchNorm1D(3, decay_rate=1.5)),
-    ("BatchNorm2D.decay_rate", lambda: pax.BatchNorm2D(3, decay_rate=-0.1)),
-    ("'NWC' or 'NCW'", lambda: pax.BatchNorm1D(3, data_format="NHWC")),
-    ("BatchNorm2D.num_channels", lambda: pax.BatchNorm2D(0)),
-])  # fmt: skip
-def test_arguments_that_make_no_sense(message, build):
-    with refused(AssertionError, message) as error:
-        build()
-    assert isinstance(error.value, ValueError)

@@ -6,7 +6,6 @@ import pytest
 import pax_export as pax
 from tests.closeness import assert_close
 from tests.nn.reference import drawn, normalised
-from tests.refusals import refused
 
 
 def by_groups(x, groups, axes=None):
@@ -90,17 +89,3 @@ def test_repr():
         "(norm) GroupNorm(groups=2, num_channels=4, axis=slice(1, None, None), "
         "create_scale=False, create_offset=True, data_format=channels_last)"
     )
-
-
-@pytest.mark.parametrize(("message", "build"), [
-    ("'channels_last' or 'N...C' or", lambda: pax.GroupNorm(2, 4, data_format="NHWC")),
-    ("GroupNorm.groups", lambda: pax.GroupNorm(0, 4)),
-    ("got: 3 groups for 4 channels", lambda: pax.GroupNorm(3, 4)),
-    ("GroupNorm.axis", lambda: pax.GroupNorm(2, 4, axis=None)),
-    ("GroupNorm.offset_init", lambda: pax.GroupNorm(2, 4, create_offset=False, offset_init=max)),
-    ("[batch, ..., channels", lambda: pax.GroupNorm(2, 4)(1.0)),
-    ("must have 4 channels on axis 2", lambda: pax.GroupNorm(2, 4)(drawn(2, 4, 6))),
-])  # fmt: skip
-def test_what_makes_no_sense(message, build):
-    with refused(ValueError, message):
-        build()

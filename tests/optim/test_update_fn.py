@@ -84,35 +84,21 @@ def test_other_arguments_are_refused(wrong):
             update(given["model"], given["optimizer"])
 
 
-@pytest.mark.parametrize("returned", [None, 3.0, (1.0, 2.0), (1.0, 2.0, 3.0)])
-def test_a_loss_function_that_returns_no_model(returned):
-    layer = pax.Linear(2, 2)
-    optimizer = pax.optim.from_optax(optax.sgd(0.1))(layer.parameters())
-    update = pax.build_update_fn(lambda model: (jnp.sum(model.weight), returned))
-    with refused(TypeError, got=f"(loss, {type(returned).__name__})"):
-        update(layer, optimizer)
-
-
 @pytest.mark.parametrize(("returned", "got"), [
+    *((lambda loss, model, x=x: (loss, x), f"(loss, {type(x).__name__})")
+      for x in (None, 3.0, (1.0, 2.0), (1.0, 2.0, 3.0))),
     (lambda loss, model: loss, "float32[] alone"),
     (lambda loss, model: (loss, None, model), "tuple of 3"),
     (lambda loss, model: None, "NoneType"),
+    (lambda loss, model: (model.bias, (None, model)), "float32[2]"),
 ])  # fmt: skip
-def test_a_loss_function_that_returns_only_the_loss(returned, got):
+def test_a_loss_function_that_returns_something_else(returned, got):
     layer = pax.Linear(2, 2)
     optimizer = pax.optim.from_optax(optax.sgd(0.1))(layer.parameters())
     update = pax.build_update_fn(lambda model: returned(jnp.sum(model.weight), model))
     for step in (update, jax.jit(update)):
-        with refused(TypeError, got=str(got)):
+        with refused(TypeError, got=got):
             step(layer, optimizer)
-
-
-def test_losses_must_be_scalars():
-    layer = pax.Linear(2, 2)
-    optimizer = pax.optim.from_optax(optax.sgd(0.1))(layer.parameters())
-    update = pax.build_update_fn(lambda model: (model.bias, (None, model)))
-    with refused(TypeError, got="float32[2]"):
-        update(layer, optimizer)
 
 
 def test_a_loss_function_must_not_change_its_model():

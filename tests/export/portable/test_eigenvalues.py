@@ -14,8 +14,6 @@ from pax_export.export.portable.decompositions import DECOMPOSITIONS
 from pax_export.export.portable.without_libraries import without_libraries
 from tests.closeness import assert_close
 
-pytestmark = pytest.mark.usefixtures("two_sizes")
-
 
 def matrices(count, size=3, kind=np.float32):
     return np.random.default_rng(7).normal(size=(count, size, size)).astype(kind)

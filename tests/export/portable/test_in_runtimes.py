@@ -39,17 +39,24 @@ OF_NONE = {
 }
 
 
+def check(write, function, path, inputs, *shapes):
+    """The file of a function gives what the function does, for an array of each shape."""
+    write(function, path, inputs, validate=False)
+    served = load(path)
+    for seed, shape in enumerate(shapes):
+        x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+        found, expected = served(x), function(jnp.asarray(x))
+        for name, value in expected.items():
+            assert_close(found[name], value, rtol=1e-6, where=name)
+
+
 @WRITERS
 @pytest.mark.parametrize("shape", ["6, 4", "n, 4"])
 def test_arrays_without_elements(write, suffix, shape, tmp_path):
-    def run(_, x):
+    def run(x):
         return {name: function(x) for name, function in OF_NONE.items()}
 
-    x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-    write(({}, run), tmp_path / f"m{suffix}", spec(shape), validate=False)
-    found, expected = load(tmp_path / f"m{suffix}")(x), run({}, jnp.asarray(x))
-    for name, value in expected.items():
-        assert_close(found[name], value, rtol=1e-6, where=name)
+    check(write, run, tmp_path / f"m{suffix}", spec(shape), (6, 4))
 
 
 @WRITERS
@@ -136,13 +143,7 @@ def sparse_products(x):
 
 @pytest.mark.parametrize("write", [to_onnx, to_tflite, to_saved_model, to_stablehlo])
 def test_sparse_matrices(write, tmp_path):
-    write(sparse_products, tmp_path / "m", spec("batch, 6, 4"), validate=False)
-    served = load(tmp_path / "m")
-    for batch in (1, 3):
-        x = np.random.default_rng(batch).normal(size=(batch, 6, 4)).astype(np.float32)
-        found, expected = served(x), sparse_products(jnp.asarray(x))
-        for name, value in expected.items():
-            assert_close(found[name], value, rtol=1e-6, where=name)
+    check(write, sparse_products, tmp_path / "m", spec("batch, 6, 4"), (1, 6, 4), (3, 6, 4))
 
 
 def numbers_of_numpy(x):
@@ -158,8 +159,4 @@ def numbers_of_numpy(x):
 
 @pytest.mark.parametrize("write", [to_onnx, to_tflite, to_saved_model])
 def test_parameters_that_are_integers_of_numpy(write, tmp_path):
-    write(numbers_of_numpy, tmp_path / "m", spec("2, 6, 5, 3"), validate=False)
-    x = np.random.default_rng(0).normal(size=(2, 6, 5, 3)).astype(np.float32)
-    found, expected = load(tmp_path / "m")(x), numbers_of_numpy(jnp.asarray(x))
-    for name, value in expected.items():
-        assert_close(found[name], value, rtol=1e-6, where=name)
+    check(write, numbers_of_numpy, tmp_path / "m", spec("2, 6, 5, 3"), (2, 6, 5, 3))

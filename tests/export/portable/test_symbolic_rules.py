@@ -20,8 +20,6 @@ from pax_export.export.portable.any_size import lowerable
 from tests.closeness import assert_close
 from tests.export.models import random
 
-pytestmark = pytest.mark.usefixtures("two_sizes")
-
 
 def own_kernel(params, x):
     """Each example makes the kernel that it is convolved with."""
@@ -198,10 +196,26 @@ def placed_evenly(params, x):
     return x * jnp.linspace(0.0, params["shift"], x.shape[0])
 
 
-def test_what_jax_wants_as_a_number_names_the_function_to_write(tmp_path):
+def slope(params, x):
+    return jax.grad(lambda x: jnp.prod(x * params["shift"]))(x)
+
+
+def indexed(params, x):
+    return x[x.shape[0] // 2] * params["shift"]
+
+
+@pytest.mark.parametrize(
+    ("function", "write"),
+    [
+        (placed_evenly, "symbolic_numpy.linspace of pax_export.export"),
+        (indexed, "jax.numpy.asarray(size) as the index"),
+        (slope, "symbolic_numpy.grad of pax_export.export"),
+    ],
+)
+def test_what_jax_wants_as_a_number_names_what_to_write(tmp_path, function, write):
     with pytest.raises(errors.SymbolicDimensionError) as caught:
-        to_saved_model(({"shift": np.float32(1)}, placed_evenly), tmp_path / "m", spec("n"))
-    assert caught.value.write.startswith("symbolic_numpy.linspace of pax_export.export; or ")
+        to_saved_model(({"shift": np.float32(1)}, function), tmp_path / "m", spec("n"))
+    assert caught.value.write.startswith(f"{write}; or ")
     assert caught.value.where.startswith("test_symbolic_rules.py:")
 
 
@@ -220,22 +234,6 @@ def test_accumulations_of_what_may_be_empty(tmp_path):
         found, expected = load(tmp_path / "m")(x), accumulated(x)
         for name, value in expected.items():
             assert_close(found[name], value, rtol=1e-6, where=name)
-
-
-def test_a_symbolic_index_is_told_to_be_an_array(tmp_path):
-    with pytest.raises(errors.SymbolicDimensionError) as caught:
-        to_saved_model(lambda x: x[x.shape[0] // 2], tmp_path / "m", spec("n"))
-    assert caught.value.write.startswith("jax.numpy.asarray(size) as the index; or ")
-
-
-def slope(params, x):
-    return jax.grad(lambda x: jnp.prod(x * params["shift"]))(x)
-
-
-def test_a_derivative_that_jax_cannot_trace_names_the_function_to_write(tmp_path):
-    with pytest.raises(errors.SymbolicDimensionError) as caught:
-        to_saved_model(({"shift": np.float32(1)}, slope), tmp_path / "m", spec("n"))
-    assert caught.value.write.startswith("symbolic_numpy.grad of pax_export.export; or ")
 
 
 def test_derivatives_of_derivatives_along_symbolic_sizes():

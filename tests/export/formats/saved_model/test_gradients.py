@@ -9,7 +9,7 @@ import pytest
 
 import pax_export as pax
 import pax_export.transforms as T
-from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError, NotDifferentiableError
+from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import spec, to_saved_model
 from pax_export.export.tracing.exportable import make_exportable, mark_trainable
 from tests.closeness import assert_close
@@ -82,47 +82,6 @@ def test_second_order_of_inputs_with_a_closed_over_array(export):
     gradient = jax.grad(lambda x: jnp.sin(x @ table).sum())
     expected = jax.grad(lambda x: (gradient(x) ** 2).sum())(0.1 * random(2, 300))
     assert_close(outer.gradient(penalty, x), expected, rtol=1e-3, atol=1e-3)
-
-
-def until(params, x):
-    """A loop of unknown length, which jax cannot differentiate backwards."""
-    return jax.lax.while_loop(lambda c: (c**2).sum() < 10, lambda c: 2 * c + 0.1, x)
-
-
-@pytest.mark.parametrize("options", [{"vjp_order": 1}, {"trainable": True}, {"vjp_order": 2}])
-def test_a_gradient_that_jax_cannot_make_is_refused_at_export(tmp_path, options):
-    weights = {"w": jnp.ones(3)}
-    with pytest.raises(NotDifferentiableError, match=r"(?s)where: serving_default\n.*while_loop"):
-        to_saved_model(
-            (weights, lambda p, x: until(p, x * p["w"])), tmp_path / "model", spec("n, 3"),
-            **options,
-        )  # fmt: skip
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_gradient_that_nobody_asked_for_is_left_out(export):
-    loaded, report = export(({}, until), spec("n, 3"), validate=True)
-    assert report.signatures["serving_default"].vjp_order == 0
-    assert loaded(np.ones((1, 3))).shape == (1, 3)
-
-
-def once(params, x):
-    """Its gradient has none."""
-
-    @jax.custom_vjp
-    def function(x):
-        return x * 2
-
-    function.defvjp(lambda x: (2 * x, x), lambda x, g: (until(None, x) * g,))
-    return function(x * params["w"])
-
-
-def test_second_order_that_jax_cannot_make(export, tmp_path):
-    weights = ({"w": jnp.ones(3)}, once)
-    _, report = export(weights, spec("n, 3"), trainable=True)
-    assert report.signatures["serving_default"].vjp_order == 1
-    with pytest.raises(NotDifferentiableError, match="a lower vjp_order"):
-        to_saved_model(weights, tmp_path / "other", spec("n, 3"), trainable=True, vjp_order=2)
 
 
 @pytest.mark.parametrize(

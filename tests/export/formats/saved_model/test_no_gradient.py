@@ -105,13 +105,13 @@ def test_without_a_gradient_there_is_a_whole_export_that_says_why(export, model)
 
 @pytest.mark.parametrize("model", FAILING)
 def test_one_that_was_asked_for_is_refused(tmp_path, model):
-    with pytest.raises((NotDifferentiableError, NotImplementedError), match=r"where: |cannot"):
-        to_saved_model(({}, model), tmp_path / "model", spec("n, 4"), vjp_order=1)
+    params, function = {"w": jnp.ones(4)}, lambda p, x: model({}, x * p["w"])
+    words = r"(?s)where: serving_default\n.*while_loop" if model is until else r"where: |cannot"
+    for options in ({"vjp_order": 1}, {"trainable": True}, {"vjp_order": 2}):
+        with pytest.raises((NotDifferentiableError, NotImplementedError), match=words):
+            to_saved_model((params, function), tmp_path / "model", spec("n, 4"), **options)
     assert not list(tmp_path.iterdir())
-    module = JaxModule(
-        {"w": jnp.ones(4)}, lambda p, x: model({}, x * p["w"]), trainable=True,
-        input_polymorphic_shape="n, ...",
-    )  # fmt: skip
+    module = JaxModule(params, function, trainable=True, input_polymorphic_shape="n, ...")
     with pytest.raises((NotDifferentiableError, NotImplementedError)):
         module.methods[JaxModule.DEFAULT_METHOD_KEY].get_concrete_function(tf.TensorSpec([None, 4]))
 
@@ -140,7 +140,7 @@ def test_nothing_is_said_where_nothing_is_missing(export):
     assert report.signatures["serving_default"].no_gradient == ""
 
 
-def test_second_order_that_is_missing_is_said(export):
+def test_second_order_that_is_missing_is_said(export, tmp_path):
     def once(params, x):
         @jax.custom_vjp
         def function(x):
@@ -149,10 +149,13 @@ def test_second_order_that_is_missing_is_said(export):
         function.defvjp(lambda x: (2 * x, x), lambda x, g: (until(None, x) * g,))
         return function(x * params["w"])
 
-    _, report = export(({"w": jnp.ones(4)}, once), spec("n, 4"), trainable=True)
+    weights = ({"w": jnp.ones(4)}, once)
+    _, report = export(weights, spec("n, 4"), trainable=True)
     info = report.signatures["serving_default"]
     assert info.vjp_order == 1
     assert info.no_gradient.startswith("no gradients of gradients: jax cannot make them: ")
+    with refused(NotDifferentiableError, "a lower vjp_order"):
+        to_saved_model(weights, tmp_path / "other", spec("n, 4"), trainable=True, vjp_order=2)
 
 
 def test_a_bundle_refuses_the_same(tmp_path):
