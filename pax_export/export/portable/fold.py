@@ -223,7 +223,9 @@ class _Folding:
         if name in ("mul", "div"):
             made = _times(product, vector if name == "mul" else _inverse(vector))
         elif name == "add" or first:
-            made = _plus(product, vector if name == "add" else _negative(vector))
+            made = _plus(
+                product, vector if name == "add" else Vector(-vector.traced, -vector.values)
+            )
         else:  # a known array minus the product
             made = _plus(_times(product, _MINUS), vector)
         if not self._is_finite(made):
@@ -294,10 +296,6 @@ def _along(vector: Array, rank: int, axis: int) -> Any:
 def _inverse(vector: Vector) -> Vector:
     with np.errstate(all="ignore"):
         return Vector(1 / vector.traced, 1 / vector.values)
-
-
-def _negative(vector: Vector) -> Vector:
-    return Vector(-vector.traced, -vector.values)
 
 
 def _times(product: Product, by: Vector) -> Product:

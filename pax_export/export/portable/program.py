@@ -112,13 +112,11 @@ def evaluated(program: Any, arguments: Sequence[Any], operate: Operate) -> list[
 def _without_composites(equation: Any, operands: list[Any]) -> Sequence[Any]:
     """The results of an equation; jax does not export composites of symbolic sizes."""
     if equation.primitive.name != "composite":
-        return bind_equation(with_bodies(equation, _plain), operands)
+        return bind_equation(
+            with_bodies(equation, lambda body: body.rebuilt(_without_composites)), operands
+        )
     (inner,) = inner_programs(equation)
     return evaluated(inner, operands, _without_composites)
-
-
-def _plain(body: PortableProgram) -> PortableProgram:
-    return body.rebuilt(_without_composites)
 
 
 def with_bodies(equation: Any, change: Callable[[PortableProgram], PortableProgram]) -> Any:

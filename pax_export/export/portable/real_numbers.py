@@ -145,7 +145,8 @@ class _RealRewriter:
         results = read(jaxpr.outvars, jaxpr.eqns[-1] if jaxpr.eqns else None)
         changed = {"constvars": constants, "invars": operands, "outvars": results}
         changed |= {"eqns": equations, "debug_info": jaxpr.debug_info.with_unknown_names()}
-        held = [part for value in getattr(program, "consts", ()) for part in _held(value)]
+        values = getattr(program, "consts", ())
+        held = [p for v in values for p in (in_parts(v) if hasattr(v, "dtype") else [v])]
         if jaxpr is program:  # since jax 0.12 a program and its jaxpr are one class
             return program.replace(**changed, **({"consts": held} if held else {}))
         return program.replace(jaxpr=jaxpr.replace(**changed), consts=held)
@@ -192,10 +193,6 @@ class _RealRewriter:
         if isinstance(value, (tuple, list)) and any(map(is_program, value)):
             return type(value)(map(self.program, value))
         return self.program(value) if is_program(value) else value
-
-
-def _held(value: Any) -> list[Any]:
-    return in_parts(value) if hasattr(value, "dtype") else [value]
 
 
 def _count(atoms: Iterable[Any]) -> int:

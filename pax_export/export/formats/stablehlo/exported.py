@@ -97,7 +97,9 @@ def export_gradients(
         return found
     flat = _flat(function, exported)
     for _ in range(order):
-        flat, structs = _vjp_function(flat, found[-1]), _structs_of_vjp(found[-1])
+        cotangents = [each.to_tangent_aval() for each in found[-1].out_avals]
+        structs = structs_of([*found[-1].in_avals, *cotangents])
+        flat = _vjp_function(flat, found[-1])
         made = partial(make, _lowerable(flat), structs, exported.platforms, disabled_checks)
         found.append(_make_gradient(exported, made))
     return found
@@ -110,11 +112,6 @@ def _flat(function: Callable[..., Any], exported: Exported) -> Callable[..., Seq
 
     flat.__name__ = exported.fun_name
     return flat
-
-
-def _structs_of_vjp(exported: Exported) -> list[jax.ShapeDtypeStruct]:
-    cotangents = [each.to_tangent_aval() for each in exported.out_avals]
-    return structs_of([*exported.in_avals, *cotangents])
 
 
 def _vjp_function(flat: Callable[..., Any], exported: Exported) -> Callable[..., Sequence[Any]]:
@@ -260,8 +257,5 @@ def structs_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
 
 def oldest_stablehlo(found: Sequence[PortableModule]) -> str:
     """The version of StableHLO that reads all modules."""
-    return (
-        compatibility.format_version(max(each.portable.stablehlo for each in found))
-        if found
-        else ""
-    )
+    newest = max((each.portable.stablehlo for each in found), default=None)
+    return "" if newest is None else compatibility.format_version(newest)

@@ -44,8 +44,8 @@ def product(
             numbers = (y_sum, x_sum), (y_batch, x_batch)
             made = product(builder, y, x, numbers, shape, kind)
             return builder.transpose(made, [*range(len(x_batch)), len(shape) - 1, len(shape) - 2])
-    left = builder.transpose(_as(builder, x, kind), left_order)
-    right = builder.transpose(_as(builder, y, kind), right_order)
+    left = builder.transpose(builder.cast(x, kind), left_order)
+    right = builder.transpose(builder.cast(y, kind), right_order)
     batch = [x.shape[axis] for axis in x_batch]
     rows = [x.shape[axis] for axis in x_free]
     columns = [y.shape[axis] for axis in y_free]
@@ -53,10 +53,10 @@ def product(
     # Without a batch, row axes need no reshape.
     flat = len(rows) == 1 or (bool(rows) and not batch)
     if len(inner) != 1 or not flat:
-        lines = rows if flat else [_product(rows)]
-        left = builder.reshape(left, [*batch, *lines, _product(inner)])
+        lines = rows if flat else [math.prod(rows)]
+        left = builder.reshape(left, [*batch, *lines, math.prod(inner)])
     if len(inner) != 1 or len(columns) != 1:
-        right = builder.reshape(right, [*batch, _product(inner), _product(columns)])
+        right = builder.reshape(right, [*batch, math.prod(inner), math.prod(columns)])
     made = builder("MatMul", left, right)
     return made if flat and len(columns) == 1 else builder.reshape(made, shape)
 
@@ -64,11 +64,3 @@ def product(
 def _turns(*orders: list[int]) -> int:
     """Returns the number of operands to transpose."""
     return sum(order != sorted(order) for order in orders)
-
-
-def _as(builder: GraphBuilder, x: Value, kind: object) -> Any:
-    return x.name if x.carrier == kind else builder.cast(x, kind)
-
-
-def _product(sizes: Sequence[Any]) -> Any:
-    return math.prod(sizes)

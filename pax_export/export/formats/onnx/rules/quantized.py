@@ -138,7 +138,7 @@ def round_inputs(builder: GraphBuilder, x: Value, scale: Value, zero: Value) -> 
     if unsigned not in builder.initializers:
         builder.store((of_zero.astype(np.int16) + 128).astype(np.uint8), unsigned)
     names[1] = unsigned
-    name = builder("QuantizeLinear", _float32(builder, x), *names)
+    name = builder("QuantizeLinear", builder.cast(x, np.float32), *names)
     return _written_inputs(builder, name, names)
 
 
@@ -151,13 +151,9 @@ def _written_inputs(builder: GraphBuilder, integers: str, names: Sequence[str]) 
     return made
 
 
-def _float32(builder: GraphBuilder, x: Value) -> str:
-    return x.name if x.carrier == np.float32 else builder.cast(x, np.float32)
-
-
 @rule("round_rows")
 def round_rows(builder: GraphBuilder, x: Value, *, axes: Sequence[int]) -> Any:
-    given = _float32(builder, x)
+    given = builder.cast(x, np.float32)
     name = builder("Abs", given)
     name = builder("ReduceMax", name, np.array(axes, np.int64), keepdims=1)
     positive = builder("Greater", name, np.float32(0))

@@ -71,7 +71,7 @@ def rem(op: Operation, x: Tensor, y: Tensor) -> Any:
     if is_float(op):
         # Of positive numbers it is exact; the sign is that of x.
         size = broadcast(lite.floormod, lite.abs(x), lite.abs(y))
-        finite = lite.logical_and(lite.is_finite(x), _is_infinite(y))
+        finite = lite.logical_and(lite.is_finite(x), lite.equal(lite.abs(y), like(y, np.inf)))
         size = broadcast(lite.where, finite, lite.abs(x), size)
         return broadcast(lite.where, lite.less(x, like(x, 0)), negated(size), size)
     if op.dtype == "uint32" and single(y) is None:
@@ -80,30 +80,22 @@ def rem(op: Operation, x: Tensor, y: Tensor) -> Any:
     return broadcast(lite.where, lite.equal(y, like(y, 0)), x, x - quotient * divisor)
 
 
-def _is_infinite(y: Tensor) -> Any:
-    return lite.equal(lite.abs(y), like(y, np.inf))
-
-
 def _quotient(op: Operation, x: Tensor, y: Tensor) -> tuple[Any, Any]:
     """Truncated quotient and safe divisor: TFLite aborts the process when it divides by 0."""
     value = single(y)
     if value is not None and value not in (0, -1) and (value > 0 or op.dtype != "uint32"):
         if op.dtype == "uint32":
             return _unsigned_quotient(x, int(value)), y
-        return _divided(x, y), y
+        return broadcast(lite.divide, x, y), y
     if op.dtype == "uint32":
         raise NotInTargetError("unsigned numbers are divided by a constant only.")
     # The least number by -1 ends it, too.
     safe = lite.where(
         lite.logical_or(lite.equal(y, like(y, 0)), lite.equal(y, like(y, -1))), like(y, 1), y
     )
-    quotient = _divided(x, safe)
+    quotient = broadcast(lite.divide, x, safe)
     quotient = broadcast(lite.where, lite.equal(y, like(y, -1)), -quotient, quotient)
     return broadcast(lite.where, lite.equal(y, like(y, 0)), like(x, -1), quotient), y
-
-
-def _divided(x: Tensor, y: Tensor) -> Any:
-    return broadcast(lambda a, b: lite.divide(a, b), x, y)
 
 
 def _unsigned_quotient(x: Tensor, value: int) -> Any:
@@ -111,7 +103,7 @@ def _unsigned_quotient(x: Tensor, value: int) -> Any:
     # x = 2 * half + bit, and the half has no sign.
     half = logical_shift(x, 1)
     bit = x - 2 * half
-    quotient = 2 * _divided(half, like(x, value))
+    quotient = 2 * lite.divide(half, like(x, value))
     rest = x - quotient * value  # below 2 * value
     rest_half = logical_shift(rest, 1)
     over = lite.logical_or(
@@ -167,22 +159,16 @@ def _chosen(op: Operation, before: Any, x: Any, y: Any) -> Any:
     # Whether TFLite propagates NaN depends on the operand.
     if (value := single(x)) is not None and not np.isnan(value):
         x, y = y, x
+    # Kernels of these bounds propagate NaN.
     number = single(y)
-    if number is not None and (found := _rectified(x, float(number), before)) is not None:
+    if number == 0 and before is lite.less:
+        return lite.relu(x)
+    if number == 6 and before is lite.greater and (found := lite.relu6_of_relu(x)) is not None:
         return found
     chosen = broadcast(lambda a, b: lite.where(before(a, b), b, a), x, y)
-    if (value := single(y)) is not None and not np.isnan(value):
+    if number is not None and not np.isnan(number):
         return chosen
     return broadcast(lambda b, c: lite.where(lite.not_equal(b, b), b, c), y, chosen)
-
-
-def _rectified(x: Tensor, bound: float, before: object) -> Any:
-    """Bounds with an operator in TFLite whose kernel propagates NaN."""
-    if before is lite.less and bound == 0:
-        return lite.relu(x)
-    if before is lite.greater and bound == 6:
-        return lite.relu6_of_relu(x)
-    return None
 
 
 @rule("convert_element_type", thin=True)

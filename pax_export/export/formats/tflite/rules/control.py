@@ -11,7 +11,6 @@ from pax_export._jax import scan_operands
 from pax_export._types import PyTree, TracedProgram
 from pax_export.export.formats.tflite.builder import loops, moves
 from pax_export.export.formats.tflite.builder import operators as lite
-from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, kind, rule
 from pax_export.export.formats.tflite.rules.indexing import bytes_of, updated
 from pax_export.export.formats.tflite.tensors import CARRIERS, constant, full, is_static
@@ -81,7 +80,7 @@ def scan(op: Operation, *given: object) -> list[Any]:
     def body(step: Any, *state: PyTree) -> Any:
         place = count - 1 - step if op.params["reverse"] else step
         now = _values(state[: len(start)], carried)
-        slices = [_row(each, place) for each in whole]
+        slices = [lite.cast(moves.gather(bytes_of(x), place), x.dtype) for x in whole]
         xs = _values(slices, taken[len(constants) + len(carry) :])
         results = op.run(program, [*constants, *now, *xs])
         after = _flat(op, results[: len(carry)], carried)
@@ -116,10 +115,6 @@ def scan(op: Operation, *given: object) -> list[Any]:
 
 #: A loop of so few steps is written out.
 _UNROLLED = 2
-
-
-def _row(x: Tensor, place: object) -> Any:
-    return lite.cast(moves.gather(bytes_of(x), place), x.dtype)
 
 
 def _zeros(op: Operation, struct: Any, room: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,13 +59,8 @@ def transposed(op: Operation, x: Tensor) -> Any:
         else:
             runs.append([axis])
     order = sorted(runs)
-    shape, product = op.operands[0].shape, []
-    for run in order:
-        size: Any = 1
-        for axis in run:
-            size = size * shape[axis]
-        product.append(size)
-    x = moves.transpose(reshape(x, product, op.sizes), [order.index(run) for run in runs])
+    sizes = [math.prod(op.operands[0].shape[axis] for axis in run) for run in order]
+    x = moves.transpose(reshape(x, sizes, op.sizes), [order.index(run) for run in runs])
     return reshape(x, op.shape, op.sizes)
 
 

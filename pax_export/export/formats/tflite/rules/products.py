@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
 from pax_export.export.formats.tflite.builder import layers, moves
@@ -60,9 +60,9 @@ class _Side:
         self.is_static = all(map(is_static, shape))
         self.columns = [*batch, *summed, *free] == list(range(len(shape))) and bool(free)
         order = [*batch, *summed, *free] if self.columns else [*batch, *free, *summed]
-        rows, count = product(self.outer), product(self.inner)
+        rows, count = math.prod(self.outer), math.prod(self.inner)
         ends = [count, rows] if self.columns else [rows, count]
-        few = [product(self.batch)] if len(batch) > 2 else self.batch
+        few = [math.prod(self.batch)] if len(batch) > 2 else self.batch
         if place == 0 and not (batch or self.columns) and len(summed) == 1 and 1 < len(free) < 4:
             few, ends = [], [*self.outer, count]  # TFLite keeps the other axes of a usual layer
         self._sizes, self._several = op.sizes, len(ends) > 2
@@ -76,16 +76,9 @@ class _Side:
     def flat(self) -> _Side:
         """Returns the operand with its outer axes merged into a batch or a second side."""
         if self._several:
-            shape = [product(self.outer), product(self.inner)]
+            shape = [math.prod(self.outer), math.prod(self.inner)]
             self.tensor, self._several = reshape(self.tensor, shape, self._sizes), False
         return self
-
-
-def product(shape: Sequence[Any]) -> Any:
-    result: Any = 1
-    for size in shape:
-        result = result * size
-    return result
 
 
 def _matmul(x: _Side, y: _Side) -> Any:
@@ -96,7 +89,7 @@ def _matmul(x: _Side, y: _Side) -> Any:
 def _whole_numbers(x: _Side, y: _Side, small: bool) -> Any:
     """Multiplies integer matrices in float32 where exact, because TFLite has no such kernel."""
     left, right = x.flat().as_rows(), y.flat().as_rows()
-    inner = product(x.inner)
+    inner = math.prod(x.inner)
     if small and is_static(inner):
         total = None
         for start in range(0, max(int(inner), 1), _EXACT):
