@@ -185,11 +185,7 @@ class LazyWeight(NamedTuple):
 
 class _GraphConverter:
     def __init__(
-        self,
-        sizes: TfliteSizes,
-        constants: Mapping[int, int],
-        read: Weights,
-        exact: bool,
+        self, sizes: TfliteSizes, constants: Mapping[int, int], read: Weights, exact: bool
     ):
         self._sizes, self._constants, self._read = sizes, constants, read
         self._converter = ProgramConverter(RULES, self._constant, self._by_rule, exact)

@@ -19,11 +19,7 @@ from pax_export.export.portable.decompositions.control import is_of_one, is_of_t
 
 @rule("cond", when=is_of_two)
 def cond(
-    builder: GraphBuilder,
-    which: Value,
-    *operands: Value,
-    branches: Sequence[Any],
-    **_: object,
+    builder: GraphBuilder, which: Value, *operands: Value, branches: Sequence[Any], **_: object
 ) -> list[Value]:
     (first, second), results = branches, builder.results
     if which.known is not None:

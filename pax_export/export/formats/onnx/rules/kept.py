@@ -52,12 +52,7 @@ def mean(builder: GraphBuilder, x: Value, *, axes: Sequence[int], keepdims: bool
 
 @rule("layer_norm")
 def layer_norm(
-    builder: GraphBuilder,
-    x: Value,
-    *vectors: Value,
-    epsilon: float,
-    scaled: bool,
-    shifted: bool,
+    builder: GraphBuilder, x: Value, *vectors: Value, epsilon: float, scaled: bool, shifted: bool
 ) -> str:
     scale: Any = vectors[0] if scaled else np.ones(int(x.shape[-1]), x.carrier)
     shift = [vectors[-1]] if shifted else []
@@ -96,12 +91,7 @@ def extreme(builder: GraphBuilder, x: Value, *, axes: Sequence[int], largest: bo
 
 @rule("put")
 def put(
-    builder: GraphBuilder,
-    x: Value,
-    places: Value,
-    rows: Value,
-    *inside: Value,
-    how: str,
+    builder: GraphBuilder, x: Value, places: Value, rows: Value, *inside: Value, how: str
 ) -> str:
     index, given = builder.cast(places, np.int64), rows.name
     if inside and (inside[0].known is None or not inside[0].known.all()):

@@ -15,12 +15,7 @@ from pax_export.export.formats.onnx.values import Value, carrier
 
 @rule("dot_general")
 def dot_general(
-    builder: GraphBuilder,
-    x: Value,
-    y: Value,
-    *,
-    dimension_numbers: Any,
-    **_: object,
+    builder: GraphBuilder, x: Value, y: Value, *, dimension_numbers: Any, **_: object
 ) -> Any:
     (result,) = builder.results
     kind = carrier(result.dtype)

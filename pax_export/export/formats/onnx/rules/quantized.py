@@ -39,11 +39,7 @@ def dequantize(builder: GraphBuilder, *stored: Value, **told: Any) -> Any:
 
 @rule("quantized_dot")
 def quantized_dot(
-    builder: GraphBuilder,
-    x: Value,
-    *stored: Value,
-    contracted: int,
-    **told: Any,
+    builder: GraphBuilder, x: Value, *stored: Value, contracted: int, **told: Any
 ) -> Any:
     (result,), form = builder.results, Form(**told)
     weight = QuantizedWeight.stored(builder, stored, form, result.dtype)
@@ -70,12 +66,7 @@ def quantized_dot(
 
 
 @rule("quantized_rows")
-def quantized_rows(
-    builder: GraphBuilder,
-    index: Value,
-    *given: Value,
-    **told: Any,
-) -> Any:
+def quantized_rows(builder: GraphBuilder, index: Value, *given: Value, **told: Any) -> Any:
     """Reads columns of the matrix as a product has it, so that a tied head has no other one."""
     (result,), form = builder.results, Form(**told)
     weight = QuantizedWeight.stored(builder, given, form, result.dtype)

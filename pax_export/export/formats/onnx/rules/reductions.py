@@ -59,14 +59,7 @@ rule("reduce_and", when=of_truth_values)(_logical("ReduceMin"))
 
 
 def _arg(operator: str) -> Callable:
-    def apply(
-        builder: GraphBuilder,
-        x: Value,
-        *,
-        axes: Axes,
-        index_dtype: Any,
-        **_: object,
-    ) -> str:
+    def apply(builder: GraphBuilder, x: Value, *, axes: Axes, index_dtype: Any, **_: object) -> str:
         (axis,) = axes
         found = builder(operator, x, axis=axis, keepdims=0)
         if x.is_float:  # the first NaN counts as the extreme

@@ -30,10 +30,7 @@ def transpose(builder: GraphBuilder, x: Value, *, permutation: Sequence[int]) ->
 
 @rule("broadcast_in_dim")
 def broadcast_in_dim(
-    builder: GraphBuilder,
-    x: Value,
-    broadcast_dimensions: Sequence[int],
-    **_: object,
+    builder: GraphBuilder, x: Value, broadcast_dimensions: Sequence[int], **_: object
 ) -> Any:
     return broadcast(builder, x, builder.results[0], broadcast_dimensions)
 

@@ -62,11 +62,7 @@ def backwards(builder: GraphBuilder, x: object, axes: Sequence[int]) -> Any:
 
 @rule("pad", when=is_plain_pad)
 def pad(
-    builder: GraphBuilder,
-    x: Value,
-    value: Value,
-    *,
-    padding_config: Sequence[tuple[Any, Any, int]],
+    builder: GraphBuilder, x: Value, value: Value, *, padding_config: Sequence[tuple[Any, Any, int]]
 ) -> Any:
     ends = [each[side] for side in (0, 1) for each in padding_config]
     if all(same_size(each, 0) for each in ends):
