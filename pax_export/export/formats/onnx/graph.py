@@ -45,12 +45,8 @@ class GraphBuilder:
         self._constants: dict[tuple, str] = {}
         self._count = 0
         self._root: list[Any] = []
-        self._nodes = self._root
+        self.nodes = self._root
         self.sizes = OnnxSizes(self._in_root)
-
-    @property
-    def nodes(self) -> list[Any]:
-        return self._nodes
 
     def new_name(self, kind: str = "") -> str:
         self._count += 1
@@ -58,7 +54,7 @@ class GraphBuilder:
         return f"{kind or self.operation}:{self._count}"
 
     def __call__(self, operator: str, *operands: Any, results: int = 1, **attributes: Any) -> Any:
-        return self._add(self._nodes, operator, operands, results, attributes)
+        return self._add(self.nodes, operator, operands, results, attributes)
 
     def _in_root(self, operator: str, *operands: Any, **attributes: Any) -> str:
         return self._add(self._root, operator, operands, 1, attributes)
@@ -191,11 +187,11 @@ class GraphBuilder:
     @contextmanager
     def body(self) -> Iterator[list[Any]]:
         """Operators that are written in the block belong to a body of their own."""
-        outside, self._nodes = self._nodes, []
+        outside, self.nodes = self.nodes, []
         try:
-            yield self._nodes
+            yield self.nodes
         finally:
-            self._nodes = outside
+            self.nodes = outside
 
     def entry(self, name: str, dtype: Any, shape: Sequence[Any]) -> Any:
         """Returns the graph's entry for an input or output; symbolic sizes are left open."""

@@ -140,25 +140,22 @@ def digamma(x: Array, **_: object) -> Any:
     return jnp.where(pole, jnp.where(x == 0, -jnp.inf, jnp.nan), found)
 
 
-@decomposes("bessel_i0e", single=True, double=False)
-def bessel_i0e(x: Array, **_: object) -> Any:
-    size = jnp.abs(x)
-    inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
-    near = polynomial((inside / 3.75) ** 2, _I0_NEAR) * jnp.exp(-inside)
-    return jnp.where(size > 3.75, _bessel_tail(outside, _I0_FAR), near)
+def _bessel(near: Sequence[float], far: Sequence[float], odd: bool) -> Callable[..., Any]:
+    def bessel(x: Array, **_: object) -> Any:
+        size = jnp.abs(x)
+        inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
+        made = polynomial((inside / 3.75) ** 2, near)
+        made = (inside * made if odd else made) * jnp.exp(-inside)
+        # A runtime may have no root of the largest numbers.
+        tail = polynomial(3.75 / outside, far) / (4 * jnp.sqrt(outside * 0.0625))
+        made = jnp.where(size > 3.75, tail, made)
+        return made * jnp.sign(x) if odd else made
+
+    return bessel
 
 
-@decomposes("bessel_i1e", single=True, double=False)
-def bessel_i1e(x: Array, **_: object) -> Any:
-    size = jnp.abs(x)
-    inside, outside = jnp.minimum(size, 3.75), jnp.maximum(size, 3.75)
-    near = inside * polynomial((inside / 3.75) ** 2, _I1_NEAR) * jnp.exp(-inside)
-    return jnp.where(size > 3.75, _bessel_tail(outside, _I1_FAR), near) * jnp.sign(x)
-
-
-def _bessel_tail(size: Any, coefficients: Sequence[float]) -> Any:
-    """From 3.75 on; a runtime may have no root of the largest numbers."""
-    return polynomial(3.75 / size, coefficients) / (4 * jnp.sqrt(size * 0.0625))
+decomposes("bessel_i0e", single=True, double=False)(_bessel(_I0_NEAR, _I0_FAR, odd=False))
+decomposes("bessel_i1e", single=True, double=False)(_bessel(_I1_NEAR, _I1_FAR, odd=True))
 
 
 def _until_small(step: Callable, start: tuple[Any, ...]) -> Any:

@@ -154,9 +154,8 @@ def select_n(builder: GraphBuilder, which: Value, *cases: Value) -> Any:
     return builder("Or", left, builder("And", builder("Not", condition), no))
 
 
-@rule("abs")
-def absolute(builder: GraphBuilder, x: Value) -> Any:
-    return x if x.dtype.kind == "u" else builder("Abs", x)
+rule("abs")(lambda builder, x: x if x.dtype.kind == "u" else builder("Abs", x))
+rule("not")(lambda builder, x: builder("Not" if x.dtype == np.bool_ else "BitwiseNot", x))
 
 
 @rule("sign")
@@ -178,8 +177,3 @@ def _chained(operator: str, logical: str) -> Callable:
 rule("and")(_chained("BitwiseAnd", "And"))
 rule("or")(_chained("BitwiseOr", "Or"))
 rule("xor")(_chained("BitwiseXor", "Xor"))
-
-
-@rule("not")
-def not_(builder: GraphBuilder, x: Value) -> str:
-    return builder("Not" if x.dtype == np.bool_ else "BitwiseNot", x)

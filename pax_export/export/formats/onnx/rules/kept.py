@@ -30,11 +30,6 @@ def clip(builder: GraphBuilder, x: Value, *, low: Any = None, high: Any = None) 
     return builder("Clip", x, *ends)
 
 
-@rule("silu")
-def silu(builder: GraphBuilder, x: Value) -> str:
-    return builder("Mul", x, builder("Sigmoid", x))
-
-
 @rule("gelu")
 def gelu(builder: GraphBuilder, x: Value, *, approximate: bool) -> str | None:
     if builder.opset < _GELU:
@@ -84,11 +79,6 @@ def dft(builder: GraphBuilder, x: Value) -> Any:
     return made if len(rows) == 1 else builder.reshape(made, x.shape)
 
 
-@rule("extreme")
-def extreme(builder: GraphBuilder, x: Value, *, axes: Sequence[int], largest: bool) -> Any:
-    return reduced(builder, "ReduceMax" if largest else "ReduceMin", x, axes)
-
-
 @rule("put")
 def put(
     builder: GraphBuilder, x: Value, places: Value, rows: Value, *inside: Value, how: str
@@ -99,11 +89,6 @@ def put(
         index, given = (builder("Gather", each, found, axis=0) for each in (index, given))
     reduction = "none" if how == "set" else how
     return builder("ScatterND", x, builder.unsqueeze(index, [1]), given, reduction=reduction)
-
-
-@rule("sizes")
-def sizes(builder: GraphBuilder, *, of: Sequence[Any]) -> str:
-    return builder.sizes.cast(builder.sizes.shape(of), builder.cast_to(np.int32))
 
 
 def _recurrent(operator: str) -> Row:
@@ -137,6 +122,15 @@ def _operator(name: str, **fixed: float) -> Row:
     return lambda builder, *operands, **told: builder(name, *operands, **fixed, **told)
 
 
+rule("extreme")(
+    lambda builder, x, *, axes, largest: reduced(
+        builder, "ReduceMax" if largest else "ReduceMin", x, axes
+    )
+)
+rule("silu")(lambda builder, x: builder("Mul", x, builder("Sigmoid", x)))
+rule("sizes")(
+    lambda builder, *, of: builder.sizes.cast(builder.sizes.shape(of), builder.cast_to(np.int32))
+)
 rule("hard_sigmoid")(_operator("HardSigmoid", alpha=1 / 6, beta=0.5))
 rule("hard_swish")(_operator("HardSwish"))
 rule("log_softmax")(_operator("LogSoftmax"))

@@ -41,9 +41,14 @@ def _in_float32(equation: Any) -> bool:
     return carrier(equation.invars[0].aval.dtype) == np.float32
 
 
-@rule("reduce_prod", when=_in_float32)
-def reduce_prod(builder: GraphBuilder, x: Value, *, axes: Axes, **_: object) -> Any:
-    return reduced(builder, "ReduceProd", x, axes)
+rule("reduce_prod", when=_in_float32)(
+    lambda builder, x, *, axes, **_: reduced(builder, "ReduceProd", x, axes)
+)
+rule("cumsum")(
+    lambda builder, x, *, axis, reverse: builder(
+        "CumSum", x, np.array(axis, np.int64), reverse=int(reverse)
+    )
+)
 
 
 def _logical(operator: str) -> Callable:
@@ -74,9 +79,3 @@ def _arg(operator: str) -> Callable:
 
 rule("argmax")(_arg("ArgMax"))
 rule("argmin")(_arg("ArgMin"))
-
-
-@rule("cumsum")
-def cumsum(builder: GraphBuilder, x: Value, *, axis: int, reverse: bool) -> str:
-    place = np.array(axis, np.int64)
-    return builder("CumSum", x, place, reverse=int(reverse))

@@ -18,14 +18,14 @@ def reshape(builder: GraphBuilder, x: Value, *, dimensions: Any, **_: object) ->
     return builder.reshape(name, builder.results[0].shape)
 
 
-@rule("squeeze")
-def squeeze(builder: GraphBuilder, x: Value, *, dimensions: Sequence[int]) -> Any:
-    return builder.squeeze(x, dimensions)
-
-
-@rule("transpose")
-def transpose(builder: GraphBuilder, x: Value, *, permutation: Sequence[int]) -> Any:
-    return builder.transpose(x, permutation)
+rule("squeeze")(lambda builder, x, *, dimensions: builder.squeeze(x, dimensions))
+rule("transpose")(lambda builder, x, *, permutation: builder.transpose(x, permutation))
+rule("concatenate")(lambda builder, *xs, dimension: builder("Concat", *xs, axis=dimension))
+rule("dim_as_value")(
+    lambda builder, *, dim: builder.sizes.scalar(
+        dim, builder.cast_to(carrier(builder.results[0].dtype))
+    )
+)
 
 
 @rule("broadcast_in_dim")
@@ -73,11 +73,6 @@ def tile(builder: GraphBuilder, x: Value, *, reps: Sequence[Any]) -> Any:
     return builder("Tile", name, builder.sizes.shape(reps))
 
 
-@rule("concatenate")
-def concatenate(builder: GraphBuilder, *operands: Value, dimension: int) -> Any:
-    return builder("Concat", *operands, axis=dimension)
-
-
 @rule("split")
 def split(builder: GraphBuilder, x: Value, *, sizes: Sequence[Any], axis: int) -> list[Any]:
     if len(sizes) == 1:
@@ -99,8 +94,3 @@ def iota(builder: GraphBuilder, dimension: int, **_: object) -> Value:
         name = builder.fit(builder.sizes.cast(numbers, builder.cast_to(line)), result.dtype)
         row = Value(name, np.dtype(result.dtype), (size,))
     return row if len(shape) == 1 else broadcast(builder, row, result, [dimension])
-
-
-@rule("dim_as_value")
-def dim_as_value(builder: GraphBuilder, *, dim: object) -> str:
-    return builder.sizes.scalar(dim, builder.cast_to(carrier(builder.results[0].dtype)))

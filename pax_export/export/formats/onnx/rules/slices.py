@@ -46,11 +46,6 @@ def slice_(
     )
 
 
-@rule("rev")
-def rev(builder: GraphBuilder, x: Value, *, dimensions: Sequence[int]) -> Any:
-    return backwards(builder, x, dimensions)
-
-
 def backwards(builder: GraphBuilder, x: object, axes: Sequence[int]) -> Any:
     if not len(axes):
         return x
@@ -58,6 +53,9 @@ def backwards(builder: GraphBuilder, x: object, axes: Sequence[int]) -> Any:
     minus = np.full(count, -1, np.int64)
     ends = np.repeat(_BEFORE_ALL, count)
     return builder("Slice", x, minus, ends, np.array(axes, np.int64), minus)
+
+
+rule("rev")(lambda builder, x, *, dimensions: backwards(builder, x, dimensions))
 
 
 @rule("pad", when=is_plain_pad)

@@ -34,13 +34,15 @@ def window(op: Operation, x: Any, *starts: Tensor, sizes: Sequence[Any]) -> Any:
     return x
 
 
-@rule("put_window")
-def put_window(op: Operation, x: Tensor, update: Tensor, *starts: Tensor) -> Any:
-    return updated(x, update, starts)
-
-
 def updated(x: Tensor, update: Tensor, starts: Sequence[Any]) -> Any:
     return moves.dynamic_update_slice(x, update, moves.stack(list(starts)))
+
+
+rule("put_window")(lambda op, x, update, *starts: updated(x, update, starts))
+rule("sizes")(lambda op, *, of: op.sizes.vector(of))
+rule("extreme")(
+    lambda op, x, *, axes, largest: (lite.reduce_max if largest else lite.reduce_min)(x, list(axes))
+)
 
 
 def bytes_of(table: Tensor) -> Tensor:
@@ -71,11 +73,6 @@ def rank(op: Operation, x: Tensor, *, axis: int, count: Any, largest: bool) -> A
     return _unlined(op, lite.top_k(keys, op.sizes.of(count))[1], axis)
 
 
-@rule("extreme")
-def extreme(op: Operation, x: Tensor, *, axes: Sequence[int], largest: bool) -> Any:
-    return (lite.reduce_max if largest else lite.reduce_min)(x, list(axes))
-
-
 def _lines(op: Operation, x: Tensor, shape: Sequence[Any], axis: int) -> Any:
     """Returns all lines along an axis, as rows."""
     order = _last(len(shape), axis)
@@ -91,11 +88,6 @@ def _unlined(op: Operation, rows: Tensor, axis: int) -> Any:
 
 def _last(rank: int, axis: int) -> list[int]:
     return [*(each for each in range(rank) if each != axis), axis]
-
-
-@rule("sizes")
-def sizes(op: Operation, *, of: Sequence[Any]) -> Any:
-    return op.sizes.vector(of)
 
 
 @rule("put")

@@ -10,6 +10,7 @@ from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
 
 rule("gelu")(lambda op, x, *, approximate: lite.gelu(x, approximate=approximate))
+rule("mean")(lambda op, x, *, axes, keepdims: lite.reduce_mean(x, list(axes), keepdims))
 rule("hard_swish")(lambda op, x: lite.hard_swish(x))
 
 
@@ -19,8 +20,3 @@ def softmax(op: Operation, x: Tensor, *, axis: int) -> Any:
     last = [*(each for each in range(rank) if each != axis), axis]
     found = lite.softmax(moves.transpose(x, last))
     return moves.transpose(found, [last.index(each) for each in range(rank)])
-
-
-@rule("mean")
-def mean(op: Operation, x: Tensor, *, axes: tuple[int, ...], keepdims: bool) -> Any:
-    return lite.reduce_mean(x, list(axes), keepdims)

@@ -40,9 +40,8 @@ def reshaped(op: Operation, x: Tensor, *sizes: object) -> Any:
     return reshape(x, op.shape, op.sizes)
 
 
-@rule("squeeze")
-def squeeze(op: Operation, x: Tensor) -> Any:
-    return reshape(x, op.shape, op.sizes)
+rule("squeeze")(lambda op, x: reshape(x, op.shape, op.sizes))
+rule("tile")(lambda op, x: moves.tile(x, op.sizes.vector(op.params["reps"])))
 
 
 @rule("transpose", thin=True)
@@ -68,11 +67,6 @@ def transposed(op: Operation, x: Tensor) -> Any:
 def concatenate(op: Operation, *xs: Tensor) -> Any:
     axis = int(op.params["dimension"])
     return xs[0] if len(xs) == 1 else moves.concat(list(xs), axis)
-
-
-@rule("tile")
-def tiled(op: Operation, x: Tensor) -> Any:
-    return moves.tile(x, op.sizes.vector(op.params["reps"]))
 
 
 @rule("split")

@@ -40,7 +40,6 @@ def place_of_extreme(op: Operation, x: Tensor) -> Any:
     return lite.cast(found, np.dtype(op.params["index_dtype"]))
 
 
-@rule("cumsum")
-def cumsum(op: Operation, x: Any) -> Any:
-    axis, reverse = op.params["axis"], op.params["reverse"]
-    return wrapped(lite.cumsum(x, axis, reverse=reverse), op.dtype)
+rule("cumsum")(
+    lambda op, x: wrapped(lite.cumsum(x, op.params["axis"], op.params["reverse"]), op.dtype)
+)
