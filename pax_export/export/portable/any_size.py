@@ -142,7 +142,9 @@ def _groups(equation: Any) -> Callable[..., Any] | None:
     def convolve(lhs: Any, rhs: Any) -> Any:
         pairs = _split_groups(lhs, axis, count), _split_groups(rhs, rhs_spec[0], count)
         found = lax.map(lambda pair: equation.primitive.bind(*pair, **alone), pairs)
-        return _joined(found, out_spec[1])
+        found, at = jnp.moveaxis(found, 0, out_spec[1]), out_spec[1]
+        sizes = found.shape[at] * found.shape[at + 1], *found.shape[at + 2 :]
+        return found.reshape(*found.shape[:at], *sizes)
 
     return convolve
 
@@ -151,11 +153,6 @@ def _split_groups(x: Any, axis: int, count: Any) -> Any:
     """The groups of an axis, as the first axis."""
     shape = (*x.shape[:axis], count, x.shape[axis] // count, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
-
-
-def _joined(x: Any, axis: int) -> Any:
-    x = jnp.moveaxis(x, 0, axis)
-    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
 def _convolution(equation: Any) -> Callable[..., Any] | None:

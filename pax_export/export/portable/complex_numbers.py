@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,19 +31,13 @@ def half_dtype(dtype: Any) -> Any:
     return jnp.finfo(dtype).dtype
 
 
-def on_pairs(equation: Any) -> Any:
+def on_pairs(equation: Any, structs: Sequence[Any]) -> Any:
     """Traces an operation on complex numbers as a function of pairs.
 
     Each complex operand and result of the traced program is two arrays, the real part first.
     """
     function = COMPLEX[equation.primitive.name]
-    operands = [atom.aval for atom in equation.invars]
-    halves = [half_dtype(each.dtype) for each in operands]
-    structs = [
-        jax.ShapeDtypeStruct(each.shape, half or each.dtype)
-        for each, half in zip(operands, halves)
-        for _ in range(2 if half else 1)
-    ]
+    halves = [half_dtype(atom.aval.dtype) for atom in equation.invars]
 
     def run(*parts: Any, **parameters: Any) -> Any:
         left = iter(parts)

@@ -57,10 +57,10 @@ class Laid:
 class LazyBroadcast(Laid):
     """An array that a smaller one is broadcast to, made in each order without a transpose."""
 
-    def __init__(self, source: Laid, shape: tuple[Any, ...], axes: tuple[int, ...]):
+    def __init__(self, source: Laid, shape: tuple[Any, ...], axes: Sequence[int]):
         self._arrays = {}
         self.order = plain(len(shape))
-        self.source, self._shape, self.axes = source, shape, axes
+        self.source, self._shape, self.axes = source, shape, tuple(axes)
 
     @property
     def shape(self) -> tuple[Any, ...]:

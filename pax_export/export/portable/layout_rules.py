@@ -93,7 +93,7 @@ def transpose(equation: Any, operands: Operands) -> Results:
     back = inverse(equation.params["permutation"])
     if isinstance(x, LazyBroadcast):
         shape = tuple(x.shape[axis] for axis in equation.params["permutation"])
-        return [_spread(x.source, shape, [back[axis] for axis in x.axes])]
+        return [LazyBroadcast(x.source, shape, [back[axis] for axis in x.axes])]
     return [Laid(x.lying(x.order), tuple(back[axis] for axis in x.order))]
 
 
@@ -105,12 +105,8 @@ def broadcast_in_dim(equation: Any, operands: Operands) -> Results:
     axes = equation.params["broadcast_dimensions"]
     shape = tuple(equation.params["shape"])
     if isinstance(x, LazyBroadcast):
-        return [_spread(x.source, shape, [axes[axis] for axis in x.axes])]
-    return [_spread(x, shape, axes)]
-
-
-def _spread(source: Laid, shape: tuple[Any, ...], axes: Sequence[int]) -> Laid:
-    return LazyBroadcast(source, shape, tuple(axes))
+        return [LazyBroadcast(x.source, shape, [axes[axis] for axis in x.axes])]
+    return [LazyBroadcast(x, shape, axes)]
 
 
 def _common(operands: Sequence[Laid]) -> Order:
@@ -146,7 +142,7 @@ def _of_source(equation: Any, operands: Operands, x: LazyBroadcast) -> Results:
     inner = x.source.order
     sources = [each.source if isinstance(each, LazyBroadcast) else each for each in operands]
     (made,) = again(equation, [each.lying(each.order) for each in sources])
-    return [_spread(Laid(made, inner), equation.outvars[0].aval.shape, x.axes)]
+    return [LazyBroadcast(Laid(made, inner), equation.outvars[0].aval.shape, x.axes)]
 
 
 _ELEMENTWISE = """
@@ -182,7 +178,7 @@ def composite(equation: Any, operands: Operands) -> Results:
         return None
     if isinstance(x, LazyBroadcast):
         made = kept.call(name, x.source.lying(x.source.order), **told)
-        return [_spread(Laid(made, x.source.order), x.shape, x.axes)]
+        return [LazyBroadcast(Laid(made, x.source.order), x.shape, x.axes)]
     return [Laid(kept.call(name, x.lying(x.order), **told), x.order)]
 
 
@@ -269,7 +265,7 @@ def reshape(equation: Any, operands: Operands) -> Results:
         places = [axis for axis, size in enumerate(new) if not same_size(size, 1)]
         if len(places) == len(new):
             return [thin]
-        return [_spread(thin, new, places)]
+        return [LazyBroadcast(thin, new, places)]
     return _regrouped(x, old, new)
 
 

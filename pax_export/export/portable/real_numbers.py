@@ -156,6 +156,7 @@ class _RealRewriter:
         if not touched and not any(map(_has_parts, inner_programs(equation))):
             return equation
         name = equation.primitive.name
+        structs = [each for atom in equation.invars for each in _structs(atom)]
         self._callers.append(equation)
         try:
             if name in CONTROL:
@@ -164,9 +165,9 @@ class _RealRewriter:
             if name in KEYS:
                 return call_of(equation, on_words(equation), operands, results)
             if name in COMPLEX and touched:
-                return call_of(equation, on_pairs(equation), operands, results)
+                return call_of(equation, on_pairs(equation, structs), operands, results)
             if name in _MOVES and touched:
-                return call_of(equation, _moved(equation), operands, results)
+                return call_of(equation, _moved(equation, structs), operands, results)
             inner = wrapped_program(equation)
             if inner is None:
                 raise NotDecomposedError("of complex numbers or random keys")
@@ -220,12 +221,11 @@ def _scan_of(constants: int, carried: int, rows: int, made: int) -> dict[str, An
     return dict(program.jaxpr.eqns[-1].params)
 
 
-def _moved(equation: Any) -> Any:
+def _moved(equation: Any, structs: Sequence[Any]) -> Any:
     """Traces an operation that only moves elements, applied to both parts."""
     name, atoms = equation.primitive.name, equation.invars
     if name == "sort" and any(map(_is_apart, atoms[: equation.params["num_keys"]])):
         raise NotDecomposedError("of complex numbers or random keys")
-    structs = [each for atom in atoms for each in _structs(atom)]
 
     def part(atom: Any, values: list[Any], index: int) -> Any:
         if not _is_apart(atom):

@@ -266,27 +266,24 @@ class OnnxContents(ProgramContents):
         return max(errors.values(), default=0.0)
 
     def report_fields(self, place: Path, written: OnnxModelFile, run: ExportRun) -> dict[str, Any]:
-        opset = self.options.opset
+        opset, data = self.options.opset, written.data
+        details = {
+            "folded": list(written.folded),
+            "kept": list(written.notes),
+            **self.of_quantized(),
+            TESTED_IN: self.tested_in,
+            "opset": opset,
+            **({DATA: data.name, DATA_SHA256: data.digest} if data else {}),
+            "runs_in": f"onnxruntime, and what reads opset {opset}",
+            SHA256: checksums.digest(place),
+        }
         return {
             "signatures": {each.key: signature_info(each) for each in self.programs},
             "graph_bytes": place.stat().st_size,
             "platforms": ("cpu", "cuda", "rocm"),
             "versions": package_versions("onnx"),
             "known_differences": written.differs,
-            "details": {
-                **({"folded": list(written.folded)} if written.folded else {}),
-                **({"kept": list(written.notes)} if written.notes else {}),
-                **self.of_quantized(),
-                **({TESTED_IN: self.tested_in} if self.tested_in else {}),
-                "opset": opset,
-                **(
-                    {DATA: written.data.name, DATA_SHA256: written.data.digest}
-                    if written.data
-                    else {}
-                ),
-                "runs_in": f"onnxruntime, and what reads opset {opset}",
-                SHA256: checksums.digest(place),
-            },
+            "details": {name: value for name, value in details.items() if value},
         }
 
     def of_quantized(self) -> dict[str, Any]:

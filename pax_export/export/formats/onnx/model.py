@@ -45,15 +45,7 @@ _WRITE = (
 
 @dataclass(frozen=True)
 class OnnxOptions:
-    """Options for writing a program.
-
-    Attributes:
-        opset: the version of ONNX's operators.
-        fold: compute at export what depends only on weights.
-        exact: guard operators whose kernels differ from jax in NaN, ties and signs of zero.
-        accuracy_level: 4: products of quantized weights with 8-bit activations; or 1: float32.
-        external_data: write the weights into a separate file, whatever their size.
-    """
+    """The options of a file; see `to_onnx`."""
 
     opset: int
     fold: bool = True

@@ -72,27 +72,27 @@ class OnnxSizes:
 
     def scalar(self, size: object, kind: dict[str, int]) -> str:
         """Returns a size as a scalar, with these attributes of `Cast`."""
-        return self.cast(self._once(f"number {size}", self._number, size), kind)
+        return self.cast(self._number(size), kind)
 
     def arange(self, size: object) -> str:
         """0, 1, 2... as int64."""
-        return self._once(f"range {size}", self._range, size)
+        first, step = np.array(0, np.int64), np.array(1, np.int64)
+        number = self._number(size)
+        return self._once(f"range {size}", partial(self._node, "Range", first, number, step))
 
     def cast(self, name: str, kind: dict[str, int]) -> str:
-        return self._once(f"{name} {kind}", lambda name: self._node("Cast", name, **kind), name)
+        return self._once(f"{name} {kind}", partial(self._node, "Cast", name, **kind))
 
-    def _once(self, key: str, make: Callable[[Any], str], given: object) -> str:
+    def _once(self, key: str, make: Callable[[], str]) -> str:
         """Returns the name of a value in the outermost graph, computed once."""
         if key not in self._shapes:
-            self._shapes[key] = make(given)
+            self._shapes[key] = make()
         return self._shapes[key]
 
     def _number(self, size: object) -> str:
-        return self._node("Squeeze", self.one(size), np.array([0], np.int64))
-
-    def _range(self, size: object) -> str:
-        number = self._once(f"number {size}", self._number, size)
-        return self._node("Range", np.array(0, np.int64), number, np.array(1, np.int64))
+        first = np.array([0], np.int64)
+        make = partial(self._node, "Squeeze", self.one(size), first)
+        return self._once(f"number {size}", make)
 
     def _array(self, size: Size) -> Any:
         return np.array([size], np.int64) if is_number(size) else size

@@ -128,8 +128,8 @@ class LoadedSignature:
                 return {name: tf.constant(value) for name, value in empty.items()}
             self._arguments.check_shapes(shapes, error)
             raise
-        if self._direct:
-            self._direct.learn(kind)
+        if self._direct and kind is not None:
+            self._direct.known.add(kind)
         return outputs
 
 
@@ -200,10 +200,6 @@ class DirectCall:
                 return None
             kind += (value.dtype, value.shape)
         return tuple(kind)
-
-    def learn(self, kind: tuple[Any, ...] | None) -> None:
-        if kind is not None:
-            self.known.add(kind)
 
     def __call__(self, named: Mapping[str, Any]) -> dict[str, Any]:
         """Calls the function; only for a known type of call."""

@@ -176,13 +176,7 @@ class _TfliteExporter(FormatExporter):
 
 
 class _Written(NamedTuple):
-    """The parts of the report about the written file.
-
-    Attributes:
-        folded: names of weights folded into others.
-        notes: parts that were not optimized, with reasons.
-        differs: differences of the runtime's kernels from jax.
-    """
+    """The parts of the report about the written file: what is folded, not optimized, different."""
 
     folded: list[str]
     notes: list[str]
@@ -242,18 +236,21 @@ class _TfliteContents(ProgramContents):
         return errors
 
     def report_fields(self, place: Path, written: _Written, run: ExportRun) -> dict[str, Any]:
-        quantize = self.options.quantize
         level = {"accuracy_level": self.options.accuracy_level}
+        details = {
+            "runs_in": "LiteRT",
+            SHA256: checksums.digest(place),
+            "folded": written.folded,
+            "kept": written.notes,
+            "quantize": self.options.quantize,
+            "quantized": self.integers and self.integers | level,
+        }
         return {
             "signatures": {each.key: signature_info(each) for each in self.programs},
             "graph_bytes": place.stat().st_size,
             "platforms": ("cpu",),
             "versions": package_versions("flatbuffers"),
-            "details": {"runs_in": "LiteRT", SHA256: checksums.digest(place)}
-            | ({"folded": written.folded} if written.folded else {})
-            | ({"kept": written.notes} if written.notes else {})
-            | ({"quantize": quantize} if quantize else {})
-            | ({"quantized": self.integers | level} if self.integers else {}),
+            "details": {name: value for name, value in details.items() if value},
             "known_differences": written.differs,
         }
 

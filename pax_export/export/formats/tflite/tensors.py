@@ -67,7 +67,7 @@ def single(tensor: Any) -> Any:
 def reshape(tensor: Any, shape: Sequence[Any], sizes: TfliteSizes) -> Any:
     unknown = [index for index, size in enumerate(shape) if not is_static(size)]
     static = [int(size) if is_static(size) else None for size in shape]
-    if tensor.shape.rank == len(static) and tensor.shape.as_list() == static and len(unknown) < 2:
+    if list(tensor.shape) == static and len(unknown) < 2:
         return tensor
     if len(unknown) == 1 and 0 not in static:
         return moves.reshape(tensor, [-1 if size is None else size for size in static])
@@ -76,15 +76,11 @@ def reshape(tensor: Any, shape: Sequence[Any], sizes: TfliteSizes) -> Any:
     return result
 
 
-def is_thin(tensor: Any, axis: int, size: object) -> bool:
-    return tensor.shape[axis] == 1 and not (is_static(size) and size == 1)
-
-
 def full(tensor: Any, shape: Sequence[Any], sizes: TfliteSizes) -> Any:
     """A tensor with all its dimensions written out."""
     if tensor.shape.rank != len(shape):  # of a number
         tensor = moves.reshape(tensor, [1] * len(shape))
-    if not any(is_thin(tensor, axis, size) for axis, size in enumerate(shape)):
+    if all(n != 1 or (is_static(size) and size == 1) for n, size in zip(tensor.shape, shape)):
         return tensor
     result = moves.broadcast_to(tensor, sizes.vector(shape))
     result.set_shape([int(size) if is_static(size) else None for size in shape])

@@ -93,11 +93,9 @@ def _shift(direction: str) -> Callable:
         by = _known_shift(x, y)
         if by is not None:
             if direction == "LEFT":
-                made = builder("Mul", name, _power(by))
-            else:
-                moved = name if by == bits else _right(builder, name, by)
-                made = builder("BitwiseAnd", moved, np.int32(_power(bits - by) - 1))
-            return made
+                return builder("Mul", name, _power(by))
+            moved = name if by == bits else _right(builder, name, by)
+            return builder("BitwiseAnd", moved, np.int32(_power(bits - by) - 1))
         amount = count if y.carrier == np.int64 else builder.cast(count, np.int64)
         made = shifted(builder, _unsigned(builder, name, x), amount, direction)
         inside = _inside(builder, amount, y, bits)
@@ -195,12 +193,8 @@ def _to_bits(builder: GraphBuilder, x: Value, exponent_bits: int, bits: int, bia
         "BitwiseAnd", builder.cast(number, np.int64), np.array((1 << bits) - 1, np.int64)
     )
     exponent = builder("Where", special, np.array(top, np.int64), exponent)
-    quiet = builder(
-        "Where",
-        builder("IsNaN", x),
-        np.array(1 << (bits - 1), np.int64),
-        fraction,
-    )
+    one = np.array(1 << (bits - 1), np.int64)
+    quiet = builder("Where", builder("IsNaN", x), one, fraction)
     sign = builder.cast(_is_negative(builder, x), np.int64)
     first = -1 << 31 if bits + exponent_bits == 31 else 1 << 15  # a number of int32
     high = builder("Mul", sign, np.array(first, np.int64))

@@ -27,9 +27,6 @@ class Shape(tuple):
     def rank(self) -> int:
         return len(self)
 
-    def as_list(self) -> list[Any]:
-        return list(self)
-
     @property
     def known(self) -> bool:
         return None not in self

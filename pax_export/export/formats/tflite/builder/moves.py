@@ -64,7 +64,7 @@ def permutation_of(x: Tensor) -> list[int]:
 def _is_moved_free(x: Tensor, permutation: Sequence[int]) -> bool:
     """Whether a transpose moves dimensions of 1 only, which is a reshape."""
     wide = [axis for axis in permutation if x.shape[axis] != 1]
-    return wide == sorted(wide) and x.shape.as_list().count(None) <= 1 and 0 not in x.shape
+    return wide == sorted(wide) and x.shape.count(None) <= 1 and 0 not in x.shape
 
 
 def _with_rank(x: Tensor, rank: int) -> Tensor:

@@ -13,9 +13,8 @@ from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tens
 #: Smaller arrays stay as they are: a scale takes more than it saves.
 _FEWEST = 1024
 #: Which input of an operator may be int8 while the others are float, and the axis of its scales.
-_INT8 = {
-    "CONV_2D": (1, 0), "DEPTHWISE_CONV_2D": (1, 3), "FULLY_CONNECTED": (1, 0),
-}  # fmt: skip
+_INT8 = {"CONV_2D": (1, 0), "DEPTHWISE_CONV_2D": (1, 3), "FULLY_CONNECTED": (1, 0)}
+_INT8["GATHER"] = 0, 0
 _LARGEST = 127
 
 
@@ -57,23 +56,19 @@ def _as_halves(graph: Graph) -> None:
 
 def _as_int8(graphs: Iterable[Graph]) -> None:
     made: dict[tuple[int, int], Tensor] = {}
-
-    def small(weights: Tensor, axis: int) -> Tensor:
-        key = id(weights.value), axis
-        if key not in made:
-            made[key] = _scaled(weights, axis)
-        return made[key]
-
     for graph in graphs:
         tables: dict[int, Operator] = {}
         for operator in graph.operators:
-            place, axis = (0, 0) if operator.name == "GATHER" else _INT8.get(operator.name, (-1, 0))
+            place, axis = _INT8.get(operator.name, (-1, 0))
             weights = operator.inputs[place] if place >= 0 else None
             if weights is None or weights.value is None or weights.value.size < _FEWEST:
                 continue
             if weights.dtype != np.float32 or weights.value.ndim < 2:
                 continue
-            stored = small(weights, axis)
+            key = id(weights.value), axis
+            if key not in made:
+                made[key] = _scaled(weights, axis)
+            stored = made[key]
             if operator.name == "GATHER":  # whose kernel gives what it is given
                 if id(stored) not in tables:
                     tables[id(stored)] = _dequantized(stored, graph)

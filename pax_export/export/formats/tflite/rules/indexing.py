@@ -28,7 +28,7 @@ def window(op: Operation, x: Any, *starts: Tensor, sizes: Sequence[Any]) -> Any:
             x = moves.gather(x, moves.reshape(start, [1]), axis=axis)
             continue
         x = cut(x, axis, start, start + op.sizes.of(size), 1)
-        static = x.shape.as_list()
+        static = list(x.shape)
         static[axis] = int(size) if is_static(size) else None
         x.set_shape(static)
     return x
