@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -95,28 +95,23 @@ class Affine:
         bias = self.bias
         if bias is not None and bias.shape[0] != 1:
             bias = bias[begin:end]
-        return Affine(terms, bias, end - begin, shape, self.axis)
+        return replace(self, terms=terms, bias=bias, size=end - begin, shape=shape)
 
     def plus(self, other: Affine, sign: int = 1) -> Affine:
         terms = dict(self.terms)
         for each, matrix in other.terms:
             matrix = matrix if sign > 0 else -matrix
             terms[each] = terms[each] + matrix if each in terms else matrix
-        return Affine(
-            tuple(terms.items()),
-            _sum(self.bias, other.bias, sign),
-            self.size,
-            self.shape,
-            self.axis,
-        )
+        bias = _sum(self.bias, other.bias, sign)
+        return replace(self, terms=tuple(terms.items()), bias=bias)
 
     def shifted(self, bias: Array, sign: int = 1) -> Affine:
-        return Affine(self.terms, _sum(self.bias, bias, sign), self.size, self.shape, self.axis)
+        return replace(self, bias=_sum(self.bias, bias, sign))
 
     def negative(self) -> Affine:
         terms = tuple((each, -matrix) for each, matrix in self.terms)
         bias = None if self.bias is None else -self.bias
-        return Affine(terms, bias, self.size, self.shape, self.axis)
+        return replace(self, terms=terms, bias=bias)
 
     def matrix(self, step: StepValue) -> Any:
         return next((matrix for each, matrix in self.terms if each is step), None)
@@ -316,7 +311,7 @@ def _transpose(equation: Any, given: Sequence[Any]) -> list[Any] | None:
     if not isinstance(x, Affine):
         return None
     axis = equation.params["permutation"].index(x.axis)
-    return [Affine(x.terms, x.bias, x.size, shape, axis)]
+    return [replace(x, shape=shape, axis=axis)]
 
 
 _RULES: dict[str, Callable[[Any, Sequence[Any]], Sequence[Any] | None]] = {

@@ -171,18 +171,14 @@ def _sqrt(x: ComplexPair, **_: object) -> ComplexPair:
     return ComplexPair(jnp.where(left, jnp.abs(rest), root), jnp.where(left, signed, rest))
 
 
-@on_complex("sinh")
-def _sinh(x: ComplexPair, **_: object) -> ComplexPair:
-    return ComplexPair(
-        jnp.sinh(x.real) * jnp.cos(x.imag), _times(jnp.cosh(x.real), jnp.sin(x.imag))
+def _hyperbolic(one: Callable[[Any], Any], other: Callable[[Any], Any]) -> Callable:
+    return lambda x, **_: ComplexPair(
+        one(x.real) * jnp.cos(x.imag), _times(other(x.real), jnp.sin(x.imag))
     )
 
 
-@on_complex("cosh")
-def _cosh(x: ComplexPair, **_: object) -> ComplexPair:
-    return ComplexPair(
-        jnp.cosh(x.real) * jnp.cos(x.imag), _times(jnp.sinh(x.real), jnp.sin(x.imag))
-    )
+_sinh = on_complex("sinh")(_hyperbolic(jnp.sinh, jnp.cosh))
+_cosh = on_complex("cosh")(_hyperbolic(jnp.cosh, jnp.sinh))
 
 
 @on_complex("tanh")

@@ -53,21 +53,24 @@ class GraphBuilder:
         # No input, output or weight has a colon in its name.
         return f"{kind or self.operation}:{self._count}"
 
-    def __call__(self, operator: str, *operands: Any, results: int = 1, **attributes: Any) -> Any:
+    def __call__(
+        self, operator: str, *operands: Any, results: int | None = None, **attributes: Any
+    ) -> Any:
+        """Adds an operator; returns the name of its result, or those of so many results."""
         return self._add(self.nodes, operator, operands, results, attributes)
 
     def _in_root(self, operator: str, *operands: Any, **attributes: Any) -> str:
-        return self._add(self._root, operator, operands, 1, attributes)
+        return self._add(self._root, operator, operands, None, attributes)
 
     def _add(
-        self, nodes: list, operator: str, operands: Sequence, results: int, attributes: dict
+        self, nodes: list, operator: str, operands: Sequence, results: int | None, attributes: dict
     ) -> Any:
         names = [self.name(operand) for operand in operands]
         if operator in ("Greater", "GreaterOrEqual"):  # in OpenVINO, NaN is greater than all
             operator, names = operator.replace("Greater", "Less"), names[::-1]
-        made = [self.new_name() for _ in range(results)]
+        made = [self.new_name() for _ in range(1 if results is None else results)]
         nodes.append(self.onnx.helper.make_node(operator, names, made, name=made[0], **attributes))
-        return made[0] if results == 1 else made
+        return made[0] if results is None else made
 
     def name(self, operand: Any) -> str:
         """The name of an operand; constants are stored."""
@@ -225,8 +228,7 @@ class GraphBuilder:
                 made = make()
             count = len(made)
             graphs.append(self.graph(nodes, [], made))
-        names = self("If", condition, results=count, then_branch=graphs[0], else_branch=graphs[1])
-        return [names] if isinstance(names, str) else names
+        return self("If", condition, results=count, then_branch=graphs[0], else_branch=graphs[1])
 
     def is_some(self, size: Any) -> str | None:
         """Returns the name of whether a size is not 0; None if it cannot be 0."""

@@ -87,6 +87,13 @@ def full(tensor: Any, shape: Sequence[Any], sizes: TfliteSizes) -> Any:
     return result
 
 
+def in_order(tensor: Any, axes: Sequence[int], shape: Sequence[Any]) -> Any:
+    """A result with these axes of the program, in the program's order and shape."""
+    sizes = (shape[axis] for axis in axes)
+    tensor.set_shape([int(size) if is_static(size) else None for size in sizes])
+    return moves.transpose(tensor, [axes.index(axis) for axis in range(len(axes))])
+
+
 def broadcast(function: Callable[..., Any], *tensors: Any) -> Any:
     """A function of the elements of tensors that differ in thin dimensions.
 

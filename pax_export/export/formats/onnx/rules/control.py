@@ -69,18 +69,14 @@ def _write_loop(
         *(builder.entry(each.name, each.carrier, each.shape) for each in inside),
     ]
     body = builder.graph(nodes, given, made)
-    names = builder("Loop", count, start, *state, results=len(made) - 1, body=body)
-    return [names] if isinstance(names, str) else names
+    return builder("Loop", count, start, *state, results=len(made) - 1, body=body)
 
 
 @rule("scan")
 def scan(builder: GraphBuilder, *operands: Value, **told: Any) -> list[Value]:
     """Writes a `Scan`, or a loop where runtimes do not support one."""
     (consts, state, rows), results = scan_operands(told, operands), builder.results
-    num_carry, jaxpr, length, reverse = (
-        len(state),
-        *(told[n] for n in ("jaxpr", "length", "reverse")),
-    )
+    num_carry, jaxpr, length, reverse = len(state), told["jaxpr"], told["length"], told["reverse"]
     carried = [builder.fresh(each.dtype, each.shape) for each in results[:num_carry]]
     pieces = [builder.fresh(each.dtype, each.shape[1:]) for each in rows]
     with builder.body() as nodes:
@@ -210,7 +206,7 @@ def _write_scan(
     names = builder(
         "Scan", *outside, *operands, results=results, body=body, num_scan_inputs=num_rows, **ways
     )
-    return [names] if isinstance(names, str) else names[len(outside) :]
+    return names[len(outside) :]
 
 
 def _take_outside(builder: GraphBuilder, body: Any, consts: Sequence[Value]) -> list[str]:

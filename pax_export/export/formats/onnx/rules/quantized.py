@@ -214,10 +214,8 @@ class QuantizedWeight:
         scales = self.in_float32(self.stored_scales(order, axis))
         if groups:
             sizes = [self.shape[old] for old in order]
-            apart = [*sizes[:axis], -1, form.group, *sizes[axis + 1 :]]
-            numbers = builder.reshape(
-                numbers, [sizes[axis] // form.group if n == -1 else n for n in apart]
-            )
+            split = sizes[axis] // form.group, form.group
+            numbers = builder.reshape(numbers, [*sizes[:axis], *split, *sizes[axis + 1 :]])
             for zeros in self.stored_zeros(order):
                 zeros = builder.unsqueeze(builder.cast(zeros, np.float32), [axis + 1])
                 numbers = builder("Sub", numbers, zeros)
@@ -282,11 +280,8 @@ class QuantizedWeight:
         array = self._scales
         array = array.reshape(-1) if order is None else array.transpose(order)
         name = self._scales_name + ("" if array.shape == self._scales.shape else f":{axis}")
-        name += (
-            ":" + "".join(map(str, order))
-            if order is not None and list(order) != sorted(order)
-            else ""
-        )
+        if order is not None and list(order) != sorted(order):
+            name += ":" + "".join(map(str, order))
         if name not in self._writer.initializers:
             self._writer.store(np.ascontiguousarray(array), name)
         return name

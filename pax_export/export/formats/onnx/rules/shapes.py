@@ -78,7 +78,7 @@ def split(builder: GraphBuilder, x: Value, *, sizes: Sequence[Any], axis: int) -
     if len(sizes) == 1:
         return [x]
     lengths = builder.sizes.shape(sizes)
-    return list(builder("Split", x, lengths, results=len(sizes), axis=axis))
+    return builder("Split", x, lengths, results=len(sizes), axis=axis)
 
 
 @rule("iota")

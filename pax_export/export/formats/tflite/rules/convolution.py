@@ -13,7 +13,7 @@ from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.rules.arithmetic import converted
 from pax_export.export.formats.tflite.rules.layout import cut, padded
-from pax_export.export.formats.tflite.tensors import CARRIERS, is_static, reshape, wrapped
+from pax_export.export.formats.tflite.tensors import CARRIERS, in_order, is_static, reshape, wrapped
 from pax_export.export.portable.decompositions.convolutions import is_plain_convolution
 
 
@@ -45,25 +45,13 @@ def convolution(op: Operation, x: Tensor, kernel: Tensor) -> Any:
             x = padded(op, x, lite.constant(0.0), widths)
             shape = [size + low + high for size, (low, high) in zip(shape, widths)]
         found = _convolve_groups(op, x, kernel, shape, window)
-    whole = [op.shape[axis] for axis in _result_axes(numbers)]
-    return _restore_axes(wrapped(found, result_kind), numbers, whole)
+    batch, features, *space = numbers.out_spec
+    return in_order(wrapped(found, result_kind), [batch, *space, features], op.shape)
 
 
 def _pads_itself(op: Operation) -> bool:
     """Whether padding is symbolic, and that of the operator."""
     return not all(is_static(end) for pair in op.params["padding"] for end in pair)
-
-
-def _result_axes(numbers: Any) -> list[int]:
-    specs = numbers.out_spec
-    return [specs[0], *specs[2:], specs[1]]
-
-
-def _restore_axes(found: Any, numbers: Tensor, whole: Sequence[Any]) -> Any:
-    """Returns a result in the order of axes of the program."""
-    found.set_shape([int(size) if is_static(size) else None for size in whole])
-    axes = _result_axes(numbers)
-    return moves.transpose(found, [axes.index(axis) for axis in range(len(axes))])
 
 
 def _is_transposed(equation: Any) -> bool:

@@ -11,7 +11,7 @@ from pax_export.export.formats.tflite.builder import layers, moves
 from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
-from pax_export.export.formats.tflite.tensors import is_static, reshape
+from pax_export.export.formats.tflite.tensors import in_order, is_static, reshape
 from pax_export.export.portable.decompositions.windows import is_plain_window
 
 
@@ -32,7 +32,6 @@ def pool(op: Operation, x: Tensor) -> Any:
     rank = len(op.shape)
     batch, channels = (axis for axis in range(rank) if axis not in axes)
     order = [batch, *axes, channels]
-    moved = [op.shape[axis] for axis in order]
     x = moves.transpose(x, order)
     window, strides, widths = (
         [tuple(params[name])[axis] for axis in axes]
@@ -51,6 +50,5 @@ def pool(op: Operation, x: Tensor) -> Any:
         count = float(np.prod(window))
         found = lite.multiply(layers.average_pool(x, window, strides), count)
     if rank == 3:
-        found = reshape(found, moved, op.sizes)
-    found.set_shape([int(size) if is_static(size) else None for size in moved])
-    return moves.transpose(found, [order.index(axis) for axis in range(rank)])
+        found = reshape(found, [op.shape[axis] for axis in order], op.sizes)
+    return in_order(found, order, op.shape)
