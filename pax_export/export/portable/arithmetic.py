@@ -43,7 +43,7 @@ _WHEN_RUN = frozenset({"dim_as_value", "platform_index", "axis_index"})
 _STORED = frozenset({"dequantize", "quantized_dot", "quantized_rows"})
 
 
-def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Sequence[int], **_: object) -> Any:
+def broadcast_array(x: Any, *, shape: Any, broadcast_dimensions: Sequence[int], **_: object) -> Any:
     between = [1] * len(shape)
     for axis, place in enumerate(broadcast_dimensions):
         between[place] = x.shape[axis]
@@ -76,7 +76,7 @@ _NUMPY: dict[str, Callable[..., Any]] = {
     ).reshape(new_sizes),
     "squeeze": lambda x, dimensions, **_: x.squeeze(tuple(dimensions)),
     "rev": lambda x, dimensions, **_: np.flip(x, dimensions),
-    "broadcast_in_dim": _broadcast,
+    "broadcast_in_dim": broadcast_array,
     "concatenate": lambda *xs, dimension, **_: np.concatenate(xs, dimension),
     "slice": lambda x, start_indices, limit_indices, strides: x[
         tuple(map(slice, start_indices, limit_indices, strides or [1] * x.ndim))

@@ -10,6 +10,7 @@ import numpy as np
 from pax_export.export.formats.onnx.graph import GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value, carrier, is_number, same_size
+from pax_export.export.portable.arithmetic import broadcast_array
 
 
 @rule("reshape")
@@ -20,6 +21,7 @@ def reshape(builder: GraphBuilder, x: Value, *, dimensions: Any, **_: object) ->
 
 rule("squeeze")(lambda builder, x, *, dimensions: builder.squeeze(x, dimensions))
 rule("transpose")(lambda builder, x, *, permutation: builder.transpose(x, permutation))
+rule("tile")(lambda builder, x, *, reps: builder("Tile", x, builder.sizes.shape(reps)))
 rule("concatenate")(lambda builder, *xs, dimension: builder("Concat", *xs, axis=dimension))
 rule("dim_as_value")(
     lambda builder, *, dim: builder.sizes.scalar(
@@ -43,12 +45,9 @@ def broadcast(builder: GraphBuilder, x: Value, result: Any, places: Sequence[int
     """Puts the axes of an array at these places of a larger shape."""
     shape = tuple(result.shape)
     dtype = np.dtype(result.dtype)
-    made = None
     if x.known is not None and all(map(is_number, shape)) and np.prod(shape) <= _SMALL:
-        between = [1] * len(shape)
-        for axis, place in enumerate(places):
-            between[place] = x.known.shape[axis]
-        made = np.ascontiguousarray(np.broadcast_to(x.known.reshape(between), shape))
+        made = broadcast_array(x.known, shape=shape, broadcast_dimensions=places)
+        made = np.ascontiguousarray(made)
         return Value(builder.constant(made), dtype, shape, made)
     added = [axis for axis in range(len(shape)) if axis not in places]
     source = x.thin if x.thin is not None else x.name
@@ -63,14 +62,6 @@ def broadcast(builder: GraphBuilder, x: Value, result: Any, places: Sequence[int
     if not grows and x.thin is None:
         return Value(thin, dtype, shape)
     return Value(builder.expand(thin, shape), dtype, shape, None, thin, bare)
-
-
-@rule("tile")
-def tile(builder: GraphBuilder, x: Value, *, reps: Sequence[Any]) -> Any:
-    name: Any = x.name
-    if len(reps) > x.rank:
-        name = builder.unsqueeze(name, range(len(reps) - x.rank))
-    return builder("Tile", name, builder.sizes.shape(reps))
 
 
 @rule("split")
