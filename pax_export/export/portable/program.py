@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import jax
@@ -134,12 +136,8 @@ def with_bodies(equation: Any, change: Callable[[PortableProgram], PortableProgr
 
 def uses(jaxpr: Any) -> dict[Any, int]:
     """Counts the readers of each variable, including results."""
-    counts: dict[Any, int] = {}
-    for atoms in (*(each.invars for each in needed(jaxpr)), jaxpr.outvars):
-        for atom in atoms:
-            if not is_literal(atom):
-                counts[atom] = counts.get(atom, 0) + 1
-    return counts
+    read = chain(*(each.invars for each in needed(jaxpr)), jaxpr.outvars)
+    return Counter(atom for atom in read if not is_literal(atom))
 
 
 def source_of(equation: Any) -> AbstractContextManager[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,10 +12,7 @@ from pax_export.export.formats.onnx.rules.quantized import QuantizedWeight
 
 def with_biases(builder: GraphBuilder, nodes: Sequence[Any]) -> list[Any]:
     """The operators of a graph, with stored vectors added by the convolutions before them."""
-    counts: dict[str, int] = {}
-    for node in nodes:
-        for name in read_in(node):
-            counts[name] = counts.get(name, 0) + 1
+    counts = Counter(name for node in nodes for name in read_in(node))
     made = {name: node for node in nodes for name in node.output}
     kept: list[Any] = []
     gone: set[str] = set()

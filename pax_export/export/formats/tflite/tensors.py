@@ -7,6 +7,7 @@ broadcast it, and `full` broadcasts it for others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -104,12 +105,7 @@ def broadcast(function: Callable[..., Any], *tensors: Any) -> Any:
     if rank <= _DIMENSIONS or len({_thin(tensor) for tensor in several}) <= 1:
         return function(*tensors)
     patterns = list(zip(*(_thin(tensor) for tensor in several)))
-    groups = [[0]]
-    for axis in range(1, rank):
-        if patterns[axis] == patterns[axis - 1]:
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
+    groups = [list(each) for _, each in groupby(range(rank), patterns.__getitem__)]
     joined = [_join(tensor, groups) if tensor.shape.rank else tensor for tensor in tensors]
     result = function(*joined)
     widest = [next((t for t in several if t.shape[i] != 1), several[0]) for i in range(rank)]
@@ -157,14 +153,9 @@ def joined(
     rank = tensor.shape.rank
     if rank <= most:
         return function(tensor, list(touched))
-    groups: list[list[int]] = []
-    for axis in range(rank):
-        if groups and axis not in touched and groups[-1][-1] not in touched:
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    places = [next(i for i, group in enumerate(groups) if axis in group) for axis in touched]
-    result = function(_join(tensor, groups), places)
+    runs = groupby(range(rank), lambda axis: axis if axis in touched else None)
+    groups = [list(each) for _, each in runs]
+    result = function(_join(tensor, groups), [groups.index([axis]) for axis in touched])
     sizes: list[Any] = []
     for index, group in enumerate(groups):
         if group[0] in touched:

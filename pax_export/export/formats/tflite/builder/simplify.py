@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -128,9 +129,8 @@ class _Fusion:
 
     def __init__(self, graph: Graph):
         self._graph = graph
-        self._reads: dict[int, int] = {}
-        for each in (*graph.outputs, *(e for o in graph.operators for e in o.inputs)):
-            self._reads[id(each)] = self._reads.get(id(each), 0) + 1
+        read = (*graph.outputs, *(each for o in graph.operators for each in o.inputs))
+        self._reads = Counter(map(id, read))
         self._instead: dict[int, Tensor] = {}
 
     def run(self) -> None:
@@ -143,7 +143,7 @@ class _Fusion:
                 continue
             (old,) = operator.outputs
             self._instead[id(old)] = found
-            self._reads[id(found)] = self._reads.get(id(old), 0)
+            self._reads[id(found)] = self._reads[id(old)]
         self._graph.operators[:] = kept
         self._graph.outputs = [self._replacement_of(each) for each in self._graph.outputs]
 

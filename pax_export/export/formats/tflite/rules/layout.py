@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -51,12 +52,8 @@ def transposed(op: Operation, x: Tensor) -> Any:
         return moves.transpose(x, permutation)
     x = full(x, op.operands[0].shape, op.sizes)
     # Axes that stay side by side are one meanwhile.
-    runs: list[list[int]] = []
-    for axis in permutation:
-        if runs and runs[-1][-1] == axis - 1:
-            runs[-1].append(axis)
-        else:
-            runs.append([axis])
+    apart = groupby(enumerate(permutation), lambda each: each[1] - each[0])
+    runs = [[axis for _, axis in each] for _, each in apart]
     order = sorted(runs)
     sizes = [math.prod(op.operands[0].shape[axis] for axis in run) for run in order]
     x = moves.transpose(reshape(x, sizes, op.sizes), [order.index(run) for run in runs])
