@@ -173,12 +173,18 @@ def bitcast(x: object, dtype: DTypeLike) -> Tensor:
     return one("BITCAST", [x], [(x.shape, dtype)], lambda v: v.view(np.dtype(dtype)))
 
 
-def real(x: Tensor) -> Tensor:
-    return one("REAL", [x], [(x.shape, float32)], np.real)
+def _alone(
+    name: str, fold: Callable | None = None, dtype: DTypeLike | None = None, **fixed: object
+) -> Callable[..., Tensor]:
+    """Returns an operator with a result of the shape, and mostly the dtype, of its operand."""
+    return lambda x, **told: one(name, [x], [(x.shape, dtype or x.dtype)], fold, **fixed, **told)
 
 
-def imag(x: Tensor) -> Tensor:
-    return one("IMAG", [x], [(x.shape, float32)], np.imag)
+real = _alone("REAL", np.real, float32)
+imag = _alone("IMAG", np.imag, float32)
+softmax = _alone("SOFTMAX", beta=1.0)
+gelu = _alone("GELU")
+hard_swish = _alone("HARD_SWISH")
 
 
 def _reduction(name: str, fold: Callable) -> Callable[..., Tensor]:
@@ -241,18 +247,6 @@ def cumsum(x: Tensor, axis: int = 0, reverse: bool = False) -> Tensor:
 
     place = constant(axis % len(x.shape), int32)
     return one("CUMSUM", [x, place], [(x.shape, x.dtype)], fold, exclusive=False, reverse=reverse)
-
-
-def softmax(x: Tensor) -> Tensor:
-    return one("SOFTMAX", [x], [(x.shape, x.dtype)], beta=1.0)
-
-
-def gelu(x: Tensor, *, approximate: bool) -> Tensor:
-    return one("GELU", [x], [(x.shape, x.dtype)], approximate=approximate)
-
-
-def hard_swish(x: Tensor) -> Tensor:
-    return one("HARD_SWISH", [x], [(x.shape, x.dtype)])
 
 
 for _name in ("add", "subtract", "multiply"):
