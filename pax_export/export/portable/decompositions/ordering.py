@@ -105,9 +105,9 @@ def top_k(
     return call("take_along", x, places, axis=axis), places
 
 
-@decomposes("approx_top_k")
-def approx_top_k(
-    x: Array, *, k: Any, reduction_dimension: int, is_max_k: bool, **_: object
-) -> tuple[Any, Any]:
-    """Returns jax's result on CPUs: the exact top k, in order."""
-    return top_k(x, k=k, axis=reduction_dimension, largest=is_max_k)
+# jax's result on CPUs: the exact top k, in order.
+decomposes("approx_top_k")(
+    lambda x, *, k, reduction_dimension, is_max_k, **_: top_k(
+        x, k=k, axis=reduction_dimension, largest=is_max_k
+    )
+)

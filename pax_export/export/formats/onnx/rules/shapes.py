@@ -21,6 +21,11 @@ def reshape(builder: GraphBuilder, x: Value, *, dimensions: Any, **_: object) ->
 
 rule("squeeze")(lambda builder, x, *, dimensions: builder.squeeze(x, dimensions))
 rule("transpose")(lambda builder, x, *, permutation: builder.transpose(x, permutation))
+rule("broadcast_in_dim")(
+    lambda builder, x, broadcast_dimensions, **_: broadcast(
+        builder, x, builder.results[0], broadcast_dimensions
+    )
+)
 rule("tile")(lambda builder, x, *, reps: builder("Tile", x, builder.sizes.shape(reps)))
 rule("concatenate")(lambda builder, *xs, dimension: builder("Concat", *xs, axis=dimension))
 rule("dim_as_value")(
@@ -28,13 +33,6 @@ rule("dim_as_value")(
         dim, builder.cast_to(carrier(builder.results[0].dtype))
     )
 )
-
-
-@rule("broadcast_in_dim")
-def broadcast_in_dim(
-    builder: GraphBuilder, x: Value, broadcast_dimensions: Sequence[int], **_: object
-) -> Any:
-    return broadcast(builder, x, builder.results[0], broadcast_dimensions)
 
 
 #: Constants of more elements than this are broadcast when the model runs.

@@ -11,11 +11,6 @@ from pax_export.export.formats.onnx.registry import is_pool, rule
 from pax_export.export.formats.onnx.values import Value, is_number
 
 
-@rule("reduce_window_max", when=is_pool)
-def max_pool(builder: GraphBuilder, x: Value, **window: Any) -> str:
-    return builder("MaxPool", x, **_pool_attributes(**window))
-
-
 @rule("reduce_window_sum", when=is_pool)
 def sum_pool(builder: GraphBuilder, x: Value, **window: Any) -> str:
     means = builder("AveragePool", x, count_include_pad=1, **_pool_attributes(**window))
@@ -34,6 +29,11 @@ def _pool_attributes(
         "strides": list(window_strides[2:]),
         **pads_of(padding[2:]),
     }
+
+
+rule("reduce_window_max", when=is_pool)(
+    lambda builder, x, **window: builder("MaxPool", x, **_pool_attributes(**window))
+)
 
 
 def pads_of(padding: Sequence[tuple[Any, Any]]) -> dict[str, Any]:

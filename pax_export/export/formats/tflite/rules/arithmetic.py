@@ -143,16 +143,6 @@ def power(op: Operation, x: Tensor, y: Tensor) -> Any:
     return broadcast(lite.pow, x, lite.cast(y, x.dtype))
 
 
-@rule("max", thin=True)
-def larger(op: Operation, x: Any, y: Any) -> Any:
-    return _chosen(op, lite.less, x, y)
-
-
-@rule("min", thin=True)
-def smaller(op: Operation, x: Any, y: Any) -> Any:
-    return _chosen(op, lite.greater, x, y)
-
-
 def _chosen(op: Operation, before: Any, x: Any, y: Any) -> Any:
     if not is_float(op):
         return broadcast(lite.maximum if before is lite.less else lite.minimum, x, y)
@@ -171,9 +161,11 @@ def _chosen(op: Operation, before: Any, x: Any, y: Any) -> Any:
     return broadcast(lambda b, c: lite.where(lite.not_equal(b, b), b, c), y, chosen)
 
 
-@rule("convert_element_type", thin=True)
-def convert(op: Operation, x: Tensor) -> Any:
-    return converted(x, op.dtype, str(np.dtype(op.params["new_dtype"]).name))
+larger = rule("max", thin=True)(lambda op, x, y: _chosen(op, lite.less, x, y))
+smaller = rule("min", thin=True)(lambda op, x, y: _chosen(op, lite.greater, x, y))
+rule("convert_element_type", thin=True)(
+    lambda op, x: converted(x, op.dtype, np.dtype(op.params["new_dtype"]).name)
+)
 
 
 def converted(x: Tensor, old: str, new: str) -> Any:

@@ -54,30 +54,6 @@ def select(op: Operation, which: Tensor, no: Tensor, yes: Tensor) -> Any:
     return broadcast(lite.where, which, yes, no)
 
 
-@rule("and", thin=True)
-def logical_and(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return broadcast(lite.logical_and, x, y) if op.dtype == "bool" else bits_of_both(op, x, y)
-
-
-@rule("or", thin=True)
-def logical_or(op: Operation, x: Tensor, y: Tensor) -> Any:
-    if op.dtype == "bool":
-        return broadcast(lite.logical_or, x, y)
-    return _xor(op, x, y) + bits_of_both(op, x, y)
-
-
-@rule("xor", thin=True)
-def exclusive_or(op: Operation, x: Tensor, y: Tensor) -> Any:
-    return broadcast(lite.not_equal, x, y) if op.dtype == "bool" else _xor(op, x, y)
-
-
-@rule("not", thin=True)
-def negation(op: Operation, x: Tensor) -> Any:
-    if op.dtype == "bool":
-        return lite.logical_not(x)
-    return wrapped(lite.subtract(-1, x), op.dtype)
-
-
 def _check_bits(op: Operation) -> None:
     if op.dtype == "int64":
         raise NotInTargetError("it has bits of 32-bit numbers only")
@@ -94,6 +70,22 @@ def bits_of_both(op: Operation, x: Tensor, y: Tensor) -> Any:
     half_x, half_y = _shifted(x, 1), _shifted(y, 1)
     both = half_x + half_y - broadcast(lite.bitwise_xor, half_x, half_y)
     return both + (x - 2 * half_x) * (y - 2 * half_y)
+
+
+def _logical(of_truth: Callable, of_bits: Callable) -> Callable:
+    def apply(op: Operation, *xs: Tensor) -> Any:
+        return broadcast(of_truth, *xs) if op.dtype == "bool" else of_bits(op, *xs)
+
+    return apply
+
+
+for _name, *_functions in (
+    ("and", lite.logical_and, bits_of_both),
+    ("or", lite.logical_or, lambda op, x, y: _xor(op, x, y) + bits_of_both(op, x, y)),
+    ("xor", lite.not_equal, _xor),
+    ("not", lite.logical_not, lambda op, x: wrapped(lite.subtract(-1, x), op.dtype)),
+):
+    rule(_name, thin=True)(_logical(*_functions))
 
 
 def _shifted(x: Any, bits: Any) -> Any:

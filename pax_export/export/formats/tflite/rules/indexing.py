@@ -38,13 +38,6 @@ def updated(x: Tensor, update: Tensor, starts: Sequence[Any]) -> Any:
     return moves.dynamic_update_slice(x, update, moves.stack(list(starts)))
 
 
-rule("put_window")(lambda op, x, update, *starts: updated(x, update, starts))
-rule("sizes")(lambda op, *, of: op.sizes.vector(of))
-rule("extreme")(
-    lambda op, x, *, axes, largest: (lite.reduce_max if largest else lite.reduce_min)(x, list(axes))
-)
-
-
 def bytes_of(table: Tensor) -> Tensor:
     """Returns a weight of few bits as stored, so that only looked-up rows are cast."""
     if table.value is None and table.made_by == "CAST":
@@ -54,9 +47,14 @@ def bytes_of(table: Tensor) -> Tensor:
     return table
 
 
-@rule("take")
-def take(op: Operation, x: Tensor, places: Tensor, *, axis: int) -> Any:
-    return lite.cast(moves.gather(bytes_of(x), places, axis=axis), x.dtype)
+rule("put_window")(lambda op, x, update, *starts: updated(x, update, starts))
+rule("take")(
+    lambda op, x, places, *, axis: lite.cast(moves.gather(bytes_of(x), places, axis), x.dtype)
+)
+rule("sizes")(lambda op, *, of: op.sizes.vector(of))
+rule("extreme")(
+    lambda op, x, *, axes, largest: (lite.reduce_max if largest else lite.reduce_min)(x, list(axes))
+)
 
 
 @rule("take_along")

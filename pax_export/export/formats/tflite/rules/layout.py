@@ -42,6 +42,9 @@ def reshaped(op: Operation, x: Tensor, *sizes: object) -> Any:
 
 
 rule("squeeze")(lambda op, x: reshape(x, op.shape, op.sizes))
+rule("concatenate")(
+    lambda op, *xs: xs[0] if len(xs) == 1 else moves.concat(xs, op.params["dimension"])
+)
 rule("tile")(lambda op, x: moves.tile(x, op.sizes.vector(op.params["reps"])))
 
 
@@ -58,12 +61,6 @@ def transposed(op: Operation, x: Tensor) -> Any:
     sizes = [math.prod(op.operands[0].shape[axis] for axis in run) for run in order]
     x = moves.transpose(reshape(x, sizes, op.sizes), [order.index(run) for run in runs])
     return reshape(x, op.shape, op.sizes)
-
-
-@rule("concatenate")
-def concatenate(op: Operation, *xs: Tensor) -> Any:
-    axis = int(op.params["dimension"])
-    return xs[0] if len(xs) == 1 else moves.concat(list(xs), axis)
 
 
 @rule("split")
