@@ -32,14 +32,7 @@ from pax_export.export.portable.program import PortableProgram, Weight, traced, 
 def flattened(
     program: Any, leaves: Sequence[Weight], names: Mapping[int, str], count: int | None = None
 ) -> PortableProgram:
-    """Returns the portable program of a closed jaxpr whose first operands are the leaves.
-
-    Args:
-        program: the closed jaxpr.
-        leaves: its first operands.
-        names: names of large constants, by `id`.
-        count: the number of results; default: all.
-    """
+    """Returns the portable program of a closed jaxpr; the arguments are those of `optimized`."""
     held = {id(value): value for value in _held_arrays(program)}
     weights = [Weight(names.get(key, ""), value) for key, value in held.items()]
     of_constant = {key: place for place, key in enumerate(held)}

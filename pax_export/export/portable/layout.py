@@ -102,10 +102,8 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 def laid_out(program: PortableProgram, features_first: bool) -> PortableProgram:
     """Returns the program with fewer transposes.
 
-    Args:
-        program: the program.
-        features_first: whether convolutions get the layout of ``[batch, features, ...]``; without
-            them only transposes around batched products move.
+    With `features_first`, convolutions get the layout of ``[batch, features, ...]``; without them
+    only transposes around batched products move.
     """
     equations = needed_equations(program.jaxpr)
     moves_all = features_first and any(each.primitive.name == _CONV for each in equations)

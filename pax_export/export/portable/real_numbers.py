@@ -53,9 +53,6 @@ class NotWrittenError(Exception):
 def in_real_numbers(program: Any) -> Any:
     """Returns a program without complex numbers and random keys; the same object if it has none.
 
-    Args:
-        program: a traced program, as from `jax.make_jaxpr`.
-
     Raises:
         NotWrittenError: an operation has no form on parts of complex numbers or words of keys.
     """

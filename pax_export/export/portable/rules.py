@@ -107,11 +107,7 @@ class ProgramConverter:
         return tuple(self._callers)
 
     def write(self, program: Any, operands: Sequence[Any]) -> list[Any]:
-        """Returns the results of any program, in operations that the target has.
-
-        Raises:
-            NotWrittenError: as for `convert`.
-        """
+        """Returns the results of any program, in operations that the target has; see `convert`."""
         return self.convert(decompose(in_real_numbers(program), self._has), operands)
 
     def call(

@@ -143,7 +143,6 @@ def _trace_now(tf: Any, function: Callable, specs: Sequence[Any]) -> Any:
 
 
 def _fitting_tensor(tf: Any, value: Any, wanted: Any, name: str, program: Program) -> Any:
-    """A tensor that the model takes under this name."""
     try:
         tensor = (
             value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value, wanted.dtype)

@@ -133,7 +133,6 @@ def canonicalize(directory: Path) -> None:
 
 
 def _folder_digest(folder: Path) -> bytes:
-    """Returns a short hash of the files in a folder."""
     found = hashlib.sha256()
     for file in sorted(folder.glob("*")):
         found.update(file.name.encode() + b"\0" + file.read_bytes())

@@ -36,7 +36,6 @@ def widened(builder: GraphBuilder, x: Value) -> Value:
 
 
 def _narrow(builder: GraphBuilder, wide: str, dtype: DTypeLike) -> str:
-    """The dtype that has these lowest bits."""
     return wide if carrier(dtype) == np.int64 else builder.cast(wide, np.int32)
 
 

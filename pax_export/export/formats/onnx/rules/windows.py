@@ -7,11 +7,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import is_pool, rule
+from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.values import Value, is_number
+from pax_export.export.portable.decompositions.windows import is_plain_window
 
 
-@rule("reduce_window_sum", when=is_pool)
+def _is_pool(equation: Any) -> bool:
+    """Whether windows are those of a pool: over the last axes, padded by less than a window."""
+    told, rank = equation.params, equation.invars[0].aval.ndim
+    widths = told["window_dimensions"]
+    if not 3 <= rank <= 5 or any(each != 1 for each in (*widths[:2], *told["window_strides"][:2])):
+        return False
+    ends = ((side, width) for pair, width in zip(told["padding"], widths) for side in pair)
+    return is_plain_window(equation) and all(
+        side < width for side, width in ends if is_number(side)
+    )
+
+
+@rule("reduce_window_sum", when=_is_pool)
 def sum_pool(builder: GraphBuilder, x: Value, **window: Any) -> str:
     means = builder("AveragePool", x, count_include_pad=1, **_pool_attributes(**window))
     return builder("Mul", means, builder.like(math.prod(window["window_dimensions"]), x))
@@ -31,7 +44,7 @@ def _pool_attributes(
     }
 
 
-rule("reduce_window_max", when=is_pool)(
+rule("reduce_window_max", when=_is_pool)(
     lambda builder, x, **window: builder("MaxPool", x, **_pool_attributes(**window))
 )
 

@@ -114,8 +114,6 @@ class Tensor:
 
 @dataclass(eq=False)
 class Operator:
-    """One operator of a graph."""
-
     name: str
     inputs: list[Any]  # tensors, or None if omitted
     outputs: list[Tensor]

@@ -286,17 +286,18 @@ def read_integers(
     content = np.memmap(file, np.uint8, "r")
     model = schema.ModelT.InitFromPackedBuf(content, 0)
     tensors = {t.name.decode(): t for each in model.subgraphs for t in each.tensors}
+
+    def data_of(name: str) -> np.ndarray:
+        return np.asarray(model.buffers[tensors[name].buffer].data).view(np.int8)
+
     for each in whole_leaves(tensors, leaves):
-        stored = tensors[each.leaf]
-        data = np.asarray(model.buffers[stored.buffer].data).view(np.int8)
-        yield each, data.reshape(stored.shape)
+        yield each, data_of(each.leaf).reshape(tensors[each.leaf].shape)
     inputs = (t for each in graphs_of(graphs) for o in each.operators for t in o.inputs)
     constants = {t.name: t for t in inputs if t is not None and t.value is not None}
     for each in constants.values():
         leaf, is_pairs, _ = each.name.partition(":pairs")
         if each.twin is None and leaf.endswith(".integers") and each.dtype == np.int8:  # a table
-            data = np.asarray(model.buffers[tensors[each.name].buffer].data).view(np.int8)
-            data = data.reshape(tuple(each.shape))
+            data = data_of(each.name).reshape(tuple(each.shape))
             if is_pairs:
                 data = np.stack([np.left_shift(data, 4, dtype=np.int8) >> 4, data >> 4], -1)
                 data = data.reshape(*each.shape[:-1], -1)
@@ -304,8 +305,7 @@ def read_integers(
             yield Quantized(leaf, form, tuple(range(data.ndim))), data
         if each.twin is None or each.dtype.name not in ("int4", "int8", "float16"):
             continue
-        stored, twin = tensors[each.name], each.twin
-        data = np.asarray(model.buffers[stored.buffer].data).view(np.int8)
+        stored, twin, data = tensors[each.name], each.twin, data_of(each.name)
         if stored.type == schema.TensorType.FLOAT16:
             data = data.view(np.float16).astype(twin.integers_of_leaf.value.dtype)
         if stored.type == schema.TensorType.INT4:

@@ -88,7 +88,6 @@ def fill(dims: object, value: Any) -> Tensor:
 
 
 def _known_sizes(dims: Tensor) -> list[Any]:
-    """Returns the known sizes of a shape tensor."""
     if dims.value is not None:
         return [int(size) for size in dims.value]
     (rank,) = dims.shape
