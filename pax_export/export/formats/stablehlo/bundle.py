@@ -157,7 +157,11 @@ class Functions:
         self.arguments = {key: Arguments(key, info) for key, info in report.signatures.items()}
         self._digest = digest
         order = details.vjp_order
-        self.callers = {key: make_caller(each, order, key) for key, each in exported.items()}
+        # Tracing a call of an Exported takes several times as long as the call itself.
+        self.callers: dict[str, Flat] = {
+            key: jax.jit(_make_differentiable(each, order, order, key))
+            for key, each in exported.items()
+        }
 
     def _check_counts(self, key: str, exported: Exported) -> None:
         found = len(exported.in_avals), len(exported.out_avals)
@@ -332,23 +336,18 @@ _FLOAT0 = jax.dtypes.float0
 Flat = Callable[..., tuple[Any, ...]]
 
 
-def make_caller(exported: Exported, order: int, name: str) -> Flat:
-    """Returns a jitted function from flat operands to flat results.
-
-    It supports `jit`, `vmap` (a batched call is a loop, as in `jax.lax.map`) and, `order` times,
-    `grad`. Errors use its name. jax's own deserialized functions support no `vmap`, and their
-    errors do not explain missing derivatives.
-    """
-    # Tracing a call of an Exported takes several times as long as the call itself.
-    return jax.jit(_make_differentiable(exported, order, order, name))
-
-
 def _mark_operand(operand: object) -> Any:
     floating = jax.numpy.issubdtype(jax.numpy.result_type(operand), jax.numpy.inexact)
-    return reverse_only(jax.numpy.asarray(operand)) if floating else operand
+    return _mark.bind(jax.numpy.asarray(operand)) if floating else operand
 
 
 def _make_differentiable(exported: Exported, left: int, order: int, name: str) -> Flat:
+    """Returns a function from flat operands to flat results.
+
+    It supports `jit`, `vmap` (a batched call is a loop, as in `jax.lax.map`) and, `left` times,
+    `grad`. Errors use its name. jax's own deserialized functions support no `vmap`, and their
+    errors do not explain missing derivatives.
+    """
     run = jax.custom_batching.sequential_vmap(_flat_call(exported))
 
     @jax.custom_vjp
@@ -401,11 +400,6 @@ def _no_gradient(order: int, name: str) -> NotDifferentiableError:
     )
 
 
-def reverse_only(array: object) -> Any:
-    """The same array; `jax.jvp` through it raises, `jax.grad` does not."""
-    return _mark.bind(array)
-
-
 def _refuse_forward_mode(*_: object, **__: object) -> NoReturn:
     raise NotDifferentiableError(
         "An exported function has gradients (reverse mode), and no forward-mode derivatives: "
@@ -415,8 +409,8 @@ def _refuse_forward_mode(*_: object, **__: object) -> NoReturn:
     )
 
 
-# The mark and its tangent rule: both the identity, but a tangent
-# may only be transposed, never computed.
+# The mark and its tangent rule: both the identity, but a tangent may only be transposed, never
+# computed: `jax.jvp` through it raises, `jax.grad` does not.
 _mark = Primitive("pax_export_reverse_only")
 _tangent = Primitive("pax_export_reverse_only_tangent")
 for _each in (_mark, _tangent):
