@@ -60,10 +60,6 @@ def _pair(x: Any) -> ComplexPair:
     return x if isinstance(x, ComplexPair) else ComplexPair(x, jnp.zeros_like(x))
 
 
-def _scaled(x: ComplexPair, factor: Any) -> ComplexPair:
-    return ComplexPair(x.real * factor, x.imag * factor)
-
-
 # --- parts and arithmetic -----------------------------------------------------
 
 
@@ -88,7 +84,8 @@ def _div(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
     """Multiplies by the conjugate, with the divisor scaled against over- and underflow."""
     size = jnp.maximum(jnp.abs(y.real), jnp.abs(y.imag))
     size = jnp.where(size > 0, size, 1)
-    small = _scaled(y, 1 / size)
+    factor = 1 / size
+    small = ComplexPair(y.real * factor, y.imag * factor)
     norm = small.real * small.real + small.imag * small.imag
     top = multiply(x, _conj(small))
     return ComplexPair(top.real / norm / size, top.imag / norm / size)

@@ -52,10 +52,6 @@ def _bits(words: Any, *, bit_width: int, shape: Any, **_: object) -> Any:
     return _each(draw, words.ndim - 1)(words)
 
 
-def _split(words: Any, *, shape: Any, **_: object) -> Any:
-    return _each(lambda key: threefry_prng_impl.split(key, shape), words.ndim - 1)(words)
-
-
 def _fold_in(words: Any, numbers: Any, **_: object) -> Any:
     if words.ndim - 1 != numbers.ndim:
         raise NotDecomposedError("of keys and numbers of different shapes")
@@ -66,7 +62,9 @@ _FUNCTIONS: dict[str, Callable] = {
     **dict.fromkeys(("random_wrap", "random_unwrap", "random_clone"), lambda words, **_: words),
     "random_seed": lambda seeds, **_: _each(threefry_prng_impl.seed, seeds.ndim)(seeds),
     "random_bits": _bits,
-    "random_split": _split,
+    "random_split": lambda words, *, shape, **_: _each(
+        lambda key: threefry_prng_impl.split(key, shape), words.ndim - 1
+    )(words),
     "random_fold_in": _fold_in,
 }
 KEYS = frozenset(_FUNCTIONS)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import export as jax_export
 
 from pax_export._jax import scope_constraints
-from pax_export._types import Array, PyTree
+from pax_export._types import PyTree
 
 _COMPARISON = re.compile(r"comparison '(.+)' (>=|<|>) '(.+)' is inconclusive")
 #: The largest number of comparisons that are assumed.
@@ -52,7 +52,8 @@ def trace(
     assumed: list[str] = []
     for _ in range(_MOST):
         again = _Again(assumed) if assumed else None
-        structs = [_struct(each, again) for each in operands]
+        shapes = [again.value(each.shape) if again else each.shape for each in operands]
+        structs = [jax.ShapeDtypeStruct(s, each.dtype) for s, each in zip(shapes, operands)]
         given = {k: again.value(v) for k, v in parameters.items()} if again else parameters
         try:
             return jax.make_jaxpr(lambda *values: function(*values, **given))(*structs)  # noqa: B023
@@ -65,11 +66,6 @@ def trace(
                 raise
             assumed.append(condition)
     raise RecursionError("too many comparisons of symbolic sizes")
-
-
-def _struct(operand: Array, again: _Again | None) -> jax.ShapeDtypeStruct:
-    shape = tuple(map(again.value, operand.shape)) if again else operand.shape
-    return jax.ShapeDtypeStruct(shape, operand.dtype)
 
 
 class _Again:

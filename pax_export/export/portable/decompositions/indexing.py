@@ -258,7 +258,7 @@ class _Starts:
         for axis, place in lines.items():
             size = self._widths[axis] if axis in windows else self.shape[place]
             line = [size if each == place else 1 for each in range(rank + len(windows))]
-            numbers = _arange(size)
+            numbers = (np if isinstance(size, int) else jnp).arange(size, dtype=np.int32)
             if not same_size(strides[axis], 1):
                 numbers = numbers * _numbers([strides[axis]])
             offset = offset + numbers.reshape(line)
@@ -290,7 +290,3 @@ def _numbers(sizes: Sequence[Any]) -> Any:
     if len(sizes) == 1:
         return jnp.asarray(sizes[0]).astype(np.int32)
     return kept.call("sizes", of=tuple(sizes))
-
-
-def _arange(size: Any) -> Any:
-    return (np if isinstance(size, int) else jnp).arange(size, dtype=np.int32)

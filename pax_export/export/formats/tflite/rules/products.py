@@ -27,9 +27,10 @@ def dot_general(op: Operation, x: Tensor, y: Tensor) -> Any:
     small = {op.operands[0].dtype.name, op.operands[1].dtype.name} <= {"int8", "uint8", "bool"}
 
     def multiplied(left: _Side, right: _Side) -> Any:
-        if carrier == "float32":
-            return _matmul(left, right)
-        return _whole_numbers(left, right, small)
+        if carrier != "float32":
+            return _whole_numbers(left, right, small)
+        second = right.flat().tensor
+        return layers.matmul(left.tensor, second, left.columns, transpose_b=not right.columns)
 
     if not x_batch and one.is_static and not other.is_static:
         # TFLite expects a constant matrix as second operand.
@@ -79,11 +80,6 @@ class _Side:
             shape = [math.prod(self.outer), math.prod(self.inner)]
             self.tensor, self._several = reshape(self.tensor, shape, self._sizes), False
         return self
-
-
-def _matmul(x: _Side, y: _Side) -> Any:
-    y = y.flat()
-    return layers.matmul(x.tensor, y.tensor, transpose_a=x.columns, transpose_b=not y.columns)
 
 
 def _whole_numbers(x: _Side, y: _Side, small: bool) -> Any:
