@@ -66,9 +66,8 @@ def while_loop(op: Operation, *given: object) -> list[Any]:
 def scan(op: Operation, *given: object) -> list[Any]:
     constants, carry, inputs = scan_operands(op.params, list(given))
     program, length = op.params["jaxpr"], op.params["length"]
-    _, made = _structs(program)
+    taken, made = _structs(program)
     carried, rows = made[: len(carry)], op.results[len(carry) :]
-    taken, _ = _structs(program)
     input_structs = scan_operands(op.params, list(op.operands))[2]
     start = _flat(op, carry, op.results[: len(carry)])
     whole = _flat(op, inputs, input_structs)
@@ -85,29 +84,22 @@ def scan(op: Operation, *given: object) -> list[Any]:
         results = op.run(program, [*constants, *now, *xs])
         after = _flat(op, results[: len(carry)], carried)
         ys = _flat(op, results[len(carry) :], made[len(carry) :])
-        written = [
-            updated(
-                old, moves.expand_dims(new, 0), [place, *[lite.constant(0)] * (old.shape.rank - 1)]
-            )
-            for old, new in zip(state[len(start) :], ys)
-        ]
+        written = []
+        for old, new in zip(state[len(start) :], ys):
+            places = [place, *[lite.constant(0)] * (old.shape.rank - 1)]
+            written.append(updated(old, moves.expand_dims(new, 0), places))
         return (step + 1, *after, *written)
 
-    structs = op.results
-    flat = [*start, *buffers]
+    structs, flat = op.results, [*start, *buffers]
     if is_static(count) and count <= _UNROLLED:
         state = (lite.constant(0), *flat)
         for number in range(count):
             state = body(lite.constant(number), *state[1:])
         return _values(state[1:], structs)
-    shapes = [[], *_invariants(structs)]
-    results = loops.while_loop(
-        lambda step, *_: lite.less(step, count),
-        body,
-        [lite.constant(0), *flat],
-        shape_invariants=shapes,
+    begun, shapes = [lite.constant(0), *flat], [[], *_invariants(structs)]
+    _, *results = loops.while_loop(
+        lambda step, *_: lite.less(step, count), body, begun, shape_invariants=shapes
     )
-    results = list(results[1:])
     if not is_static(count):
         results[len(start) :] = [each[:count] for each in results[len(start) :]]
     return _values(results, structs)
