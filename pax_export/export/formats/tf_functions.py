@@ -69,10 +69,8 @@ def make_whole(signature: Signature, stages: Mapping[str, Any]) -> Any:
     tf = tensorflow("to_saved_model")
     around = signature.processing
     assert around is not None
-    if around.preprocess is None:
-        specs = input_specs(signature)
-    else:
-        specs = list(around.preprocess.input_signature)
+    first = around.preprocess
+    specs = input_specs(signature) if first is None else list(first.input_signature)
 
     def function(*inputs: PyTree) -> dict[str, Any]:
         if "preprocess" in stages:

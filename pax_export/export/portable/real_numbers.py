@@ -19,7 +19,6 @@ from pax_export._jaxpr import (
     bind_equation,
     inner_programs,
     is_literal,
-    is_program,
     jaxpr_dtypes,
     wrapped_program,
 )
@@ -29,7 +28,7 @@ from pax_export.export.portable.decompositions.registry import NotDecomposedErro
 from pax_export.export.portable.fourier import fourier_products as fourier_products
 from pax_export.export.portable.program import CONTROL, is_key
 from pax_export.export.portable.random_keys import KEYS, on_words
-from pax_export.export.portable.rewrite import call_of
+from pax_export.export.portable.rewrite import ProgramRewriter, call_of
 from pax_export.export.portable.sizes import trace
 
 #: Operations that move numbers, or add them: two arrays take them twice.
@@ -100,18 +99,14 @@ def _structs(atom: Any) -> list[Any]:
     return [jax.ShapeDtypeStruct(aval.shape, half_dtype(aval.dtype))] * 2
 
 
-class _RealRewriter:
+class _RealRewriter(ProgramRewriter):
     def __init__(self) -> None:
-        self._programs: dict[int, tuple[Any, Any]] = {}  # by id; kept alive, so that ids stay
+        super().__init__(lambda _: None)
         self._callers: list[Any] = []
 
-    def program(self, program: Any) -> Any:
-        if id(program) not in self._programs:
-            made = self._rewritten(program) if _has_parts(program) else program
-            self._programs[id(program)] = program, made
-        return self._programs[id(program)][1]
-
     def _rewritten(self, program: Any) -> Any:
+        if not _has_parts(program):
+            return program
         jaxpr = getattr(program, "jaxpr", program)
         variables: dict[Any, list[Any]] = {}
         equations: list[Any] = []
@@ -138,7 +133,7 @@ class _RealRewriter:
         constants, operands = new(jaxpr.constvars), new(jaxpr.invars)
         for each in jaxpr.eqns:
             given = read(each.invars, each)
-            equations.append(self._equation(each, given, new(each.outvars)))
+            equations.append(self._in_parts(each, given, new(each.outvars)))
         results = read(jaxpr.outvars, jaxpr.eqns[-1] if jaxpr.eqns else None)
         changed = {"constvars": constants, "invars": operands, "outvars": results}
         changed |= {"eqns": equations, "debug_info": jaxpr.debug_info.with_unknown_names()}
@@ -148,7 +143,7 @@ class _RealRewriter:
             return program.replace(**changed, **({"consts": held} if held else {}))
         return program.replace(jaxpr=jaxpr.replace(**changed), consts=held)
 
-    def _equation(self, equation: Any, operands: list[Any], results: list[Any]) -> Any:
+    def _in_parts(self, equation: Any, operands: list[Any], results: list[Any]) -> Any:
         touched = _touches(equation)
         if not touched and not any(map(_has_parts, inner_programs(equation))):
             return equation
@@ -186,11 +181,6 @@ class _RealRewriter:
             model = _scan_of(constants, carried, rows, _count(equation.outvars) - carried)
             params = model | {k: params[k] for k in ("jaxpr", "length", "reverse", "unroll")}
         return params
-
-    def _parameter(self, value: Any) -> Any:
-        if isinstance(value, (tuple, list)) and any(map(is_program, value)):
-            return type(value)(map(self.program, value))
-        return self.program(value) if is_program(value) else value
 
 
 def _count(atoms: Iterable[Any]) -> int:

@@ -25,7 +25,7 @@ def rewritten(program: Any, replace: Replace) -> Any:
         program: a traced program, as from `jax.make_jaxpr`.
         replace: a `Replace`; it is not called for the operations of its results.
     """
-    return _Rewriter(replace).program(program)
+    return ProgramRewriter(replace).program(program)
 
 
 def with_python_numbers(program: Any) -> Any:
@@ -33,7 +33,9 @@ def with_python_numbers(program: Any) -> Any:
     return _PythonNumbers(lambda _: None).program(program)
 
 
-class _Rewriter:
+class ProgramRewriter:
+    """Rewrites programs and those inside them; one with several callers is rewritten once."""
+
     def __init__(self, replace: Replace):
         self._replace = replace
         self._programs: dict[int, tuple[Any, Any]] = {}  # by id; kept alive, so that ids stay
@@ -77,7 +79,7 @@ class _Rewriter:
         return value
 
 
-class _PythonNumbers(_Rewriter):
+class _PythonNumbers(ProgramRewriter):
     """Replaces no operation, but integers of numpy among the parameters."""
 
     def _equation(self, equation: Any) -> Any:

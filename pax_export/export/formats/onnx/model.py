@@ -256,10 +256,9 @@ def _check_operators(onnx: Any, model: Any, opset: int) -> None:
         if not onnx.defs.has(node.op_type, max_inclusive_version=opset):
             newer[node.op_type] = onnx.defs.get_schema(node.op_type).since_version
     if newer:
+        names = ", ".join(sorted(newer))
         raise UnsupportedOperationError(
-            "This opset of ONNX does not have all operators of the model: "
-            + ", ".join(sorted(newer))
-            + ".",
+            f"This opset of ONNX does not have all operators of the model: {names}.",
             got=f"opset={opset}",
             write=f"opset={max(newer.values())}, if the runtime supports it",
         )

@@ -210,12 +210,9 @@ def _plain_value(value: object) -> Any:
 
 def _tensor_info(name: str, tensor: Any) -> ArrayInfo:
     shape = tensor.shape
-    sizes = (
-        ("...",)
-        if shape.rank is None
-        else tuple("?" if size is None else size for size in shape.as_list())
-    )
-    return ArrayInfo(name, name, sizes, tensor.dtype.name)
+    sizes = ["..."] if shape.rank is None else shape.as_list()
+    known = tuple("?" if size is None else size for size in sizes)
+    return ArrayInfo(name, name, known, tensor.dtype.name)
 
 
 Function = Callable[..., Any]

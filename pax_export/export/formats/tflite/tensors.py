@@ -84,14 +84,13 @@ def full(tensor: Any, shape: Sequence[Any], sizes: TfliteSizes) -> Any:
     if all(n != 1 or (is_static(size) and size == 1) for n, size in zip(tensor.shape, shape)):
         return tensor
     result = moves.broadcast_to(tensor, sizes.vector(shape))
-    result.set_shape([int(size) if is_static(size) else None for size in shape])
+    result.set_shape(shape)
     return result
 
 
 def in_order(tensor: Any, axes: Sequence[int], shape: Sequence[Any]) -> Any:
     """A result with these axes of the program, in the program's order and shape."""
-    sizes = (shape[axis] for axis in axes)
-    tensor.set_shape([int(size) if is_static(size) else None for size in sizes])
+    tensor.set_shape(shape[axis] for axis in axes)
     return moves.transpose(tensor, [axes.index(axis) for axis in range(len(axes))])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,10 +87,11 @@ class Tensor:
         self.blocks: Tensor | None = None
         self.twin: Any = None
 
-    def set_shape(self, shape: Sequence[Any]) -> None:
-        """Adds sizes known from elsewhere."""
+    def set_shape(self, shape: Iterable[Any]) -> None:
+        """Adds static sizes known from elsewhere."""
         if self.value is None:
-            self.shape = Shape(o if n is None else n for n, o in zip(shape, self.shape))
+            pairs = zip(shape, self.shape)
+            self.shape = Shape(int(n) if isinstance(n, (int, np.integer)) else o for n, o in pairs)
 
     @property
     def made_by(self) -> str:

@@ -32,8 +32,8 @@ def _flat(op: Operation, values: Sequence[Any], structs: Sequence[Any]) -> list[
 
 def _values(flat: Sequence[Any], structs: Sequence[Any]) -> list[Any]:
     """Restores the known sizes of values."""
-    for each, shape in zip(flat, _invariants(structs)):
-        each.set_shape(shape)
+    for each, struct in zip(flat, structs):
+        each.set_shape(struct.shape)
     return list(flat)
 
 
@@ -113,7 +113,7 @@ def _zeros(op: Operation, struct: Any, room: Any) -> Any:
     carrier = CARRIERS[kind(struct)]
     sizes = moves.stack([room, *map(op.sizes.of, struct.shape[1:])])
     result = moves.fill(sizes, constant(0, np.dtype(carrier)))
-    result.set_shape([int(n) if is_static(n) else None for n in struct.shape])
+    result.set_shape(struct.shape)
     return result
 
 

@@ -28,9 +28,7 @@ def window(op: Operation, x: Any, *starts: Tensor, sizes: Sequence[Any]) -> Any:
             x = moves.gather(x, moves.reshape(start, [1]), axis=axis)
             continue
         x = cut(x, axis, start, start + op.sizes.of(size), 1)
-        static = list(x.shape)
-        static[axis] = int(size) if is_static(size) else None
-        x.set_shape(static)
+        x.set_shape([*x.shape[:axis], size, *x.shape[axis + 1 :]])
     return x
 
 
