@@ -38,7 +38,7 @@ def negated(x: Tensor) -> Any:
     return lite.multiply(x, like(x, -1))
 
 
-def _elementwise(function: Callable) -> Callable:
+def elementwise(function: Callable) -> Callable:
     return lambda op, *xs: wrapped(broadcast(function, *xs), op.dtype)
 
 
@@ -46,8 +46,8 @@ for _name, _function in {
     "abs": lite.abs, "add": lite.add, "add_any": lite.add, "ceil": lite.ceil, "floor": lite.floor,
     "mul": lite.multiply, "neg": negated, "sub": lite.subtract,
 }.items():  # fmt: skip
-    rule(_name, thin=True)(_elementwise(_function))
-rule("round", thin=True, when=to_even)(_elementwise(lite.round))
+    rule(_name, thin=True)(elementwise(_function))
+rule("round", thin=True, when=to_even)(elementwise(lite.round))
 
 
 @rule("sign", thin=True)

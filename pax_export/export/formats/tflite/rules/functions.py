@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.bounds import at_least
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
-from pax_export.export.formats.tflite.rules.arithmetic import like
+from pax_export.export.formats.tflite.rules.arithmetic import elementwise, like
 
 
 def exp(x: Tensor) -> Any:
@@ -31,15 +30,11 @@ def rsqrt(x: Tensor) -> Any:
     return lite.where(lite.equal(x, like(x, 0)), like(x, np.inf), lite.rsqrt(x))
 
 
-def _unary(function: Callable[[Any], Any]) -> Callable:
-    return lambda op, x: function(x)
-
-
 for _name, _function in {
     "cos": lite.cos, "exp": exp, "log": log, "logistic": lite.sigmoid, "rsqrt": rsqrt,
     "sin": lite.sin, "sqrt": lite.sqrt, "tanh": lite.tanh,
 }.items():  # fmt: skip
-    rule(_name, thin=True)(_unary(_function))
+    rule(_name, thin=True)(elementwise(_function))
 
 
 @rule("atan2", thin=True)
