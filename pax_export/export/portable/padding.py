@@ -69,9 +69,7 @@ def _combine_padding(equation: Any, pad: Any) -> tuple[tuple[int, int], ...] | N
     config, told = pad.params["padding_config"], equation.params
     if not all(is_number(n) for ends in (*config, *told["padding"]) for n in ends):
         return None
-    if any(n < 0 for side in config for n in side):
-        return None
-    if any(inner for _, _, inner in config):
+    if any(inner or low < 0 or high < 0 for low, high, inner in config):
         return None
     outer = [(low, high) for low, high, _ in config]
     if equation.primitive.name == "conv_general_dilated":

@@ -36,10 +36,6 @@ def tensor(value: object, dtype: DTypeLike | None = None) -> Tensor:
     return value if isinstance(value, Tensor) else constant(value, dtype)
 
 
-def is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
-
-
 def emit(
     name: str,
     inputs: Sequence[Any],

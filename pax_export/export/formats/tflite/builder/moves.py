@@ -14,7 +14,6 @@ from pax_export.export.formats.tflite.builder.emit import (
     emit,
     float32,
     int32,
-    is_tensor,
     tensor,
 )
 from pax_export.export.formats.tflite.builder.graph import ARITHMETIC, Tensor, current
@@ -105,7 +104,7 @@ def shape(x: object) -> Tensor:
 
 
 def stack(values: Sequence[Any], axis: int = 0) -> Tensor:
-    found = [tensor(each, int32) if not is_tensor(each) else each for each in values]
+    found = [tensor(each, int32) if not isinstance(each, Tensor) else each for each in values]
     first = found[0]
     sizes = list(first.shape)
     sizes.insert(axis, len(found))
@@ -264,7 +263,7 @@ def _strided(x: Tensor, index: Sequence[Any]) -> Tensor:
     masks = {"begin_mask": 0, "end_mask": 0, "shrink_axis_mask": 0}
     for axis, (each, size) in enumerate(zip(index, x.shape)):
         if not isinstance(each, slice):
-            each = each if is_tensor(each) else int(each)
+            each = each if isinstance(each, Tensor) else int(each)
             begin.append(each)
             end.append(each + 1)
             steps.append(1)
@@ -299,12 +298,12 @@ def _strided(x: Tensor, index: Sequence[Any]) -> Tensor:
 
 def _is_known(each: Any) -> bool:
     ends = (each.start, each.stop) if isinstance(each, slice) else (each,)
-    return all(not is_tensor(end) or end.value is not None for end in ends)
+    return all(not isinstance(end, Tensor) or end.value is not None for end in ends)
 
 
 def _numbers(each: object) -> Any:
     def number(end: Any) -> Any:
-        return int(end.value) if is_tensor(end) else end
+        return int(end.value) if isinstance(end, Tensor) else end
 
     if isinstance(each, slice):
         return slice(number(each.start), number(each.stop), each.step)
