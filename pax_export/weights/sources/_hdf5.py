@@ -293,7 +293,7 @@ class Hdf5:
 
     def leaves(self, tree: int, kind: int, key: int) -> Iterator[tuple[bytes, int]]:
         """The keys and addresses of the leaves of a tree; `key` is the size of a key in bytes."""
-        waiting, seen = [(tree, 256)], set()
+        waiting, seen, left = [(tree, 256)], set(), self._size
         while waiting:
             node, above = waiting.pop()
             head = self.read(node, 24)
@@ -301,6 +301,9 @@ class Hdf5:
             if head[:4] != b"TREE" or head[4] != kind or head[5] >= above or node in seen:
                 raise ValueError("a tree that is none")
             seen.add(node)
+            left -= count * (key + 8)
+            if left < 0:
+                raise ValueError("nodes of a tree that overlap")
             entries = self.read(node + 24, count * (key + 8))
             below = [
                 (entries[at : at + key], *struct.unpack_from("<Q", entries, at + key))

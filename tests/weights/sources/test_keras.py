@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import zipfile
 
 import h5py
@@ -197,6 +198,20 @@ def test_nothing_from_elsewhere_and_nothing_that_was_not_written(tmp_path, write
     with pytest.raises(WeightsFileError):
         with open_source(tmp_path / "a.h5") as source:
             source.entries["a"].read()
+
+
+def test_overlapping_nodes_of_a_tree_are_refused(tmp_path):
+    """A megabyte of them would have hundreds of millions of chunks."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("a", data=np.arange(600), chunks=(10,))
+    content = bytearray((tmp_path / "a.h5").read_bytes())
+    tree, begin = content.find(b"TREE\x01\x00"), len(content)
+    content[tree + 5] = 1  # the level: what were chunks are nodes
+    for place in range(60):
+        struct.pack_into("<Q", content, tree + 48 + 32 * place, begin + 8 * place)
+    (tmp_path / "a.h5").write_bytes(content + b"TREE\x01\x00\xff\x01" * 4000)
+    with refused(WeightsFileError, "overlap"), open_source(tmp_path / "a.h5") as source:
+        source.entries["a"].read()
 
 
 def test_cyclic_groups_are_refused(tmp_path):
