@@ -94,7 +94,7 @@ def of_rows() -> dict[str, Callable[..., Any]]:
         "reduce_window_max": pooled(2, 2, 1),
         "reduce_window_max (NCHW)": pooled(1, 2, 2),
         "softmax": partial(kept.FUNCTIONS["softmax"], axis=-1),
-        "log_softmax": partial(kept.log_softmax, axis=-1),
+        "log_softmax": partial(kept.FUNCTIONS["log_softmax"], axis=-1),
         "mean": partial(kept.FUNCTIONS["mean"], axes=(1,), keepdims=False),
         "layer_norm": partial(
             kept.FUNCTIONS["layer_norm"], epsilon=1e-5, scaled=False, shifted=False
