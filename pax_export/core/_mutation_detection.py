@@ -73,18 +73,37 @@ def find_changed(seen: Seen) -> tuple[Any, tuple] | None:
     return None
 
 
-def in_itself(value: object, around: frozenset[int] = frozenset()) -> bool:
-    """True if a list or dict contains itself or one of those around it; jax does not survive it."""
-    if type(value) is list or isinstance(value, tuple):
-        parts: Iterable[Any] = value
-    elif type(value) in DICTS:
-        parts = value.values()  # type: ignore[attr-defined]
-    else:
-        return False
-    if id(value) in around:
-        return True
-    around |= {id(value)}
-    return any(in_itself(part, around) for part in parts)
+def in_itself(value: object) -> bool:
+    """True if a list or dict contains itself, which jax does not survive."""
+    around: set[int] = set()
+    waiting: list[Any] = [value]
+    while waiting:
+        each = waiting.pop()
+        if type(each) is _Leave:
+            around.discard(each.number)
+            continue
+        kind = type(each)
+        if kind is list or isinstance(each, tuple):
+            parts: Iterable[Any] = each
+        elif kind in DICTS:
+            parts = each.values()
+        else:
+            continue
+        if id(each) in around:
+            return True
+        around.add(id(each))
+        waiting.append(_Leave(id(each)))
+        waiting.extend(parts)
+    return False
+
+
+class _Leave:
+    """Marks where all of a container has been looked at."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int):
+        self.number = number
 
 
 def holds_container(value: object, container: object) -> bool:

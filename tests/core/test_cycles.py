@@ -1,5 +1,6 @@
 """What holds itself is refused before jax sees it, and no other module suffers."""
 
+import sys
 from collections import deque
 
 import jax
@@ -61,6 +62,14 @@ def test_a_container_in_itself_is_refused(make):
         with pytest.raises(InvalidArgumentError):
             build()
         assert all_is_well()
+
+
+def test_containers_deeper_than_calls_of_python_are_refused_by_name():
+    deep = [1]
+    for _ in range(2 * sys.getrecursionlimit()):
+        deep = [deep]
+    with pytest.raises(InvalidArgumentError):
+        Holder(deep)
 
 
 def test_a_list_put_into_itself_later_is_refused():
