@@ -138,7 +138,7 @@ def pattern(*names: str) -> Callable[[Pattern], Pattern]:
     return register
 
 
-#: A product of more is none of the patterns; a number squared n times has 2 ** n factors.
+#: The largest number of factors of a pattern; a number squared n times has 2 ** n factors.
 _MOST_FACTORS = 32
 
 

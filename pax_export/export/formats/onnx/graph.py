@@ -56,7 +56,7 @@ class GraphBuilder:
     def __call__(
         self, operator: str, *operands: Any, results: int | None = None, **attributes: Any
     ) -> Any:
-        """Adds an operator; returns the name of its result, or those of so many results."""
+        """Adds an operator; returns the name of its result, or a list of names of several."""
         return self._add(self.nodes, operator, operands, results, attributes)
 
     def _in_root(self, operator: str, *operands: Any, **attributes: Any) -> str:
