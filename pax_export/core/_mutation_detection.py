@@ -20,6 +20,8 @@ Seen = tuple[Any, ...]  # a container, its content, the next container, its cont
 
 DICTS = frozenset({dict, OrderedDict, defaultdict})
 
+MAX_DEPTH = 100  # containers, one in another
+
 
 class Watched(NamedTuple):
     """The flattened pair of a module whose containers may be referenced elsewhere."""
@@ -73,42 +75,25 @@ def find_changed(seen: Seen) -> tuple[Any, tuple] | None:
     return None
 
 
-def in_itself(value: object) -> bool:
-    """True if a list or dict contains itself, which jax does not survive."""
-    around: set[int] = set()
-    waiting: list[Any] = [value]
-    while waiting:
-        each = waiting.pop()
-        if type(each) is _Leave:
-            around.discard(each.number)
-            continue
-        kind = type(each)
-        if kind is list or isinstance(each, tuple):
-            parts: Iterable[Any] = each
-        elif kind in DICTS:
-            parts = each.values()
-        else:
-            continue
-        if id(each) in around:
-            return True
-        around.add(id(each))
-        waiting.append(_Leave(id(each)))
-        waiting.extend(parts)
-    return False
-
-
-class _Leave:
-    """Marks where all of a container has been looked at."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int):
-        self.number = number
+def ends(value: object, depth: int = MAX_DEPTH) -> bool:
+    """False if a container contains itself or nests too deeply, which jax does not survive."""
+    if type(value) is list or isinstance(value, tuple):
+        parts: Iterable[Any] = value
+    elif type(value) in DICTS:
+        parts = value.values()  # type: ignore[attr-defined]
+    else:
+        return True
+    if not depth:
+        return False
+    for part in parts:  # noqa: SIM110 - all() would take another frame for each container
+        if not ends(part, depth - 1):
+            return False
+    return True
 
 
 def holds_container(value: object, container: object) -> bool:
     """True if a container is this value or is inside it."""
-    return in_itself(value) or any(each is container for each in seen_in([value])[::2])
+    return not ends(value) or any(each is container for each in seen_in([value])[::2])
 
 
 def warn_of_change(cls: type, name: str, value: object) -> None:

@@ -21,10 +21,11 @@ from pax_export._types import PyTree
 from pax_export.core._containers import copy_containers, has_container
 from pax_export.core._moduledef import ModuleDef, intern_moduledef
 from pax_export.core._mutation_detection import (
+    MAX_DEPTH,
     Watched,
+    ends,
     find_changed,
     holds_container,
-    in_itself,
     is_unchanged,
     seen_in,
     warn_of_change,
@@ -184,9 +185,9 @@ def leaves_of_attribute(value: object) -> list[Any]:
     """The leaves of an attribute, with nodes as leaves; none of a dict with unsortable keys.
 
     Raises:
-        InvalidArgumentError: a list or dict contains itself.
+        InvalidArgumentError: a container contains itself, or more than 100 in one another.
     """
-    if in_itself(value):
+    if not ends(value):
         raise cycle_error(value)
     try:
         return jax.tree_util.tree_leaves(value, is_leaf=is_node_or_empty)
@@ -195,10 +196,11 @@ def leaves_of_attribute(value: object) -> list[Any]:
 
 
 def cycle_error(value: object) -> InvalidArgumentError:
-    """Returns the error for a value that contains itself."""
+    """Returns the error for a value that contains itself, or nests too deeply."""
     return InvalidArgumentError(
-        "An attribute of a module holds itself; a tree has an end.",
-        got=f"a {type(value).__name__} that contains itself",
+        f"An attribute of a module contains itself, or more than {MAX_DEPTH} containers, "
+        "one in another.",
+        got=f"a {type(value).__name__} that nests deeper, or without end",
         write="a list without itself in it; an object of a class of your own may refer to itself",
     )
 
@@ -433,7 +435,7 @@ def _is_node_or_static_leaf(value: object) -> bool:
 
 def shows_static_leaves(value: object) -> bool:
     """True if a static leaf of a container is still wrapped."""
-    if in_itself(value):
+    if not ends(value):
         raise cycle_error(value)
     leaves = jax.tree_util.tree_leaves(value, is_leaf=_is_node_or_static_leaf)
     return any(isinstance(leaf, StaticLeaf) for leaf in leaves)

@@ -1,6 +1,5 @@
 """What holds itself is refused before jax sees it, and no other module suffers."""
 
-import sys
 from collections import deque
 
 import jax
@@ -64,12 +63,18 @@ def test_a_container_in_itself_is_refused(make):
         assert all_is_well()
 
 
-def test_containers_deeper_than_calls_of_python_are_refused_by_name():
-    deep = [1]
-    for _ in range(2 * sys.getrecursionlimit()):
-        deep = [deep]
-    with pytest.raises(InvalidArgumentError):
-        Holder(deep)
+@pytest.mark.parametrize("leaf", [1, jnp.ones(1), Dense()], ids=["static", "array", "module"])
+@pytest.mark.parametrize("outer", [lambda x: [x], lambda x: {"a": (x,)}], ids=["lists", "dicts"])
+def test_containers_nest_to_a_depth_of_one_hundred(outer, leaf):
+    value, more = leaf, leaf
+    for _ in range(50 if isinstance(outer(1), dict) else 100):
+        value = outer(value)
+    assert jax.tree_util.tree_leaves(Holder(value))
+    for _ in range(10_000):
+        more = outer(more)
+    with pytest.raises(InvalidArgumentError, match="more than 100 containers"):
+        Holder(more)
+    assert all_is_well()
 
 
 def test_a_list_put_into_itself_later_is_refused():
