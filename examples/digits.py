@@ -129,7 +129,7 @@ def main():
     print(f"the served classes agree: {(served.argmax(-1) == logits.argmax(-1)).all()}")
     print(f"largest difference of the logits: {np.abs(served - logits).max():.2e}")
     largest = np.float16(np.abs(logits).max())  # the net computes in float16, of 11 bits
-    print(f"neighbours in float16 at the largest logit, {largest}: {np.spacing(largest):.2e} apart")
+    print(f"neighbors in float16 at the largest logit, {largest}: {np.spacing(largest):.2e} apart")
     print(report)
     draw(options.output.with_suffix(".png"), history, held_out, labels, logits.argmax(-1))
     print(f"picture: {options.output.with_suffix('.png')}")

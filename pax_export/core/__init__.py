@@ -11,7 +11,7 @@ from pax_export.core._edit import set_training, with_class, with_static
 from pax_export.core._foreign_keywords import explain_keywords as explain_keywords
 from pax_export.core._fresh_arrays import filled_array, sample_padded
 from pax_export.core._labels import (
-    Labelling,
+    Labeling,
     label_modules,
     path_in,
     record_calls,
@@ -73,7 +73,7 @@ from pax_export.core._traversal import (
     apply_bottom_up,
     fold_bottom_up,
     is_at,
-    is_labelled,
+    is_labeled,
     join_path,
     map_attributes,
     map_submodules,

@@ -9,7 +9,7 @@ from typing import Any
 
 from pax_export._tracebacks import hide_frames
 from pax_export._types import PyTree
-from pax_export.core._labels import SAYS_PATH, call_labelled
+from pax_export.core._labels import SAYS_PATH, call_labeled
 from pax_export.core._moduledef import Label
 from pax_export.core._sharding_notes import explain_sharding
 from pax_export.core._subclassing import base_of
@@ -26,7 +26,7 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: Any, /, *args: PyTree, **kwargs: PyTree) -> Any:
         try:
             if Label.in_use:
-                return call_labelled(call, self, args, kwargs)
+                return call_labeled(call, self, args, kwargs)
             return call(self, *args, **kwargs)
         except Exception as error:
             hide_frames(error)

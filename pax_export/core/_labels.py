@@ -1,4 +1,4 @@
-"""Modules labelled with their paths, which they add to the trace.
+"""Modules labeled with their paths, which they add to the trace.
 
 Labels are in moduledefs, so they survive jit, scan, vmap and grad. Treedefs with and without
 labels are equal; only modules of one net with different labels differ, so that jax traces
@@ -24,21 +24,21 @@ from pax_export.core._traversal import apply_bottom_up, is_at, named_modules, re
 from pax_export.core._tree import STATIC, Node, attributes_of, current_kinds, update_moduledef
 
 R = TypeVar("R")
-Labelling = Callable[[Any], Any]
-#: Attributes that `call_labelled` adds to a `__call__`.
+Labeling = Callable[[Any], Any]
+#: Attributes that `call_labeled` adds to a `__call__`.
 SAYS_PATH = "_pax_says_path"
 _SCOPE = re.compile(r"<([^<>]*)>")
 
 
 class Recorder(Protocol):
-    """Receives the calls of a labelled net."""
+    """Receives the calls of a labeled net."""
 
     def called(self, path: str, module: PyTree, arguments: Sequence[Any], output: PyTree) -> Any:
         """Records a call; returns its output or a replacement."""
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("pax_export_recorder", default=None)
-#: The path and the class of the labelled module whose call runs.
+#: The path and the class of the labeled module whose call runs.
 _around: ContextVar[tuple[str, type] | None] = ContextVar("pax_export_around", default=None)
 _trace = jax.make_user_context()
 
@@ -54,7 +54,7 @@ def label_modules(net: PyTree, apart: bool = True) -> Any:
     return apply_bottom_up(copy, _that_says_its_path)
 
 
-def with_labels(trace: Callable[[Labelling], R]) -> R:
+def with_labels(trace: Callable[[Labeling], R]) -> R:
     """Traces a function of ``label(net)``; without distinct labels if these prevent stacking."""
     try:
         with traced_anew():
@@ -71,7 +71,7 @@ def traced_anew() -> Any:
 
 @contextmanager
 def record_calls(recorder: Recorder) -> Iterator[None]:
-    """While the block runs, the recorder hears of each call of a labelled module."""
+    """While the block runs, the recorder hears of each call of a labeled module."""
     token = _recorder.set(recorder)
     try:
         yield
@@ -79,10 +79,10 @@ def record_calls(recorder: Recorder) -> Iterator[None]:
         _recorder.reset(token)
 
 
-def call_labelled(
+def call_labeled(
     call: Callable[..., Any], module: PyTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Calls a module; a labelled one adds its path to the trace and notifies the recorder."""
+    """Calls a module; a labeled one adds its path to the trace and notifies the recorder."""
     label = attributes_of(module).get(LABEL) if isinstance(module, Node) else None
     if label is None:
         return call(module, *args, **kwargs)
@@ -102,19 +102,19 @@ def call_labelled(
 
 
 def _that_says_its_path(module: Node) -> Node:
-    """Returns the module, of a derived class unless `call_labelled` wraps its `__call__`."""
+    """Returns the module, of a derived class unless `call_labeled` wraps its `__call__`."""
     cls = type(module)
     if not issubclass(cls, Callable) or getattr(cls.__call__, SAYS_PATH, False):
         return module
-    return with_class(module, derive_class(cls, "labelled", True))
+    return with_class(module, derive_class(cls, "labeled", True))
 
 
-def _labelled(base: type, namespace: dict[str, Any], value: bool) -> dict[str, Any]:
+def _labeled(base: type, namespace: dict[str, Any], value: bool) -> dict[str, Any]:
     call = namespace.get("__call__") or base.__call__
     return {"__call__": lambda self, *args, **kwargs: call(self, *args, **kwargs)}
 
 
-register_aspect("labelled", _labelled)
+register_aspect("labeled", _labeled)
 
 
 def path_in(equation: Equation, around: str) -> str:

@@ -11,15 +11,15 @@ from jax.tree_util import GetAttrKey
 from pax_export.core._containers import copy_containers, has_container
 from pax_export.core._static import is_opaque, static_key
 
-#: Under this name a module of a labelled net keeps its label, as a static attribute.
+#: Under this name a module of a labeled net keeps its label, as a static attribute.
 LABEL = "_path_in_net"
 
 
 class Label:
-    """The path of a module in a labelled net; ignored by comparisons."""
+    """The path of a module in a labeled net; ignored by comparisons."""
 
     __slots__ = ("path", "net")
-    #: Whether any net was ever labelled: modules do not look for labels before.
+    #: Whether any net was ever labeled: modules do not look for labels before.
     in_use = False
 
     def __init__(self, path: str, net: object):
@@ -48,7 +48,7 @@ class ModuleDef:
         lazy: whether a rebuilt module may fill in its attributes later.
         opaque: whether it cannot be interned: a static value has no hash, or it has a label.
         keys: the jax key of each child.
-        label: the path of the module in a labelled net, or None.
+        label: the path of the module in a labeled net, or None.
     """
 
     __slots__ = (

@@ -177,7 +177,7 @@ def apply_bottom_up(module: PyTree, function: Callable[[Any], Any]) -> Any:
 # --- functions that only move leaves ------------------------------------------------
 
 
-def is_labelled(module: PyTree) -> bool:
+def is_labeled(module: PyTree) -> bool:
     """Returns whether a module has its path; its treedef is then unlike an equal one."""
     return Label.in_use and is_node(module) and attributes_of(module).get(LABEL) is not None
 
@@ -209,7 +209,7 @@ def cached_by_treedef(
         @functools.wraps(function)
         def replay(module, *arguments):
             leaves, treedef = tree_flatten(module)
-            found = None if is_labelled(module) else plan(treedef, arguments)
+            found = None if is_labeled(module) else plan(treedef, arguments)
             if found is None:
                 return function(module, *arguments)
             picks, out_treedef = found

@@ -13,7 +13,7 @@ from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.core import (
     Chosen,
-    Labelling,
+    Labeling,
     better_path,
     is_array,
     matcher,
@@ -28,7 +28,7 @@ from pax_export.debug._harvest import PREFIX, Harvest
 
 @dataclass
 class _Marks:
-    """Marks the outputs of chosen modules, as a recorder of labelled modules."""
+    """Marks the outputs of chosen modules, as a recorder of labeled modules."""
 
     paths: frozenset[str]
     trees: dict[str, Any] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Capture:
 
         data = [leaves[place] for place in places]
 
-        def trace(label: Labelling) -> Any:
+        def trace(label: Labeling) -> Any:
             marks = _Marks(frozenset(self.paths))
             with record_calls(marks):
                 return jax.make_jaxpr(call)(label(net), data), marks

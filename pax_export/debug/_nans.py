@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_computing, jitted_call, watch_operations
 from pax_export._types import PyTree
-from pax_export.core import Labelling, is_array, is_node, named_leaves, path_of_call, with_labels
+from pax_export.core import Labeling, is_array, is_node, named_leaves, path_of_call, with_labels
 from pax_export.debug._origin import all_finite, argument_error, is_bad, is_inexact, operation_error
 from pax_export.transforms import Folded, fold, unfold
 
@@ -132,12 +132,12 @@ class _FunctionCall:
         args, kwargs = self.arguments(data)
         return self.function(*args, **kwargs)
 
-    def traced(self, label: Labelling) -> Any:
-        """The traced call, with labelled modules."""
+    def traced(self, label: Labeling) -> Any:
+        """The traced call, with labeled modules."""
 
         def run(data: list[Any]) -> list[Any]:
-            args, kwargs = _labelled_all(self.arguments(data), label)
-            function = _labelled_all(self.function, label)
+            args, kwargs = _labeled_all(self.arguments(data), label)
+            function = _labeled_all(self.function, label)
             return jax.tree_util.tree_leaves(function(*args, **kwargs))
 
         return jax.make_jaxpr(run)(self.data)
@@ -154,13 +154,13 @@ def _is_data(leaf: object) -> bool:
     return is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
 
 
-def _labelled_all(tree: PyTree, label: Labelling) -> Any:
-    def labelled(value: object) -> Any:
+def _labeled_all(tree: PyTree, label: Labeling) -> Any:
+    def labeled(value: object) -> Any:
         if _is_folded(value):  # a module, as `transforms.jit` hands it on
             return fold(label(unfold(value)))
         return label(value) if is_node(value) else value
 
-    return jax.tree_util.tree_map(labelled, tree, is_leaf=lambda x: is_node(x) or _is_folded(x))
+    return jax.tree_util.tree_map(labeled, tree, is_leaf=lambda x: is_node(x) or _is_folded(x))
 
 
 def _is_folded(value: object) -> bool:
@@ -212,7 +212,7 @@ def _judge_operation(
 
 
 def _of_the_function(explain: Explain) -> Exception | None:
-    """Traces the call again with labelled modules; None if that is impossible."""
+    """Traces the call again with labeled modules; None if that is impossible."""
     call = jitted_call()
     if call is None:
         return None

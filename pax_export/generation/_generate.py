@@ -222,7 +222,7 @@ def generate(
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
-        >>> class Counter(pax.Module):  # its favourite is the token after the last one
+        >>> class Counter(pax.Module):  # its favorite is the token after the last one
         ...     def init_cache(self, batch, max_length, dtype=None):
         ...         return jnp.zeros(batch, jnp.int32)  # this net remembers nothing
         ...

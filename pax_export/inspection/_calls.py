@@ -11,7 +11,7 @@ import jax
 from pax_export._jax import needed_part
 from pax_export._types import PyTree
 from pax_export.core import (
-    Labelling,
+    Labeling,
     is_array,
     is_node,
     module_and_value,
@@ -44,7 +44,7 @@ class Trace:
     output_count: int = 0  # the last results are outputs
 
     def called(self, path: str, module: PyTree, arguments: Sequence[Any], output: PyTree) -> Any:
-        """Notes a call, as a recorder of labelled modules."""
+        """Notes a call, as a recorder of labeled modules."""
         if path in self.calls:
             self.calls[path].count += 1
         else:
@@ -71,7 +71,7 @@ def trace_call(
         resolved.tree, [entry.struct for entry in resolved.flat]
     )
 
-    def labelled(label: Labelling) -> Trace:
+    def labeled(label: Labeling) -> Trace:
         trace = Trace(inputs=tuple(entry.name for entry in resolved.flat))
 
         def call(module: PyTree, args: tuple, named: dict) -> Any:
@@ -83,7 +83,7 @@ def trace_call(
             trace.program = needed_part(jax.make_jaxpr(call)(label(net), args, named))
         return trace
 
-    trace = with_labels(labelled)
+    trace = with_labels(labeled)
     trace.work = work_of(trace.program)
     return trace
 

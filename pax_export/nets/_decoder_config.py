@@ -12,11 +12,11 @@ from pax_export.nets._decoder_hf import fields_of_hf
 from pax_export.nets._generation_defaults import GenerationDefaults
 from pax_export.nets._layer_kind import LayerKind
 from pax_export.nn import (
-    PAIRINGS,
     RotaryScaling,
     check_frequencies,
     checked_choice,
     checked_integer,
+    checked_pairing,
 )
 
 _POSITIONS = ("rotary", "learned", "sinusoidal", "alibi", "none")
@@ -116,7 +116,8 @@ class DecoderConfig:
         checked_choice(self.norm, ("rms", "layer"), "DecoderConfig.norm")
         checked_choice(self.activation, _ACTIVATIONS, "DecoderConfig.activation")
         checked_choice(self.positions, _POSITIONS, "DecoderConfig.positions")
-        checked_choice(self.rotary_pairing, PAIRINGS, "DecoderConfig.rotary_pairing")
+        pairing = checked_pairing(self.rotary_pairing, "DecoderConfig.rotary_pairing")
+        object.__setattr__(self, "rotary_pairing", pairing)
         if self.rotary_size is not None:
             checked_integer(self.rotary_size, "DecoderConfig.rotary_size", least=2)
         turned = self.head_size if self.rotary_size is None else self.rotary_size

@@ -25,10 +25,10 @@ from pax_export.nn._positions import alibi_slopes, sinusoidal_positions
 from pax_export.nn._recurrent import GRU, LSTM, GRUState, LSTMState, VanillaRNN, VanillaRNNState
 from pax_export.nn._rms_norm import RMSNorm
 from pax_export.nn._rotary import (
-    PAIRINGS,
     Rotary,
     RotaryScaling,
     check_frequencies,
+    checked_pairing,
     rotary_angles,
     rotary_frequencies,
     rotate,

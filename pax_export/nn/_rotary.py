@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import jax
@@ -14,7 +15,7 @@ from pax_export._types import Array
 from pax_export.core import Module
 from pax_export.nn import _arguments as arg
 
-PAIRINGS = ("halves", "neighbours")
+_PAIRINGS = ("halves", "neighbors")
 _KINDS = ("linear", "llama3", "yarn", "table")
 
 
@@ -191,6 +192,14 @@ def rotary_angles(
     return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
+def checked_pairing(pairing: str, where: str) -> str:
+    """Returns which channels are rotated together; ``"neighbours"`` is the older spelling."""
+    if pairing == "neighbours":
+        warnings.warn('write pairing "neighbors"', DeprecationWarning, stacklevel=3)
+        return "neighbors"
+    return arg.checked_choice(pairing, _PAIRINGS, where)
+
+
 def rotate(x: Array, cos: Array, sin: Array, pairing: str = "halves") -> jax.Array:
     """Rotates the first ``2 * pairs`` channels of ``x`` ``[..., heads, size]``.
 
@@ -248,13 +257,13 @@ class Rotary(Module):
         self.size = arg.checked_integer(size, "Rotary.size", least=2)
         if self.size % 2:
             raise InvalidArgumentError(
-                "Channels turn in pairs.",
+                "A rotary embedding rotates an even number of channels.",
                 where="Rotary.size",
                 got=repr(size),
                 write="an even number",
             )
         self.base = float(base)
-        self.pairing = arg.checked_choice(pairing, PAIRINGS, "Rotary.pairing")
+        self.pairing = checked_pairing(pairing, "Rotary.pairing")
         self.scaling = scaling
 
     def angles(self, positions: Array | None) -> tuple[jax.Array, jax.Array]:

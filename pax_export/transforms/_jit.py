@@ -20,7 +20,7 @@ from pax_export.core import (
     Node,
     anything_is_open,
     from_folded,
-    is_labelled,
+    is_labeled,
     is_node,
     is_open,
     keys_changed_by,
@@ -353,7 +353,7 @@ def _fold_module(module: Node) -> Folded:
     pair = module._pax_folded
     if pair is None:
         leaves, treedef = tree_flatten(module)
-        pair = (leaves,), treedef if is_labelled(module) else _intern_treedef(treedef)
+        pair = (leaves,), treedef if is_labeled(module) else _intern_treedef(treedef)
     return Folded(pair)
 
 

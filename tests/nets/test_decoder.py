@@ -25,7 +25,7 @@ CONFIGS = {
     "windows in turn": dataclasses.replace(
         LLAMA, kinds=(LayerKind(window=3), LayerKind()), attention_softcap=5.0, logit_softcap=3.0
     ),
-    "alibi": dataclasses.replace(LLAMA, positions="alibi", rotary_pairing="neighbours"),
+    "alibi": dataclasses.replace(LLAMA, positions="alibi", rotary_pairing="neighbors"),
 }
 TOKENS = np.random.RandomState(0).randint(0, 50, (2, 11))
 CHUNKS = ((3, 1), (1, 1), (0, 4), (4, 3), (1, 1), (2, 1))  # of both rows, eleven in all

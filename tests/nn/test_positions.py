@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,8 +27,19 @@ def test_both_pairings_turn_complex_numbers():
     found = pax.Rotary(8, 100.0)(X, PLACES)
     assert_close(found, np.concatenate([halves.real, halves.imag], -1), rtol=3e-6)
     beside = turned(X[..., ::2] + 1j * X[..., 1::2], 100.0)
-    found = pax.Rotary(8, 100.0, "neighbours")(X, PLACES)
+    found = pax.Rotary(8, 100.0, "neighbors")(X, PLACES)
     assert_close(found, np.stack([beside.real, beside.imag], -1).reshape(X.shape), rtol=3e-6)
+
+
+def test_the_older_spelling_of_neighbors_goes_on():
+    with pytest.warns(DeprecationWarning, match="neighbors"):
+        assert pax.Rotary(8, pairing="neighbours").pairing == "neighbors"
+    config = dataclasses.replace(
+        pax.nets.DecoderConfig.llama(vocab_size=8, dim=8, num_layers=1, num_heads=1, hidden_dim=8),
+        rotary_pairing="neighbors",
+    )
+    with pytest.warns(DeprecationWarning, match="neighbors"):
+        assert dataclasses.replace(config, rotary_pairing="neighbours") == config
 
 
 def test_channels_beyond_its_size_stay_and_halves_keep_their_dtype():

@@ -321,8 +321,8 @@ def test_granite_is_refused_by_its_keys_and_read_by_hand_without_them(tmp_path):
     )
     model = drawn(transformers.GraniteForCausalLM, own)
     model.save_pretrained(tmp_path)
-    relabelled = {**own.to_dict(), "model_type": "llama"}
-    for config in (own.to_dict(), relabelled):
+    relabeled = {**own.to_dict(), "model_type": "llama"}
+    for config in (own.to_dict(), relabeled):
         with pytest.raises(pax.errors.InvalidArgumentError) as raised:
             DecoderConfig.from_hf(config)
         for key in ("embedding", "logits_scaling", "residual", "attention_multiplier"):

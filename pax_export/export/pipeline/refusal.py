@@ -1,4 +1,4 @@
-"""Finds the module of a refused operation, by exporting once more with labelled modules."""
+"""Finds the module of a refused operation, by exporting once more with labeled modules."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def name_modules(error: PaxError, exporter: FormatExporter, request: Request) ->
     with contextlib.suppress(Exception):
         net, kinds = with_paths(request.model)
         if kinds:
-            labelled = dataclasses.replace(request, model=net)
-            chains = _refused_again(error, exporter, labelled) or chains
+            labeled = dataclasses.replace(request, model=net)
+            chains = _refused_again(error, exporter, labeled) or chains
         named = [(_module_text(chain, kinds), chain) for chain in chains]
         if not any(name for name, _ in named):
             programs = exporter.trace(request)[1]

@@ -205,9 +205,9 @@ def _find_causes(
     part: FormatExporter, run: ExportRun, request: Request, far: Sequence[ProbeDifference]
 ) -> list[Cause | None]:
     """The operation that causes each difference: a swept elementwise one, or by exporting parts."""
-    labelled, _ = with_paths(request.model)
+    labeled, _ = with_paths(request.model)
     with traced_anew():
-        model, programs = part.trace(dataclasses.replace(request, model=labelled))
+        model, programs = part.trace(dataclasses.replace(request, model=labeled))
 
     def call_with(model: Exportable, program: Program, given: Sequence[Arrays]) -> list[Arrays]:
         contents = part.lower(model, (program,), request)

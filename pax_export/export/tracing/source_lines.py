@@ -54,7 +54,7 @@ def join_places(texts: Iterable[str]) -> str:
 
 
 def module_path(equations: Chain) -> str:
-    """Returns the path of the module that contains the last of nested equations; see `labelled`."""
+    """Returns the path of the module that contains the last of nested equations; see `labeled`."""
     path = ""
     for equation in equations:
         path = path_in(equation, path)

@@ -55,7 +55,7 @@ def given_calls(
     examples: Sequence[Arrays] = (),
     outputs: Sequence[Sequence[int | str]] = (),
 ) -> list[tuple[str, Arrays, float]]:
-    """Labelled inputs for a signature, examples or random, each with its cost in first calls.
+    """Labeled inputs for a signature, examples or random, each with its cost in first calls.
 
     Sizes of 1 come last: XLA compiles products with one row slowly. Sizes leave some output
     elements, if any do.
@@ -132,9 +132,9 @@ class SignatureCases:
 
     def steps(self) -> list[CaseStep]:
         """Returns the calls without gradients."""
-        return self.labelled_steps(self.make_case, self.structs, self.examples)
+        return self.labeled_steps(self.make_case, self.structs, self.examples)
 
-    def labelled_steps(
+    def labeled_steps(
         self,
         make: Callable[[str, Arrays], Case],
         structs: Mapping[str, jax.ShapeDtypeStruct],

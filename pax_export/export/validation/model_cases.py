@@ -70,7 +70,7 @@ class _ModelCases(ProgramCases):
         if around is None:
             return steps
         structs = input_structs(around.inputs)
-        whole = self.labelled_steps(self._processed_case, structs, self._processed)
+        whole = self.labeled_steps(self._processed_case, structs, self._processed)
         # One of each kind comes first.
         return [*steps[:1], *whole[:1], *steps[1:], *whole[1:]]
 
