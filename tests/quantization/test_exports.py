@@ -148,17 +148,27 @@ def test_the_table_of_a_tied_head_is_in_a_file_once(write, bits, group, tmp_path
     share = (1 / 32 if group else 4 / 128) / 2 + bits / 32  # scales are float16 or float32
     assert report.graph_bytes < share * found.before + 80_000
     if write is to_onnx:  # the head, too
-        assert _count_fused_products(tmp_path / "m") == 8
+        assert len(_groups_of_products(tmp_path / "m")) == 8
 
 
-def _count_fused_products(path):
-    """Products that onnxruntime computes of integers in a session for a file."""
+def test_onnxruntime_rounds_128_inputs_of_a_channel_together(tmp_path):
+    """Its own choice is 32, which takes longer; the file has a scale for each channel."""
+    small, found = quantize(pax.Sequential(pax.Linear(300, 64), pax.Linear(64, 8)))
+    report = to_onnx(small, tmp_path / "m.onnx", spec("batch, 300"), card=False)
+    assert _groups_of_products(tmp_path / "m.onnx") == [128, 32]
+    assert report.variable_bytes < found.after + 500
+    assert max(report.largest_error.values()) < 1e-5
+
+
+def _groups_of_products(path):
+    """The group of each product that onnxruntime computes of integers in a session for a file."""
     onnx, onnxruntime = map(pytest.importorskip, ("onnx", "onnxruntime"))
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = f"{path}.optimized"
     onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     nodes = onnx.load(options.optimized_model_filepath).graph.node
-    return sum(node.op_type == "MatMulNBits" for node in nodes)
+    found = [node.attribute for node in nodes if node.op_type == "MatMulNBits"]
+    return [each.i for attributes in found for each in attributes if each.name == "block_size"]
 
 
 def test_saved_models_have_numbers_in_memory(tmp_path):

@@ -165,6 +165,15 @@ def test_openvino_multiplies_by_a_square_weight_and_by_the_same_transposed(tmp_p
     to_onnx((w, both_ways), tmp_path / "m.onnx", spec("n, 8"), runtimes=["openvino"])
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_openvino_is_tested_without_rounding_the_inputs_of_quantized_products(tmp_path, bits):
+    """It does so by itself where the processor multiplies integers."""
+    pytest.importorskip("openvino")
+    small, _ = pax.quantize(pax.Linear(256, 64), bits=bits)
+    report = to_onnx(small, tmp_path / "m.onnx", spec("batch, 256"), runtimes=["openvino"])
+    assert report.details["largest_error_in"]["openvino"] < 1e-5
+
+
 def test_openvino_draws_the_same_random_numbers(tmp_path):
     pytest.importorskip("openvino")
     drawn = lambda seed: jax.random.normal(jax.random.key(seed), (50,))  # noqa: E731
