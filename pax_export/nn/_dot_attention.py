@@ -143,8 +143,8 @@ def _of_one_query(
     logits = jnp.einsum("bnc,bsc->bns", spread, key, preferred_element_type=dtype) * scale
     mask, bias = (None if x is None else jnp.asarray(x)[:, :, 0] for x in (mask, bias))
     weights = arg.cast(_masked_softmax(logits, mask, bias, softcap), value.dtype)
-    mixed = jnp.einsum("bns,bsc->bnc", weights, value).reshape((batch, heads, kv_heads, size))
-    return jnp.where(own, mixed, 0).sum(2)[:, None]
+    mixed = jnp.einsum("bns,bsc->bnc", weights, value).reshape((batch, heads * kv_heads, size))
+    return mixed[:, np.flatnonzero(own)][:, None]
 
 
 def _masked_softmax(

@@ -15,7 +15,7 @@ from jax.lax import linalg
 
 import pax_export as pax
 from pax_export import _quantized, errors
-from pax_export._jaxpr import inner_programs, jaxpr_primitives, needed_equations
+from pax_export._jaxpr import inner_programs, jaxpr_primitives, needed_equations, walk_equations
 from pax_export.export import spec, to_onnx
 from pax_export.export.portable import decompose, not_decomposed, operation_names
 from pax_export.export.portable.decompositions import DECOMPOSITIONS
@@ -569,6 +569,23 @@ def test_updates(how, kind, dtype):
     (name,) = names.intersection(SCATTERS[how])
     assert DECOMPOSITIONS.keys() >= {*SCATTERS[how]}
     check(name, update, old, at, new)
+
+
+@pytest.mark.parametrize("place", [3, 7, 2**31 - 1, -9])
+def test_one_update_of_a_large_array_reads_its_own_place_alone(place):
+    """A key of a long cache: where the place is outside, its nearest one is written again."""
+
+    def update(cache, at, new):
+        return cache.at[0, at].set(new, mode="drop")
+
+    given = jnp.asarray(NUMBERS), jnp.int32(place), jnp.ones(NUMBERS.shape[2])
+    check("scatter", update, *given)
+    program = decompose(
+        jax.make_jaxpr(update)(*given), lambda each: each.primitive.name != "scatter"
+    )
+    equations = (each for each, _ in walk_equations(program))
+    chosen = [each for each in equations if each.primitive.name == "select_n"]
+    assert max(each.outvars[0].aval.size for each in chosen) < NUMBERS.size
 
 
 def test_batches_of_updates():

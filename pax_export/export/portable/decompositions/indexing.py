@@ -129,8 +129,10 @@ def scattered(how: str, x: Array, indices: Array, updates: Array, numbers: Any, 
     leads = leads and all(map(same_size, x.shape[-len(inner) :], widths.values()))
     if how == "set" and starts.is_single and not batches and not leads:
         update = updates.reshape([widths.get(axis, 1) for axis in range(x.ndim)])
-        new = lax.dynamic_update_slice(x, update, starts.of_axes())
-        return lax.select(starts.inside().reshape(()), new, x) if drops else new
+        if drops:  # outside, the old window is written again
+            old = lax.dynamic_slice(x, starts.of_axes(), update.shape)
+            update = lax.select(starts.inside().reshape(()), update, old)
+        return lax.dynamic_update_slice(x, update, starts.of_axes())
     # A part of an axis that is not indexed is at its beginning.
     indexed = [
         axis
