@@ -193,6 +193,23 @@ def test_tflite_has_layers_of_integers(tmp_path):
     assert_close(got, small(IMAGES), rtol=0, atol=0.03 * np.abs(got).max())
 
 
+def padded_pool(x):
+    sides = ((0, 0), (1, 1), (1, 1), (0, 0))
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), sides)
+
+
+def test_tflite_pads_and_pools_integers(tmp_path):
+    """As the first layers of a ResNet do."""
+    layers = pax.Conv2D(3, 8, 3), jax.nn.relu, padded_pool, pax.Conv2D(8, 4, 3)
+    small, _ = quantize(pax.Sequential(*layers), [IMAGES], activations="static")
+    to_tflite(small, tmp_path / "m.tflite", spec("2, 8, 8, 3"))
+    found = operators_of_litert(tmp_path / "m.tflite")
+    of_integers = [name for name, dtypes in found if {dtypes[0], dtypes[-1]} == {"int8"}]
+    assert of_integers == ["CONV_2D", "PAD", "MAX_POOL_2D"]
+    got = load(tmp_path / "m.tflite")(IMAGES[:2])
+    assert_close(got, small(IMAGES[:2]), rtol=0, atol=0.03 * np.abs(got).max())
+
+
 class Residual(pax.Module):
     """A convolution, a residual block with BatchNorm, and two convolutions that are added."""
 

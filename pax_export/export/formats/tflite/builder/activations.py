@@ -141,7 +141,7 @@ class _Integers:
             return []
         if all(each.name == "QUANTIZE" for each in readers):
             return readers
-        if len(readers) == 1 and readers[0].name in _MOVES and readers[0].name != "PAD":
+        if len(readers) == 1 and readers[0].name in _MOVES:
             return self._ends(readers[0].outputs[0])
         return []
 
