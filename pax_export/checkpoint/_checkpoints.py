@@ -91,12 +91,12 @@ class Checkpoints:
         Use `wait` to include one that is still being written.
         """
         try:
-            names = [entry.name for entry in os.scandir(self.directory) if entry.is_dir()]
+            names = [each.name for each in os.scandir(self.directory) if _is_checkpoint(each)]
         except FileNotFoundError:
             return ()
         except OSError as error:
             raise self._no_directory(error.strerror) from error
-        return tuple(sorted(int(name) for name in names if name.isdecimal() and name.isascii()))
+        return tuple(sorted(map(int, names)))
 
     @property
     def latest(self) -> int | None:
@@ -154,7 +154,7 @@ class Checkpoints:
                 missing, or there are no trees.
             InvalidArgumentTypeError: a leaf has an unsupported type.
             CheckpointError: (an OSError) this or the previous checkpoint could not
-                be written.
+                be written, or the directory of the step is not a checkpoint.
 
         Example:
             >>> import jax, tempfile, pax_export as pax
@@ -217,12 +217,14 @@ class Checkpoints:
             CheckpointError: its directory contains other files.
         """
         self.wait()
-        if step not in self.steps:
+        path = self.directory / str(step)
+        strange = strange_files(path) if path.is_dir() else []
+        if not strange and step not in self.steps:
             raise self._missing(step, self.steps)
-        if strange := strange_files(self.directory / str(step)):
+        if strange:
             raise CheckpointError(
-                "The checkpoint is not deleted: its directory has other files.",
-                where=str(self.directory / str(step)),
+                "The directory of this step is not deleted: it has other files.",
+                where=str(path),
                 got=format_names(strange),
                 write="delete it yourself, or move these files elsewhere",
             )
@@ -319,8 +321,9 @@ class Checkpoints:
         return [*strange, *self._retention.steps(own)]
 
     def _is_strange(self, step: int) -> bool:
+        path = self.directory / str(step)
         try:
-            return bool(strange_files(self.directory / str(step)))
+            return not _is_checkpoint(path) or bool(strange_files(path))
         except OSError:
             return True
 
@@ -362,7 +365,14 @@ class Checkpoints:
         return number
 
     def _refuse_old(self, step: int) -> None:
-        later = [other for other in self.steps if other >= step]
+        steps = self.steps
+        later = [other for other in steps if other >= step]
+        if step not in steps and (self.directory / str(step)).exists():
+            raise CheckpointError(
+                "A checkpoint of this step would replace a directory that is not a checkpoint.",
+                where=str(self.directory / str(step)),
+                write="another step, or another directory",
+            )
         if later:
             raise InvalidArgumentError(
                 "The directory has checkpoints of this step or later ones, "
@@ -427,6 +437,13 @@ _OF_TREE = re.compile(
     r"[^/]+/(_METADATA|_sharding|commit_success\.txt|array_metadatas/process_\d+"
     r"|(ocdbt\.process_[^/]+/)?(manifest\.ocdbt|d/[^/]+))"
 )
+
+
+def _is_checkpoint(path: os.DirEntry[str] | Path) -> bool:
+    """Returns whether a directory is a checkpoint, perhaps a damaged one, by its name and files."""
+    if not (path.name.isdecimal() and path.name.isascii()):
+        return False
+    return any(os.path.exists(os.path.join(path, each)) for each in (ABOUT, "_CHECKPOINT_METADATA"))
 
 
 def strange_files(step: Path) -> list[str]:

@@ -80,7 +80,7 @@ def test_numbered_folders_of_others_are_kept(tmp_path):
         save(checkpoints, 4, 5)
         (tmp_path / "5" / "model" / "notes.txt").write_text("the best so far")
         save(checkpoints, 6, 7, 8)
-        assert checkpoints.steps == (3, 5, 8)
+        assert checkpoints.steps == (5, 8)
         for step, strange in ((3, "data.csv"), (5, "model/notes.txt")):
             with refused(OSError, "other") as caught:
                 checkpoints.delete(step)
@@ -89,6 +89,19 @@ def test_numbered_folders_of_others_are_kept(tmp_path):
     assert (tmp_path / "3" / "data.csv").read_text() == "1,2"
     assert (tmp_path / "5" / "model" / "notes.txt").exists()
     assert (tmp_path / ".deleted" / "mine" / "file").exists()
+
+
+def test_a_later_folder_of_others_is_no_checkpoint(tmp_path):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "2019").mkdir()
+    (tmp_path / "2019" / "data.csv").write_text("1,2")
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        save(checkpoints, 1, 2)
+        assert (checkpoints.steps, checkpoints.latest) == ((2,), 2)
+        assert checkpoints.restore(model=MODEL).step == 2
+        with refused(OSError, "not a checkpoint", where=str(tmp_path / "7")):
+            checkpoints.save(7, model=MODEL)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["2", "2019", "7"]
 
 
 def test_named_pipes_are_refused(tmp_path):
