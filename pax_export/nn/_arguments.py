@@ -43,6 +43,16 @@ def checked_integer(value: PyTree, where: str, least: int) -> int:
     return number
 
 
+def checked_even(value: PyTree, where: str) -> int:
+    """The value as an even Python int of at least two."""
+    number = checked_integer(value, where, least=2)
+    if number % 2:
+        raise InvalidArgumentError(
+            "This argument must be even.", where=where, got=repr(value), write="an even number"
+        )
+    return number
+
+
 def per_axis(value: object, axes: int, where: str) -> tuple[int, ...]:
     """One positive integer for each spatial axis; a single one is repeated."""
     values = tuple(value) if isinstance(value, Sequence) else (value,) * axes
@@ -57,10 +67,10 @@ def per_axis(value: object, axes: int, where: str) -> tuple[int, ...]:
 
 
 def checked_choice(value: object, options: Sequence[str], where: str) -> str:
-    """The value, which must be one of a few words."""
+    """The value, which must be one of the options."""
     if not (isinstance(value, str) and value in options):
         raise InvalidArgumentError(
-            "This argument must be one of a few words.",
+            "This argument has an unknown value.",
             where=where,
             got=repr(value),
             write=" or ".join(map(repr, options)),
@@ -68,10 +78,10 @@ def checked_choice(value: object, options: Sequence[str], where: str) -> str:
     return value
 
 
-def checked_fraction(value: PyTree, where: str, *, one_allowed: bool) -> Any:
-    """A number from 0 to 1; a numpy number becomes Python's."""
+def checked_float(value: PyTree, where: str) -> float:
+    """A number as a Python float."""
     try:
-        number = value if type(value) is int else float(value)
+        return float(value)
     except (TypeError, ValueError):
         raise InvalidArgumentTypeError(
             "This argument must be a number that is known when the layer is built.",
@@ -79,6 +89,21 @@ def checked_fraction(value: PyTree, where: str, *, one_allowed: bool) -> Any:
             got=f"{type(value).__name__}: {value!r}",
             write="a Python float",
         ) from None
+
+
+def checked_positive(value: PyTree, where: str) -> float:
+    """A number as a Python float, which is positive and finite."""
+    number = checked_float(value, where)
+    if not 0 < number < math.inf:
+        raise InvalidArgumentError(
+            "This argument must be positive and finite.", where=where, got=repr(value)
+        )
+    return number
+
+
+def checked_fraction(value: PyTree, where: str, *, one_allowed: bool) -> Any:
+    """A number from 0 to 1; a numpy number becomes Python's."""
+    number = value if type(value) is int else checked_float(value, where)
     if not (0 <= number < 1 or (one_allowed and number == 1)):
         raise InvalidArgumentError(
             "This argument is out of its range.",

@@ -41,7 +41,7 @@ class _BatchNorm(Module):
         self.create_scale = bool(create_scale)
         self.create_offset = bool(create_offset)
         self.decay_rate = arg.checked_fraction(decay_rate, f"{where}.decay_rate", one_allowed=True)
-        self.eps = float(eps)
+        self.eps = arg.checked_float(eps, f"{where}.eps")
         self.data_format = data_format
         channels = data_format.index("C")
         shape = [1] * len(data_format)
@@ -181,6 +181,8 @@ class BatchNorm1D(_BatchNorm):
     Raises:
         InvalidArgumentError: (a ValueError and an AssertionError) an argument
             is out of its range.
+        InvalidArgumentTypeError: (a TypeError) a size is not an integer, or another argument
+            not a number.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -232,6 +234,8 @@ class BatchNorm2D(_BatchNorm):
     Raises:
         InvalidArgumentError: (a ValueError and an AssertionError) an argument
             is out of its range.
+        InvalidArgumentTypeError: (a TypeError) a size is not an integer, or another argument
+            not a number.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax

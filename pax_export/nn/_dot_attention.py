@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import Array, PyTree
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import on_explicit_mesh
 
-_IMPLEMENTATIONS = ("xla", "cudnn")
+IMPLEMENTATIONS = ("xla", "cudnn")
 _LOWEST = -1e30  # as in MultiHeadAttention: its weight is 0, and it is finite
 
 
@@ -55,7 +55,9 @@ def dot_product_attention(
         The shape of ``query``.
 
     Raises:
-        InvalidArgumentError: the heads do not fit, or the implementation cannot do it.
+        InvalidArgumentError: shapes do not fit, a number is out of its range, a window without
+            ``is_causal``, or the implementation cannot do it.
+        InvalidArgumentTypeError: (a TypeError) the mask is not boolean.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -64,7 +66,10 @@ def dot_product_attention(
         (1, 5, 6, 4)
     """
     query, key, value = map(arg.as_array, (query, key, value))
-    _check_inputs(query, key, softcap, implementation)
+    _check_inputs(query, key, value)
+    _check_options(softcap, implementation, window, is_causal)
+    shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+    mask, bias = _with_four_axes(mask, shape, "mask"), _with_four_axes(bias, shape, "bias")
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     if softcap is None and (implementation is not None or _suits_jax(query)):
         # jax counts the keys before a query, without its own.
@@ -75,7 +80,7 @@ def dot_product_attention(
             local_window_size=sides if is_causal else None, implementation=kernel,
         )  # fmt: skip
     if is_causal:
-        seen = causal_mask(query.shape[1], window)
+        seen = causal_mask(query.shape[1], window, key.shape[1])
         mask = seen if mask is None else mask & seen
     products = _of_one_query if _suits_one_product(query, key) else _by_products
     return products(query, key, value, mask, bias, scale, softcap)
@@ -93,11 +98,12 @@ def _suits_one_product(query: Array, key: Array) -> bool:
     return query.shape[1] == 1 and on_one_cpu
 
 
-def causal_mask(length: object, window: int | None = None) -> jax.Array:
-    """``[1, 1, length, length]``: whether a query sees a key, which is not after it."""
+def causal_mask(length: object, window: int | None = None, keys: object = None) -> jax.Array:
+    """``[1, 1, length, keys or length]``: whether a query sees a key, which is not after it."""
     # Compared indices, not a constant: an export may leave the length open.
-    row = jax.lax.broadcasted_iota(jnp.int32, (1, 1, length, length), 2)
-    column = jax.lax.broadcasted_iota(jnp.int32, (1, 1, length, length), 3)
+    shape = (1, 1, length, length if keys is None else keys)
+    row = jax.lax.broadcasted_iota(jnp.int32, shape, 2)
+    column = jax.lax.broadcasted_iota(jnp.int32, shape, 3)
     seen = column <= row
     return seen if window is None else seen & (column > row - window)
 
@@ -167,17 +173,55 @@ def _group_heads(x: Array, kv_heads: int) -> jax.Array:
     return x.reshape((x.shape[0], kv_heads, x.shape[1] // kv_heads, *x.shape[2:]))
 
 
-def _check_inputs(query: Array, key: Array, softcap: object, implementation: object) -> None:
+def _with_four_axes(x: PyTree | None, shape: tuple[Any, ...], name: str) -> Any:
+    """A mask or bias ``[batch, heads, length, keys]``, of which each size may be 1."""
+    if x is None:
+        return None
+    x = arg.as_array(x)
+    if name == "mask" and x.dtype != bool:
+        raise InvalidArgumentTypeError(
+            "A mask must have booleans: False masks a key.",
+            where="dot_product_attention.mask",
+            got=f"{x.dtype.name}{list(x.shape)}",
+            write="mask != 0, or bias= for numbers that are added to the logits",
+        )
+    x = jnp.expand_dims(x, tuple(range(4 - x.ndim))) if x.ndim < 4 else x
+    if x.ndim > 4 or any(size not in (1, whole) for size, whole in zip(x.shape, shape)):
+        raise InvalidArgumentError(
+            f"The {name} must broadcast to [batch, heads, length, keys].",
+            where=f"dot_product_attention.{name}",
+            got=f"shape {x.shape} for {shape}",
+            write=f"{name}[:, None, None, :] for one of the keys [batch, keys]",
+        )
+    return x
+
+
+def _check_inputs(query: Array, key: Array, value: Array) -> None:
+    fits = query.ndim == key.ndim == 4 and query.shape[::3] == key.shape[::3]
+    if not (fits and key.shape == value.shape and query.shape[2] % key.shape[2] == 0):
+        raise InvalidArgumentError(
+            "Queries, keys and values must fit together, and the key heads divide the query heads.",
+            where="dot_product_attention",
+            got=f"query {query.shape}, key {key.shape} and value {value.shape}",
+            write="query [batch, length, heads, size], key and value [batch, keys, kv_heads, size]",
+        )
+
+
+def _check_options(softcap: Any, implementation: object, window: object, is_causal: bool) -> None:
     where = "dot_product_attention"
     if implementation is not None:
-        arg.checked_choice(implementation, _IMPLEMENTATIONS, f"{where}.implementation")
-    if query.ndim != 4 or key.ndim != 4 or query.shape[2] % key.shape[2]:
-        raise InvalidArgumentError(
-            "The key heads must divide the query heads.",
-            where=where,
-            got=f"query {query.shape} and key {key.shape}",
-            write="query [batch, length, heads, size], key [batch, keys, kv_heads, size]",
-        )
+        arg.checked_choice(implementation, IMPLEMENTATIONS, f"{where}.implementation")
+    if softcap is not None:
+        arg.checked_positive(softcap, f"{where}.softcap")
+    if window is not None:
+        arg.checked_integer(window, f"{where}.window", least=1)
+        if not is_causal:
+            raise InvalidArgumentError(
+                "A window requires causal attention.",
+                where=f"{where}.window",
+                got=f"window={window}, is_causal=False",
+                write="is_causal=True, or mask= for a window on both sides",
+            )
     if implementation == "cudnn" and softcap is not None:
         raise InvalidArgumentError(
             "The fused kernel has no soft cap.",

@@ -71,13 +71,13 @@ class GatedDense(Module):
         """Applies the layers to the last axis.
 
         Args:
-            x: ``[..., dim]``, with at least one axis before the last.
+            x: ``[..., dim]``.
 
         Returns:
             ``[..., dim]``.
 
         Raises:
-            InvalidArgumentError: less than two axes.
+            InvalidArgumentError: no axis.
             InvalidArgumentTypeError: another width than ``dim``.
         """
         return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import Array, PyTree
 from pax_export.core import Module
 from pax_export.nn import _arguments as arg
-from pax_export.nn._dot_attention import dot_product_attention
+from pax_export.nn._dot_attention import IMPLEMENTATIONS, dot_product_attention
 from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer, zeros
 from pax_export.nn._linear import Linear
@@ -53,8 +53,9 @@ class GroupedQueryAttention(Module):
         key_norm: the same.
 
     Raises:
-        InvalidArgumentError: a size is less than one, or the heads do not fit.
-        InvalidArgumentTypeError: a size is not an integer.
+        InvalidArgumentError: a number is out of its range, the heads or the rotary embedding do
+            not fit, or an unknown implementation.
+        InvalidArgumentTypeError: an argument has another type.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -93,15 +94,30 @@ class GroupedQueryAttention(Module):
         self.window = (
             None if window is None else arg.checked_integer(window, f"{where}.window", least=1)
         )
-        self.softcap = None if softcap is None else float(softcap)
-        self.scale = None if scale is None else float(scale)
+        self.softcap = (
+            None if softcap is None else arg.checked_positive(softcap, f"{where}.softcap")
+        )
+        self.scale = None if scale is None else arg.checked_float(scale, f"{where}.scale")
+        if implementation is not None:
+            arg.checked_choice(implementation, IMPLEMENTATIONS, f"{where}.implementation")
         self.implementation = implementation
         self._make_layers(bool(with_bias), output_bias, w_init)
         if query_key_norm is not None:
             self.query_norm = RMSNorm(self.head_size, query_key_norm, norm_offset)
             self.key_norm = RMSNorm(self.head_size, query_key_norm, norm_offset)
         if rotary is not None:
+            self._check_rotary(rotary)
             self.rotary = rotary
+
+    def _check_rotary(self, rotary: Rotary) -> None:
+        size = getattr(rotary, "size", None)
+        if size is None or size > self.head_size:
+            raise (InvalidArgumentTypeError if size is None else InvalidArgumentError)(
+                "A rotary embedding must fit the size of a head.",
+                where="GroupedQueryAttention.rotary",
+                got=f"{rotary!r:.80} for heads of size {self.head_size}",
+                write=f"Rotary(size) with a size of at most {self.head_size}",
+            )
 
     def _check_heads(self, head_size: int | None) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -53,9 +53,17 @@ def _static_axes(axis: object, where: str) -> tuple[int, ...] | AxisSlice:
         ) from None
 
 
-def _axes_of(axis: tuple[int, ...] | AxisSlice, rank: int) -> tuple[int, ...]:
+def _axes_of(layer: _Norm, rank: int) -> tuple[int, ...]:
     """The axes as integers, for an array of some rank."""
-    return tuple(range(rank))[axis.slice] if isinstance(axis, AxisSlice) else axis
+    if isinstance(layer.axis, AxisSlice):
+        return tuple(range(rank))[layer.axis.slice]
+    if any(not -rank <= axis < rank for axis in layer.axis):
+        raise InvalidArgumentError(
+            "The input must have the axes that the layer normalizes.",
+            where=repr(layer),
+            got=f"axis={layer.axis} for an input of {rank} axes",
+        )
+    return layer.axis
 
 
 class _Norm(ParameterModule):
@@ -67,7 +75,7 @@ class _Norm(ParameterModule):
         self.axis = _static_axes(axis, f"{where}.axis")
         self.create_scale = bool(create_scale)
         self.create_offset = bool(create_offset)
-        self.eps = float(eps)
+        self.eps = arg.checked_float(eps, f"{where}.eps")
 
     def _initial_arrays(self, scale_init, offset_init, rng_key) -> list[jax.Array | None]:
         """Scale and offset; None if not created."""
@@ -113,7 +121,8 @@ class LayerNorm(_Norm):
     Raises:
         InvalidArgumentError: (a ValueError) an initializer for an array that is not created, or
             ``num_channels`` less than one.
-        InvalidArgumentTypeError: (a ValueError) ``axis`` has another type.
+        InvalidArgumentTypeError: (a ValueError) ``num_channels``, ``axis`` or ``eps`` has
+            another type.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -139,7 +148,7 @@ class LayerNorm(_Norm):
         self.scale, self.offset = self._initial_arrays(scale_init, offset_init, rng_key)
 
     def __call__(self, inputs: Any, scale: Any = None, offset: Any = None) -> jax.Array:
-        """Normalises the input.
+        """Normalizes the input.
 
         Args:
             inputs: ``[..., num_channels]``.
@@ -157,7 +166,7 @@ class LayerNorm(_Norm):
         self._check_input(x, scale, offset)
         scale = self.scale if self.create_scale else scale
         offset = self.offset if self.create_offset else offset
-        axes, eps = _axes_of(self.axis, x.ndim), self.eps
+        axes, eps = _axes_of(self, x.ndim), self.eps
 
         def normalised(x: jax.Array, scale: Any, offset: Any) -> jax.Array:
             mean = jnp.mean(x, axes, keepdims=True)
@@ -223,7 +232,7 @@ class GroupNorm(_Norm):
     Raises:
         InvalidArgumentError: (a ValueError) the groups do not divide the channels, an initializer
             for an array that is not created, or an unknown data format.
-        InvalidArgumentTypeError: (a ValueError) ``axis`` is of another kind.
+        InvalidArgumentTypeError: (a ValueError) a size, ``axis`` or ``eps`` has another type.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -265,7 +274,7 @@ class GroupNorm(_Norm):
             self.offset = offset
 
     def __call__(self, x: Array) -> jax.Array:
-        """Normalises the input.
+        """Normalizes the input.
 
         Args:
             x: ``[batch, ..., num_channels]``, or ``[batch, num_channels, ...]``
@@ -288,7 +297,7 @@ class GroupNorm(_Norm):
         channels = self._channel_axis(x.ndim)
         grouped_channels = (self.groups, self.num_channels // self.groups)
         # An axis at or behind the groups axis has moved by one.
-        axes = _axes_of(self.axis, x.ndim)
+        axes = _axes_of(self, x.ndim)
         axes = tuple([axis if axis < channels else axis + 1 for axis in axes])
         eps = self.eps
 

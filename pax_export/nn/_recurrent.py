@@ -14,7 +14,13 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import Module
-from pax_export.nn._arguments import checked_integer, key_or_next, repr_method, require_batch_axis
+from pax_export.nn._arguments import (
+    checked_float,
+    checked_integer,
+    key_or_next,
+    repr_method,
+    require_batch_axis,
+)
 from pax_export.nn._explicit import laid_like, with_whole_channels
 from pax_export.nn._initializers import Initializer
 from pax_export.nn._linear import Linear
@@ -191,7 +197,7 @@ class LSTM(_Cell):
         name: str | None = None,
     ):
         super().__init__(input_dim, hidden_dim, name)
-        self.forget_gate_bias = float(forget_gate_bias)
+        self.forget_gate_bias = checked_float(forget_gate_bias, "LSTM.forget_gate_bias")
         self.fc = self._make_linear(4, rng_key, "lstm_fc", w_init=w_init)
 
     def __call__(self, state: LSTMState, x: Array) -> tuple[LSTMState, jax.Array]:

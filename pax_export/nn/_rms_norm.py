@@ -31,7 +31,7 @@ class RMSNorm(ParameterModule):
 
     Raises:
         InvalidArgumentError: a size is less than one.
-        InvalidArgumentTypeError: a size is not an integer.
+        InvalidArgumentTypeError: a size is not an integer, or another argument not a number.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -51,14 +51,15 @@ class RMSNorm(ParameterModule):
     ):
         super().__init__(name=name)
         self.num_channels = arg.checked_integer(num_channels, "RMSNorm.num_channels", least=1)
-        self.eps, self.scale_offset = float(eps), float(scale_offset)
+        self.eps = arg.checked_float(eps, "RMSNorm.eps")
+        self.scale_offset = arg.checked_float(scale_offset, "RMSNorm.scale_offset")
         if scale_init is None:
             self.scale = filled_array((self.num_channels,), 1 - self.scale_offset, jnp.float32)
         else:
             self.scale = scale_init(arg.key_or_next(rng_key), (self.num_channels,))
 
     def __call__(self, x: Array) -> jax.Array:
-        """Normalises the input.
+        """Normalizes the input.
 
         Args:
             x: ``[..., num_channels]``.

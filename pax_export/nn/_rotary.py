@@ -70,12 +70,15 @@ class RotaryScaling:
         for name in _NUMBERS.get(self.kind, ("factor",)):
             if not _is_positive(getattr(self, name)):
                 raise _not_positive(f"RotaryScaling.{name}", getattr(self, name))
+        factor = self.attention_factor
+        if factor is not None and not _is_positive(factor):
+            raise _not_positive("RotaryScaling.attention_factor", factor)
         for each in self.table:
             if not _is_positive(each):
                 raise _not_positive("RotaryScaling.table", each)
         if self.kind == "llama3" and not self.low < self.high:
             raise InvalidArgumentError(
-                "Slow pairs turn less often than fast ones.",
+                "The number of rotations of fast pairs must be larger than that of slow ones.",
                 where="RotaryScaling.high",
                 got=f"low={self.low!r}, high={self.high!r}",
                 write="a larger number than low",
@@ -103,7 +106,7 @@ def _is_positive(value: object) -> bool:
 
 def _not_positive(where: str, value: object) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "This number must be above zero.",
+        "This number must be positive and finite.",
         where=where,
         got=f"{value!r:.80}",
         write=f"{where.rpartition('.')[2]}= of the configuration of the model (rope_scaling)",
@@ -118,16 +121,16 @@ def check_frequencies(size: int, base: float, scaling: RotaryScaling | None, whe
         return
     if scaling.kind == "yarn" and base <= 1:
         raise InvalidArgumentError(
-            "YaRN counts turns by the logarithm of the base.",
+            "YaRN requires a base above 1.",
             where=where,
             got=f"{base!r:.80}",
             write="a base above 1, 10000.0 in most models",
         )
     if scaling.kind == "table" and 2 * len(scaling.table) != size:
         raise InvalidArgumentError(
-            "A table of a rotary embedding has a number for each pair of channels.",
+            "The table must have a number for each pair of rotated channels.",
             where="RotaryScaling.table",
-            got=f"{len(scaling.table)} numbers for {size} channels that turn",
+            got=f"{len(scaling.table)} numbers for {size} rotated channels",
             write=f"{size // 2} numbers",
         )
 
@@ -145,11 +148,17 @@ def rotary_frequencies(
     Returns:
         ``[size / 2]`` of float64, in numpy: they are constants of a program.
 
+    Raises:
+        InvalidArgumentError: an odd size, a base that is not positive, or a scaling that does
+            not fit.
+        InvalidArgumentTypeError: the size is not an integer.
+
     Example:
         >>> import pax_export as pax
         >>> pax.rotary_frequencies(4, 100.0).tolist()
         [1.0, 0.1]
     """
+    size = arg.checked_even(size, "rotary_frequencies: size")
     check_frequencies(size, base, scaling, "rotary_frequencies: base")
     plain = 1.0 / float(base) ** (np.arange(0, size, 2, dtype=np.float64) / size)
     if scaling is None:
@@ -236,8 +245,15 @@ class Rotary(Module):
             paper, GPT-J, Llama in llama.cpp).
         scaling: for sequences longer than in training.
 
+    Attributes:
+        size: as passed.
+        base: as passed.
+        pairing: as passed.
+        scaling: as passed.
+
     Raises:
-        InvalidArgumentError: an odd size, or another pairing.
+        InvalidArgumentError: an odd size, a base that is not positive, or another pairing.
+        InvalidArgumentTypeError: the size is not an integer, or the base not a number.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -254,15 +270,8 @@ class Rotary(Module):
         scaling: RotaryScaling | None = None,
     ):
         super().__init__()
-        self.size = arg.checked_integer(size, "Rotary.size", least=2)
-        if self.size % 2:
-            raise InvalidArgumentError(
-                "A rotary embedding rotates an even number of channels.",
-                where="Rotary.size",
-                got=repr(size),
-                write="an even number",
-            )
-        self.base = float(base)
+        self.size = arg.checked_even(size, "Rotary.size")
+        self.base = arg.checked_positive(base, "Rotary.base")
         self.pairing = checked_pairing(pairing, "Rotary.pairing")
         self.scaling = scaling
 
@@ -273,7 +282,7 @@ class Rotary(Module):
         return rotary_angles(positions, frequencies, factor)
 
     def __call__(self, x: Array, positions: Array) -> jax.Array:
-        """Turns the heads of queries or keys.
+        """Rotates the heads of queries or keys.
 
         Args:
             x: ``[..., length, heads, head_size]``, with at least `size` channels; more stay.
@@ -281,7 +290,18 @@ class Rotary(Module):
 
         Returns:
             The shape and dtype of ``x``.
+
+        Raises:
+            InvalidArgumentError: ``x`` has less than three axes, or less than `size` channels.
         """
-        return rotate(arg.as_array(x), *self.angles(positions), self.pairing)
+        x = arg.as_array(x)
+        if x.ndim < 3 or x.shape[-1] < self.size:
+            raise InvalidArgumentError(
+                f"The input must have {self.size} channels per head or more.",
+                where=repr(self),
+                got=f"shape {x.shape}",
+                write="an input [..., length, heads, head_size], or a Rotary of a smaller size",
+            )
+        return rotate(x, *self.angles(positions), self.pairing)
 
     _repr = arg.repr_method("size", "base", "pairing")

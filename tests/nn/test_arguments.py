@@ -82,3 +82,66 @@ def test_what_makes_no_sense_is_named(message, call):
 def test_other_types_are_refused(message, call):
     with refused(TypeError, message):
         call()
+
+
+Q = drawn(2, 5, 6, 4)
+HALVES = tuple(x.astype("float16") for x in (Q, Q[:, :, :2], Q[:, :, :2]))
+
+
+@pytest.mark.parametrize(
+    ("where", "call"),
+    [
+        ("BatchNorm1D.eps", lambda: pax.BatchNorm1D(3, eps="small")),
+        ("LayerNorm.eps", lambda: pax.LayerNorm(3, eps="small")),
+        ("RMSNorm.scale_offset", lambda: pax.RMSNorm(3, scale_offset=None)),
+        ("LSTM.forget_gate_bias", lambda: pax.LSTM(3, 4, forget_gate_bias="one")),
+        ("GroupedQueryAttention.scale", lambda: pax.GroupedQueryAttention(4, 2, scale="a")),
+        ("GroupedQueryAttention.rotary", lambda: pax.GroupedQueryAttention(4, 2, rotary=2)),
+        ("Rotary.base", lambda: pax.Rotary(4, base="a")),
+        ("alibi_slopes.num_heads", lambda: pax.alibi_slopes(1.5)),
+        ("dot_product_attention.mask", lambda: pax.dot_product_attention(Q, Q, Q, mask=Q[0, :, 0])),
+    ],
+)
+def test_arguments_of_another_type_are_refused(where, call):
+    with refused(pax.errors.InvalidArgumentTypeError, where=where):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("where", "call"),
+    [
+        (repr(pax.LayerNorm(3, 2)), lambda: pax.LayerNorm(3, 2)(drawn(5, 3))),
+        ("alibi_slopes.num_heads", lambda: pax.alibi_slopes(0)),
+        ("sinusoidal_positions.dim", lambda: pax.sinusoidal_positions([1], 5)),
+        ("rotary_frequencies: size", lambda: pax.rotary_frequencies(3)),
+        ("Rotary.base", lambda: pax.Rotary(4, base=-1.0)),
+        (repr(pax.Rotary(8)), lambda: pax.Rotary(8)(drawn(2, 5, 3, 4), range(5))),
+        (
+            "RotaryScaling.attention_factor",
+            lambda: pax.RotaryScaling("yarn", 2.0, 64, attention_factor=-1.0),
+        ),
+        (
+            "GroupedQueryAttention.rotary",
+            lambda: pax.GroupedQueryAttention(4, 2, rotary=pax.Rotary(4)),
+        ),
+        (
+            "GroupedQueryAttention.implementation",
+            lambda: pax.GroupedQueryAttention(4, 2, implementation="flash"),
+        ),
+        ("GroupedQueryAttention.softcap", lambda: pax.GroupedQueryAttention(4, 2, softcap=0.0)),
+        ("dot_product_attention.softcap", lambda: pax.dot_product_attention(Q, Q, Q, softcap=-1)),
+        ("dot_product_attention.window", lambda: pax.dot_product_attention(Q, Q, Q, window=2)),
+        ("dot_product_attention", lambda: pax.dot_product_attention(Q, Q, Q[..., :3])),
+        (
+            "dot_product_attention.mask",
+            lambda: pax.dot_product_attention(Q, Q, Q, mask=Q[:, :4, 0] > 0),
+        ),
+        (
+            "dot_product_attention.bias",
+            lambda: pax.dot_product_attention(*HALVES, bias=drawn(2, 2, 5, 5)),
+        ),
+    ],
+)
+def test_arguments_out_of_range_are_refused(where, call):
+    with refused(pax.errors.InvalidArgumentError, where=where):
+        call()

@@ -112,7 +112,7 @@ def scaling(kind, low=1.0, high=4.0, factor=2.0, **others):
         ),
         (
             lambda: pax.rotary_frequencies(8, 9.0, scaling("table", table=(1.0,))),
-            fields(got="1 numbers for 8 channels that turn", write="4 numbers"),
+            fields(got="1 numbers for 8 rotated channels", write="4 numbers"),
         ),
     ],
 )
