@@ -96,7 +96,7 @@ def test_invalid_frequency_tables_are_refused(tmp_path):
     config = reference.CONFIGS["smollm2"]
     weights = reference.random_weights(config)
     for table, text in (
-        (np.ones(3, np.float32), "got: 3 numbers for 4 channels"),
+        (np.ones(3, np.float32), "got: 3 numbers for 4 rotated channels"),
         (np.zeros(2, np.float32), "where: RotaryScaling.table\n  got: 0.0"),
         (np.ones((2, 2), np.float32), "where: RotaryScaling.table\n  got: [1.0, 1.0]"),
     ):
