@@ -242,6 +242,8 @@ def structure_differences(a: object, b: object, path: str = "") -> list[str]:
         same = isinstance(a, EmptyNode) and isinstance(b, EmptyNode)
         return [] if same else [f"{here}: {_describe_kind(a)} against {_describe_kind(b)}"]
     (items_a, def_a), (items_b, def_b) = one_level(a), one_level(b)
+    if type(a) is type(b) is dict and a.keys() != b.keys():
+        return _key_differences(a, b, path)
     if def_a != def_b:
         return [f"{here}: {_describe_kind(a)} against {_describe_kind(b)}"]
     if len(items_a) == 1 and items_a[0][1] is a:
@@ -249,6 +251,17 @@ def structure_differences(a: object, b: object, path: str = "") -> list[str]:
     lines = []
     for (key, x), (_, y) in zip(items_a, items_b):
         lines += structure_differences(x, y, join_path(path, path_name(key)))
+    return lines
+
+
+def _key_differences(a: dict[Any, Any], b: dict[Any, Any], path: str) -> list[str]:
+    lines = []
+    for key in dict.fromkeys([*a, *b]):
+        place = join_path(path, str(key))
+        if key in a and key in b:
+            lines += structure_differences(a[key], b[key], place)
+        else:
+            lines.append(f"{place}: missing in the {'second' if key in a else 'first'} tree")
     return lines
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array, DTypeLike, PyTree
 from pax_export.core import explain_keywords
 from pax_export.generation._batch_axes import batch_axes, map_rows
@@ -76,6 +77,13 @@ def prefill(
     tokens, lengths = checked_prompt(lm, tokens, lengths, where, mask)
     copies = checked_count(copies, "copies", where)
     chunk = checked_chunk(prefill_chunk, where)
+    if cache is None and max_length is None:
+        raise InvalidArgumentError(
+            "A new cache requires its length.",
+            where=f"{where}: max_length",
+            got="neither max_length nor cache",
+            write="max_length=..., for these tokens and all that will follow",
+        )
     if cache is None:
         room = checked_count(max_length, "max_length", where)
         check_new_room(room, lengths, 0, where)

@@ -126,12 +126,14 @@ def _integers(value: object, where: str) -> Any:
         array = value if isinstance(value, (jax.Array, np.ndarray)) else np.asarray(value)
     except (ValueError, OverflowError):  # lists of lists that are not an array
         array = np.array(None)
+    if array.size == 0 and not isinstance(value, (jax.Array, np.ndarray)):
+        array = array.astype(np.int32)  # numpy makes floats of an empty list
     if array.dtype.kind not in "iu":
         raise InvalidArgumentTypeError(
             "Token ids and lengths must be integers.",
             where=where,
-            got=str(array.dtype),
-            write="int32",
+            got=f"an array of {array.dtype}" if array.dtype.kind != "O" else f"{value!r:.80}",
+            write="integers, such as tokens.astype(np.int32)",
         )
     if is_tracer(array) or isinstance(array, jax.Array):
         return array.astype(jnp.int32)

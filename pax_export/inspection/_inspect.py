@@ -76,7 +76,8 @@ def inspect(
         InvalidArgumentTypeError: neither a model nor a path; inputs for an export; ``measure``
             for anything but a module.
         ExportPathError: there is no export at the path.
-        InvalidArgumentError: the inputs do not fit the call.
+        InvalidArgumentError: the inputs are not those of the call, or time is measured without
+            inputs or for symbolic sizes. Other errors of the call are not changed.
 
     Example:
         >>> import pax_export as pax
@@ -97,6 +98,12 @@ def inspect(
         return inspect_export(Path(net))
     model, function = unbind(net)
     known = bool(inputs or kwargs)
+    if measure and not known and isinstance(model, Module):
+        raise InvalidArgumentError(
+            "The time of a call can only be measured with its inputs.",
+            where=type(model).__name__,
+            write="pax.inspect(net, x, measure=True) with an array x",
+        )
     if isinstance(model, Module):
         trace = trace_call(model, inputs, kwargs, function) if known else None
         shares = time_shares(trace) if measure and trace else {}

@@ -103,6 +103,10 @@ class OptaxOptimizer(StateModule):
         except TypeError as error:
             _teach_missing_argument(error)
             raise
+        except ValueError as error:
+            if params is None and "params" in str(error):  # as optax writes it
+                raise _missing_argument("params") from error
+            raise
         self.state = _as_state(state, params)
         return tree_map(jnp.negative, self._taken(updates))
 
@@ -167,12 +171,16 @@ def _teach_missing_argument(error: TypeError) -> None:
     """Raises a better error if optax lacked an argument such as ``value``."""
     found = re.search(r"missing \d+ required keyword-only arguments?: (.*)", str(error))
     if found is not None:
-        raise InvalidArgumentTypeError(
-            "This optimizer of optax needs more than gradients and parameters.",
-            got=f"no {found[1]}",
-            write="build_update_fn, which passes value, grad and value_fn; or "
-            "apply_gradients(model, optimizer, grads, value=loss)",
-        ) from error
+        raise _missing_argument(found[1]) from error
+
+
+def _missing_argument(name: str) -> InvalidArgumentTypeError:
+    return InvalidArgumentTypeError(
+        "This optimizer of optax requires another argument.",
+        got=f"no {name}",
+        write="build_update_fn, which passes value, grad and value_fn; or "
+        "apply_gradients(model, optimizer, grads, value=loss)",
+    )
 
 
 class PackedOptimizer(OptaxOptimizer):

@@ -13,13 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export._errors import InvalidArgumentTypeError
 from pax_export._jax import run_inside, scan_operands
 from pax_export._jaxpr import bind_equation, called_program, has_own_derivative, interpret
 from pax_export._quantized import ArrayLike, QuantizedArray, quantized_dot, rows
 from pax_export._types import Equation, PyTree, TracedProgram
 from pax_export.core import is_array
-from pax_export.export.tracing.model_forms import CALL, EXPECTED, form_of
+from pax_export.export.tracing.model_forms import CALL, form_of
 from pax_export.quantization._compare import called
 from pax_export.quantization._places import QuantizableArray, places_of_tree
 
@@ -74,15 +73,7 @@ def pair_of(net: PyTree) -> tuple[Any, QuantizedFunction]:
     """
     if isinstance(net, tuple) and len(net) == 2 and isinstance(net[1], QuantizedFunction):
         return net
-    try:
-        form = form_of(net)
-    except InvalidArgumentTypeError as error:
-        raise InvalidArgumentTypeError(
-            f"Cannot quantize an object of type {type(net).__name__}; expected {EXPECTED}.",
-            where="quantize",
-            got=error.got,
-            write="quantize(module), or quantize(model, [x]) with one of these",
-        ) from error
+    form = form_of(net)
     entry: Any = form.method(CALL)
 
     def function(params: PyTree, *args: PyTree, **kwargs: PyTree) -> Any:

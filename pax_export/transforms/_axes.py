@@ -378,7 +378,7 @@ def not_covered(target: Target, transform: str) -> UncoveredStateError:
     """The error about a leaf that differs from call to call."""
     if not target.in_module:
         return UncoveredStateError(
-            f"{transform}: {target.name} differs from call to call, but its axis is None.",
+            f"{transform}: {target.name.rstrip('.')} differs from call to call, but its axis is None.",
             where="out_axes",
             write="an axis to stack it along",
         )

@@ -113,3 +113,5 @@ def test_differences_are_named(change, line):
         pax.assert_structure_equal(Net(), change(Net()))
     with refused(AssertionError, "a: tuple of 1 against tuple of 2"):
         pax.assert_structure_equal({"a": (1,)}, {"a": (1, 2)})
+    with refused(AssertionError, "x.a: missing in the second tree", "x.b: missing in the first"):
+        pax.assert_structure_equal({"x": {"a": 1, "c": 3}}, {"x": {"b": 1, "c": 3}})

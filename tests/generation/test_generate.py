@@ -241,6 +241,7 @@ def generate_four(*args, lm=LM, **options):
         (([[1]],), {"max_new_tokens": 0}, ["max_new_tokens", "0"]),
         (([[1]],), {"max_new_tokens": 2.0}, ["max_new_tokens", "2.0"]),
         (([[1]],), {"prefill_chunk": 0}, ["prefill_chunk", "0"]),
+        (([],), {}, ["shape (0,)"]),
         (([[1]],), {"sampler": greedy}, ["greedy(...)"]),
         (([[1]],), {"sampler": "top_p"}, ["temperature(0.8) | top_p(0.9)"]),
         (([[1]],), {"sampler": top_k(2)}, ["key=jax.random.key(0)"]),
@@ -272,3 +273,8 @@ def test_a_cache_without_room_is_named_and_stays_as_it_was():
             generate_four(rows, **{"cache": made.cache, **options})
     for old, now in zip(jax.tree.leaves(before), jax.tree.leaves(made.cache)):
         assert np.array_equal(old, now)
+
+
+def test_a_new_cache_of_prefill_requires_its_length():
+    with refused(pax.errors.InvalidArgumentError, where="prefill: max_length"):
+        pax.generation.prefill(LM, [[1, 2]])

@@ -197,6 +197,8 @@ def test_time_shares():
 def test_time_needs_numbers():
     with refused(ValueError, "numbers"):
         pax.inspect(pax.Linear(4, 8), spec("batch, 4"), measure=True)
+    with refused(ValueError, where="Linear"):
+        pax.inspect(pax.Linear(4, 8), measure=True)
 
 
 def test_other_values_are_refused():

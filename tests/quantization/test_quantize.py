@@ -194,7 +194,7 @@ def test_refusals():
         quantize(pax.Sequential(jax.nn.relu))
     with refused(errors.InvalidArgumentError, where="quantize(at=...)", got="'modules.2'"):
         quantize(net().at("modules.0"), at="modules.2")
-    with refused(errors.InvalidArgumentTypeError, where="quantize", got="dict"):
+    with refused(errors.InvalidArgumentTypeError, got="dict"):
         quantize({"w": X})
 
 

@@ -143,7 +143,7 @@ def _form_of_tuple(model: tuple) -> ModelForm:
 
 def _no_model(model: PyTree) -> InvalidArgumentTypeError:
     kind = got = type(model).__name__
-    write = 'to_onnx(net, "net.onnx", spec("batch, 8")) with one of these'
+    write = "one of these, such as a Module"
     if isinstance(model, type):
         kind, got = "class", f"the class {model.__name__}"
         write = f"an instance: {model.__name__}(...)"
@@ -156,7 +156,7 @@ def _no_model(model: PyTree) -> InvalidArgumentTypeError:
         write = "(transformed, params), with params = transformed.init(key, x)"
     elif isinstance(model, tuple):
         got = f"({', '.join(type(each).__name__ for each in model)})"
-    what = f"Cannot export an object of type {kind}; expected {EXPECTED}."
+    what = f"An object of type {kind} is not a model; expected {EXPECTED}."
     return InvalidArgumentTypeError(what, got=got, write=write)
 
 

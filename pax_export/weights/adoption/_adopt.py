@@ -152,7 +152,8 @@ def adopt(
             taken; a single one must agree, too.
         tolerance: the allowed difference from the reference, relative to the largest output.
         origin: the framework whose conventions the arrays follow, where the file does not tell:
-            ``"torch"``, ``"keras"``, ``"flax"``, ``"onnx"``, ``"mlx"`` or ``"pax"``.
+            ``"torch"``, ``"keras"``, ``"tensorflow"``, ``"flax"``, ``"onnx"``, ``"mlx"`` or
+            ``"pax"``.
         fused: the order of fused queries, keys and values: ``"blocks"`` or ``"by head"``.
         axes: a path of the module -> the axis of the array for each of its axes.
         flatten: the path of a dense layer behind a flatten -> the number of channels that were

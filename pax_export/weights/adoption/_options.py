@@ -110,7 +110,7 @@ def options_of(
     for name, value, known in (("origin", origin, ORIGINS), ("fused", fused, _ORDERS)):
         if value is not None and value not in known:
             raise InvalidArgumentError(
-                f"{name}= has a value that is none of those there are.",
+                f"{name}= has an unknown value.",
                 where=f"{where}({name}=)",
                 got=repr(value)[:200],
                 write=" or ".join(f"{name}={one!r}" for one in known),

@@ -96,7 +96,7 @@ def to_onnx(
         state: ``"frozen"`` refuses a model whose calls change state that later calls read; with
             ``"keep"`` every call starts with the exported state.
         outputs: as for `to_saved_model`.
-        opset: the version of ONNX's operators, 18 or newer.
+        opset: the version of ONNX's operators, 18 or newer, that the installed onnx has.
         fold: compute at export what depends only on weights: a BatchNorm is folded into the
             convolution before it, kernels get the runtime's layout.  The report names these
             weights.  With False each leaf is in the file unchanged.
@@ -106,8 +106,9 @@ def to_onnx(
         accuracy_level: the accuracy of products of quantized weights.  4: after a
             `DequantizeLinear`, for which onnxruntime has kernels that round activations to 8
             bits; the report has their difference.  1: in float32, at the speed of float32.
-        external_data: write the weights into a separate file (``model.onnx.HASH.data``, named in
-            the model).  Models of more than 2 GiB, the limit of an ONNX file, always are.
+        external_data: write weights of 1 KiB and more into a separate file
+            (``model.onnx.HASH.data``, named in the model).  Those of models of more than 2 GiB, the
+            limit of an ONNX file, always are.
         runtimes: other runtimes to validate in: ``"openvino"``, ``"iree"``, ``"web"``
             (onnxruntime-web, in Node.js).  The report has their differences from jax.
         validate: load the export, call it at several sizes with onnxruntime and compare with jax;
@@ -193,7 +194,13 @@ class OnnxExporter(FormatExporter):
         return dataclasses.replace(self, runtimes=())
 
     def load(self, request: Request) -> None:
-        require("onnx", "onnx", "to_onnx")
+        newest = require("onnx", "onnx", "to_onnx").defs.onnx_opset_version()
+        if self.options.opset > newest:
+            raise UnsupportedOperationError(
+                f"The installed onnx writes models for opsets up to {newest}.",
+                got=f"opset={self.options.opset}",
+                write=f"opset={newest}",
+            )
         if request.validate:
             require("onnxruntime", "onnx", "to_onnx")
 

@@ -118,6 +118,10 @@ def test_opsets_without_what_models_need_are_refused(tmp_path):
     with pytest.raises(errors.UnsupportedOperationError, match="opset 18 and newer") as caught:
         to_onnx(model, tmp_path / "m.onnx", spec("n, 3"), opset=17)
     assert (caught.value.got, caught.value.write) == ("opset=17", "opset=18")
+    newest = onnx.defs.onnx_opset_version()
+    with pytest.raises(errors.UnsupportedOperationError) as caught:
+        to_onnx(model, tmp_path / "m.onnx", spec("n, 3"), opset=newest + 1)
+    assert caught.value.write == f"opset={newest}"
 
 
 def test_nothing_of_an_export_outlives_it(tmp_path):
