@@ -115,11 +115,12 @@ class DecoderCache:
     def with_lengths(self, lengths: Array) -> DecoderCache:
         """Returns the cache truncated to these lengths, ``[batch]``.
 
-        A rolling cache cannot be truncated, except to zero, since it has overwritten earlier
-        tokens.
+        A rolling cache cannot be truncated, except to zero, once it has overwritten earlier
+        tokens.  In jitted functions this is not checked.
 
         Raises:
-            InvalidArgumentError: the number of lengths is not that of rows, or one is negative.
+            InvalidArgumentError: the number of lengths is not that of rows, one is negative, or
+                the tokens before it are overwritten.
             InvalidArgumentTypeError: (a TypeError) lengths are not integers.
         """
         where = "DecoderCache.with_lengths"
@@ -136,7 +137,21 @@ class DecoderCache:
                 "Lengths must not be negative.", where=where, got=f"{int(lengths.min())}",
                 write="0 or more",
             )  # fmt: skip
+        if self._loses_tokens(lengths):
+            raise InvalidArgumentError(
+                "The tokens before the new end of a row are overwritten.",
+                where=where,
+                got=f"lengths {lengths.tolist()} of a rolling cache with {self.lengths.tolist()}",
+                write="lm.init_cache(batch, max_length, rolling=False), or lengths of 0",
+            )
         return replace(self, lengths=lengths.astype(jnp.int32))
+
+    def _loses_tokens(self, lengths: Any) -> bool:
+        """Returns whether ring buffers lack tokens of rows of these lengths, as far as is known."""
+        if self.window_keys is None or is_tracer(lengths) or is_tracer(self.lengths):
+            return False
+        has_wrapped = self.lengths > places_of(self.window_keys)
+        return bool((has_wrapped & (lengths > 0) & (lengths < self.lengths)).any())
 
     def sharding_rules(
         self, mesh: AnyMesh, *, data: Axis = "data", model: Axis = "model"

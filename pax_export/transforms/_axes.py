@@ -377,8 +377,9 @@ def targets_of(result: Result, inputs: MappedArguments, options: MapOptions) -> 
 def not_covered(target: Target, transform: str) -> UncoveredStateError:
     """The error about a leaf that differs from call to call."""
     if not target.in_module:
+        name = target.name.rstrip(".")
         return UncoveredStateError(
-            f"{transform}: {target.name.rstrip('.')} differs from call to call, but its axis is None.",
+            f"{transform}: {name} differs from call to call, but its axis is None.",
             where="out_axes",
             write="an axis to stack it along",
         )

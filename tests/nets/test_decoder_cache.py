@@ -170,3 +170,14 @@ def test_wrong_caches_tokens_and_lengths_are_refused(call, where, got):
     lm = Decoder(SMALL)
     with refused(REFUSALS, f"where: {where}\n  got: {got}"):
         call(lm, lm.init_cache(1, 4))
+
+
+def test_a_rolling_cache_is_not_cut_where_tokens_are_overwritten():
+    lm = Decoder(IN_TURN)
+    _, cache = lm(TOKENS, LENGTHS, cache=lm.init_cache(2, 8))
+    assert cache.with_lengths([5, 1]).lengths.tolist() == [5, 1]  # the window of row 1 is whole
+    assert cache.with_lengths([0, 2]).lengths.tolist() == [0, 2]
+    with refused(pax.errors.InvalidArgumentError, where="DecoderCache.with_lengths"):
+        cache.with_lengths([4, 2])
+    whole = lm(TOKENS, LENGTHS, cache=lm.init_cache(2, 8, rolling=False))[1]
+    assert whole.with_lengths([4, 2]).lengths.tolist() == [4, 2]
