@@ -74,8 +74,8 @@ def save(
     Raises:
         InvalidArgumentError: the net has no adapters, or none of this name.
         InvalidArgumentTypeError: the arrays have no values, for example inside jit.
-        WeightsFileError: (an OSError) the path exists and is not a folder of adapters.
-        ExportPathError: (an OSError) the folder cannot be written.
+        WeightsFileError: (an OSError) the folder contains other files than adapters.
+        ExportPathError: (an OSError) the path is a file, or cannot be written.
         MissingPackageError: safetensors is not installed.
 
     Example:

@@ -48,7 +48,7 @@ def pure(func: Callable[P, T]) -> Callable[P, T]:
 
     Raises:
         SharedNodeError: when called, a module or an array occurs twice
-            in an argument, before or after the call.
+            in a module, before or after the call.
         InvalidArgumentTypeError: when called, ``func`` is not callable.
 
     Example:

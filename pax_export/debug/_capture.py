@@ -159,7 +159,7 @@ def capture(net: PyTree, paths: object = ...) -> Capture:
 
     Args:
         net: a module.
-        paths: the modules: a path, in which ``*`` matches one name, a class, a
+        paths: the modules: a path, as for `Module.at`, a class, a selection, a
             function ``(path, module) -> bool``, or a list of these; all by default.
 
     Returns:

@@ -18,7 +18,7 @@ _SHOWN = 8
 
 
 def why_retraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function so that each retrace prints its reason.
+    """Wraps a function so that each retrace issues a warning with its reason.
 
     It compares arguments as `jax.jit` does: their structure, with the static data of modules, and
     the shapes, dtypes and weak types of arrays. Each call that differs from all earlier ones issues

@@ -92,7 +92,7 @@ def export(
       ``logits [batch, vocabulary]`` after each row, and ``cache``;
     * ``decode`` takes ``token [batch]`` and ``cache``, and returns the same;
     * ``generate`` takes ``tokens``, ``lengths``, and ``seed [2]`` if the sampler draws, and
-      returns ``tokens [batch, max_new_tokens]``.
+      returns ``output [batch, max_new_tokens]``.
 
     The cache is an input and an output, so a server holds any number of sessions.  An empty cache
     is zeros.  In ``decode`` a negative token leaves its row of the cache unchanged.  Invalid input
@@ -124,7 +124,7 @@ def export(
         stop: the id of the stop token of ``generate``, a sequence of ids, or several.
         pad: the id of padding after a stop; may be negative.
         prompts: token lists for the validation; random by default.  For a runtime also strings.
-        options: arguments of the format's exporter: ``validate``, ``overwrite``,
+        **options: arguments of the format's exporter: ``validate``, ``overwrite``,
             ``accuracy_level`` (runtimes accept these three, llama.cpp the first two; the default
             is 1 for ``"web"``, else 4), ``sign``, ``platforms``, ``consumer``, ``opset``,
             ``quantize``, ...

@@ -19,7 +19,7 @@ def from_pretrained(path: str | os.PathLike[str], **options: PyTree) -> tuple[De
 
     Args:
         path: a folder of transformers with ``tokenizer.json``, or a GGUF file.
-        options: arguments of `Decoder.from_pretrained` or `Decoder.from_gguf`: ``layers``,
+        **options: arguments of `Decoder.from_pretrained` or `Decoder.from_gguf`: ``layers``,
             ``dtype``, ``config``.
 
     Returns:

@@ -286,7 +286,7 @@ class Tokenizer:
             add_generation_prompt: whether to append the beginning of an answer.
             tokenize: whether to return ids instead of a text.
             tools: as JSON schemas.
-            variables: other variables of the template.
+            **variables: other variables of the template.
 
         Returns:
             A list of ids, or a text.

@@ -62,8 +62,8 @@ def quantize(
 
     The weights of `Linear`, `Embed` and convolutions become `QuantizedArray`s, whose integers and
     scales are leaves.  The result runs, jits, saves, loads and exports like the net, and all files
-    have the same integers.  Only modules added to it are trained, such as adapters
-    (`pax_export.adapters`).
+    have the same integers.  Integers and scales are not trained; biases, other layers and
+    adapters (`pax_export.adapters`) are.
 
     Args:
         net: a module; a selection of one, ``net.at("layers")``, to quantize only these parts;

@@ -69,7 +69,8 @@ def scan(
 
     Raises:
         InvalidArgumentError: (a ValueError) None in ``out_axes``; (when called)
-            too few arguments, axes that do not fit, no pair returned.
+            too few arguments, axes that do not fit.
+        InvalidArgumentTypeError: (a ValueError, when called) ``f`` does not return a pair.
         StructureMismatchError: (a ValueError, when called) the carry, or a
             module that goes from step to step, changed its structure.
         UncoveredStateError: (a ValueError, when called) a leaf of a new module

@@ -120,7 +120,8 @@ class Report:
         largest_error: the largest absolute difference from jax, by
             ``"signature: output"``.
         seconds: wall time by phase.
-        target: ``"saved_model"``, ``"stablehlo"``, ``"tflite"``, ``"onnx"`` or ``"web"``.
+        target: ``"saved_model"``, ``"stablehlo"``, ``"tflite"``, ``"onnx"`` or ``"web"``; of a
+            language model also ``"genai"``, ``"gguf"``, ``"litertlm"`` or ``"transformers"``.
         details: specific to the target, e.g. ``{"opset": 23}``.
         known_differences: operations whose kernels in the runtime differ from jax for
             extreme inputs.

@@ -78,7 +78,8 @@ def save_as(
 
     Raises:
         AmbiguousWeightsError: the array of a leaf is ambiguous.
-        AdoptionError: the source has arrays for leaves that the module lacks; new leaves and
+        AdoptionError: the source has no array for a leaf that is not in ``keep`` or in the
+            report, or arrays for leaves that the module lacks; new leaves and
             ignored arrays are both present, and their relation is ambiguous; or the dtype of an
             array cannot represent the values of its leaf.
         WeightsFileError: the file cannot be written; an existing one is unchanged.

@@ -80,8 +80,8 @@ def to_saved_model(
     Args:
         model: a `Module`, exported in eval mode; a function; a pair ``(params, function)`` of any
             pytree and a function of it and the inputs; a bound method or a `functools.partial`; a
-            module of Equinox or flax.nnx; ``(module, variables)`` of flax.linen;
-            ``(transformed, params)`` of haiku.
+            module of Equinox or flax.nnx; a Keras model with the jax backend; ``(module,
+            variables)`` of flax.linen; ``(transformed, params)`` of haiku.
         path: the directory to create.
         inputs: the inputs of the model: a `spec`, an array, a `jax.ShapeDtypeStruct`, or a pytree
             of them.  A tuple is several positional arguments.
