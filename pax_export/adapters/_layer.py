@@ -153,7 +153,7 @@ def put_adapter(layer: PyTree, name: str, adapter: LoRA) -> Any:
         )
     if not now and _ATTRIBUTE in attributes_of(layer):
         raise InvalidArgumentError(
-            "An adapted layer keeps its adapters in an attribute that this one has for itself.",
+            "The layer already has an attribute with the name of that for adapters.",
             where=f"{type(layer).__qualname__}.{_ATTRIBUTE}",
             write="another name for the attribute of that class",
         )

@@ -174,7 +174,7 @@ def export(
         )
     if tokenizer is not None:
         raise InvalidArgumentTypeError(
-            "An export of functions holds no tokenizer.",
+            "Only exports for runtimes of language models take a tokenizer.",
             where="export: tokenizer",
             got=f"format={format!r:.80}",
             write=f"no tokenizer, or one of the formats {', '.join(map(repr, RUNTIMES))}",
@@ -184,7 +184,7 @@ def export(
     stops = checked_stops(default_stop(stop, lm), where)
     if stops.strings:
         raise InvalidArgumentError(
-            "An exported function takes tokens as stops, no strings.",
+            "Exported functions support stop tokens, not strings.",
             where="export: stop",
             got=repr(stops.strings[0]),
             write="ids of tokens, or sequences of ids: stop=[2, [13, 13]]",

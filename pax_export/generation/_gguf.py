@@ -50,7 +50,7 @@ def _check(job: Job) -> None:
     find("gguf", "adopt", _PURPOSE)
     if len(job.stop) > len(_ENDS):
         raise InvalidArgumentError(
-            f"llama.cpp ends a text at {len(_ENDS)} tokens.",
+            f"llama.cpp supports at most {len(_ENDS)} stop tokens.",
             where=f"{job.where}: lm.config.generation.stop",
             got=str(job.stop),
             write="a net with fewer of them, by dataclasses.replace",
@@ -228,7 +228,7 @@ def _vocabulary(job: Job) -> dict[str, Any]:
             return candidate
     kind = json.loads(tokenizer.json())["model"]["type"]
     raise TokenizerError(
-        "llama.cpp has no tokenizer that makes the same ids of texts.",
+        "llama.cpp has no equivalent of this tokenizer.",
         where=f"{job.where}: tokenizer",
         got=f"a model of the kind {kind}" + (f"; {tried[0]}" if tried else ""),
         write="a vocabulary of bytes as GPT-2, Llama 3, Qwen 2, Mistral's Tekken or SmolLM cut "

@@ -268,7 +268,7 @@ def check_floats(job: Job, title: str) -> None:
     parts = jax.tree.leaves(job.lm, is_leaf=lambda each: isinstance(each, QuantizedArray))
     if any(isinstance(each, QuantizedArray) for each in parts):
         raise InvalidArgumentTypeError(
-            f"{title} has the weights as floating-point numbers.",
+            f"{title} does not support quantized weights.",
             where=f"{job.where}: lm",
             got="quantized weights",
             write='pax.quantization.dequantize(lm), or generation.export(format="gguf")',
@@ -339,14 +339,14 @@ def _test_prompts(job: Job, given: PyTree) -> list[list[int]]:
     size = job.lm.config.vocab_size
     if not asked or not all(asked) or longest >= job.room:
         raise InvalidArgumentError(
-            "Prompts for a test have one token at least, and room behind them.",
+            "A prompt of the validation must have at least one token, and room after it.",
             where=f"{job.where}: prompts",
             got=f"{len(asked)} prompts of up to {longest} tokens, and max_length={job.room}",
             write="prompts=[...] of texts or lists of ids",
         )
     if any(not 0 <= each < size for row in asked for each in row):
         raise InvalidArgumentError(
-            "A prompt has a token of no vocabulary.",
+            "A prompt has a token that is not in the vocabulary.",
             where=f"{job.where}: prompts",
             got=f"ids up to {max(map(max, asked))}, where the net has {size}",
             write=f"ids from 0 to {size - 1}",
@@ -363,7 +363,7 @@ def _as_texts(
     for row, (ids, again) in enumerate(zip(prompts, made)):
         if is_given and list(ids) != again:
             raise InvalidArgumentError(
-                f"{runtime.title} is asked by texts, and this prompt is the ids of none.",
+                f"{runtime.title} takes texts, and no text has the ids of this prompt.",
                 where=f"{job.where}: prompts, row {row}",
                 got=f"{a_few(list(map(str, ids)), 8)}; their text has the ids "
                 f"{a_few(list(map(str, again)), 8)}",
@@ -440,7 +440,7 @@ def run_runtime(runtime: Runtime, place: Path, calls: Mapping[str, Any], seconds
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise ValidationError(
-                f"{runtime.title} does not end.",
+                f"{runtime.title} did not finish.",
                 where=str(place),
                 got=f"no answer to {len(calls['prompts'])} prompts within {seconds:.0f} seconds",
                 write="fewer or shorter prompts=[...], or validate=False to look at the export "

@@ -65,7 +65,7 @@ class Node:
 
         ``a & b & c`` is one tuple of three, however it is bracketed.
         """
-        _require_node(other, "What stands beside &")
+        _require_node(other, "The second operand of &")
         return CatNode(_side_by_side(CatNode, self, other))
 
     def __or__(self, other: Node) -> Node:
@@ -73,7 +73,7 @@ class Node:
 
         ``a | b | c`` is three arguments, however it is bracketed.
         """
-        _require_node(other, "What stands beside |")
+        _require_node(other, "The second operand of |")
         return ArgsNode(_side_by_side(ArgsNode, self, other))
 
     def binary_ops(self, fn: Callable, other: Node) -> Node:

@@ -164,7 +164,7 @@ class Fields:
 
     def _too_large(self, name: str, value: PyTree, what: str) -> InvalidArgumentError:
         return InvalidArgumentError(
-            f"A configuration has {what} that no net has.",
+            f"The configuration has {what} that is too large.",
             where=f"{self.where}: {name}",
             got=f"{float(value):.3g}" if abs(value) <= _DOUBLE else "a number of many digits",
             write="the configuration as it was written with the weights",

@@ -104,7 +104,7 @@ def no_such_net_error(
     config: DecoderConfig, title: str, where: str, got: str
 ) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"{title} has no net that computes as this one.",
+        f"{title} has no equivalent of this net.",
         where=f"{where}: lm.config",
         got=f"family={config.family!r}; {got}"[:300],
         write=f"a net of the families {', '.join(sorted(_CLASSES))} as their files describe them, "

@@ -146,8 +146,9 @@ def refuse_another_model(optimizer: PyTree, params: PyTree, error: Exception) ->
         differences = structure_differences(moments, params)
         if differences:
             raise StructureMismatchError(
-                "The optimizer was made for another model; its moments (first) and the parameters "
-                "(second) differ:\n" + "\n".join(f"  - {each}" for each in differences[:_MOST]),
+                "The optimizer was created for another model; its moments (first) and the "
+                "parameters (second) differ:\n"
+                + "\n".join(f"  - {each}" for each in differences[:_MOST]),
                 where=f"optimizer.{path}",
                 got=f"{len(differences)} places",
                 write="the mode (train or eval) in which the optimizer was created, or "

@@ -129,7 +129,7 @@ def unscale(scale: PyTree, tree: T) -> T:
     method = getattr(type(scale), "unscale", None)
     if method is None:
         raise InvalidArgumentTypeError(
-            "Not a loss scale.",
+            "Expected a loss scale.",
             got=f"{type(scale).__name__}: {scale!r}"[:120],
             write="pax.precision.DynamicLossScale(2.0**15), or one of jmp's",
         )
@@ -155,7 +155,7 @@ def adjust_dynamic(scale: PyTree, grads_finite: Any) -> Any:
     """The next state of a `jmp.DynamicLossScale`; every field keeps its dtype."""
     if jnp.ndim(grads_finite) != 0:
         raise InvalidArgumentError(
-            "Whether the gradients are finite must be one boolean.",
+            "grads_finite must be a single boolean.",
             got=f"an array of shape {jnp.shape(grads_finite)}",
             write="loss_scale.adjust(jmp.all_finite(grads))",
         )

@@ -29,14 +29,16 @@ def checked(batches: object) -> list[tuple[Any, ...]]:
     """Returns the arguments of each call; raises for batches unfit for calibration."""
     if hasattr(batches, "shape") or not isinstance(batches, Iterable):
         raise InvalidArgumentTypeError(
-            "Batches come in a list.",
+            "Batches must be a list.",
             where=_WHERE,
             got=type(batches).__name__,
             write="[x], or " + _WRITE,
         )
     found = [each if isinstance(each, tuple) else (each,) for each in batches]
     if not found:
-        raise InvalidArgumentError("No batches.", where=_WHERE, got="an empty list", write=_WRITE)
+        raise InvalidArgumentError(
+            "The list of batches is empty.", where=_WHERE, got="an empty list", write=_WRITE
+        )
     for number, batch in enumerate(found):
         for leaf in jax.tree_util.tree_leaves(batch):
             _check(np.asarray(leaf), number)

@@ -282,7 +282,7 @@ def _chosen(
     is_other = bits != 8 or group is not None or scheme == "float"
     if (calls is None and metric is None) or is_other or not budget >= 0:
         raise InvalidArgumentError(
-            "A budget is a loss that batches or a metric show, and chooses bits by itself.",
+            "A budget requires batches or a metric, and chooses the bits itself.",
             where="quantize(budget=...)",
             got=f"budget={budget!r}, bits={bits}, group={group}, scheme={scheme!r}",
             write="quantize(net, batches, budget=0.01), or quantize(net, metric=..., budget=0.01)",
@@ -319,18 +319,18 @@ def dequantize(net: Module) -> Any:
 def _check(bits: object, group: object, scheme: object) -> None:
     if isinstance(bits, bool) or bits not in (4, 8):
         raise InvalidArgumentError(
-            "Weights have 8 or 4 bits.", where="quantize(bits=...)", got=repr(bits), write="bits=8"
+            "bits must be 8 or 4.", where="quantize(bits=...)", got=repr(bits), write="bits=8"
         )
     if group not in (None, GROUP) or isinstance(group, bool):
         raise InvalidArgumentError(
-            f"Groups have {GROUP} elements, which every target has.",
+            f"A group must have {GROUP} elements.",
             where="quantize(group=...)",
             got=repr(group),
             write=f"group={GROUP}, or None",
         )
     if (scheme, bits) not in LEVELS or (scheme == "float" and group is not None):
         raise InvalidArgumentError(
-            "The scheme is unknown, or it has other bits or no groups.",
+            "The scheme is unknown, or does not support these bits or groups.",
             where="quantize(scheme=...)",
             got=f"scheme={scheme!r}, bits={bits}, group={group}",
             write=" or ".join(f"bits={bits}, scheme={scheme!r}" for scheme, bits in LEVELS),
@@ -342,14 +342,14 @@ def _check_activations(activations: object, batches: object) -> None:
         return
     if activations not in METHODS:
         raise InvalidArgumentError(
-            "Activations are rounded in one of a few ways.",
+            "activations has an unknown value.",
             where="quantize(activations=...)",
             got=repr(activations),
             write=", ".join(map(repr, METHODS)) + ", or None",
         )
     if activations != "dynamic" and batches is None:
         raise InvalidArgumentError(
-            "The scales of activations are found from batches.",
+            "Static scales of activations require batches.",
             where="quantize(activations=...)",
             got=f"activations={activations!r} without batches",
             write=f"quantize(net, [x], activations={activations!r}), or activations='dynamic'",
@@ -359,14 +359,14 @@ def _check_activations(activations: object, batches: object) -> None:
 def _check_rounding(rounding: object, batches: object, train: bool) -> None:
     if rounding not in ("nearest", "gptq"):
         raise InvalidArgumentError(
-            "Weights are rounded in one of two ways.",
+            "rounding has an unknown value.",
             where="quantize(rounding=...)",
             got=repr(rounding),
             write='"nearest" or "gptq"',
         )
     if rounding == "gptq" and (batches is None or train):
         raise InvalidArgumentError(
-            "GPTQ rounds weights by the inputs of their layers, so it needs batches.",
+            "GPTQ requires batches, and is not for training.",
             where="quantize(rounding='gptq')",
             got="train=True" if train else "no batches",
             write="quantize(net, [x], rounding='gptq')",
@@ -400,7 +400,7 @@ def _pair_and_places(net: PyTree, at: object, calls: PyTree) -> tuple[Any, list[
     pair = pair_of(net)
     if at is not None:
         raise InvalidArgumentTypeError(
-            "Parts are chosen of a module of this package.",
+            "Only modules of pax_export have parts to quantize.",
             where="quantize(at=...)",
             got=f"{type(net).__name__} with at={at!r}"[:200],
             write="quantize(net, batches), or quantize(module, at=...)",
@@ -409,7 +409,7 @@ def _pair_and_places(net: PyTree, at: object, calls: PyTree) -> tuple[Any, list[
         return pair, list(places_of_function(*pair, calls[0]))
     if not has_function:
         raise InvalidArgumentError(
-            "The axes of a third-party model's weights are found by a call.",
+            "A third-party model requires batches.",
             where="quantize(batches=...)",
             got=f"{type(net).__name__} without batches",
             write="quantize(net, [x])",
@@ -459,7 +459,7 @@ def _one(
     if trained is not None:
         if train:
             raise QuantizationError(
-                f"This is trained with {trained.form.bits} bits already.",
+                f"The net is already trained with {trained.form.bits} bits.",
                 where=place.name,
                 got=repr(trained),
                 write="quantize(net) of the trained net, or train=True for the net before",

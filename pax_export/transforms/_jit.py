@@ -230,7 +230,7 @@ def _only_modules(from_folded: Sequence[Any]) -> tuple[int, ...]:
         rest, modules = take_out(argument, _is_folded)
         if modules and tree_leaves(rest):
             raise InvalidArgumentError(
-                "Beside in_shardings, an argument is donated as a whole.",
+                "With in_shardings, donate_state donates whole arguments.",
                 where=f"argument {number}",
                 got="modules and other arrays",
                 write="the modules as an argument of their own, or donate_argnums",

@@ -255,8 +255,7 @@ def vjp_orders(given: object, trainable: bool) -> tuple[int, int]:
         return (2, 1) if trainable else (1, 0)
     if given not in (0, 1, 2) or isinstance(given, bool) or (trainable and given == 0):
         raise InvalidArgumentError(
-            "A SavedModel can hold gradients, and gradients of gradients; trainable variables "
-            "need the first.",
+            "vjp_order must be 0, 1 or 2, and not 0 for trainable variables.",
             got=f"vjp_order={given!r}",
             write="vjp_order=1" if trainable else "vjp_order=0, 1 or 2",
         )
@@ -333,7 +332,7 @@ def _attempt(
         if isinstance(error, PaxError):
             raise
         raise NotDifferentiableError(
-            "jax cannot make the gradient that the export was to hold.",
+            "jax cannot compute the requested gradient.",
             where=program.key,
             got=_describe_error(error),
             write="a lower vjp_order, and trainable=False if that is 0",

@@ -171,7 +171,7 @@ def _piece_for_leaf(layer: Layer, role: str, leaf: Leaf, name: str, origin: str)
             if norm or all(step[0] in ("transpose", "flip") for step in found.steps):
                 return found
     raise AdoptionError(
-        f"A new layer cannot be written as {origin} keeps one.",
+        f"A new layer cannot be written in the layout of {origin}.",
         where=leaf.path,
         got=f"{layer.kind}, {leaf.says}{list(leaf.shape)}",
         write="pax.save_weights(net, path), which writes every leaf under its path",
@@ -186,7 +186,7 @@ def _undecided_error(layers: Sequence[Layer], left: Sequence[str], source: Sourc
     at = theirs if left[0].startswith(theirs) else left[0]
     there = [f"{name}{list(source.entries[name].shape)}" for name in left]
     error = AdoptionError(
-        "Leaves of the module have no array in the source, and arrays of the source no leaf, so it "
+        "Leaves of the module have no array in the source, and arrays of the source no leaf, so "
         "the pairing of the layers is ambiguous.",
         where=source.where,
         got=f"{a_few([f'{leaf.path}{list(leaf.shape)}' for leaf in leaves], 6)} without an array; "

@@ -140,7 +140,7 @@ def require_kinds(wanted: Mapping[str, tuple[Any, tuple[Piece, ...]]], source: S
         raise _unfit_error(path, dtype, got)
     if found:
         raise AdoptionError(
-            "Arrays of the source do not become ones of the leaves' dtypes:"
+            "Arrays of the source cannot be converted to the dtypes of their leaves:"
             + "".join(
                 f"\n  - {got}, for {path} of {dtype}" for path, (got, dtype) in found.items()
             ),

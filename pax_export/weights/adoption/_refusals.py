@@ -75,7 +75,7 @@ def impossible_error(
                 + " for " + ", ".join(layer.path for layer in component.layers[:8])
             )  # fmt: skip
     error = AdoptionError(
-        "The arrays of the source are not those that the module wants:\n" + _shorten_lines(lines),
+        "The arrays of the source do not match the module:\n" + _shorten_lines(lines),
         where=source.where,
         got=f"{len(source.entries)} arrays, read as {best.origin} keeps them",
         write=_what_to_write(missing, rest, enough),

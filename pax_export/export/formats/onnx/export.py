@@ -141,7 +141,7 @@ def to_onnx(
     """
     if isinstance(opset, bool) or not isinstance(opset, int) or opset < 1:
         raise InvalidArgumentError(
-            "An opset is a number.", got=f"opset={opset!r}", write=f"opset={OPSET}"
+            "An opset must be a positive integer.", got=f"opset={opset!r}", write=f"opset={OPSET}"
         )
     check_choice("state", state, ("frozen", "keep"))
     check_choice("accuracy_level", accuracy_level, (1, 4))
@@ -168,7 +168,7 @@ def to_onnx(
         check_choice("runtimes", name, ("onnxruntime", *other_runtimes.NAMES))
     if others and validate in (False, "process"):
         raise InvalidArgumentError(
-            "Other runtimes make the calls of a test in this process.",
+            "Other runtimes require the default validation.",
             got=f"runtimes={runtimes!r}, validate={validate!r}",
             write="validate=True",
         )

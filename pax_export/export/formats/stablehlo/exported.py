@@ -147,7 +147,7 @@ def _make_gradient(exported: Exported, make: Callable[[], Exported]) -> Exported
     except Exception as error:  # of jax, or of a custom derivative
         line = line_of_model(error)
         raise NotDifferentiableError(
-            "jax cannot make the gradient that the export was to hold.",
+            "jax cannot compute the requested gradient.",
             where=f"{exported.fun_name} ({line})" if line else exported.fun_name,
             got=named_line(error),
             write="a lower vjp_order",
