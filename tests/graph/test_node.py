@@ -141,8 +141,8 @@ def test_applied_functions_must_be_callable():
 @pytest.mark.parametrize(
     ("join", "what"),
     [
-        (lambda x: x & 3, "What stands beside &"),
-        (lambda x: x | 3, "What stands beside |"),
+        (lambda x: x & 3, "The second operand of &"),
+        (lambda x: x | 3, "The second operand of |"),
         (lambda x: x.binary_ops(jnp.add, 3), "The second argument of binary_ops"),
         (lambda x: Node((x, 3), jnp.tanh, None), "A parent of a node"),
     ],

@@ -132,7 +132,7 @@ def test_training_passes_by_the_rounding(activations):
 
 
 def test_refusals():
-    with pytest.raises(errors.InvalidArgumentError, match=r"(?s)found from batches.*'dynamic'"):
+    with pytest.raises(errors.InvalidArgumentError, match=r"(?s)without batches.*'dynamic'"):
         quantize(net(), activations="static")
     with pytest.raises(errors.InvalidArgumentError, match=r"(?s)activations.*'int8'.*'percentile'"):
         quantize(net(), [X], activations="int8")

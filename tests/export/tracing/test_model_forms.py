@@ -258,7 +258,7 @@ def test_state_of_a_transform(tmp_path):
     ids=["number", "class", "linen", "haiku", "tuple"],
 )
 def test_no_model(model, kind, write, tmp_path):
-    with refused(errors.InvalidArgumentTypeError, f"of type {kind};", write):
+    with refused(errors.InvalidArgumentTypeError, f"of type {kind} ", write):
         to_onnx(model, tmp_path / "net.onnx", BATCH)
 
 
