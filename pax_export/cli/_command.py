@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -30,11 +31,11 @@ _SHARED: dict[str, dict[str, Any]] = {
     },
     "sign": {
         "metavar": "KEY.pem",
-        "help": "sign it with this private key, in model.sig, or in a file beside a single file",
+        "help": "sign with this private key, in model.sig, or in a file beside a single file",
     },
     "verify": {
         "metavar": "KEY.pub",
-        "help": "refuse what was not signed with this key, or is not as it was signed",
+        "help": "refuse an export that is not signed with this key, or was changed since",
     },
     "overwrite": {"action": "store_true", "help": "replace an existing export"},
     "json": {"action": "store_true", "help": "print the result as JSON"},
@@ -65,7 +66,7 @@ def add_command(
     parser = commands.add_parser(
         name,
         help=help,
-        description=description,
+        description=textwrap.fill(description, 80),
         epilog=help_epilog(examples),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

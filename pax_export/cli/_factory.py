@@ -11,7 +11,7 @@ from pax_export._errors import InvalidArgumentError
 
 HELP = (
     "a function without arguments that returns a model: a module, a pair (params, function) or "
-    "anything else that to_onnx takes; modules of the current directory are found"
+    "another model that to_onnx takes; the current directory is searched for its module"
 )
 
 
@@ -23,9 +23,7 @@ def add_method(parser: Any, help: str) -> None:
 def add_against(parser: Any, purpose: str) -> None:
     """Adds ``--against``, the model that an export is compared with, and its methods."""
     parser.add_argument("--against", metavar="module:factory", help=f"{purpose}; {HELP}")
-    add_method(
-        parser, "the method of a signature; without this option the one of its name, or __call__"
-    )
+    add_method(parser, "the method of a signature; default: the one of its name, or __call__")
 
 
 def call_factory(place: str) -> Any:

@@ -34,21 +34,23 @@ def main(arguments: Sequence[str]) -> int:
     """Runs ``pax-export run DIR ...``; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="pax-export run",
-        description="Calls a signature of an export, and prints the shapes of what it gives.  "
-        "SavedModels that others wrote can be called, too.",
+        description="Calls a signature of an export, and prints the shapes of the outputs.\n"
+        "Third-party SavedModels can be called, too.",
         epilog=help_epilog(_EXAMPLES),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("path", metavar="DIR", help="of the export: a directory, or a file")
+    parser.add_argument("path", metavar="DIR", help="the path of the export, a directory or a file")
     parser.add_argument(
         "--input",
         action="append",
         default=[],
         metavar="[NAME=]FILE.npy",
-        help="an input; its name may be left out if there is one only",
+        help="an input; its name may be omitted if there is only one",
     )
-    parser.add_argument("--signature", metavar="KEY", help="serving_default, or the only one")
-    parser.add_argument("--output", metavar="FILE.npz", help="where to write what it gives")
+    parser.add_argument(
+        "--signature", metavar="KEY", help="default: serving_default, or the only one"
+    )
+    parser.add_argument("--output", metavar="FILE.npz", help="the file to write the outputs to")
     add_shared_options(parser, "trusted", "verify", "json")
     return _call_export(parser.parse_args(arguments))
 

@@ -32,7 +32,7 @@ matches no longer: --sign signs it anew, and --no-write changes nothing.
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
-        commands, "certify", _run_certify, "run an export in all runtimes that are installed",
+        commands, "certify", _run_certify, "run an export in all installed runtimes",
         "Calls an export at several sizes with random inputs in its own runtime and, "
         "of an ONNX file, in OpenVINO, IREE and onnxruntime-web (in Node.js) where they are "
         "installed, each in a process of its own.  Compares the results with the model in jax "
@@ -40,16 +40,20 @@ def add(commands: Any) -> None:
         "card of the export.",
         _EXAMPLES,
     )  # fmt: skip
-    parser.add_argument("path", metavar="FILE", help="of the export: a file, or a directory")
+    parser.add_argument(
+        "path", metavar="FILE", help="the path of the export, a file or a directory"
+    )
     _factory.add_against(parser, "compare with the model")
     parser.add_argument(
         "--runtime", action="append", default=[], metavar="NAME",
-        help="one that must run it: openvino, iree, web; without this option what is installed",
+        help="a required runtime: openvino, iree or web; default: all that are installed",
     )  # fmt: skip
     parser.add_argument(
-        "--seconds", type=_seconds, metavar="N", help="stop a runtime after so long; 600 without it"
+        "--seconds", type=_seconds, metavar="N", help="the time limit of a runtime; default: 600"
     )
-    parser.add_argument("--no-write", action="store_true", help="print the results alone")
+    parser.add_argument(
+        "--no-write", action="store_true", help="print the results, and change nothing"
+    )
     add_shared_options(parser, "sign", "trusted", "verify", "json")
 
 

@@ -18,12 +18,12 @@ from pax_export.cli._command import (
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
-        commands, "diff", _run_diff, "show what differs between two exports",
-        "Compares the arrays of two exports: what was added, dropped, reshaped, retyped, changed "
-        "in value.  Neither is loaded.",
+        commands, "diff", _run_diff, "compare two exports",
+        "Prints which arrays of two exports were added, dropped, reshaped, retyped or changed in "
+        "value.  Neither is loaded.",
     )  # fmt: skip
-    parser.add_argument("first", metavar="DIR", help="of an export: a directory, or a file")
-    parser.add_argument("second", metavar="DIR", help="of another one")
+    parser.add_argument("first", metavar="DIR", help="the path of an export, a directory or a file")
+    parser.add_argument("second", metavar="DIR", help="the path of another one")
     add_shared_options(parser, "json")
 
 

@@ -39,9 +39,9 @@ def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     targets = _formats_by_target()
     parser = add_command(
-        commands, "export", _run_export, "write a model where it is served",
-        "Writes the model that a factory makes, as a SavedModel or for another target, and prints "
-        "the report.",
+        commands, "export", _run_export, "write a model for the runtime that serves it",
+        "Writes the model that a factory returns, as a SavedModel or for another target, and "
+        "prints the report.",
         _EXAMPLES,
     )  # fmt: skip
     parser.add_argument("factory", metavar="module:factory", help=_factory.HELP)
@@ -52,56 +52,69 @@ def add(commands: Any) -> None:
         required=True,
         metavar="[KEY:][NAME=]SHAPE[:DTYPE]",
         help='an input, e.g. "batch, 8, 8, 1:float32"; those without a name are positional; '
-        "with several methods, the signature that takes it stands first",
+        "with several methods, each begins with the key of its signature",
     )
     _factory.add_method(
         parser,
-        "a signature, and the method of the model that it calls; __call__ as "
-        "serving_default, if not given",
+        "a signature, and the method of the model that it calls; default: serving_default=__call__",
     )
     parser.add_argument(
-        "--target", choices=tuple(targets), default="savedmodel", help="savedmodel, if not given"
+        "--target", choices=tuple(targets), default="savedmodel", help="default: savedmodel"
     )
-    parser.add_argument("--constraint", action="append", default=[], metavar='"n >= 2"')
+    parser.add_argument(
+        "--constraint",
+        action="append",
+        default=[],
+        metavar='"n >= 2"',
+        help="a constraint on symbolic sizes",
+    )
     for option, how in _of_formats(targets).items():
         parser.add_argument("--" + option.replace("_", "-"), **how)
-    bits = "weights as integers, as pax.quantize makes them, and what they cost"
+    bits = "quantize the weights, as pax.quantize does, and report the loss"
     parser.add_argument("--bits", type=int, choices=(8, 4), help=bits)
     states = ("frozen", "update", "keep")
-    parser.add_argument("--state", choices=states, help="frozen, if not given")
-    outputs = "of policies in half precision: float32, if not given"
+    parser.add_argument(
+        "--state", choices=states, help="of state that calls change; default: frozen"
+    )
+    outputs = "the dtype of half-precision outputs of a policy; default: float32"
     parser.add_argument("--outputs", choices=("float32", "model"), help=outputs)
-    parser.add_argument("--trainable", action="store_true", help="keep gradients")
+    parser.add_argument(
+        "--trainable",
+        action="store_true",
+        help="of savedmodel: make parameters trainable variables with gradients",
+    )
     parser.add_argument(
         "--platform",
         action="append",
         choices=("cpu", "cuda", "rocm", "tpu"),
-        help="a machine to lower for; all of them without this option",
+        help="a platform to lower for; default: all",
     )
-    parser.add_argument("--consumer", metavar='"tensorflow>=2.17"')
+    parser.add_argument(
+        "--consumer",
+        metavar='"tensorflow>=2.17"',
+        help="of savedmodel: the oldest TensorFlow that must run it",
+    )
     parser.add_argument(
         "--vjp-order",
         type=int,
         metavar="N",
-        help="of savedmodel and stablehlo: how often it can be differentiated",
+        help="of savedmodel and stablehlo: the order of derivatives",
     )
     parser.add_argument(
         "--validate",
         choices=tuple(_VALIDATE),
         default="here",
-        help="test calls in this process, as many as take no longer than the export (here) or "
-        "all (full), or all in another process; or, of savedmodel, compare the stored variables "
-        "only; here, if not given",
+        help="here: calls in this process, within the time of the export; full: all calls; "
+        "process: all calls, in another process; variables: of savedmodel, compare the stored "
+        "variables only; default: here",
     )
     add_shared_options(parser, "overwrite", "sign", "json")
     cards = parser.add_mutually_exclusive_group()
-    cards.add_argument(
-        "--no-card", action="store_true", help="write no page for people beside the report"
-    )
+    cards.add_argument("--no-card", action="store_true", help="omit the HTML card")
     cards.add_argument(
         "--drawing",
         action="store_true",
-        help="a drawing of the model on this page, from one more trace of its call",
+        help="include a drawing of the model in the card",
     )
 
 

@@ -18,16 +18,16 @@ from pax_export.cli._command import (
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
-        commands, "inspect", _run_inspect, "show what an export is",
+        commands, "inspect", _run_inspect, "describe an export",
         "Shows signatures, variables, sizes, versions and the oldest TensorFlow of an export, "
-        "without loading it.  SavedModels that others wrote are read as well.",
+        "without loading it.  Third-party SavedModels are supported, too.",
     )  # fmt: skip
-    parser.add_argument("path", metavar="DIR", help="of the export: a directory, or a file")
+    parser.add_argument("path", metavar="DIR", help="the path of the export, a directory or a file")
     add_shared_options(parser, "json")
     parser.add_argument(
         "--flops",
         action="store_true",
-        help="print the table of pax.inspect instead, with the operations of a call; needs jax",
+        help="print the table of pax.inspect instead, with the FLOPs of a call; requires jax",
     )
 
 

@@ -26,37 +26,56 @@ _EXAMPLES = """\
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
-        commands, "quantize", _run_quantize, "store the weights of a model as integers",
-        "Quantizes the weights of the model that a factory makes, prints the report of "
+        commands, "quantize", _run_quantize, "quantize the weights of a model",
+        "Quantizes the weights of the model that a factory returns, prints the report of "
         "`pax_export.quantize`, and writes the integers to a safetensors file.",
         _EXAMPLES,
     )  # fmt: skip
     parser.add_argument("factory", metavar="module:factory", help=_factory.HELP)
     parser.add_argument(
-        "file", metavar="FILE.safetensors", nargs="?", help="where to write; nothing without it"
+        "file",
+        metavar="FILE.safetensors",
+        nargs="?",
+        help="the file to write; default: none, only the report",
     )
     parser.add_argument(
         "--batch",
         action="append",
         metavar="FILE",
-        help="inputs of one call: an array in a .npy file, or several in a .npz file, in the "
+        help="the inputs of one call: an array in a .npy file, or several in a .npz file, in the "
         "order of the arguments",
     )
-    parser.add_argument("--bits", type=int, choices=(8, 4), default=8, help="8, if not given")
-    parser.add_argument("--scheme", default="symmetric", metavar="symmetric|asymmetric|float")
-    parser.add_argument("--group", type=int, metavar="32", help="groups of 8 bits too")
-    parser.add_argument("--at", metavar="PATTERN", help='a part of the model, e.g. "layers.*"')
-    parser.add_argument("--activations", metavar="dynamic|static|mse|minmax|percentile")
-    parser.add_argument("--rounding", choices=("nearest", "gptq"), default="nearest")
+    parser.add_argument("--bits", type=int, choices=(8, 4), default=8, help="default: 8")
     parser.add_argument(
-        "--budget", type=float, metavar="LOSS", help="how much of the outputs may be lost"
+        "--scheme",
+        default="symmetric",
+        metavar="symmetric|asymmetric|float",
+        help="default: symmetric",
+    )
+    parser.add_argument(
+        "--group", type=int, metavar="32", help="groups with float16 scales for 8 bits, too"
+    )
+    parser.add_argument("--at", metavar="PATTERN", help='a part of the model, e.g. "layers.*"')
+    parser.add_argument(
+        "--activations",
+        metavar="dynamic|static|mse|minmax|percentile",
+        help="round the inputs of products to 8 bits, too",
+    )
+    parser.add_argument(
+        "--rounding", choices=("nearest", "gptq"), default="nearest", help="default: nearest"
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        metavar="LOSS",
+        help="the allowed loss of the outputs; chooses 8 or 4 bits for each weight",
     )
     parser.add_argument(
         "--runtime",
         action="append",
         choices=("onnx", "tflite", "saved_model", "stablehlo"),
         default=[],
-        help="also say what the kernels of its runtime add, and how long calls take there",
+        help="also measure the differences and the latency in the runtime of this format",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     add_shared_options(parser, "json")

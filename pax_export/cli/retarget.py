@@ -18,15 +18,25 @@ _EXAMPLES = """\
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
-        commands, "retarget", _run_retarget, "mend a SavedModel that jax2tf wrote",
-        "Writes the jax programs of a SavedModel anew, for the oldest TensorFlow that can be, and "
-        "prints what became of them.  Its variables, assets and signatures stay.",
+        commands, "retarget", _run_retarget,
+        "repair a SavedModel written by jax2tf, orbax-export or Keras",
+        "Rewrites the jax programs of a SavedModel for the oldest possible TensorFlow, and prints "
+        "a report.  Variables, assets and signatures do not change.",
         _EXAMPLES,
     )  # fmt: skip
-    parser.add_argument("path", metavar="DIR", help="of the SavedModel")
-    parser.add_argument("--out", metavar="DIR", help="where to write; DIR itself, if not given")
-    parser.add_argument("--consumer", metavar='"tensorflow>=2.17"')
-    parser.add_argument("--validate", choices=tuple(_VALIDATE), default="here")
+    parser.add_argument("path", metavar="DIR", help="the path of the SavedModel")
+    parser.add_argument(
+        "--out", metavar="DIR", help="the directory to write; default: DIR itself, with --overwrite"
+    )
+    parser.add_argument(
+        "--consumer", metavar='"tensorflow>=2.17"', help="the oldest TensorFlow that must run it"
+    )
+    parser.add_argument(
+        "--validate",
+        choices=tuple(_VALIDATE),
+        default="here",
+        help="where signatures are called and compared; default: here",
+    )
     add_shared_options(parser, "overwrite", "trusted", "sign", "verify", "json")
 
 

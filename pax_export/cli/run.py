@@ -19,16 +19,16 @@ _USAGE = (
 )
 
 _DESCRIPTION = """\
-Two things can be run; the first argument tells which.
+Runs an export or a program, depending on the first argument.
 
-An export (a directory with saved_model.pb or pax_export.json, a file that ends
-with .tflite or .onnx): a signature of it is called with arrays out of files.
-`pax-export run DIR --help` has the options.
+An export (a directory with saved_model.pb or pax_export.json, or a file that ends
+with .tflite or .onnx): calls one of its signatures with arrays from files.
+`pax-export run DIR --help` lists the options.
 
-A program: it is run as `python` would, but `import pax` and `import opax` give
-pax_export.  Everything behind its name belongs to the program.  With --compat-jax
-it also sees what jax has taken away since 2021 (jax.tree_map, jnp.clip(a_min=),
-jax.ops.index_update and more); modules outside of the program do not.
+A program: runs it as `python` does, but `import pax` and `import opax` import
+pax_export.  All arguments after its name are passed to it.  With --compat-jax
+it also sees the names that jax has removed since 2021 (jax.tree_map,
+jnp.clip(a_min=), jax.ops.index_update and more); other modules do not.
 """
 
 _COMPAT_JAX = "--compat-jax"
@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = commands.add_parser(
         "run",
-        help="call an export with arrays out of files; or run a program that says `import pax`",
+        help="call an export with arrays from files, or run a program written for PAX",
         description=_DESCRIPTION,
         usage=_USAGE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -27,16 +27,16 @@ _EXAMPLES = """\
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
     parser = add_command(
-        commands, "validate", _run_validate, "test an export",
+        commands, "validate", _run_validate, "validate an export",
         "Loads an export in a fresh process without jax, calls all of its signatures at several "
-        "sizes with random inputs, and checks names, shapes and dtypes of what comes out against "
-        "the report, and that it is finite.",
+        "sizes with random inputs, and checks that names, shapes and dtypes of the outputs are "
+        "those of the report, and that the outputs are finite.",
         _EXAMPLES,
     )  # fmt: skip
-    parser.add_argument("path", metavar="DIR", help="of the export: a directory, or a file")
+    parser.add_argument("path", metavar="DIR", help="the path of the export, a directory or a file")
     _factory.add_against(parser, "also compare with the model")
     parser.add_argument(
-        "--not-finite", action="store_true", help="NaN and infinity are no failures"
+        "--not-finite", action="store_true", help="accept NaN and infinity in outputs"
     )
     add_shared_options(parser, "trusted", "verify", "json")
 

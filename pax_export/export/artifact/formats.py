@@ -144,12 +144,12 @@ ONNX = Format(
     suffix=".onnx",
     not_in_numpy=("bfloat16", "float8_e4m3fn", "float8_e5m2"),
     options={
-        "opset": {"type": int, "metavar": "N", "help": "of onnx: version of its operators"},
+        "opset": {"type": int, "metavar": "N", "help": "of onnx: the version of its operators"},
         "accuracy_level": _LEVELS,
         "external_data": {
             "action": "store_const",
             "const": True,
-            "help": "of onnx: weights in a file beside it, as beyond 2 GiB",
+            "help": "of onnx: write the weights to a separate file, as beyond 2 GiB",
         },
     },
 )
