@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.nets._decoder_gguf import fields_of_gguf
 from pax_export.nets._decoder_hf import fields_of_hf
 from pax_export.nets._generation_defaults import GenerationDefaults
 from pax_export.nets._layer_kind import LayerKind
 from pax_export.nn import (
+    IMPLEMENTATIONS,
     RotaryScaling,
     check_frequencies,
     checked_choice,
     checked_integer,
     checked_pairing,
+    checked_positive,
 )
 
 _POSITIONS = ("rotary", "learned", "sinusoidal", "alibi", "none")
@@ -65,9 +67,9 @@ class DecoderConfig:
         generation: the default arguments of `generate`; not used by the net.
 
     Raises:
-        InvalidArgumentError: a size is less than one, a choice is unknown, or the rotary embedding
-            has no frequencies.
-        InvalidArgumentTypeError: a size is not an integer.
+        InvalidArgumentError: a size is less than one, a choice is unknown, a soft cap is not
+            positive, or the rotary embedding has no frequencies.
+        InvalidArgumentTypeError: a size is not an integer, or a kind not a `LayerKind`.
 
     Example:
         >>> import pax_export as pax
@@ -116,6 +118,19 @@ class DecoderConfig:
         checked_choice(self.norm, ("rms", "layer"), "DecoderConfig.norm")
         checked_choice(self.activation, _ACTIVATIONS, "DecoderConfig.activation")
         checked_choice(self.positions, _POSITIONS, "DecoderConfig.positions")
+        if self.implementation is not None:
+            checked_choice(self.implementation, IMPLEMENTATIONS, "DecoderConfig.implementation")
+        for name in ("attention_softcap", "logit_softcap"):
+            if getattr(self, name) is not None:
+                checked_positive(getattr(self, name), f"DecoderConfig.{name}")
+        for kind in self.kinds:
+            if not isinstance(kind, LayerKind):
+                raise InvalidArgumentTypeError(
+                    "The kinds of layers must be LayerKind.",
+                    where="DecoderConfig.kinds",
+                    got=f"{type(kind).__name__}: {kind!r:.80}",
+                    write="kinds=(LayerKind(window=...), LayerKind()) for a pattern of two",
+                )
         pairing = checked_pairing(self.rotary_pairing, "DecoderConfig.rotary_pairing")
         object.__setattr__(self, "rotary_pairing", pairing)
         if self.rotary_size is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pax_export.nn import checked_integer
+
 
 @dataclass(frozen=True)
 class LayerKind:
@@ -16,6 +18,10 @@ class LayerKind:
             no rotation.
         scaled: whether the rotary scaling of the configuration applies.
 
+    Raises:
+        InvalidArgumentError: a window of less than one position.
+        InvalidArgumentTypeError: the window is not an integer.
+
     Example:
         >>> import pax_export as pax
         >>> pattern = (pax.nets.LayerKind(window=512), pax.nets.LayerKind())  # in turns
@@ -26,6 +32,10 @@ class LayerKind:
     window: int | None = None
     rotary_base: float | None = None
     scaled: bool = True
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            checked_integer(self.window, "LayerKind.window", least=1)
 
 
 def shortest_pattern(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:

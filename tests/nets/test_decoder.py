@@ -289,6 +289,12 @@ MISTAKES = [
     (lambda _: dataclasses.replace(LLAMA, rotary_pairing="pairs"), INVALID,
      ["DecoderConfig.rotary_pairing"]),
     (lambda _: dataclasses.replace(LLAMA, kinds=()), INVALID, ["0 for 3 layers"]),
+    (lambda _: dataclasses.replace(LLAMA, kinds=(3,)), WRONG_TYPE, ["DecoderConfig.kinds"]),
+    (lambda _: dataclasses.replace(LLAMA, implementation="flash"), INVALID,
+     ["DecoderConfig.implementation"]),
+    (lambda _: dataclasses.replace(LLAMA, logit_softcap=0.0), INVALID,
+     ["DecoderConfig.logit_softcap"]),
+    (lambda _: LayerKind(window=0), INVALID, ["LayerKind.window"]),
 ]  # fmt: skip
 
 
