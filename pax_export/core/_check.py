@@ -242,7 +242,7 @@ def structure_differences(a: object, b: object, path: str = "") -> list[str]:
         same = isinstance(a, EmptyNode) and isinstance(b, EmptyNode)
         return [] if same else [f"{here}: {_describe_kind(a)} against {_describe_kind(b)}"]
     (items_a, def_a), (items_b, def_b) = one_level(a), one_level(b)
-    if type(a) is type(b) is dict and a.keys() != b.keys():
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() != b.keys():
         return _key_differences(a, b, path)
     if def_a != def_b:
         return [f"{here}: {_describe_kind(a)} against {_describe_kind(b)}"]

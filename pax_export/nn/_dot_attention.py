@@ -177,23 +177,24 @@ def _with_four_axes(x: PyTree | None, shape: tuple[Any, ...], name: str) -> Any:
     """A mask or bias ``[batch, heads, length, keys]``, of which each size may be 1."""
     if x is None:
         return None
-    x = arg.as_array(x)
-    if name == "mask" and x.dtype != bool:
+    array = arg.as_array(x)
+    if name == "mask" and array.dtype != bool:
         raise InvalidArgumentTypeError(
             "A mask must have booleans: False masks a key.",
             where="dot_product_attention.mask",
-            got=f"{x.dtype.name}{list(x.shape)}",
+            got=f"{array.dtype.name}{list(array.shape)}",
             write="mask != 0, or bias= for numbers that are added to the logits",
         )
-    x = jnp.expand_dims(x, tuple(range(4 - x.ndim))) if x.ndim < 4 else x
-    if x.ndim > 4 or any(size not in (1, whole) for size, whole in zip(x.shape, shape)):
+    if array.ndim < 4:
+        array = jnp.expand_dims(array, tuple(range(4 - array.ndim)))
+    if array.ndim > 4 or any(size not in (1, whole) for size, whole in zip(array.shape, shape)):
         raise InvalidArgumentError(
             f"The {name} must broadcast to [batch, heads, length, keys].",
             where=f"dot_product_attention.{name}",
-            got=f"shape {x.shape} for {shape}",
+            got=f"shape {array.shape} for {shape}",
             write=f"{name}[:, None, None, :] for one of the keys [batch, keys]",
         )
-    return x
+    return array
 
 
 def _check_inputs(query: Array, key: Array, value: Array) -> None:
