@@ -105,7 +105,7 @@ def quantize(
     Raises:
         InvalidArgumentError: unsupported bits or groups; batches that are empty, all zero, not
             finite, or not valid inputs; nothing to quantize.
-        InvalidArgumentTypeError: not a net.
+        InvalidArgumentTypeError: not a net; a metric that returns no number.
         QuantizationError: (a ValueError) it is already quantized, or the budget cannot be met.
 
     Example:
@@ -184,7 +184,7 @@ def quantize(
         fallbacks,
         tree_bytes(tree_leaves(_arrays(net))),
         tree_bytes(tree_leaves(_arrays(small))),
-        None if metric is None else (float(metric(net)), float(metric(small))),
+        None if metric is None else (_measured(metric, net), _measured(metric, small)),
         None if calls is None else compared(call_of(net), call_of(small), calls),
         weights_alone,
     )
@@ -294,10 +294,24 @@ def _chosen(
     if metric is None:
         lost = loss_of_outputs(call_of(net), calls or [])
     else:
-        before = float(metric(net))
-        lost = lambda arrays: before - float(metric(whole(arrays)))  # noqa: E731
+        before = _measured(metric, net)
+        lost = lambda arrays: before - _measured(metric, whole(arrays))  # noqa: E731
     rounded = lambda place, bits: _quantized(place, bits, None, scheme)[0]  # noqa: E731
     return choose(_arrays(net), places, rounded, lost, budget)
+
+
+def _measured(metric: Callable[[Any], Any], net: PyTree) -> float:
+    """What the metric of a user says of a net, a number."""
+    value = metric(net)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidArgumentTypeError(
+            "The metric must return a number.",
+            where="quantize(metric=...)",
+            got=f"{type(value).__name__}: {value!r}"[:120],
+            write="a function from a net to a number that is larger for a better net",
+        ) from None
 
 
 def dequantize(net: Module) -> Any:

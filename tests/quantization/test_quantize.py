@@ -196,6 +196,11 @@ def test_refusals():
         quantize(net().at("modules.0"), at="modules.2")
     with refused(errors.InvalidArgumentTypeError, got="dict"):
         quantize({"w": X})
+    for budget in (None, 0.1):
+        with refused(
+            errors.InvalidArgumentTypeError, where="quantize(metric=...)", got="str: 'good'"
+        ):
+            quantize(net(), metric=lambda n: "good", budget=budget)
 
 
 def test_a_budget_chooses_bits():

@@ -281,11 +281,11 @@ def _test_of(value: object) -> Callable[[FilteredLeaf], bool]:
     if callable(value) and not isinstance(value, type):
         return lambda leaf: bool(value(leaf.path, leaf.value))
     raise InvalidArgumentTypeError(
-        "Expected a filter of leaves.",
+        "A filter of leaves is needed.",
         got=f"{type(value).__name__}: {value!r}"[:120],
         write="Param, State, RngState, a Module class, a path, a selection of net.at(...), "
-        "a predicate of (path, leaf), PathIn, PathContains, All, Any, Not, True, False, or a list "
-        "of these",
+        "a module of bools, a predicate of (path, leaf), PathIn, PathContains, All, Any, Not, "
+        "True, False, or a list of these",
     )
 
 
