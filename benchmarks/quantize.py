@@ -237,7 +237,10 @@ def _decoding(bits: int) -> str:
     candidates = {"jax, float32": generates(lm), f"jax, int{bits}": generates(small)}
     with tempfile.TemporaryDirectory() as folder:
         if is_installed("onnxruntime") and is_installed("tokenizers"):
-            for net, name in ((lm, "float32"), (small, f"int{bits}")):
+            nets = {"float32": lm, f"int{bits}": small}
+            if bits == 8:
+                nets["int8 for each channel"] = pax.quantize(lm)[0]
+            for name, net in nets.items():
                 candidates[f"onnxruntime, {name}"] = _in_onnxruntime(net, Path(folder, name))
         if is_installed("xllamacpp") and is_installed("tokenizers"):
             candidates["llama.cpp, the same integers"] = _in_llama(small, Path(folder, "lm.gguf"))

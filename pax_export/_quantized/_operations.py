@@ -213,9 +213,11 @@ _LARGEST, _ELEMENTS = 512, 1 << 16
 #: The largest number of rows of inputs that are few; and of how many columns a wider matrix is
 #: multiplied one after the other then.
 _FEW, _WIDE = 16, 2048
-#: The largest number of rows of inputs for which rows of a matrix are added one after the other,
-#: and how many numbers of each column at a time: with 16 XLA takes twice as long.
-_FEWEST, _AT_ONCE = 2 if ADDS_ROWS_FAST else 0, 8
+#: The largest number of rows of inputs for which rows of a matrix are added, and how many numbers
+#: of each column one after the other in a wide matrix: with 16 XLA takes twice as long.
+_FEWEST, _AT_ONCE = 2, 8
+#: By bits, how many rows of integers are added in a loop over all of a matrix.
+_TOGETHER = {8: 16, 4: 4}
 #: The least number of elements of a matrix of bfloat16 that is read in blocks.
 _LEAST_NARROW = 1 << 18
 
@@ -255,9 +257,12 @@ def _over_rows(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     width = integers.shape[-1]
     by_column = form.group is None  # one scale per column: a factor of the whole sum
     stored = (integers,) if by_column else (integers, *scales)
-    if isinstance(x.shape[0], int) and x.shape[0] <= _FEWEST:
-        total = _row_by_row(x, stored, form)
-    elif width < 2 * _WIDE or not _are_few(x.shape[0]):
+    narrow = width < 2 * _WIDE
+    if isinstance(x.shape[0], int) and x.shape[0] <= _FEWEST and (narrow or ADDS_ROWS_FAST):
+        total = (
+            _by_groups(x, stored[0], stored[1:], form) if narrow else _row_by_row(x, stored, form)
+        )
+    elif narrow or not _are_few(x.shape[0]):
         total = _of_columns(x, stored, form, 0, width)
     else:
         rest = width % _WIDE
@@ -267,6 +272,31 @@ def _over_rows(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
         if rest:
             total = jnp.concatenate([total, of_block(width - rest, rest)], 1)
     return total * scales[0].astype(jnp.float32) if by_column else total
+
+
+def _by_groups(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
+    """Sums a few rows of a matrix at a time, in one loop over all of them, and then these sums.
+
+    XLA gives such a loop to all cores, which it does to none within a scan.
+    """
+    parts, width = _parts(x, form), integers.shape[1]
+    count = _TOGETHER[form.bits]
+    cut = integers.shape[0] // count * count  # groups leave no rest
+    groups = 1 if form.group is None else scales[0].shape[0]
+    rows = integers[:cut].reshape(groups, -1, count, width)
+    total: Any = 0.0
+    scale, *zeros = (each.astype(jnp.float32)[:, None] for each in scales or [jnp.ones((1, 1))])
+    for place in range(count):
+        for part, own in zip(parts, _halves(rows[:, :, place], form)):
+            own = own.astype(jnp.float32) - (zeros[0] if zeros else 0)
+            some = part[:, :cut].reshape(-1, *rows.shape[:3])[..., place, None]
+            total = total + some * own
+    # Apart, and by a product: XLA computes sums over rows slowly.
+    total = jax.lax.optimization_barrier(total * scale).reshape(x.shape[0], -1, width)
+    made = jnp.einsum("g,bgn->bn", jnp.ones(total.shape[1]), total)
+    if cut < integers.shape[0]:
+        made = made + x[:, cut:] @ integers[cut:].astype(jnp.float32)
+    return made
 
 
 def _row_by_row(x: Any, stored: Sequence[Any], form: Form) -> Any:
@@ -360,25 +390,40 @@ def _each_of_group(scales: Any, axis: int, size: int) -> Any:
     return jax.lax.optimization_barrier(wide.reshape(scales.shape[0], -1))
 
 
-def _times_table_row(x: jax.Array, integers: jax.Array, scales: Sequence[Any]) -> jax.Array:
-    """One row times each row of a table of 4 bits: sums over groups, in half a group of lanes."""
+def _times_table_row(x: Any, integers: Any, scales: Sequence[Any], form: Form, lanes: int) -> Any:
+    """One row times each row of a table: sums of neighbors that are ``lanes`` apart, and of these.
+
+    Like `_by_groups`, it is a loop for all cores.
+    """
     scale, *zeros = (each.astype(jnp.float32) for each in scales)
     total: Any = 0.0
-    half = GROUP // 2
-    for group, given in enumerate(x.reshape(-1, 2, half)):
-        own = low_and_high(integers[:, group * half : (group + 1) * half])
-        low, high = (each.astype(jnp.float32) for each in own)
-        if zeros:
-            low, high = (each - zeros[0][:, group : group + 1] for each in (low, high))
-        total = total + (low * given[0] + high * given[1]) * scale[:, group : group + 1]
+    for place, given in enumerate(x.reshape(integers.shape[1] // lanes, -1, lanes)):
+        of_group = slice(place, place + 1) if form.group else slice(None)
+        product: Any = 0.0
+        for some, own in zip(
+            given, _halves(integers[:, place * lanes : (place + 1) * lanes], form)
+        ):
+            own = own.astype(jnp.float32)
+            product = product + (own - zeros[0][:, of_group] if zeros else own) * some
+        total = total + (product * scale[:, of_group] if form.group else product)
     # A product: jax 0.10 computes a sum of lanes ten times as slowly.
-    return (jax.lax.optimization_barrier(total) @ jnp.ones(half))[None]
+    made = (jax.lax.optimization_barrier(total) @ jnp.ones(lanes))[None]
+    return made if form.group else made * scale.T
+
+
+def _lanes(size: int, form: Form) -> int | None:
+    """Returns how many integers of a row are neighbors in a loop with at most 64 steps, or None."""
+    if form.group is not None:
+        return GROUP * form.bits // 8
+    fitting = (lanes for lanes in range(16, 129, 16) if size % lanes == 0)
+    return next((lanes for lanes in fitting if size // lanes <= 64), None)
 
 
 def _over_outputs(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     """The products of each block of outputs, one after the other."""
-    if form.bits == 4 and x.shape[0] == 1:
-        return _times_table_row(x, integers, scales)
+    lanes = _lanes(integers.shape[1], form) if x.shape[0] == 1 else None
+    if lanes is not None:
+        return _times_table_row(x, integers, scales, form, lanes)
     size = integers.shape[0]
     block = _block(size, x.shape[-1], x.shape[0])
     count = size // block
