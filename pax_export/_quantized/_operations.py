@@ -257,11 +257,9 @@ def _over_rows(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     width = integers.shape[-1]
     by_column = form.group is None  # one scale per column: a factor of the whole sum
     stored = (integers,) if by_column else (integers, *scales)
-    narrow = width < 2 * _WIDE
-    if isinstance(x.shape[0], int) and x.shape[0] <= _FEWEST and (narrow or ADDS_ROWS_FAST):
-        total = (
-            _by_groups(x, stored[0], stored[1:], form) if narrow else _row_by_row(x, stored, form)
-        )
+    narrow, few = width < 2 * _WIDE, isinstance(x.shape[0], int) and x.shape[0] <= _FEWEST
+    if few and (narrow or ADDS_ROWS_FAST):
+        total = (_by_groups if narrow else _row_by_row)(x, stored, form)
     elif narrow or not _are_few(x.shape[0]):
         total = _of_columns(x, stored, form, 0, width)
     else:
@@ -274,25 +272,27 @@ def _over_rows(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
     return total * scales[0].astype(jnp.float32) if by_column else total
 
 
-def _by_groups(x: Any, integers: Any, scales: Sequence[Any], form: Form) -> Any:
+def _by_groups(x: Any, stored: Sequence[Any], form: Form) -> Any:
     """Sums a few rows of a matrix at a time, in one loop over all of them, and then these sums.
 
     XLA gives such a loop to all cores, which it does to none within a scan.
     """
+    integers, *scales = stored
     parts, width = _parts(x, form), integers.shape[1]
     count = _TOGETHER[form.bits]
     cut = integers.shape[0] // count * count  # groups leave no rest
     groups = 1 if form.group is None else scales[0].shape[0]
-    rows = integers[:cut].reshape(groups, -1, count, width)
+    rows = integers[:cut].reshape(groups, cut // groups // count, count, width)
     total: Any = 0.0
     scale, *zeros = (each.astype(jnp.float32)[:, None] for each in scales or [jnp.ones((1, 1))])
     for place in range(count):
         for part, own in zip(parts, _halves(rows[:, :, place], form)):
             own = own.astype(jnp.float32) - (zeros[0] if zeros else 0)
-            some = part[:, :cut].reshape(-1, *rows.shape[:3])[..., place, None]
+            some = part[:, :cut].reshape(x.shape[0], *rows.shape[:3])[..., place, None]
             total = total + some * own
     # Apart, and by a product: XLA computes sums over rows slowly.
-    total = jax.lax.optimization_barrier(total * scale).reshape(x.shape[0], -1, width)
+    total = jax.lax.optimization_barrier(total * scale)
+    total = total.reshape(x.shape[0], cut // count, width)
     made = jnp.einsum("g,bgn->bn", jnp.ones(total.shape[1]), total)
     if cut < integers.shape[0]:
         made = made + x[:, cut:] @ integers[cut:].astype(jnp.float32)

@@ -180,7 +180,8 @@ def test_a_matrix_of_bfloat16(transposed, rows, dtype):
     right = np.asarray(x, np.float64) @ np.asarray(numbers, np.float64)
     assert found.dtype == expected
     assert_close(found, right, rtol=1e-2 if expected == jnp.bfloat16 else 1e-4, atol=1e-3)
-    assert ("while" in jax.jit(call).lower(x, weight).as_text()) == taken
+    # A few rows are one loop for all cores, not a scan.
+    assert ("while" in jax.jit(call).lower(x, weight).as_text()) == (taken and rows > 2)
     gradient = jax.grad(lambda x, w: call(x, w).astype(jnp.float32).sum(), (0, 1))(x, weight)
     of_weight = jnp.broadcast_to(x.sum((0, 1))[:, None], (512, 512))
     assert_close(gradient[0][0, 0], numbers.astype(jnp.float32).sum(1), rtol=2e-2, atol=0.2)
