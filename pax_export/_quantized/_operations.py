@@ -216,8 +216,9 @@ _FEW, _WIDE = 16, 2048
 #: The largest number of rows of inputs for which rows of a matrix are added, and how many numbers
 #: of each column one after the other in a wide matrix: with 16 XLA takes twice as long.
 _FEWEST, _AT_ONCE = 2, 8
-#: By bits, how many rows of integers are added in a loop over all of a matrix.
-_TOGETHER = {8: 16, 4: 4}
+#: How many rows of integers are added in a loop over all of a matrix: of 4 bits, and of 8 bits in
+#: wide and in narrow ones; and which are narrow.
+_TOGETHER_4, _TOGETHER_8, _NARROW = 4, (16, 32), 1024
 #: The least number of elements of a matrix of bfloat16 that is read in blocks.
 _LEAST_NARROW = 1 << 18
 
@@ -279,7 +280,7 @@ def _by_groups(x: Any, stored: Sequence[Any], form: Form) -> Any:
     """
     integers, *scales = stored
     parts, width = _parts(x, form), integers.shape[1]
-    count = _TOGETHER[form.bits]
+    count = _TOGETHER_4 if form.bits == 4 else _TOGETHER_8[width < _NARROW]
     cut = integers.shape[0] // count * count  # groups leave no rest
     groups = 1 if form.group is None else scales[0].shape[0]
     rows = integers[:cut].reshape(groups, cut // groups // count, count, width)
