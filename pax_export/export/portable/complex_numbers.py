@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import primitives
 
 from pax_export.export.portable.sizes import trace
 
@@ -83,9 +85,9 @@ def multiply(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
 def _div(x: ComplexPair, y: ComplexPair, **_: object) -> ComplexPair:
     """Multiplies by the conjugate, with the divisor scaled against over- and underflow."""
     size = jnp.maximum(jnp.abs(y.real), jnp.abs(y.imag))
-    size = jnp.where(size > 0, size, 1)
-    factor = 1 / size
-    small = ComplexPair(y.real * factor, y.imag * factor)
+    factor = 1 / jnp.where(size > 0, size, 1)
+    parts = [jnp.where(jnp.isinf(part), jnp.sign(part), part * factor) for part in y]
+    small = ComplexPair(jnp.where(size == 0, 1, parts[0]), parts[1])
     norm = small.real * small.real + small.imag * small.imag
     top = multiply(x, _conj(small))
     return ComplexPair(top.real / norm / size, top.imag / norm / size)
@@ -185,8 +187,75 @@ def _tanh(x: ComplexPair, **_: object) -> ComplexPair:
     return _div(ComplexPair(one, other), ComplexPair(jnp.ones_like(one), one * other))
 
 
+@on_complex("expm1")
+def _expm1(x: ComplexPair, **_: object) -> ComplexPair:
+    """Without the 1 that the real part would lose digits to."""
+    less = 2 * jnp.sin(x.imag * 0.5) ** 2
+    real = jnp.expm1(x.real) * jnp.cos(x.imag) - less
+    return ComplexPair(real, _times(jnp.exp(x.real), jnp.sin(x.imag)))
+
+
+def _roots_around(x: ComplexPair) -> tuple[ComplexPair, ComplexPair]:
+    """The roots of 1 - x and 1 + x, on the side of the cuts on which jax has them."""
+    less = _conj(_sqrt(ComplexPair(1 - x.real, x.imag)))
+    return less, _sqrt(ComplexPair(1 + x.real, x.imag))
+
+
+@on_complex("asin")
+def _asin(x: ComplexPair, **_: object) -> ComplexPair:
+    """Kahan, "Branch cuts for complex elementary functions"; so are the next two."""
+    less, more = _roots_around(x)
+    imag = jnp.arcsinh(multiply(_conj(less), more).imag)
+    return ComplexPair(lax.atan2(x.real, multiply(less, more).real), imag)
+
+
+@on_complex("acos")
+def _acos(x: ComplexPair, **_: object) -> ComplexPair:
+    less, more = _roots_around(x)
+    imag = jnp.arcsinh(multiply(_conj(more), less).imag)
+    return ComplexPair(2 * lax.atan2(less.real, more.real), imag)
+
+
+@on_complex("acosh")
+def _acosh(x: ComplexPair, **_: object) -> ComplexPair:
+    less, more = (_sqrt(ComplexPair(x.real + step, x.imag)) for step in (-1, 1))
+    real = jnp.arcsinh(multiply(_conj(less), more).real)
+    return ComplexPair(real, 2 * lax.atan2(less.imag, more.real))
+
+
+@on_complex("atanh")
+def _atanh(x: ComplexPair, **_: object) -> ComplexPair:
+    squared = x.imag * x.imag
+    size = jnp.abs(x.real)
+    real = 0.25 * jnp.log1p(4 * size / ((1 - size) ** 2 + squared))
+    turned = lax.atan2(2 * x.imag, (1 - size) * (1 + size) - squared)
+    return ComplexPair(jnp.sign(x.real) * real, 0.5 * turned)
+
+
+@on_complex("sort")
+def _sort(*operands: Any, dimension: int, num_keys: int, is_stable: bool) -> Any:
+    """Sorts by the real part, then by the imaginary one."""
+    keys, rest = (jax.tree.leaves(each) for each in (operands[:num_keys], operands[num_keys:]))
+    return lax.sort((*keys, *rest), dimension, is_stable, len(keys))
+
+
+@on_complex("iota")
+def _iota(*, dtype: Any, **parameters: Any) -> ComplexPair:
+    return _pair(primitives.iota_p.bind(dtype=half_dtype(dtype), **parameters))
+
+
 def _inverse(x: ComplexPair) -> ComplexPair:
     return _div(ComplexPair(jnp.ones_like(x.real), jnp.zeros_like(x.imag)), x)
+
+
+@on_complex("logistic")
+def _logistic(x: ComplexPair, **_: object) -> ComplexPair:
+    """By the exponential that is not above 1."""
+    below = x.real < 0
+    sign = jnp.where(below, 1, -1)
+    share = _exp(ComplexPair(sign * x.real, sign * x.imag))
+    other = _inverse(ComplexPair(1 + share.real, share.imag))
+    return ComplexPair(*map(partial(jnp.where, below), multiply(share, other), other))
 
 
 COMPLEX |= {
@@ -199,5 +268,8 @@ COMPLEX |= {
     "rsqrt": lambda x, **_: _inverse(_sqrt(x)),
     "pow": lambda x, y, **_: _exp(multiply(_log(_pair(x)), _pair(y))),
     "sin": lambda x, **_: _swapped(_sinh(_swapped(x))),
+    "tan": lambda x, **_: _swapped(_tanh(_swapped(x))),
+    "asinh": lambda x, **_: _swapped(_asin(_swapped(x))),
+    "atan": lambda x, **_: _swapped(_atanh(_swapped(x))),
     "cos": lambda x, **_: _conj(_cosh(_swapped(x))),
 }

@@ -156,10 +156,10 @@ class _RealRewriter(ProgramRewriter):
                 return equation.replace(invars=operands, outvars=results, params=params)
             if name in KEYS:
                 return call_of(equation, on_words(equation), operands, results)
-            if name in COMPLEX and touched:
-                return call_of(equation, on_pairs(equation, structs), operands, results)
             if name in _MOVES and touched:
                 return call_of(equation, _moved(equation, structs), operands, results)
+            if name in COMPLEX and touched:
+                return call_of(equation, on_pairs(equation, structs), operands, results)
             inner = wrapped_program(equation)
             if inner is None:
                 raise NotDecomposedError("of complex numbers or random keys")
@@ -212,7 +212,7 @@ def _moved(equation: Any, structs: Sequence[Any]) -> Any:
     """Traces an operation that only moves elements, applied to both parts."""
     name, atoms = equation.primitive.name, equation.invars
     if name == "sort" and any(map(_is_apart, atoms[: equation.params["num_keys"]])):
-        raise NotDecomposedError("of complex numbers or random keys")
+        return on_pairs(equation, structs)
 
     def part(atom: Any, values: list[Any], index: int) -> Any:
         if not _is_apart(atom):

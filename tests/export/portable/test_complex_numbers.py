@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
+from jax.lax import linalg
 
 from pax_export._jaxpr import inner_programs, jaxpr_dtypes
 from pax_export.export.portable.complex_numbers import COMPLEX
@@ -49,6 +50,7 @@ def both(function, *operands):
 
 
 ONE = ["neg", "conj", "abs", "sign", "exp", "log", "log1p", "sqrt", "sin", "cos", "cosh", "tanh"]
+ONE += ["tan", "asin", "acos", "atan", "asinh", "acosh", "atanh", "expm1", "logistic"]
 
 
 @pytest.mark.parametrize("name", ONE)
@@ -68,6 +70,46 @@ def test_a_quotient_by_large_numbers_is_finite():
     x, y = complex_of([1e30, 1e-30], [1e30, 1e-30]), complex_of([3e30, 3e-30], [1e30, 1e-30])
     expected, found = both(lax.div, x, y)
     assert_close(found, expected, rtol=1e-5)
+
+
+def test_quotients_by_zero_and_infinity():
+    x, y = complex_of([2, 2, 2], [3, 3, 3]), complex_of([0, np.inf, 1], [0, 0, -np.inf])
+    expected, found = both(lax.div, x, y)
+    assert_close([found.real, found.imag], [expected.real, expected.imag])
+
+
+@pytest.mark.parametrize("keys", [1, 2])
+def test_order(keys):
+    z = complex_of([1, 1, -2, 1, np.nan, 0], [3, -1, 0, 3, 0, np.inf])
+
+    def order(z):
+        return lax.sort((z, z[::-1], jnp.arange(6)), num_keys=keys)[2]
+
+    expected, found = both(order, z)
+    assert_close(found, expected)
+
+
+DECOMPOSED = {
+    "exp2": jnp.exp2,
+    "log2": jnp.log2,
+    "products": lambda z: jnp.prod(z, 1),
+    "windows": lambda z: lax.reduce_window(
+        z, np.complex64(0), lax.add, (1, 3, 1), (1, 2, 1), "SAME"
+    ),
+    "any function": lambda z: lax.reduce(z, np.complex64(0), lambda x, y: x + y + x * y, (2,)),
+    "polynomials": lambda z: jnp.polyval(jnp.arange(3.0), z),
+    "tridiagonal": lambda z: linalg.tridiagonal_solve(z[0], z[1] + 9, z[2], z[0][..., None]),
+    "sort": lambda z: lax.sort(z, 2),
+    "iota": lambda z: z * lax.iota("complex64", 10),
+    "multiplied": lambda z: z.at[jnp.array([0, 2, 0])].multiply(2j),
+    "a part multiplied": lambda z: z.at[..., 1:-1].multiply(2j),
+}
+
+
+@pytest.mark.parametrize("name", DECOMPOSED)
+def test_decomposed_operations(name):
+    expected, found = both(DECOMPOSED[name], DRAWN)
+    assert_close(found, expected, rtol=1e-4)
 
 
 def test_parts_and_conversions():
@@ -184,6 +226,8 @@ def loops(x, z, seed):
         jnp.where(x > 0, 1j, 2.0),
         z.at[jnp.array([0, 2])].add(1j),
         lax.sort((x, z), num_keys=1),
+        jax.random.gamma(key, jnp.abs(x)),
+        jax.random.loggamma(jax.random.key(3), x[:2, None] ** 2),
         jnp.linalg.eigh(jnp.outer(z, z.conj()))[0],
         z**3,
     )
@@ -209,7 +253,7 @@ def test_a_program_of_real_numbers_is_the_same_object():
     assert in_real_numbers(program) is program
 
 
-@pytest.mark.parametrize("way", ["multiply", "min", "max"])
+@pytest.mark.parametrize("way", ["min", "max"])
 def test_what_is_none_of_parts_is_refused_with_its_place(way):
     def apply(z):
         return lax.fori_loop(0, 2, lambda i, z: getattr(z.at[jnp.array([0])], way)(z[1:2]), z)

@@ -122,6 +122,7 @@ FUNCTIONS = {
     "igammac": grid(SMALL[1:], np.append(SMALL, np.float32(np.inf))),
     "regularized_incomplete_beta": grid(SMALL[2:], SMALL[2:], SHARES),
     "zeta": grid(np.float32([0.5, 1, 1.5, 2, 6, 20]), SMALL[:11]),
+    "igamma_grad_a": grid(SMALL[1:], np.append(SMALL, np.float32(np.inf))),
     "polygamma": grid(np.float32([0, 1, 2, 5]), SMALL[1:11]),
 }
 
@@ -297,6 +298,19 @@ def test_products_of_reflections(left, transpose):
     reflections, taus = jnp.linalg.qr(SQUARE[:, :, :4], mode="raw")
     product = functools.partial(linalg.ormqr, left=left, transpose=transpose)
     check("ormqr", product, reflections.mT, taus, SQUARE, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_updates_of_factors(sign):
+    if not hasattr(linalg, "cholesky_update"):
+        pytest.skip("not in this version of jax")
+    factor = sign * np.linalg.cholesky(POSITIVE[0]).T
+    check("cholesky_update", linalg.cholesky_update, factor, ROWS[0, :6, 0], rtol=1e-4)
+
+
+def test_symmetric_products():
+    product = functools.partial(linalg.symmetric_product, alpha=2.0, beta=0.5)
+    check("symmetric_product", product, SQUARE[:, :, :4], POSITIVE, rtol=1e-4)
 
 
 def test_polynomials():
@@ -613,10 +627,15 @@ def test_lookups_in_symbolic_sizes():
             assert_close(found, expected)
 
 
-def test_updates_by_functions_are_refused():
-    program = jax.make_jaxpr(lambda x, i: x.at[i].apply(jnp.sin))(NUMBERS, AT[0])
-    (equation,) = [each for each in program.eqns if each.primitive.name == "scatter"]
-    assert "function" in not_decomposed(equation)
+@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_updates_by_functions(kind, mode):
+    """A function is applied as often as a place is given."""
+
+    def update(x, at):
+        return PLACES[kind](x, at).apply(lambda x: jnp.cos(x) * 3, mode=mode)
+
+    check("scatter", update, jnp.asarray(NUMBERS), jnp.asarray(AT))
 
 
 ORDERED = {

@@ -28,7 +28,7 @@ def _terms(x: Array, single: int, double: int) -> int:
     return double if x.dtype == jnp.float64 else single
 
 
-@decomposes("polynomial", single=True)
+@decomposes("polynomial", single=True, any_dtype=True)
 def polynomial_of_operands(x: Array, *coefficients: Any, **_: object) -> Any:
     total = coefficients[-1]
     for each in reversed(coefficients[:-1]):
@@ -172,4 +172,4 @@ for _name, _function in {
     "acos": lambda x, **_: lax.atan2(jnp.sqrt((1 - x) * (1 + x)), x),
     "atan": lambda x, **_: lax.atan2(x, jnp.ones_like(x)),
 }.items():
-    decomposes(_name, single=True)(_function)
+    decomposes(_name, single=True, any_dtype=True)(_function)

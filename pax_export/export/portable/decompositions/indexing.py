@@ -6,7 +6,8 @@ Indexed axes are merged into one; an index is the position of an element in it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jax import lax
 
 from pax_export._types import Array
 from pax_export.export.portable import kept
+from pax_export.export.portable.decompositions.reductions import of_arrays
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 from pax_export.export.portable.program import is_static
 from pax_export.export.portable.sizes import has_no_elements, same_size
@@ -92,14 +94,20 @@ def _scatter(how: str, *names: str) -> None:
         *,
         dimension_numbers: Any,
         mode: Any,
-        update_jaxpr: object = None,
+        unique_indices: bool,
+        update_jaxpr: Any = None,
+        update_consts: Sequence[Any] = (),
         **_: object,
     ) -> Any:
+        numbers, combine = dimension_numbers, None
         if how == "set" and update_jaxpr is not None:
-            raise NotDecomposedError("with a function of the old numbers")
+            function = of_arrays(update_jaxpr, 2, update_consts)
+            combine = _Combine(lambda old, new: function((old,), (new,))[0], unique_indices)
+        if how == "mul" and jnp.issubdtype(x.dtype, jnp.complexfloating):
+            combine = _Combine(lax.mul, unique_indices)
         if how == "sub":
-            return scattered("add", x, indices, -updates, dimension_numbers, mode)
-        return scattered(how, x, indices, updates, dimension_numbers, mode)
+            return scattered("add", x, indices, -updates, numbers, mode)
+        return scattered(how, x, indices, updates, numbers, mode, combine)
 
 
 _scatter("set", "scatter")
@@ -107,8 +115,37 @@ for _how in ("add", "sub", "mul", "max", "min"):
     _scatter(_how, f"scatter-{_how}", f"scatter_{_how}")
 
 
-def scattered(how: str, x: Array, indices: Array, updates: Array, numbers: Any, mode: Any) -> Any:
-    """Returns the array with updates set, added, multiplied or compared at indices."""
+@dataclass(frozen=True)
+class _Combine:
+    """A function of old and new rows, which targets lack, and whether all places differ."""
+
+    function: Callable[[Any, Any], Any]
+    unique: bool
+
+    def put(self, x: Array, places: Array, rows: Array, *inside: Array) -> Any:
+        """Returns `x` with rows combined at positions."""
+        old = kept.call("take", x, places, axis=0)
+        return kept.call("put", x, places, self.function(old, rows), *inside, how="set")
+
+    def put_in_turn(self, x: Array, *rows: Array) -> Any:
+        """The same, where several rows may have one position."""
+
+        def step(number: Any, x: Array) -> Any:
+            return self.put(x, *(lax.dynamic_slice_in_dim(each, number, 1) for each in rows))
+
+        return lax.fori_loop(0, rows[0].shape[0], step, x)
+
+
+def scattered(
+    how: str,
+    x: Array,
+    indices: Array,
+    updates: Array,
+    numbers: Any,
+    mode: Any,
+    combine: _Combine | None = None,
+) -> Any:
+    """Returns the array with updates set, added, multiplied, compared or combined at indices."""
     if has_no_elements(updates):
         return x
     if x.dtype == np.bool_ and how != "set":
@@ -127,7 +164,7 @@ def scattered(how: str, x: Array, indices: Array, updates: Array, numbers: Any, 
     # A whole first axis needs no transpose.
     leads = all(axis in starts.moving for axis in range(x.ndim - len(inner)))
     leads = leads and all(map(same_size, x.shape[-len(inner) :], widths.values()))
-    if how == "set" and starts.is_single and not batches and not leads:
+    if how == "set" and not combine and starts.is_single and not batches and not leads:
         update = updates.reshape([widths.get(axis, 1) for axis in range(x.ndim)])
         if drops:  # outside, the old window is written again
             old = lax.dynamic_slice(x, starts.of_axes(), update.shape)
@@ -155,7 +192,12 @@ def scattered(how: str, x: Array, indices: Array, updates: Array, numbers: Any, 
     if drops:
         wide = lax.expand_dims(starts.inside(), range(len(outer), len(outer) + len(windows)))
         inside = [jnp.broadcast_to(wide, places.shape).reshape(many)]
-    found = kept.call("put", flat, places.reshape(many), rows, *inside, how=how)
+    operands = flat, places.reshape(many), rows, *inside
+    if combine is None:
+        found = kept.call("put", *operands, how=how)
+    else:
+        is_unique = combine.unique or starts.is_single
+        found = (combine.put if is_unique else combine.put_in_turn)(*operands)
     return lax.transpose(found.reshape(turned.shape), [int(axis) for axis in np.argsort(order)])
 
 

@@ -245,7 +245,31 @@ def ragged_dot_general(
     return jnp.where(mine[..., None], every, 0).sum(1, dtype=every.dtype)
 
 
-@decomposes("tridiagonal_solve")
+@decomposes("symmetric_product", any_dtype=True)
+def symmetric_product(a: Array, c: Array, *, alpha: float, beta: float, **_: object) -> Any:
+    return alpha * (a @ transposed(a)) + beta * c
+
+
+@decomposes("cholesky_update")
+def cholesky_update(r: Array, w: Array) -> Any:
+    """Rotates the rows of an upper factor and a vector, one by one, until the vector is zero."""
+    numbers = jnp.arange(r.shape[-1])
+
+    def step(j: Any, state: Any) -> Any:
+        r, w = state
+        row = lax.dynamic_slice_in_dim(r, j, 1, -2)[..., 0, :]
+        here, other = _entry(row, j), _entry(w, j)
+        length = _norm(jnp.concatenate([here, other], -1))
+        divisor = jnp.where(length == 0, 1, length)
+        cosine, sine = jnp.where(length == 0, 1, here / divisor), other / divisor
+        turned = jnp.where(numbers < j, row, cosine * row + sine * w)
+        w = jnp.where(numbers <= j, 0, cosine * w - sine * row)
+        return jnp.where(numbers[:, None] == j, turned[..., None, :], r), w
+
+    return lax.fori_loop(0, r.shape[-1], step, (r, w))[0]
+
+
+@decomposes("tridiagonal_solve", any_dtype=True)
 def tridiagonal_solve(low: Array, middle: Array, high: Array, b: Array, **_: object) -> Any:
     """Thomas' algorithm: eliminates the lower diagonal forwards, the upper one backwards."""
     rows = [jnp.moveaxis(each, -1, 0) for each in (low, middle, high)]

@@ -1,4 +1,4 @@
-"""Threefry rounds."""
+"""Threefry rounds, and numbers that jax draws by a primitive."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core.primitives import random_gamma_p
 
 from pax_export._types import Array
 from pax_export.export.portable.decompositions.registry import decomposes
@@ -34,3 +35,9 @@ def iota_2x32_shape(*, shape: Any, **_: object) -> tuple[Any, Any]:
     """The index of each element in two words; the upper one is 0 below 2**32."""
     low = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     return jnp.zeros_like(low), low
+
+
+@decomposes("random_gamma")
+def random_gamma(keys: Any, shapes: Array, *, log_space: bool) -> Any:
+    """Samples as jax does, by rejection; its operations on keys are replaced in turn."""
+    return random_gamma_p.impl(keys, shapes, log_space=log_space)

@@ -18,7 +18,7 @@ _PAIRED = 4096
 
 
 def _by_halves(name: str, combine: Callable[[Any, Any], Any], neutral: int) -> Callable[..., Any]:
-    @decomposes(name)
+    @decomposes(name, any_dtype=True)
     def reduce(x: Any, *, axes: Sequence[int], **_: Any) -> Any:
         """By halves, so that a gradient is as exact as a product; a loop for an unknown size."""
         for axis in sorted(axes, reverse=True):
@@ -45,7 +45,7 @@ _by_halves("reduce_or", lax.bitwise_or, 0)
 _by_halves("reduce_xor", lax.bitwise_xor, 0)
 
 
-@decomposes("reduce")
+@decomposes("reduce", any_dtype=True)
 def reduce(*operands: Any, jaxpr: Any, dimensions: Sequence[int], **_: Any) -> Arrays:
     """Reduces by any function of two arrays."""
     values, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]

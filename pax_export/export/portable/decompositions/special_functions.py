@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -183,7 +184,7 @@ def _gamma_series(a: Array, x: Array) -> Any:
         term = term * x / (a + number)
         return (total + term, term), jnp.abs(term) / total
 
-    return _until_small(step, (1 / a, 1 / a))
+    return _until_small(step, (jnp.ones_like(a), jnp.ones_like(a)))
 
 
 def _fraction(first: Array, pair: Callable) -> Any:
@@ -215,9 +216,9 @@ def _gamma_parts(a: Array, x: Array) -> tuple[Any, Any]:
     plain = bad | none | whole
     a, x = jnp.where(plain, 1.0, a), jnp.where(plain, 1.0, x)
     below = x < a + 1
-    factor = jnp.exp(a * jnp.log(x) - x - lax.lgamma(a))
+    factor = jnp.exp(a * jnp.log(x) - x - lax.lgamma(a + 1))  # finite at 0, where 1 / a is not
     lower = factor * _gamma_series(a, jnp.where(below, x, 0.5 * a))
-    upper = factor * _gamma_fraction(a, jnp.where(below, a + 2, x))
+    upper = factor * a * _gamma_fraction(a, jnp.where(below, a + 2, x))
     lower = jnp.where(below, lower, 1 - upper)
     upper = jnp.where(below, 1 - lower, upper)
     lower = jnp.where(none, 0.0, jnp.where(whole, 1.0, lower))
@@ -271,6 +272,13 @@ def polygamma(order: Array, x: Array, **_: object) -> Any:
     found = sign * jnp.exp(lax.lgamma(order + 1)) * zeta(jnp.maximum(order, 1) + 1, x)
     found = jnp.where(order == 0, lax.digamma(x), found)
     return jnp.where((order < 0) | (order != jnp.floor(order)), jnp.nan, found)
+
+
+@decomposes("igamma_grad_a", single=True, double=False)
+def igamma_grad_a(a: Array, x: Array, **_: object) -> Any:
+    """The derivative of the series and the fraction, as far as they go."""
+    slope = jax.jvp(lambda a: _gamma_parts(a, x)[0], (a,), (jnp.ones_like(a),))[1]
+    return jnp.where((a < 0) | (x < 0) | (x == jnp.inf) | jnp.isnan(a + x), jnp.nan, slope)
 
 
 decomposes("igamma", single=True, double=False)(lambda a, x, **_: _gamma_parts(a, x)[0])

@@ -119,7 +119,9 @@ def _pool(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> 
     return pool
 
 
-decomposes("reduce_window_sum", single=True)(_pool(lax.add, lambda dtype: jnp.zeros((), dtype)))
+decomposes("reduce_window_sum", single=True, any_dtype=True)(
+    _pool(lax.add, lambda dtype: jnp.zeros((), dtype))
+)
 decomposes("reduce_window_max")(_pool(lax.max, least))
 decomposes("reduce_window_min")(_pool(lax.min, greatest))
 
