@@ -499,6 +499,17 @@ def test_scatters(check):
     check(symbolic, (random(5, 4, 3), at), specs=specs)
 
 
+def test_nan_in_scattered_extremes(check):
+    def run(x, at, new):
+        largest = jax.ops.segment_max(new, at, 3), jax.ops.segment_min(new, at, 3)
+        return *largest, x.at[at].max(new), x.at[at + 1].min(new, mode="drop")
+
+    x, new = random(3, 2), random(5, 2)
+    x[0, 1] = new[1, 0] = new[2] = np.nan
+    at = np.array([2, 0, 0, 1, 1], np.int32)
+    check(run, (x, at, new), specs=(spec("3, 2"), spec("n", "int32"), spec("n, 2")))
+
+
 def test_many_updates_of_one_place_are_all_added(check):
     def run(x, at):
         return jax.ops.segment_sum(x, at, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -207,7 +208,8 @@ class GraphBuilder:
         return name
 
     def graph(self, nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Value]) -> Any:
-        nodes = needed(nodes, {value.name for value in outputs})
+        wanted = {value.name for value in outputs}
+        nodes = needed(self.with_quotients(nodes, wanted), wanted)
         entries = []
         for value in outputs:
             # A result has to be made inside, and once.
@@ -215,6 +217,30 @@ class GraphBuilder:
             nodes.append(self.onnx.helper.make_node("Identity", [value.name], [name], name=name))
             entries.append(self.entry(name, value.carrier, value.shape))
         return self.onnx.helper.make_graph(nodes, self.new_name("body"), inputs, entries)
+
+    def with_quotients(self, nodes: Sequence[Any], wanted: Collection[str]) -> Sequence[Any]:
+        """Multiplies by no reciprocal that nothing else reads, but divides.
+
+        onnxruntime 1.32 does so itself, and fails if the other factor is the result of an operator
+        that changes nothing, as ``x + 0`` or ``x * 1``, which it removes at the same time.
+        """
+        counts = Counter([*wanted, *(name for node in nodes for name in read_in(node))])
+        divisors = {
+            node.output[0]: node.input[1]
+            for node in nodes
+            if node.op_type == "Div" and np.array_equal(self._number_of(node.input[0]), 1)
+        }
+        for node in nodes:
+            for x, y in (node.input, node.input[::-1]) if node.op_type == "Mul" else ():
+                if y in divisors and counts[y] == 1:
+                    node.op_type, node.input[:] = "Div", [x, divisors[y]]
+                    break
+        return nodes
+
+    def _number_of(self, name: str) -> Any:
+        """The number in a stored array of one element; None for others."""
+        array = self.initializers.get(name)
+        return array.item() if array is not None and array.size == 1 else None
 
     def branched(
         self,

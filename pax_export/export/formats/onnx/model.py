@@ -142,7 +142,8 @@ class _ModelBuilder:
         outputs = [self._given(*each) for each in zip(self._outputs, found)]
         entries = [self._entry(*each) for each in zip(self._inputs, self._structs)]
         wanted = set(self._outputs)
-        nodes = with_biases(builder, needed(builder.nodes, wanted))
+        nodes = needed(builder.with_quotients(builder.nodes, wanted), wanted)
+        nodes = with_biases(builder, nodes)
         nodes = needed(with_integer_convolutions(builder, nodes, wanted), wanted)
         nodes = _named_results(nodes, wanted)
         _turn_apart(onnx, nodes, builder.initializers)

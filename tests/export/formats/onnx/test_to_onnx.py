@@ -308,6 +308,20 @@ def test_a_norm_is_folded_and_the_report_names_its_weights(tmp_path):
     assert "modules.0.weight" not in _initializers(path)
 
 
+def test_products_with_reciprocals_are_quotients(tmp_path):
+    """onnxruntime fails at a reciprocal times a sum with 0."""
+
+    def apply(x):
+        def step(carry, row):
+            return carry, (carry + 0.0) * (1 / (row * row))
+
+        return (0.0 - x) / 1 * (1 / (x * x)), jax.lax.scan(step, -x[0], x)[1]
+
+    to_onnx(apply, tmp_path / "model.onnx", spec("n, 3"))
+    operators = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
+    assert operators.count("Div") == 2  # the one by 1 as well
+
+
 def test_attention_has_one_transpose_for_each_array(tmp_path):
     def attend(weights, x):
         q, k, v = (jnp.einsum("bnd,dhk->bnhk", x, each) for each in weights[:3])

@@ -88,7 +88,13 @@ def put(
         found = builder.squeeze(builder("NonZero", *inside), [0])
         index, given = (builder("Gather", each, found, axis=0) for each in (index, given))
     reduction = "none" if how == "set" else how
-    return builder("ScatterND", x, builder.unsqueeze(index, [1]), given, reduction=reduction)
+    index = builder.unsqueeze(index, [1])
+    made = builder("ScatterND", x, index, given, reduction=reduction)
+    if how not in ("max", "min") or not rows.is_float:
+        return made
+    # onnxruntime passes over NaN.
+    nan = builder("Where", builder("IsNaN", given), given, builder.like(0, rows))
+    return builder("ScatterND", made, index, nan, reduction="add")
 
 
 def _recurrent(operator: str) -> Row:
