@@ -21,6 +21,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from pax_export._errors import UnsupportedOperationError
+from pax_export._jax import equations_of
 from pax_export._jaxpr import jaxpr_operations
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo
@@ -136,7 +137,9 @@ def _export_neutral(traced: Traced, program: Any, count: int | None, cause: Exce
             f"The operation {name[1]} exists in jax only.",
             write="the same in other operations of jax.numpy and jax.lax",
         )
-        raise attach_operations(refusal, jaxpr_operations(traced.program, [name[1]])) from error
+        chain = equations_of(error)
+        found = [chain] if chain else jaxpr_operations(traced.program, [name[1]])
+        raise attach_operations(refusal, found) from error
 
 
 @dataclass(frozen=True)

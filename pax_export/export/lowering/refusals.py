@@ -46,9 +46,10 @@ def _refusal(equations: list[Any], error: Exception) -> PaxError:
     name = equations[place].primitive.name
     symbolic = _symbolic_dimensions(equations[place])
     if not _speaks_of(symbolic, error):
+        reason, write = _reason(error), "the same in other operations of jax.numpy and jax.lax"
         refusal = UnsupportedOperationError(
-            f"jax cannot export the operation {name}: {_reason(error)}.",
-            write="the same in other operations of jax.numpy and jax.lax",
+            f"jax cannot export the operation {name}: {reason}.",
+            write=f"{write}; or other platforms=" if "for platform" in reason else write,
         )
         return attach_operations(refusal, [chain])
     names = ", ".join(symbolic)

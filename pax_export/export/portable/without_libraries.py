@@ -7,20 +7,47 @@ with one that returns numbers where no decomposition exists, become programs her
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pax_export.export.portable.decompose import decomposed
+from pax_export.export.portable.decompositions import NotDecomposedError
 from pax_export.export.portable.program import traced
 from pax_export.export.portable.rewrite import rewritten
 
+#: Operations that jax writes as calls without a guarantee of compatibility, by platform, where it
+#: guarantees other platforms'.
+_WITHOUT_GUARANTEE = {
+    "cholesky_update": ("cuda",),
+    "ormqr": ("cpu", "cuda", "rocm"),
+    "symmetric_product": ("cuda",),
+    "tridiagonal_solve": ("rocm",),
+}
 #: A platform to lower for that no machine has.
 ANY_PLATFORM = "pax_export_any"
 #: Decompositions that XLA itself writes out, where no library does it.
 XLA_EXPANDS = frozenset(("Qr", "ProductOfElementaryHouseholderReflectors"))
 _LACKS = frozenset(("eigh", "svd"))
+
+
+def guaranteed(program: Any, platforms: Sequence[str]) -> Any:
+    """Returns the program without calls that jax exports for these platforms only if told to.
+
+    jax lowers an operation for all platforms of an export, in each branch of
+    `jax.lax.platform_dependent` too, so one that lacks the guarantee decides for all.
+    """
+
+    def replacement(equation: Any) -> Any:
+        lacks = _WITHOUT_GUARANTEE.get(equation.primitive.name, ())
+        try:
+            return None if frozenset(platforms).isdisjoint(lacks) else decomposed(equation)
+        except NotDecomposedError:  # jax refuses it
+            return None
+
+    return rewritten(program, replacement)
 
 
 def without_libraries(program: Any) -> Any:

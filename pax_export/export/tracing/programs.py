@@ -400,6 +400,8 @@ def _as_symbolic(error: Exception) -> str:
     for frame, line in traceback.walk_tb(error.__traceback__):
         if _is_of_model(frame.f_code.co_filename):
             text = linecache.getline(frame.f_code.co_filename, line)
+    if "len(" in text and "interpreted as an integer" in str(error):
+        return "x.shape[0] for len(x); or "
     called = (name for name in _CALLS.findall(text) if name in symbolic_numpy.__all__)
     name = next(called, "")
     return f"symbolic_numpy.{name} of pax_export.export; or " if name else ""

@@ -197,7 +197,11 @@ def test_linear_algebra_calls_no_library(function):
 
 @pytest.mark.parametrize(
     ("function", "name"),
-    [(lambda x: jnp.linalg.eigvals(x), "eig"), (lambda x: jax.scipy.linalg.schur(x[0]), "schur")],
+    [
+        (lambda x: jnp.linalg.eigvals(x), "eig"),
+        (lambda x: jax.scipy.linalg.schur(x[0]), "schur"),
+        (lambda x: jax.scipy.linalg.qr(x[0], pivoting=True), "geqp3"),
+    ],
 )
 def test_what_only_lapack_can_do_is_refused_by_name(function, name):
     with refused(UnsupportedOperationError, name, "where: test_lowering.py:"):

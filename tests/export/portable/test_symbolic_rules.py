@@ -204,9 +204,14 @@ def indexed(params, x):
     return x[x.shape[0] // 2] * params["shift"]
 
 
+def counted(params, x):
+    return jnp.ones(len(x)) * params["shift"]
+
+
 @pytest.mark.parametrize(
     ("function", "write"),
     [
+        (counted, "x.shape[0] for len(x)"),
         (placed_evenly, "symbolic_numpy.linspace of pax_export.export"),
         (indexed, "jax.numpy.asarray(size) as the index"),
         (slope, "symbolic_numpy.grad of pax_export.export"),

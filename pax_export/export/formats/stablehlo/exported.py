@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from pax_export.export.portable.any_size import differentiable, lowerable
 from pax_export.export.portable.without_libraries import (
     ANY_PLATFORM,
     XLA_EXPANDS,
+    guaranteed,
     without_libraries,
 )
 from pax_export.export.tracing.programs import line_of_model
@@ -62,13 +64,20 @@ def make(
         raise
     except (ValueError, NotImplementedError) as error:
         if isinstance(error, NotImplementedError) or "custom calls" in str(error):
+            targets = dict.fromkeys(re.findall(r"custom_call @(\w+)", str(error)))
+            called = f", calls={', '.join(targets)}" if targets else ""
             raise UnsupportedOperationError(
                 f"jax does not export this model: {first_line(error)}.",
-                got=f"platforms={tuple(platforms)}",
+                got=f"platforms={tuple(platforms)}{called}",
                 write="other platforms or operations; or, for a call that you keep stable "
                 f"yourself, {_CUSTOM_CALL}",
             ) from error
         raise
+
+
+def named_operations(error: BaseException | None) -> set[str]:
+    """Returns the names of the operations that jax's error about custom calls is about."""
+    return {name for path in re.findall(r'loc\("([^"]*)"', str(error)) for name in path.split("/")}
 
 
 def _read_checks(given: Any) -> tuple[jax_export.DisabledSafetyCheck, ...]:
@@ -100,7 +109,9 @@ def export_gradients(
         cotangents = [each.to_tangent_aval() for each in found[-1].out_avals]
         structs = structs_of([*found[-1].in_avals, *cotangents])
         flat = _vjp_function(flat, found[-1])
-        made = partial(make, _lowerable(flat), structs, exported.platforms, disabled_checks)
+        change = partial(guaranteed, platforms=() if disabled_checks else exported.platforms)
+        lowered = _lowerable(flat, change)
+        made = partial(make, lowered, structs, exported.platforms, disabled_checks)
         found.append(_make_gradient(exported, made))
     return found
 

@@ -22,6 +22,7 @@ from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.lowering.refusals import named_refusals
 from pax_export.export.lowering.variables import Store
 from pax_export.export.portable.any_size import lowerable
+from pax_export.export.portable.without_libraries import guaranteed
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program, check_updates
@@ -194,12 +195,14 @@ def lower(
         with named_refusals():
             try:
                 made = lowerable(program.traced.program)
+                made = guaranteed(made, () if disabled_checks else platforms)
                 lowered = _weights_function(program, names, new, values if constant else None, made)
                 given = (weights, inputs)
                 exported = _exported.make(lowered, given, platforms, disabled_checks)
             except UnsupportedOperationError as error:
                 if not operations(error):
-                    attach_operations(error, jaxpr_operations(program.traced.program, _OUTSIDE))
+                    names = (*_OUTSIDE, *_exported.named_operations(error.__cause__))
+                    attach_operations(error, jaxpr_operations(program.traced.program, names))
                 raise
             found = _exported.export_gradients(run, exported, order, disabled_checks)
             modules = _exported.neutral_modules(run, found)

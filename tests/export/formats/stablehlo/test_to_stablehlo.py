@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+from jax.lax import linalg
 
 from pax_export import errors
 from pax_export.errors import ExportPathError, UntrustedExportError
@@ -62,6 +63,39 @@ def test_it_works_under_jit_and_traces_once(bundle, net):
     for _ in range(2):
         assert_close(call(random(2, 3)), net(random(2, 3)), rtol=1e-6)
     assert len(traces) == 1
+
+
+FACTOR = jnp.linalg.cholesky(jnp.eye(4) + 1).T
+WITHOUT_GUARANTEE = {
+    "cholesky_update": (lambda x: linalg.cholesky_update(FACTOR, x[0]), "cuda"),
+    "ormqr": (lambda x: linalg.ormqr(x, x[0] / 9, x), "cpu"),
+    "symmetric_product": (lambda x: linalg.symmetric_product(x, x), "cuda"),
+    "tridiagonal_solve": (lambda x: linalg.tridiagonal_solve(x[0], x[1] + 9, x[2], x), "rocm"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_GUARANTEE)
+def test_calls_without_a_guarantee_are_decomposed(tmp_path, name):
+    """Each is needed until jax guarantees the call."""
+    if not hasattr(linalg, name):
+        pytest.skip("not in this version of jax")
+    function, platform = WITHOUT_GUARANTEE[name]
+    with pytest.raises(ValueError, match="custom call"):
+        jax.export.export(jax.jit(function), platforms=[platform])(jnp.ones((4, 4)))
+    to_stablehlo(function, tmp_path / "b", spec("4, 4"), vjp_order=int(name == "tridiagonal_solve"))
+    x = random(4, 4)
+    assert_close(load(tmp_path / "b")(x), function(x), rtol=1e-5)
+
+
+def test_a_refused_call_is_named_with_its_line(tmp_path):
+    def apply(x):
+        return jax.lax.linalg.eig(x)[0].real
+
+    place = "test_to_stablehlo.py"
+    with refused(errors.UnsupportedOperationError, "cuhybrid_eig", place):
+        to_stablehlo(apply, tmp_path / "b", spec("4, 4"), platforms=("cuda",))
+    with refused(errors.UnsupportedOperationError, "eig", "platforms=", place):
+        to_stablehlo(apply, tmp_path / "b", spec("4, 4"))
 
 
 def test_plain_calls_are_compiled_once(bundle):
