@@ -62,6 +62,14 @@ def _hold_settings(tree: PyTree) -> Any:
     return wrap_static(tree, lambda leaf: not is_array(leaf))
 
 
+def _hold_parts(tree: PyTree) -> Any:
+    """Hides leaves of params that are neither arrays nor numbers, and all settings of models."""
+    if not any(map(callable, jax.tree.leaves(tree, is_leaf=callable))):
+        return hold_params(tree)
+    hold = lambda part: (_hold_settings if callable(part) else hold_params)(part)  # noqa: E731
+    return jax.tree.map(hold, tree, is_leaf=callable)
+
+
 @dataclass(frozen=True)
 class ModelForm:
     """A model as a pytree, and functions of it.
@@ -251,7 +259,8 @@ def _pair_form(params: PyTree, function: Callable) -> ModelForm:
     name = function_name(function)
     if name == _NAMELESS and callable(params):
         name = type(params).__name__
-    return _with_modes(_with_one_entry(name, hold_params(params), entry_of(function)), params)
+    form = _with_one_entry(name, _hold_parts(params), entry_of(function))
+    return _with_modes(dataclasses.replace(form, to_tree=_hold_parts), params)
 
 
 def _with_one_entry(name: str, tree: PyTree, entry: ModelMethod) -> ModelForm:

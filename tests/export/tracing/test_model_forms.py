@@ -206,6 +206,17 @@ def test_names_of_inputs(tmp_path):
         assert [each.name for each in report.signatures["serving_default"].inputs] == names
 
 
+def test_settings_of_a_pytree_among_the_params(tmp_path):
+    params = {"net": SCALED, "factor": 2.0}
+
+    def apply(params, x):
+        return jnp.concatenate([params["net"](x)] * params["net"].power) * params["factor"]
+
+    report = to_stablehlo((params, apply), tmp_path / "net", BATCH, validate=False)
+    assert sorted(each.name for each in report.variables) == ["factor", "net.weight"]
+    assert_close(load(tmp_path / "net")(X), apply(params, X))
+
+
 def test_settings_stay_what_they_are(tmp_path):
     """A number of a pytree, or bound in a partial, is Python's."""
 
