@@ -29,6 +29,7 @@ _POSITIVE += [20, 50, 88.5, 89, 100, 1e3, 1e6, 1e9, 1e15, 1e30, 3e38, np.inf, np
 HOSTILE = np.array([*_POSITIVE, *(-each for each in _POSITIVE)], np.float32)
 PAIRS = tuple(np.ravel(each) for each in np.meshgrid(HOSTILE, HOSTILE))
 SMALL = np.array([0.0, 1e-4, 0.3, 0.5, 1.0, 1.7, 3.7, 3.8, 8.0, 40.0, np.nan, -1.0], np.float32)
+LIMITS = np.append(SMALL[2:], np.float32([0, np.inf]))
 SHARES = np.array([0.0, 1e-3, 0.2, 0.5, 0.77, 0.999, 1.0, -0.1, 1.1, np.nan], np.float32)
 RANDOM = np.random.default_rng(0)
 SQUARE = RANDOM.normal(size=(2, 6, 6)).astype(np.float32)
@@ -120,9 +121,9 @@ def test_functions_of_two_numbers(name):
 FUNCTIONS = {
     "igamma": grid(SMALL[1:], np.append(SMALL, np.float32(np.inf))),
     "igammac": grid(SMALL[1:], np.append(SMALL, np.float32(np.inf))),
-    "regularized_incomplete_beta": grid(SMALL[2:], SMALL[2:], SHARES),
-    "zeta": grid(np.float32([0.5, 1, 1.5, 2, 6, 20]), SMALL[:11]),
-    "igamma_grad_a": grid(SMALL[1:], np.append(SMALL, np.float32(np.inf))),
+    "regularized_incomplete_beta": grid(LIMITS, LIMITS, SHARES),
+    "zeta": grid(np.float32([-2, -0.0, 0.5, 1, 1.5, 2, 6, 20]), np.append(SMALL[:11], np.float32(-2))),
+    "igamma_grad_a": grid(SMALL, np.append(SMALL, np.float32(np.inf))),
     "polygamma": grid(np.float32([0, 1, 2, 5]), SMALL[1:11]),
 }
 

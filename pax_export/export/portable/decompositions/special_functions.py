@@ -228,8 +228,10 @@ def _gamma_parts(a: Array, x: Array) -> tuple[Any, Any]:
 
 @decomposes("regularized_incomplete_beta", single=True, double=False)
 def regularized_incomplete_beta(a: Array, b: Array, x: Array, **_: object) -> Any:
-    bad = (a <= 0) | (b <= 0) | (x < 0) | (x > 1) | jnp.isnan(a + b + x)
-    none, whole = x == 0, x == 1
+    bad = (a < 0) | (b < 0) | (x < 0) | (x > 1) | jnp.isnan(a) | jnp.isnan(b) | jnp.isnan(x)
+    bad = bad | ((a == b) & ((a == 0) | (a == jnp.inf)))
+    none = (x == 0) | ((x < 1) & ((b == 0) | (a == jnp.inf)))
+    whole = (x == 1) | ((x > 0) & ((a == 0) | (b == jnp.inf)))
     plain = bad | none | whole
     a, b, x = (jnp.where(plain, each, value) for each, value in ((1.0, a), (1.0, b), (0.5, x)))
     turned = x > (a + 1) / (a + b + 2)
@@ -262,8 +264,9 @@ def zeta(s: Array, q: Array, **_: object) -> Any:
         total = total + each * factor
         factor = factor * (s + 2 * place + 1) * (s + 2 * place + 2) / far**2
     pole = jnp.where((s % 2) == 0, jnp.inf, jnp.nan)
+    total = jnp.where(s < 1, jnp.nan, total)
     total = jnp.where((q <= 0) & (q == jnp.floor(q)), pole, total)
-    return jnp.where(s == 1, jnp.inf, jnp.where(s < 1, jnp.nan, total))
+    return jnp.where(s == 1, jnp.inf, total)
 
 
 @decomposes("polygamma", single=True, double=False)
@@ -278,7 +281,7 @@ def polygamma(order: Array, x: Array, **_: object) -> Any:
 def igamma_grad_a(a: Array, x: Array, **_: object) -> Any:
     """The derivative of the series and the fraction, as far as they go."""
     slope = jax.jvp(lambda a: _gamma_parts(a, x)[0], (a,), (jnp.ones_like(a),))[1]
-    return jnp.where((a < 0) | (x < 0) | (x == jnp.inf) | jnp.isnan(a + x), jnp.nan, slope)
+    return jnp.where((a <= 0) | (x < 0) | (x == jnp.inf) | jnp.isnan(a + x), jnp.nan, slope)
 
 
 decomposes("igamma", single=True, double=False)(lambda a, x, **_: _gamma_parts(a, x)[0])
