@@ -35,6 +35,7 @@ _ONE = frozenset(
 _TRANSCENDENTAL = frozenset(
     "exp exp2 expm1 log log1p tanh logistic sin cos tan asin acos atan atan2 sinh cosh asinh acosh "
     "atanh sqrt rsqrt cbrt pow erf erfc erf_inv lgamma digamma igamma igammac log2 zeta polygamma "
+    "igamma_grad_a random_gamma "
     "regularized_incomplete_beta bessel_i0e bessel_i1e".split()
 )
 _REDUCTIONS = frozenset(
@@ -352,6 +353,10 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "eigh": _cubic_work(9),
     "svd": _cubic_work(20),
     "triangular_solve": _triangular_solve,
+    "symmetric_product": lambda equation: (
+        2 * equation.invars[0].aval.shape[-1] * _count_elements(equation.outvars)
+    ),
+    "cholesky_update": _per_result(6),
     "tridiagonal_solve": _per_result(8),
     "polynomial": lambda equation: _per_result(2 * (len(equation.invars) - 2))(equation),
     "fft": _fft_work,

@@ -122,7 +122,9 @@ FUNCTIONS = {
     "igamma": grid(SMALL[1:], np.append(SMALL, np.float32(np.inf))),
     "igammac": grid(SMALL[1:], np.append(SMALL, np.float32(np.inf))),
     "regularized_incomplete_beta": grid(LIMITS, LIMITS, SHARES),
-    "zeta": grid(np.float32([-2, -0.0, 0.5, 1, 1.5, 2, 6, 20]), np.append(SMALL[:11], np.float32(-2))),
+    "zeta": grid(
+        np.float32([-2, -0.0, 0.5, 1, 1.5, 2, 6, 20]), np.append(SMALL[:11], np.float32(-2))
+    ),
     "igamma_grad_a": grid(SMALL, np.append(SMALL, np.float32(np.inf))),
     "polygamma": grid(np.float32([0, 1, 2, 5]), SMALL[1:11]),
 }
@@ -307,6 +309,13 @@ def test_updates_of_factors(sign):
         pytest.skip("not in this version of jax")
     factor = sign * np.linalg.cholesky(POSITIVE[0]).T
     check("cholesky_update", linalg.cholesky_update, factor, ROWS[0, :6, 0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("log_space", [False, True])
+def test_gamma_samples(log_space):
+    draw = jax.random.loggamma if log_space else jax.random.gamma
+    shapes = np.float32([0.1, 0.7, 1, 2.5, 30])
+    check("random_gamma", lambda a: draw(jax.random.key(3), a), shapes, rtol=1e-4)
 
 
 def test_symmetric_products():
