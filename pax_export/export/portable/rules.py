@@ -131,9 +131,11 @@ class ProgramConverter:
             found = None
             if third_party_implementation(equation) is None:  # else a name may be one of jax's
                 found = self._rules.get(kept.operation(equation)[0])
-            made = None if found is None else self._by_rule(found, equation, operands)
-            if made is not None:
-                return made
+            # Loops may be nested deeper than `decompose` follows operations into themselves.
+            if found is not None and (found.when is None or found.when(equation)):
+                made = self._by_rule(found, equation, operands)
+                if made is not None:
+                    return made
             inner = wrapped_program(equation)
             if inner is None and found is not None:
                 inner = decompose(decomposed(equation), self._has)

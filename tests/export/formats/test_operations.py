@@ -499,6 +499,19 @@ def test_scatters(check):
     check(symbolic, (random(5, 4, 3), at), specs=specs)
 
 
+def test_loops_of_vmap_in_each_other(check):
+    """More than `decompose` follows an operation into itself."""
+
+    def nested(depth, x):
+        if not depth:
+            return x * 1.5 + 1
+        turn = lambda s: (s[0] + jnp.where(s[1] > 9, 1, 2), nested(depth - 1, s[1]))  # noqa: E731
+        return lax.while_loop(lambda s: s[0] < 3, turn, (0, x))[1]
+
+    run = jax.vmap(lambda x: nested(5, x))
+    check(run, (np.array([0, 1, 20, 60], np.float32),), specs=(spec("n"),))
+
+
 def test_nan_in_scattered_extremes(check):
     def run(x, at, new):
         largest = jax.ops.segment_max(new, at, 3), jax.ops.segment_min(new, at, 3)
