@@ -60,6 +60,9 @@ UNPROMISED = {
     "export/lowering/empty_batches.py": {"jax.extend.mlir.ir"},
     "export/portable/flatten.py": {"jax.extend.source_info_util"},
     "export/portable/program.py": {"jax.extend.source_info_util"},
+    "export/portable/decompositions/random_bits.py": {
+        "jax.extend.core.primitives.random_gamma_p",
+    },
     "export/portable/random_keys.py": {"jax.extend.random.threefry_prng_impl"},
     "export/lowering/keep_nan.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "export/lowering/products.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import primitives
 
 from pax_export.export.portable.sizes import trace
 
@@ -240,8 +239,8 @@ def _sort(*operands: Any, dimension: int, num_keys: int, is_stable: bool) -> Any
 
 
 @on_complex("iota")
-def _iota(*, dtype: Any, **parameters: Any) -> ComplexPair:
-    return _pair(primitives.iota_p.bind(dtype=half_dtype(dtype), **parameters))
+def _iota(*, dtype: Any, shape: Any, dimension: int, **_: object) -> ComplexPair:
+    return _pair(lax.broadcasted_iota(half_dtype(dtype), shape, dimension))
 
 
 def _inverse(x: ComplexPair) -> ComplexPair:
