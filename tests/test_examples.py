@@ -59,7 +59,7 @@ def is_served_without_jax_and_agrees(text):
     for size in (1, 7, 64):
         assert f"served 360 images in batches of {size}\n" in text
     assert "the served classes agree: True\n" in text
-    found = re.search(r"^neighbours in float16 .*: ([0-9.e+-]+) apart$", text, re.M)
+    found = re.search(r"^neighbors in float16 .*: ([0-9.e+-]+) apart$", text, re.M)
     # Each process rounds to float16 in places of its own: a few of its steps are the difference.
     assert 0 <= number(text, "largest difference of the logits") <= 8 * float(found[1])
 
