@@ -226,7 +226,7 @@ def test_a_gguf_file_has_all_stop_tokens(tmp_path):
     with pax.weights.open_source(tmp_path / "served.gguf") as source:
         ids = [source.metadata[f"tokenizer.ggml.{each}_token_id"] for each in ("eos", "eot", "eom")]
     assert ids == [1, 0, 7] and Tokenizer.from_gguf(tmp_path / "served.gguf").stop == (0, 1, 7)
-    with refused(pax.errors.InvalidArgumentError, "3 tokens"):
+    with refused(pax.errors.InvalidArgumentError, "3 stop tokens"):
         export(with_stops(lm, 0, 1, 7, 8), tmp_path / "other.gguf", **options)
 
 

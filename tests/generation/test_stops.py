@@ -114,5 +114,5 @@ def test_where_strings_and_sequences_cannot_be():
         with pytest.raises(pax.errors.InvalidArgumentTypeError) as caught:
             search(LM, ROWS, max_new_tokens=2, stop="ab")
         assert caught.value.where.endswith(": tokenizer") and caught.value.got == "NoneType"
-    with refused(pax.errors.InvalidArgumentError, "no strings"):
+    with refused(pax.errors.InvalidArgumentError, "not strings"):
         pax.generation.export(LM, "nowhere", max_length=9, stop="ab")
