@@ -279,18 +279,18 @@ def _by_groups(x: Any, stored: Sequence[Any], form: Form) -> Any:
     XLA gives such a loop to all cores, which it does to none within a scan.
     """
     integers, *scales = stored
-    parts, width = _parts(x, form), integers.shape[1]
+    width = integers.shape[1]
     count = _TOGETHER_4 if form.bits == 4 else _TOGETHER_8[width < _NARROW]
     cut = integers.shape[0] // count * count  # groups leave no rest
     groups = 1 if form.group is None else scales[0].shape[0]
     rows = integers[:cut].reshape(groups, cut // groups // count, count, width)
+    parts = [each[:, :cut].reshape(x.shape[0], *rows.shape[:3]) for each in _parts(x, form)]
     total: Any = 0.0
     scale, *zeros = (each.astype(jnp.float32)[:, None] for each in scales or [jnp.ones((1, 1))])
     for place in range(count):
         for part, own in zip(parts, _halves(rows[:, :, place], form)):
             own = own.astype(jnp.float32) - (zeros[0] if zeros else 0)
-            some = part[:, :cut].reshape(x.shape[0], *rows.shape[:3])[..., place, None]
-            total = total + some * own
+            total = total + part[..., place, None] * own
     # Apart, and by a product: XLA computes sums over rows slowly.
     total = jax.lax.optimization_barrier(total * scale)
     total = total.reshape(x.shape[0], cut // count, width)
