@@ -17,6 +17,7 @@ from pax_export._errors import InvalidArgumentError
 from pax_export._optional import find
 from pax_export._types import Array, PyTree
 from pax_export.export.artifact import embedded
+from pax_export.generation._appending import AppendingReading, FusedReading, is_fused
 from pax_export.generation._job import Job
 from pax_export.generation._runtimes import (
     HELLO,
@@ -28,7 +29,7 @@ from pax_export.generation._runtimes import (
     run_runtime,
     tokenizer_files,
 )
-from pax_export.nets import Decoder, PlacedReading, generation_config, hf_config, read_placed
+from pax_export.nets import Decoder, generation_config, hf_config, read_placed
 
 #: Where transformers.js looks for it.
 _MODEL = "onnx/model.onnx"
@@ -48,13 +49,10 @@ def _read_logits(
     with jax.enable_x64(False):
         # Rows may be padded on the left: the first token that is meant is at position 0.
         held = jnp.where(mask > 0, jnp.cumsum(mask, 1) - 1, -1)
-        positions = jnp.maximum(held[:, stores[0][0].shape[2] :], 0)
-
-        def put(store: PyTree, new: PyTree) -> Any:
-            return jnp.concatenate([store, new.astype(store.dtype)], 2)
-
+        positions = jnp.maximum(held[:, mask.shape[1] - ids.shape[1] :], 0)
+        reading = FusedReading if is_fused(lm) else AppendingReading
         logits, keys, values = read_placed(
-            lm, ids, stores, lambda config: PlacedReading(config, positions, held, put)
+            lm, ids, stores, lambda config: reading(config, positions, held)
         )
     present = [{"key": key, "value": value} for key, value in zip(keys, values)]
     return {"logits": logits.astype(jnp.float32), "present": present}
@@ -78,17 +76,17 @@ def _write(job: Job, place: Path) -> Report:
     (place / _MODEL).parent.mkdir()
     # Ids are int64, as in other exporters; all other arrays keep their dtype.
     with jax.enable_x64(True):
-        cache = ("batch", config.num_kv_heads, "past", config.head_size)
+        cache = ("batch", config.num_kv_heads, "total - length", config.head_size)
         store = spec(cache, lm.embed.weight.dtype.name)
         inputs = (
             spec(("batch", "length"), "int64"),
-            spec(("batch", "past + length"), "int64"),
+            spec(("batch", "total"), "int64"),
             [{"key": store, "value": store} for _ in range(config.num_layers)],
         )
         report = exporters.to_onnx(
             lm, place / _MODEL, {"serving_default": inputs},
             methods={"serving_default": _read_logits}, validate=False, card=False, outputs="model",
-            accuracy_level=job.accuracy_level,
+            accuracy_level=job.accuracy_level, constraints=("total >= length",),
         )  # fmt: skip
     embedded.remove_report(place / _MODEL)
     files = {
@@ -158,7 +156,8 @@ def _genai_config(job: Job) -> dict[str, Any]:
             "min_length": 0,
             "num_beams": 1,
             "num_return_sequences": 1,
-            "past_present_share_buffer": False,
+            # Kernels write new keys and values into the buffer, which has all places at once.
+            "past_present_share_buffer": is_fused(job.lm),
             "do_sample": said.do_sample,
             "temperature": said.temperature or 1.0,
             "top_k": said.top_k if said.do_sample else 1,

@@ -37,14 +37,18 @@ class PlacedReading(UncachedCall):
     ) -> tuple:
         query, *new = self.projected(attention, x, kind)
         pair = [self.put(each[index], x.swapaxes(1, 2)) for each, x in zip(stores, new)]
-        if (kind.window, "mask") not in self._kept:
-            mask = seen_in_order(self.held, self.positions, kind.window)
-            self._kept[kind.window, "mask"] = mask, self.bias(self.held)
-        mask, bias = self._kept[kind.window, "mask"]
+        mask, bias = self.seen(kind)
         seen = [each.swapaxes(1, 2).astype(query.dtype) for each in pair]
         heads = attention.attend(query, *seen, mask=mask, bias=bias)
         changed = [(*all[:index], own, *all[index + 1 :]) for all, own in zip(stores, pair)]
         return heads, tuple(changed)
+
+    def seen(self, kind: LayerKind) -> tuple:
+        """The mask of the keys for a kind of layers, and the bias of their logits."""
+        if kind.window not in self._kept:
+            mask = seen_in_order(self.held, self.positions, kind.window)
+            self._kept[kind.window] = mask, self.bias(self.held)
+        return self._kept[kind.window]
 
 
 def read_placed(

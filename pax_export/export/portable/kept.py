@@ -141,6 +141,49 @@ def put(x: Any, places: Array, rows: Array, *inside: Array, how: str) -> Any:
     return getattr(x.at[places], how)(rows, mode="drop")
 
 
+def rotary(x: Array, places: Array, cos: Array, sin: Array, *, heads: int, neighbors: bool) -> Any:
+    """Rotates the first channels of each head of ``[batch, length, heads * size]``.
+
+    Rows of `cos` and `sin`, ``[rows, pairs]``, are chosen by `places`, ``[batch, length]``. Channels
+    are paired with their neighbors, or by halves.
+    """
+    split, pairs = x.reshape((*x.shape[:2], heads, -1)), cos.shape[-1]
+    turned, rest = split[..., : 2 * pairs], split[..., 2 * pairs :]
+    axis = -1 if neighbors else -2
+    paired = turned.reshape((*turned.shape[:-1], *((pairs, 2) if neighbors else (2, pairs))))
+    first, second = (lax.index_in_dim(paired, each, axis, keepdims=False) for each in (0, 1))
+    cos, sin = (each[places][:, :, None] for each in (cos, sin))
+    ends = first * cos - second * sin, second * cos + first * sin
+    turned = jnp.stack(ends, axis).reshape(turned.shape)
+    return jnp.concatenate([turned, rest], -1).reshape(x.shape)
+
+
+def cached_attention(
+    query: Array, key: Array, value: Array, past_key: Array, past_value: Array, bias: Array, *,
+    heads: int, kv_heads: int, scale: float, softcap: float,
+) -> Any:  # fmt: skip
+    """Appends keys and values to those of earlier tokens, and attends to all of them.
+
+    `query` is ``[batch, length, heads * size]``, the past ``[batch, kv_heads, past, size]``, and
+    `bias` ``[batch, heads or 1, length, past + length]``, which masks later tokens. A soft cap of 0
+    is none. Returns the heads, in the shape of `query`, and all keys and values.
+    """
+    batch, length, width = query.shape
+
+    def split(x: Array, *axes: int) -> Any:
+        return x.reshape((batch, length, *axes, width // heads))
+
+    new = (split(each, kv_heads).swapaxes(1, 2) for each in (key, value))
+    keys, values = map(lambda *both: jnp.concatenate(both, 2), (past_key, past_value), new)
+    groups = split(query, kv_heads, heads // kv_heads)
+    logits = jnp.einsum("btkgc,bksc->bkgts", groups, keys) * scale
+    logits = softcap * jnp.tanh(logits / softcap) if softcap else logits
+    by_group = (1, 1) if bias.shape[1] == 1 else (kv_heads, heads // kv_heads)
+    bias = bias.reshape((bias.shape[0], *by_group, *bias.shape[2:]))
+    found = jnp.einsum("bkgts,bksc->btkgc", jax.nn.softmax(logits + bias), values)
+    return found.reshape(query.shape), keys, values
+
+
 #: By name.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "clip": clip,
@@ -152,6 +195,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log_softmax": lambda x, *, axis: jax.nn.log_softmax(x, axis),
     "mean": lambda x, *, axes, keepdims: x.mean(axes, keepdims=keepdims),
     **{each.__name__: each for each in (layer_norm, rms_norm, lstm, gru, rnn, dft)},
+    **{each.__name__: each for each in (rotary, cached_attention)},
 }
 #: Normal forms of decompositions; every target has a row for them. Places and starts are int32, and
 #: all of them in range.

@@ -16,6 +16,8 @@ from pax_export.export.validation.integers import Quantized
 
 #: Converts a program of jax: (program, arguments) to results.
 Inline = Callable[[Any, Sequence[Value]], list[Value]]
+#: The domain of onnxruntime's own operators.
+MICROSOFT = "com.microsoft"
 
 
 class GraphBuilder:
@@ -37,7 +39,8 @@ class GraphBuilder:
         self.stored: dict[str, str] = {}  # carrier of a weight -> its initializer
         #: Names of transposed arrays -> the transposes that produce them.
         self.turned: dict[str, Callable[[Sequence[int]], str]] = {}
-        self.reshaped: dict[str, str] = {}  # the original of each
+        #: Names of reshaped arrays -> the original, and its shape if known.
+        self.reshaped: dict[str, tuple[str, Any]] = {}
         self.quantized: dict[str, Quantized] = {}  # initializers of integers
         #: Arrays that represent integers: rounded inputs and quantized weights.
         self.integers: dict[str, Any] = {}
@@ -139,15 +142,18 @@ class GraphBuilder:
 
     def reshape(self, name: Any, shape: Sequence[Any]) -> str:
         """Gives another shape to an array of as many elements."""
+        before = name.shape if isinstance(name, Value) else None
         name = self.name(name)
-        name = self.reshaped.get(name, name)  # reshaped twice, it is reshaped once
+        name, before = self.reshaped.get(name, (name, before))  # reshaped twice, it is once
+        if before is not None and same_shape(before, shape):
+            return name
         symbolic = [index for index, size in enumerate(shape) if not is_number(size)]
         if len(symbolic) == 1 and all(size for size in shape if is_number(size)):
             sizes = [size if is_number(size) else -1 for size in shape]
             made = self("Reshape", name, np.array(sizes, np.int64))
         else:
             made = self("Reshape", name, self.sizes.shape(shape), allowzero=1)
-        self.reshaped[made] = name
+        self.reshaped[made] = name, before
         return made
 
     def transpose(self, name: Any, order: Sequence[int]) -> Any:

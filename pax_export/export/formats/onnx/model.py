@@ -15,7 +15,13 @@ from pax_export.export.artifact.known_differences import known_differences
 from pax_export.export.formats.onnx import rules
 from pax_export.export.formats.onnx.biases import with_biases
 from pax_export.export.formats.onnx.convert import Converter
-from pax_export.export.formats.onnx.graph import GraphBuilder, all_nodes, needed, read_in
+from pax_export.export.formats.onnx.graph import (
+    MICROSOFT,
+    GraphBuilder,
+    all_nodes,
+    needed,
+    read_in,
+)
 from pax_export.export.formats.onnx.integers import with_integer_convolutions
 from pax_export.export.formats.onnx.registry import RULES
 from pax_export.export.formats.onnx.shapes import declare_shapes
@@ -154,6 +160,8 @@ class _ModelBuilder:
         versions = [onnx.helper.make_opsetid("", self._opset)]
         model = onnx.helper.make_model(graph, producer_name="pax_export", opset_imports=versions)
         model.ir_version = onnx.helper.find_min_ir_version_for(versions)
+        if any(node.domain == MICROSOFT for node in all_nodes(nodes)):
+            model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
         quantized = {name: each for name, each in builder.quantized.items() if name in arrays}
         return Converted(model, arrays, quantized)
 
@@ -254,7 +262,7 @@ def _check_operators(onnx: Any, model: Any, opset: int) -> None:
     """Refuses operators that the opset does not have yet."""
     newer: dict[str, int] = {}
     for node in all_nodes(model.graph.node):
-        if not onnx.defs.has(node.op_type, max_inclusive_version=opset):
+        if not (node.domain or onnx.defs.has(node.op_type, max_inclusive_version=opset)):
             newer[node.op_type] = onnx.defs.get_schema(node.op_type).since_version
     if newer:
         names = ", ".join(sorted(newer))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import GraphBuilder
+from pax_export.export.formats.onnx.graph import MICROSOFT, GraphBuilder
 from pax_export.export.formats.onnx.registry import rule
 from pax_export.export.formats.onnx.rules.reductions import reduced
 from pax_export.export.formats.onnx.values import Value
@@ -18,6 +18,8 @@ Row = Callable[..., Any]
 _GELU = 20
 #: The transform has its axis as an operand from here on.
 _DFT = 20
+#: onnxruntime's attention takes heads of multiples of it.
+_CHANNELS = 8
 
 
 @rule("clip")
@@ -95,6 +97,37 @@ def put(
     # onnxruntime passes over NaN.
     nan = builder("Where", builder("IsNaN", given), given, builder.like(0, rows))
     return builder("ScatterND", made, index, nan, reduction="add")
+
+
+@rule("rotary")
+def rotary(
+    builder: GraphBuilder, x: Value, places: Value, cos: Value, sin: Value, *, heads: int,
+    neighbors: bool,
+) -> str | None:  # fmt: skip
+    if x.carrier != np.float32:
+        return None
+    told = {"rotary_embedding_dim": 2 * int(cos.shape[-1]), "interleaved": int(neighbors)}
+    index = builder.cast(places, np.int64)
+    operands = x, index, cos, sin
+    made = builder("RotaryEmbedding", *operands, domain=MICROSOFT, num_heads=heads, **told)
+    return builder.declare(made, x, x.shape)
+
+
+@rule("cached_attention")
+def cached_attention(
+    builder: GraphBuilder, query: Value, *operands: Value, heads: int, kv_heads: int, **told: float
+) -> list[str] | None:
+    *arrays, bias = operands
+    if query.carrier != np.float32 or int(query.shape[-1]) // heads % _CHANNELS:
+        return None
+    total, int32 = bias.shape[-1], builder.cast_to(np.int32)
+    last = builder.sizes.cast(builder.sizes.one(total - 1), int32)
+    made = builder(
+        "GroupQueryAttention", query, *arrays, builder.expand(last, query.shape[:1]),
+        builder.sizes.scalar(total, int32), None, None, None, bias, results=3, domain=MICROSOFT,
+        num_heads=heads, kv_num_heads=kv_heads, **told,
+    )  # fmt: skip
+    return [builder.declare(name, query, each.shape) for name, each in zip(made, builder.results)]
 
 
 def _recurrent(operator: str) -> Row:

@@ -15,7 +15,7 @@ from pax_export.export.portable.arithmetic import broadcast_array
 
 @rule("reshape")
 def reshape(builder: GraphBuilder, x: Value, *, dimensions: Any, **_: object) -> Any:
-    name = x.name if dimensions is None else builder.transpose(x, dimensions)
+    name = x if dimensions is None else builder.transpose(x, dimensions)
     return builder.reshape(name, builder.results[0].shape)
 
 
