@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -223,7 +224,7 @@ _TOKENS, _VOCAB = 32, 49152
 
 
 def _decoding(bits: int) -> str:
-    """A language model adds tokens: jax, onnxruntime, and llama.cpp with the same integers."""
+    """A language model adds tokens: jax, and runtimes beside their own float32 and llama.cpp."""
     config = pax.nets.DecoderConfig(
         _VOCAB, 576, 8, 9, 3, 64, 1536, tied=True, rotary_base=1e5, max_positions=64
     )
@@ -242,6 +243,10 @@ def _decoding(bits: int) -> str:
                 nets["int8 for each channel"] = pax.quantize(lm)[0]
             for name, net in nets.items():
                 candidates[f"onnxruntime, {name}"] = _in_onnxruntime(net, Path(folder, name))
+        if is_installed("ai_edge_litert"):
+            scheme = small if bits == 4 else pax.quantize(lm)[0]
+            for name, net in {"float32": lm, f"int{bits}": scheme}.items():
+                candidates[f"LiteRT, {name}"] = _in_litert(net, Path(folder, f"{name}.tflite"))
         if is_installed("xllamacpp") and is_installed("tokenizers"):
             candidates["llama.cpp, the same integers"] = _in_llama(small, Path(folder, "lm.gguf"))
         rows = compare(candidates, rounds=7, least=0.0)
@@ -281,6 +286,25 @@ def _in_onnxruntime(lm: Any, path: Path) -> Callable[[], Any]:
             made = session.run(names, {"input_ids": token, "attention_mask": mask, **past})
             token = made[0][:, -1].argmax(-1)[None]
             past = dict(zip(past, made[1:]))
+
+    return generate
+
+
+def _in_litert(lm: Any, path: Path) -> Callable[[], Any]:
+    """Steps of a file for LiteRT, without copies of the cache, which no caller in C++ makes."""
+    pax.generation.export(
+        lm, path, format="tflite", signatures=["decode"], max_length=64, batch=1, layers="listed",
+        validate=False,
+    )  # fmt: skip
+    runtime = importlib.import_module("ai_edge_litert.interpreter")
+    interpreter = runtime.Interpreter(str(path), num_threads=os.cpu_count())
+    interpreter.allocate_tensors()
+    for each in interpreter.get_input_details():
+        interpreter.set_tensor(each["index"], np.zeros(each["shape"], each["dtype"]))
+
+    def generate() -> None:
+        for _ in range(_TOKENS):
+            interpreter.invoke()
 
     return generate
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from pax_export import export as exporters
 from pax_export._errors import InvalidArgumentError
 from pax_export._optional import find
-from pax_export._types import Array, PyTree
+from pax_export._types import Array
 from pax_export.export.artifact import embedded
 from pax_export.generation._appending import AppendingReading, FusedReading, is_fused
 from pax_export.generation._job import Job

@@ -144,8 +144,8 @@ def put(x: Any, places: Array, rows: Array, *inside: Array, how: str) -> Any:
 def rotary(x: Array, places: Array, cos: Array, sin: Array, *, heads: int, neighbors: bool) -> Any:
     """Rotates the first channels of each head of ``[batch, length, heads * size]``.
 
-    Rows of `cos` and `sin`, ``[rows, pairs]``, are chosen by `places`, ``[batch, length]``. Channels
-    are paired with their neighbors, or by halves.
+    `places`, ``[batch, length]``, are rows of `cos` and `sin`, ``[rows, pairs]``. Channels are
+    paired with their neighbors, or by halves.
     """
     split, pairs = x.reshape((*x.shape[:2], heads, -1)), cos.shape[-1]
     turned, rest = split[..., : 2 * pairs], split[..., 2 * pairs :]

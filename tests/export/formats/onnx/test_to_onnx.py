@@ -19,6 +19,7 @@ from pax_export import errors
 from pax_export.cli import main
 from pax_export.export import Report, load, spec, to_onnx
 from pax_export.export.artifact import embedded
+from pax_export.export.portable.kept import call
 from tests.closeness import assert_close
 from tests.docs.pages import ROOT
 from tests.export.models import Counter, Net, affine, affine_params, random
@@ -338,6 +339,58 @@ def test_attention_has_one_transpose_for_each_array(tmp_path):
     # Queries, keys, values and the result, and the last weight; rows keep their axes in products.
     assert _operators(path).count("Transpose") == 5
     assert not any(-1 in np.atleast_1d(each) for each in _initializers(path).values())
+
+
+@pytest.mark.parametrize("dtype, size, operators", [
+    ("float32", 8, {"RotaryEmbedding", "GroupQueryAttention"}),
+    ("float32", 6, {"RotaryEmbedding"}),  # the kernel of attention takes multiples of eight
+    ("float16", 8, set()),
+])  # fmt: skip
+@pytest.mark.parametrize("neighbors", [False, True])
+def test_rotary_embedding_and_attention_are_operators_of_onnxruntime(
+    dtype, size, operators, neighbors, tmp_path
+):
+    heads, kv_heads, told = 4, 2, {"scale": 0.3, "softcap": 2.0}
+
+    def apply(_, query, key, value, past_key, past_value, bias):
+        length = query.shape[1]
+        places = jnp.broadcast_to(jnp.arange(length), query.shape[:2])
+        angles = pax.nn.rotary_angles(jnp.arange(length) + 5, pax.nn.rotary_frequencies(4, 100.0))
+        angles = [each.astype(dtype) for each in angles]
+        query = call("rotary", query, places, *angles, heads=heads, neighbors=neighbors)
+        given = query, key, value, past_key, past_value, bias
+        return call("cached_attention", *given, heads=heads, kv_heads=kv_heads, **told)
+
+    shapes = ["b, n", "b, n", "b, n", "b, 2, past", "b, 2, past", "b, 1, n, past + n"]
+    last = [heads * size, kv_heads * size, kv_heads * size, size, size]
+    shapes = [f"{each}, {count}" for each, count in zip(shapes, last)] + shapes[5:]
+    to_onnx(({}, apply), tmp_path / "m.onnx", tuple(spec(each, dtype) for each in shapes),
+            validate=False)  # fmt: skip
+    model = onnx.load(tmp_path / "m.onnx")
+    assert {each.op_type for each in model.graph.node if each.domain} == operators
+    onnx.checker.check_model(model)
+
+    # Several rows take one token after the first call.
+    sizes = (1, 3, heads * size), *[(1, 3, kv_heads * size)] * 2, *[(1, 2, 4, size)] * 2
+    query, key, value, past_key, past_value = (random(*each).astype(dtype) for each in sizes)
+    seen = np.arange(7) <= np.arange(3)[:, None] + 4
+    bias = np.where(seen, random(1, 1, 3, 7), -1e4).astype(dtype)
+    given = query, key, value, past_key, past_value, bias
+    found, keys, values = load(tmp_path / "m.onnx")(*given)
+    turned = pax.nn.Rotary(4, 100.0, "neighbors" if neighbors else "halves")(
+        query.reshape(1, 3, heads, size), jnp.arange(3) + 5
+    )
+    held = [
+        np.concatenate([old, new.reshape(1, 3, kv_heads, size).swapaxes(1, 2)], 2)
+        for old, new in ((past_key, key), (past_value, value))
+    ]
+    expected = pax.dot_product_attention(
+        turned, *(each.swapaxes(1, 2) for each in held), bias=bias, **told
+    )
+    rtol = 1e-5 if dtype == "float32" else 5e-3
+    assert_close(found, np.asarray(expected).reshape(query.shape), rtol=rtol)
+    np.testing.assert_array_equal(keys, held[0])
+    np.testing.assert_array_equal(values, held[1])
 
 
 @pytest.mark.parametrize("shape, axis", [("batch, length, 3", 1), ("length", 0), ("2, length", 1)])

@@ -104,7 +104,7 @@ def rotary(
     builder: GraphBuilder, x: Value, places: Value, cos: Value, sin: Value, *, heads: int,
     neighbors: bool,
 ) -> str | None:  # fmt: skip
-    if x.carrier != np.float32:
+    if x.dtype != np.float32:
         return None
     told = {"rotary_embedding_dim": 2 * int(cos.shape[-1]), "interleaved": int(neighbors)}
     index = builder.cast(places, np.int64)
@@ -118,7 +118,7 @@ def cached_attention(
     builder: GraphBuilder, query: Value, *operands: Value, heads: int, kv_heads: int, **told: float
 ) -> list[str] | None:
     *arrays, bias = operands
-    if query.carrier != np.float32 or int(query.shape[-1]) // heads % _CHANNELS:
+    if query.dtype != np.float32 or int(query.shape[-1]) // heads % _CHANNELS:
         return None
     total, int32 = bias.shape[-1], builder.cast_to(np.int32)
     last = builder.sizes.cast(builder.sizes.one(total - 1), int32)
