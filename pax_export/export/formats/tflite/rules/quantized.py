@@ -56,7 +56,10 @@ def quantized_rows(op: Operation, index: Tensor, *given: Tensor) -> Any:
             stored, function = pairs(stored), _rows_of_pairs
         # Rows are read from the product's table, so the file has the table of a tied head once.
         kept = zip((stored, *map(_as_stored, given[1:])), tables)
-        tables = [emit("CAST", [x], [(x.shape, wide.dtype)])[0] for x, wide in kept]
+        tables = [
+            x if x.dtype == wide.dtype else emit("CAST", [x], [(x.shape, wide.dtype)])[0]
+            for x, wide in kept
+        ]
     return op.call(partial(function, **op.params), operands, [index, *tables])
 
 
