@@ -213,12 +213,14 @@ _LARGEST, _ELEMENTS = 512, 1 << 16
 #: The largest number of rows of inputs that are few; and of how many columns a wider matrix is
 #: multiplied one after the other then.
 _FEW, _WIDE = 16, 2048
-#: The largest number of rows of inputs for which rows of a matrix are added, and how many numbers
-#: of each column one after the other in a wide matrix: with 16 XLA takes twice as long.
-_FEWEST, _AT_ONCE = 2, 8
+#: The largest number of rows of inputs for which rows of a matrix are added (with two, older
+#: versions of jax take three times as long as in blocks), and how many numbers of each column one
+#: after the other in a wide matrix: with 16 XLA takes twice as long.
+_FEWEST, _AT_ONCE = 2 if ADDS_ROWS_FAST else 1, 8
 #: How many rows of integers are added in a loop over all of a matrix: of 4 bits, and of 8 bits in
-#: wide and in narrow ones; and which are narrow.
-_TOGETHER_4, _TOGETHER_8, _NARROW = 4, (16, 32), 1024
+#: wide and in narrow ones; and which are narrow. With 4 rows older versions of jax fuse the slice of
+#: a scanned layer's matrix with the loop, which then takes three times as long.
+_TOGETHER_4, _TOGETHER_8, _NARROW = 4 if ADDS_ROWS_FAST else 8, (16, 32), 1024
 #: The least number of elements of a matrix of bfloat16 that is read in blocks.
 _LEAST_NARROW = 1 << 18
 
@@ -279,6 +281,7 @@ def _by_groups(x: Any, stored: Sequence[Any], form: Form) -> Any:
     XLA gives such a loop to all cores, which it does to none within a scan.
     """
     integers, *scales = stored
+    integers = jax.lax.optimization_barrier(integers)  # the slice of a scanned layer stays apart
     width = integers.shape[1]
     count = _TOGETHER_4 if form.bits == 4 else _TOGETHER_8[width < _NARROW]
     cut = integers.shape[0] // count * count  # groups leave no rest
