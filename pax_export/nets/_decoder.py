@@ -383,6 +383,8 @@ class Decoder(Module):
             logits = times_transposed(h, table, dtype)
         else:
             logits = self.head(h).astype(dtype)
+        if self.config.logit_scale != 1.0:
+            logits = logits * self.config.logit_scale
         cap = self.config.logit_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 

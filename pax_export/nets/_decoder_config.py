@@ -44,8 +44,11 @@ class DecoderConfig:
         norm: ``"rms"`` or ``"layer"``.
         norm_eps: the epsilon of all norms.
         norm_offset: added to the scales of RMS norms (1 for Gemma).
-        post_norms: also normalize the output of each block before the residual sum (Gemma).
-        query_key_norm: normalize query and key heads (Qwen 3, Gemma 3).
+        pre_norms: normalize the input of each block (not in OLMo 2).
+        post_norms: normalize the output of each block before the residual sum (Gemma, OLMo 2).
+        residual_scale: a factor of the output of each block (Granite).
+        query_key_norm: normalize query and key heads (Qwen 3, Gemma 3, OLMo 2).
+        norm_per_head: normalize each of these heads on its own; False: all together (OLMo 2).
         activation: ``"silu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"relu"``.
         gated: whether the MLP is gated.
         projection_bias: whether query, key and value projections have a bias.
@@ -59,6 +62,7 @@ class DecoderConfig:
         kinds: a `LayerKind` for each of the first layers, which is repeated.
         attention_scale: the scale of attention logits; None for ``1 / sqrt(head_size)``.
         attention_softcap: the soft cap of attention logits.
+        logit_scale: a factor of token logits (Granite).
         logit_softcap: the soft cap of token logits.
         embed_scale: a factor of the embedding.
         tied: whether the head shares the weight of the embedding.
@@ -67,8 +71,8 @@ class DecoderConfig:
         generation: the default arguments of `generate`; not used by the net.
 
     Raises:
-        InvalidArgumentError: a size is less than one, a choice is unknown, a soft cap is not
-            positive, or the rotary embedding has no frequencies.
+        InvalidArgumentError: a size is less than one, a choice is unknown, a soft cap or scale is
+            not positive, or the rotary embedding has no frequencies.
         InvalidArgumentTypeError: a size is not an integer, or a kind not a `LayerKind`.
 
     Example:
@@ -90,8 +94,11 @@ class DecoderConfig:
     norm: str = "rms"
     norm_eps: float = 1e-5
     norm_offset: float = 0.0
+    pre_norms: bool = True
     post_norms: bool = False
+    residual_scale: float = 1.0
     query_key_norm: bool = False
+    norm_per_head: bool = True
     activation: str = "silu"
     gated: bool = True
     projection_bias: bool = False
@@ -105,6 +112,7 @@ class DecoderConfig:
     kinds: tuple[LayerKind, ...] = (LayerKind(),)
     attention_scale: float | None = None
     attention_softcap: float | None = None
+    logit_scale: float = 1.0
     logit_softcap: float | None = None
     embed_scale: float = 1.0
     tied: bool = False
@@ -120,7 +128,7 @@ class DecoderConfig:
         checked_choice(self.positions, _POSITIONS, "DecoderConfig.positions")
         if self.implementation is not None:
             checked_choice(self.implementation, IMPLEMENTATIONS, "DecoderConfig.implementation")
-        for name in ("attention_softcap", "logit_softcap"):
+        for name in ("attention_softcap", "logit_softcap", "residual_scale", "logit_scale"):
             if getattr(self, name) is not None:
                 checked_positive(getattr(self, name), f"DecoderConfig.{name}")
         for kind in self.kinds:

@@ -11,7 +11,16 @@ from pax_export.nets._decoder_fields import (
     unknown_family_error,
     unsupported_error,
 )
-from pax_export.nets._decoder_keys import GGUF, GGUF_NAMES, GGUF_PERIODS, GPT2_GGUF_NAMES, OPTIONAL
+from pax_export.nets._decoder_keys import (
+    BIASES,
+    FAMILY_FIELDS,
+    GGUF,
+    GGUF_NAMES,
+    GGUF_PERIODS,
+    LAYER_NORM_GGUF_NAMES,
+    LAYER_NORMS,
+    OPTIONAL,
+)
 from pax_export.nets._layer_kind import LayerKind, shortest_pattern
 from pax_export.nn import RotaryScaling
 
@@ -35,31 +44,24 @@ def fields_of_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(family, str) or family not in GGUF:
         raise unknown_family_error(family, "GGUF metadata: general.architecture", GGUF)
     keys = _keys_of(metadata, family)
-    found = _read_sizes(keys, family)
+    found = _read_sizes(keys, family) | FAMILY_FIELDS.get(family, {})
     if family != "gpt2":
         found |= _read_rope(keys, found["head_size"])
-    else:
-        found |= {
-            "norm": "layer",
-            "activation": "gelu_tanh",
-            "gated": False,
-            "positions": "learned",
-            **dict.fromkeys(("projection_bias", "output_bias", "dense_bias"), True),
-        }
-    if family == "qwen2":
-        found["projection_bias"] = True
-    if family in ("qwen3", "gemma3"):
-        found["query_key_norm"] = True
+    if family in LAYER_NORMS:
+        found |= {"activation": "gelu_tanh", **dict.fromkeys(BIASES, True)}
     if family.startswith("gemma"):
         found |= _of_gemma(keys, family, found)
-    return found
+    if family == "smollm3":  # the fourth layer of each four rotates nothing
+        kinds = [LayerKind(rotary_base=None if i % 4 else 0.0) for i in range(1, 5)]
+        found["kinds"] = tuple(kinds[: found["num_layers"]])
+    return found | (_of_granite(keys) if family == "granite" else {})
 
 
 def _read_sizes(keys: Fields, family: str) -> dict[str, Any]:
     for name in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
         if isinstance(keys.get(name), (list, tuple)):
             raise unsupported_error(keys, name)  # another number in each layer
-    found = keys.sizes(GPT2_GGUF_NAMES if family == "gpt2" else GGUF_NAMES, OPTIONAL)
+    found = keys.sizes(LAYER_NORM_GGUF_NAMES if family in LAYER_NORMS else GGUF_NAMES, OPTIONAL)
     if keys.get("attention.value_length", found["head_size"]) != found["head_size"]:
         raise unsupported_error(keys, "attention.value_length")
     if keys.get("vocab_size"):
@@ -116,4 +118,14 @@ def _of_gemma(keys: Fields, family: str, found: dict[str, Any]) -> dict[str, Any
         own["attention_softcap"] = keys.number("attn_logit_softcapping")
     own["logit_softcap"] = keys.optional("final_logit_softcapping")
     # In these files the scales of norms already include the added one.
-    return own | {"kinds": shortest_pattern(kinds), "post_norms": True, "norm_offset": 0.0}
+    return own | {"kinds": shortest_pattern(kinds), "norm_offset": 0.0}
+
+
+def _of_granite(keys: Fields) -> dict[str, Any]:
+    # Zero means that there is none.
+    return {
+        "embed_scale": keys.optional("embedding_scale", zero=True) or 1.0,
+        "attention_scale": keys.optional("attention.scale", zero=True) or None,
+        "residual_scale": keys.optional("residual_scale", zero=True) or 1.0,
+        "logit_scale": 1 / keys.number("logit_scale"),
+    }

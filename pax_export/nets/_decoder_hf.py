@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pax_export._errors import InvalidArgumentError
@@ -14,7 +15,16 @@ from pax_export.nets._decoder_fields import (
     unknown_family_error,
     unsupported_error,
 )
-from pax_export.nets._decoder_keys import GEMMA3, GPT2_NAMES, HF, HF_NAMES, OPTIONAL, ROPES
+from pax_export.nets._decoder_keys import (
+    BIASES,
+    FAMILY_FIELDS,
+    FAMILY_NAMES,
+    GEMMA3,
+    HF,
+    HF_NAMES,
+    OPTIONAL,
+    ROPES,
+)
 from pax_export.nets._layer_kind import LayerKind, shortest_pattern
 from pax_export.nn import RotaryScaling
 
@@ -51,31 +61,25 @@ def fields_of_hf(config: Mapping[str, Any]) -> Found:
     return _FAMILIES[family](Fields(config, where, HF[family]))
 
 
-def _llama(fields: Fields) -> Found:
+def _llama(fields: Fields, family: str = "llama") -> Found:
     return (
-        _common_fields(fields, "llama")
+        _common_fields(fields, family)
         | _read_biases(fields)
         | {"dense_bias": fields.flag("mlp_bias")}
     )
 
 
 def _mistral(fields: Fields) -> Found:
-    window = fields.optional_size("sliding_window")
-    return _common_fields(fields, "mistral") | {"kinds": (LayerKind(window=window),)}
+    return _common_fields(fields, "mistral") | _read_window(fields)
 
 
 def _qwen2(fields: Fields) -> Found:
-    kinds = _kinds_of_qwen(fields)
-    return _common_fields(fields, "qwen2") | {"kinds": kinds, "projection_bias": True}
+    return _common_fields(fields, "qwen2") | {"kinds": _kinds_of_qwen(fields)}
 
 
 def _qwen3(fields: Fields) -> Found:
-    kinds = _kinds_of_qwen(fields)
-    return (
-        _common_fields(fields, "qwen3")
-        | _read_biases(fields)
-        | {"kinds": kinds, "query_key_norm": True}
-    )
+    kinds = {"kinds": _kinds_of_qwen(fields)}
+    return _common_fields(fields, "qwen3") | _read_biases(fields) | kinds
 
 
 def _kinds_of_qwen(fields: Fields) -> tuple[LayerKind, ...]:
@@ -138,8 +142,6 @@ def _with_post_norms(fields: Fields, family: str) -> Found:
         **_common_fields(fields, family, activation),
         **_read_biases(fields),
         **_of_gemma(fields),
-        "post_norms": True,
-        "query_key_norm": family == "gemma3",
         "logit_softcap": fields.optional("final_logit_softcapping"),
         "attention_scale": fields.number("query_pre_attn_scalar") ** -0.5,
     }
@@ -149,15 +151,58 @@ def _of_gemma(fields: Fields) -> Found:
     return {"norm_offset": 1.0, "embed_scale": float(fields.size("hidden_size")) ** 0.5}
 
 
+def _phi3(fields: Fields) -> Found:
+    name = _rope_key(fields)
+    rope = dict(fields.part(name))
+    share = {key: rope.pop(key) for key in ("partial_rotary_factor",) if key in rope}
+    if rope.get("rope_type", rope.get("type")) in ("su", "yarn"):  # older names, in this family
+        rope["rope_type"] = "longrope"
+    fields = Fields({**fields.values, **share, name: rope}, fields.where, fields.keys)
+    found = _common_fields(fields, "phi3") | _read_window(fields)
+    size = int(found["head_size"] * fields.number("partial_rotary_factor"))
+    if size % 2 or not 0 < size <= found["head_size"]:
+        raise unsupported_error(fields, "partial_rotary_factor")
+    return found | {"rotary_size": size}
+
+
+def _smollm3(fields: Fields) -> Found:
+    layers = fields.layers("num_hidden_layers")
+    interval = fields.size("no_rope_layer_interval")
+    turned = fields.get("no_rope_layers", [(i + 1) % interval != 0 for i in range(layers)])
+    if not isinstance(turned, (list, tuple)) or len(turned) < layers:
+        raise fields.wrong("no_rope_layers", f"a number for each of the {layers} layers")
+    window = fields.optional_size("sliding_window")
+    used = fields.flag("use_sliding_window") and window is not None
+    default = ["full_attention" if i or not used else "sliding_attention" for i in turned[:layers]]
+    kinds = _read_layers(fields, default, window)
+    kinds = [k if i else replace(k, rotary_base=0.0) for i, k in zip(turned, kinds)]
+    return _llama(fields, "smollm3") | {"kinds": shortest_pattern(kinds)}
+
+
+def _granite(fields: Fields) -> Found:
+    return _llama(fields, "granite") | {
+        "embed_scale": fields.number("embedding_multiplier"),
+        "attention_scale": fields.number("attention_multiplier"),
+        "residual_scale": fields.number("residual_multiplier"),
+        "logit_scale": 1 / fields.number("logits_scaling"),
+    }
+
+
+def _olmo2(fields: Fields) -> Found:
+    return _common_fields(fields, "olmo2") | _read_biases(fields)
+
+
+def _starcoder2(fields: Fields) -> Found:
+    biases = dict.fromkeys(BIASES, fields.flag("use_bias"))
+    return _common_fields(fields, "starcoder2") | _read_window(fields) | biases
+
+
 def _gpt2(fields: Fields) -> Found:
     return {
-        **fields.sizes(GPT2_NAMES, OPTIONAL),
+        **fields.sizes(FAMILY_NAMES["gpt2"], OPTIONAL),
+        **FAMILY_FIELDS["gpt2"],
         "family": "gpt2",
-        "norm": "layer",
         "activation": _read_activation(fields, "activation_function"),
-        "gated": False,
-        **dict.fromkeys(("projection_bias", "output_bias", "dense_bias"), True),
-        "positions": "learned",
     }
 
 
@@ -169,21 +214,31 @@ _FAMILIES: dict[str, Callable[[Fields], Found]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "phi3": _phi3,
+    "smollm3": _smollm3,
+    "granite": _granite,
+    "olmo2": _olmo2,
+    "starcoder2": _starcoder2,
     "gpt2": _gpt2,
 }
 
 
 def _common_fields(fields: Fields, family: str, activation: str | None = None) -> Found:
     """Returns the fields that the families of Llama, Qwen and Gemma share."""
-    sizes = fields.sizes(HF_NAMES, OPTIONAL)
+    sizes = fields.sizes(FAMILY_NAMES.get(family, HF_NAMES), OPTIONAL)
     base, scaling = (None, None) if family == "gemma3" else _read_rope(fields)
     return {
         **sizes,
+        **FAMILY_FIELDS.get(family, {}),
         "family": family,
         "activation": activation or _read_activation(fields, "hidden_act"),
         "rotary_base": base,
         "rotary_scaling": scaling,
     }
+
+
+def _read_window(fields: Fields) -> Found:
+    return {"kinds": (LayerKind(window=fields.optional_size("sliding_window")),)}
 
 
 def _read_biases(fields: Fields) -> Found:
@@ -197,9 +252,13 @@ Rope = tuple[float, RotaryScaling | None]  # the base, and how it is scaled
 
 def _read_rope(fields: Fields) -> Rope:
     """The rotary embedding of all layers; the old form of its keys counts before the new one."""
-    name = "rope_scaling" if fields.part("rope_scaling") else "rope_parameters"
+    name = _rope_key(fields)
     own = fields.optional_size("original_max_position_embeddings")
     return _read_scaling(fields, fields.part(name), name, fields.number("rope_theta"), own)
+
+
+def _rope_key(fields: Fields) -> str:
+    return "rope_scaling" if fields.part("rope_scaling") else "rope_parameters"
 
 
 def _ropes_of_gemma3(fields: Fields) -> tuple[Rope, Rope]:
@@ -270,10 +329,14 @@ def _read_yarn(part: Fields, most: int, length: int | None) -> RotaryScaling:
 # --- layers and activations -------------------------------------------------------------------
 
 
-def _read_kinds(
+def _read_kinds(fields: Fields, *settings: Any) -> tuple[LayerKind, ...]:
+    return shortest_pattern(_read_layers(fields, *settings))
+
+
+def _read_layers(
     fields: Fields, default: list[str], window: int | None, base: float | None = None,
     scaled: bool = True,
-) -> tuple[LayerKind, ...]:  # fmt: skip
+) -> list[LayerKind]:  # fmt: skip
     of_word = {"full_attention": LayerKind()}
     if window is not None:
         of_word["sliding_attention"] = LayerKind(window, base, scaled)
@@ -284,7 +347,7 @@ def _read_kinds(
     for word in words:
         if word not in of_word:
             raise unsupported_error(fields, "layer_types", word)
-    return shortest_pattern([of_word[word] for word in words])
+    return [of_word[word] for word in words]
 
 
 def _read_activation(fields: Fields, name: str) -> str:

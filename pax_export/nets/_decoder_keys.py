@@ -24,13 +24,31 @@ GPT2_NAMES = {
     "hidden_dim": "n_inner", "max_positions": "n_positions", "norm_eps": "layer_norm_epsilon",
     "tied": "tie_word_embeddings",
 }  # fmt: skip
+#: The names in config.json by family, where they are not `HF_NAMES`.
+FAMILY_NAMES = {"gpt2": GPT2_NAMES, "starcoder2": HF_NAMES | {"norm_eps": "norm_epsilon"}}
 GGUF_NAMES = {
     "dim": "embedding_length", "num_heads": "attention.head_count",
     "head_size": "attention.key_length", "num_layers": "block_count",
     "num_kv_heads": "attention.head_count_kv", "hidden_dim": "feed_forward_length",
     "max_positions": "context_length", "norm_eps": "attention.layer_norm_rms_epsilon",
 }  # fmt: skip
-GPT2_GGUF_NAMES = GGUF_NAMES | {"norm_eps": "attention.layer_norm_epsilon"}
+LAYER_NORM_GGUF_NAMES = GGUF_NAMES | {"norm_eps": "attention.layer_norm_epsilon"}
+#: Architectures with layer norms in GGUF files.
+LAYER_NORMS = ("gpt2", "starcoder2")
+#: Fields of a DecoderConfig that all models of a family have; files do not mention them.
+BIASES = ("projection_bias", "output_bias", "dense_bias")
+FAMILY_FIELDS: dict[str, dict[str, Any]] = {
+    "qwen2": {"projection_bias": True},
+    "qwen3": {"query_key_norm": True},
+    "gemma2": {"post_norms": True},
+    "gemma3": {"post_norms": True, "query_key_norm": True},
+    "olmo2": {
+        "pre_norms": False, "post_norms": True, "query_key_norm": True, "norm_per_head": False,
+    },
+    "starcoder2": {"norm": "layer", "gated": False},
+    "gpt2": {"norm": "layer", "gated": False, "positions": "learned"}
+    | dict.fromkeys(BIASES, True),
+}  # fmt: skip
 #: Keys that may be null or missing; the sizes of the others determine them.
 OPTIONAL = frozenset(
     "num_key_value_heads head_dim n_inner attention.head_count_kv attention.key_length".split()
@@ -57,7 +75,7 @@ _OTHERS = frozenset(
     model_type architectures auto_map _name_or_path name_or_path _commit_hash transformers_version
     transformers.js_config dtype torch_dtype use_bfloat16 torchscript tf_legacy_loss
     unsloth_version unsloth_fixed is_llama_config max_sequence_length
-    attention_dropout hidden_dropout embedding_dropout resid_pdrop embd_pdrop attn_pdrop
+    attention_dropout hidden_dropout embedding_dropout residual_dropout resid_pdrop embd_pdrop attn_pdrop
     initializer_range pretraining_tp finetuning_task gradient_checkpointing
     chunk_size_feed_forward is_decoder tie_encoder_decoder
     bos_token_id sep_token_id unk_token_id decoder_start_token_id
@@ -88,18 +106,20 @@ _BIASES = ("attention_bias", "mlp_bias", "qkv_bias")
 
 
 def _family_keys(
-    sizes: str, eps: float, tied: bool, *, fixed: dict[str, tuple] | None = None, **others: object
-) -> Keys:
+    sizes: str, eps: float, tied: bool, *, eps_name: str = "rms_norm_eps",
+    fixed: dict[str, tuple] | None = None, **others: object,
+) -> Keys:  # fmt: skip
     """The keys of a family of Llama's kind; `sizes` are the first defaults."""
     names = (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
         "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
     )  # fmt: skip
     defaults = {n: None if v == "-" else int(v) for n, v in zip(names, sizes.split())}
-    defaults |= {"rms_norm_eps": eps, "tie_word_embeddings": tied}
+    defaults |= {eps_name: eps, "tie_word_embeddings": tied}
     defaults |= {"original_max_position_embeddings": None, **_ROPE, **others}
     unread = {name for name in _BIASES if name not in defaults}
-    return Keys(defaults, _FIXED | (fixed or {}), _IGNORED | unread)
+    unfixed = {name: allowed for name, allowed in _FIXED.items() if name not in defaults}
+    return Keys(defaults, unfixed | (fixed or {}), _IGNORED | unread)
 
 
 _QWEN: dict[str, Any] = {
@@ -152,6 +172,28 @@ HF = {
             "rope_theta": 1_000_000.0, "rope_local_base_freq": 10000.0,
             "sliding_window_pattern": 6, "_sliding_window_pattern": None,
         }),
+    ),
+    "phi3": _family_keys(
+        "32064 3072 8192 32 32 - - 4096", 1e-5, False, hidden_act="silu", sliding_window=None,
+        original_max_position_embeddings=4096, partial_rotary_factor=1.0,
+    ),
+    "smollm3": _family_keys(
+        "128256 2048 11008 36 16 4 - 32768", 1e-6, True,
+        hidden_act="silu", attention_bias=False, mlp_bias=False, rope_theta=2_000_000.0,
+        no_rope_layers=None, no_rope_layer_interval=4, layer_types=None, use_sliding_window=False,
+        sliding_window=None,
+    ),
+    "granite": _family_keys(
+        "32000 4096 11008 32 32 - - 2048", 1e-6, False,
+        hidden_act="silu", attention_bias=False, mlp_bias=False, embedding_multiplier=1.0,
+        logits_scaling=1.0, residual_multiplier=1.0, attention_multiplier=1.0,
+    ),
+    "olmo2": _family_keys(
+        "50304 4096 11008 32 32 - - 2048", 1e-5, False, hidden_act="silu", attention_bias=False
+    ),
+    "starcoder2": _family_keys(
+        "49152 3072 12288 30 24 2 - 4096", 1e-5, True, eps_name="norm_epsilon",
+        hidden_act="gelu_pytorch_tanh", sliding_window=None, use_bias=True,
     ),
     "gpt2": Keys(
         {
@@ -232,25 +274,30 @@ _GGUF_FIXED: dict[str, tuple] = {
 _GGUF_IGNORED = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "pooling_type"})
 
 
-def _gguf_keys(window: int | None = None, period: int | None = None, **others: object) -> Keys:
-    """The keys of an architecture; with a period of layers, those with a window."""
-    if period is None:
-        return Keys(_GGUF | others, _GGUF_FIXED, _GGUF_IGNORED)
-    fixed = {k: v for k, v in _GGUF_FIXED.items() if k != "attention.sliding_window"}
-    return Keys(
-        _GGUF | {"attention.sliding_window": window} | others,
-        fixed | {"attention.sliding_window_pattern": (period,)},
-        _GGUF_IGNORED,
-    )
+def _gguf_keys(fixed: dict[str, tuple] | None = None, **others: object) -> Keys:
+    """The keys of an architecture; `others` are read."""
+    unread = {name: allowed for name, allowed in _GGUF_FIXED.items() if name not in others}
+    return Keys(_GGUF | others, unread | (fixed or {}), _GGUF_IGNORED)
+
+
+def _gemma_gguf_keys(window: int | None, period: int, **others: object) -> Keys:
+    fixed = {"attention.sliding_window_pattern": (period,)}
+    return _gguf_keys(fixed, **{"attention.sliding_window": window}, **others)
 
 
 GGUF_PERIODS = {"gemma2": 2, "gemma3": 6}  # the last layer of each period sees all positions
 GGUF = {
-    **{name: _gguf_keys() for name in ("llama", "qwen2", "qwen3", "gemma")},
-    "gemma2": _gguf_keys(4096, GGUF_PERIODS["gemma2"], **dict(zip(_SOFTCAPS, (50.0, 30.0)))),
-    "gemma3": _gguf_keys(
+    **{name: _gguf_keys() for name in ("llama", "qwen2", "qwen3", "gemma", "smollm3", "olmo2")},
+    "gemma2": _gemma_gguf_keys(4096, GGUF_PERIODS["gemma2"], **dict(zip(_SOFTCAPS, (50.0, 30.0)))),
+    "gemma3": _gemma_gguf_keys(
         None, GGUF_PERIODS["gemma3"],
         final_logit_softcapping=None, **{"rope.freq_base": None, "rope.freq_base_swa": 10000.0},
     ),
-    "gpt2": _gguf_keys(**{"attention.layer_norm_epsilon": None}),
+    # llama.cpp has no windows in this architecture, whatever the files say.
+    "phi3": _gguf_keys(**{"attention.sliding_window": 0}),
+    "granite": _gguf_keys(
+        {"rope.scaling.finetuned": (True,)},  # False: no rotary embedding
+        **dict.fromkeys(("embedding_scale", "attention.scale", "residual_scale", "logit_scale")),
+    ),
+    **{name: _gguf_keys(**{"attention.layer_norm_epsilon": None}) for name in LAYER_NORMS},
 }  # fmt: skip

@@ -36,10 +36,10 @@ class DecoderLayer(Module):
     (windows, bases of rotary embeddings) are passed to the call.
 
     Attributes:
-        attention_norm: the norm before `attention`.
+        attention_norm: the norm before `attention`, if the configuration has ``pre_norms``.
         attention: a `GroupedQueryAttention`.
         attention_post_norm: the norm after it, if the configuration has ``post_norms``.
-        dense_norm: the norm before `dense`.
+        dense_norm: the norm before `dense`, if the configuration has ``pre_norms``.
         dense: a `GatedDense`, or two layers ``up`` and ``down``.
         dense_post_norm: the norm after it, if the configuration has ``post_norms``.
 
@@ -56,21 +56,24 @@ class DecoderLayer(Module):
         super().__init__()
         # The variance added to the residual stream stays that of one layer, as in GPT-2.
         w_init = variance_scaling(1.0)
-        self.attention_norm = norm_of(config)
+        if config.pre_norms:
+            self.attention_norm = norm_of(config)
         self.attention = GroupedQueryAttention(
             config.dim, config.num_heads, config.num_kv_heads, config.head_size,
             with_bias=config.projection_bias, output_bias=config.output_bias,
             query_key_norm=config.norm_eps if config.query_key_norm else None,
-            norm_offset=config.norm_offset, softcap=config.attention_softcap,
+            norm_offset=config.norm_offset, norm_per_head=config.norm_per_head, softcap=config.attention_softcap,
             scale=config.attention_scale, implementation=config.implementation, w_init=w_init,
         )  # fmt: skip
         self._heads_size = config.num_heads * config.head_size
-        self.dense_norm = norm_of(config)
+        if config.pre_norms:
+            self.dense_norm = norm_of(config)
         dense = GatedDense if config.gated else PlainDense
         self.dense = dense(
             config.dim, config.hidden_dim, config.activation, config.dense_bias, w_init
         )
-        self.post_norms = config.post_norms
+        self.pre_norms, self.post_norms = config.pre_norms, config.post_norms
+        self.residual_scale = config.residual_scale
         if config.post_norms:
             self.attention_post_norm, self.dense_post_norm = norm_of(config), norm_of(config)
 
@@ -85,11 +88,14 @@ class DecoderLayer(Module):
         Returns:
             ``[batch, length, dim]``.
         """
-        heads = attend(self.attention, self.attention_norm(h))
+        heads = attend(self.attention, self.attention_norm(h) if self.pre_norms else h)
         update = self.attention.output(heads.reshape((*h.shape[:2], self._heads_size)))
-        h = h + (self.attention_post_norm(update) if self.post_norms else update)
-        update = self.dense(self.dense_norm(h))
-        return h + (self.dense_post_norm(update) if self.post_norms else update)
+        h = h + self._scaled(self.attention_post_norm(update) if self.post_norms else update)
+        update = self.dense(self.dense_norm(h) if self.pre_norms else h)
+        return h + self._scaled(self.dense_post_norm(update) if self.post_norms else update)
+
+    def _scaled(self, update: jax.Array) -> jax.Array:
+        return update if self.residual_scale == 1.0 else update * self.residual_scale
 
 
 def seen_in_order(places: Any, positions: Any, window: int | None) -> jax.Array:

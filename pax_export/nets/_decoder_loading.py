@@ -60,6 +60,7 @@ def decoder_of_gguf(cls: object, path: str, layers: str, dtype: DTypeLike) -> An
             vocab_size=_count_rows(source, "token_embd.weight", config.vocab_size),
             projection_bias=config.projection_bias or "blk.0.attn_q.bias" in names,
             output_bias=config.output_bias or "blk.0.attn_output.bias" in names,
+            dense_bias=config.dense_bias or "blk.0.ffn_down.bias" in names,
         )
         if "rope_freqs.weight" in names:
             table = names["rope_freqs.weight"].read().astype(np.float64).tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ class _Names(NamedTuple):
 
     top: dict[str, str]
     layers: dict[str, str]
-    fused: str = ""  # queries, keys and values in one array
+    fused: Mapping[str, tuple[str, ...]] = {}  # of one array, those that it contains
     transposed: bool = True  # whether weights of layers are [out, in]
 
 
@@ -54,7 +54,7 @@ def pieces_of_hf(config: DecoderConfig, names: Iterable[str]) -> Pieces:
     heads = [name for name in names if name.endswith("lm_head.weight") and not is_gpt2]
     above = start.removesuffix("transformer." if is_gpt2 else "model.")
     head = heads[0] if len(heads) == 1 else f"{above}lm_head.weight"
-    layout = _GPT2_HF if is_gpt2 else _LLAMA_HF
+    layout = _HF.get(config.family, _LLAMA_HF)
     if config.post_norms:
         layout = layout._replace(layers=layout.layers | _POST_NORMS_HF)
     return _make_pieces(config, layout, start, head)
@@ -62,8 +62,8 @@ def pieces_of_hf(config: DecoderConfig, names: Iterable[str]) -> Pieces:
 
 def pieces_of_gguf(config: DecoderConfig) -> Pieces:
     """Returns the pieces of each leaf in GGUF files."""
-    layout = _GPT2_GGUF if config.family == "gpt2" else _LLAMA_GGUF
-    return _make_pieces(config, layout, "", "output.weight", paired=config.family == "llama")
+    layout = _GGUF.get(config.family, _LLAMA_GGUF)
+    return _make_pieces(config, layout, "", "output.weight", paired=config.family in _PAIRED)
 
 
 def _make_pieces(
@@ -86,12 +86,19 @@ def _make_pieces(
                 found[f"{own}.{leaf}"] = SourceArray(
                     f"{name}.{leaf}", transposed, paired_heads=pairs
                 )
-    for number, own in enumerate(("query", "key", "value") if names.fused else ()):
-        for leaf in ("weight", "bias"):
-            found[f"layers.attention.{own}.{leaf}"] = SourceArray(
-                f"{start}{names.fused}.{leaf}", names.transposed and leaf == "weight",
-                part=(number * config.dim, config.dim),
-            )  # fmt: skip
+    kv_size = config.num_kv_heads * config.head_size
+    sizes = {"attention.query": config.num_heads * config.head_size, "attention.key": kv_size,
+             "attention.value": kv_size}  # fmt: skip
+    for name, parts in names.fused.items():
+        first = 0
+        for own in parts:
+            part = (first, sizes.get(own, config.hidden_dim))
+            first = sum(part)
+            for leaf in ("weight", "bias"):
+                transposed = names.transposed and leaf == "weight"
+                found[f"layers.{own}.{leaf}"] = SourceArray(
+                    f"{start}{name}.{leaf}", transposed, part
+                )
     return found
 
 
@@ -99,6 +106,8 @@ def _prefix_names(prefix: str, names: dict[str, str]) -> dict[str, str]:
     return {own: prefix + name for own, name in names.items()}
 
 
+_QKV = ("attention.query", "attention.key", "attention.value")
+_GATE_UP = ("dense.gate", "dense.up")
 _LLAMA_HF = _Names(
     {"embed": "embed_tokens", "norm": "norm"},
     _prefix_names("layers.{}.", {
@@ -130,7 +139,7 @@ _GPT2_HF = _Names(
         "attention_norm": "ln_1", "dense_norm": "ln_2", "attention.output": "attn.c_proj",
         "dense.up": "mlp.c_fc", "dense.down": "mlp.c_proj",
     }),
-    fused="h.{}.attn.c_attn", transposed=False,
+    fused={"h.{}.attn.c_attn": _QKV}, transposed=False,
 )  # fmt: skip
 _GPT2_GGUF = _Names(
     {"embed": "token_embd", "place_embed": "position_embd", "norm": "output_norm"},
@@ -138,5 +147,19 @@ _GPT2_GGUF = _Names(
         "attention_norm": "attn_norm", "dense_norm": "ffn_norm",
         "attention.output": "attn_output", "dense.up": "ffn_up", "dense.down": "ffn_down",
     }),
-    fused="blk.{}.attn_qkv",
+    fused={"blk.{}.attn_qkv": _QKV},
 )  # fmt: skip
+_STARCODER2_HF = _LLAMA_HF._replace(layers=_LLAMA_HF.layers | _prefix_names("layers.{}.", {
+    "dense.up": "mlp.c_fc", "dense.down": "mlp.c_proj",
+}))  # fmt: skip
+_PHI3_HF = _LLAMA_HF._replace(
+    fused={"layers.{}.self_attn.qkv_proj": _QKV, "layers.{}.mlp.gate_up_proj": _GATE_UP}
+)
+_PHI3_GGUF = _LLAMA_GGUF._replace(
+    fused={"blk.{}.attn_qkv": _QKV, "blk.{}.ffn_up": _GATE_UP}
+)
+#: Layouts by family, where they are not Llama's.
+_HF = {"gpt2": _GPT2_HF, "phi3": _PHI3_HF, "starcoder2": _STARCODER2_HF}
+_GGUF = {"gpt2": _GPT2_GGUF, "phi3": _PHI3_GGUF}
+#: Architectures of GGUF files in which the rotary pairs of queries and keys are neighbors.
+_PAIRED = ("llama", "smollm3", "granite")

@@ -7,18 +7,44 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.nets._decoder_config import DecoderConfig
-from pax_export.nets._decoder_keys import GGUF_NAMES, GPT2_GGUF_NAMES, OPTIONAL
+from pax_export.nets._decoder_keys import (
+    BIASES,
+    GGUF_NAMES,
+    LAYER_NORM_GGUF_NAMES,
+    LAYER_NORMS,
+    OPTIONAL,
+)
 from pax_export.nets._decoder_to_hf import check_same, no_such_net_error
 from pax_export.nn import RotaryScaling, rotary_frequencies
 
 #: The architectures of llama.cpp, by our families where another one has the same net.
 _NAMES = {"mistral": "llama"}
-_KNOWN = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2")
-#: Architectures of llama.cpp whose queries are as wide as the net.
-_SQUARE = ("qwen2", "gpt2")
-#: Those whose head always is the embedding.
-_TIED = ("gemma", "gemma2")
+_KNOWN = (
+    "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "smollm3", "granite", "olmo2",
+    "starcoder2", "gpt2",
+)  # fmt: skip
 TITLE = "llama.cpp"
+
+
+def _lacks(config: DecoderConfig) -> dict[str, bool]:
+    """Returns for settings that the metadata does not mention whether llama.cpp lacks them."""
+    family, biased = config.family, config.family in LAYER_NORMS
+    table = config.rotary_scaling is not None and config.rotary_scaling.kind == "table"
+    is_square = config.num_heads * config.head_size == config.dim
+    turned = config.rotary_size or config.head_size
+    return {
+        "projection_bias=True": config.projection_bias and family == "olmo2",
+        "output_bias=True": config.output_bias and family not in ("llama", "granite", *LAYER_NORMS),
+        "dense_bias=True": config.dense_bias and family not in ("llama", "granite", *LAYER_NORMS),
+        "output_bias=False": not config.output_bias and biased,
+        "dense_bias=False": not config.dense_bias and biased,
+        "num_heads * head_size is not dim": not is_square
+        and family in ("qwen2", "phi3", "olmo2", "starcoder2", "gpt2"),
+        "tied=False": not config.tied and family in ("gemma", "gemma2"),
+        "tied=True, see lm.untied()": config.tied and family == "olmo2",
+        "a table of rotary factors": table and family not in ("llama", "granite"),
+        f"rotary_size={turned}": turned != config.head_size and family != "phi3",
+    }
 
 
 def config_of_gguf(config: DecoderConfig) -> DecoderConfig:
@@ -48,24 +74,21 @@ def gguf_metadata(config: DecoderConfig, where: str) -> dict[str, Any]:
     except InvalidArgumentError as error:
         raise no_such_net_error(config, TITLE, where, str(error.got)) from error
     # Stored with the tensors of a file.
-    said = ("tied", "vocab_size", "projection_bias", "output_bias")
+    said = ("tied", "vocab_size", *BIASES)
     back = dataclasses.replace(back, **{name: getattr(config, name) for name in said})
     table = config.rotary_scaling
     if table is not None and table.kind == "table":
         back = dataclasses.replace(back, rotary_scaling=table)
-    if config.output_bias and config.family not in ("llama", "gpt2"):
-        raise no_such_net_error(config, TITLE, where, "output_bias=True")
-    if config.family in _SQUARE and config.num_heads * config.head_size != config.dim:
-        raise no_such_net_error(config, TITLE, where, "num_heads * head_size is not dim")
-    if config.family in _TIED and not config.tied:
-        raise no_such_net_error(config, TITLE, where, "tied=False")
+    lacking = [name for name, is_lacking in _lacks(config).items() if is_lacking]
+    if lacking:
+        raise no_such_net_error(config, TITLE, where, ", ".join(lacking))
     check_same(config, back, TITLE, where)
     return {**made, **own}
 
 
 def _gguf_keys(config: DecoderConfig) -> dict[str, Any]:
     gpt2 = config.family == "gpt2"
-    names = GPT2_GGUF_NAMES if gpt2 else GGUF_NAMES
+    names = LAYER_NORM_GGUF_NAMES if config.family in LAYER_NORMS else GGUF_NAMES
     made: dict[str, Any] = {"vocab_size": config.vocab_size}
     made |= {key: getattr(config, n) for n, key in names.items() if not (gpt2 and key in OPTIONAL)}
     made[names["norm_eps"]] = float(config.norm_eps)
@@ -83,6 +106,12 @@ def _gguf_keys(config: DecoderConfig) -> dict[str, Any]:
             made["rope.scaling.original_context_length"] = scaling.original_length
             made["rope.scaling.yarn_beta_slow"] = float(scaling.low)
             made["rope.scaling.yarn_beta_fast"] = float(scaling.high)
+    if config.family == "granite":
+        made |= {
+            "embedding_scale": float(config.embed_scale), "logit_scale": 1.0 / config.logit_scale,
+            "attention.scale": float(config.attention_scale or config.head_size**-0.5),
+            "residual_scale": float(config.residual_scale),
+        }  # fmt: skip
     windows = [kind for kind in config.kinds if kind.window is not None]
     if windows and config.family in ("gemma2", "gemma3"):
         made["attention.sliding_window"] = windows[0].window

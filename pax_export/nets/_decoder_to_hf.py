@@ -16,14 +16,15 @@ from pax_export._quantized import ArrayLike, Form, QuantizedArray
 from pax_export._types import PyTree
 from pax_export.core import path_name
 from pax_export.nets._decoder_config import DecoderConfig
-from pax_export.nets._decoder_keys import GPT2_NAMES, HF_NAMES
+from pax_export.nets._decoder_keys import FAMILY_NAMES, HF_NAMES
 from pax_export.nets._decoder_names import Pieces, SourceArray, pieces_of_hf
 from pax_export.nets._generation_defaults import GenerationDefaults
 from pax_export.nn import RotaryScaling
 
 _CLASSES = {
     "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma": "Gemma",
-    "gemma2": "Gemma2", "gemma3": "Gemma3", "gpt2": "GPT2",
+    "gemma2": "Gemma2", "gemma3": "Gemma3", "phi3": "Phi3", "smollm3": "SmolLM3",
+    "granite": "Granite", "olmo2": "Olmo2", "starcoder2": "Starcoder2", "gpt2": "GPT2",
 }  # fmt: skip
 _HEADS = {"gpt2": "LMHeadModel"}
 _WORDS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
@@ -80,8 +81,8 @@ def check_same(meant: DecoderConfig, back: DecoderConfig, title: str, where: str
 def _kind_as_computed(config: DecoderConfig, number: int) -> tuple:
     kind = config.kind_of(number)
     base = config.rotary_base if kind.rotary_base is None else kind.rotary_base
-    if config.positions != "rotary":
-        return (kind.window,)
+    if config.positions != "rotary" or base == 0:
+        return kind.window, 0
     return kind.window, base, config.rotary_scaling if kind.scaled else None
 
 
@@ -117,7 +118,7 @@ def _hf_keys(config: DecoderConfig) -> dict[str, Any]:
     kind = "gemma3_text" if family == "gemma3" else family
     head = _HEADS.get(family, "ForCausalLM")
     made: dict[str, Any] = {"model_type": kind, "architectures": [_CLASSES[family] + head]}
-    names = GPT2_NAMES if family == "gpt2" else HF_NAMES
+    names = FAMILY_NAMES.get(family, HF_NAMES)
     made |= {key: getattr(config, name) for name, key in names.items()}
     if family == "gpt2":
         activation = _GPT2_WORDS.get(config.activation, config.activation)
@@ -133,13 +134,30 @@ def _hf_keys(config: DecoderConfig) -> dict[str, Any]:
 def _own_keys(config: DecoderConfig) -> dict[str, Any]:
     """The keys that not all families have."""
     family, biases = config.family, {"attention_bias": config.projection_bias}
-    if family == "llama":
-        return {**biases, "mlp_bias": config.dense_bias}
+    window = {"sliding_window": config.kind_of(0).window}
+    if family in ("llama", "granite"):
+        scales = {
+            "embedding_multiplier": config.embed_scale, "logits_scaling": 1 / config.logit_scale,
+            "attention_multiplier": config.attention_scale or config.head_size**-0.5,
+            "residual_multiplier": config.residual_scale,
+        }  # fmt: skip
+        own = {} if family == "llama" else scales
+        return {**biases, "mlp_bias": config.dense_bias, **own}
     if family == "mistral":
-        return {"sliding_window": config.kind_of(0).window}
-    if family == "gemma":
+        return window
+    if family == "phi3":
+        share = (config.rotary_size or config.head_size) / config.head_size
+        return {**window, "partial_rotary_factor": share}
+    if family == "starcoder2":
+        return {**window, "use_bias": config.projection_bias}
+    if family in ("gemma", "olmo2"):
         return biases
     windows, types = _window_sizes(config), {"layer_types": _layer_types(config)}
+    if family == "smollm3":
+        bases = [_kind_as_computed(config, number)[1] for number in range(config.num_layers)]
+        own = {"use_sliding_window": bool(windows), "sliding_window": (windows or [None])[0]}
+        own |= {"no_rope_layers": [int(base != 0) for base in bases], "mlp_bias": config.dense_bias}
+        return {**biases, **types, **own}
     if family.startswith("qwen"):
         own = {"use_sliding_window": bool(windows)}
         if windows:

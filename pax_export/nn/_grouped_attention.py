@@ -37,6 +37,7 @@ class GroupedQueryAttention(Module):
         output_bias: whether the output projection has a bias; default: ``with_bias``.
         query_key_norm: the ``eps`` of norms of each query and key head, or None for no norms.
         norm_offset: the ``scale_offset`` of these norms.
+        norm_per_head: whether each head is normalized on its own; False: all of them together.
         rotary: a `Rotary` for queries and keys.
         window: the maximum number of positions per query, including its own.
         softcap: the soft cap of the logits, see `dot_product_attention`.
@@ -49,7 +50,8 @@ class GroupedQueryAttention(Module):
         key: a `Linear` to ``num_kv_heads * head_size``.
         value: the same.
         output: a `Linear` back to ``dim``.
-        query_norm: an `RMSNorm` of ``head_size`` channels; missing without norms.
+        query_norm: an `RMSNorm` of ``head_size`` channels, or of those of all heads; missing
+            without norms.
         key_norm: the same.
 
     Raises:
@@ -75,6 +77,7 @@ class GroupedQueryAttention(Module):
         output_bias: bool | None = None,
         query_key_norm: float | None = None,
         norm_offset: float = 0.0,
+        norm_per_head: bool = True,
         rotary: Rotary | None = None,
         window: int | None = None,
         softcap: float | None = None,
@@ -102,9 +105,11 @@ class GroupedQueryAttention(Module):
             arg.checked_choice(implementation, IMPLEMENTATIONS, f"{where}.implementation")
         self.implementation = implementation
         self._make_layers(bool(with_bias), output_bias, w_init)
+        self.norm_per_head = bool(norm_per_head)
         if query_key_norm is not None:
-            self.query_norm = RMSNorm(self.head_size, query_key_norm, norm_offset)
-            self.key_norm = RMSNorm(self.head_size, query_key_norm, norm_offset)
+            for norm, count in (("query_norm", self.num_heads), ("key_norm", self.num_kv_heads)):
+                width = self.head_size * (1 if self.norm_per_head else count)
+                setattr(self, norm, RMSNorm(width, query_key_norm, norm_offset))
         if rotary is not None:
             self._check_rotary(rotary)
             self.rotary = rotary
@@ -227,15 +232,17 @@ class GroupedQueryAttention(Module):
     def _heads(
         self, query: Any, key: Any, value: Any, scales: PyTree, angles: Angles, pairing: str
     ) -> tuple:
-        def split(x: Any, heads: int) -> jax.Array:
-            return x.reshape((*x.shape[:-1], heads, self.head_size))
+        def split(x: Any, heads: int, scale: Any = None) -> jax.Array:
+            if scale is not None and not self.norm_per_head:
+                x = normalised(x, scale)
+            x = x.reshape((*x.shape[:-1], heads, self.head_size))
+            return normalised(x, scale) if scale is not None and self.norm_per_head else x
 
-        query = split(query, self.num_heads)
-        key, value = split(key, self.num_kv_heads), split(value, self.num_kv_heads)
-        if scales[0] is not None:
-            norm = self.query_norm
-            query = rms_normalised(query, scales[0], norm.eps, norm.scale_offset)
-            key = rms_normalised(key, scales[1], norm.eps, norm.scale_offset)
+        def normalised(x: Any, scale: Any) -> jax.Array:
+            return rms_normalised(x, scale, self.query_norm.eps, self.query_norm.scale_offset)
+
+        query = split(query, self.num_heads, scales[0])
+        key, value = split(key, self.num_kv_heads, scales[1]), split(value, self.num_kv_heads)
         if angles is not None:
             query, key = rotate(query, *angles, pairing), rotate(key, *angles, pairing)
         return query, key, value
