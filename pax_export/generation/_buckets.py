@@ -105,8 +105,12 @@ def _of_width(tokens: Array, width: int) -> Any:
 
 def _cache_length(lm: PyTree, batch: int, wanted: int, needed: int, dtype: Any) -> int:
     """Returns the length of a new cache: `wanted`, limited by the net's positions."""
-    most = getattr(getattr(lm, "config", None), "max_positions", None)
+    config = getattr(lm, "config", None)
+    most, scaling = (getattr(config, name, None) for name in ("max_positions", "rotary_scaling"))
     if isinstance(most, int):
+        short = getattr(scaling, "original_length", None) or 0
+        if needed <= short:  # a longer cache has other frequencies with LongRoPE
+            most = min(most, short)
         return max(needed, min(wanted, most))
     try:
         jax.eval_shape(lambda: lm.init_cache(batch, wanted, dtype=dtype))

@@ -24,6 +24,7 @@ from pax_export.nets import (
     file_tensors,
     gguf_metadata,
     pieces_of_gguf,
+    rotary_tensors,
 )
 
 _PURPOSE = 'generation.export(format="gguf")'
@@ -89,10 +90,9 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
         if name != "general.architecture":
             _add_tensor(gguf, writer, name, value)
     tensors = _tensors(job)
-    table = config.rotary_scaling
-    extra = np.asarray(table.table, "f") if table is not None and table.kind == "table" else None
-    if extra is not None:
-        writer.add_tensor_info("rope_freqs.weight", extra.shape, extra.dtype, extra.nbytes)
+    extra = rotary_tensors(config)
+    for name, array in extra.items():
+        writer.add_tensor_info(name, array.shape, array.dtype, array.nbytes)
     kinds = {(each.form.bits, each.form.scheme) for each in tensors if each.form is not None}
     bits = {each for each, _ in kinds}
     if kinds:
@@ -104,8 +104,8 @@ def _write(job: Job, place: Path) -> dict[str, Any]:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    if extra is not None:
-        writer.write_tensor_data(extra)
+    for array in extra.values():
+        writer.write_tensor_data(array)
     for each in tensors:
         writer.write_tensor_data(_blocks(each) if each.form else _add_floats(gguf, each))
     writer.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import jax
@@ -30,9 +30,17 @@ class Job:
     where: str
     accuracy_level: Literal[1, 4] = 4
 
+    def in_context(self) -> Decoder:
+        """Returns the net with the rotary embedding of contexts of `room` tokens."""
+        config = self.lm.config
+        if config.rotary_scaling is None:
+            return self.lm
+        scaling = config.rotary_scaling.for_length(self.room)
+        return self.lm.set_attribute("config", replace(config, rotary_scaling=scaling))
+
     def listed(self) -> Decoder:
-        """Returns the net with a list of layers, whose arrays are views without copies."""
-        return jax.tree.map(np.asarray, self.lm).listed()
+        """Like `in_context`, with a list of layers, whose arrays are views without copies."""
+        return jax.tree.map(np.asarray, self.in_context()).listed()
 
     @property
     def stop(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from pax_export.nets._decoder_sizes import cache_dtype as cache_dtype
 from pax_export.nets._decoder_sizes import check_ids as check_ids
 from pax_export.nets._decoder_to_gguf import config_of_gguf as config_of_gguf
 from pax_export.nets._decoder_to_gguf import gguf_metadata as gguf_metadata
+from pax_export.nets._decoder_to_gguf import rotary_tensors as rotary_tensors
 from pax_export.nets._decoder_to_hf import WrittenTensor as WrittenTensor
 from pax_export.nets._decoder_to_hf import config_of_hf as config_of_hf
 from pax_export.nets._decoder_to_hf import file_tensors as file_tensors

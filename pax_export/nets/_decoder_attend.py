@@ -12,13 +12,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pax_export._types import Array, PyTree
 from pax_export.nets._decoder_cache import DecoderCache, places_of, read_store, write_store
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_layer import alibi_bias, seen_in_order
 from pax_export.nets._layer_kind import LayerKind
-from pax_export.nn import alibi_slopes, rotary_angles, rotary_frequencies
+from pax_export.nn import RotaryScaling, alibi_slopes, rotary_angles, rotary_frequencies
 
 Stores = tuple  # keys, values, window_keys, window_values of a cache; empty without one
 
@@ -41,11 +42,27 @@ class UncachedCall:
             return None
         scaling = config.rotary_scaling if kind.scaled else None
         if (base, scaling) not in self._angles:
-            size = config.rotary_size or config.head_size
             factor = 1.0 if scaling is None else scaling.result_factor
-            frequencies = rotary_frequencies(size, base, scaling)
+            frequencies = self._frequencies(base, scaling)
             self._angles[base, scaling] = rotary_angles(self.positions, frequencies, factor)
         return self._angles[base, scaling]
+
+    def _frequencies(self, base: float, scaling: RotaryScaling | None) -> Any:
+        room, size = self.room, self.config.rotary_size or self.config.head_size
+        if scaling is None or isinstance(room, int):
+            return rotary_frequencies(size, base, scaling and scaling.for_length(room))
+        most = scaling.original_length or 0
+        short, long = (
+            rotary_frequencies(size, base, scaling.for_length(each)).astype(np.float32)
+            for each in (most, most + 1)
+        )
+        is_same = scaling.kind != "longrope"
+        return short if is_same else jnp.where(jnp.asarray(room) > most, long, short)
+
+    @property
+    def room(self) -> Any:
+        """The length of the context: the number of tokens, or the capacity of a cache."""
+        return self.positions.shape[1]
 
     def not_read(self, tokens: Array, counts: PyTree) -> jax.Array:
         """``[batch]``: rows with a token outside of the vocabulary, or without a position.
@@ -112,6 +129,10 @@ class CachedReading(UncachedCall):
             self._seen(kind)
         ends = jnp.where(counts > 0, self.start + counts, 0)
         self._filled = FilledPlaces(cache.max_length, jnp.max(ends, initial=0))
+
+    @property
+    def room(self) -> Any:
+        return self.cache.max_length
 
     def _has_no_place(self) -> Any:
         # A length that a server made up may be negative.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from pax_export.nets._decoder_fields import (
@@ -101,6 +101,23 @@ def _read_rope(keys: Fields, head_size: int) -> dict[str, Any]:
             keys.number("rope.scaling.yarn_beta_fast"),
         )
     return found
+
+
+def scaling_of_gguf(
+    metadata: Mapping[str, Any], family: str, tables: Sequence[Sequence[float]]
+) -> RotaryScaling:
+    """Returns the scaling with the tables of a file: one, or those of short and long contexts."""
+    if len(tables) == 1:
+        return RotaryScaling("table", table=tuple(tables[0]))
+    keys = _keys_of(metadata, family)
+    length = keys.optional_size("rope.scaling.original_context_length")
+    return RotaryScaling(
+        "longrope",
+        original_length=length or keys.size("context_length"),
+        attention_factor=keys.optional("rope.scaling.attn_factor") or 1.0,
+        table=tuple(tables[0]),
+        long_table=tuple(tables[1]),
+    )
 
 
 def _of_gemma(keys: Fields, family: str, found: dict[str, Any]) -> dict[str, Any]:

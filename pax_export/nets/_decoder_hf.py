@@ -299,11 +299,28 @@ def _read_scaling(
     most = fields.size("max_position_embeddings")
     if kind == "yarn":
         return base, _read_yarn(part, most, length)
+    if kind == "longrope":
+        return base, _read_longrope(part, most, length)
     if kind == "llama3":
         length = length or part.optional_size("original_max_position_embeddings") or most
         ends = part.number("low_freq_factor"), part.number("high_freq_factor")
         return base, RotaryScaling(kind, part.number("factor"), length, *ends)
     return base, RotaryScaling(kind, part.number("factor"))
+
+
+def _read_longrope(part: Fields, most: int, length: int | None) -> RotaryScaling:
+    length = length or part.optional_size("original_max_position_embeddings") or most
+    tables = []
+    for name in ("short_factor", "long_factor"):
+        table = part.need(name)
+        is_list = isinstance(table, (list, tuple))
+        if not is_list or not all(isinstance(each, (int, float)) for each in table):
+            raise part.wrong(name, "a list of numbers")
+        tables.append(tuple(map(float, table)))
+    return RotaryScaling(
+        "longrope", part.optional("factor") or most / length, length, table=tables[0],
+        long_table=tables[1], attention_factor=part.optional("attention_factor"),
+    )  # fmt: skip
 
 
 def _read_yarn(part: Fields, most: int, length: int | None) -> RotaryScaling:

@@ -221,6 +221,7 @@ GEMMA3 = Keys(
     ),
 )
 
+_LONGROPE = ("factor", "original_max_position_embeddings", "attention_factor")
 _ROPE_KEYS = {"rope_type": None, "type": None, "rope_theta": None}
 _ROPES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -234,6 +235,7 @@ _ROPES: dict[str, dict[str, Any]] = {
         "beta_fast": None, "beta_slow": None, "mscale": None, "mscale_all_dim": None,
         "truncate": True,
     },
+    "longrope": dict.fromkeys(("short_factor", "long_factor", *_LONGROPE)),
 }  # fmt: skip
 # Kinds of rotary scaling, and their keys; other keys are ignored.
 ROPES = {
@@ -294,7 +296,7 @@ GGUF = {
         final_logit_softcapping=None, **{"rope.freq_base": None, "rope.freq_base_swa": 10000.0},
     ),
     # llama.cpp has no windows in this architecture, whatever the files say.
-    "phi3": _gguf_keys(**{"attention.sliding_window": 0}),
+    "phi3": _gguf_keys(**{"attention.sliding_window": 0, "rope.scaling.attn_factor": None}),
     "granite": _gguf_keys(
         {"rope.scaling.finetuned": (True,)},  # False: no rotary embedding
         **dict.fromkeys(("embedding_scale", "attention.scale", "residual_scale", "logit_scale")),

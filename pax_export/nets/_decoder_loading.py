@@ -27,10 +27,16 @@ from pax_export._files.overwrite_guard import some_names
 from pax_export._types import DTypeLike, PyTree
 from pax_export.core import named_leaves
 from pax_export.nets._decoder_config import DecoderConfig
+from pax_export.nets._decoder_gguf import scaling_of_gguf
 from pax_export.nets._decoder_keys import GENERATION
-from pax_export.nets._decoder_names import Pieces, SourceArray, pieces_of_gguf, pieces_of_hf
+from pax_export.nets._decoder_names import (
+    ROTARY_TENSORS,
+    Pieces,
+    SourceArray,
+    pieces_of_gguf,
+    pieces_of_hf,
+)
 from pax_export.nets._generation_defaults import GenerationDefaults, read_defaults
-from pax_export.nn import RotaryScaling
 from pax_export.weights import Source, open_source
 
 _LARGEST_CONFIG = 1 << 24  # bytes
@@ -62,10 +68,19 @@ def decoder_of_gguf(cls: object, path: str, layers: str, dtype: DTypeLike) -> An
             output_bias=config.output_bias or "blk.0.attn_output.bias" in names,
             dense_bias=config.dense_bias or "blk.0.ffn_down.bias" in names,
         )
-        if "rope_freqs.weight" in names:
-            table = names["rope_freqs.weight"].read().astype(np.float64).tolist()
-            config = replace(config, rotary_scaling=RotaryScaling("table", table=tuple(table)))
+        config = _with_rotary_tables(config, source)
         return fill_decoder(cls, source, config, pieces_of_gguf(config), layers, dtype)
+
+
+def _with_rotary_tables(config: DecoderConfig, source: Source) -> DecoderConfig:
+    """Returns the configuration with the divisors of frequencies that are among the tensors."""
+    for kind, names in ROTARY_TENSORS.items():
+        is_used = kind == "table" or config.family == "phi3"
+        if is_used and all(name in source.entries for name in names):
+            tables = [source.entries[name].read().astype(np.float64).tolist() for name in names]
+            scaling = scaling_of_gguf(source.metadata, config.family, tables)
+            return replace(config, rotary_scaling=scaling)
+    return config
 
 
 def decoder_of_folder(

@@ -161,5 +161,10 @@ _PHI3_GGUF = _LLAMA_GGUF._replace(
 #: Layouts by family, where they are not Llama's.
 _HF = {"gpt2": _GPT2_HF, "phi3": _PHI3_HF, "starcoder2": _STARCODER2_HF}
 _GGUF = {"gpt2": _GPT2_GGUF, "phi3": _PHI3_GGUF}
+#: Tensors of GGUF files with divisors of rotary frequencies, by kinds of `RotaryScaling`.
+ROTARY_TENSORS = {
+    "table": ("rope_freqs.weight",),
+    "longrope": ("rope_factors_short.weight", "rope_factors_long.weight"),
+}
 #: Architectures of GGUF files in which the rotary pairs of queries and keys are neighbors.
 _PAIRED = ("llama", "smollm3", "granite")

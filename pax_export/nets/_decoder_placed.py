@@ -32,6 +32,10 @@ class PlacedReading(UncachedCall):
         self.held, self.put = held, put
         super().__init__(config, positions)
 
+    @property
+    def room(self) -> Any:
+        return self.held.shape[1]
+
     def attend(
         self, attention: PyTree, x: Array, kind: LayerKind, index: int, stores: Stores
     ) -> tuple:

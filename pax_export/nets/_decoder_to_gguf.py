@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from pax_export._errors import InvalidArgumentError
 from pax_export.nets._decoder_config import DecoderConfig
 from pax_export.nets._decoder_keys import (
@@ -14,6 +16,7 @@ from pax_export.nets._decoder_keys import (
     LAYER_NORMS,
     OPTIONAL,
 )
+from pax_export.nets._decoder_names import ROTARY_TENSORS
 from pax_export.nets._decoder_to_hf import check_same, no_such_net_error
 from pax_export.nn import RotaryScaling, rotary_frequencies
 
@@ -29,7 +32,7 @@ TITLE = "llama.cpp"
 def _lacks(config: DecoderConfig) -> dict[str, bool]:
     """Returns for settings that the metadata does not mention whether llama.cpp lacks them."""
     family, biased = config.family, config.family in LAYER_NORMS
-    table = config.rotary_scaling is not None and config.rotary_scaling.kind == "table"
+    scaling = "" if config.rotary_scaling is None else config.rotary_scaling.kind
     is_square = config.num_heads * config.head_size == config.dim
     turned = config.rotary_size or config.head_size
     return {
@@ -42,7 +45,8 @@ def _lacks(config: DecoderConfig) -> dict[str, bool]:
         and family in ("qwen2", "phi3", "olmo2", "starcoder2", "gpt2"),
         "tied=False": not config.tied and family in ("gemma", "gemma2"),
         "tied=True, see lm.untied()": config.tied and family == "olmo2",
-        "a table of rotary factors": table and family not in ("llama", "granite"),
+        "a table of rotary factors": scaling == "table" and family not in ("llama", "granite"),
+        "rotary_scaling of the kind longrope": scaling == "longrope" and family != "phi3",
         f"rotary_size={turned}": turned != config.head_size and family != "phi3",
     }
 
@@ -76,14 +80,22 @@ def gguf_metadata(config: DecoderConfig, where: str) -> dict[str, Any]:
     # Stored with the tensors of a file.
     said = ("tied", "vocab_size", *BIASES)
     back = dataclasses.replace(back, **{name: getattr(config, name) for name in said})
-    table = config.rotary_scaling
-    if table is not None and table.kind == "table":
-        back = dataclasses.replace(back, rotary_scaling=table)
+    if config.rotary_scaling is not None and config.rotary_scaling.kind in ROTARY_TENSORS:
+        back = dataclasses.replace(back, rotary_scaling=config.rotary_scaling)
     lacking = [name for name, is_lacking in _lacks(config).items() if is_lacking]
     if lacking:
         raise no_such_net_error(config, TITLE, where, ", ".join(lacking))
     check_same(config, back, TITLE, where)
     return {**made, **own}
+
+
+def rotary_tensors(config: DecoderConfig) -> dict[str, np.ndarray]:
+    """Returns the tensors of a GGUF file with divisors of rotary frequencies."""
+    scaling = config.rotary_scaling
+    if scaling is None:
+        return {}
+    tables = np.asarray(scaling.table, np.float32), np.asarray(scaling.long_table, np.float32)
+    return dict(zip(ROTARY_TENSORS.get(scaling.kind, ()), tables))
 
 
 def _gguf_keys(config: DecoderConfig) -> dict[str, Any]:
@@ -100,10 +112,13 @@ def _gguf_keys(config: DecoderConfig) -> dict[str, Any]:
         "rope.freq_base": float(config.rotary_base),
     }
     scaling = config.rotary_scaling
+    if scaling is not None and scaling.kind in ("longrope", "yarn"):
+        made["rope.scaling.original_context_length"] = scaling.original_length
+    if scaling is not None and scaling.kind == "longrope":
+        made["rope.scaling.attn_factor"] = float(scaling.result_factor)
     if scaling is not None and scaling.kind in ("linear", "yarn"):
         made |= {"rope.scaling.type": scaling.kind, "rope.scaling.factor": float(scaling.factor)}
         if scaling.kind == "yarn":
-            made["rope.scaling.original_context_length"] = scaling.original_length
             made["rope.scaling.yarn_beta_slow"] = float(scaling.low)
             made["rope.scaling.yarn_beta_fast"] = float(scaling.high)
     if config.family == "granite":

@@ -80,10 +80,12 @@ def check_same(meant: DecoderConfig, back: DecoderConfig, title: str, where: str
 
 def _kind_as_computed(config: DecoderConfig, number: int) -> tuple:
     kind = config.kind_of(number)
+    is_whole = kind.window is None or kind.window >= config.max_positions
+    window = None if is_whole else kind.window
     base = config.rotary_base if kind.rotary_base is None else kind.rotary_base
     if config.positions != "rotary" or base == 0:
-        return kind.window, 0
-    return kind.window, base, config.rotary_scaling if kind.scaled else None
+        return window, 0
+    return window, base, config.rotary_scaling if kind.scaled else None
 
 
 def _field_as_computed(config: DecoderConfig, name: str) -> object:
@@ -147,7 +149,10 @@ def _own_keys(config: DecoderConfig) -> dict[str, Any]:
         return window
     if family == "phi3":
         share = (config.rotary_size or config.head_size) / config.head_size
-        return {**window, "partial_rotary_factor": share}
+        scaling = config.rotary_scaling
+        length = scaling and scaling.original_length
+        long = {"original_max_position_embeddings": length} if length else {}
+        return {**window, "partial_rotary_factor": share, **long}
     if family == "starcoder2":
         return {**window, "use_bias": config.projection_bias}
     if family in ("gemma", "olmo2"):
@@ -189,15 +194,17 @@ def _layer_types(config: DecoderConfig) -> list[str]:
 
 def _rope_scaling(scaling: RotaryScaling) -> dict[str, Any]:
     made: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.kind in ("llama3", "yarn"):
+    if scaling.kind in ("llama3", "yarn", "longrope"):
         made["original_max_position_embeddings"] = scaling.original_length
     if scaling.kind == "llama3":
         made |= {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
     if scaling.kind == "yarn":
         made |= {"beta_slow": scaling.low, "beta_fast": scaling.high}
         made["truncate"] = scaling.truncated
-        if scaling.attention_factor is not None:
-            made["attention_factor"] = scaling.attention_factor
+    if scaling.kind == "longrope":
+        made |= {"short_factor": scaling.table, "long_factor": scaling.long_table}
+    if scaling.kind in ("yarn", "longrope") and scaling.attention_factor is not None:
+        made["attention_factor"] = scaling.attention_factor
     return made
 
 

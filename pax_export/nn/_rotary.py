@@ -16,7 +16,7 @@ from pax_export.core import Module
 from pax_export.nn import _arguments as arg
 
 _PAIRINGS = ("halves", "neighbors")
-_KINDS = ("linear", "llama3", "yarn", "table")
+_KINDS = ("linear", "llama3", "yarn", "longrope", "table")
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,21 @@ class RotaryScaling:
     Attributes:
         kind: ``"linear"`` divides all angles (Chen et al., 2023); ``"llama3"`` only those of slow
             pairs; ``"yarn"`` too, with a ramp between slow and fast ones, and scales the result
-            (Peng et al., 2023); ``"table"`` divides each by its own number.
-        factor: the divisor.
+            (Peng et al., 2023); ``"table"`` divides each by its own number; ``"longrope"`` too,
+            by other numbers in contexts longer than ``original_length``, and scales the result
+            (Ding et al., 2024), see `for_length`.
+        factor: the divisor; for ``"longrope"`` by how much contexts are longer than in training.
         original_length: the sequence length of the original training; not for ``"linear"``.
         low: for ``"llama3"`` pairs with fewer rotations in ``original_length`` than this are slow;
             for ``"yarn"`` the same (``beta_slow``).
         high: pairs with more rotations than this are fast; for ``"yarn"`` (``beta_fast``) 32 in
             most models.
-        attention_factor: for ``"yarn"`` the factor of the result; default ``0.1 * log(factor) +
-            1``.
-        table: for ``"table"`` the divisor of each pair's frequency, as in GGUF files of Llama 3.
+        attention_factor: the factor of the result; default ``0.1 * log(factor) + 1`` for
+            ``"yarn"``, ``sqrt(1 + log(factor) / log(original_length))`` for ``"longrope"``, 1 for
+            ``"table"``.
+        table: for ``"table"`` the divisor of each pair's frequency, as in GGUF files of Llama 3;
+            for ``"longrope"`` those of contexts up to ``original_length``.
+        long_table: for ``"longrope"`` those of longer contexts.
         truncated: for ``"yarn"`` whether the ends of the ramp are rounded to whole pairs.
 
     Raises:
@@ -54,6 +59,7 @@ class RotaryScaling:
     high: float = 4.0
     attention_factor: float | None = None
     table: tuple[float, ...] = ()
+    long_table: tuple[float, ...] = ()
     truncated: bool = True
 
     def __post_init__(self) -> None:
@@ -73,7 +79,7 @@ class RotaryScaling:
         factor = self.attention_factor
         if factor is not None and not _is_positive(factor):
             raise _not_positive("RotaryScaling.attention_factor", factor)
-        for each in self.table:
+        for each in self.table + self.long_table:
             if not _is_positive(each):
                 raise _not_positive("RotaryScaling.table", each)
         if self.kind == "llama3" and not self.low < self.high:
@@ -87,15 +93,31 @@ class RotaryScaling:
     @property
     def result_factor(self) -> float:
         """The factor of cosines and sines."""
-        if self.kind != "yarn":
+        if self.kind in ("linear", "llama3"):
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
-        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+        if self.kind == "table" or self.factor <= 1:
+            return 1.0
+        if self.kind == "yarn":
+            return 0.1 * math.log(self.factor) + 1.0
+        return math.sqrt(1.0 + math.log(self.factor) / math.log(max(self.original_length or 2, 2)))
+
+    def for_length(self, length: int) -> RotaryScaling:
+        """Returns the scaling in a context of a length: a table for ``"longrope"``, else itself.
+
+        Args:
+            length: the number of positions, or the capacity of a cache.
+        """
+        if self.kind != "longrope" or self.original_length is None:
+            return self
+        table = self.long_table if length > self.original_length else self.table
+        return RotaryScaling("table", attention_factor=self.result_factor, table=table)
 
 
 _FULL = ("factor", "original_length", "low", "high")
-_NUMBERS = {"llama3": _FULL, "yarn": _FULL}  # that a kind needs; others a factor only
+#: The numbers that a kind needs; others only a factor.
+_NUMBERS = {"llama3": _FULL, "yarn": _FULL, "longrope": _FULL[:2]}
 
 
 def _is_positive(value: object) -> bool:
@@ -126,13 +148,14 @@ def check_frequencies(size: int, base: float, scaling: RotaryScaling | None, whe
             got=f"{base!r:.80}",
             write="a base above 1, 10000.0 in most models",
         )
-    if scaling.kind == "table" and 2 * len(scaling.table) != size:
-        raise InvalidArgumentError(
-            "The table must have a number for each pair of rotated channels.",
-            where="RotaryScaling.table",
-            got=f"{len(scaling.table)} numbers for {size} rotated channels",
-            write=f"{size // 2} numbers",
-        )
+    for name in {"table": ("table",), "longrope": ("table", "long_table")}.get(scaling.kind, ()):
+        if 2 * len(getattr(scaling, name)) != size:
+            raise InvalidArgumentError(
+                "The table must have a number for each pair of rotated channels.",
+                where=f"RotaryScaling.{name}",
+                got=f"{len(getattr(scaling, name))} numbers for {size} rotated channels",
+                write=f"{size // 2} numbers",
+            )
 
 
 def rotary_frequencies(
@@ -143,7 +166,8 @@ def rotary_frequencies(
     Args:
         size: the number of rotated channels; even.
         base: the base of the geometric series of frequencies (theta).
-        scaling: for sequences longer than in training.
+        scaling: for sequences longer than in training; ``"longrope"`` has the frequencies of short
+            ones, see `RotaryScaling.for_length`.
 
     Returns:
         ``[size / 2]`` of float64, in numpy: they are constants of a program.
@@ -165,7 +189,7 @@ def rotary_frequencies(
         return plain
     if scaling.kind == "linear":
         return plain / scaling.factor
-    if scaling.kind == "table":
+    if scaling.kind in ("table", "longrope"):
         return plain / np.asarray(scaling.table, np.float64)
     assert scaling.original_length is not None  # checked at construction
     turns = scaling.original_length * plain / (2 * math.pi)  # in a sequence of the training
@@ -192,11 +216,11 @@ def _yarn_ramp(size: int, base: float, scaling: RotaryScaling) -> np.ndarray:
 
 
 def rotary_angles(
-    positions: Array | None, frequencies: np.ndarray, factor: float = 1.0
+    positions: Array | None, frequencies: Array, factor: float = 1.0
 ) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines for `rotate`, float32 ``[..., size / 2]``, times ``factor``."""
     # In float32 the angle itself rounds at long distances, as in the training of the models.
-    angles = jnp.asarray(positions, jnp.float32)[..., None] * np.float32(frequencies)
+    angles = jnp.asarray(positions, jnp.float32)[..., None] * frequencies.astype(np.float32)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
