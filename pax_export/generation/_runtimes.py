@@ -231,6 +231,10 @@ def _job(
             write=f"max_length={most}, or dataclasses.replace(lm.config, max_positions={room}) "
             "with a rotary_scaling for it",
         )
+    scaling = lm.config.rotary_scaling
+    if runtime.name == "transformers" and scaling is not None and scaling.kind == "longrope":
+        # Its texts begin with the frequencies of short ones, and change when they become long.
+        room = min(room, scaling.original_length or room)
     return Job(lm, _tokenizer(tokenizer, lm, where), room, where)
 
 
@@ -397,8 +401,7 @@ def prove_continuations(
         theirs = runtime.run(job, place, calls, seconds)
     else:
         theirs = run_runtime(runtime, place, calls, seconds)
-    if runtime.name != "transformers":  # which asks for the length of a text, as a call does
-        job = replace(job, lm=job.in_context())
+    job = replace(job, lm=job.in_context())
     return compare_tokens(runtime.title, job, prompts, theirs, steps)
 
 

@@ -107,7 +107,7 @@ _BIASES = ("attention_bias", "mlp_bias", "qkv_bias")
 
 def _family_keys(
     sizes: str, eps: float, tied: bool, *, eps_name: str = "rms_norm_eps",
-    fixed: dict[str, tuple] | None = None, **others: object,
+    fixed: dict[str, tuple] | None = None, ignored: str = "", **others: object,
 ) -> Keys:  # fmt: skip
     """The keys of a family of Llama's kind; `sizes` are the first defaults."""
     names = (
@@ -119,7 +119,7 @@ def _family_keys(
     defaults |= {"original_max_position_embeddings": None, **_ROPE, **others}
     unread = {name for name in _BIASES if name not in defaults}
     unfixed = {name: allowed for name, allowed in _FIXED.items() if name not in defaults}
-    return Keys(defaults, unfixed | (fixed or {}), _IGNORED | unread)
+    return Keys(defaults, unfixed | (fixed or {}), _IGNORED | unread | {*ignored.split()})
 
 
 _QWEN: dict[str, Any] = {
@@ -176,9 +176,10 @@ HF = {
     "phi3": _family_keys(
         "32064 3072 8192 32 32 - - 4096", 1e-5, False, hidden_act="silu", sliding_window=None,
         original_max_position_embeddings=4096, partial_rotary_factor=1.0,
+        fixed={"lm_head_bias": (False,), "full_attn_mod": (1,), "interpolate_factor": (1,)},
     ),
     "smollm3": _family_keys(
-        "128256 2048 11008 36 16 4 - 32768", 1e-6, True,
+        "128256 2048 11008 36 16 4 - 32768", 1e-6, True, ignored="max_window_layers",
         hidden_act="silu", attention_bias=False, mlp_bias=False, rope_theta=2_000_000.0,
         no_rope_layers=None, no_rope_layer_interval=4, layer_types=None, use_sliding_window=False,
         sliding_window=None,
@@ -193,6 +194,9 @@ HF = {
     ),
     "starcoder2": _family_keys(
         "49152 3072 12288 30 24 2 - 4096", 1e-5, True, eps_name="norm_epsilon",
+        fixed={"norm_type": ("layer_norm",), "mlp_type": ("default",)},
+        ignored="activation_function layer_norm_epsilon scale_attn_weights "
+        "attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
         hidden_act="gelu_pytorch_tanh", sliding_window=None, use_bias=True,
     ),
     "gpt2": Keys(

@@ -20,7 +20,10 @@ _NAMES = {
     "transformer.ln_f": "output_norm", "ln_1": "attn_norm", "ln_2": "ffn_norm",
     "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up",
 }  # fmt: skip
+#: With neighboring rotary pairs.
+_PAIRED = ("llama", "smollm3", "granite")
 _NORMS_AFTER = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -54,7 +57,7 @@ def write_gguf(
 def tensors(config: dict[str, Any], weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The tensors of the file by their names."""
     family = config["model_type"]
-    names = _NAMES | (_NORMS_AFTER if family in ("gemma2", "gemma3_text") else {})
+    names = _NAMES | (_NORMS_AFTER if family in ("gemma2", "gemma3_text", "olmo2") else {})
     found = {}
     for name, array in weights.items():
         stem, kind = name.rsplit(".", 1)
@@ -63,7 +66,7 @@ def tensors(config: dict[str, Any], weights: dict[str, np.ndarray]) -> dict[str,
             if stem.startswith(prefix):
                 number, rest = stem.removeprefix(prefix).split(".", 1)
                 start = f"blk.{number}."
-        if family == "llama" and rest in ("self_attn.q_proj", "self_attn.k_proj"):
+        if family in _PAIRED and rest in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = config["num_attention_heads" if "q_proj" in rest else "num_key_value_heads"]
             halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
             array = halves.swapaxes(1, 2).reshape(array.shape)
@@ -90,14 +93,22 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": config["head_dim"],
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.freq_base": config["rope_theta"],
     }
     own = {
         "attention.sliding_window": "sliding_window",
         "attn_logit_softcapping": "attn_logit_softcapping",
         "final_logit_softcapping": "final_logit_softcapping",
+        "embedding_scale": "embedding_multiplier",
+        "logit_scale": "logits_scaling",
+        "attention.scale": "attention_multiplier",
+        "residual_scale": "residual_multiplier",
+        "attention.layer_norm_epsilon": "norm_epsilon",
+        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+        "rope.scaling.original_context_length": "original_max_position_embeddings",
     }
+    if "partial_rotary_factor" in config:
+        found["rope.dimension_count"] = int(config["head_dim"] * config["partial_rotary_factor"])
     return found | {key: config[name] for key, name in own.items() if name in config}
 
 

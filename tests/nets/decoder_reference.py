@@ -24,6 +24,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 16,
 }  # fmt: skip
 _YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LONGROPE = {"type": "longrope", "short_factor": [1.1, 1.5], "long_factor": [2.0, 5.5]}
 _GEMMA = {
     **LLAMA,
     "tie_word_embeddings": True,
@@ -47,11 +48,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_GEMMA2, "model_type": "gemma3_text", "num_hidden_layers": 4, "sliding_window_pattern": 3,
         "rope_local_base_freq": 50.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
+    "phi3": {
+        **LLAMA, "model_type": "phi3", "partial_rotary_factor": 0.5, "sliding_window": 3,
+    },
+    "phi4": {
+        **LLAMA, "model_type": "phi3", "hidden_size": 24, "num_attention_heads": 3,
+        "num_key_value_heads": 1, "head_dim": 8, "partial_rotary_factor": 0.5,
+        "tie_word_embeddings": True, "max_position_embeddings": 256,
+        "original_max_position_embeddings": 64, "rope_scaling": LONGROPE,
+    },
+    "smollm3": {
+        **LLAMA, "model_type": "smollm3", "num_hidden_layers": 5, "tie_word_embeddings": True,
+    },
+    "granite": {
+        **LLAMA, "model_type": "granite", "embedding_multiplier": 3.0, "logits_scaling": 0.5,
+        "attention_multiplier": 0.7, "residual_multiplier": 0.6, "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "olmo2": {**LLAMA, "model_type": "olmo2"},
+    "starcoder2": {
+        **LLAMA, "model_type": "starcoder2", "sliding_window": 3, "norm_epsilon": 1e-5,
+        "hidden_act": "gelu_pytorch_tanh", "use_bias": True, "norm_type": "layer_norm",
+    },
     "gpt2": {
         "model_type": "gpt2", "vocab_size": 31, "n_embd": 12, "n_layer": 2, "n_head": 3,
         "n_positions": 16, "layer_norm_epsilon": 1e-5,
     },
 }  # fmt: skip
+del CONFIGS["starcoder2"]["rms_norm_eps"]
 
 
 def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
@@ -74,13 +98,23 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
         "mlp.up_proj": (config["intermediate_size"], dim),
         "mlp.down_proj": (dim, config["intermediate_size"]),
     }
+    if family == "phi3":
+        qkv, gate_up = list(outs)[:3], list(outs)[4:6]
+        outs["self_attn.qkv_proj"] = (sum(outs.pop(name)[0] for name in qkv), dim)
+        outs["mlp.gate_up_proj"] = (sum(outs.pop(name)[0] for name in gate_up), dim)
+    if family == "starcoder2":
+        outs["mlp.c_fc"], outs["mlp.c_proj"] = outs.pop("mlp.up_proj"), outs.pop("mlp.down_proj")
+        del outs["mlp.gate_proj"]
+    has_bias = config.get("use_bias", False)
     biased = {
-        "self_attn": config.get("attention_bias", False),
-        "mlp": config.get("mlp_bias", False),
+        "self_attn": config.get("attention_bias", has_bias),
+        "mlp": config.get("mlp_bias", has_bias),
     }
     norms = ["input_layernorm", "post_attention_layernorm"]
     if family in ("gemma2", "gemma3_text"):
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    if family == "olmo2":
+        norms = ["post_attention_layernorm", "post_feedforward_layernorm"]
     found = {"model.embed_tokens.weight": made(config["vocab_size"], dim) * 2}
     for i in range(config["num_hidden_layers"]):
         at = f"model.layers.{i}."
@@ -91,10 +125,15 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
                 found[f"{at}{name}.bias"] = made(shape[0])
         for name in norms:
             found[f"{at}{name}.weight"] = made(dim) + 1
-        if family in ("qwen3", "gemma3_text"):
-            found[f"{at}self_attn.q_norm.weight"] = made(size) + 1
-            found[f"{at}self_attn.k_norm.weight"] = made(size) + 1
+            if family == "starcoder2":
+                found[f"{at}{name}.bias"] = made(dim)
+        if family in ("qwen3", "gemma3_text", "olmo2"):
+            for name in ("q", "k"):
+                width = outs[f"self_attn.{name}_proj"][0] if family == "olmo2" else size
+                found[f"{at}self_attn.{name}_norm.weight"] = made(width) + 1
     found["model.norm.weight"] = made(dim) + 1
+    if family == "starcoder2":
+        found["model.norm.bias"] = made(dim)
     if not config["tie_word_embeddings"]:
         found["lm_head.weight"] = made(config["vocab_size"], dim)
     return found
@@ -151,11 +190,16 @@ def logits(config: dict[str, Any], weights: dict[str, np.ndarray], tokens: Any) 
 def _llama(config: dict[str, Any], w: dict[str, np.ndarray], tokens: Any) -> np.ndarray:
     family, size = config["model_type"], config["head_dim"]
     is_gemma = family.startswith("gemma")
+    eps = config["norm_epsilon" if family == "starcoder2" else "rms_norm_eps"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
-        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"])
-        return x * (w[name + ".weight"] + (1 if is_gemma else 0))
+        if family == "starcoder2":
+            x = x - x.mean(-1, keepdims=True)
+        if f"{name}.weight" not in w:  # OLMo 2 has none before a block
+            return x
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+        return x * (w[name + ".weight"] + (1 if is_gemma else 0)) + w.get(f"{name}.bias", 0)
 
     def dense(x: np.ndarray, name: str) -> np.ndarray:
         return x @ w[name + ".weight"].T + w.get(name + ".bias", 0)
@@ -163,38 +207,53 @@ def _llama(config: dict[str, Any], w: dict[str, np.ndarray], tokens: Any) -> np.
     h = w["model.embed_tokens.weight"][tokens]
     if is_gemma:
         h = h * math.sqrt(config["hidden_size"])
+    h = h * config.get("embedding_multiplier", 1.0)
+    residual = config.get("residual_multiplier", 1.0)
     for i in range(config["num_hidden_layers"]):
         at = f"model.layers.{i}."
         window = _window(config, i)
         is_local = family == "gemma3_text" and window is not None
         x = norm(h, at + "input_layernorm")
-        q = dense(x, at + "self_attn.q_proj").reshape(-1, heads, size)
-        k = dense(x, at + "self_attn.k_proj").reshape(-1, kv_heads, size)
-        v = dense(x, at + "self_attn.v_proj").reshape(-1, kv_heads, size)
+        if family == "phi3":
+            ends = heads * size, (heads + kv_heads) * size
+            q, k, v = np.split(dense(x, at + "self_attn.qkv_proj"), ends, -1)
+        else:
+            q, k, v = (dense(x, f"{at}self_attn.{each}_proj") for each in "qkv")
+        if family == "olmo2":
+            q, k = norm(q, at + "self_attn.q_norm"), norm(k, at + "self_attn.k_norm")
+        q = q.reshape(-1, heads, size)
+        k, v = k.reshape(-1, kv_heads, size), v.reshape(-1, kv_heads, size)
         if family in ("qwen3", "gemma3_text"):
             q, k = norm(q, at + "self_attn.q_norm"), norm(k, at + "self_attn.k_norm")
-        q, k = _turned(config, q, is_local), _turned(config, k, is_local)
-        scale = size**-0.5
+        if family != "smollm3" or (i + 1) % 4 != 0:
+            q, k = _turned(config, q, is_local), _turned(config, k, is_local)
+        scale = config.get("attention_multiplier", size**-0.5)
         if family in ("gemma2", "gemma3_text"):
             scale = config["query_pre_attn_scalar"] ** -0.5
         cap = config.get("attn_logit_softcapping")
         out = _attention(q, k, v, scale, window, cap).reshape(len(tokens), -1)
         out = dense(out, at + "self_attn.o_proj")
-        if family in ("gemma2", "gemma3_text"):
+        if family in ("gemma2", "gemma3_text", "olmo2"):
             h = h + norm(out, at + "post_attention_layernorm")
             x = norm(h, at + "pre_feedforward_layernorm")
         else:
-            h = h + out
+            h = h + out * residual
             x = norm(h, at + "post_attention_layernorm")
-        gate = dense(x, at + "mlp.gate_proj")
-        gate = _gelu_tanh(gate) if is_gemma else gate / (1 + np.exp(-gate))
-        out = dense(gate * dense(x, at + "mlp.up_proj"), at + "mlp.down_proj")
-        if family in ("gemma2", "gemma3_text"):
+        if family == "starcoder2":
+            out = dense(_gelu_tanh(dense(x, at + "mlp.c_fc")), at + "mlp.c_proj")
+        else:
+            if family == "phi3":
+                gate, up = np.split(dense(x, at + "mlp.gate_up_proj"), 2, -1)
+            else:
+                gate, up = dense(x, at + "mlp.gate_proj"), dense(x, at + "mlp.up_proj")
+            gate = _gelu_tanh(gate) if is_gemma else gate / (1 + np.exp(-gate))
+            out = dense(gate * up, at + "mlp.down_proj")
+        if family in ("gemma2", "gemma3_text", "olmo2"):
             out = norm(out, at + "post_feedforward_layernorm")
-        h = h + out
+        h = h + out * residual
     h = norm(h, "model.norm")
     head = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
-    found = h @ w[head + ".weight"].T
+    found = h @ w[head + ".weight"].T / config.get("logits_scaling", 1.0)
     cap = config.get("final_logit_softcapping")
     return found if cap is None else cap * np.tanh(found / cap)
 
@@ -203,6 +262,8 @@ def _window(config: dict[str, Any], layer: int) -> int | None:
     family = config["model_type"]
     local = {
         "mistral": True,
+        "phi3": "sliding_window" in config,
+        "starcoder2": "sliding_window" in config,
         "gemma2": layer % 2 == 0,
         "gemma3_text": (layer + 1) % config.get("sliding_window_pattern", 6) != 0,
     }
@@ -214,8 +275,8 @@ def _turned(config: dict[str, Any], x: np.ndarray, is_local: bool) -> np.ndarray
     base = config["rope_local_base_freq"] if is_local else config["rope_theta"]
     scaling = {} if is_local else config.get("rope_scaling", {})
     kind = scaling.get("rope_type", scaling.get("type"))
-    half = x.shape[-1] // 2
-    found = np.empty_like(x)
+    half = int(x.shape[-1] * config.get("partial_rotary_factor", 1.0)) // 2
+    found = x.copy()
     for j in range(half):
         frequency, factor = base ** (-j / half), 1.0
         if kind == "linear":
@@ -239,6 +300,11 @@ def _turned(config: dict[str, Any], x: np.ndarray, is_local: bool) -> np.ndarray
             slow = min(max((j - first) / (last - first), 0), 1)
             frequency = frequency / scaling["factor"] * slow + frequency * (1 - slow)
             factor = 0.1 * math.log(scaling["factor"]) + 1
+        if kind == "longrope":
+            old = config["original_max_position_embeddings"]
+            frequency /= scaling["long_factor" if len(x) > old else "short_factor"][j]
+            ratio = config["max_position_embeddings"] / old
+            factor = math.sqrt(1 + math.log(ratio) / math.log(old))
         for position in range(len(x)):
             cos, sin = math.cos(position * frequency), math.sin(position * frequency)
             a, b = x[position, :, j], x[position, :, j + half]

@@ -60,10 +60,14 @@ _KNOWN = {"query_pre_attn_scalar": 4.0, "rope_local_base_freq": 10000.0}
 _PLAIN = {"rope_scaling": {}, "sliding_window_pattern": 6, **_KNOWN}
 GGUF = {
     name: {**reference.CONFIGS[name], **_PLAIN}
-    for name in ("smollm2", "llama with biases", "qwen2", "qwen3", "gemma2", "gpt2")
-}
+    for name in (
+        "smollm2", "llama with biases", "qwen2", "qwen3", "gemma2", "phi3", "smollm3", "granite",
+        "olmo2", "starcoder2", "gpt2",
+    )
+}  # fmt: skip
 GGUF["gemma3"] = {**reference.CONFIGS["gemma3"], **_PLAIN, "num_hidden_layers": 7}
-GGUF["llama with biases"]["mlp_bias"] = False
+for name in ("phi3", "starcoder2"):  # which have no windows in llama.cpp
+    del GGUF[name]["sliding_window"]
 
 
 @pytest.mark.parametrize("family", list(GGUF))
@@ -173,7 +177,16 @@ def test_hostile_configurations_are_taken_or_refused(tmp_path):
         ({"rope_scaling": "linear"}, "config.json: rope_scaling", "'linear'"),
         ({"rope_scaling": {"type": "yarn", "factor": "8"}}, "config.json: rope_scaling: factor",
          "'8'"),
-        ({"rope_scaling": {"type": "longrope"}}, "config.json: rope_scaling", "'longrope'"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1]}}, "config.json: rope_scaling",
+         "no 'long_factor' among"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": 2, "long_factor": [1.0]}},
+         "config.json: rope_scaling: short_factor", "2"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1, 2], "long_factor": [1]}},
+         "RotaryScaling.long_table", "1 numbers for 4 rotated channels"),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.8},
+         "config.json: partial_rotary_factor", "0.8"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "config.json: no_rope_layers", "[1]"),
+        ({"model_type": "granite", "logits_scaling": 0}, "config.json: logits_scaling", "0"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RotaryScaling.kind", "'dynamic'"),
         ({"tie_word_embeddings": "false"}, "config.json: tie_word_embeddings", "'false'"),
         ({"model_type": "qwen3", "layer_types": FULL}, "config.json: layer_types", f"'{FULL}'"),

@@ -17,7 +17,7 @@ import transformers
 from safetensors.numpy import save_file
 
 import pax_export as pax
-from pax_export.nets import Decoder, DecoderConfig, LayerKind
+from pax_export.nets import Decoder, DecoderConfig
 from pax_export.nets._decoder_keys import GEMMA3, HF
 from tests.closeness import assert_close
 from tests.nets import decoder_recorded as recorded
@@ -32,6 +32,11 @@ CLASSES = {
     "gemma": (transformers.GemmaConfig, transformers.GemmaForCausalLM),
     "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
     "gemma3_text": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+    "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
+    "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
+    "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
+    "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+    "starcoder2": (transformers.Starcoder2Config, transformers.Starcoder2ForCausalLM),
     "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
 }
 _SIZES = {
@@ -48,6 +53,14 @@ BASES: dict[str, dict[str, Any]] = {
     "gemma": _SIZES,
     "gemma2": {**_SIZES, "sliding_window": 5},
     "gemma3_text": {**_SIZES, "sliding_window": 5, "sliding_window_pattern": 2},
+    "phi3": {**_SIZES, "hidden_size": 32, "sliding_window": 5},
+    "smollm3": {**_SIZES, "num_hidden_layers": 5, "use_sliding_window": True, "sliding_window": 5},
+    "granite": {
+        **_SIZES, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "logits_scaling": 7.0,
+        "residual_multiplier": 0.3,
+    },
+    "olmo2": _SIZES,
+    "starcoder2": {**_SIZES, "sliding_window": 5},
     "gpt2": {
         "vocab_size": 48, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 32,
         "bos_token_id": 0, "eos_token_id": 0,
@@ -137,6 +150,10 @@ _LLAMA3 = {
     "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }  # fmt: skip
+_LONG = {
+    "rope_type": "longrope", "short_factor": [1.1, 1.2, 1.3, 1.4], "long_factor": [2, 3, 4, 5],
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
 _SCALINGS: list[Any] = [
     {"type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 2.0}, {"type": "linear"},
     {"rope_type": "linear", "factor": 2.0, "type": "yarn", "mscale": 0.3},
@@ -156,6 +173,11 @@ _SCALINGS: list[Any] = [
     {**_YARN, "original_max_position_embeddings": 10**6}, {**_YARN, "finetuned": True},
     {"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "proportional", "factor": 2.0},
     {"rope_type": "longrope", "short_factor": [1.1] * 4, "long_factor": [2.0] * 4},
+    {"type": "longrope", "short_factor": [1, 2, 3, 4], "long_factor": [2.0, 3.0, 4.5, 7.5]},
+    {**_LONG, "factor": 3.0}, {**_LONG, "attention_factor": 1.7}, {**_LONG, "type": "su"},
+    {**_LONG, "original_max_position_embeddings": 40}, {**_LONG, "long_factor": [1.0]},
+    {**_LONG, "short_factor": None}, {"partial_rotary_factor": 0.5},
+    {**_LONG, "short_factor": [1.5], "long_factor": [2.5], "partial_rotary_factor": 0.25},
     {"full_attention": {"rope_type": "linear", "factor": 2.0}},
     {"full_attention": {"rope_type": "linear", "factor": 2.0}, "sliding_attention": None},
     {"full_attention": {**_YARN, "truncate": False}},
@@ -183,8 +205,11 @@ _BESIDES: dict[str, list[Any]] = {
     "query_pre_attn_scalar": [5], "embedding_multiplier": [2.0], "logits_scaling": [2.0],
     "attention_multiplier": [0.1], "residual_multiplier": [0.5],
     "tie_word_embeddings": [True, False], "quantization_config": [{"quant_method": "other"}],
+    "no_rope_layer_interval": [1, 2], "use_bias": [False], "norm_epsilon": [0.1],
+    "norm_type": ["rms_norm", "layer_norm"], "mlp_type": ["default"], "clip_qkv": [1.0],
+    "lm_head_bias": [False, True], "full_attn_mod": [1, 2], "interpolate_factor": [1, 2],
     "per_layer_config": [{"0": {"head_dim": 4}}],
-    "num_experts": [4], "no_rope_layers": [[1, 0, 1]], "pretraining_tp": [2], "use_mrope": [True],
+    "num_experts": [4], "no_rope_layers": [[1, 0, 1], [0, 1, 1, 0, 0, 1]], "pretraining_tp": [2], "use_mrope": [True],
     "pruned_heads": [{"0": [1]}], "hidden_size": [12], "num_attention_heads": [2], "n_inner": [10],
     "n_ctx": [8], "use_cache": [False], "temperature": [0.5], "auto_map": [{"AutoModel": "a.b"}],
     "reorder_and_upcast_attn": [True], "scale_attn_by_inverse_layer_idx": [True],
@@ -246,6 +271,28 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with biases": ("llama", {**_SIZES, "attention_bias": True, "mlp_bias": True}),
     "qwen2 with yarn": ("qwen2", {**_SIZES, "rope_scaling": {**_YARN, "mscale": 0.7}}),
     "mistral without a window": ("mistral", {**_SIZES, "sliding_window": None}),
+    "phi3 with a part of each head": ("phi3", {
+        **_SIZES, "head_dim": 6, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
+    }),
+    "phi3 with short longrope": (
+        "phi3", {**BASES["phi3"], "rope_scaling": _LONG, "original_max_position_embeddings": 28}
+    ),
+    "phi3 with long longrope": (
+        "phi3", {**BASES["phi3"], "rope_scaling": _LONG, "original_max_position_embeddings": 16}
+    ),
+    "smollm3 with biases": ("smollm3", {
+        **_SIZES, "attention_bias": True, "mlp_bias": True, "no_rope_layers": [0, 1, 0],
+        "tie_word_embeddings": False, "rope_scaling": _YARN,
+    }),
+    "granite with biases": (
+        "granite", {**BASES["granite"], "attention_bias": True, "mlp_bias": True, "head_dim": 6}
+    ),
+    "olmo2 with one key head": (
+        "olmo2", {**_SIZES, "num_key_value_heads": 1, "attention_bias": True, "head_dim": 6}
+    ),
+    "starcoder2 without biases": (
+        "starcoder2", {**_SIZES, "use_bias": False, "tie_word_embeddings": False}
+    ),
 }
 
 
@@ -298,38 +345,17 @@ def test_the_head_in_the_file_counts_as_in_transformers(family, tmp_path):
 # --- a configuration by hand ------------------------------------------------------------------
 
 
-def test_smollm3_by_hand_is_that_of_transformers(tmp_path):
-    """Each fourth of its layers turns nothing."""
-    same = {**_SIZES, "head_dim": 6, "num_hidden_layers": 4, "tie_word_embeddings": True}
-    own = transformers.SmolLM3Config(**{**same, "pad_token_id": 0, "no_rope_layers": [1, 1, 1, 0]})
-    model = drawn(transformers.SmolLM3ForCausalLM, own)
+def test_seed_oss_is_refused_by_its_keys_and_read_by_hand_without_them(tmp_path):
+    own = transformers.SeedOssConfig(**{**_SIZES, "head_dim": 6}, attention_out_bias=True)
+    model = drawn(transformers.SeedOssForCausalLM, own)
     model.save_pretrained(tmp_path)
-    with pytest.raises(pax.errors.InvalidArgumentError) as raised:
-        Decoder.from_pretrained(tmp_path)
-    assert "got: 'smollm3', with unknown keys no_rope_layer" in str(raised.value)
-    config = dataclasses.replace(
-        DecoderConfig.from_hf({"model_type": "llama", **same}),
-        kinds=(LayerKind(), LayerKind(), LayerKind(), LayerKind(rotary_base=0.0)),
-    )
-    lm = Decoder.from_pretrained(tmp_path, config=config)
-    assert_close(lm(TOKENS), logits_of(model), rtol=2e-5)
-
-
-def test_granite_is_refused_by_its_keys_and_read_by_hand_without_them(tmp_path):
-    own = transformers.GraniteConfig(
-        **{**_SIZES, "head_dim": 6}, embedding_multiplier=3.0, attention_multiplier=0.2
-    )
-    model = drawn(transformers.GraniteForCausalLM, own)
-    model.save_pretrained(tmp_path)
-    relabeled = {**own.to_dict(), "model_type": "llama"}
-    for config in (own.to_dict(), relabeled):
+    for config in (own.to_dict(), {**own.to_dict(), "model_type": "llama"}):
         with pytest.raises(pax.errors.InvalidArgumentError) as raised:
             DecoderConfig.from_hf(config)
-        for key in ("embedding", "logits_scaling", "residual", "attention_multiplier"):
-            assert key in str(raised.value)
+        assert "attention_out_bias" in str(raised.value)
     config = DecoderConfig.llama(
         vocab_size=48, dim=24, num_layers=3, num_heads=4, num_kv_heads=2, hidden_dim=20,
-        rotary_base=100.0, norm_eps=1e-6, embed_scale=3.0, attention_scale=0.2,
+        rotary_base=100.0, norm_eps=1e-6, projection_bias=True, output_bias=True,
     )  # fmt: skip
     assert_close(Decoder.from_pretrained(tmp_path, config=config)(TOKENS), logits_of(model), 2e-5)
 
