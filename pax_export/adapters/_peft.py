@@ -128,15 +128,25 @@ def rename_path(path: str, rename: Mapping[str, str]) -> str:
         >>> rename_path("layers.3.attention.query", {"layers.*.attention": "model.h.*.attn"})
         'model.h.3.attn.query'
     """
+    pattern = pattern_of(path, rename)
+    if pattern is None:
+        return path
+    parts, wanted = path.split("."), pattern.split(".")
+    stars = iter([p for w, p in zip(wanted, parts) if w == "*"])
+    new = [next(stars, "*") if part == "*" else part for part in rename[pattern].split(".")]
+    return ".".join([part for part in new + parts[len(wanted) :] if part])
+
+
+def pattern_of(path: str, rename: Mapping[str, str]) -> str | None:
+    """Returns the longest pattern that matches the path of a module or its beginning, or None."""
     parts = path.split(".")
-    for pattern, other in sorted(rename.items(), key=lambda item: -len(item[0].split("."))):
-        wanted = pattern.split(".")
-        begin = parts[: len(wanted)]
-        if len(begin) == len(wanted) and all(w in ("*", p) for w, p in zip(wanted, begin)):
-            stars = iter([p for w, p in zip(wanted, begin) if w == "*"])
-            new = [next(stars, "*") if part == "*" else part for part in other.split(".")]
-            return ".".join([part for part in new + parts[len(wanted) :] if part])
-    return path
+
+    def matches(wanted: list[str]) -> bool:
+        fits = all(w in ("*", p) for w, p in zip(wanted, parts))
+        return len(wanted) <= len(parts) and fits
+
+    found = [each for each in rename if matches(each.split("."))]
+    return max(found, key=lambda each: len(each.split(".")), default=None)
 
 
 # --- adapter_config.json ------------------------------------------------------------

@@ -15,6 +15,7 @@ from pax_export.adapters import _kinds as kinds
 from pax_export.adapters import _peft as peft
 from pax_export.adapters._lora import LoRA
 from pax_export.core import join_path, named_leaves, named_modules, near_names
+from pax_export.nn import Linear
 from pax_export.weights import LoadReport, describe_array, mismatch_error
 
 #: The name that PEFT gives to a wrapped layer.
@@ -56,7 +57,11 @@ class Reading:
 
     def __init__(self, net: PyTree, rename: Mapping[str, str], arrays: Mapping[str, np.ndarray]):
         self._modules = dict(named_modules(net))
-        self._paths = {peft.rename_path(path, rename): path for path in self._modules}
+        # Several paths for one of the file: its outputs are theirs, in the order of `rename`.
+        order = {pattern: at for at, pattern in enumerate(rename)}
+        self._paths: dict[str, list[str]] = {}
+        for path in sorted(self._modules, key=lambda x: order.get(peft.pattern_of(x, rename), -1)):
+            self._paths.setdefault(peft.rename_path(path, rename), []).append(path)
         self.adapters: dict[str, FoundAdapter] = {}
         self.trained: list[str] = []
         self._whole: dict[str, np.ndarray] = {}
@@ -73,21 +78,31 @@ class Reading:
 
     def _take_adapter(self, stem: str, array: np.ndarray) -> bool:
         own, suffix = _split_name(stem)
-        path = self._paths.get(own)
-        if path is None or not kinds.is_adaptable(self._modules[path]):
-            return False
-        if suffix not in (*peft.array_suffixes(self._modules[path]), peft.MAGNITUDE):
-            return False
-        self.adapters.setdefault(path, FoundAdapter(own)).arrays[suffix] = array
-        return True
+        paths = self._paths.get(own, [])
+        layers = [self._modules[path] for path in paths]
+        is_fused = len(paths) > 1
+        for layer in layers:
+            if not kinds.is_adaptable(layer) or (is_fused and not isinstance(layer, Linear)):
+                return False
+            if suffix not in (*peft.array_suffixes(layer), peft.MAGNITUDE):
+                return False
+        parts = [array] * len(paths)
+        axis = -1 if suffix == peft.MAGNITUDE else -2
+        has_outputs = suffix != "lora_A.weight" and array.ndim >= -axis
+        if is_fused and has_outputs:
+            parts = np.split(array, np.cumsum([layer.out_dim for layer in layers[:-1]]), axis)
+        for path, part in zip(paths, parts):
+            self.adapters.setdefault(path, FoundAdapter(own)).arrays[suffix] = part
+        return bool(paths)
 
     def _take_whole(self, name: str, stem: str, array: np.ndarray) -> bool:
         parts = stem.replace(_AROUND, "").split(".")
         for count in reversed(range(len(parts))):
-            path, leaf = self._paths.get(".".join(parts[:count])), ".".join(parts[count:])
-            own = None if path is None else dict(own_leaves(self._modules[path])).get(leaf)
-            if path is None or own is None:
+            paths, leaf = self._paths.get(".".join(parts[:count]), []), ".".join(parts[count:])
+            own = dict(own_leaves(self._modules[paths[0]])).get(leaf) if len(paths) == 1 else None
+            if own is None:
                 continue
+            path = paths[0]
             turned = peft.whole_from_torch(self._modules[path], leaf, array)
             if turned.shape == own.shape:
                 self._loaded.append(name)

@@ -96,6 +96,13 @@ def save(
             leaves = {join_path(path, leaf_name): leaf for leaf_name, leaf in named_leaves(adapter)}
             require_values(leaves, "adapters.save")
             own = peft.rename_path(path, rename)
+            if own in saved:
+                raise InvalidArgumentError(
+                    "Adapters of several layers cannot be saved as those of one.",
+                    where="adapters.save(rename=)",
+                    got=f"{path} and another layer as {own!r}",
+                    write="rename= with a path for each layer, or adapters.merge(net) and the net",
+                )
             saved[own] = adapter
             for suffix, array in peft.to_peft(layer, adapter).items():
                 arrays[peft.full_name(own, suffix)] = array
@@ -180,7 +187,9 @@ def load(
         net: the net they were trained for, with or without adapters of other names.
         folder: a folder written by `save` or PEFT, with LoRA or DoRA in safetensors.
         name: the name of the loaded adapters.
-        rename: from paths of the net to paths of the file, as in `save`.
+        rename: from paths of the net to paths of the file, as in `save`.  Several dense layers
+            may have the same path in the file: the outputs of a fused layer are split among them,
+            in the order of this mapping.
         key: the random key of dropout; drawn from the global stream by default.
 
     Returns:

@@ -33,8 +33,10 @@ from pax_export.nets import Decoder, generation_config, hf_config, read_placed
 
 #: Where transformers.js looks for it.
 _MODEL = "onnx/model.onnx"
-#: onnxruntime-genai's name for model types with one cache array per layer, as all of ours are.
-_KINDS = {"gemma3": "gemma3_text", "gpt2": "llama"}
+#: onnxruntime-genai's name for model types with one cache array per layer, as all of ours are;
+#: that for Phi-3 fills its cache anew after 4,096 tokens.
+_AS_LLAMA = ("gpt2", "phi3", "smollm3", "granite", "olmo2", "starcoder2")
+_KINDS = {"gemma3": "gemma3_text", **dict.fromkeys(_AS_LLAMA, "llama")}
 
 
 def _read_logits(

@@ -29,7 +29,7 @@ _LLAMA = {
     "layers.*.dense.up": "model.layers.*.mlp.up_proj",
 }
 _TARGETS = ["q_proj", "v_proj", "o_proj", "up_proj"]
-FAMILIES = ["llama", "gemma3_text"]
+FAMILIES = ["llama", "gemma3_text", "olmo2"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "rslora": {"use_rslora": True},
@@ -75,6 +75,39 @@ def test_adapters_of_peft_give_its_logits(options, family, tmp_path):
     assert_close(tuned(TOKENS), expected, rtol=3e-5)
     assert_close(adapters.merge(tuned)(TOKENS), expected, rtol=1e-4)
     assert_close(adapters.pad_ranks(tuned).scanned()(TOKENS), expected, rtol=1e-4)
+
+
+_PHI3 = {
+    **{f"layers.*.attention.{each}": "model.layers.*.self_attn.qkv_proj"
+       for each in ("query", "key", "value")},
+    **{f"layers.*.dense.{each}": "model.layers.*.mlp.gate_up_proj" for each in ("gate", "up")},
+    "layers.*.attention.output": "model.layers.*.self_attn.o_proj",
+}  # fmt: skip
+_STARCODER2 = {**_LLAMA, "layers.*.dense.up": "model.layers.*.mlp.c_fc"}
+
+
+@pytest.mark.parametrize("options", ["plain", "rslora", "dora"])
+@pytest.mark.parametrize(
+    ("family", "rename", "targets"),
+    [
+        ("phi3", _PHI3, ["qkv_proj", "gate_up_proj", "o_proj"]),
+        ("starcoder2", _STARCODER2, ["q_proj", "v_proj", "o_proj", "c_fc"]),
+    ],
+    ids=["phi3", "starcoder2"],
+)
+def test_adapters_of_other_projections_give_the_logits_of_peft(
+    family, rename, targets, options, tmp_path
+):
+    """Those of Phi-3 are fused: the outputs of an adapter belong to several layers."""
+    model, lm = loaded(tmp_path / "base", family)
+    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules=targets, **OPTIONS[options])
+    model = moved(peft.get_peft_model(model, config)).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    tuned = adapters.load(lm, tmp_path / "adapter", rename=rename)
+    expected = logits_of(model)
+    assert np.abs(expected - np.asarray(lm(TOKENS))).max() > 0.1
+    assert_close(tuned(TOKENS), expected, rtol=3e-5)
+    assert_close(adapters.merge(tuned).scanned()(TOKENS), expected, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of peft: about tied layers, and keys

@@ -13,7 +13,6 @@ from tests.nets import decoder_reference as reference
 
 #: What the tiny nets have, and llama.cpp has not, and what they have instead.
 _CHANGES: dict[str, dict[str, object]] = {
-    "llama with biases": {"mlp_bias": False},
     "mistral": {"sliding_window": None},
     "qwen2": {"head_dim": 2},
     "gemma2": {"query_pre_attn_scalar": 4.0},
@@ -21,7 +20,12 @@ _CHANGES: dict[str, dict[str, object]] = {
         "query_pre_attn_scalar": 4.0, "rope_scaling": {}, "sliding_window_pattern": 6,
         "num_hidden_layers": 7,
     },
+    "phi3": {"sliding_window": None, "head_dim": 2, "partial_rotary_factor": 1.0},
+    "olmo2": {"head_dim": 2},
+    "starcoder2": {"head_dim": 2, "sliding_window": None},
 }  # fmt: skip
+
+_WIDE = {"gpt2": WIDE_GPT2, "phi3": {**WIDE, "sliding_window": None}}
 
 
 @pytest.mark.parametrize("family", list(reference.CONFIGS))
@@ -43,13 +47,13 @@ def test_a_runtime_says_what_jax_says(format, family, tmp_path):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("family", ["smollm2", "llama", "gpt2"])
+@pytest.mark.parametrize("family", ["smollm2", "llama", "phi3", "gpt2"])
 @pytest.mark.parametrize("format", ["genai", "gguf", "litertlm"])
 def test_a_runtime_says_what_jax_says_of_a_quantized_net(format, family, bits, tmp_path):
     for package in RUNTIMES[format].packages:
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    lm = net(family, tmp_path / "hf", **(WIDE_GPT2 if family == "gpt2" else WIDE))
+    lm = net(family, tmp_path / "hf", **_WIDE.get(family, WIDE))
     small, _ = pax.quantize(lm, bits=bits, group=32)
     options = {"format": format, "tokenizer": ascii_tokenizer()}
     options["max_length"] = lm.config.max_positions
