@@ -43,11 +43,19 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = _TEKKEN.replace("+|[^", f"+{_ENDING}|[^", 1).replace(r"*|\p{N}|", rf"*{_ENDING}|\p{{N}}{{1,3}}|")
 CUTS = {
     "gpt-2": _Cut(),
+    "olmo": _Cut(),
     "smollm": _Cut(digits=True),
+    "starcoder": _Cut(digits=True),
+    "refact": _Cut(digits=True),
     "llama-bpe": _Cut(_LLAMA3, whole=True, begins=True),
     "llama3": _Cut(_LLAMA3, whole=True, begins=True),
+    "dbrx": _Cut(_LLAMA3),
+    "smaug-bpe": _Cut(_LLAMA3),
+    "gpt-4o": _Cut(_GPT4O),
     "qwen2": _Cut(_QWEN2, normal=True),
     "tekken": _Cut(_TEKKEN, whole=True, begins=True),
 }
