@@ -108,9 +108,8 @@ def _cache_length(lm: PyTree, batch: int, wanted: int, needed: int, dtype: Any) 
     config = getattr(lm, "config", None)
     most, scaling = (getattr(config, name, None) for name in ("max_positions", "rotary_scaling"))
     if isinstance(most, int):
-        short = getattr(scaling, "original_length", None) or 0
-        if needed <= short:  # a longer cache has other frequencies with LongRoPE
-            most = min(most, short)
+        if getattr(scaling, "kind", None) == "longrope" and needed <= scaling.original_length:
+            most = min(most, scaling.original_length)  # longer caches have other frequencies
         return max(needed, min(wanted, most))
     try:
         jax.eval_shape(lambda: lm.init_cache(batch, wanted, dtype=dtype))

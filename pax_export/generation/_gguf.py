@@ -231,8 +231,8 @@ def _vocabulary(job: Job) -> dict[str, Any]:
         "llama.cpp has no equivalent of this tokenizer.",
         where=f"{job.where}: tokenizer",
         got=f"a model of the kind {kind}" + (f"; {tried[0]}" if tried else ""),
-        write="a vocabulary of bytes as GPT-2, Llama 3, Qwen 2, Mistral's Tekken or SmolLM cut "
-        'texts, or of sentence pieces; or format="genai"',
+        write="a vocabulary of bytes as GPT-2, GPT-4o, Llama 3, Qwen 2, Mistral's Tekken or SmolLM "
+        'cut texts, or of sentence pieces; or format="genai"',
     )
 
 

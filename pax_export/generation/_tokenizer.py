@@ -122,7 +122,7 @@ class Tokenizer:
 
         Args:
             path: the file; its vocabulary is of bytes (``gpt2``, pre-tokenized as in GPT-2, Llama
-                3, Mistral's Tekken, Qwen 2 or SmolLM) or of sentence pieces (``llama``).
+                3, GPT-4o, Mistral's Tekken, Qwen 2 or SmolLM) or of sentence pieces (``llama``).
 
         Raises:
             TokenizerError: an unsupported vocabulary.

@@ -134,7 +134,7 @@ def _byte_level(words: Sequence[str], said: Mapping[str, Any], where: str) -> tu
     tokenizers = require("tokenizers", "tokenizers", _PURPOSE)
     cut = CUTS.get(said.get("pre", ""))
     if cut is None:
-        known = a_few(sorted(CUTS), 9)
+        known = a_few(sorted(CUTS), 12)
         got = f"tokenizer.ggml.pre: {said.get('pre')!r:.80}, where {known} are known"
         raise _unreadable_error(where, got, "a folder with tokenizer.json beside the weights")
     merges = [_pair(each, where) for each in said.get("merges", [])]

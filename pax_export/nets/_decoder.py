@@ -57,8 +57,8 @@ def _check_config(config: Any, where: str) -> None:
 class Decoder(Module):
     """A causal language model, which maps tokens to logits of the next token.
 
-    The configuration sets the architecture: Llama, Mistral, SmolLM2, Qwen 2 and 3, Gemma 1 to 3
-    and GPT-2 are supported.
+    The configuration sets the architecture: Llama, Mistral, SmolLM 2 and 3, Qwen 2 and 3, Gemma 1
+    to 3, Phi-3 and Phi-4-mini, Granite, OLMo 2, StarCoder 2 and GPT-2 are supported.
 
     Args:
         config: a `DecoderConfig`.
@@ -169,8 +169,9 @@ class Decoder(Module):
         Args:
             folder: the path of the folder; see `DecoderConfig.from_hf` for supported models.
             config: a configuration to use instead of ``config.json``, for other architectures
-                that compute the same and have the tensor names of Llama (of GPT-2 with
-                ``family="gpt2"``, of Gemma 2 with ``post_norms``).
+                that compute the same and have the tensor names of Llama (of GPT-2, Phi-3 or
+                StarCoder 2 with ``family="gpt2"``, ``"phi3"`` or ``"starcoder2"``, of Gemma 2
+                with ``post_norms``).
             layers: ``"scanned"`` or ``"listed"``.
             dtype: the dtype of the weights, as a jax, numpy or torch dtype or a name; by default
                 that of the file.

@@ -203,9 +203,10 @@ class DecoderConfig:
         does not support, raise errors that name them.
 
         Args:
-            config: the content of the file, of Llama, Mistral, SmolLM2, Qwen 2 and 3, Gemma 1, 2
-                and 3 (text, alone or as the ``text_config`` of an image model) or GPT-2, from any
-                version of transformers.
+            config: the content of the file, of Llama, Mistral, SmolLM 2 and 3, Qwen 2 and 3,
+                Gemma 1, 2 and 3 (text, alone or as the ``text_config`` of an image model), Phi-3
+                and Phi-4-mini, Granite, OLMo 2, StarCoder 2 or GPT-2, from any version of
+                transformers.
 
         Raises:
             InvalidArgumentError: the ``model_type``, a key or a value is unsupported, or a size
@@ -219,8 +220,8 @@ class DecoderConfig:
 
         Args:
             metadata: keys and values, for the architectures ``llama``, ``qwen2``, ``qwen3``,
-                ``gemma``, ``gemma2``, ``gemma3`` and ``gpt2``.  Missing keys have the defaults of
-                llama.cpp.
+                ``gemma``, ``gemma2``, ``gemma3``, ``phi3``, ``smollm3``, ``granite``, ``olmo2``,
+                ``starcoder2`` and ``gpt2``.  Missing keys have the defaults of llama.cpp.
 
         Raises:
             InvalidArgumentError: the ``general.architecture`` or a key is unsupported, or a size

@@ -139,6 +139,29 @@ def test_paths_of_another_model(tmp_path):
         adapters.load(net, tmp_path / "a")
 
 
+@pytest.mark.parametrize("dora", [False, True])
+def test_adapters_of_a_fused_layer_are_split_among_its_parts(dora, tmp_path):
+    """In the order of `rename`; they cannot be saved as those of one layer."""
+    fused = pax.Sequential(pax.Linear(4, 7))
+    tuned = disturbed(adapters.add(fused, "modules.0", 2, dora=dora))
+    base = np.asarray(tuned.modules[0].weight)
+    adapters.save(tuned, tmp_path / "a", rename={"modules.0": "model.fused"})
+    merged = adapters.merge(tuned).modules[0].weight
+    last, first = jnp.asarray(base[:, 3:]), jnp.asarray(base[:, :3])
+    net = pax.Sequential(pax.Linear(4, 4).replace(weight=last),
+                         pax.Linear(4, 3).replace(weight=first))  # fmt: skip
+    rename = {"modules.1": "model.fused", "modules.0": "model.fused"}
+    loaded = adapters.load(net, tmp_path / "a", rename=rename)
+    found = adapters.merge(loaded)
+    assert_close(found.modules[1].weight, merged[:, :3], rtol=1e-6)
+    assert_close(found.modules[0].weight, merged[:, 3:], rtol=1e-6)
+    with refused(pax.errors.InvalidArgumentError, "'model.fused'", "adapters.merge"):
+        adapters.save(loaded, tmp_path / "b", rename=rename)
+    other = pax.Sequential(pax.Linear(4, 4), pax.Linear(4, 4))
+    with refused(pax.errors.WeightsMismatchError, "model.fused.lora_B.weight", "modules.0"):
+        adapters.load(other, tmp_path / "a", rename=rename)
+
+
 def test_adapters_of_an_embedding_that_is_the_head_too(tmp_path):
     """PEFT changes the embedding alone, unless its file says that both are tied."""
     config = pax.nets.DecoderConfig.llama(

@@ -342,7 +342,9 @@ def test_a_missing_runtime_is_reported(tmp_path, monkeypatch):
 # --- gguf and transformers --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["smollm2", "llama", "gemma", "gpt2"])
+@pytest.mark.parametrize(
+    "family", ["smollm2", "llama", "gemma", "phi4", "smollm3", "granite", "gpt2"]
+)
 def test_a_gguf_file_and_a_folder_of_transformers_hold_the_net(family, tmp_path):
     pytest.importorskip("gguf")
     lm, tokens = net(family, tmp_path / "hf"), np.arange(9)[None]
@@ -374,7 +376,7 @@ def test_a_gguf_file_and_a_folder_of_transformers_hold_the_net(family, tmp_path)
         export(lm, tmp_path / "mine.gguf", overwrite=True, **options)
 
 
-@pytest.mark.parametrize("cut", ["gpt-2", "llama-bpe", "qwen2", "smollm", "tekken"])
+@pytest.mark.parametrize("cut", ["gpt-2", "llama-bpe", "gpt-4o", "qwen2", "smollm", "tekken"])
 def test_a_gguf_file_cuts_texts_as_the_tokenizer(cut, tmp_path):
     """Also where few texts show it: the merge of two spaces counts before a digit of SmolLM."""
     pytest.importorskip("gguf")
@@ -412,6 +414,25 @@ def test_unsupported_nets_are_refused_before_any_work(tmp_path):
     apart = net("gemma", tmp_path / "gemma", tie_word_embeddings=False)
     with refused(pax.errors.InvalidArgumentError, "llama.cpp", "tied=False"):
         export(apart, tmp_path / "a", format="gguf", tokenizer=tokenizer, max_length=8)
+    scaled = {"rope_scaling": reference.CONFIGS["llama"]["rope_scaling"]}
+    table = "a table of rotary factors"
+    for family, changes, name in (
+        ("qwen3", scaled, table),
+        ("smollm3", scaled, table),
+        ("smollm3", {"no_rope_layers": [1, 0, 1, 0, 1]}, "the kind of layer 1"),
+        ("smollm3", {"attention_bias": True}, "output_bias=True"),
+        ("smollm3", {"mlp_bias": True}, "dense_bias=True"),
+        ("phi3", {"head_dim": 2, "partial_rotary_factor": 1.0}, "the kind of layer 0"),
+        ("phi3", {"sliding_window": None}, "num_heads * head_size is not dim"),
+        ("granite", {"hidden_act": "gelu"}, "activation='gelu'"),
+        ("granite", {"rope_scaling": reference.LONGROPE}, "longrope"),
+        ("olmo2", {"head_dim": 2, "tie_word_embeddings": True}, "lm.untied()"),
+        ("olmo2", {"head_dim": 2, "attention_bias": True}, "projection_bias=True"),
+        ("starcoder2", {"head_dim": 2, "sliding_window": None, "use_bias": False}, "output_bias"),
+    ):
+        lacking = net(family, tmp_path / "lacking", **changes)
+        with refused(pax.errors.InvalidArgumentError, "llama.cpp", name, 'format="genai"'):
+            export(lacking, tmp_path / "a", format="gguf", tokenizer=tokenizer, max_length=8)
     config = dataclasses.replace(lm.config, positions="alibi")
     with refused(pax.errors.InvalidArgumentError, "transformers", "'alibi'"):
         pax.generation.save_pretrained(pax.nets.Decoder(config), tmp_path / "a")

@@ -165,7 +165,11 @@ def test_a_gguf_file_of_bytes(tmp_path):
     assert tokenizer.decode(ids) == "<s>help é 12<e>"
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "<e>"}
     assert tokenizer.chat_template == TEMPLATE
-    for cut, word in (("gpt-2", ["12"]), ("llama-bpe", ["<s>", "12"]), ("qwen2", ["1", "2"])):
+    for cut, word in (
+        ("gpt-2", ["12"]), ("llama-bpe", ["<s>", "12"]), ("qwen2", ["1", "2"]), ("olmo", ["12"]),
+        ("dbrx", ["12"]), ("smaug-bpe", ["12"]), ("gpt-4o", ["12"]), ("refact", ["1", "2"]),
+        ("starcoder", ["1", "2"]),
+    ):  # fmt: skip
         path = gguf_file(tmp_path / f"{cut}.gguf", BYTES | {"ggml.pre": cut})
         other = Tokenizer.from_gguf(path)
         assert [other.id_to_token(i) for i in other.encode("12")] == word
@@ -301,7 +305,7 @@ def test_invalid_tokenizers_and_texts_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"ggml.pre": "viking"}, "tokenizer.ggml.pre: 'viking', where gpt-2"),
+        ({"ggml.pre": "viking"}, "tokenizer.ggml.pre: 'viking', where dbrx, gpt-2"),
         ({"ggml.model": "t5"}, "tokenizer.ggml.model: 't5'"),
         ({"ggml.merges": ["he"]}, "the merge 'he'"),
         ({"ggml.merges": ["h q7"]}, "q7"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,10 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
     }
     if "partial_rotary_factor" in config:
         found["rope.dimension_count"] = int(config["head_dim"] * config["partial_rotary_factor"])
+    if config.get("rope_scaling", {}).get("type") == "longrope":
+        old = config["original_max_position_embeddings"]
+        ratio = math.log(config["max_position_embeddings"] / old) / math.log(old)
+        found["rope.scaling.attn_factor"] = math.sqrt(1 + ratio)
     return found | {key: config[name] for key, name in own.items() if name in config}
 
 

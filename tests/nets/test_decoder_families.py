@@ -90,6 +90,53 @@ def test_the_table_of_frequencies_of_a_gguf_file_counts(tmp_path):
     assert_close(found[0], reference.logits(config, weights, TOKENS[0]), rtol=5e-6)
 
 
+LONG = {**reference.CONFIGS["phi4"], "original_max_position_embeddings": 6}
+
+
+def test_the_length_of_a_context_counts_with_longrope(tmp_path):
+    """It is the number of tokens of a call, or the capacity of its cache."""
+    weights = reference.random_weights(LONG)
+    read = pax.nets.Decoder.from_pretrained
+    lm = read(reference.write_folder(tmp_path / "net", LONG, weights))
+    long, short = (reference.logits(LONG, weights, TOKENS[0, :n]) for n in (9, 6))
+    assert_close(lm(TOKENS[:1])[0], long, rtol=5e-6)
+    assert_close(lm(TOKENS[:1, :6])[0], short, rtol=5e-6)
+    for room, expected in ((6, short), (7, long)):
+        logits, _ = lm(TOKENS[:1, :6], cache=lm.init_cache(1, room))
+        assert_close(logits[0], expected[:6], rtol=5e-6)
+    tables = {f"rope_factors_{each}": np.float32(LONG["rope_scaling"][f"{each}_factor"])
+              for each in ("short", "long")}  # fmt: skip
+    path = write_gguf(tmp_path / "net.gguf", LONG, weights, **tables)
+    other = pax.nets.Decoder.from_gguf(path)
+    assert_close(other(TOKENS[:1])[0], long, rtol=5e-6)
+    assert_close(other(TOKENS[:1, :6])[0], short, rtol=5e-6)
+
+
+def test_texts_that_stay_short_are_continued_with_the_frequencies_of_short_ones(tmp_path):
+    """Sizes of caches are rounded up, but not beyond the length of the training."""
+    config = {**LONG, "original_max_position_embeddings": 14}
+    weights = reference.random_weights(config)
+    path = reference.write_folder(tmp_path / "net", config, weights)
+    lm = pax.nets.Decoder.from_pretrained(path)
+    text = TOKENS[0].tolist()
+    for _ in range(5):
+        text.append(int(reference.logits(config, weights, text)[-1].argmax()))
+    assert pax.generate(lm, TOKENS[:1], max_new_tokens=5)[0].tolist() == text[9:]
+
+
+def test_a_symbolic_length_chooses_while_the_program_runs(tmp_path):
+    weights = reference.random_weights(LONG)
+    path = reference.write_folder(tmp_path / "net", LONG, weights)
+    lm = pax.nets.Decoder.from_pretrained(path)
+    exported = jax.export.export(jax.jit(lm))(
+        jax.ShapeDtypeStruct(jax.export.symbolic_shape("1, length"), "int32")
+    )
+    for length in (6, 9):
+        tokens = TOKENS[:1, :length].astype("int32")
+        expected = reference.logits(LONG, weights, tokens[0])
+        assert_close(exported.call(tokens)[0], expected, rtol=5e-6)
+
+
 # --- files that are not what they say ---------------------------------------------------------
 
 

@@ -115,6 +115,22 @@ def test_positions_turn_queries_and_keys_and_only_distance_counts():
     assert float(jnp.abs(layer(X, np.arange(7) * 2) - whole).max()) > 1e-3
 
 
+def test_queries_and_keys_may_be_normalized_by_all_heads_together():
+    layer = pax.GroupedQueryAttention(12, 6, 2, 4, query_key_norm=1e-5, norm_per_head=False)
+    assert (layer.query_norm.scale.shape, layer.key_norm.scale.shape) == ((24,), (8,))
+    scales = {name: np.random.RandomState(i).rand(size).astype("f") for i, (name, size) in
+              enumerate((("query_norm", 24), ("key_norm", 8)))}  # fmt: skip
+    for name, scale in scales.items():
+        layer = layer.set_attribute(name, getattr(layer, name).replace(scale=jnp.asarray(scale)))
+    query, key, value = layer.project(X)
+    for found, linear, scale in ((query, layer.query, scales["query_norm"]),
+                                 (key, layer.key, scales["key_norm"])):  # fmt: skip
+        flat = np.asarray(linear(X), np.float64)
+        flat = flat / np.sqrt((flat**2).mean(-1, keepdims=True) + 1e-5) * scale
+        assert_close(found, flat.reshape(found.shape), rtol=2e-6)
+    assert_close(value, np.asarray(layer.value(X)).reshape(value.shape), rtol=0.0)
+
+
 @pytest.mark.parametrize(
     ("call", "names"),
     [

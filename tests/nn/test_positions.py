@@ -63,6 +63,21 @@ def test_scalings_change_the_frequencies():
     assert pax.RotaryScaling("yarn", 8.0, 64, attention_factor=0.7).result_factor == 0.7
 
 
+def test_long_contexts_of_longrope_have_a_table_of_their_own():
+    tables = {"table": (1.0, 2.0), "long_table": (3.0, 4.0)}
+    scaling = pax.RotaryScaling("longrope", 8.0, 64, **tables)
+    assert_close(scaling.result_factor, np.sqrt(1 + np.log(8) / np.log(64)))
+    for length, table in ((64, (1.0, 2.0)), (65, (3.0, 4.0))):
+        found = scaling.for_length(length)
+        assert found.kind == "table" and found.table == table
+        assert found.result_factor == scaling.result_factor
+    plain = pax.rotary_frequencies(4, 100.0)
+    assert_close(pax.rotary_frequencies(4, 100.0, scaling), plain / np.arange(1, 3))
+    assert pax.RotaryScaling("longrope", 0.5, 64, **tables).result_factor == 1.0
+    linear = pax.RotaryScaling("linear", 4.0)
+    assert linear.for_length(10**6) is linear
+
+
 def test_sinusoids_and_slopes_are_those_of_the_papers():
     found = pax.sinusoidal_positions(PLACES, 6)
     angles = PLACES[:, None] / 10000 ** (np.arange(0, 6, 2) / 6)
