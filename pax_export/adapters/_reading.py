@@ -58,9 +58,9 @@ class Reading:
     def __init__(self, net: PyTree, rename: Mapping[str, str], arrays: Mapping[str, np.ndarray]):
         self._modules = dict(named_modules(net))
         # Several paths for one of the file: its outputs are theirs, in the order of `rename`.
-        order = {pattern: at for at, pattern in enumerate(rename)}
+        patterns = [None, *rename]
         self._paths: dict[str, list[str]] = {}
-        for path in sorted(self._modules, key=lambda x: order.get(peft.pattern_of(x, rename), -1)):
+        for path in sorted(self._modules, key=lambda x: patterns.index(peft.pattern_of(x, rename))):
             self._paths.setdefault(peft.rename_path(path, rename), []).append(path)
         self.adapters: dict[str, FoundAdapter] = {}
         self.trained: list[str] = []

@@ -105,9 +105,10 @@ def _of_width(tokens: Array, width: int) -> Any:
 
 def _cache_length(lm: PyTree, batch: int, wanted: int, needed: int, dtype: Any) -> int:
     """Returns the length of a new cache: `wanted`, limited by the net's positions."""
-    config = getattr(lm, "config", None)
-    most, scaling = (getattr(config, name, None) for name in ("max_positions", "rotary_scaling"))
+    config: Any = getattr(lm, "config", None)
+    most: Any = getattr(config, "max_positions", None)
     if isinstance(most, int):
+        scaling: Any = getattr(config, "rotary_scaling", None)
         if getattr(scaling, "kind", None) == "longrope" and needed <= scaling.original_length:
             most = min(most, scaling.original_length)  # longer caches have other frequencies
         return max(needed, min(wanted, most))

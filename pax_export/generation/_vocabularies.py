@@ -38,13 +38,12 @@ _LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_SMALL = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+_LARGE = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+_OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_GPT4O = _TEKKEN.replace("+|[^", f"+{_ENDING}|[^", 1).replace(r"*|\p{N}|", rf"*{_ENDING}|\p{{N}}{{1,3}}|")
+_TEKKEN = "|".join([_SMALL, _LARGE, r"\p{N}", _OTHERS])
+_GPT4O = "|".join([_SMALL + _ENDING, _LARGE + _ENDING, r"\p{N}{1,3}", _OTHERS])
 CUTS = {
     "gpt-2": _Cut(),
     "olmo": _Cut(),

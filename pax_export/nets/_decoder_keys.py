@@ -75,8 +75,8 @@ _OTHERS = frozenset(
     model_type architectures auto_map _name_or_path name_or_path _commit_hash transformers_version
     transformers.js_config dtype torch_dtype use_bfloat16 torchscript tf_legacy_loss
     unsloth_version unsloth_fixed is_llama_config max_sequence_length
-    attention_dropout hidden_dropout embedding_dropout residual_dropout resid_pdrop embd_pdrop attn_pdrop
-    initializer_range pretraining_tp finetuning_task gradient_checkpointing
+    attention_dropout hidden_dropout embedding_dropout residual_dropout resid_pdrop embd_pdrop
+    attn_pdrop initializer_range pretraining_tp finetuning_task gradient_checkpointing
     chunk_size_feed_forward is_decoder tie_encoder_decoder
     bos_token_id sep_token_id unk_token_id decoder_start_token_id
     tokenizer_class prefix

@@ -62,7 +62,8 @@ class DecoderLayer(Module):
             config.dim, config.num_heads, config.num_kv_heads, config.head_size,
             with_bias=config.projection_bias, output_bias=config.output_bias,
             query_key_norm=config.norm_eps if config.query_key_norm else None,
-            norm_offset=config.norm_offset, norm_per_head=config.norm_per_head, softcap=config.attention_softcap,
+            norm_offset=config.norm_offset, norm_per_head=config.norm_per_head,
+            softcap=config.attention_softcap,
             scale=config.attention_scale, implementation=config.implementation, w_init=w_init,
         )  # fmt: skip
         self._heads_size = config.num_heads * config.head_size

@@ -155,9 +155,7 @@ _STARCODER2_HF = _LLAMA_HF._replace(layers=_LLAMA_HF.layers | _prefix_names("lay
 _PHI3_HF = _LLAMA_HF._replace(
     fused={"layers.{}.self_attn.qkv_proj": _QKV, "layers.{}.mlp.gate_up_proj": _GATE_UP}
 )
-_PHI3_GGUF = _LLAMA_GGUF._replace(
-    fused={"blk.{}.attn_qkv": _QKV, "blk.{}.ffn_up": _GATE_UP}
-)
+_PHI3_GGUF = _LLAMA_GGUF._replace(fused={"blk.{}.attn_qkv": _QKV, "blk.{}.ffn_up": _GATE_UP})
 #: Layouts by family, where they are not Llama's.
 _HF = {"gpt2": _GPT2_HF, "phi3": _PHI3_HF, "starcoder2": _STARCODER2_HF}
 _GGUF = {"gpt2": _GPT2_GGUF, "phi3": _PHI3_GGUF}

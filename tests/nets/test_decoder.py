@@ -26,8 +26,14 @@ CONFIGS = {
         LLAMA, kinds=(LayerKind(window=3), LayerKind()), attention_softcap=5.0, logit_softcap=3.0
     ),
     "norms after blocks": dataclasses.replace(
-        LLAMA, pre_norms=False, post_norms=True, query_key_norm=True, norm_per_head=False,
-        residual_scale=0.5, logit_scale=2.0, kinds=(LayerKind(), LayerKind(rotary_base=0.0)),
+        LLAMA,
+        pre_norms=False,
+        post_norms=True,
+        query_key_norm=True,
+        norm_per_head=False,
+        residual_scale=0.5,
+        logit_scale=2.0,
+        kinds=(LayerKind(), LayerKind(rotary_base=0.0)),
     ),
     "alibi": dataclasses.replace(LLAMA, positions="alibi", rotary_pairing="neighbors"),
 }

@@ -209,7 +209,8 @@ _BESIDES: dict[str, list[Any]] = {
     "norm_type": ["rms_norm", "layer_norm"], "mlp_type": ["default"], "clip_qkv": [1.0],
     "lm_head_bias": [False, True], "full_attn_mod": [1, 2], "interpolate_factor": [1, 2],
     "per_layer_config": [{"0": {"head_dim": 4}}],
-    "num_experts": [4], "no_rope_layers": [[1, 0, 1], [0, 1, 1, 0, 0, 1]], "pretraining_tp": [2], "use_mrope": [True],
+    "num_experts": [4], "no_rope_layers": [[1, 0, 1], [0, 1, 1, 0, 0, 1]],
+    "pretraining_tp": [2], "use_mrope": [True],
     "pruned_heads": [{"0": [1]}], "hidden_size": [12], "num_attention_heads": [2], "n_inner": [10],
     "n_ctx": [8], "use_cache": [False], "temperature": [0.5], "auto_map": [{"AutoModel": "a.b"}],
     "reorder_and_upcast_attn": [True], "scale_attn_by_inverse_layer_idx": [True],
@@ -293,7 +294,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2 without biases": (
         "starcoder2", {**_SIZES, "use_bias": False, "tie_word_embeddings": False}
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", list(FORMS))
