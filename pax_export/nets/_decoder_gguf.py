@@ -81,6 +81,10 @@ def _read_rope(keys: Fields, head_size: int) -> dict[str, Any]:
     size = keys.optional_size("rope.dimension_count")
     if size not in (None, head_size):
         found["rotary_size"] = size
+    result = keys.optional("rope.scaling.attn_factor")
+    if result not in (None, 1.0):
+        ones = (1.0,) * ((size or head_size) // 2)
+        found["rotary_scaling"] = RotaryScaling("table", attention_factor=result, table=ones)
     kind = keys.get("rope.scaling.type")
     if kind not in ("none", "linear", "yarn"):
         raise unsupported_error(keys, "rope.scaling.type")

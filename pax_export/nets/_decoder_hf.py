@@ -238,7 +238,10 @@ def _common_fields(fields: Fields, family: str, activation: str | None = None) -
 
 
 def _read_window(fields: Fields) -> Found:
-    return {"kinds": (LayerKind(window=fields.optional_size("sliding_window")),)}
+    window = fields.optional_size("sliding_window")
+    if window is not None and window >= fields.size("max_position_embeddings"):
+        window = None  # the same net, without a ring buffer as its cache
+    return {"kinds": (LayerKind(window=window),)}
 
 
 def _read_biases(fields: Fields) -> Found:

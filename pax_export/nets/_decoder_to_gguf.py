@@ -32,7 +32,8 @@ TITLE = "llama.cpp"
 def _lacks(config: DecoderConfig) -> dict[str, bool]:
     """Returns for settings that the metadata does not mention whether llama.cpp lacks them."""
     family, biased = config.family, config.family in LAYER_NORMS
-    scaling = "" if config.rotary_scaling is None else config.rotary_scaling.kind
+    own = config.rotary_scaling
+    scaling, result = ("", 1.0) if own is None else (own.kind, own.result_factor)
     is_square = config.num_heads * config.head_size == config.dim
     turned = config.rotary_size or config.head_size
     return {
@@ -45,7 +46,8 @@ def _lacks(config: DecoderConfig) -> dict[str, bool]:
         and family in ("qwen2", "phi3", "olmo2", "starcoder2", "gpt2"),
         "tied=False": not config.tied and family in ("gemma", "gemma2"),
         "tied=True, see lm.untied()": config.tied and family == "olmo2",
-        "a table of rotary factors": scaling == "table" and family not in ("llama", "granite"),
+        "a table of rotary factors": scaling == "table"
+        and (result != 1.0 or family not in ("llama", "granite")),
         "rotary_scaling of the kind longrope": scaling == "longrope" and family != "phi3",
         f"rotary_size={turned}": turned != config.head_size and family != "phi3",
     }

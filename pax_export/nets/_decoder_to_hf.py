@@ -80,12 +80,10 @@ def check_same(meant: DecoderConfig, back: DecoderConfig, title: str, where: str
 
 def _kind_as_computed(config: DecoderConfig, number: int) -> tuple:
     kind = config.kind_of(number)
-    is_whole = kind.window is None or kind.window >= config.max_positions
-    window = None if is_whole else kind.window
     base = config.rotary_base if kind.rotary_base is None else kind.rotary_base
     if config.positions != "rotary" or base == 0:
-        return window, 0
-    return window, base, config.rotary_scaling if kind.scaled else None
+        return kind.window, 0
+    return kind.window, base, config.rotary_scaling if kind.scaled else None
 
 
 def _field_as_computed(config: DecoderConfig, name: str) -> object:

@@ -110,6 +110,10 @@ def test_the_length_of_a_context_counts_with_longrope(tmp_path):
     other = pax.nets.Decoder.from_gguf(path)
     assert_close(other(TOKENS[:1])[0], long, rtol=5e-6)
     assert_close(other(TOKENS[:1, :6])[0], short, rtol=5e-6)
+    path = write_gguf(tmp_path / "plain.gguf", LONG, weights)  # scaled, with plain frequencies
+    scaling = pax.nets.Decoder.from_gguf(path).config.rotary_scaling
+    assert scaling.table == (1.0, 1.0)
+    assert_close(scaling.result_factor, lm.config.rotary_scaling.result_factor, rtol=1e-6)
 
 
 def test_texts_that_stay_short_are_continued_with_the_frequencies_of_short_ones(tmp_path):

@@ -119,6 +119,14 @@ def test_keys_that_change_the_function_are_refused_by_name(others, text):
         of_hf(**PLAIN | others)
 
 
+def test_a_window_of_all_positions_is_none():
+    """Phi-4-mini has one of 262,144, and is for 131,072."""
+    for family in ("mistral", "phi3", "starcoder2"):
+        sizes = {"model_type": family, "max_position_embeddings": 64}
+        assert of_hf(**sizes, sliding_window=64).kinds == (LayerKind(),)
+        assert of_hf(**sizes, sliding_window=63).kinds == (LayerKind(63),)
+
+
 def test_local_layers_of_gemma3_have_their_own_rotary_base():
     sliding = {"rope_type": "linear", "factor": 2.0, "rope_theta": 30.0}
     ropes = {"full_attention": {**sliding, "rope_theta": 40.0}, "sliding_attention": sliding}
