@@ -88,8 +88,8 @@ class Reading:
                 return False
         parts = [array] * len(paths)
         axis = -1 if suffix == peft.MAGNITUDE else -2
-        has_outputs = suffix != "lora_A.weight" and array.ndim >= -axis
-        if is_fused and has_outputs:
+        has_outputs = is_fused and suffix != peft.array_suffixes(layers[0])[0]
+        if has_outputs and array.ndim >= -axis:
             parts = np.split(array, np.cumsum([layer.out_dim for layer in layers[:-1]]), axis)
         for path, part in zip(paths, parts):
             self.adapters.setdefault(path, FoundAdapter(own)).arrays[suffix] = part

@@ -101,7 +101,8 @@ def save(
                     "Adapters of several layers cannot be saved as those of one.",
                     where="adapters.save(rename=)",
                     got=f"{path} and another layer as {own!r}",
-                    write="rename= with a path for each layer, or adapters.merge(net) and the net",
+                    write="rename= with a path for each layer, or the weights of "
+                    "adapters.merge(net)",
                 )
             saved[own] = adapter
             for suffix, array in peft.to_peft(layer, adapter).items():

@@ -49,15 +49,16 @@ class UncachedCall:
 
     def _frequencies(self, base: float, scaling: RotaryScaling | None) -> Any:
         room, size = self.room, self.config.rotary_size or self.config.head_size
-        if scaling is None or isinstance(room, int):
-            return rotary_frequencies(size, base, scaling and scaling.for_length(room))
+        if scaling is None or scaling.kind != "longrope":
+            return rotary_frequencies(size, base, scaling)
+        if isinstance(room, int):
+            return rotary_frequencies(size, base, scaling.for_length(room))
         most = scaling.original_length or 0
         short, long = (
             rotary_frequencies(size, base, scaling.for_length(each)).astype(np.float32)
             for each in (most, most + 1)
         )
-        is_same = scaling.kind != "longrope"
-        return short if is_same else jnp.where(jnp.asarray(room) > most, long, short)
+        return jnp.where(jnp.asarray(room) > most, long, short)  # a symbolic size
 
     @property
     def room(self) -> Any:
