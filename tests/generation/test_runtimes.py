@@ -439,6 +439,11 @@ def test_unsupported_nets_are_refused_before_any_work(tmp_path):
     plain = net("smollm2", tmp_path / "other")
     with refused(pax.errors.InvalidArgumentTypeError, "dequantize"):
         pax.generation.save_pretrained(pax.quantize(plain)[0], tmp_path / "a")
+    scaled = pax.RotaryScaling("table", attention_factor=1.5, table=(1.0, 1.0))
+    for changes, name in (({"rotary_scaling": scaled}, table), ({"rotary_size": 2}, "rotary_size")):
+        lacking = plain.set_attribute("config", dataclasses.replace(plain.config, **changes))
+        with refused(pax.errors.InvalidArgumentError, "llama.cpp", name):
+            export(lacking, tmp_path / "a", format="gguf", tokenizer=tokenizer, max_length=8)
     words = tokenizer_of_words()
     with refused(pax.errors.TokenizerError):
         export(plain, tmp_path / "a", format="gguf", tokenizer=words, max_length=8)
