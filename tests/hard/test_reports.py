@@ -102,7 +102,7 @@ def used(path):
     with contextlib.suppress(PaxError):
         load(path)(X)
     with contextlib.suppress(PaxError):
-        recheck.recheck(path)
+        recheck.Rechecked(path)
     if path.name == "bundle":
         with contextlib.suppress(PaxError):
             renew(path)

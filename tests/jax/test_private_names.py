@@ -57,15 +57,13 @@ UNPROMISED = {
         "jax.extend.mlir.passmanager",
         "jax.interpreters.mlir",
     },
-    "export/lowering/empty_batches.py": {"jax.extend.mlir.ir"},
     "export/portable/flatten.py": {"jax.extend.source_info_util"},
     "export/portable/program.py": {"jax.extend.source_info_util"},
     "export/portable/decompositions/random_bits.py": {
         "jax.extend.core.primitives.random_gamma_p",
     },
     "export/portable/random_keys.py": {"jax.extend.random.threefry_prng_impl"},
-    "export/lowering/keep_nan.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
-    "export/lowering/products.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
+    "export/lowering/rewrites.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "export/lowering/shardings.py": {"jax.extend.mlir.dialects.stablehlo", "jax.extend.mlir.ir"},
     "sharding/_shard.py": {"jax.experimental.multihost_utils"},
 }  # fmt: skip

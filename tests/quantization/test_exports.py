@@ -14,7 +14,7 @@ from pax_export.export.formats.onnx import file as onnx_file
 from pax_export.export.formats.onnx.rules import quantized
 from pax_export.export.formats.tflite import export as tflite_export
 from pax_export.export.formats.tflite.builder import integers as tflite_integers
-from pax_export.export.validation.recheck import recheck
+from pax_export.export.validation.recheck import Rechecked
 from pax_export.nets import Decoder, DecoderConfig
 from pax_export.quantization import quantize
 from tests.closeness import assert_close
@@ -322,11 +322,12 @@ def test_an_export_is_validated_against_both_nets(tmp_path):
     small, lost = quantize(mlp(), [draw(8, 256)], bits=4)
     told = {"quantization": lost, "validate": True}
     to_onnx(small, tmp_path / "m.onnx", spec("batch, 256"), **told)
-    assert not [each.problem for each in recheck(tmp_path / "m.onnx", small) if each.problem]
-    of_float = recheck(tmp_path / "m.onnx", mlp())
+    same = Rechecked(tmp_path / "m.onnx", small).checks
+    assert not [each.problem for each in same if each.problem]
+    of_float = Rechecked(tmp_path / "m.onnx", mlp()).checks
     assert not [each.problem for each in of_float if each.problem]
     assert max(of_float[0].largest_error.values()) > 1e-3
     other = jax.tree.map(lambda leaf: -leaf, mlp())
     for model in (other, quantize(other, bits=4)[0]):
-        checks = recheck(tmp_path / "m.onnx", model)
+        checks = Rechecked(tmp_path / "m.onnx", model).checks
         assert all("than the reported quantization loss" in each.problem for each in checks)

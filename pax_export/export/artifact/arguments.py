@@ -68,9 +68,11 @@ class Arguments:
     def _of_python(self, name: str, value: object) -> np.ndarray:
         """Python's numbers in the dtype of the input; integers are not made of fractions."""
         dtype = self._dtypes[name]
+        whole = dtypes.is_integer(dtype) or dtype.kind == "b"
+        kinds = "biu" if whole else "biufc" if dtype.kind == "c" else "biuf"
         try:
             given = np.asarray(value)
-            if not given.size or given.dtype.kind in _given_kinds(dtype):
+            if not given.size or given.dtype.kind in kinds:
                 return np.asarray(value, dtype)  # refuses numbers that the dtype does not hold
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidArgumentError(
@@ -145,41 +147,29 @@ class Arguments:
 
     def empty_outputs(self, shapes: Mapping[str, tuple]) -> dict[str, np.ndarray] | None:
         """Empty arrays for all outputs if sizes of 0 leave none an element, or None."""
-        info, sizes = self._info, self._symbolic_sizes(shapes)
-        if info.assigns or 0 not in sizes.values():
-            return None
-        try:
-            fits = all(
-                tuple(shapes[each.name]) == dimensions.shape(each.shape, sizes)
-                for each in info.inputs
-            )
-            if not (fits and all(dimensions.holds(text, sizes) for text in info.constraints)):
-                return None
-            found = {each.name: dimensions.shape(each.shape, sizes) for each in info.outputs}
-        except ValueError:  # a size that cannot be solved for
-            return None
-        if any(min(shape, default=1) != 0 for shape in found.values()):
-            return None
-        return {
-            each.name: np.zeros(found[each.name], dtypes.numpy_dtype(each.dtype))
-            for each in info.outputs
-        }
-
-    def _symbolic_sizes(self, shapes: Mapping[str, tuple]) -> dict[str, int]:
-        """The symbolic sizes of a call that are a bare name in some input."""
-        return {
+        info = self._info
+        sizes = {
             dimension: size
-            for entry in self._info.inputs
+            for entry in info.inputs
             for size, dimension in zip(shapes[entry.name], entry.shape)
             if isinstance(dimension, str) and dimension.isidentifier()
         }
-
-
-def _given_kinds(dtype: np.dtype) -> str:
-    """The kinds of numbers that an input takes from Python."""
-    if dtypes.is_integer(dtype) or dtype.kind == "b":
-        return "biu"
-    return "biufc" if dtype.kind == "c" else "biuf"
+        if info.assigns or 0 not in sizes.values():
+            return None
+        try:
+            taken = [dimensions.shape(each.shape, sizes) for each in info.inputs]
+            found = [dimensions.shape(each.shape, sizes) for each in info.outputs]
+            fits = all(dimensions.holds(text, sizes) for text in info.constraints)
+        except ValueError:  # a size that cannot be solved for
+            return None
+        if not fits or taken != [tuple(shapes[each.name]) for each in info.inputs]:
+            return None
+        if any(min(shape, default=1) != 0 for shape in found):
+            return None
+        return {
+            each.name: np.zeros(shape, dtypes.numpy_dtype(each.dtype))
+            for each, shape in zip(info.outputs, found)
+        }
 
 
 def _fits_in(

@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 
 from pax_export._files import card_file, html_text
-from pax_export.export.artifact import snippets
 from pax_export.export.artifact.report import SHA256, Report, VariableInfo
+from pax_export.export.artifact.snippets import of
 
 #: The number of arrays listed on the card; the report has all.
 _MOST_ARRAYS = 500
@@ -25,6 +25,7 @@ pre { font: 12px/1.5 ui-monospace, monospace; background: #f4f5f8; padding: .8em
 """
 #: These enclose the drawing, which no report has.
 _BEGIN, _END = "<!-- drawing -->\n", "<!-- end of the drawing -->\n"
+_OPEN, _CLOSE = '<div class="drawing">', "</div>\n"
 
 
 def write_card(report: Report, place: Path, file: Path, drawing: str = "") -> None:
@@ -48,8 +49,8 @@ def page(report: Report, name: str | None, drawing: str = "") -> str:
             f"<h2>How it was tested</h2>\n<p>{escape(_describe_test(report))}</p>\n",
             *_certified_lines(report),
             "<h2>Calls to copy</h2>\n",
-            *_snippet_blocks(report, name),
-            f"<h2>Drawing</h2>\n{_BEGIN}{_drawing_block(drawing)}{_END}" if drawing else "",
+            *(f"<h3>{escape(t)}</h3>\n<pre>{escape(s)}</pre>\n" for t, s in of(report, name)),
+            f"<h2>Drawing</h2>\n{_BEGIN}{_OPEN}{drawing}{_CLOSE}{_END}" if drawing else "",
             *_array_table(report.variables),
             "</body></html>\n",
         ]
@@ -60,12 +61,7 @@ def drawing_in(card: str) -> str:
     """Returns the drawing in the text of a card, or ""."""
     _, _, after = card.partition(_BEGIN)
     drawing, end, _ = after.partition(_END)
-    inner = drawing.removeprefix('<div class="drawing">').removesuffix("</div>\n")
-    return inner if end else ""
-
-
-def _drawing_block(svg: str) -> str:
-    return f'<div class="drawing">{svg}</div>\n'
+    return drawing.removeprefix(_OPEN).removesuffix(_CLOSE) if end else ""
 
 
 def _about_place(report: Report, name: str | None) -> str:
@@ -104,11 +100,6 @@ def _certified_lines(report: Report) -> Iterator[str]:
     if report.certified:
         lines = "".join(f"<li>{escape(text)}</li>" for text in report.certified)
         yield f"<p>Certified later, by <code>pax-export certify</code>:</p>\n<ul>{lines}</ul>\n"
-
-
-def _snippet_blocks(report: Report, name: str | None) -> Iterator[str]:
-    for title, text in snippets.of(report, name):
-        yield f"<h3>{escape(title)}</h3>\n<pre>{escape(text)}</pre>\n"
 
 
 def _array_table(variables: tuple[VariableInfo, ...]) -> Iterator[str]:

@@ -75,19 +75,23 @@ def check_file(path: Path, report: Report, trusted: bool) -> None:
     digest = report.details.get(SHA256)
     if digest is None:
         return
+    cause = None
     try:
-        text = embedded.read(path) or ""
-        whole = embedded.is_whole(path, text, digest)
+        whole = embedded.is_whole(path, embedded.read(path) or "", digest)
     except (OSError, ValueError) as error:
-        raise _corruption_error(path) from error
+        whole, cause = False, error
     if not whole:
-        raise _corruption_error(path)
+        raise ExportPathError(
+            "The export is corrupted: its hash does not match.",
+            where=str(path),
+            got=f"{path.stat().st_size} bytes with another hash than the report in it has",
+            write="a copy of the file, as it was written",
+        ) from cause
     if DATA in report.details:
         _check_data(path.with_name(Path(report.details[DATA]).name), report)
 
 
 def _check_data(data: Path, report: Report) -> None:
-    """Compares external data with their hash."""
     try:
         kind = file_types.unusual_type(data)
         got = kind or "other bytes than were written"
@@ -100,13 +104,4 @@ def _check_data(data: Path, report: Report) -> None:
         where=str(data),
         got=got,
         write="a copy of both files, side by side",
-    )
-
-
-def _corruption_error(path: Path) -> ExportPathError:
-    return ExportPathError(
-        "The export is corrupted: its hash does not match.",
-        where=str(path),
-        got=f"{path.stat().st_size} bytes with another hash than the report in it has",
-        write="a copy of the file, as it was written",
     )

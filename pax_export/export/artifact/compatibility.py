@@ -28,17 +28,10 @@ TARGETS: tuple[Version, ...] = ((0, 9, 0), *(stablehlo for _, stablehlo, _ in TE
 FOUR_BITS: Version = (1, 3, 0)
 
 #: Custom calls that XLA in TensorFlow expands itself, on every platform.
-CUSTOM_CALLS = frozenset(
-    (
-        "Sharding",
-        "SPMDFullToShardShape",
-        "SPMDShardToFullShape",
-        "shape_assertion",
-        "stablehlo.dynamic_reduce_window",
-        "stablehlo.dynamic_rng_bit_generator",
-        "stablehlo.dynamic_top_k",
-    )
-)
+CUSTOM_CALLS = frozenset("""
+    Sharding SPMDFullToShardShape SPMDShardToFullShape shape_assertion
+    stablehlo.dynamic_reduce_window stablehlo.dynamic_rng_bit_generator stablehlo.dynamic_top_k
+""".split())  # fmt: skip
 
 
 def format_version(version: Version) -> str:

@@ -96,12 +96,19 @@ def solve_for(size: Size, number: int, name: str, known: Mapping[str, int]) -> i
         >>> [solve_for(size, 7, "n", {}) for size in ("2*n + 1", "2*n", "n^2")]
         [3, 0, None]
     """
-    least, next_, far = (value(size, {**known, name: each}) for each in (0, 1, _FAR))
-    slope = next_ - least
-    if not slope or far - least != _FAR * slope:
+    slope = _slope(size, name, known)
+    if not slope:
         return None
-    found, rest = divmod(number - least, slope)
+    found, rest = divmod(number - value(size, {**known, name: 0}), slope)
     return 0 if rest else found
+
+
+def _slope(size: Size, name: str, known: Mapping[str, int]) -> int:
+    """The slope of a size in a variable; 0 if it is not linear."""
+    found = [value(size, {**known, name: n}) for n in (0, 1, 2, _FAR)]
+    slope = found[1] - found[0]
+    is_even = found[2] - found[1] == slope and found[3] - found[2] == (_FAR - 2) * slope
+    return slope if is_even else 0
 
 
 def solve_each(
@@ -126,11 +133,15 @@ def solve_each(
         rest = []
         for size, given in left:
             unknown = [name for name in names(size) if name not in known]
-            slopes = _slopes(size, unknown[0]) if len(unknown) == 1 else set()
-            if len(unknown) > 1 or 0 in slopes:
+            if not unknown:
+                continue
+            name, *more = unknown
+            # Its slopes, for several values of the others.
+            others = [each for each in names(size) if each != name]
+            some = (dict.fromkeys(others, n) for n in (1, 2, 7))
+            if more or 0 in (slopes := {_slope(size, name, each) for each in some}):
                 rest.append((size, given))
-            elif unknown:
-                (name,) = unknown
+            else:
                 start = evaluate_over(size, {**known, name: 0}, calculate)
                 found = given() if _is_int(start, 0) else calculate("sub", given(), start)
                 slope = slopes.pop()
@@ -147,18 +158,6 @@ def solve_each(
 
 def _is_int(size: Any, number: int) -> bool:
     return isinstance(size, int) and size == number
-
-
-def _slopes(size: Size, variable: str) -> set[int]:
-    """Returns a size's slopes in a variable, for several values of the others; 0 if not linear."""
-    others, slopes = [name for name in names(size) if name != variable], set()
-    for other in (1, 2, 7):
-        sizes = dict.fromkeys(others, other)
-        found = [value(size, {**sizes, variable: n}) for n in (0, 1, 2, _FAR)]
-        slope = found[1] - found[0]
-        is_even = found[2] - found[1] == slope and found[3] - found[2] == (_FAR - 2) * slope
-        slopes.add(slope if is_even else 0)
-    return slopes
 
 
 def shape(sizes: Sequence[Size], chosen: Mapping[str, int]) -> tuple[int, ...]:

@@ -122,30 +122,30 @@ def _encode_entry(key: bytes, value: bytes) -> bytes:
 
 def is_whole(path: Path, text: str, digest: str) -> bool:
     """Returns whether a file without its report has this hash; compares the report's bytes, too."""
-    content, size = text.encode(), path.stat().st_size
-    if zipfile.is_zipfile(path):
-        length = len(_zip_archive(content, 0))
-        tail = _zip_archive(content, size - length) if size >= length else b""
-    else:
-        tail = _metadata_entries(content)
+    size, tail = path.stat().st_size, _tail(path, text)
     with path.open("rb") as file:
         file.seek(max(0, size - len(tail)))
-        if not tail or file.read() != tail:
+        if file.read() != tail:
             return False
     return checksums.digest(path, size - len(tail)) == digest
 
 
+def _tail(path: Path, text: str) -> bytes:
+    """The end of a file that has this report in it."""
+    content = text.encode()
+    if not zipfile.is_zipfile(path):
+        return _metadata_entries(content)
+    return _zip_archive(content, max(0, path.stat().st_size - len(_zip_archive(content, 0))))
+
+
 def remove_report(path: Path) -> str:
     """The report that was just put behind the content of a file, which then ends before it."""
-    text, size = read(path) or "", path.stat().st_size
-    in_archive = zipfile.is_zipfile(path)
-    tail = _zip_archive(text.encode(), 0) if in_archive else _metadata_entries(text.encode())
-    os.truncate(path, size - len(tail))
+    text = read(path) or ""
+    os.truncate(path, path.stat().st_size - len(_tail(path, text)))
     return text
 
 
 def replace(path: Path, text: str) -> None:
-    """Replaces the report at the end of a file."""
     append = append_zip if zipfile.is_zipfile(path) else append_field
     remove_report(path)
     append(path, text)

@@ -93,32 +93,29 @@ def is_foreign(path: Path) -> bool:
 def describe(path: Path) -> Foreign:
     model = read_saved_model(path, "inspect")
     with unreadable_as_error(path):
-        return _describe_model(model, path)
-
-
-def _describe_model(model: Any, path: Path) -> Foreign:
-    (graph, *_) = model.meta_graphs
-    dtypes = require("tensorflow.dtypes", "tensorflow", "inspect")
-    variables = tuple(_read_variables(graph.object_graph_def.nodes, dtypes))
-    modules = tuple(_read_modules(graph.graph_def))
-    oldest, problem = _oldest_tensorflow(modules)
-    return Foreign(
-        signatures={
+        (graph, *_) = model.meta_graphs
+        dtypes = require("tensorflow.dtypes", "tensorflow", "inspect")
+        signatures = {
             key: {
                 "inputs": _array_infos(signature.inputs, dtypes),
                 "outputs": _array_infos(signature.outputs, dtypes),
             }
             for key, signature in sorted(graph.signature_def.items())
-            if key != "__saved_model_init_op"
-        },
-        variables=variables,
-        variable_bytes=sum(variable.bytes for variable in variables),
-        graph_bytes=(path / GRAPH_FILE).stat().st_size,
-        tensorflow=graph.meta_info_def.tensorflow_version,
-        modules=modules,
-        oldest_tensorflow=oldest,
-        problem=problem,
-    )
+            if key != INITIALIZER
+        }
+        variables = tuple(_read_variables(graph.object_graph_def.nodes, dtypes))
+        modules = tuple(_read_modules(graph.graph_def))
+        oldest, problem = _oldest_tensorflow(modules)
+        return Foreign(
+            signatures=signatures,
+            variables=variables,
+            variable_bytes=sum(variable.bytes for variable in variables),
+            graph_bytes=(path / GRAPH_FILE).stat().st_size,
+            tensorflow=graph.meta_info_def.tensorflow_version,
+            modules=modules,
+            oldest_tensorflow=oldest,
+            problem=problem,
+        )
 
 
 def _array_infos(tensors: Any, dtypes: Any) -> tuple[ArrayInfo, ...]:
@@ -186,6 +183,8 @@ def _oldest_tensorflow(modules: tuple[XlaModule, ...]) -> tuple[str | None, str]
 
 
 GRAPH_FILE = "saved_model.pb"
+#: The signature that runs once, when the model is loaded, with the paths of the assets.
+INITIALIZER = "__saved_model_init_op"
 #: A protobuf message cannot be longer.
 _LARGEST = 2**31 - 1
 

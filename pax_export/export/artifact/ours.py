@@ -21,7 +21,7 @@ _ALWAYS = (embedded.NAME, card_file.NAME, checksums.FILE, signature_file.NAME)
 def export_of_ours(path: Path) -> Belongs | None:
     """Returns the files of an export that `pax_export` wrote, in any format; otherwise None."""
     if path.is_file():
-        return _belongs_never if _is_file_of_ours(path) else None
+        return (lambda name: False) if _is_file_of_ours(path) else None
     try:
         format = _format_of(bounded.read_bytes(path / embedded.NAME, embedded.BYTES).decode())
     except (OSError, ValueError):
@@ -34,10 +34,6 @@ def saved_model(path: Path) -> Belongs | None:
     return _belongs_to(path, SAVED_MODEL) if (path / _GRAPH).is_file() else None
 
 
-def _belongs_never(name: str) -> bool:
-    return False
-
-
 def _is_file_of_ours(path: Path) -> bool:
     try:
         format = _format_of(embedded.read(path))
@@ -47,7 +43,6 @@ def _is_file_of_ours(path: Path) -> bool:
 
 
 def _format_of(report: str | None) -> Format | None:
-    """Returns the format named by a report."""
     try:
         data = embedded.parse_json(report or "")
         return find(data["target"]) if isinstance(data["format"], int) else None
@@ -68,16 +63,13 @@ def _belongs_to(folder: Path, format: Format) -> Belongs:
             return True
         if format is SAVED_MODEL and name.startswith(_ASSETS):
             return _is_asset(graph(), name.removeprefix(_ASSETS))
-        if not any(_matches_pattern(name, pattern) for pattern in format.files):
+        patterns = (each for each in format.files if each.count("/") == name.count("/"))
+        if not any(fnmatchcase(name, each) for each in patterns):
             return False
         # The names in a SavedModel are fixed, and TensorFlow itself checks the arrays.
         return format is SAVED_MODEL or listed is None or name in listed
 
     return belongs
-
-
-def _matches_pattern(name: str, pattern: str) -> bool:
-    return name.count("/") == pattern.count("/") and fnmatchcase(name, pattern)
 
 
 def _is_asset(graph: bytes, name: str) -> bool:

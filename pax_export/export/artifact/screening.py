@@ -29,8 +29,6 @@ _DEEPEST = 20
 _SAME = frozenset(("Identity", "IdentityN", "EnsureShape"))
 _LOOKS_AT_VARIABLE = frozenset(("ReadVariableOp", "VarIsInitializedOp"))
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
-#: Operations that run once, when the model is loaded, with the paths of the assets.
-_INITIALIZER = "__saved_model_init_op"
 #: Where the first releases of TensorFlow listed the assets.
 _ASSETS = "saved_model_assets"
 #: Text that leads out of the folder of a checkpoint.
@@ -72,12 +70,13 @@ def _find_violations(model: Any, path: Path) -> Iterator[str]:
                     suspects.append((scope, node))
                 elif operation not in operations.ALLOWED and operation not in functions:
                     yield from (f"{each} in {scope}" for each in _disallowed_parts(node))
-                for called in _called_functions(node):
-                    if called not in functions and called not in operations.ALLOWED:
-                        yield f"{called}, which {operation} calls, in {scope}"
-        flow = _FileNames(graph, scopes) if suspects else None
+                called = map(_functions_in, node.attr.values())
+                names = {function.name for each in called for function in each}
+                for name in sorted(names - functions - operations.ALLOWED - {""}):
+                    yield f"{name}, which {operation} calls, in {scope}"
+        flow = _FileNames(graph, scopes)
         for scope, node in suspects:
-            if flow is not None and not flow.is_honest(scope, node):
+            if not flow.is_honest(scope, node):
                 yield f"{node.op} in {scope}"
 
 
@@ -93,12 +92,6 @@ def _disallowed_parts(node: Any) -> Iterator[str]:
         yield node.op
 
 
-def _called_functions(node: Any) -> Iterator[str]:
-    """The functions in the attributes of an operation."""
-    for value in node.attr.values():
-        yield from (each.name for each in _functions_in(value) if each.name)
-
-
 def _names_a_file(node: Any) -> bool:
     attribute = operations.BY_ATTRIBUTE[node.op]
     if attribute.name not in node.attr:
@@ -109,7 +102,6 @@ def _names_a_file(node: Any) -> bool:
 
 
 def _assets_outside(graph: Any, path: Path) -> Iterator[str]:
-    """Returns listed assets of the SavedModel outside of its folder."""
     folder = path / "assets"
     for asset in _asset_files(graph):
         name = PurePosixPath(asset.filename)
@@ -133,12 +125,8 @@ def _tensors_of(arrays: Mapping[str, Any]) -> set[str]:
     """Returns the nodes of a signature's tensors; for sparse or composite ones, all parts."""
     found = set()
     for info in arrays.values():
-        sparse = info.coo_sparse
-        parts = (
-            sparse.values_tensor_name,
-            sparse.indices_tensor_name,
-            sparse.dense_shape_tensor_name,
-        )
+        kinds = ("values", "indices", "dense_shape")
+        parts = (getattr(info.coo_sparse, f"{kind}_tensor_name") for kind in kinds)
         components = (each.name for each in info.composite_tensor.components)
         found.update(map(_node_of, (info.name, *parts, *components)))
     return found
@@ -186,7 +174,6 @@ class _FileNames:
             self._saver = "" if self._saver in given else self._saver
 
     def _find_node(self, scope: _GraphScope, tensor: str) -> Any:
-        """Returns the node that produces a tensor."""
         if scope.place not in self._nodes:
             self._nodes[scope.place] = {node.name: node for node in scope.nodes}
         return self._nodes[scope.place].get(_node_of(tensor))
@@ -252,7 +239,7 @@ class _FileNames:
         saver = self._graph.saver_def
         found = {_node_of(saver.save_tensor_name), saver.restore_op_name}
         for key, signature in self._graph.signature_def.items():
-            found |= set() if key == _INITIALIZER else _tensors_of(signature.outputs)
+            found |= set() if key == inspect.INITIALIZER else _tensors_of(signature.outputs)
         return found
 
     def _is_from(

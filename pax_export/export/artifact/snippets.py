@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shlex
@@ -26,11 +27,13 @@ def of(report: Report, name: str | None) -> Iterator[tuple[str, str]]:
     path = name or _HERE
     for key, info in report.signatures.items():
         inputs = _inputs_text(info, _sizes(info))
-        call = _with_pax_export(path, key, info, report)
+        function = "model" if key == _first_key(report) else f"model.signatures[{key!r}]"
+        arguments = ", ".join(_argument_codes(info))
+        call = f"model = load({path!r})\noutput = {function}({arguments})\n"
         yield f"Python: {key}", _py_text(info, "from pax_export.export import load", inputs, call)
         if report.target in _RUNTIMES and all(map(_is_plain, (*info.inputs, *info.outputs))):
-            runtime, line, write = _RUNTIMES[report.target]
-            text = _py_text(info, line, inputs, write(path, key))
+            runtime, line, call = _RUNTIMES[report.target]
+            text = _py_text(info, line, inputs, call.format(path=path, key=key))
             yield f"Python, with {runtime} alone: {key}", text
         if report.target == "web" and (text := _javascript_text(key, info, report)):
             yield f"JavaScript: {key}", text
@@ -91,21 +94,10 @@ def _is_plain(entry: ArrayInfo) -> bool:
     return entry.dtype in _OF_NUMPY
 
 
-def _with_pax_export(path: str, key: str, info: SignatureInfo, report: Report) -> str:
-    function = "model" if key == _first_key(report) else f"model.signatures[{key!r}]"
-    return "\n".join(
-        [f"model = load({path!r})", f"output = {function}({', '.join(_argument_codes(info))})", ""]
-    )
-
-
 def _argument_codes(info: SignatureInfo) -> Iterator[str]:
     """The arguments of a call; those that were fixed are part of the function."""
     given = {name: tree for name, tree in info.arguments.items() if "static" not in tree}
-    by_place = []
-    for name in info.positional:
-        if name not in given:
-            break
-        by_place.append(name)
+    by_place = list(itertools.takewhile(given.__contains__, info.positional))
     yield from (_value(given.pop(name)) for name in by_place)
     for name, tree in given.items():
         yield f"{name}={_value(tree)}" if name.isidentifier() else f"**{{{name!r}: {_value(tree)}}}"
@@ -131,34 +123,25 @@ def _to_code(value: object) -> str:
     return "None" if isinstance(value, Fixed) else repr(value)
 
 
-def _tensorflow_call(path: str, key: str) -> str:
-    return f"""\
+_TENSORFLOW = """\
 model = tf.saved_model.load({path!r})
 tensors = {{name: tf.constant(value) for name, value in inputs.items()}}
 outputs = model.signatures[{key!r}](**tensors)
 """
-
-
-def _litert_call(path: str, key: str) -> str:
-    return f"""\
+_LITERT = """\
 model = Interpreter(model_path={path!r})
 outputs = model.get_signature_runner({key!r})(**inputs)
 """
-
-
-def _onnxruntime_call(path: str, key: str) -> str:
-    return f"""\
+_ONNXRUNTIME = """\
 model = onnxruntime.InferenceSession({path!r})
 taken = {{entry.name: inputs[entry.name] for entry in model.get_inputs()}}
 outputs = model.run(None, taken)
 """
-
-
 #: Runtimes for each format without pax_export, and a call in each.
 _RUNTIMES = {
-    "saved_model": ("TensorFlow", "import tensorflow as tf", _tensorflow_call),
-    "tflite": ("LiteRT", "from ai_edge_litert.interpreter import Interpreter", _litert_call),
-    "onnx": ("onnxruntime", "import onnxruntime", _onnxruntime_call),
+    "saved_model": ("TensorFlow", "import tensorflow as tf", _TENSORFLOW),
+    "tflite": ("LiteRT", "from ai_edge_litert.interpreter import Interpreter", _LITERT),
+    "onnx": ("onnxruntime", "import onnxruntime", _ONNXRUNTIME),
 }
 
 

@@ -25,10 +25,15 @@ from pax_export._jax import equations_of
 from pax_export._jaxpr import jaxpr_operations
 from pax_export.export.artifact import compatibility
 from pax_export.export.artifact.report import ArrayInfo
-from pax_export.export.lowering.empty_batches import let_be_empty, may_be_empty
-from pax_export.export.lowering.keep_nan import keep_nan, says_extremes
-from pax_export.export.lowering.products import drop_dot_algorithm
 from pax_export.export.lowering.refusals import named_refusals
+from pax_export.export.lowering.rewrites import (
+    drop_dot_algorithm,
+    keep_nan,
+    let_be_empty,
+    may_be_empty,
+    says_extremes,
+    tensor_shape,
+)
 from pax_export.export.lowering.shardings import drop_shardings, says_shardings
 from pax_export.export.portable.any_size import lowerable
 from pax_export.export.portable.on_cpus import fast_on_cpus
@@ -412,7 +417,7 @@ def _prepend_batch_numbers(operation: Any, operand: int, places: Sequence[int], 
         indices = _widen_indices(indices)
         numbers = [_iota(indices, place, axis) for place in places]
         kind = ir.RankedTensorType(indices.type)
-        shape = _tensor_shape(kind)
+        shape = tensor_shape(kind)
         shape[axis] += len(numbers)
         joined = ir.RankedTensorType.get(shape, kind.element_type)
         # Named by its keyword only where that has one name in all versions.
@@ -428,14 +433,14 @@ def _widen_indices(indices: Any) -> Any:
     kind = ir.RankedTensorType(indices.type)
     if ir.IntegerType(kind.element_type).width >= 32:
         return indices
-    wide = ir.RankedTensorType.get(_tensor_shape(kind), ir.IntegerType.get_signless(32))
+    wide = ir.RankedTensorType.get(tensor_shape(kind), ir.IntegerType.get_signless(32))
     return stablehlo.ConvertOp(wide, indices).result
 
 
 def _iota(indices: Any, place: int, axis: int) -> Any:
     """The index along one dimension, shaped like the indices with one component."""
     kind = ir.RankedTensorType(indices.type)
-    shape = _tensor_shape(kind)
+    shape = tensor_shape(kind)
     shape[axis] = 1
     result = ir.RankedTensorType.get(shape, kind.element_type)
     sizes = [
@@ -461,11 +466,3 @@ def _constant(value: int) -> Any:
 
 def _vector(length: int) -> Any:
     return ir.RankedTensorType.get([length], ir.IntegerType.get_signless(32))
-
-
-def _tensor_shape(kind: Any) -> list[int]:
-    """The sizes, with MLIR's own number for a dynamic one."""
-    return [
-        ir.ShapedType.get_dynamic_size() if kind.is_dynamic_dim(i) else kind.get_dim_size(i)
-        for i in range(kind.rank)
-    ]

@@ -29,11 +29,7 @@ from pax_export.export.portable.dequantize_ahead import StoredIntegers, dequanti
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.flops import work_fields, work_of
-from pax_export.export.tracing.programs import (
-    Program,
-    check_updates,
-    line_of_model,
-)
+from pax_export.export.tracing.programs import Program, check_updates, line_of_model
 from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import Traced, trace, vjp
 
@@ -137,8 +133,13 @@ def lower_model(
         often = (0, 0) if program.trains else order
         found = differentiate(model, program, module, store, platforms, often, trainable)
         signatures.append(_signature(program, module, found, store, update, weights))
-    if vjp_order:
-        _refuse_none(signatures, vjp_order)
+    if vjp_order and not any(each.gradient for each in signatures):
+        raise NotDifferentiableError(
+            "The model has no differentiable inputs or parameters.",
+            where=", ".join(each.key for each in signatures),
+            got=f"vjp_order={vjp_order}, and {_NOTHING}",
+            write="vjp_order=0, or no vjp_order at all",
+        )
     initializer = _initializer(store, platforms) if store.computed else None
     return LoweredModel(tuple(programs), store, tuple(signatures), tuple(platforms), initializer)
 
@@ -168,17 +169,6 @@ def lower_signature(
     order = vjp_orders(1 if trainable else 0, trainable)
     found = differentiate(model, program, module, store, platforms, order, trainable)
     return _signature(program, module, found, store, update=False)
-
-
-def _refuse_none(signatures: Sequence[Signature], vjp_order: int) -> None:
-    """Refuses an export with gradients if no signature can have any."""
-    if not any(each.gradient for each in signatures):
-        raise NotDifferentiableError(
-            "The model has no differentiable inputs or parameters.",
-            where=", ".join(each.key for each in signatures),
-            got=f"vjp_order={vjp_order}, and {_NOTHING}",
-            write="vjp_order=0, or no vjp_order at all",
-        )
 
 
 def _lower(program: Program, platforms: Sequence[str], update: bool) -> Lowered:
@@ -234,8 +224,8 @@ def signature_info(
 
 
 def output_infos(program: Program) -> tuple[ArrayInfo, ...]:
-    names = program.output_names
-    return tuple(array_info(name, name, each) for name, each in zip(names, program.outputs))
+    named = zip(program.output_names, program.outputs)
+    return tuple(array_info(name, name, each) for name, each in named)
 
 
 def _inputs(inputs: Inputs) -> tuple[ArrayInfo, ...]:

@@ -41,8 +41,9 @@ def named_refusals() -> Iterator[None]:
 
 
 def _refusal(equations: list[Any], error: Exception) -> PaxError:
-    place = next((at for at, each in enumerate(equations) if not _only_calls(each)), -1)
-    chain = equations[: place + 1] if place >= 0 else equations
+    calls = [next(inner_programs(each), None) is not None for each in equations]
+    place = calls.index(False) if False in calls else len(calls) - 1
+    chain = equations[: place + 1]
     name = equations[place].primitive.name
     symbolic = _symbolic_dimensions(equations[place])
     if not _speaks_of(symbolic, error):
@@ -73,11 +74,6 @@ def _speaks_of(symbolic: list[str], error: Exception) -> bool:
     text = f"{type(error).__name__} {error}"
     names = (re.search(rf"\b{re.escape(name)}\b", text) for name in symbolic)
     return bool(symbolic) and (bool(_OF_SIZES.search(text)) or any(names))
-
-
-def _only_calls(equation: Equation) -> bool:
-    """Whether this only calls others."""
-    return next(inner_programs(equation), None) is not None
 
 
 def _symbolic_dimensions(equation: Equation) -> list[str]:

@@ -135,7 +135,8 @@ class Store:
         value = getattr(value, "val", value)  # jax wraps numpy arrays again in every trace
         place = self._by_id.get(id(value))
         if place is None and isinstance(value, np.ndarray):  # ... and sometimes copies them
-            content = (value.dtype, value.shape, _digest(value))
+            flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)  # a copy only if it must
+            content = (value.dtype, value.shape, hashlib.sha256(flat.data).digest())
             place = self._by_content.setdefault(content, len(self.variables))
             place = place if place < len(self.variables) else None
         if place is None:
@@ -143,12 +144,6 @@ class Store:
             name = legal_names([*self._names, f"constants.{count}"])[-1]
             place = self._add(value, name, trainable=False)
         return place
-
-
-def _digest(array: np.ndarray) -> bytes:
-    # Without a copy, if the array is contiguous.
-    flat = np.ascontiguousarray(array).reshape(-1)
-    return hashlib.sha256(flat.view(np.uint8).data).digest()
 
 
 class Deferred:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,6 @@ def bisect(
     with_state = "variable:" in (error.where or "")
     for program in ordered:
         search = _BisectSearch(program, with_state, end)
-
         found = search.found(functools.partial(_difference_after, search, format, model, test))
         if found is not None:
             return _divergence(*found, kinds)
@@ -147,7 +146,7 @@ class _BisectSearch:
             return None
         good, bad = -1, len(steps) - 1
         apart = apart_after(bad)
-        if apart is None or not apart:
+        if not apart:
             return None  # the parts are right, and only the whole is not
         while bad - good > 1 and time.perf_counter() < self._end:
             for middle in _from_the_middle(good, bad):
@@ -200,13 +199,9 @@ def _with_sizes(traced: Traced) -> Callable[[Sequence[Any]], list[Any]]:
 def _exportable_arrays(value: Any) -> list[Any]:
     """Returns a value as arrays of dtypes that every format supports."""
     value = dtypes.store(value)
-    if jnp.iscomplexobj(value):
-        return [jnp.real(value), jnp.imag(value)]
-    return [value]
+    return [jnp.real(value), jnp.imag(value)] if jnp.iscomplexobj(value) else [value]
 
 
-def _from_the_middle(good: int, bad: int) -> Iterator[int]:
+def _from_the_middle(good: int, bad: int) -> list[int]:
     """The numbers between two, from the middle outwards."""
-    between = range(good + 1, bad)
-    middle = (good + bad) // 2
-    return iter(sorted(between, key=lambda number: abs(number - middle)))
+    return sorted(range(good + 1, bad), key=lambda number: abs(number - (good + bad) // 2))

@@ -36,12 +36,7 @@ from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.probes import ProbeDifference
 from pax_export.export.validation.serve import Arrays
-from pax_export.export.validation.validate import (
-    Case,
-    call_export,
-    count_not_finite,
-    differences,
-)
+from pax_export.export.validation.validate import Case, call_export, count_not_finite, differences
 
 #: The number of weights named in one message.
 _FEW = 8
@@ -72,7 +67,7 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
     with run:
         exporter.find(request)
         try:
-            return _write_export(exporter, run, request)
+            return _Export(exporter, request, run).write()
         except PaxError as error:
             name_modules(error, exporter, request)
             raise
@@ -97,146 +92,192 @@ def _missing_runtime(exporter: FormatExporter, request: Request) -> list[str]:
     return [f"not validated: {reason}"]
 
 
-def _write_export(exporter: FormatExporter, run: ExportRun, request: Request) -> Report:
-    contents = exporter.make(run, request)
-    with run.place(contents.estimate_bytes()) as place:
-        while True:
-            with run.phase("write"):
-                written = contents.write(place)
-            if exporter.tests_reported:
-                report = _make_report(exporter, contents, place, written, run, {}, request)
-                contents.write_report(report, place, written)
-            try:
-                errors = _test_export(exporter, contents, place, run, request, written)
-                break
-            except ValidationError as error:
-                less = contents.drop_optional_gradients(error)
-                if less is None:
-                    _locate_divergence(error, exporter, contents, run, request)
-                    raise
-                contents = less
-                for each in place.iterdir():
-                    shutil.rmtree(each) if each.is_dir() else each.unlink()
-        report = _make_report(exporter, contents, place, written, run, errors, request)
-        run.write_card(report, place)
-        contents.write_report(report, place, written)
-        run.sign(place)
-    run.clear()
-    return report
+@dataclasses.dataclass(frozen=True)
+class _Export:
+    """One export on its way to its path."""
 
+    exporter: FormatExporter
+    request: Request
+    run: ExportRun
 
-def _test_export(
-    exporter: FormatExporter,
-    contents: Contents,
-    place: Path,
-    run: ExportRun,
-    request: Request,
-    written: object,
-) -> dict[str, float]:
-    """Validates the export; a failure is attributed to non-finite weights if there are any."""
-    if exporter.runtime and run.calls and not run.separate:
-        with run.phase(f"load {exporter.runtime}"):
-            exporter.load(request)
-    try:
-        errors = run.tested(lambda: contents.test(exporter, place, run))
-    except ValidationError as error:
-        names = not_finite(contents.stored())
-        if not names:
-            raise
-        raise ValidationError(
-            f"The model has NaN or infinite weights, for which {exporter.format.title} computes "
-            "other results than jax.",
-            where=names,
-            got=f"{error.where}: {error.got}",
-            write="finite weights, from before the training diverged; or validate=False to look "
-            "at the export all the same",
-        ) from error
-    known = {text.partition(" ")[0] for text in getattr(written, "differs", ())}
-    _judge_differences(exporter, contents, run, request, known)
-    return errors
+    def write(self) -> Report:
+        run = self.run
+        contents = self.exporter.make(run, self.request)
+        with run.place(contents.estimate_bytes()) as place:
+            while True:
+                with run.phase("write"):
+                    written = contents.write(place)
+                if self.exporter.tests_reported:
+                    report = self._make_report(contents, place, written, {})
+                    contents.write_report(report, place, written)
+                try:
+                    errors = self._test(contents, place, written)
+                    break
+                except ValidationError as error:
+                    less = contents.drop_optional_gradients(error)
+                    if less is None:
+                        self._locate_divergence(error, contents)
+                        raise
+                    contents = less
+                    for each in place.iterdir():
+                        shutil.rmtree(each) if each.is_dir() else each.unlink()
+            report = self._make_report(contents, place, written, errors)
+            run.write_card(report, place)
+            contents.write_report(report, place, written)
+            run.sign(place)
+        run.clear()
+        return report
 
-
-def _judge_differences(
-    exporter: FormatExporter,
-    contents: Contents,
-    run: ExportRun,
-    request: Request,
-    known: Collection[str],
-) -> None:
-    """Records operations that differ for extreme inputs; raises if they differ for usual ones.
-
-    Operators `known` to differ in the runtime are always recorded.
-    """
-    far: list[ProbeDifference] = run.budget.differences
-    if not far:
-        return
-    found: list[Cause | None] = [None] * len(far)
-    part = exporter.partial()
-    if part is not None and not not_finite(contents.stored()):
-        # It only adds detail: a failure here must not hide the error.
-        with run.phase("find the operation"), contextlib.suppress(Exception):
-            found = _find_causes(part, run, request, far)
-    listed: dict[tuple[str, str, str], list[str]] = {}
-    for difference, cause in zip(far, found):
-        case, probe = difference.case, difference.case.probe
-        where = f"{case.signature}: {difference.output}"
-        only = f" in {difference.only} alone" if difference.only else ""
-        is_bad = cause is not None and cause.usual and cause.operation not in known
-        if is_bad and not probe.input:
+    def _test(self, contents: Contents, place: Path, written: object) -> dict[str, float]:
+        """Validates the export; a failure is attributed to non-finite weights if there are any."""
+        exporter, run = self.exporter, self.run
+        if exporter.runtime and run.calls and not run.separate:
+            with run.phase(f"load {exporter.runtime}"):
+                exporter.load(self.request)
+        try:
+            errors = run.tested(lambda: contents.test(exporter, place, run))
+        except ValidationError as error:
+            names = not_finite(contents.stored())
+            if not names:
+                raise
             raise ValidationError(
-                "A result of the exported model differs from the model's.",
-                where=f"{where}, where inputs are up to 1e4",
-                got=str(cause),
-                write="validate=False to look at the export all the same, and please report it",
-            )
-        what = f"where {probe.input} is" if probe.input else "where inputs are up to 1e4"
-        named = "" if cause is None else str(cause)
-        values = listed.setdefault((only, named, f"{where} {what}"), [])
-        if probe.input:
-            values.append(probe.value)
-    for (only, cause, where), values in listed.items():
-        place = f"{where} {', '.join(values)}".strip()
-        run.budget.differs.append(
-            f"differs from jax{only} at: {f'{cause} ({place})' if cause else place}"
-        )
+                f"The model has NaN or infinite weights, for which {exporter.format.title} "
+                "computes other results than jax.",
+                where=names,
+                got=f"{error.where}: {error.got}",
+                write="finite weights, from before the training diverged; or validate=False to "
+                "look at the export all the same",
+            ) from error
+        known = {text.partition(" ")[0] for text in getattr(written, "differs", ())}
+        self._judge_differences(contents, known)
+        return errors
 
+    def _judge_differences(self, contents: Contents, known: Collection[str]) -> None:
+        """Records operations that differ for extreme inputs; raises if they do for usual ones.
 
-def _find_causes(
-    part: FormatExporter, run: ExportRun, request: Request, far: Sequence[ProbeDifference]
-) -> list[Cause | None]:
-    """The operation that causes each difference: a swept elementwise one, or by exporting parts."""
-    labeled, _ = with_paths(request.model)
-    with traced_anew():
-        model, programs = part.trace(dataclasses.replace(request, model=labeled))
+        Operators `known` to differ in the runtime are always recorded.
+        """
+        budget, part = self.run.budget, self.exporter.partial()
+        far: list[ProbeDifference] = budget.differences
+        if not far:
+            return
+        found: list[Cause | None] = [None] * len(far)
+        if part is not None and not not_finite(contents.stored()):
+            # It only adds detail: a failure here must not hide the error.
+            with self.run.phase("find the operation"), contextlib.suppress(Exception):
+                found = self._find_causes(part, far)
+        listed: dict[tuple[str, str, str], list[str]] = {}
+        for difference, cause in zip(far, found):
+            case, probe = difference.case, difference.case.probe
+            where = f"{case.signature}: {difference.output}"
+            only = f" in {difference.only} alone" if difference.only else ""
+            is_bad = cause is not None and cause.usual and cause.operation not in known
+            if is_bad and not probe.input:
+                raise ValidationError(
+                    "A result of the exported model differs from the model's.",
+                    where=f"{where}, where inputs are up to 1e4",
+                    got=str(cause),
+                    write="validate=False to look at the export all the same, and please report it",
+                )
+            what = f"where {probe.input} is" if probe.input else "where inputs are up to 1e4"
+            named = "" if cause is None else str(cause)
+            values = listed.setdefault((only, named, f"{where} {what}"), [])
+            if probe.input:
+                values.append(probe.value)
+        for (only, cause, where), values in listed.items():
+            place = f"{where} {', '.join(values)}".strip()
+            at = f"{cause} ({place})" if cause else place
+            budget.differs.append(f"differs from jax{only} at: {at}")
 
-    def call_with(model: Exportable, program: Program, given: Sequence[Arrays]) -> list[Arrays]:
-        contents = part.lower(model, (program,), request)
-        with scratch_place(part.format) as place:
+    def _find_causes(
+        self, part: FormatExporter, far: Sequence[ProbeDifference]
+    ) -> list[Cause | None]:
+        """The operation behind each difference: a swept elementwise one, or by exporting parts."""
+        labeled, _ = with_paths(self.request.model)
+        with traced_anew():
+            model, programs = part.trace(dataclasses.replace(self.request, model=labeled))
+
+        def call_with(model: Exportable, program: Program, given: Sequence[Arrays]) -> list[Arrays]:
+            contents = part.lower(model, (program,), self.request)
+            with scratch_place(part.format) as place:
+                contents.write(place)
+                cases = [Case(program.key, inputs, {}) for inputs in given]
+                here = part.run_here() if part.one_by_one else None
+                return call_export(part.format, place, cases, self.run.separate, here)
+
+        def call_part(model: Exportable, program: Program, inputs: Arrays) -> Arrays:
+            return call_with(model, program, [inputs])[0]
+
+        found: dict[int, Cause | None] = {}
+        for program in programs:
+            these = [at for at, each in enumerate(far) if each.case.signature == program.key]
+            wrong = [(far[at].case.inputs, far[at].output) for at in these]
+            if wrong:
+                found.update(zip(these, find_causes(model, program, wrong, call_part, part.factor)))
+            left = [at for at in these if found.get(at) is None]
+            cases = list({id(each): each for each in (far[at].case for at in left)}.values())
+            if cases:
+                test = functools.partial(_apart_far, call_with, model, cases, part.factor)
+                first = bisect_calls(program, len(cases), test, _SECONDS)
+                by_case = {id(case): each for case, each in zip(cases, first) if each is not None}
+                for at in left:
+                    if (divergence := by_case.get(id(far[at].case))) is not None:
+                        place = divergence.path or divergence.source
+                        found[at] = Cause(divergence.named, place, usual=False)
+        return [found.get(at) for at in range(len(far))]
+
+    def _locate_divergence(self, error: ValidationError, contents: Contents) -> None:
+        """Adds to an error where jax and the export begin to differ, for results that do."""
+        part, run, request = self.exporter.partial(), self.run, self.request
+        if part is None or isinstance(error, GradientMismatchError):
+            return
+        if not_finite(contents.stored()):
+            return  # they are the cause, not an operation
+        model, kinds = with_paths(request.model)
+
+        def test(model: Exportable, program: Program, place: Path) -> None:
+            run.budget = Budget()
+            contents = part.lower(model, (program,), request)
             contents.write(place)
-            cases = [Case(program.key, inputs, {}) for inputs in given]
-            here = part.run_here() if part.one_by_one else None
-            return call_export(part.format, place, cases, run.separate, here)
+            contents.test(part, place, run)
 
-    def call_part(model: Exportable, program: Program, inputs: Arrays) -> Arrays:
-        return call_with(model, program, [inputs])[0]
+        # It only improves a message: a failure here must not hide the error.
+        with run.phase("find the operation"), contextlib.suppress(Exception):
+            with traced_anew():
+                traced = part.trace(dataclasses.replace(request, model=model))
+            error.parting = found = bisect(self.exporter.format, *traced, kinds, error, test)
+            if found is not None:
+                error.where = f"{error.where}; first at {found}" if error.where else f"{found}"
+                apart = f"; there {found.apart}" if found.apart != error.got else ""
+                error.got = f"{error.got}{apart}"
 
-    found: dict[int, Cause | None] = {}
-    for program in programs:
-        these = [at for at, each in enumerate(far) if each.case.signature == program.key]
-        wrong = [(far[at].case.inputs, far[at].output) for at in these]
-        if wrong:
-            found.update(zip(these, find_causes(model, program, wrong, call_part, part.factor)))
-        left = [at for at in these if found.get(at) is None]
-        cases = list({id(each): each for each in (far[at].case for at in left)}.values())
-        if cases:
-            test = functools.partial(_apart_far, call_with, model, cases, part.factor)
-            first = bisect_calls(program, len(cases), test, _SECONDS)
-            by_case = {id(case): each for case, each in zip(cases, first) if each is not None}
-            for at in left:
-                if (divergence := by_case.get(id(far[at].case))) is not None:
-                    place = divergence.path or divergence.source
-                    found[at] = Cause(divergence.named, place, usual=False)
-    return [found.get(at) for at in range(len(far))]
+    def _make_report(
+        self, contents: Contents, place: Path, written: object, errors: dict[str, float]
+    ) -> Report:
+        run, request = self.run, self.request
+        fields: dict[str, Any] = {"oldest_tensorflow": "", "stablehlo": "", "calling_convention": 0}
+        fields |= contents.report_fields(place, written, run)
+        if request.quantization is not None:
+            details = dict(fields.get("details", {}))
+            lost = {"weights lose": request.quantization.summary()}
+            fields["details"] = details | {"quantized": details.get("quantized", {}) | lost}
+        keys = fields["signatures"]
+        untested = [key for key in keys if run.calls and not _is_tested(key, errors)]
+        return Report(
+            model=contents.name,
+            variables=tuple(contents.variables),
+            variable_bytes=sum(each.bytes for each in contents.variables),
+            validated=None if len(untested) == len(keys) else run.validated,
+            left_out=(
+                *run.budget.left_out,
+                *(f"{key}: no call was found that gives an element to compare" for key in untested),
+            ),
+            differs=tuple(run.budget.differs),
+            largest_error=errors,
+            seconds=run.wall_time,
+            target=self.exporter.format.name,
+            **fields,
+        )
 
 
 #: Seconds after which the search for an operation starts no further trial.
@@ -261,73 +302,10 @@ def _apart_far(
     return said
 
 
-def _locate_divergence(
-    error: ValidationError,
-    exporter: FormatExporter,
-    contents: Contents,
-    run: ExportRun,
-    request: Request,
-) -> None:
-    """Adds to an error where jax and the export begin to differ, for results that do."""
-    part = exporter.partial()
-    if part is None or isinstance(error, GradientMismatchError) or not_finite(contents.stored()):
-        return  # non-finite weights are the cause, not an operation
-    model, kinds = with_paths(request.model)
-
-    def test(model: Exportable, program: Program, place: Path) -> None:
-        run.budget = Budget()
-        contents = part.lower(model, (program,), request)
-        contents.write(place)
-        contents.test(part, place, run)
-
-    # It only improves a message: a failure here must not hide the error.
-    with run.phase("find the operation"), contextlib.suppress(Exception):
-        with traced_anew():
-            traced = part.trace(dataclasses.replace(request, model=model))
-        error.parting = found = bisect(exporter.format, *traced, kinds, error, test)
-        if found is not None:
-            error.where = f"{error.where}; first at {found}" if error.where else f"{found}"
-            apart = f"; there {found.apart}" if found.apart != error.got else ""
-            error.got = f"{error.got}{apart}"
-
-
 def not_finite(weights: Mapping[str, Any]) -> str:
     """Formats the names of some weights with NaN or infinity; empty if there are none."""
     names = [name for name, value in weights.items() if count_not_finite(np.asarray(value))]
     return a_few(names, _FEW)
-
-
-def _make_report(
-    exporter: FormatExporter,
-    contents: Contents,
-    place: Path,
-    written: object,
-    run: ExportRun,
-    errors: dict[str, float],
-    request: Request,
-) -> Report:
-    fields: dict[str, Any] = {"oldest_tensorflow": "", "stablehlo": "", "calling_convention": 0}
-    fields |= contents.report_fields(place, written, run)
-    if request.quantization is not None:
-        details = dict(fields.get("details", {}))
-        lost = {"weights lose": request.quantization.summary()}
-        fields["details"] = details | {"quantized": details.get("quantized", {}) | lost}
-    untested = [key for key in fields["signatures"] if run.calls and not _is_tested(key, errors)]
-    return Report(
-        model=contents.name,
-        variables=tuple(contents.variables),
-        variable_bytes=sum(each.bytes for each in contents.variables),
-        validated=None if len(untested) == len(fields["signatures"]) else run.validated,
-        left_out=(
-            *run.budget.left_out,
-            *(f"{key}: no call was found that gives an element to compare" for key in untested),
-        ),
-        differs=tuple(run.budget.differs),
-        largest_error=errors,
-        seconds=run.wall_time,
-        target=exporter.format.name,
-        **fields,
-    )
 
 
 def _is_tested(key: str, errors: Mapping[str, float]) -> bool:

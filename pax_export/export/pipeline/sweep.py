@@ -62,11 +62,8 @@ class SweptOperation:
 
     def __call__(self, given: Sequence[Any]) -> Any:
         left = iter(given)
-        atoms = self.equation.invars
-        (result,) = bind_equation(
-            self.equation, [e.val if is_literal(e) else next(left) for e in atoms]
-        )
-        return result
+        operands = [e.val if is_literal(e) else next(left) for e in self.equation.invars]
+        return bind_equation(self.equation, operands)[0]
 
     @property
     def operands(self) -> list[np.dtype]:
@@ -196,9 +193,8 @@ def _sweep_together(
     for index, (each, given) in enumerate(zip(operations, values)):
         one, other = expected[index], np.asarray(got[program.output_names[index]])
         spread = [side[index] for side in near]
-        found.append(
-            DifferingElements(each, given, one, other, _differs(given, one, other, spread, factor))
-        )
+        differs = _differs(given, one, other, spread, factor)
+        found.append(DifferingElements(each, given, one, other, differs))
     return found
 
 
@@ -262,7 +258,6 @@ class Cause:
 
     @property
     def operation(self) -> str:
-        """Its name."""
         return self.text.partition(" ")[0]
 
     def __str__(self) -> str:
@@ -317,11 +312,8 @@ def find_causes(
 
 def _sample_operands(step: TapeStep, given: Sequence[Any]) -> list[np.ndarray]:
     """Samples elements of a step's operands, at equal positions; includes the largest."""
-    arrays = [
-        np.asarray(value)
-        for atom, value in zip(step.equation.invars, given)
-        if not is_literal(atom)
-    ]
+    named = zip(step.equation.invars, given)
+    arrays = [np.asarray(value) for atom, value in named if not is_literal(atom)]
     flat = [each.ravel() for each in np.broadcast_arrays(*arrays)]
     order = np.argsort(flat[0], kind="stable")
     chosen = order[np.linspace(0, len(order) - 1, min(_SOME, len(order))).astype(int)]

@@ -224,7 +224,8 @@ def _write_copy(source: Path, directory: Path, model: Any) -> None:
 def _make_report(
     modules: Sequence[RetargetedModule], oldest: compatibility.Version, trial: Trial, run: ExportRun
 ) -> RetargetReport:
-    versions = [max(each.stablehlo[side] for each in modules) for side in (0, 1)]
+    newest = [max(each.stablehlo[side] for each in modules) for side in (0, 1)]
+    before, after = map(compatibility.format_version, newest)
     conventions = [max(each.calling_convention[side] for each in modules) for side in (0, 1)]
     sizes = [sum(each.bytes[side] for each in modules) for side in (0, 1)]
     changes: Counter[str] = Counter()
@@ -235,10 +236,7 @@ def _make_report(
         modules=len(modules),
         changes=dict(changes),
         oldest_tensorflow=compatibility.format_version(oldest),
-        stablehlo=(
-            compatibility.format_version(versions[0]),
-            compatibility.format_version(versions[1]),
-        ),
+        stablehlo=(before, after),
         calling_convention=(conventions[0], conventions[1]),
         module_bytes=(sizes[0], sizes[1]),
         versions=package_versions("tensorflow"),
@@ -334,7 +332,6 @@ _SIZES, _OTHER_SIZES = (2, 5), (1, 4, 8, 16, 32, 128)
 ANY = dataclasses.replace(
     SAVED_MODEL, run="pax_export.export.formats.saved_model.run:run_any", has_variables=False
 )
-_INITIALIZER = "__saved_model_init_op"
 _OPEN = "open"
 
 
@@ -399,7 +396,7 @@ def _signature_inputs(model: Any) -> dict[str, dict[str, RandomInput] | None]:
         key: _random_inputs(tf, signature.inputs)
         for graph in model.meta_graphs
         for key, signature in sorted(graph.signature_def.items())
-        if key != _INITIALIZER
+        if key != inspect.INITIALIZER
     }
 
 
@@ -422,12 +419,6 @@ def _cases(key: str, inputs: Mapping[str, RandomInput] | None, tried: Sequence[i
         return []
     is_open = any(_OPEN in each.shape for each in inputs.values())
     sizes = [{_OPEN: size} for size in (tried if is_open else tried[:1])]
-    return [
-        Case(
-            key,
-            each.inputs,
-            {},
-            label=f"({each.sizes[_OPEN]} for every open size)" if is_open else "",
-        )
-        for each in random_calls(inputs, sizes=sizes)
-    ]
+    labels = [f"({each[_OPEN]} for every open size)" if is_open else "" for each in sizes]
+    calls = zip(random_calls(inputs, sizes=sizes), labels)
+    return [Case(key, each.inputs, {}, label=label) for each, label in calls]

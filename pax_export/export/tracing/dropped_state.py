@@ -48,7 +48,8 @@ def dropped_state(program: Any, leaves: Sequence[str], assigned: Collection[int]
     for origins, aval, chain in flow.unused:
         if origins & flow.inputs:
             for place in flow.places(origins & ~live & ~flow.inputs):
-                if _same_type(flow.avals[place], aval):
+                leaf = flow.avals[place]
+                if (leaf.shape, leaf.dtype) == (aval.shape, aval.dtype):
                     values.setdefault(_leaf_name(leaves, place, "an array"), source_text(chain))
     return Dropped(keys, values)
 
@@ -174,7 +175,3 @@ def _is_key(value: PyTree) -> bool:
     if dtypes.is_key(value.dtype):
         return True
     return value.dtype == jnp.uint32 and value.shape[-1:] in {(size,) for size in _KEY_SIZES}
-
-
-def _same_type(one: PyTree, other: PyTree) -> bool:
-    return (one.shape, one.dtype) == (other.shape, other.dtype)

@@ -46,6 +46,9 @@ _ARG_STEP = 9
 #: Operations besides the exponential in functions composed of several.
 _BESIDE = {"erf": 62, "erfc": 62, "logistic": 3}
 _CUMULATIVE = frozenset("cumsum cumprod cummax cummin".split())
+_WINDOWS = (
+    "reduce_window_sum reduce_window_max reduce_window_min reduce_window select_and_gather_add"
+).split()
 _SCATTERS = frozenset(
     f"scatter{mark}{how}" for how in "add sub mul min max".split() for mark in "-_"
 )
@@ -86,11 +89,10 @@ def count_operation(equation: Any, path: str, times: PyTree, work: Work) -> bool
     if name in _FREE:
         return True
     if name in _TRANSCENDENTAL:
-        work.transcendentals[path] += times * _count_elements(equation.outvars)
+        count = times * _count_elements(equation.outvars)
+        work.transcendentals[path] += count
         if name in _BESIDE:
-            _add_work(
-                work, path, times * _BESIDE[name] * _count_elements(equation.outvars), equation
-            )
+            _add_work(work, path, _BESIDE[name] * count, equation)
     elif rule is not None:
         _add_work(work, path, times * rule(equation), equation)
     else:
@@ -192,22 +194,18 @@ def _cumulative_work(equation: Any) -> Any:
     return _count_elements(equation.outvars) * (size - 1)
 
 
-def _narrow_dot(equation: Any) -> Any:
-    return 2 * _count_elements(equation.outvars) * equation.invars[0].aval.shape[-1]
-
-
-def _pointwise_convolution(equation: Any) -> Any:
-    """The product and, once, the numbers of the kernel."""
-    axis = equation.params["channels"]
-    inner, outer = (each[0].aval.shape[axis] for each in (equation.invars, equation.outvars))
-    return 2 * _count_elements(equation.outvars) * inner + 2 * inner * outer
+def _per_row(count: int, operand: int = 0) -> Callable[[Any], Any]:
+    """Counts operations for each result and each member of the last axis of an operand."""
+    return lambda equation: (
+        count * _count_elements(equation.outvars) * equation.invars[operand].aval.shape[-1]
+    )
 
 
 def _quantized_dot(equation: Any) -> Any:
-    """The product and, once, the numbers of the matrix."""
-    inner = equation.invars[0].aval.shape[-1]
-    matrix = inner * equation.outvars[0].aval.shape[-1]
-    return 2 * _count_elements(equation.outvars) * inner + 2 * matrix
+    """The product and, once, the numbers of the matrix or of the kernel of a convolution."""
+    axis = equation.params.get("channels", -1)
+    inner, outer = (each[0].aval.shape[axis] for each in (equation.invars, equation.outvars))
+    return 2 * _count_elements(equation.outvars) * inner + 2 * inner * outer
 
 
 def _random_bits(equation: Any) -> Any:
@@ -303,11 +301,6 @@ def _cubic_work(factor: float) -> Callable[[Any], Any]:
     return rule
 
 
-def _triangular_solve(equation: Any) -> Any:
-    *_, size = equation.invars[0].aval.shape
-    return _count_elements(equation.outvars) * size
-
-
 def _fft_work(equation: Equation) -> Any:
     length = _product_of(equation.params["fft_lengths"])
     rounds = math.ceil(math.log2(length)) if isinstance(length, int) and length > 1 else 1
@@ -319,43 +312,30 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(_REDUCTIONS, _reduction_work),
     **dict.fromkeys(_CUMULATIVE, _cumulative_work),
     **dict.fromkeys(_SCATTERS, lambda equation: _count_elements(equation.invars[2:3])),
-    "scatter": lambda equation: 0,
+    **dict.fromkeys(("scatter", "bound_outputs"), _per_result(0)),
     **dict.fromkeys(("argmax", "argmin"), lambda each: _ARG_STEP * _reduction_work(each)),
     "cumlogsumexp": lambda equation: 8 * _cumulative_work(equation),
     "random_bits": _random_bits,
     "integer_pow": _integer_power,
     "dot_general": _dot_work,
     "dequantize": _per_result(2),
-    "narrow_dot": _narrow_dot,
-    "pointwise_convolution": _pointwise_convolution,
-    "quantized_dot": _quantized_dot,
+    **dict.fromkeys(("narrow_dot", "symmetric_product"), _per_row(2)),
+    **dict.fromkeys(("quantized_dot", "pointwise_convolution"), _quantized_dot),
     "quantized_rows": _per_result(2),
     # A division, a rounding and a product of each element.
     **dict.fromkeys(("round_inputs", "round_rows", "one_minus_square"), _per_result(3)),
-    "bound_outputs": lambda equation: 0,
     "ragged_dot_general": _ragged_dot,
     "conv_general_dilated": _convolution_work,
-    "reduce_window_sum": _window_work,
-    "reduce_window_max": _window_work,
-    "reduce_window_min": _window_work,
-    "reduce_window": _window_work,
+    **dict.fromkeys(_WINDOWS, _window_work),
     "select_and_scatter_add": lambda equation: 2 * _count_elements(equation.invars[1:2]),
-    "select_and_gather_add": _window_work,
-    "sort": _sort_work,
-    "top_k": _sort_work,
-    "approx_top_k": _sort_work,
+    **dict.fromkeys(("sort", "top_k", "approx_top_k"), _sort_work),
     "cholesky": _cubic_work(1 / 3),
     "lu": _cubic_work(2 / 3),
     **dict.fromkeys(("qr", "geqrf", "householder_product"), _cubic_work(4 / 3)),
-    "ormqr": lambda equation: (
-        4 * equation.invars[1].aval.shape[-1] * _count_elements(equation.outvars)
-    ),
+    "ormqr": _per_row(4, operand=1),
     "eigh": _cubic_work(9),
     "svd": _cubic_work(20),
-    "triangular_solve": _triangular_solve,
-    "symmetric_product": lambda equation: (
-        2 * equation.invars[0].aval.shape[-1] * _count_elements(equation.outvars)
-    ),
+    "triangular_solve": _per_row(1),
     "cholesky_update": _per_result(6),
     "tridiagonal_solve": _per_result(8),
     "polynomial": lambda equation: _per_result(2 * (len(equation.invars) - 2))(equation),

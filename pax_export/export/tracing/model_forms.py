@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import operator
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -182,16 +183,12 @@ def unbind(model: PyTree) -> tuple[Any, Callable | None]:
     if _is_partial(model):
         owner, function = unbind(model.func)
         if function is not None or _is_model(owner):
-            return owner, _with_bound(function or _call_itself, model)
-    if _is_jitted(model):
+            return owner, _with_bound(function or operator.call, model)
+    if hasattr(model, "__wrapped__") and hasattr(model, "lower"):  # a jitted function
         owner, function = unbind(model.__wrapped__)
         if function is not None or _is_model(owner):
             return owner, function
     return model, None
-
-
-def _call_itself(model: PyTree, *args: PyTree, **kwargs: PyTree) -> Any:
-    return model(*args, **kwargs)
 
 
 def _with_bound(function: Callable, partial: Any) -> Callable:
@@ -234,9 +231,8 @@ def _partial_form(partial: Any) -> ModelForm:
 
     left = functools.partial(partial.func, *first, **named)
     bound = dict(zip(names, first)) | named
-    form = _with_one_entry(
-        function_name(partial), _hold_settings(bound), ModelMethod(call, left, skip=0)
-    )
+    entry = ModelMethod(call, left, skip=0)
+    form = _with_one_entry(function_name(partial), _hold_settings(bound), entry)
     return _with_modes(dataclasses.replace(form, to_tree=_hold_settings), bound)
 
 
@@ -475,11 +471,5 @@ def _is_bound_method(value: PyTree) -> bool:
 
 
 def _is_partial(value: PyTree) -> bool:
-    return isinstance(value, functools.partial) or all(
-        hasattr(value, name)
-        for name in ("func", "args", "keywords")  # as in equinox
-    )
-
-
-def _is_jitted(value: PyTree) -> bool:
-    return hasattr(value, "__wrapped__") and hasattr(value, "lower")
+    alike = all(hasattr(value, name) for name in ("func", "args", "keywords"))  # as in equinox
+    return isinstance(value, functools.partial) or alike

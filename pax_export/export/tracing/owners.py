@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ def owner_of(traced: Traced, chain: Chain) -> str:
         made = frame.f_locals.get("self")
         if not isinstance(made, Primitive) or made.name != name:
             return
-        frames = list(_outer_frames(frame))
+        frames = [each for each, _ in traceback.walk_stack(frame)]
         lines = {(each.f_code.co_filename, each.f_lineno) for each in frames}
         if user is None or user[:2] in lines:
             seen.append(owner_name([each.f_locals.get("self") for each in _of_model(frames)]))
@@ -49,12 +50,6 @@ def _of_model(frames: Sequence[Any]) -> list[Any]:
     files = [each.f_code.co_filename for each in frames]
     ours = [index for index, file in enumerate(files) if file == exportable.__file__]
     return list(reversed(frames[: ours[-1] if ours else len(frames)]))
-
-
-def _outer_frames(frame: PyTree) -> Iterator[Any]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def owner_name(owners: Sequence[Any]) -> str:

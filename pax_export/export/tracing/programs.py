@@ -36,13 +36,7 @@ from pax_export.export.tracing.dropped_state import DRAWS, dropped_state, made_o
 from pax_export.export.tracing.exportable import Exportable, ExportLeaf, layer_of
 from pax_export.export.tracing.model_forms import ModelMethod
 from pax_export.export.tracing.owners import owner_name
-from pax_export.export.tracing.spec import (
-    Inputs,
-    constrained_names,
-    describe_structure,
-    resolve_inputs,
-    tree_names,
-)
+from pax_export.export.tracing.spec import Inputs, describe_structure, resolve_inputs, tree_names
 from pax_export.export.tracing.traced import Traced, for_symbolic_sizes, trace
 
 #: The number of names in one error.
@@ -113,7 +107,8 @@ def _resolve_all(
 ) -> list[Inputs]:
     """The inputs of each method, with the constraints on its own dimensions."""
     found = [resolve(constraints) for resolve in described]
-    about = {each: constrained_names(each) for each in as_strings("constraints", constraints, "")}
+    texts = as_strings("constraints", constraints, "")
+    about = {each: dimensions.constrained_names(each) for each in texts}
     for constraint, names in about.items():
         if not any(set(names) <= {*inputs.dimensions} for inputs in found):
             known = dict.fromkeys(name for inputs in found for name in inputs.dimensions)
@@ -409,11 +404,10 @@ def _as_symbolic(error: Exception) -> str:
 
 def _changed_from_inside(error: Exception) -> StateChangeError:
     """The advice for a net of flax.nnx that changes and that a function closes over."""
-    selves = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     return StateChangeError(
         "A call changes the state of a net that the function closes over, and the export "
         "would not.",
-        where=owner_name(selves) or None,
+        where=owner_name(_selves(error)) or None,
         got=first_line(error),
         write=f"{_EVAL}the params as the first argument of the function: "
         "`graph, params = nnx.split(net)`, then `nnx.merge(graph, params)(x)` in the function",
@@ -448,11 +442,13 @@ def _with_numbers(struct: jax.ShapeDtypeStruct, numbers: dict[str, int]) -> jax.
 
 def _place_of(error: Exception) -> str:
     """The innermost line that is not jax's or ours, and the layer that it belongs to."""
-    place, owners = _line_of(error) or "unknown", []
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        owners.append(frame.f_locals.get("self"))
-    layer = layer_of(owners)
+    place = _line_of(error) or "unknown"
+    layer = layer_of(_selves(error))
     return f"{layer} ({place})" if layer else place
+
+
+def _selves(error: Exception) -> list[Any]:
+    return [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def line_of_model(error: Exception) -> str:

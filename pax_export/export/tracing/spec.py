@@ -33,6 +33,7 @@ from pax_export.export.tracing.static import (
 
 _EXAMPLE = 'spec("batch, 28, 28, 1")'
 _CONSTRAINTS = 'constraints=("length <= 512", "length >= 2")'
+_BY_NAME = "kwargs must be a dict by name."
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,9 @@ def resolve_inputs(
         )
     constraints = as_strings("constraints", constraints, _CONSTRAINTS)
     args = inputs if type(inputs) is tuple else (inputs,)
-    args, named = jax.tree_util.tree_map(_from_tensorflow, (args, _by_name(kwargs)))
+    write = 'kwargs={"mask": spec("batch, length", "bool")}'
+    named = {} if kwargs is None else as_named("kwargs", kwargs, _BY_NAME, write)
+    args, named = jax.tree_util.tree_map(_from_tensorflow, (args, named))
     positional = _parameter_names(function, skip, args, named)
     given, (args, named) = args, array_arguments(args, named)
     scope = _SymbolicScope((args, named), constraints)
@@ -189,19 +192,6 @@ def resolve_inputs(
     # The user's own dimension text, from here or from where the scope was created.
     known = constraints or scope_constraints(scope.scope)
     return Inputs(flat, tree, arguments, positional, known)
-
-
-def constrained_names(constraint: str) -> tuple[str, ...]:
-    """The dimensions that a constraint, which jax has read, is about."""
-    sides = " + ".join(f"({side})" for side in re.split("[<>=]=?", constraint))
-    return dimensions.names(sides)
-
-
-def _by_name(kwargs: PyTree) -> dict[str, Any]:
-    if kwargs is None:
-        return {}
-    what = "kwargs must be a dict by name."
-    return as_named("kwargs", kwargs, what, 'kwargs={"mask": spec("batch, length", "bool")}')
 
 
 def array_arguments(args: PyTree, kwargs: PyTree) -> tuple[Any, Any]:

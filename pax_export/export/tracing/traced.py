@@ -138,13 +138,13 @@ def _refuse_callbacks(program: TracedProgram) -> None:
             write="EQX_ON_ERROR=off, or =nan, in the environment of Python before equinox is "
             "imported; throw=False where diffrax, lineax or optimistix are called",
         )
-        raise attach_operations(error, jaxpr_operations(program, found))
-    if found:
+    elif found:
         error = UnsupportedOperationError(
             f"The model calls back into Python, which an export cannot: {', '.join(found)}.",
             write="the same in operations of jax, or leave jax.debug.print, "
             "jax.pure_callback and the like out in eval mode",
         )
+    if found:
         raise attach_operations(error, jaxpr_operations(program, found))
 
 

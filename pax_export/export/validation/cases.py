@@ -265,17 +265,19 @@ class ReferenceModel:
     """The model that was exported, to test an existing export against."""
 
     def __init__(self, model: Any, report: Report, names: Mapping[str, str]):
-        chosen = {key: names.get(key, self._method_name(model, key)) for key in report.signatures}
-        self._exportable = make_exportable(model, chosen, _outputs_of(report))
+        def method(key: str) -> str:
+            has_it = key != DEFAULT and callable(getattr(type(model), key, None))
+            return names.get(key, key if has_it else "__call__")
+
+        chosen = {key: method(key) for key in report.signatures}
+        kinds = {entry.dtype for each in report.signatures.values() for entry in each.outputs}
+        outputs = "float32" if kinds.isdisjoint(("float16", "bfloat16")) else "model"
+        self._exportable = make_exportable(model, chosen, outputs)
         self._methods = {each.key: each for each in self._exportable.methods}
         is_quantized = any(leaf.name.endswith(".integers") for leaf in self._exportable.leaves)
         told = report.details.get("quantized", {})
         kinds = ("kernels add",) if is_quantized else ("kernels add", "weights lose")
         self._losses = [told[each] for each in kinds if "mean" in told.get(each, ())]
-
-    @staticmethod
-    def _method_name(model: Any, key: str) -> str:
-        return key if key != DEFAULT and callable(getattr(type(model), key, None)) else "__call__"
 
     def differences(
         self, key: str, call: RandomCall, info: SignatureInfo, got: Arrays
@@ -314,14 +316,6 @@ class ReferenceModel:
         )
         given = {entry.name: got[entry.name] for entry in info.outputs}
         return compare_quantized(case, given, self._losses) or compare_either(case, given)
-
-
-def _outputs_of(report: Report) -> str:
-    """The exporter's option for half-precision outputs."""
-    outputs = (entry for each in report.signatures.values() for entry in each.outputs)
-    return (
-        "model" if any(entry.dtype in ("float16", "bfloat16") for entry in outputs) else "float32"
-    )
 
 
 def named_examples(inputs: Inputs, examples: Sequence[Any], key: str) -> list[Arrays]:

@@ -27,6 +27,7 @@ from pax_export.export.portable.without_libraries import (
     XLA_EXPANDS,
     without_libraries,
 )
+from pax_export.export.tracing import dtypes
 from pax_export.export.validation.cases import tolerances
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import largest_size
@@ -82,9 +83,8 @@ def _choose(
     if ours is None:
         return theirs
     ours = [their if at in keep else our for at, (their, our) in enumerate(zip(theirs, ours))]
-    pairs = zip(matrices_of(*ours), matrices_of(*theirs))
     right = jnp.ones(given[0].shape[:-2], bool)
-    for one, other in pairs:
+    for one, other in zip(matrices_of(*ours), matrices_of(*theirs)):
         right &= _is_near(one, other)
     return [
         jnp.where(right.reshape(right.shape + (1,) * (our.ndim - right.ndim)), our, their)
@@ -99,7 +99,7 @@ def _results_of(equation: Equation, *given: Any) -> list[Any]:
 
 def _exported_results(equation: Equation, given: Sequence[Any]) -> list[Any] | None:
     """Returns the results of an operation as exported alone."""
-    structs = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in given]
+    structs = list(map(dtypes.struct_of, given))
     program = without_libraries(jax.make_jaxpr(partial(_results_of, equation))(*structs))
     try:
         exported = export_unchecked(jax.jit(jaxpr_as_fun(program)), (ANY_PLATFORM,), *structs)
@@ -109,9 +109,8 @@ def _exported_results(equation: Equation, given: Sequence[Any]) -> list[Any] | N
     # jax names GPU platforms by vendor only.
     names = {"gpu": ("cuda", "rocm")}.get(here, (here,))
     module = portable(exported.mlir_module_serialized, XLA_EXPANDS).module
-    return list(
-        dataclasses.replace(exported, mlir_module_serialized=module, platforms=names).call(*given)
-    )
+    changed = dataclasses.replace(exported, mlir_module_serialized=module, platforms=names)
+    return list(changed.call(*given))
 
 
 def _is_near(one: Array, other: Array) -> Any:

@@ -104,17 +104,14 @@ def kernels_add(
     for case in itertools.islice(cases, _CALLS):
         got = call(case.signature, case.inputs)
         names = [n for n, each in case.expected.items() if n in got and each.dtype.kind in "fV"]
-        pairs.append(
-            [[np.asarray(of[n], np.float64) for n in names] for of in (case.expected, got)]
-        )
+        both = (case.expected, got)
+        pairs.append([[np.asarray(of[n], np.float64) for n in names] for of in both])
         for _ in range(0 if seconds else _TIMED):
             begin = time.perf_counter()
             call(case.signature, case.inputs)
             seconds.append(time.perf_counter() - begin)
-    found = apart(pairs)._asdict()
-    made: dict[str, Any] = {
-        name: float(f"{value:.3g}") for name, value in found.items() if value is not None
-    }
+    found = apart(pairs)._asdict().items()
+    made: dict[str, Any] = {name: float(f"{x:.3g}") for name, x in found if x is not None}
     return made | {"seconds": [float(f"{min(seconds, default=0):.3g}")]}
 
 

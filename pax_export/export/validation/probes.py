@@ -27,15 +27,10 @@ _USUAL = (0.0, -1.0, 100.0, 1e-30, -1e4, 4.0, -100.0, 1e4, -6.0, 20.0, 0.5)
 #: Primitives that loop until a number is small, which may never happen.
 _MAY_NOT_END = {"while", "eigh", "eig", "svd", "schur", "hessenberg"}
 #: Those that find no one answer for a matrix of a few numbers that repeat.
-_SINGULAR = {
-    "cholesky",
-    "lu",
-    "geqrf",
-    "householder_product",
-    "triangular_solve",
-    "custom_linear_solve",
-    "tridiagonal_solve",
-}
+_SINGULAR = frozenset(
+    "cholesky lu geqrf householder_product triangular_solve custom_linear_solve "
+    "tridiagonal_solve".split()
+)
 #: Those that take places from integers.
 _READS_PLACES = ("gather", "scatter", "dynamic", "ragged")
 #: The cost of such a call relative to the first, which compiled the program.
@@ -100,19 +95,16 @@ def probes(
 
 def _one_by_one(inputs: Arrays) -> Iterator[tuple[str, str, Arrays]]:
     for name, value in inputs.items():
-        for number in _probe_values(value.dtype):
+        numbers: Collection[Any] = ()
+        if is_inexact(value.dtype) and value.dtype.kind != "c":
+            numbers = (*_NUMBERS, *_NO_NUMBERS)
+        elif is_integer(value.dtype) and value.dtype.kind in "iu":
+            ends = np.iinfo(value.dtype)
+            numbers = (0, ends.min, ends.max)
+        for number in numbers:
             with np.errstate(over="ignore"):
                 filled = np.full(value.shape, number).astype(value.dtype)
             yield name, f"{number:g}", {**inputs, name: filled}
-
-
-def _probe_values(dtype: np.dtype) -> Collection[Any]:
-    if is_inexact(dtype) and dtype.kind != "c":
-        return (*_NUMBERS, *_NO_NUMBERS)
-    if is_integer(dtype) and dtype.kind in "iu":
-        ends = np.iinfo(dtype)
-        return (0, ends.min, ends.max)
-    return ()
 
 
 def _side_by_side(inputs: Arrays, program: TracedProgram) -> Arrays:

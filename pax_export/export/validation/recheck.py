@@ -49,18 +49,6 @@ class Check:
         return f"{text}: ok, {', '.join(parts)}"
 
 
-def recheck(
-    path: Path,
-    model: PyTree = None,
-    methods: Mapping[str, str] | None = None,
-    finite: bool = True,
-    trusted: bool = False,
-    verify: str | os.PathLike[str] | None = None,
-) -> list[Check]:
-    """Tests every signature of an export at several sizes; see `Rechecked`."""
-    return Rechecked(path, model, methods, finite, trusted, verify).checks
-
-
 class Rechecked:
     """Every signature of an export, called at several sizes.
 
@@ -125,11 +113,9 @@ class Rechecked:
         ]
         # Sizes that violate constraints are not failures if other sizes work: a preprocessor
         # chooses some of them.
-        tried = {check.signature for check in checks}
-        missing = [key for key in report.signatures if key not in tried]
-        self.checks = checks + [
-            Check(key, {}, "no input was found that it takes") for key in missing
-        ]
+        missing = report.signatures.keys() - {check.signature for check in checks}
+        text = "no input was found that it takes"
+        self.checks = checks + [Check(key, {}, text) for key in report.signatures if key in missing]
 
 
 #: None if unknown.

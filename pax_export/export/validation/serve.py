@@ -91,12 +91,10 @@ def main(place: str, path: str, cases: str, results: str, mode: str, *imports: s
             sys.modules[name] = None  # type: ignore[assignment]  # importing it fails now
     run = _load_function(place)
     calls = load(cases)
-    if mode == "each":
-        save(results, run_each(run, path, calls))
-    elif mode == "once":
-        save(results, run_once(run, path, calls))
-    else:
+    if mode == "all":
         save(results, [{"results": each} for each in run(path, calls)])
+    else:
+        save(results, {"each": run_each, "once": run_once}[mode](run, path, calls))
 
 
 def _load_function(place: str) -> Run:

@@ -81,9 +81,8 @@ def validate(
             case.expected = case.expect(got)
         for name, difference in compare_either(case, got, factor).items():
             key = f"{case.signature}: {name}"
-            if np.size(
-                got[name] if name in got else case.unchanged[name]
-            ):  # an empty result proves nothing
+            value = got[name] if name in got else case.unchanged[name]
+            if np.size(value):  # an empty result proves nothing
                 errors[key] = max(difference, errors.get(key, 0.0))
     return errors
 
@@ -301,9 +300,8 @@ class Case:
 
     def call(self) -> dict[str, Any]:
         """Returns the call without its expected results, for a separate process."""
-        return {
-            name: getattr(self, name) for name in ("signature", "inputs", "cotangents", "stage")
-        }
+        names = ("signature", "inputs", "cotangents", "stage")
+        return {name: getattr(self, name) for name in names}
 
 
 def compare_either(
@@ -395,10 +393,9 @@ def _largest_difference(
     relative = TOLERANCE.get(expected.dtype.name, 0.0)
     largest = max(largest_size(expected), scale) if relative else 0.0
     count, of_nan, difference = 0, 0, 0.0
-    exact = relative or tolerance is None
-    free: Iterable[Any] = (
-        itertools.repeat(np.False_) if exact else _in_chunks(np.asarray(tolerance))
-    )
+    free: Iterable[Any] = itertools.repeat(np.False_)
+    if tolerance is not None and not relative:
+        free = _in_chunks(np.asarray(tolerance))
     for one, other, may_differ in zip(_in_chunks(expected), _in_chunks(got), free):
         if relative:
             wrong, apart = far_apart(one, other, factor * relative, largest, tolerance or 0.0)

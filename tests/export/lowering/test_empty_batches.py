@@ -13,7 +13,7 @@ from pax_export import export
 from pax_export.errors import InvalidArgumentError
 from pax_export.export import spec
 from pax_export.export.artifact.arguments import Arguments
-from pax_export.export.lowering.empty_batches import may_be_empty
+from pax_export.export.lowering.rewrites import may_be_empty
 from tests.closeness import assert_close
 from tests.export.models import Counter
 from tests.refusals import refused
