@@ -174,14 +174,14 @@ def traces(here: Path) -> list[str]:
 
 def of_saved_models(here: Path) -> None:
     from pax_export.export import load, spec, to_saved_model
-    from pax_export.export.validation.recheck import recheck
+    from pax_export.export.validation.recheck import Rechecked
 
     (here / VICTIM).write_text(PRECIOUS)
     to_saved_model(({}, lambda params, x: x), here / "honest", spec("n, 3"), validate=False)
     for attack in ATTACKS:
         path = saved_model(attack, here)
         shutil.copy(here / "honest" / "pax_export.json", path)
-        for opened in (load, recheck):
+        for opened in (load, Rechecked):
             said = outcome(lambda opened=opened, path=path: opened(path))
             print(opened.__name__, attack.__name__, said, flush=True)
     print("traces", *traces(here), flush=True)

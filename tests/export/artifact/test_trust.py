@@ -115,7 +115,7 @@ def test_attacks_leave_no_trace(tf, tmp_path):
     lines = done.stdout.splitlines()
     operations = ["CalibrationStatisticsSaver", "DumpTensor", "RpcServerStart", "QueueDequeueV2"]
     for attack, operation in zip(attacks.ATTACKS, operations, strict=True):
-        for opened in ("load", "recheck"):
+        for opened in ("load", "Rechecked"):
             said = f"{opened} {attack.__name__} UntrustedExportError {operation} in __inference"
             assert any(line.startswith(said) for line in lines), done.stdout + done.stderr[-2000:]
     assert lines[-2:] == ["traces", "trusted dumped victim"]
