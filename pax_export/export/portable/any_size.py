@@ -16,9 +16,8 @@ from jax.extend.core import jaxpr_as_fun
 from jax.lax import linalg
 
 from pax_export._jax import find_sparse, scan_operands
-from pax_export.export.portable.decompositions.cumulative import by_loop
 from pax_export.export.portable.decompositions.reductions import reduce_prod
-from pax_export.export.portable.decompositions.windows import greatest, least
+from pax_export.export.portable.decompositions.windows import by_loop, greatest, least
 from pax_export.export.portable.fourier import fourier_sums
 from pax_export.export.portable.program import is_key, is_static, traced
 from pax_export.export.portable.rewrite import rewritten

@@ -26,8 +26,6 @@ class Recognized:
 
 
 class Producers:
-    """The producer of each variable of a program."""
-
     def __init__(self, program: PortableProgram):
         self.jaxpr = program.jaxpr
         self.known = KnownValues(program)
@@ -128,8 +126,6 @@ PATTERNS: dict[str, list[Pattern]] = {}
 
 
 def pattern(*names: str) -> Callable[[Pattern], Pattern]:
-    """Registers a function for the equations of these primitives."""
-
     def register(function: Pattern) -> Pattern:
         for name in names:
             PATTERNS.setdefault(name, []).append(function)

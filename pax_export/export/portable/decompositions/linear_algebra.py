@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from pax_export import _quantized
 from pax_export._types import Array
 from pax_export.export.portable.decompositions.registry import NotDecomposedError, decomposes
 
@@ -291,3 +292,16 @@ def tridiagonal_solve(low: Array, middle: Array, high: Array, b: Array, **_: obj
     _, both = lax.scan(forwards, zero, (*rows, right_sides))
     _, found = lax.scan(backwards, zero[1], both, reverse=True)
     return jnp.moveaxis(found, 0, -2)
+
+
+# --- products with quantized or narrow weights ------------------------------
+
+
+decomposes("dequantize")(_quantized.decomposed_dequantize)
+decomposes("quantized_dot")(_quantized.decomposed_dot)
+decomposes("quantized_rows")(_quantized.few_rows)
+decomposes("round_inputs")(_quantized.round_inputs)
+decomposes("round_rows")(_quantized.round_rows)
+decomposes("bound_outputs")(_quantized.unbounded)
+decomposes("narrow_dot")(_quantized.FASTER_IN_JAX["narrow_dot"])
+decomposes("pointwise_convolution")(_quantized.FASTER_IN_JAX["pointwise_convolution"])
