@@ -139,8 +139,6 @@ def to_tflite(
 
 @dataclass(frozen=True)
 class TfliteOptions:
-    """The options of a file; see `to_tflite`."""
-
     quantize: str | None
     fold: bool
     exact: bool

@@ -83,7 +83,11 @@ def _signature(
     structs = traced.structs[len(traced.structs) - len(entries) :]
     graph = Graph(program.key)
     with graph.active():
-        inputs = [_input(graph, entry) for entry in entries]
+        inputs = []
+        for entry in entries:
+            shape = [size if is_static(size) else None for size in entry.struct.shape]
+            dtype = np.dtype(dtypes.name_of(dtypes.stored(entry.struct).dtype))
+            inputs.append(graph.placeholder(shape, dtype, entry.name))
         sizes = TfliteSizes([struct.shape for struct in structs], inputs)
         constants = {id(value): store.of_constant(value) for value in traced.constants}
         converter = _GraphConverter(sizes, constants, weights, exact)
@@ -101,12 +105,6 @@ def _signature(
             graph.outputs.append(found if found.operator else moves.identity(found))
     names = [entry.name for entry in entries]
     return TfliteSignature(program.key, graph, names, list(program.output_names))
-
-
-def _input(graph: Graph, entry: Any) -> Tensor:
-    sizes = [size if is_static(size) else None for size in entry.struct.shape]
-    dtype = np.dtype(dtypes.name_of(dtypes.stored(entry.struct).dtype))
-    return graph.placeholder(sizes, dtype, entry.name)
 
 
 def _check_places(program: Program) -> None:

@@ -19,8 +19,6 @@ rule = RULES.rule
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of a traced program."""
-
     name: str
     params: Any
     operands: Sequence[Any]  # their shapes and dtypes

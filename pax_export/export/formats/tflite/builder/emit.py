@@ -25,9 +25,8 @@ _LARGEST_FOLDED = 1 << 22
 def constant(value: object, dtype: DTypeLike | None = None) -> Tensor:
     array = np.asarray(value) if dtype is None else np.asarray(value).astype(np.dtype(dtype))
     if dtype is None and not hasattr(value, "dtype"):
-        array = array.astype(
-            {"float64": "float32", "int64": "int32"}.get(array.dtype.name, array.dtype)
-        )
+        narrow = {"float64": "float32", "int64": "int32"}
+        array = array.astype(narrow.get(array.dtype.name, array.dtype))
     return constant_tensor(array)
 
 
@@ -46,7 +45,10 @@ def emit(
     """The results of an operator, or of `fold` where all inputs are constants."""
     given = [each for each in inputs if each is not None]
     if fold is not None and all(each.value is not None for each in given):
-        grown = 0 if name == "CAST" and _is_of_bytes(given[0]) else _LARGEST_FOLDED
+        grown = _LARGEST_FOLDED
+        if name == "CAST" and given[0].sources and len(given[0].shape) > 1:
+            # A file stores weights of integers unchanged.
+            grown = 0 if given[0].dtype.name in ("int8", "uint8") else grown
         limit = max(grown, *(each.value.nbytes for each in given), 0)
         if all(_bytes(shape, dtype) <= limit for shape, dtype in results):
             return computed_once(
@@ -55,11 +57,6 @@ def emit(
                 lambda: _folded(name, fold, given, results),
             )
     return current().append(name, inputs, results, options)
-
-
-def _is_of_bytes(weight: Tensor) -> bool:
-    """Returns whether this is a weight of integers, which a file stores unchanged."""
-    return bool(weight.sources) and weight.dtype.name in ("int8", "uint8") and len(weight.shape) > 1
 
 
 def _folded(

@@ -148,7 +148,6 @@ class Graph:
             _here.graph = before
 
     def placeholder(self, shape: Sequence[Any], dtype: DTypeLike, name: str = "") -> Tensor:
-        """Adds an input."""
         tensor = Tensor(shape, dtype, self)
         tensor.name = name
         self.inputs.append(tensor)

@@ -19,7 +19,8 @@ def matmul(x: object, y: object, transpose_a: bool = False, transpose_b: bool = 
     x, y = tensor(x), tensor(y)
     if len(y.shape) == 2 and y.value is not None and 0 not in y.shape:
         if transpose_a:
-            x = transpose(x, _swapped(x))
+            rank = len(x.shape)
+            x = transpose(x, [*range(rank - 2), rank - 1, rank - 2])
         weights = y if transpose_b else transpose(y, [1, 0])
         shape = [*x.shape[:-1], weights.shape[0]]
         return emit(
@@ -37,11 +38,6 @@ def matmul(x: object, y: object, transpose_a: bool = False, transpose_b: bool = 
     return emit(
         "BATCH_MATMUL", [x, y], [(shape, x.dtype)], fold, adj_x=transpose_a, adj_y=transpose_b
     )[0]
-
-
-def _swapped(x: Tensor) -> list[int]:
-    rank = len(x.shape)
-    return [*range(rank - 2), rank - 1, rank - 2]
 
 
 def conv2d(

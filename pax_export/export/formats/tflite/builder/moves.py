@@ -48,7 +48,9 @@ def before_transpose(values: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]
             continue
         if each.value is None and not (len(each.shape) == rank and _is_moved_free(each, back)):
             return None
-        sources.append(transpose(_with_rank(each, rank), back))
+        missing = rank - len(each.shape)
+        wide = reshape(each, [*[1] * missing, *each.shape]) if missing else each
+        sources.append(transpose(wide, back))
     return sources, permutation
 
 
@@ -64,11 +66,6 @@ def _is_moved_free(x: Tensor, permutation: Sequence[int]) -> bool:
     """Whether a transpose moves dimensions of 1 only, which is a reshape."""
     wide = [axis for axis in permutation if x.shape[axis] != 1]
     return wide == sorted(wide) and x.shape.count(None) <= 1 and 0 not in x.shape
-
-
-def _with_rank(x: Tensor, rank: int) -> Tensor:
-    missing = rank - len(x.shape)
-    return reshape(x, [*[1] * missing, *x.shape]) if missing else x
 
 
 def like_shape(x: Tensor, other: Tensor) -> Tensor:
@@ -119,9 +116,8 @@ def concat(values: Sequence[Any], axis: int) -> Tensor:
     axis %= len(found[0].shape)
     if all(map(is_turned, found)) and (moved := before_transpose(found)) is not None:
         return transpose(concat(moved[0], moved[1][axis]), moved[1])
-    sizes = [
-        next((n for n in each if n is not None), None) for each in zip(*(t.shape for t in found))
-    ]
+    shapes = zip(*(each.shape for each in found))
+    sizes = [next((n for n in each if n is not None), None) for each in shapes]
     along = [each.shape[axis] for each in found]
     sizes[axis] = None if None in along else sum(along)
     return one(
@@ -169,10 +165,8 @@ def expand_dims(x: object, axis: int) -> Tensor:
     sizes.insert(axis, 1)
     if sizes.count(None) <= 1 and 0 not in sizes:
         return reshape(x, [-1 if size is None else size for size in sizes])
-    place = constant(axis, int32)
-    return one(
-        "EXPAND_DIMS", [x, place], [(sizes, x.dtype)], lambda v, a: np.expand_dims(v, int(a))
-    )
+    fold = lambda v, a: np.expand_dims(v, int(a))  # noqa: E731
+    return one("EXPAND_DIMS", [x, constant(axis, int32)], [(sizes, x.dtype)], fold)
 
 
 def transpose(x: Any, permutation: Sequence[int]) -> Tensor:
@@ -278,13 +272,9 @@ def _strided(x: Tensor, index: Sequence[Any]) -> Tensor:
         sizes.append(_length(each, size))
     if all(isinstance(each, slice) and each == slice(None) for each in index):
         return x
-    if (
-        not masks["shrink_axis_mask"]
-        and sizes == list(x.shape)
-        and None not in sizes
-        and min(steps) > 0
-    ):
-        return x
+    if len(sizes) == len(index) and sizes == list(x.shape) and None not in sizes:
+        if min(steps) > 0:
+            return x
 
     def fold(v: Any, *_: object) -> Any:
         return v[tuple(_numbers(each) for each in index)]

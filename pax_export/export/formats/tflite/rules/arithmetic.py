@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from pax_export.export.formats.tflite.builder import moves
 from pax_export.export.formats.tflite.builder import operators as lite
+from pax_export.export.formats.tflite.builder.bounds import at_least
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.rule import Operation, rule
 from pax_export.export.formats.tflite.tensors import (
@@ -174,7 +176,8 @@ def converted(x: Tensor, old: str, new: str) -> Any:
     if new == "bool":
         return lite.not_equal(x, like(x, 0)) if old != "bool" else x
     if old == "bool":
-        return lite.cast(x, _carrier(new))
+        whole = lite.int64 if new == "int64" else lite.int32
+        return lite.cast(x, lite.float32 if new in _FLOATS else whole)
     if new in _FLOATS:
         if old == "uint32":
             wide = lite.cast(x, lite.float32)
@@ -209,12 +212,6 @@ def _unrounded(x: Tensor) -> Any:
 
 
 _PRODUCTS = ("FULLY_CONNECTED", "BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV")
-
-
-def _carrier(name: str) -> Any:
-    if name in _FLOATS:
-        return lite.float32
-    return lite.int64 if name == "int64" else lite.int32
 
 
 def _whole(x: Tensor, new: str) -> Any:
@@ -255,3 +252,49 @@ def reduce_precision(op: Operation, x: Tensor) -> Any:
 def dimension(op: Operation) -> Any:
     value = op.sizes.of(op.params["dim"])
     return constant(value, np.int32) if is_static(value) else value
+
+
+def exp(x: Tensor) -> Any:
+    """LiteRT's fast kernel makes 0 of NaN."""
+    return lite.where(lite.not_equal(x, x), x, lite.exp(x))
+
+
+def log(x: Tensor) -> Any:
+    """LiteRT's fast kernel makes 88 of infinity and NaN, where a processor has no AVX-512."""
+    return lite.where(lite.less(x, like(x, np.inf)), lite.log(x), x)
+
+
+def rsqrt(x: Tensor) -> Any:
+    """LiteRT's fast kernel makes NaN of 0."""
+    if at_least(x) > 0:
+        return lite.rsqrt(x)
+    return lite.where(lite.equal(x, like(x, 0)), like(x, np.inf), lite.rsqrt(x))
+
+
+for _name, _function in {
+    "cos": lite.cos, "exp": exp, "log": log, "logistic": lite.sigmoid, "rsqrt": rsqrt,
+    "sin": lite.sin, "sqrt": lite.sqrt, "tanh": lite.tanh,
+}.items():  # fmt: skip
+    rule(_name, thin=True)(elementwise(_function))
+
+
+@rule("atan2", thin=True)
+def atan2(op: Operation, y: Tensor, x: Tensor) -> Any:
+    """Broadcasts first, because the kernel does not."""
+    return lite.atan2(op.full(y, op.shape), op.full(x, op.shape))
+
+
+# --- composites that TFLite has an operator for -----------------------------
+
+
+rule("gelu")(lambda op, x, *, approximate: lite.gelu(x, approximate=approximate))
+rule("mean")(lambda op, x, *, axes, keepdims: lite.reduce_mean(x, list(axes), keepdims))
+rule("hard_swish")(lambda op, x: lite.hard_swish(x))
+
+
+@rule("softmax")
+def softmax(op: Operation, x: Tensor, *, axis: int) -> Any:
+    rank = len(x.shape)
+    last = [*(each for each in range(rank) if each != axis), axis]
+    found = lite.softmax(moves.transpose(x, last))
+    return moves.transpose(found, [last.index(each) for each in range(rank)])
