@@ -142,6 +142,6 @@ def test_a_format_that_is_not_installed(installed, tmp_path, monkeypatch):
         load(tmp_path / "linear.toy")
     assert caught.value.got == "toy"
     with pytest.raises(errors.InvalidArgumentError, match="cannot be validated again"):
-        formats.import_function("pax_export.export.validation.recheck:recheck")(
+        formats.import_function("pax_export.export.validation.recheck:Rechecked")(
             tmp_path / "linear.toy"
         )

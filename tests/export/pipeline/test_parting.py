@@ -11,7 +11,7 @@ from jax.extend.mlir import ir
 import pax_export as pax
 from pax_export.errors import ValidationError
 from pax_export.export import spec, to_onnx, to_saved_model, to_tflite
-from pax_export.export.formats.onnx.registry import RULES
+from pax_export.export.formats.onnx.graph import RULES
 from pax_export.export.formats.tflite.rule import RULES as TFLITE_RULES
 from pax_export.export.lowering import lower
 from pax_export.export.portable import Rule

@@ -11,7 +11,7 @@ import pax_export as pax
 from pax_export.errors import ValidationError
 from pax_export.export import Report, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.formats.onnx import export as onnx_export
-from pax_export.export.formats.onnx.registry import RULES as onnx_rules
+from pax_export.export.formats.onnx.graph import RULES as onnx_rules
 from pax_export.export.pipeline import export_run
 from pax_export.export.portable import Rule
 from pax_export.export.validation import cases, probes

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._jaxpr import inner_programs
-from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import RULES
+from pax_export.export.formats.onnx.graph import RULES, GraphBuilder
 from pax_export.export.formats.onnx.values import Value, carrier, is_number
 from pax_export.export.portable import EXACT, ProgramConverter, Rule, kept
 from pax_export.export.portable.arithmetic import MOVES, computed_equation
@@ -42,7 +41,6 @@ class Converter:
         return None if made is None else self._values(made, results, rounds)
 
     def _values(self, made: Any, results: Sequence[Any], rounds: bool) -> list[Value]:
-        """Returns a rule's results as values with jax's shapes and dtypes."""
         several = made if isinstance(made, (list, tuple)) else [made]
         values: list[Value] = []
         for each, result in zip(several, results, strict=True):

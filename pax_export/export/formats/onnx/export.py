@@ -29,8 +29,7 @@ from pax_export.export.artifact.report import (
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.onnx import file
 from pax_export.export.formats.onnx import runtimes as other_runtimes
-from pax_export.export.formats.onnx.model import OnnxOptions, converted
-from pax_export.export.formats.onnx.names import with_names_of_their_own
+from pax_export.export.formats.onnx.model import OnnxOptions, converted, with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
 from pax_export.export.pipeline.arguments import by_signature, check_choice, signature_keys
@@ -214,8 +213,6 @@ class OnnxExporter(FormatExporter):
 
 
 class OnnxModelFile(NamedTuple):
-    """The parts of the report about the written file; see `Converted`."""
-
     folded: tuple[str, ...]
     notes: tuple[str, ...]
     differs: tuple[str, ...]
@@ -304,7 +301,6 @@ class OnnxContents(ProgramContents):
 def _integers(
     model: Any, quantized: Mapping[str, Quantized]
 ) -> Iterator[tuple[Quantized, np.ndarray]]:
-    """The integers of weights, read from a file."""
     to_array = require("onnx", "onnx", "to_onnx").numpy_helper.to_array
     initializers = {each.name: each for each in model.graph.initializer}
     yield from ((each, to_array(initializers[name])) for name, each in quantized.items())

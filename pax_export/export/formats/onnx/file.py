@@ -28,8 +28,6 @@ _GRAPH, _INITIALIZER, _RAW_DATA, _DELIMITED = 7, 5, 9, 2
 
 
 class ExternalData(NamedTuple):
-    """The external data file of a model."""
-
     name: str
     digest: str
     bytes: int

@@ -12,7 +12,15 @@ import numpy as np
 
 from pax_export.export.formats.onnx.sizes import OnnxSizes
 from pax_export.export.formats.onnx.values import Value, carrier, is_number, is_rounded, same_shape
+from pax_export.export.portable import RuleTable
 from pax_export.export.validation.integers import Quantized
+
+#: The rules that write primitives as operators: functions ``rule(builder, *operands,
+#: **parameters)`` of `Value`s and of the parameters of the primitive; `builder.results` has the
+#: shapes and dtypes of the results. A rule returns the name of its only result, or one per result,
+#: not yet rounded to its dtype, and raises `NotInTargetError` for unsupported cases.
+RULES = RuleTable()
+rule = RULES.rule
 
 #: Converts a program of jax: (program, arguments) to results.
 Inline = Callable[[Any, Sequence[Value]], list[Value]]
@@ -50,7 +58,10 @@ class GraphBuilder:
         self._count = 0
         self._root: list[Any] = []
         self.nodes = self._root
-        self.sizes = OnnxSizes(self._in_root)
+        # Sizes are computed in the outermost graph.
+        self.sizes = OnnxSizes(
+            lambda operator, *given, **told: self._add(self._root, operator, given, None, told)
+        )
 
     def new_name(self, kind: str = "") -> str:
         self._count += 1
@@ -62,9 +73,6 @@ class GraphBuilder:
     ) -> Any:
         """Adds an operator; returns the name of its result, or a list of names of several."""
         return self._add(self.nodes, operator, operands, results, attributes)
-
-    def _in_root(self, operator: str, *operands: Any, **attributes: Any) -> str:
-        return self._add(self._root, operator, operands, None, attributes)
 
     def _add(
         self, nodes: list, operator: str, operands: Sequence, results: int | None, attributes: dict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,13 +18,13 @@ from pax_export.export.formats.onnx.biases import with_biases
 from pax_export.export.formats.onnx.convert import Converter
 from pax_export.export.formats.onnx.graph import (
     MICROSOFT,
+    RULES,
     GraphBuilder,
     all_nodes,
     needed,
     read_in,
 )
 from pax_export.export.formats.onnx.integers import with_integer_convolutions
-from pax_export.export.formats.onnx.registry import RULES
 from pax_export.export.formats.onnx.shapes import declare_shapes
 from pax_export.export.formats.onnx.values import Value, carrier, is_complex, is_number, is_rounded
 from pax_export.export.lowering.variables import Store
@@ -51,8 +52,6 @@ _WRITE = (
 
 @dataclass(frozen=True)
 class OnnxOptions:
-    """The options of a file; see `to_onnx`."""
-
     opset: int
     fold: bool = True
     exact: bool = False
@@ -259,7 +258,6 @@ def _refuse_complex(struct: Any, where: str) -> None:
 
 
 def _check_operators(onnx: Any, model: Any, opset: int) -> None:
-    """Refuses operators that the opset does not have yet."""
     newer: dict[str, int] = {}
     for node in all_nodes(model.graph.node):
         if not (node.domain or onnx.defs.has(node.op_type, max_inclusive_version=opset)):
@@ -271,3 +269,41 @@ def _check_operators(onnx: Any, model: Any, opset: int) -> None:
             got=f"opset={opset}",
             write=f"opset={max(newer.values())}, if the runtime supports it",
         )
+
+
+def with_names_of_their_own(program: Program) -> Program:
+    """Renames outputs that have the name of an input.
+
+    The structure of the results does not change, so `load` returns the names of the model.
+    """
+    inputs = {entry.name for entry in program.inputs.flat}
+    taken = {*inputs, *program.output_names}
+    new = {}
+    for name in program.output_names:
+        new[name] = _free(name, taken) if name in inputs else name
+        taken.add(new[name])
+    return dataclasses.replace(
+        program,
+        output_names=tuple(new[name] for name in program.output_names),
+        output_structure=_renamed(program.output_structure, new),
+    )
+
+
+def _free(name: str, taken: set[str]) -> str:
+    free, number = f"{name}_output", 1
+    while free in taken:
+        number += 1
+        free = f"{name}_output_{number}"
+    return free
+
+
+def _renamed(structure: Mapping[str, Any], new: Mapping[str, str]) -> dict[str, Any]:
+    """A description of a structure, see `describe`, with other names of its leaves."""
+    ((kind, held),) = structure.items()
+    if kind == "leaf":
+        return {kind: new[held]}
+    if kind == "dict":
+        return {kind: [[key, _renamed(child, new)] for key, child in held]}
+    if kind in ("list", "tuple"):
+        return {kind: [_renamed(child, new) for child in held]}
+    return dict(structure)

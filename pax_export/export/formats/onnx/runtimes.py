@@ -86,9 +86,7 @@ def _refused(name: str, does: str, got: str) -> UnsupportedOperationError:
 
 
 def _web_found() -> bool:
-    if not shutil.which("node"):
-        return False
-    return _node(f"require.resolve({WEB!r})").returncode == 0
+    return bool(shutil.which("node")) and not _node(f"require.resolve({WEB!r})").returncode
 
 
 def _node(program: str) -> subprocess.CompletedProcess[str]:

@@ -453,7 +453,7 @@ def test_a_pass_that_fails_leaves_a_right_file(tmp_path, monkeypatch):
 
 
 def test_a_rule_that_fails_for_the_optimized_program_alone_is_said(tmp_path, monkeypatch):
-    from pax_export.export.formats.onnx.registry import RULES
+    from pax_export.export.formats.onnx.graph import RULES
     from pax_export.export.portable import NotInTargetError, Rule
 
     def fails(*_, **__):

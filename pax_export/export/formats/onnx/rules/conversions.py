@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import rule
+from pax_export.export.formats.onnx.graph import GraphBuilder, rule
 from pax_export.export.formats.onnx.rules.bits import widened
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.portable import NotInTargetError

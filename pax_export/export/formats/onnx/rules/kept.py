@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import MICROSOFT, GraphBuilder
-from pax_export.export.formats.onnx.registry import rule
+from pax_export.export.formats.onnx.graph import MICROSOFT, GraphBuilder, rule
 from pax_export.export.formats.onnx.rules.reductions import reduced
 from pax_export.export.formats.onnx.values import Value
 

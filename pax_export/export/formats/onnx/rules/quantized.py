@@ -16,8 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from pax_export._quantized import Form, unpacked
-from pax_export.export.formats.onnx.graph import GraphBuilder
-from pax_export.export.formats.onnx.registry import rule
+from pax_export.export.formats.onnx.graph import GraphBuilder, rule
 from pax_export.export.formats.onnx.rules.products import product
 from pax_export.export.formats.onnx.values import Value, carrier
 from pax_export.export.validation.integers import Quantized

@@ -25,8 +25,7 @@ from pax_export.export.artifact.report import (
 from pax_export.export.artifact.snippets import javascript_name
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.onnx.export import OPSET, OnnxContents, OnnxExporter, OnnxModelFile
-from pax_export.export.formats.onnx.model import OnnxOptions
-from pax_export.export.formats.onnx.names import with_names_of_their_own
+from pax_export.export.formats.onnx.model import OnnxOptions, with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.formats.onnx.web import browser, npm
 from pax_export.export.formats.onnx.web.run import model_file, page_file

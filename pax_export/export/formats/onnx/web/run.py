@@ -18,7 +18,6 @@ Arrays = dict[str, np.ndarray]
 
 
 def page_file(name: str) -> str:
-    """Returns the text of a file that each folder contains."""
     return Path(__file__).with_name("page").joinpath(name).read_text(encoding="utf-8")
 
 
