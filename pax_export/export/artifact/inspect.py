@@ -27,8 +27,6 @@ _JAX_ONLY = re.compile(
 
 @dataclass(frozen=True)
 class XlaModule:
-    """One `XlaCallModule` operation."""
-
     stablehlo: str | None  # None if it is no portable artifact
     calling_convention: int
     platforms: tuple[str, ...]

@@ -30,7 +30,6 @@ def export_of_ours(path: Path) -> Belongs | None:
 
 
 def saved_model(path: Path) -> Belongs | None:
-    """The files of any SavedModel."""
     return _belongs_to(path, SAVED_MODEL) if (path / _GRAPH).is_file() else None
 
 

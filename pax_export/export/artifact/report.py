@@ -299,7 +299,6 @@ class Report:
 
 
 def certified_text(name: str, told: Mapping[str, Any]) -> str:
-    """Formats the result of `certify` for a runtime as a line."""
     runs = f"{name} {told.get('version', '')}".strip() + f" on {told.get('machine', '?')}"
     if "problem" in told:
         return f"{runs}: {told['problem']}"
@@ -414,7 +413,6 @@ def quantized_lines(report: Report) -> list[str]:
 
 
 def _loss_text(found: Mapping[str, Any]) -> str:
-    """Formats the loss of a quantized net as a line: outputs, logits, metric, size, latency."""
     parts = []
     if "mean" in found:
         far = f"{found['largest']:.3g} at most, {found['mean']:.3g} in the mean"

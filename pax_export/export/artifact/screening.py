@@ -160,8 +160,6 @@ def _graph_scopes(graph: Any) -> list[_GraphScope]:
 
 
 class _FileNames:
-    """Finds the origins of file names."""
-
     def __init__(self, graph: Any, scopes: Sequence[_GraphScope]):
         self._graph, self._scopes = graph, scopes
         self._nodes: dict[int, dict[str, Any]] = {}

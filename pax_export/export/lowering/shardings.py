@@ -118,7 +118,6 @@ def _is_alone(operation: Any, sizes: dict[str, int]) -> bool:
 
 
 def _inline_body(operation: Any) -> None:
-    """Inlines the body of an operation at its place."""
     block = operation.regions[0].blocks[0]
     for argument, operand in zip(block.arguments, operation.operands):
         argument.replace_all_uses_with(operand)

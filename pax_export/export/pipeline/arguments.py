@@ -34,7 +34,6 @@ def signature_keys(methods: object) -> list[str]:
 
 
 def check_choice(name: str, value: object, choices: tuple) -> None:
-    """Refuses a value that is none of a few."""
     comparable = isinstance(value, (str, int)) and value != 1
     if not any(value is choice or (comparable and value == choice) for choice in choices):
         raise InvalidArgumentError(

@@ -125,8 +125,6 @@ def _divergence(step: TapeStep, apart: str, candidates: int, kinds: dict[str, st
 
 
 class _BisectSearch:
-    """The search in one program of a model."""
-
     def __init__(self, program: Program, with_state: bool, end: float):
         self._program = program
         self._end = end

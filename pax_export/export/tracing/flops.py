@@ -69,7 +69,6 @@ class Work:
 
 
 def work_of(program: TracedProgram) -> Work:
-    """Counts the work of a traced program and its inner programs."""
     work = Work()
     _count_jaxpr(getattr(program, "jaxpr", program), "", 1, work)
     return work
@@ -140,7 +139,6 @@ def plain_count(count: int) -> int | str:
 
 
 def total_work(work: Work) -> Any:
-    """The operations of all modules together."""
     return sum(work.flops.values(), 0)
 
 

@@ -143,8 +143,8 @@ def _to_numpy(tensor: Any) -> np.ndarray:
 
 def _to_jax(tensor: Any) -> Any:
     value = tensor.numpy()
-    as_jax = importlib.import_module("jax.numpy").asarray
-    return value if tensor.dtype.name == "string" else as_jax(value)
+    is_text = tensor.dtype.name == "string"
+    return value if is_text else importlib.import_module("jax.numpy").asarray(value)
 
 
 def load(path: Path, report: Report) -> LoadedModel:

@@ -267,6 +267,5 @@ def structs_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
 
 
 def oldest_stablehlo(found: Sequence[PortableModule]) -> str:
-    """The version of StableHLO that reads all modules."""
     newest = max((each.portable.stablehlo for each in found), default=None)
     return "" if newest is None else compatibility.format_version(newest)

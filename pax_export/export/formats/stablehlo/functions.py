@@ -187,7 +187,11 @@ def lower(
         names = [store.variables[place].name for place in places[program.key]]
         new = tuple(store.variables[place].name for place in assigned)
         run = _weights_function(program, names, new, values if constant else None)
-        weights = {} if constant else {name: _struct_with_sharding(values[name]) for name in names}
+        held = () if constant else ((name, values[name]) for name in names)
+        weights = {
+            name: _add_sharding(dtypes.struct_of(value), getattr(value, "sharding", None))
+            for name, value in held
+        }
         inputs = {
             entry.name: _add_sharding(dtypes.stored(entry.struct), sharding)
             for entry, sharding in zip(program.inputs.flat, shardings[program.key])
@@ -286,11 +290,6 @@ def _reference_function(
         return flat(leaves, dict(zip(inputs, operands[len(weights) :])))
 
     return run
-
-
-def _struct_with_sharding(value: Any) -> jax.ShapeDtypeStruct:
-    struct = jax.ShapeDtypeStruct(np.shape(value), value.dtype)
-    return _add_sharding(struct, getattr(value, "sharding", None))
 
 
 def _add_sharding(struct: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -25,8 +25,6 @@ ANY: Message = {"unknown_rank": True}
 
 
 class Spec(NamedTuple):
-    """The dtype and shape of a tensor."""
-
     dtype: Dtype
     shape: Message
 
