@@ -45,10 +45,10 @@ def silu(graph: Producers, equation: Equation) -> Recognized | None:
 @pattern("div", "mul")
 def hard_sigmoid(graph: Producers, equation: Equation) -> Recognized | None:
     x, by = equation.invars
-    number, name = graph.scalar(by), equation.primitive.name
-    if number is None or not math.isclose(
-        number if name == "div" else 1 / (number or 1), 6, rel_tol=1e-6
-    ):
+    number = graph.scalar(by)
+    if number is not None and equation.primitive.name == "mul":
+        number = 1 / (number or 1)
+    if number is None or not math.isclose(number, 6, rel_tol=1e-6):
         return None
     above = graph.maker(x, "min")
     within = None if above is None else clip(graph, above)

@@ -86,11 +86,9 @@ def mean(graph: Producers, equation: Any) -> Recognized | None:
     if not keepdims and equation.outvars[0].aval.ndim != len(left):
         return None
     sizes = [x.aval.shape[axis] for axis in axes]
-    if (
-        not axes
-        or not is_static(sizes)
-        or not math.isclose(number * math.prod(sizes), 1, rel_tol=1e-6)
-    ):
+    if not axes or not is_static(sizes):
+        return None
+    if not math.isclose(number * math.prod(sizes), 1, rel_tol=1e-6):
         return None
     return Recognized("mean", (x,), {"axes": axes, "keepdims": keepdims})
 

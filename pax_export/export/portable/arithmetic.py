@@ -115,9 +115,8 @@ class KnownValues:
         """Keeps these, and values computed from them, in the program."""
         gone = set(atoms)
         for variable, equation in list(self.makers.items()):
-            if variable in gone or not gone.isdisjoint(
-                a for a in equation.invars if not is_literal(a)
-            ):
+            read = (atom for atom in equation.invars if not is_literal(atom))
+            if variable in gone or not gone.isdisjoint(read):
                 gone.add(variable)
                 del self.makers[variable]
 

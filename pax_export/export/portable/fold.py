@@ -211,10 +211,8 @@ class _Folding:
             first = False
         else:
             return None
-        if (
-            vector is None
-            or equation.outvars[0].aval.shape != product.equation.outvars[0].aval.shape
-        ):
+        shapes = [each.outvars[0].aval.shape for each in (equation, product.equation)]
+        if vector is None or shapes[0] != shapes[1]:
             return None
         turns = name == "sub" and not first
         turns = turns or (name in ("mul", "div") and bool((vector.values <= 0).any()))
@@ -222,10 +220,10 @@ class _Folding:
             return None  # its integers would need other signs
         if name in ("mul", "div"):
             made = _times(product, vector if name == "mul" else _inverse(vector))
-        elif name == "add" or first:
-            made = _plus(
-                product, vector if name == "add" else Vector(-vector.traced, -vector.values)
-            )
+        elif name == "add":
+            made = _plus(product, vector)
+        elif first:
+            made = _plus(product, _product_of(_MINUS, vector))
         else:  # a known array minus the product
             made = _plus(_times(product, _MINUS), vector)
         if not self._is_finite(made):

@@ -204,13 +204,11 @@ def concatenate(equation: Any, operands: Operands) -> Results:
 
 
 #: Parameters with an entry for each axis.
+_WINDOWS = "window_dimensions window_strides padding base_dilation window_dilation"
 _BY_AXIS = {
     "pad": "padding_config",
     "slice": "start_indices limit_indices strides",
-    **dict.fromkeys(
-        ("reduce_window_sum", "reduce_window_max", "reduce_window_min"),
-        "window_dimensions window_strides padding base_dilation window_dilation",
-    ),
+    **{f"reduce_window_{how}": _WINDOWS for how in ("sum", "max", "min")},
 }
 
 
@@ -242,8 +240,7 @@ def split(equation: Any, operands: Operands) -> Results:
 @rule("squeeze")
 def squeeze(equation: Any, operands: Operands) -> Results:
     (x,) = operands
-    gone = [axis % x.rank for axis in equation.params["dimensions"]]
-    return [_without(x, gone)]
+    return [_without(x, [axis % x.rank for axis in equation.params["dimensions"]])]
 
 
 def _without(x: Laid, gone: Sequence[int]) -> Laid:

@@ -15,12 +15,8 @@ from pax_export.export.portable.program import PortableProgram, again
 from pax_export.export.portable.sizes import is_number
 
 #: The padding values.
-_NEUTRAL = {
-    "conv_general_dilated": 0.0,
-    "reduce_window_sum": 0.0,
-    "reduce_window_max": -np.inf,
-    "reduce_window_min": np.inf,
-}
+_NEUTRAL = {"conv_general_dilated": 0.0, "reduce_window_sum": 0.0}
+_NEUTRAL |= {"reduce_window_max": -np.inf, "reduce_window_min": np.inf}
 
 
 def padded_inside(program: PortableProgram) -> PortableProgram:
@@ -53,12 +49,9 @@ def padded_inside(program: PortableProgram) -> PortableProgram:
         inside = all(max(ends) < width for ends, width in zip(padding, widths))
         return bool(inside and number <= at_least[pad.invars[0]])
 
-    operations = ((each, *kept.operation(each)) for each in program.jaxpr.eqns)
-    at_least = {
-        each.outvars[0]: told.get("low", -np.inf)
-        for each, name, told in operations
-        if name == "clip"
-    }
+    operations = ((each.outvars, *kept.operation(each)) for each in program.jaxpr.eqns)
+    clips = ((made[0], told) for made, name, told in operations if name == "clip")
+    at_least = {result: told.get("low", -np.inf) for result, told in clips}
     if not any(each.primitive.name == "pad" for each in program.jaxpr.eqns):
         return program
     return program.rebuilt(operate)
