@@ -47,21 +47,24 @@ def replace_report(path: Path, report: Report, signer: Signer | None = None) -> 
 
 
 def _in_folder(path: Path, report: Report, signer: Signer | None) -> None:
-    listed, card = checksums.names(path), card_file.of_folder(path)
-    drawing = _drawing_of(card)
     anew = {REPORT_FILE, card_file.NAME, checksums.FILE, signature_file.NAME}
     with directory.replace_path(path, now_in(path)) as place:
         for name in files(path):
             if name not in anew:
                 _link_file(path / name, place / name)
-        write_report(report, place)
-        if card.is_file():
-            write_card(report, place, card_file.of_folder(place), drawing)
-        if listed is not None:
-            there = (name for name in listed if (place / name).is_file())
-            checksums.write(place, files=there)
-        if signer:
-            signer.sign_folder(place, path.name)
+        write_anew(path, place, report, signer)
+
+
+def write_anew(old: Path, place: Path, report: Report, signer: Signer | None) -> None:
+    """Writes a report into a copy of a folder; its card, hashes and signature are made again."""
+    listed, card = checksums.names(old), card_file.of_folder(old)
+    write_report(report, place)
+    if card.is_file():
+        write_card(report, place, card_file.of_folder(place), _drawing_of(card))
+    if listed is not None:
+        checksums.write(place, files=(name for name in listed if (place / name).is_file()))
+    if signer:
+        signer.sign_folder(place, old.absolute().name)
 
 
 def _in_file(path: Path, report: Report, signer: Signer | None) -> None:

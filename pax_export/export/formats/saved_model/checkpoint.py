@@ -40,7 +40,7 @@ def write_checkpoint(directory: Path, variables: Sequence[Variable], objects: by
         def add(key: str, spec: Spec, content: Any, crc: int | None = None) -> None:
             crc = masked_crc32c(content) if crc is None else crc
             about = {"offset": file.tell(), "size": file.write(content), "crc32c": crc}
-            entries[key.encode()] = schemas.BUNDLE_ENTRY.encode({**spec.as_dict(), **about})
+            entries[key.encode()] = schemas.BUNDLE_ENTRY.encode({**spec._asdict(), **about})
 
         for each in variables:
             add(checkpoint_key(each.name), Spec.of(each.value), _raw_bytes(each.value).data)

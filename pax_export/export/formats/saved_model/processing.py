@@ -11,6 +11,7 @@ import dis
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import CodeType
 from typing import Any
 
@@ -72,9 +73,7 @@ class Processors:
                     )
         for key in set(read["preprocess_inputs"]) - set(read["preprocess"]):
             raise InvalidArgumentError(
-                "preprocess_inputs requires preprocess.",
-                where=key,
-                write="preprocess=",
+                "preprocess_inputs requires preprocess.", where=key, write="preprocess="
             )
         return cls(*read.values())
 
@@ -93,15 +92,13 @@ class Processors:
         before, after = self.preprocess.get(key), self.postprocess.get(key)
         if before is None and after is None:
             return signature
-        inputs, outputs, structure = program.inputs, None, program.output_structure
-        first = last = None
+        inputs, outputs = program.inputs, output_infos(program)
+        first, last, structure = None, None, program.output_structure
         if before is not None:
             inputs = _processor_inputs(before, self.inputs.get(key), key, constraints)
             first = _preprocess(before, inputs, program, signature)
         if after is not None:
             last, outputs, structure = _trace_postprocess(after, program, signature)
-        if outputs is None:
-            outputs = output_infos(program)
         held = tuple(trackables(before, after))
         around = Processing(inputs, outputs, structure, first, last, held)
         return dataclasses.replace(signature, processing=around)
@@ -143,12 +140,10 @@ def _trace_now(tf: Any, function: Callable, specs: Sequence[Any]) -> Any:
 
 
 def _fitting_tensor(tf: Any, value: Any, wanted: Any, name: str, program: Program) -> Any:
-    try:
-        tensor = (
-            value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value, wanted.dtype)
-        )
-    except (TypeError, ValueError):
-        tensor = value
+    tensor = value
+    if not isinstance(value, tf.Tensor):
+        with suppress(TypeError, ValueError):
+            tensor = tf.convert_to_tensor(value, wanted.dtype)
     is_tensor = isinstance(tensor, tf.Tensor)
     same = is_tensor and tensor.dtype == wanted.dtype
     if not (same and tensor.shape.is_compatible_with(wanted.shape)):

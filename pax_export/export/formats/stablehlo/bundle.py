@@ -359,15 +359,21 @@ def _make_differentiable(exported: Exported, left: int, order: int, name: str) -
 
     def backward(operands: tuple, cotangents: tuple) -> tuple[Any, ...]:
         if not left:
-            raise _no_gradient(order, name)
+            some = {0: "no gradient", 1: "first-order gradients only"}
+            raise NotDifferentiableError(
+                "This function was exported with "
+                f"{some.get(order, f'gradients up to order {order} only')}.",
+                where=name,
+                got=f"vjp_order={order}",
+                write=f"to_stablehlo(..., vjp_order={order + 1})",
+            )
         gradient = exported.vjp()
         # Without any gradient, float0 arrays are returned instead; a
         # loop over a batch does not take these, but it takes booleans.
         given = [np.zeros(c.shape, bool) if c.dtype == _FLOAT0 else c for c in cotangents]
         results = iter(_make_differentiable(gradient, left - 1, order, name)(*operands, *given))
-        return tuple(
-            None if aval.dtype == _FLOAT0 else next(results) for aval in gradient.out_avals
-        )
+        kinds = (aval.dtype for aval in gradient.out_avals)
+        return tuple(None if dtype == _FLOAT0 else next(results) for dtype in kinds)
 
     call.defvjp(forward, backward)
     return lambda *operands: call(*map(_mark_operand, operands))
@@ -386,18 +392,6 @@ def _flat_call(exported: Exported) -> Flat:
         return tuple(result for result in results if result.dtype != _FLOAT0)
 
     return call
-
-
-def _no_gradient(order: int, name: str) -> NotDifferentiableError:
-    times = {0: "no gradient", 1: "first-order gradients only"}.get(
-        order, f"gradients up to order {order} only"
-    )
-    return NotDifferentiableError(
-        f"This function was exported with {times}.",
-        where=name,
-        got=f"vjp_order={order}",
-        write=f"to_stablehlo(..., vjp_order={order + 1})",
-    )
 
 
 def _refuse_forward_mode(*_: object, **__: object) -> NoReturn:

@@ -53,10 +53,8 @@ def make(
     platforms: Sequence[str],
     disabled_checks: Sequence[Any] = (),
 ) -> Exported:
-    checks = _read_checks(disabled_checks)
-    export = jax_export.export(
-        jax.jit(function), platforms=tuple(platforms), disabled_checks=checks
-    )
+    told: Any = {"platforms": tuple(platforms), "disabled_checks": _read_checks(disabled_checks)}
+    export = jax_export.export(jax.jit(function), **told)
     try:
         with named_refusals():
             return export(*args)

@@ -27,22 +27,16 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from pax_export._errors import ExportPathError, InvalidArgumentError, PaxError, UntrustedExportError
-from pax_export._files import card_file, checksums, signature_file
+from pax_export._files import checksums, signature_file
 from pax_export._files.checksums import Checked
 from pax_export._files.directory import replace_path
 from pax_export._files.overwrite_guard import files, now_in
 from pax_export._optional import require
 from pax_export._signing import signer as signer_with
 from pax_export._signing import verify as verified
-from pax_export.export.artifact.card import drawing_in, write_card
 from pax_export.export.artifact.module_calls import EXPANDED, may_call
-from pax_export.export.artifact.report import (
-    REPORT_FILE,
-    Report,
-    package_versions,
-    read_report,
-    write_report,
-)
+from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions, read_report
+from pax_export.export.artifact.rewriting import write_anew
 from pax_export.export.formats.stablehlo.details import WEIGHT, Details, details_of
 from pax_export.export.formats.stablehlo.exported import Exported, PortableModule, rebuild_functions
 from pax_export.export.formats.stablehlo.library_calls import (
@@ -298,14 +292,7 @@ def renew(
             with _of_what_it_says(path):
                 write_function(directory, name, exported, details.vjp_order, ())
         new = dataclasses.replace(report, versions=package_versions())
-        write_report(new, directory)
-        card = card_file.of_folder(directory)
-        if card.is_file():
-            drawing = drawing_in(card.read_bytes().decode("utf-8", "replace"))
-            write_card(new, directory, card, drawing)
-        checksums.write(directory, files=checked.names)
-        if signer:
-            signer.sign_folder(directory, path.absolute().name)
+        write_anew(path, directory, new, signer)
     return new
 
 

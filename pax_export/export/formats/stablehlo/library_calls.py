@@ -218,10 +218,10 @@ def _expected_axes(
     if "n" in axes:
         axes["p"] = ("less", axes["n"])
 
+    sizes = {letter: _constant_size(axis) for letter, axis in axes.items()}
+
     def each(word: str) -> list[_Axis]:
-        return (
-            whole if word == "*" else [*batch, *(_constant_size(axes[letter]) for letter in word)]
-        )
+        return whole if word == "*" else [*batch, *map(sizes.__getitem__, word)]
 
     return list(map(each, words[0])), list(map(each, words[1]))
 
@@ -256,10 +256,8 @@ def _shape_value(operands: Sequence[Any], axes: Sequence[_Axis]) -> Any:
 def _size_value(operands: Sequence[Any], axis: _Axis) -> Any:
     if isinstance(axis, int):
         number = ir.IntegerType.get_signless(32)
-        scalar = ir.RankedTensorType.get([], number)
-        return stablehlo.constant(
-            ir.DenseElementsAttr.get_splat(scalar, ir.IntegerAttr.get(number, axis))
-        )
+        scalar, value = ir.RankedTensorType.get([], number), ir.IntegerAttr.get(number, axis)
+        return stablehlo.constant(ir.DenseElementsAttr.get_splat(scalar, value))
     kind, *rest = axis
     if kind == "min":
         return stablehlo.minimum(*(_size_value(operands, each) for each in rest))

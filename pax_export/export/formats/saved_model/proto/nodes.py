@@ -34,10 +34,6 @@ class Spec(NamedTuple):
         sizes = [int(size) if isinstance(size, (int, np.integer)) else -1 for size in struct.shape]
         return cls(Dtype(_NUMBERS[name_of(struct.dtype)]), shape(sizes))
 
-    def as_dict(self) -> Message:
-        """The dtype and the shape, as several messages have them."""
-        return self._asdict()
-
 
 def shape(sizes: Iterable[int]) -> Message:
     return {"dim": [{"size": size} for size in sizes]}
@@ -105,7 +101,7 @@ class Body:
         self._function["arg_attr"][place] = {"attr": attributes}
 
     def resource(self, name: str, spec: Spec) -> None:
-        argument = {"name": name, "type": RESOURCE, "handle_data": [spec.as_dict()]}
+        argument = {"name": name, "type": RESOURCE, "handle_data": [spec._asdict()]}
         self._signature["input_arg"].append(argument)
 
     def node(self, name: str, operation: str, inputs: Sequence[str], **attributes: object) -> None:

@@ -75,7 +75,7 @@ def saved_objects(
         nodes.append({"resource": {}, "children": _children(computed | own)})
     for each in variables:
         about = {"name": each.name, "trainable": each.trainable}
-        nodes.append({"variable": {**Spec.of(each.value).as_dict(), **about}})
+        nodes.append({"variable": {**Spec.of(each.value)._asdict(), **about}})
     for function in (*(signatures[key][0] for key in keys), *kept.values(), *initializer):
         bare = {
             "concrete_function_name": function.name,
@@ -153,7 +153,7 @@ def _captured(nodes: list[Message], function: GraphFunction, operand: Operand, f
 def _structured_value(name: str, spec: Spec | None) -> Message:
     if spec is None:
         return {"none_value": {}}
-    return {"tensor_spec_value": {"name": name, **spec.as_dict()}}
+    return {"tensor_spec_value": {"name": name, **spec._asdict()}}
 
 
 _CALL = "StatefulPartitionedCall"
@@ -176,7 +176,7 @@ def meta_graph(
     nodes: list[Message] = []
     specs = [Spec.of(each.value) for each in variables]
     for place, (variable, spec) in enumerate(zip(variables, specs)):
-        about = {**spec.as_dict(), "shared_name": variable.name.encode()}
+        about = {**spec._asdict(), "shared_name": variable.name.encode()}
         add_node(nodes, _handle_name(place), "VarHandleOp", **about)
     calls = {}
     for number, (key, functions) in enumerate(signatures.items()):
@@ -209,7 +209,7 @@ def _add_signature(nodes: list[Message], key: str, name: str, function: GraphFun
     inputs, outputs, given = {}, {}, {}
     for argument, spec in function.arguments.items():
         placeholder = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', key)}_{argument}"
-        add_node(nodes, placeholder, "Placeholder", **spec.as_dict())
+        add_node(nodes, placeholder, "Placeholder", **spec._asdict())
         inputs[argument] = _tensor_info(f"{placeholder}:0", spec)
         given[placeholder] = spec.dtype
     given |= {_handle_name(operand.place): RESOURCE for operand in function.captured}
