@@ -22,17 +22,24 @@ from pax_export._errors import (
     a_few,
 )
 from pax_export._optional import find, install, is_installed
-from pax_export.core import traced_anew
+from pax_export.core import Module, label_modules, named_modules, traced_anew
 from pax_export.export.artifact.report import Report
 from pax_export.export.pipeline.arguments import check_choice
 from pax_export.export.pipeline.bisect import bisect, bisect_calls
 from pax_export.export.pipeline.export_run import ExportRun, scratch_place
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter, Request
-from pax_export.export.pipeline.refusal import name_modules, with_paths
 from pax_export.export.pipeline.sweep import Cause, find_causes
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
+from pax_export.export.tracing.owners import owner_of
 from pax_export.export.tracing.programs import Program
+from pax_export.export.tracing.source_lines import (
+    Chain,
+    join_places,
+    module_path,
+    operations,
+    source_text,
+)
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.probes import ProbeDifference
 from pax_export.export.validation.serve import Arrays
@@ -312,3 +319,57 @@ def _is_tested(key: str, errors: Mapping[str, float]) -> bool:
     """Whether an element of an output of this signature was compared."""
     names = (name.removeprefix(f"{key}: ") for name in errors if name.startswith(f"{key}: "))
     return any(not name.startswith(("gradient:", "variable:")) for name in names)
+
+
+# --- the module of a refused operation --------------------------------------
+
+
+def with_paths(model: object) -> tuple[Any, dict[str, str]]:
+    """Returns a model whose modules record their paths in traces, and their classes by path."""
+    if not isinstance(model, Module):
+        return model, {}
+    kinds = {path: type(each).__name__ for path, each in named_modules(model)}
+    return label_modules(model), kinds
+
+
+def name_modules(error: PaxError, exporter: FormatExporter, request: Request) -> None:
+    """Adds to an error about operations their modules."""
+    chains = operations(error)
+    if not chains:
+        return
+    # It only improves a message: a failure here must not hide the error.
+    with contextlib.suppress(Exception):
+        net, kinds = with_paths(request.model)
+        if kinds:
+            labeled = dataclasses.replace(request, model=net)
+            chains = _refused_again(error, exporter, labeled) or chains
+        named = [(_module_text(chain, kinds), chain) for chain in chains]
+        if not any(name for name, _ in named):
+            programs = exporter.trace(request)[1]
+            named = [(_owner_text(chain, programs), chain) for chain in chains]
+        error.where = join_places(
+            ", ".join(filter(None, (n, source_text(chain)))) for n, chain in named
+        )
+
+
+def _refused_again(
+    error: PaxError, exporter: FormatExporter, request: Request
+) -> tuple[Chain, ...]:
+    """Returns the operations of the error of another export, if it is the same error."""
+    try:
+        with traced_anew(), scratch_place(exporter.format) as place:
+            exporter.lower(*exporter.trace(request), request).write(place)
+    except PaxError as other:
+        if other.what == error.what:
+            return operations(other)
+    return ()
+
+
+def _module_text(chain: Chain, kinds: Mapping[str, str]) -> str:
+    """Formats ``encoder.pool: Pool``; or another library's names of its modules."""
+    path = module_path(chain)
+    return ": ".join(filter(None, (path, kinds.get(path, ""))))
+
+
+def _owner_text(chain: Chain, programs: Sequence[Program]) -> str:
+    return next(filter(None, (owner_of(each.traced, chain) for each in programs)), "")

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pax_export._jaxpr import bind_equation, is_literal
-from pax_export.export.portable import activations as activations
-from pax_export.export.portable import along_axes as along_axes
 from pax_export.export.portable import kept
+from pax_export.export.portable import patterns as patterns
 from pax_export.export.portable.graph import PATTERNS, Producers
 from pax_export.export.portable.program import CONTROL, PortableProgram, with_bodies
 

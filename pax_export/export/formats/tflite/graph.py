@@ -16,9 +16,9 @@ from pax_export.export.formats.tflite.builder import operators as lite
 from pax_export.export.formats.tflite.builder.encode import TfliteSignature
 from pax_export.export.formats.tflite.builder.graph import Graph, Tensor, of_source
 from pax_export.export.formats.tflite.rule import RULES, Operation, kind
-from pax_export.export.formats.tflite.sizes import TfliteSizes
 from pax_export.export.formats.tflite.tensors import (
     CARRIERS,
+    TfliteSizes,
     constant,
     from_carrier,
     full,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pax_export.export.formats.tflite import tensors
-from pax_export.export.formats.tflite.sizes import TfliteSizes
+from pax_export.export.formats.tflite.tensors import TfliteSizes
 from pax_export.export.portable import RuleTable
 
 #: Called with an `Operation` and its operands; each returns the result, or a list of results. The

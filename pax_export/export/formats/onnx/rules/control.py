@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,29 +46,32 @@ def while_(
     with builder.body() as nodes:
         after = builder.inline(body_jaxpr, [*of_body, *inside])
         (more,) = builder.inline(cond_jaxpr, [*of_cond, *after])
-    turn = builder.new_name("turn")
-    names = _write_loop(builder, turn, None, start, state, inside, nodes, [more, *after])
-    return values_of(results, names)
+    loop = _Loop(state, inside, nodes, [more, *after])
+    return values_of(results, _write_loop(builder, loop, builder.new_name("turn"), None, start))
+
+
+class _Loop(NamedTuple):
+    """A loop or scan: its state and rows, and a body with what that takes for them, and makes."""
+
+    state: Sequence[Value]
+    carried: Sequence[Value]
+    nodes: Sequence[Any]
+    made: Sequence[Value]
+    rows: Sequence[Value] = ()
+    pieces: Sequence[Value] = ()
 
 
 def _write_loop(
-    builder: GraphBuilder,
-    turn: str,
-    count: Any,
-    start: Value,
-    state: Sequence[Value],
-    inside: Sequence[Value],
-    nodes: Sequence[Any],
-    made: Sequence[Value],
+    builder: GraphBuilder, loop: _Loop, turn: str, count: Any, start: Value
 ) -> list[str]:
     """Writes a loop whose body computes the condition and the next state."""
     given = [
         builder.entry(turn, np.int64, ()),
         builder.entry(builder.new_name("again"), np.bool_, ()),
-        *(builder.entry(each.name, each.carrier, each.shape) for each in inside),
+        *(builder.entry(each.name, each.carrier, each.shape) for each in loop.carried),
     ]
-    body = builder.graph(nodes, given, made)
-    return builder("Loop", count, start, *state, results=len(made) - 1, body=body)
+    body = builder.graph(loop.nodes, given, loop.made)
+    return builder("Loop", count, start, *loop.state, results=len(loop.made) - 1, body=body)
 
 
 @rule("scan")
@@ -87,15 +90,12 @@ def scan(builder: GraphBuilder, *operands: Value, **told: Any) -> list[Value]:
         zeros = builder.expand(np.zeros((), np.int64), [length])
         rows = [Value(zeros, np.dtype(np.int64), (length,))]
 
+    loop = _Loop(state, carried, nodes, made, rows, pieces)
+
     def scanning() -> list[Value]:
         if _is_plain(nodes, made[:num_carry], pieces):
-            ends = [*state, *rows], [*carried, *pieces]
-            names = _write_scan(builder, consts, *ends, nodes, made, num_carry, reverse)
-        else:
-            names = _scan_by_loop(
-                builder, length, state, carried, rows, pieces, nodes, made, reverse
-            )
-        return values_of(results, names)
+            return values_of(results, _write_scan(builder, loop, consts, reverse))
+        return values_of(results, _scan_by_loop(builder, loop, length, reverse))
 
     def nothing() -> list[Value]:
         """Returns the results for zero rows, which onnxruntime does not run."""
@@ -155,57 +155,38 @@ def _is_plain(nodes: Sequence[Any], states: Sequence[Value], pieces: Sequence[Va
     return moved.isdisjoint(names) and not read.isdisjoint(names)
 
 
-def _scan_by_loop(
-    builder: GraphBuilder,
-    length: Any,
-    state: Sequence[Value],
-    carried: Sequence[Value],
-    rows: Sequence[Value],
-    pieces: Sequence[Value],
-    nodes: Sequence[Any],
-    made: Sequence[Value],
-    reverse: bool,
-) -> list[str]:
+def _scan_by_loop(builder: GraphBuilder, loop: _Loop, length: Any, reverse: bool) -> list[str]:
     """Writes a scan as a loop, which takes onnxruntime a little longer."""
     turn, one = builder.new_name("turn"), np.array(1, np.int64)
     count = builder.squeeze(builder.sizes.one(length), [0])
     goes_on = builder.literal(np.array(True))
     with builder.body() as begun:
-        place = builder("Sub", builder("Sub", count, one), turn) if reverse and rows else turn
-        for row, piece in zip(rows, pieces):
+        is_turned = reverse and loop.rows
+        place = builder("Sub", builder("Sub", count, one), turn) if is_turned else turn
+        for row, piece in zip(loop.rows, loop.pieces):
             builder("Gather", row, place, axis=0)
             begun[-1].output[:] = [piece.name]
-    names = _write_loop(
-        builder, turn, count, goes_on, state, carried, [*begun, *nodes], [goes_on, *made]
-    )
+    whole = loop._replace(nodes=[*begun, *loop.nodes], made=[goes_on, *loop.made])
+    names, stacked = _write_loop(builder, whole, turn, count, goes_on), len(loop.state)
     if reverse:
         ends = [np.array([n], np.int64) for n in (-1, np.iinfo(np.int64).min, 0, -1)]
-        names[len(state) :] = [builder("Slice", name, *ends) for name in names[len(state) :]]
+        names[stacked:] = [builder("Slice", name, *ends) for name in names[stacked:]]
     return names
 
 
 def _write_scan(
-    builder: GraphBuilder,
-    consts: Sequence[Value],
-    operands: Sequence[Value],
-    given: Sequence[Value],
-    nodes: Sequence[Any],
-    made: Sequence[Value],
-    num_carry: int,
-    reverse: bool,
+    builder: GraphBuilder, loop: _Loop, consts: Sequence[Value], reverse: bool
 ) -> list[str]:
-    num_rows, num_stacked = len(given) - num_carry, len(made) - num_carry
+    given = (*loop.carried, *loop.pieces)
     entries = [builder.entry(each.name, each.carrier, each.shape) for each in given]
-    body = builder.graph(nodes, entries, made)
+    body = builder.graph(loop.nodes, entries, loop.made)
     outside = _take_outside(builder, body, consts)
-    ways = {"scan_input_directions": [int(reverse)] * num_rows}
-    if num_stacked:
-        ways["scan_output_directions"] = [int(reverse)] * num_stacked
-    results = len(outside) + len(made)
-    names = builder(
-        "Scan", *outside, *operands, results=results, body=body, num_scan_inputs=num_rows, **ways
-    )
-    return names[len(outside) :]
+    told: dict[str, Any] = {"num_scan_inputs": len(loop.pieces)}
+    told["scan_input_directions"] = [int(reverse)] * len(loop.pieces)
+    if stacked := len(loop.made) - len(loop.carried):
+        told["scan_output_directions"] = [int(reverse)] * stacked
+    operands, results = (*outside, *loop.state, *loop.rows), len(outside) + len(loop.made)
+    return builder("Scan", *operands, results=results, body=body, **told)[len(outside) :]
 
 
 def _take_outside(builder: GraphBuilder, body: Any, consts: Sequence[Value]) -> list[str]:

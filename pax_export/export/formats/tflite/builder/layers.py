@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pax_export.export.formats.tflite.builder import moves, operators
-from pax_export.export.formats.tflite.builder.bounds import at_least
 from pax_export.export.formats.tflite.builder.emit import constant, emit, tensor
 from pax_export.export.formats.tflite.builder.graph import Tensor
 from pax_export.export.formats.tflite.builder.moves import transpose
@@ -193,3 +193,43 @@ def _windows(
         reach = 0 if padding == "SAME" else (width - 1) * apart
         found.append(None if size is None else max(-(-(size - reach) // step), 0))
     return found
+
+
+# --- lower bounds -----------------------------------------------------------
+
+
+#: Operators that only move elements, or reduce several to one of them or their mean.
+_KEEP = frozenset("RESHAPE TRANSPOSE BROADCAST_TO MEAN REDUCE_MAX REDUCE_MIN STRIDED_SLICE".split())
+_NONNEGATIVE = frozenset("RELU RELU6 ABS EXP LOGISTIC SOFTMAX".split())
+#: The length of the chain of operators that is looked at.
+_DEPTH = 16
+
+
+def at_least(x: Tensor, depth: int = _DEPTH) -> float:
+    """No number of a tensor is smaller than this, NaN aside."""
+    if x.value is not None:
+        value = np.asarray(x.value)
+        known = value.dtype.kind == "f" and value.size and not np.isnan(value).any()
+        return float(value.min()) if known else -math.inf
+    if x.operator is None or depth == 0 or x.dtype != np.float32:
+        return -math.inf
+    name, inputs = x.made_by, x.operator.inputs
+    if name in _NONNEGATIVE:
+        return 0.0
+
+    def bound(place: int) -> float:
+        return at_least(inputs[place], depth - 1)
+
+    if name in _KEEP:
+        return bound(0)
+    if name == "SUM":
+        return 0.0 if bound(0) >= 0 else -math.inf
+    if name == "MUL" and inputs[0] is inputs[1]:
+        return 0.0
+    if name in ("MUL", "DIV"):
+        return 0.0 if bound(0) >= 0 and bound(1) >= 0 else -math.inf
+    if name == "ADD":
+        return bound(0) + bound(1)
+    if name == "SELECT_V2":
+        return min(bound(1), bound(2))
+    return -math.inf

@@ -1,19 +1,20 @@
-"""Convolutions of integers: with rounded inputs and quantized kernels.
+"""Fusions of convolutions: with biases, and with rounded inputs and quantized kernels.
 
-If the result is rounded again, directly or after a ReLU, onnxruntime fuses the operators into one
-convolution of integers (`QLinearConv`). Other convolutions compute with the rounded numbers in
-float32: `ConvInteger` takes three to eight times as long.
+If the result of rounded inputs is rounded again, directly or after a ReLU, onnxruntime fuses the
+operators into one convolution of integers (`QLinearConv`). Other convolutions compute with the
+rounded numbers in float32: `ConvInteger` takes three to eight times as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pax_export.export.formats.onnx.graph import GraphBuilder, needed, read_in
-from pax_export.export.formats.onnx.rules.quantized import RoundedInputs
+from pax_export.export.formats.onnx.rules.quantized import QuantizedWeight, RoundedInputs
 
 #: Operators that onnxruntime fuses into a preceding convolution of integers.
 _ACTIVATIONS = ("Relu",)
@@ -108,3 +109,56 @@ def _fused(builder: GraphBuilder, node: Any, x: RoundedInputs, kernel: Any) -> s
     made = builder("Conv", *operands)
     builder.nodes[-1].attribute.extend(node.attribute)
     return made
+
+
+# --- biases -----------------------------------------------------------------
+
+
+def with_biases(builder: GraphBuilder, nodes: Sequence[Any]) -> list[Any]:
+    """The operators of a graph, with stored vectors added by the convolutions before them."""
+    counts = Counter(name for node in nodes for name in read_in(node))
+    made = {name: node for node in nodes for name in node.output}
+    kept: list[Any] = []
+    gone: set[str] = set()
+    for node in nodes:
+        found = _with_bias(builder, node, made, counts) if node.op_type == "Add" else None
+        if found is None:
+            kept.append(node)
+            continue
+        conv, bias = found
+        inputs, outputs = [*conv.input, bias], list(node.output)
+        fused = builder.onnx.helper.make_node("Conv", inputs, outputs, name=node.output[0])
+        fused.attribute.extend(conv.attribute)
+        made[node.output[0]] = fused
+        kept.append(fused)
+        gone.add(conv.output[0])
+    return [node for node in kept if not (len(node.output) == 1 and node.output[0] in gone)]
+
+
+def _with_bias(
+    builder: GraphBuilder, node: Any, made: Mapping[str, Any], counts: Mapping[str, int]
+) -> tuple[Any, str] | None:
+    """Returns the convolution and the vector that a node adds, or None."""
+    for one, other in (node.input, node.input[::-1]):
+        conv, spread = made.get(one), made.get(other)
+        if conv is None or conv.op_type != "Conv" or len(conv.input) != 2 or counts[one] != 1:
+            continue
+        if spread is None or spread.op_type != "Unsqueeze":
+            continue
+        vector, axes = map(builder.initializers.get, spread.input)
+        kernel = _kernel_shape(builder, conv.input[1])
+        if vector is None or axes is None or vector.ndim != 1:
+            continue
+        around = [0, *range(2, len(kernel))]
+        if kernel and axes.tolist() == around and len(vector) == kernel[0]:
+            return conv, spread.input[0]
+    return None
+
+
+def _kernel_shape(builder: GraphBuilder, name: str) -> Sequence[int]:
+    """The shape of a stored kernel, also of one with integers; empty for others."""
+    if name in builder.initializers:
+        return builder.initializers[name].shape
+    found = builder.integers.get(name)
+    weight, order = found if isinstance(found, tuple) else (None, ())
+    return [weight.shape[axis] for axis in order] if isinstance(weight, QuantizedWeight) else ()
