@@ -110,7 +110,19 @@ class Arguments:
                 ]
                 if len(given) != len(entry.shape) or not all(fit):
                     raise self._wrong_shape(entry, given, sizes) from cause
-        self._check_constraints(shapes, sizes, cause)
+        numbers = {name: size for name, (size, _) in sizes.items()}
+        for text in self._info.constraints:
+            if dimensions.holds(text, numbers):
+                continue
+            broken = {name: numbers[name] for name in dimensions.constrained_names(text)}
+            source = sizes[next(iter(broken))][1]
+            said = ", ".join(f"{name} = {size}" for name, size in broken.items())
+            raise InvalidArgumentError(
+                "An argument has a size that violates the constraints of the export.",
+                where=f"{self.key}: {source}",
+                got=f"{list(shapes[source])}, {said}",
+                write=text,
+            ) from cause
 
     def _wrong_shape(
         self, entry: ArrayInfo, given: tuple, sizes: Mapping[str, tuple[int, str]]
@@ -124,26 +136,6 @@ class Arguments:
             got=f"{list(given)}" + "".join(f", {text}" for text in known),
             write=f"[{', '.join(map(str, entry.shape))}]{least}",
         )
-
-    def _check_constraints(
-        self,
-        shapes: Mapping[str, tuple],
-        sizes: Mapping[str, tuple[int, str]],
-        cause: Exception | None,
-    ) -> None:
-        numbers = {name: size for name, (size, _) in sizes.items()}
-        for text in self._info.constraints:
-            if dimensions.holds(text, numbers):
-                continue
-            broken = {name: numbers[name] for name in dimensions.constrained_names(text)}
-            source = sizes[next(iter(broken))][1]
-            raise InvalidArgumentError(
-                "An argument has a size that violates the constraints of the export.",
-                where=f"{self.key}: {source}",
-                got=f"{list(shapes[source])}, "
-                + ", ".join(f"{name} = {size}" for name, size in broken.items()),
-                write=text,
-            ) from cause
 
     def empty_outputs(self, shapes: Mapping[str, tuple]) -> dict[str, np.ndarray] | None:
         """Empty arrays for all outputs if sizes of 0 leave none an element, or None."""

@@ -128,11 +128,11 @@ def lower_model(
     ]
     modules = [_lower(each, platforms, update) for each, update in zip(written, updates)]
     store = Store(model.leaves, changed, trainable, defer)
+    lowering = _Lowering(model, store, platforms, trainable)
     signatures = []
     for program, module, update, (_, weights) in zip(written, modules, updates, ahead):
         often = (0, 0) if program.trains else order
-        found = differentiate(model, program, module, store, platforms, often, trainable)
-        signatures.append(_signature(program, module, found, store, update, weights))
+        signatures.append(lowering.signature(program, module, often, update, weights))
     if vjp_order and not any(each.gradient for each in signatures):
         raise NotDifferentiableError(
             "The model has no differentiable inputs or parameters.",
@@ -167,38 +167,12 @@ def lower_signature(
     """
     module = _lower(program, platforms, update=False)
     order = vjp_orders(1 if trainable else 0, trainable)
-    found = differentiate(model, program, module, store, platforms, order, trainable)
-    return _signature(program, module, found, store, update=False)
+    return _Lowering(model, store, platforms, trainable).signature(program, module, order)
 
 
 def _lower(program: Program, platforms: Sequence[str], update: bool) -> Lowered:
     count = None if update else len(program.output_names)
     return lower_traced(program.traced, platforms, count, program.operand_names)
-
-
-def _signature(
-    program: Program,
-    module: Lowered,
-    found: tuple[Gradient | None, str],
-    store: Store,
-    update: bool,
-    weights: Sequence[StoredIntegers] = (),
-) -> Signature:
-    constants = tuple(store.of_constant(value) for value in module.constants)
-    variables = list(store.of_leaf)
-    for each in weights:
-        places = tuple(store.of_leaf[at] for at in (each.integers, *each.scales))
-        variables[each.integers] = store.of_numbers(places, each.form)
-    return Signature(
-        key=program.key,
-        input_names=tuple(entry.name for entry in program.inputs.flat),
-        input_structs=tuple(dtypes.stored(entry.struct) for entry in program.inputs.flat),
-        output_names=program.output_names,
-        forward=Call(module, tuple(variables), constants),
-        assigned=tuple(store.of_leaf[index] for index in program.changed) if update else (),
-        gradient=found[0],
-        no_gradient=found[1],
-    )
 
 
 def signature_info(
@@ -255,83 +229,115 @@ def vjp_orders(given: object, trainable: bool) -> tuple[int, int]:
 _NOTHING = "no floating-point output depends on a floating-point input or trainable variable"
 
 
-def differentiate(
-    model: Exportable,
-    program: Program,
-    forward: Lowered,
-    store: Store,
-    platforms: Sequence[str],
-    order: tuple[int, int],
-    trainable: bool,
-) -> tuple[Gradient | None, str]:
-    """Traces and lowers the gradient of a program; its constants are added to the store.
+@dataclass(frozen=True)
+class _Lowering:
+    """The lowering of programs over the same variables, for the same platforms."""
 
-    It is with respect to the differentiable operands that outputs depend on. Returns also the
-    reason why it, or its own gradient, is missing.
-    """
-    wanted, required = order
-    if not wanted:
-        return None, ""
+    model: Exportable
+    store: Store
+    platforms: Sequence[str]
+    trainable: bool
 
-    def has_gradient(operand: int) -> bool:
-        if operand < len(model.leaves):
-            return trainable and model.leaves[operand].trainable
-        return dtypes.is_floating(program.traced.structs[operand].dtype)
+    def signature(
+        self,
+        program: Program,
+        module: Lowered,
+        order: tuple[int, int],
+        update: bool = False,
+        weights: Sequence[StoredIntegers] = (),
+    ) -> Signature:
+        """A lowered program with its gradients; their constants are added to the store."""
+        store = self.store
+        gradient, reason = self._differentiate(program, module, order)
+        constants = tuple(store.of_constant(value) for value in module.constants)
+        variables = list(store.of_leaf)
+        for each in weights:
+            places = tuple(store.of_leaf[at] for at in (each.integers, *each.scales))
+            variables[each.integers] = store.of_numbers(places, each.form)
+        return Signature(
+            key=program.key,
+            input_names=tuple(entry.name for entry in program.inputs.flat),
+            input_structs=tuple(dtypes.stored(entry.struct) for entry in program.inputs.flat),
+            output_names=program.output_names,
+            forward=Call(module, tuple(variables), constants),
+            assigned=tuple(store.of_leaf[index] for index in program.changed) if update else (),
+            gradient=gradient,
+            no_gradient=reason,
+        )
 
-    wrt = tuple(filter(has_gradient, sorted(program.read)))
-    of = _floating(program.outputs)
-    if not (wrt and of):
-        return None, f"no gradients: {_NOTHING}"
-    found = _attempt(program.traced, wrt, of, program, platforms, required >= 1, forward)
-    if isinstance(found, str):
-        return None, f"no gradients: {found}"
-    gradient = _gradient(*found, wrt, of, store)
-    if wanted < 2:
-        return gradient, ""
-    first, lowered = found  # again with respect to the same operands, and the cotangents
-    count = len(first.structs)
-    wrt, of = (*wrt, *range(count - len(of), count)), _floating(first.results)
-    second = _attempt(first, wrt, of, program, platforms, required >= 2, lowered)
-    if isinstance(second, str):
-        return gradient, f"no gradients of gradients: {second}"
-    return dataclasses.replace(gradient, next=_gradient(*second, wrt, of, store)), ""
+    def _differentiate(
+        self, program: Program, forward: Lowered, order: tuple[int, int]
+    ) -> tuple[Gradient | None, str]:
+        """Traces and lowers the gradient of a program.
+
+        It is with respect to the differentiable operands that outputs depend on. Returns also the
+        reason why it, or its own gradient, is missing.
+        """
+        wanted, required = order
+        if not wanted:
+            return None, ""
+        leaves = self.model.leaves
+
+        def has_gradient(operand: int) -> bool:
+            if operand < len(leaves):
+                return self.trainable and leaves[operand].trainable
+            return dtypes.is_floating(program.traced.structs[operand].dtype)
+
+        wrt = tuple(filter(has_gradient, sorted(program.read)))
+        of = _floating(program.outputs)
+        if not (wrt and of):
+            return None, f"no gradients: {_NOTHING}"
+        found = self._attempt(program, program.traced, wrt, of, required >= 1, forward)
+        if isinstance(found, str):
+            return None, f"no gradients: {found}"
+        first, gradient = found
+        if wanted < 2:
+            return gradient, ""
+        count = len(first.structs)  # again with respect to the same operands, and the cotangents
+        wrt, of = (*wrt, *range(count - len(of), count)), _floating(first.results)
+        second = self._attempt(program, first, wrt, of, required >= 2, gradient.call.lowered)
+        if isinstance(second, str):
+            return gradient, f"no gradients of gradients: {second}"
+        return dataclasses.replace(gradient, next=second[1]), ""
+
+    def _attempt(
+        self,
+        program: Program,
+        traced: Traced,
+        wrt: tuple[int, ...],
+        of: tuple[int, ...],
+        required: bool,
+        before: Lowered,
+    ) -> tuple[Traced, Gradient] | str:
+        """Returns a gradient, or a description of the error if it is not required."""
+        try:
+            pullback = vjp(traced, wrt, of)
+            lowered = lower_traced(pullback, self.platforms, names=program.operand_names)
+        # jax, and any custom derivative, may raise any exception here: of an unknown
+        # size, of a loop, of a shape.  The model itself has been traced and lowered by now.
+        except Exception as error:
+            if not required:
+                return f"jax cannot make them: {_describe_error(error)}"
+            if isinstance(error, PaxError):
+                raise
+            raise NotDifferentiableError(
+                "jax cannot compute the requested gradient.",
+                where=program.key,
+                got=_describe_error(error),
+                write="a lower vjp_order, and trainable=False if that is 0",
+            ) from error
+        older, newer = before.oldest_tensorflow, lowered.oldest_tensorflow
+        if newer > older and not required:
+            needs, has = map(compatibility.format_version, (newer, older))
+            what = f"they need TensorFlow {needs}, and the model itself {has}"
+            return f"{what}; vjp_order= keeps them"
+        constants = tuple(self.store.of_constant(value) for value in lowered.constants)
+        structs = (*pullback.structs, *map(dtypes.struct_of, lowered.constants))
+        return pullback, Gradient(Call(lowered, (), constants), wrt, of, structs)
 
 
 def _floating(structs: Sequence[Any]) -> tuple[int, ...]:
     return tuple(i for i, struct in enumerate(structs) if dtypes.is_floating(struct.dtype))
-
-
-def _attempt(
-    traced: Traced,
-    wrt: tuple[int, ...],
-    of: tuple[int, ...],
-    program: Program,
-    platforms: Sequence[str],
-    required: bool,
-    before: Lowered,
-) -> tuple[Traced, Lowered] | str:
-    """Returns a gradient, or a description of the error if it is not required."""
-    try:
-        pullback = vjp(traced, wrt, of)
-        lowered = lower_traced(pullback, platforms, names=program.operand_names)
-    # jax, and any custom derivative, may raise any exception here: of an unknown
-    # size, of a loop, of a shape.  The model itself has been traced and lowered by now.
-    except Exception as error:
-        if not required:
-            return f"jax cannot make them: {_describe_error(error)}"
-        if isinstance(error, PaxError):
-            raise
-        raise NotDifferentiableError(
-            "jax cannot compute the requested gradient.",
-            where=program.key,
-            got=_describe_error(error),
-            write="a lower vjp_order, and trainable=False if that is 0",
-        ) from error
-    older, newer = before.oldest_tensorflow, lowered.oldest_tensorflow
-    if newer > older and not required:
-        needs, has = compatibility.format_version(newer), compatibility.format_version(older)
-        return f"they need TensorFlow {needs}, and the model itself {has}; vjp_order= keeps them"
-    return pullback, lowered
 
 
 _LONGEST = 300
@@ -341,11 +347,3 @@ def _describe_error(error: Exception) -> str:
     """Describes an error by its class, first line, and line in the model."""
     place = line_of_model(error)
     return named_line(error, _LONGEST) + (f" ({place})" if place else "")
-
-
-def _gradient(
-    traced: Traced, lowered: Lowered, wrt: tuple[int, ...], of: tuple[int, ...], store: Store
-) -> Gradient:
-    constants = tuple(store.of_constant(value) for value in lowered.constants)
-    structs = (*traced.structs, *map(dtypes.struct_of, lowered.constants))
-    return Gradient(Call(lowered, (), constants), wrt, of, structs)

@@ -107,15 +107,28 @@ class Rechecked:
             for (key, call), answer in zip(calls, answers)
             if not _REFUSED.search(answer.get("error", ""))
         ]
-        checks = [
-            _check_answer(key, call, answer, report.signatures[key], self.reference, finite)
-            for key, call, answer in self.answers
-        ]
+        checks = [self._check(*each, finite) for each in self.answers]
         # Sizes that violate constraints are not failures if other sizes work: a preprocessor
         # chooses some of them.
         missing = report.signatures.keys() - {check.signature for check in checks}
         text = "no input was found that it takes"
         self.checks = checks + [Check(key, {}, text) for key in report.signatures if key in missing]
+
+    def _check(self, key: str, call: RandomCall, answer: Mapping[str, Any], finite: bool) -> Check:
+        got, info = answer.get("results", {}), self.report.signatures[key]
+        try:
+            expected = {each.name: (each.dtype, _shape(each, call.sizes)) for each in info.outputs}
+        except _OF_NO_ARRAY as error:
+            raise _no_array(key, info.outputs, error) from error
+        problem = answer.get("error") or _find_problem(expected, got, info.assigns, finite)
+        errors: dict[str, float] = {}
+        if not problem and self.reference is not None:
+            try:
+                errors = self.reference.differences(key, call, info, got)
+            except ValidationError as error:
+                problem = f"{error.what} {error.where}: {error.got}"
+        shapes = {name: got[name].shape for name in expected if name in got}
+        return Check(key, call.sizes, problem, shapes, errors)
 
 
 #: None if unknown.
@@ -154,30 +167,6 @@ def _shape(entry: ArrayInfo, sizes: Mapping[str, int]) -> Shape:
     if _ANY_RANK in entry.shape:
         return None
     return tuple(dimensions.value(each, sizes) if known(each) else None for each in entry.shape)
-
-
-def _check_answer(
-    key: str,
-    call: RandomCall,
-    answer: Mapping[str, Any],
-    info: SignatureInfo,
-    reference: PyTree,
-    finite: bool,
-) -> Check:
-    got = answer.get("results", {})
-    try:
-        expected = {each.name: (each.dtype, _shape(each, call.sizes)) for each in info.outputs}
-    except _OF_NO_ARRAY as error:
-        raise _no_array(key, info.outputs, error) from error
-    problem = answer.get("error") or _find_problem(expected, got, info.assigns, finite)
-    errors: dict[str, float] = {}
-    if not problem and reference is not None:
-        try:
-            errors = reference.differences(key, call, info, got)
-        except ValidationError as error:
-            problem = f"{error.what} {error.where}: {error.got}"
-    shapes = {name: got[name].shape for name in expected if name in got}
-    return Check(key, call.sizes, problem, shapes, errors)
 
 
 def _find_problem(

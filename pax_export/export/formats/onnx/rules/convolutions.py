@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,26 +117,18 @@ def _is_pool(equation: Any) -> bool:
 
 @rule("reduce_window_sum", when=_is_pool)
 def sum_pool(builder: GraphBuilder, x: Value, **window: Any) -> str:
-    means = builder("AveragePool", x, count_include_pad=1, **_pool_attributes(**window))
+    means = builder("AveragePool", x, count_include_pad=1, **_pool_attributes(window))
     return builder("Mul", means, builder.like(math.prod(window["window_dimensions"]), x))
 
 
-def _pool_attributes(
-    *,
-    window_dimensions: Sequence[int],
-    window_strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    **_: object,
-) -> dict[str, Any]:
-    return {
-        "kernel_shape": list(window_dimensions[2:]),
-        "strides": list(window_strides[2:]),
-        **pads_of(padding[2:]),
-    }
+def _pool_attributes(window: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"kernel_shape": "window_dimensions", "strides": "window_strides"}
+    told = {name: list(window[of][2:]) for name, of in names.items()}
+    return told | pads_of(window["padding"][2:])
 
 
 rule("reduce_window_max", when=_is_pool)(
-    lambda builder, x, **window: builder("MaxPool", x, **_pool_attributes(**window))
+    lambda builder, x, **window: builder("MaxPool", x, **_pool_attributes(window))
 )
 
 
