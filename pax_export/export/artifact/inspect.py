@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -208,16 +208,18 @@ def read_saved_model(directory: Path, purpose: str) -> Any:
 
 
 @contextmanager
-def unreadable_as_error(directory: Path) -> Iterator[None]:
-    """Converts exceptions while reading another program's messages to one error."""
+def damage_as_error(what: str, path: Path, write: str, *kept: type[Exception]) -> Iterator[None]:
+    """Converts exceptions to one error, but ours and those `kept`: others have no common class."""
     try:
         yield
-    except PaxError:
+    except (PaxError, *kept):
         raise
-    except Exception as error:  # of protobuf, whose classes differ between versions
-        raise ExportPathError(
-            "The SavedModel cannot be read.",
-            where=str(directory / GRAPH_FILE),
-            got=f"{type(error).__name__}: {error}"[:500],
-            write=f"the {GRAPH_FILE} as it was written",
-        ) from error
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}"[:500]
+        raise ExportPathError(what, where=str(path), got=got, write=write) from error
+
+
+def unreadable_as_error(directory: Path) -> AbstractContextManager[None]:
+    """Converts exceptions of protobuf, whose classes differ between versions, to one error."""
+    file, write = directory / GRAPH_FILE, f"the {GRAPH_FILE} as it was written"
+    return damage_as_error("The SavedModel cannot be read.", file, write)

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pax_export._errors import ExportPathError, PaxError
+from pax_export._errors import ExportPathError
 from pax_export._optional import require
 from pax_export._signing import verify as verified
 from pax_export.export.artifact import checking, formats
+from pax_export.export.artifact.inspect import damage_as_error
 from pax_export.export.artifact.report import read_report
 
 
@@ -76,16 +77,7 @@ def load(
     if not format.loads_without_jax:
         require("jax", "all", f"load of {report.target}")
     checking.check(Path(path), report, trusted)
-    try:
+    what = "This export cannot be loaded: it is damaged, or was not written by pax_export."
+    write = "a copy of it, as it was written"
+    with damage_as_error(what, Path(path), write, ImportError):  # of a broken runtime
         return formats.import_function(format.load)(Path(path), report)
-    except PaxError:
-        raise
-    except ImportError:
-        raise  # of an installed but broken runtime
-    except Exception as error:  # of the runtime, whose exceptions may have no common class
-        raise ExportPathError(
-            "This export cannot be loaded: it is damaged, or was not written by pax_export.",
-            where=str(path),
-            got=f"{type(error).__name__}: {error}"[:500],
-            write="a copy of it, as it was written",
-        ) from error

@@ -16,8 +16,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from pax_export._files.overwrite_guard import files, now_in
 from pax_export._optional import require
 from pax_export._signing import signer as signer_with
 from pax_export._signing import verify as verified
+from pax_export.export.artifact.inspect import damage_as_error
 from pax_export.export.artifact.module_calls import EXPANDED, may_call
 from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions, read_report
 from pax_export.export.artifact.rewriting import write_anew
@@ -296,17 +297,7 @@ def renew(
     return new
 
 
-@contextmanager
-def _of_what_it_says(path: Path) -> Iterator[None]:
-    """Converts jax's exceptions for invalid types in a report to our error."""
-    try:
-        yield
-    except (PaxError, OSError):
-        raise
-    except Exception as error:  # of a report that another program made or changed
-        raise ExportPathError(
-            "The report of this bundle does not fit its programs.",
-            where=str(path),
-            got=f"{type(error).__name__}: {error}"[:300],
-            write="a copy of it, as it was written",
-        ) from error
+def _of_what_it_says(path: Path) -> AbstractContextManager[None]:
+    """Converts jax's exceptions for invalid types in a report, perhaps another's, to our error."""
+    what = "The report of this bundle does not fit its programs."
+    return damage_as_error(what, path, "a copy of it, as it was written", OSError)
