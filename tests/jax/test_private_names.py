@@ -59,7 +59,7 @@ UNPROMISED = {
     },
     "export/portable/flatten.py": {"jax.extend.source_info_util"},
     "export/portable/program.py": {"jax.extend.source_info_util"},
-    "export/portable/decompositions/random_bits.py": {
+    "export/portable/decompositions/bits.py": {
         "jax.extend.core.primitives.random_gamma_p",
     },
     "export/portable/random_keys.py": {"jax.extend.random.threefry_prng_impl"},

@@ -129,6 +129,8 @@ def _is_large(value: PyTree) -> bool:
 def _refuse_callbacks(program: TracedProgram) -> None:
     outside = ("debug_print", "infeed", "outfeed")
     found = sorted(p for p in jaxpr_primitives(program) if "callback" in p or p in outside)
+    if not found:
+        return
     checks = [each for each in jaxpr_parameters(program, found) if _is_of_equinox(each)]
     if checks:
         error = UnsupportedOperationError(
@@ -138,14 +140,13 @@ def _refuse_callbacks(program: TracedProgram) -> None:
             write="EQX_ON_ERROR=off, or =nan, in the environment of Python before equinox is "
             "imported; throw=False where diffrax, lineax or optimistix are called",
         )
-    elif found:
+    else:
         error = UnsupportedOperationError(
             f"The model calls back into Python, which an export cannot: {', '.join(found)}.",
             write="the same in operations of jax, or leave jax.debug.print, "
             "jax.pure_callback and the like out in eval mode",
         )
-    if found:
-        raise attach_operations(error, jaxpr_operations(program, found))
+    raise attach_operations(error, jaxpr_operations(program, found))
 
 
 def _is_of_equinox(parameter: Any) -> bool:
