@@ -218,8 +218,8 @@ _FEW, _WIDE = 16, 2048
 #: after the other in a wide matrix: with 16 XLA takes twice as long.
 _FEWEST, _AT_ONCE = 2 if ADDS_ROWS_FAST else 1, 8
 #: How many rows of integers are added in a loop over all of a matrix: of 4 bits, and of 8 bits in
-#: wide and in narrow ones; and which are narrow. With 4 rows older versions of jax fuse the slice of
-#: a scanned layer's matrix with the loop, which then takes three times as long.
+#: wide and in narrow ones; and which are narrow. With 4 rows older versions of jax fuse the slice
+#: of a scanned layer's matrix with the loop, which then takes three times as long.
 _TOGETHER_4, _TOGETHER_8, _NARROW = 4 if ADDS_ROWS_FAST else 8, (16, 32), 1024
 #: The least number of elements of a matrix of bfloat16 that is read in blocks.
 _LEAST_NARROW = 1 << 18
