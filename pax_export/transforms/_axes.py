@@ -24,6 +24,7 @@ from pax_export.core import (
     path_name,
     static_key,
 )
+from pax_export.transforms._checks import check_arraylike, check_axis_fits, is_arraylike
 from pax_export.transforms._lift import LiftedCall, Part, Result, parts_of, roots_of, write_back
 from pax_export.transforms._rng_split import SplitRngs, is_stacked
 from pax_export.transforms._sharding import PARTITION_NAME, with_stacked_axis, without_stacked_axis
@@ -179,7 +180,14 @@ class MapOptions:
         state_axes = options["state_axes"]
         if state_axes is not None and not isinstance(state_axes, StateAxes):
             state_axes = StateAxes(state_axes)
-        label = dict(options["transform_metadata"]).get(PARTITION_NAME)
+        metadata = options["transform_metadata"]
+        if not isinstance(metadata, (Mapping, tuple)):
+            raise InvalidArgumentTypeError(
+                f"{transform}: transform_metadata must be a mapping.",
+                got=f"transform_metadata={metadata!r}"[:200],
+                write='transform_metadata={PARTITION_NAME: "layers"}',
+            )
+        label = dict(metadata).get(PARTITION_NAME)
         split = SplitRngs(options["split_rngs"])
         return cls(transform, in_axes, of_keywords, options["out_axes"], state_axes, split, label)
 
@@ -195,6 +203,13 @@ class MapOptions:
                 f"{count} argument{'' if count == 1 else 's'}.",
                 got=f"in_axes={axes!r}"[:200],
                 write="one entry for each positional argument, or one integer for all",
+            )
+        if place not in range(count) and place not in axes:
+            raise InvalidArgumentError(
+                f"{self.transform}: in_axes_kwargs has no entry for a keyword argument.",
+                where=str(place),
+                got=f"in_axes_kwargs={axes!r}"[:200],
+                write=f"in_axes_kwargs={{..., {place!r}: 0}}",
             )
         return axes[place]
 
@@ -317,7 +332,7 @@ def mapped_size(slots: list[Slot], given: object, option: str, transform: str) -
 
 
 def _axis_length(slot: Slot, transform: str) -> Any:
-    shape = jnp.shape(slot.value) if _is_arraylike(slot.value) else ()
+    shape = jnp.shape(slot.value) if is_arraylike(slot.value) else ()
     if not shape:
         raise InvalidArgumentError(
             f"{transform}: a scalar cannot be mapped.",
@@ -326,18 +341,8 @@ def _axis_length(slot: Slot, transform: str) -> Any:
             write="None in in_axes for it",
         )
     axis = slot.axis or 0
-    if not -len(shape) <= axis < len(shape):
-        raise InvalidArgumentError(
-            f"{transform}: axis out of bounds.",
-            where=slot.name,
-            got=f"axis {axis} for shape {shape}",
-            write=f"an axis from {-len(shape)} to {len(shape) - 1}",
-        )
+    check_axis_fits(transform, axis, len(shape), shape, slot.name)
     return shape[axis]
-
-
-def _is_arraylike(value: object) -> bool:
-    return hasattr(value, "shape") or isinstance(value, (int, float, complex))
 
 
 # --- results ----------------------------------------------------------------------------
@@ -371,7 +376,18 @@ def targets_of(result: Result, inputs: MappedArguments, options: MapOptions) -> 
         for axis, leaf in zip(axes[part.start :], leaves_of(part.value)):
             source = given.get(leaf.path)
             targets.append(Target(leaf.name, axis, is_random_key(leaf), source, True))
+    for leaf, target in zip(result.leaves, targets):
+        _check_result(leaf, target, options.transform)
     return targets
+
+
+def _check_result(leaf: PyTree, target: Target, transform: str) -> None:
+    where = target.name.rstrip(".")
+    what = f"{transform}: the function must return arrays, numbers or modules."
+    check_arraylike(leaf, what, where, "None there, and the value outside of the function")
+    if target.axis is not None:
+        shape = jnp.shape(leaf)
+        check_axis_fits(transform, target.axis, len(shape) + 1, shape, where)
 
 
 def not_covered(target: Target, transform: str) -> UncoveredStateError:

@@ -32,6 +32,7 @@ from pax_export.core import (
     path_name,
     warn_of_untrained,
 )
+from pax_export.transforms._checks import check_function, checked_integers
 from pax_export.transforms._lift import LiftedCall, Result, as_pair, describe_result, wrap_like
 
 #: Applied to each function before this thread differentiates it.
@@ -106,13 +107,15 @@ def value_and_grad(
             got=f"reduce_axes={tuple(reduce_axes)!r}",
             write="jax.lax.psum of the gradients",
         )
+    check_function(fun, "grad")
+    numbers = checked_integers(argnums, "grad.argnums", "argnums=0, or argnums=(0, 1)")
     select = as_filter(wrt)
     take = _loss_and_aux if has_aux else _loss_alone
 
     @wrap_like(fun)
     def value_and_grad_fun(*args: object, **kwargs: object) -> tuple[Any, Any]:
         call = LiftedCall(fun, args, kwargs)
-        places = _argument_places(argnums, len(args))
+        places = _argument_places(numbers, len(args))
         _require_module(argnums, args, call)
         targets = [_DiffArgument(args[place], call, place, wrt, select) for place in places]
         if not (allow_int or holomorphic):
@@ -217,14 +220,13 @@ def _is_one(argnums: int | Sequence[int]) -> bool:
     return not isinstance(argnums, Sequence)
 
 
-def _argument_places(argnums: int | Sequence[int], count: int) -> list[int]:
+def _argument_places(numbers: Sequence[int], count: int) -> list[int]:
     """Positions of the arguments to differentiate, none negative."""
-    numbers = list(argnums) if isinstance(argnums, Sequence) else [argnums]
     for number in numbers:
         if not -count <= number < count:
             raise InvalidArgumentError(
                 "The function was called without an argument that is to be differentiated.",
-                got=f"argnums={argnums} and {count} positional arguments",
+                got=f"argnums={', '.join(map(str, numbers))} and {count} positional arguments",
                 write="the argument by position, not by keyword",
             )
     return [number % count for number in numbers]

@@ -25,6 +25,7 @@ from pax_export.core import (
     is_open,
     keys_changed_by,
 )
+from pax_export.transforms._checks import check_function
 from pax_export.transforms._lift import (
     LiftedCall,
     Origins,
@@ -107,13 +108,14 @@ def jit(
         >>> y.shape
         (2, 3)
     """
+    check_function(fun, "jit")
     if abstracted_axes is not None:
         raise UnsupportedOperationError(
             "jax removed abstracted_axes.",
             got=f"abstracted_axes={abstracted_axes!r}",
             write="jax.export.symbolic_shape for a program of open sizes",
         )
-    options = {
+    options: dict[str, Any] = {
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
         "donate_argnums": donate_argnums,
@@ -124,9 +126,9 @@ def jit(
     # Passed only if given: jax warns about them, or will.
     options |= {k: v for k, v in {"device": device, "backend": backend}.items() if v is not None}
     if in_shardings is not _UNSPECIFIED:
-        options["in_shardings"] = fold(in_shardings)
+        options["in_shardings"] = in_shardings
     if out_shardings is not _UNSPECIFIED:
-        options["out_shardings"] = (fold(out_shardings), None)  # None for updated modules
+        options["out_shardings"] = out_shardings
     return Jitted(fun, options, donate_state, constrain_state)
 
 
@@ -139,9 +141,16 @@ class Jitted:
             if hasattr(fun, name) and not is_node(fun):
                 setattr(self, name, getattr(fun, name))
         self._static = StaticArgs(fun, options["static_argnums"], options["static_argnames"])
-        self._donate, self._constraint = donate, constraint
+        self._donate = donate
+        self._run = _Runner(fun, self._static, constraint)
+        self._given = options
+        options = dict(options)
         # With `in_shardings` jax accepts no keywords, so each case has its own program.
         self._has_places = "in_shardings" in options
+        if self._has_places:
+            options["in_shardings"] = fold(options["in_shardings"])
+        if "out_shardings" in options:  # None for updated modules
+            options["out_shardings"] = (fold(options["out_shardings"]), None)
         if donate and not self._has_places:
             names = options["donate_argnames"] or ()
             names = (names,) if isinstance(names, str) else tuple(names)
@@ -149,10 +158,11 @@ class Jitted:
         self._options = options
         self._jitted: Any = self._compiled(options)
         self._cases: dict[Any, Any] = {}
+        self._plain: dict[tuple[int, ...], Any] = {}
 
     def _compiled(self, options: dict[str, Any], opened: _Opened | None = None) -> Any:
-        program = _make_program(self.__wrapped__, self._static, self._constraint, opened)
-        return jax.jit(_with_signature(program, self.__wrapped__), **options)
+        program = _make_program(self._run, opened)
+        return jax.jit(_with_signature(program, self.__wrapped__, (STATE, OPEN)), **options)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         jitted, from_folded, keywords = self._arguments(args, kwargs)
@@ -166,24 +176,31 @@ class Jitted:
         return self if instance is None else MethodType(self, instance)
 
     def lower(self, *args: object, **kwargs: object) -> Any:
-        """Lowers as `jax.jit` does; the program takes and returns the leaves of modules."""
-        jitted, from_folded, keywords = self._arguments(args, kwargs)
-        return jitted.lower(*from_folded, **keywords)
+        """Lowers as `jax.jit` does; the compiled program takes and returns modules."""
+        return self._on_modules(args).lower(*args, **kwargs)
 
     def trace(self, *args: object, **kwargs: object) -> Any:
-        """Traces as `jax.jit` does."""
-        jitted, from_folded, keywords = self._arguments(args, kwargs)
-        return jitted.trace(*from_folded, **keywords)
+        """Traces as `jax.jit` does, also for `jax.export.export`."""
+        return self._on_modules(args).trace(*args, **kwargs)
 
     def eval_shape(self, *args: object, **kwargs: object) -> Any:
         """The result of a call with shapes and dtypes in place of arrays."""
-        jitted, from_folded, keywords = self._arguments(args, kwargs)
-        return unfold(jitted.eval_shape(*from_folded, **keywords)[0])
+        return self._on_modules(args).eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
         """Forgets the compiled programs."""
-        for jitted in (self._jitted, *self._cases.values()):
+        for jitted in (self._jitted, *self._cases.values(), *self._plain.values()):
             jitted.clear_cache()
+
+    def _on_modules(self, args: tuple) -> Any:
+        """Returns ``jax.jit(pax.pure(fun))``: whoever keeps its program passes modules to it."""
+        numbers = range(len(args)) if self._donate else ()
+        donated = tuple([n for n in numbers if _consists_of_modules(args[n])])
+        if donated not in self._plain:
+            program = _with_signature(self._run.on_modules, self.__wrapped__)
+            options = _with_donated(self._given, donated)
+            self._plain[donated] = jax.jit(program, **options)
+        return self._plain[donated]
 
     def _arguments(self, args: tuple, kwargs: dict) -> tuple[Any, Any, dict[str, Any]]:
         """Returns the jitted program and its arguments."""
@@ -216,11 +233,22 @@ class Jitted:
             return self._jitted
         case = (opened and opened.flags, donated)
         if case not in self._cases:
-            given = self._options["donate_argnums"]
-            given = (given,) if isinstance(given, int) else given or ()
-            options = {**self._options, "donate_argnums": tuple(sorted({*given, *donated}))}
-            self._cases[case] = self._compiled(options, opened)
+            self._cases[case] = self._compiled(_with_donated(self._options, donated), opened)
         return self._cases[case]
+
+
+def _with_donated(options: dict[str, Any], numbers: Sequence[int]) -> dict[str, Any]:
+    """The options with these arguments donated, too."""
+    if not numbers:
+        return options
+    given = options["donate_argnums"]
+    given = (given,) if isinstance(given, int) else given or ()
+    return {**options, "donate_argnums": tuple(sorted({*given, *numbers}))}
+
+
+def _consists_of_modules(argument: PyTree) -> bool:
+    rest, modules = take_out(argument, is_node)
+    return bool(modules) and not tree_leaves(rest)
 
 
 def _only_modules(from_folded: Sequence[Any]) -> tuple[int, ...]:
@@ -248,40 +276,56 @@ class _Opened:
     flags: tuple[bool, ...]
 
 
-def _with_signature(program: Callable, fun: Callable) -> Callable:
+def _with_signature(program: Callable, fun: Callable, added: Sequence[str] = ()) -> Callable:
     """Returns the program with a signature, so that jax resolves the names of arguments."""
     signature = signature_of(fun)
     if signature is None:
         return program
     parameters = list(signature.parameters.values())
     at = len(parameters) - bool(parameters and parameters[-1].kind is parameters[-1].VAR_KEYWORD)
-    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in (STATE, OPEN)]
+    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in added]
     parameters[at:at] = own
     program.__signature__ = signature.replace(parameters=parameters)  # type: ignore
     program.__name__ = getattr(fun, "__name__", type(fun).__name__)
     return program
 
 
-def _make_program(
-    fun: Callable, static: StaticArgs, constraint: PyTree, opened_here: _Opened | None = None
-) -> Callable:
-    """Returns the function that jax compiles, which takes and returns folded modules."""
-    warn = _warning_once()
+class _Runner:
+    """Runs the function under jax's trace, on modules or on folded ones."""
+
+    def __init__(self, fun: Callable, static: StaticArgs, constraint: PyTree):
+        self.fun, self.static, self.constraint = fun, static, constraint
+        self.warn = _warning_once()
+
+    def __call__(self, held: Any, opened: _Opened | None = None) -> tuple[Any, Any, Origins]:
+        """Returns the value, the final state of the modules that are open, and its origins."""
+        args, kwargs = _constrain_modules(held, self.constraint)
+        written = None if opened is None else opened.flags
+        call = LiftedCall(self.fun, tuple(args), kwargs, written=written)
+        with keys_changed_by(self.warn):
+            result = call.inside()
+        value, finals = result.treedef.unflatten(result.leaves)
+        value, finals = _constrain_modules((value, finals), self.constraint)
+        return value, finals.values(), result.origins
+
+    @property
+    def on_modules(self) -> Callable:
+        """The function on modules, as `pure` makes it."""
+
+        def program(*args: PyTree, **kwargs: PyTree) -> Any:
+            return self(self.static.wrap_static(args, kwargs))[0]
+
+        return program
+
+
+def _make_program(run: _Runner, opened_here: _Opened | None = None) -> Callable:
+    """Returns the function that calls compile, which takes and returns folded modules."""
 
     def program(*args: PyTree, **kwargs: PyTree) -> tuple[Any, Changed]:
         state, opened = kwargs.pop(STATE, ()), kwargs.pop(OPEN, opened_here)
-        held: Any = static.wrap_static(args, kwargs)
-        held = unfold(put_back(held, state) if state else held)
-        args, kwargs = _constrain_modules(held, constraint)
-        call = LiftedCall(
-            fun, tuple(args), kwargs, written=None if opened is None else opened.flags
-        )
-        with keys_changed_by(warn):
-            result = call.inside()
-        value, finals = result.treedef.unflatten(result.leaves)
-        value, finals = _constrain_modules((value, finals), constraint)
-        modules = tuple([fold(final) for final in finals.values()])
-        return fold(value), Changed(modules, result.origins)
+        held: Any = run.static.wrap_static(args, kwargs)
+        value, finals, origins = run(unfold(put_back(held, state) if state else held), opened)
+        return fold(value), Changed(tuple(map(fold, finals)), origins)
 
     return program
 

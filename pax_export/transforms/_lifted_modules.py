@@ -116,7 +116,7 @@ class Lifted(Module):
             bound.apply_defaults()
             options = dict(bound.arguments)
             inner = options.pop("ctor")
-            if not callable(inner):
+            if not callable(inner) or is_node(inner):
                 raise cls._no_constructor(f"{type(inner).__name__}: {inner!r}")
             cls._check(inner, options)
             frozen = [(k, tuple(v) if isinstance(v, list) else v) for k, v in options.items()]

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from pax_export._errors import InvalidArgumentError
+from pax_export.transforms._checks import check_function, checked_integers
 from pax_export.transforms._lift import Held, LiftedCall, Result, wrap_like, wrap_static
 
 
@@ -32,6 +34,11 @@ def remat(
     Returns:
         A function of the same arguments.
 
+    Raises:
+        InvalidArgumentTypeError: (a TypeError) ``f``, ``policy`` or ``static_argnums`` is of
+            another kind.
+        InvalidArgumentError: (a ValueError, when called) a static argument is missing.
+
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
         >>> from pax_export import transforms as T
@@ -39,10 +46,20 @@ def remat(
         >>> T.grad(loss)(pax.Linear(2, 3), jnp.ones((1, 2))).weight.shape
         (2, 3)
     """
-    static = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
+    check_function(f, "remat")
+    if policy is not None:
+        check_function(policy, "remat.policy", "jax.checkpoint_policies.dots_saveable")
+    static = checked_integers(static_argnums, "remat.static_argnums", "static_argnums=(1,)")
 
     @wrap_like(f)
     def recomputed(*args: object, **kwargs: object) -> Any:
+        if missing := [number for number in static if not -len(args) <= number < len(args)]:
+            raise InvalidArgumentError(
+                "remat: the function was called without a static argument.",
+                where="remat.static_argnums",
+                got=f"static_argnums={static_argnums} and {len(args)} positional arguments",
+                write=f"argument {missing[0]} by position, or static_argnums without it",
+            )
         call = LiftedCall(f, tuple(wrap_static(args, static)), kwargs)
         # Static arguments are leaves of the call, unseen by jax.
         leaves = {n: leaf for n, leaf in enumerate(call.leaves) if type(leaf) is not Held}

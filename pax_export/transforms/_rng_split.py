@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.core import FilteredLeaf, as_rule, keys_changed_by
 
@@ -16,15 +17,17 @@ AMBIENT = "params"
 """The tag by which ``split_rngs`` knows the ambient stream."""
 
 
-@contextmanager
-def rng_fold(index: int) -> Iterator[None]:
+def rng_fold(index: int) -> AbstractContextManager[None]:
     """Context manager that folds every ambient key with an index.
 
     `next_rng_key` returns ``fold_in(key, index)``, where ``key`` is its result outside. Layer ``i``
     that `Vmap` or `Scan` builds equals the module built under ``rng_fold(i)`` from the same seed.
 
     Args:
-        index: an integer, or an array without axes.
+        index: an integer that fits into uint32, or an integer array without axes.
+
+    Raises:
+        InvalidArgumentTypeError: (a TypeError and ValueError) the index is another value.
 
     Example:
         >>> import pax_export as pax
@@ -37,8 +40,19 @@ def rng_fold(index: int) -> Iterator[None]:
         >>> bool(abs(layers.vmap_module.weight[2] - layer.weight).max() < 1e-6)
         True
     """
-    with keys_changed_by(lambda key: jax.random.fold_in(key, index)):
-        yield
+    is_array = isinstance(index, (jax.Array, np.ndarray, np.generic))
+    if is_array and jnp.issubdtype(index.dtype, jnp.integer):
+        fits = jnp.ndim(index) == 0
+    else:
+        fits = type(index) is int and 0 <= index < 2**32
+    if not fits:
+        raise InvalidArgumentTypeError(
+            "The index of rng_fold must be an integer from 0 to 2**32 - 1.",
+            where="rng_fold.index",
+            got=f"{type(index).__name__}: {index!r}"[:120],
+            write="with rng_fold(0): ...",
+        )
+    return keys_changed_by(lambda key: jax.random.fold_in(key, index))
 
 
 class SplitRngs:

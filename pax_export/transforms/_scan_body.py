@@ -19,6 +19,7 @@ from pax_export.transforms._axes import (
     not_covered,
     targets_of,
 )
+from pax_export.transforms._checks import check_arraylike
 from pax_export.transforms._lift import Result, as_pair, parts_of
 
 Leaves = dict[int, Any]  # by their numbers
@@ -53,6 +54,10 @@ class ScanBody:
     def start(self) -> tuple[Leaves, Leaves]:
         """The initial carry."""
         leaves = self.inputs.call.leaves
+        for slot in self.inputs.slots:
+            if slot.number in self.carried:
+                what = "scan: the carry must consist of arrays, numbers or modules."
+                check_arraylike(slot.value, what, slot.name, "the value in a closure of f")
         carry = {number: _as_array(leaves[number]) for number in self.carried}
         return carry, {slot.number: _as_array(slot.value) for slot in self.threaded}
 

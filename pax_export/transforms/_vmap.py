@@ -22,6 +22,7 @@ from pax_export.transforms._axes import (
     not_covered,
     targets_of,
 )
+from pax_export.transforms._checks import check_function, checked_size
 from pax_export.transforms._lift import Result, wrap_like
 from pax_export.transforms._rng_split import split_for
 
@@ -80,6 +81,8 @@ def vmap(
         >>> T.vmap(lambda net, x: net(x), in_axes=(0, None))(nets, jnp.ones((2, 3))).shape
         (5, 2, 4)
     """
+    check_function(f, "vmap")
+    axis_size = checked_size(axis_size, "vmap.axis_size")
     options = MapOptions.of(
         "vmap", in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,
         state_axes=state_axes, split_rngs=split_rngs, transform_metadata=transform_metadata,

@@ -140,6 +140,57 @@ CALLS = {
         fields(where="Linear.bias", got="2 entries for 1 axes"),
     ),
     "state axes that are none": (lambda: T.vmap(both, state_axes=0), fields(got="int: 0")),
+    "a negative axis_size": (
+        lambda: T.vmap(both, axis_size=-2),
+        fields(where="vmap.axis_size", got="-2"),
+    ),
+    "a negative length": (
+        lambda: T.scan(both, length=-2),
+        fields(where="scan.length", got="-2"),
+    ),
+    "a negative unroll": (lambda: T.scan(both, unroll=-1), fields(where="scan.unroll", got="-1")),
+    "out_axes out of bounds": (
+        lambda: T.vmap(lambda x: {"y": x}, out_axes=1)(two),
+        fields(where="output.y", got="axis 1 for shape ()"),
+    ),
+    "out_axes of scan out of bounds": (
+        lambda: T.scan(both, out_axes=-3)(0.0, jnp.ones((2, 4))),
+        fields(where="output", got="axis -3 for shape (4,)", write="an axis from -2 to 1"),
+    ),
+    "text among the results": (
+        lambda: T.vmap(lambda x: {"y": "text"})(two),
+        fields(where="output.y", got="str: 'text'"),
+    ),
+    "text among the results of scan": (
+        lambda: T.scan(lambda c, x: (c, "text"))(0.0, two),
+        fields(where="output", got="str: 'text'"),
+    ),
+    "text as a carry": (
+        lambda: T.scan(lambda c, x: (c, x))({"mode": "text"}, two),
+        fields(where="argument 0, mode", got="str: 'text'"),
+    ),
+    "no axis for a keyword": (
+        lambda: T.vmap(lambda x, *, y: x, in_axes_kwargs={"z": 0})(two, y=two),
+        fields(where="y", got="in_axes_kwargs={'z': 0}"),
+    ),
+    "a static argument of remat that is missing": (
+        lambda: T.remat(both, static_argnums=(0, 7))(two, two),
+        fields(
+            where="remat.static_argnums", got="static_argnums=(0, 7) and 2 positional arguments"
+        ),
+    ),
+    "a mesh without the axis": (
+        lambda: T.get_named_sharding(
+            {"net": pax.Linear(2, 2).with_sharding(weight=("model", None))},
+            jax.make_mesh((1,), ("data",)),
+        ),
+        fields(where="net.weight", got="'model' in ('model', None)", write="'data'"),
+    ),
+    "an index beyond uint32": (
+        lambda: T.rng_fold(2**32),
+        fields(where="rng_fold.index", got="int: 4294967296"),
+    ),
+    "a negative index": (lambda: T.rng_fold(-1), fields(got="int: -1")),
 }
 
 
@@ -174,6 +225,28 @@ WRONG_KINDS = {
     "spec": lambda: pax.Linear(2, 2).with_sharding(weight="x"),
     "loss and aux": lambda: T.grad(lambda m: m.weight.sum(), has_aux=True)(pax.Linear(2, 2)),
     "inner constructor": lambda: T.Vmap(lambda: 3, axis_size=2)(),
+    "inner module": lambda: T.Vmap(pax.Linear(2, 2), axis_size=2),
+    "function of grad": lambda: T.grad(3),
+    "function of value_and_grad": lambda: T.value_and_grad(None),
+    "function of jit": lambda: T.jit("f"),
+    "function of vmap": lambda: T.vmap(3),
+    "function of scan": lambda: T.scan(3),
+    "function of remat": lambda: T.remat(3),
+    "policy": lambda: T.remat(both, policy="dots"),
+    "static_argnums": lambda: T.remat(both, static_argnums="x"),
+    "argnums": lambda: T.grad(both, argnums="x"),
+    "argnums in a list": lambda: T.grad(both, argnums=[0, 1.5]),
+    "axis_size": lambda: T.vmap(both, axis_size="3"),
+    "axis_size that is a float": lambda: T.vmap(both, axis_size=2.0),
+    "axis_size that is a bool": lambda: T.vmap(both, axis_size=True),
+    "length": lambda: T.scan(both, length=3.0),
+    "unroll": lambda: T.scan(both, unroll="2"),
+    "carry_argnum": lambda: T.scan(both, carry_argnum="c"),
+    "transform_metadata": lambda: T.vmap(both, transform_metadata="layers"),
+    "mesh": lambda: T.get_named_sharding(pax.Linear(2, 2), "mesh"),
+    "index": lambda: T.rng_fold("a"),
+    "index that is a float": lambda: T.rng_fold(1.5),
+    "index with axes": lambda: T.rng_fold(jnp.arange(2)),
 }
 
 
