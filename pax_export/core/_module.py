@@ -16,7 +16,7 @@ from pax_export.core import _check, _edit, _methods, _mutable, _parameters, _sum
 from pax_export.core._metaclass import ModuleMeta, new_uninitialized
 from pax_export.core._partition_specs import with_specs
 from pax_export.core._pickling import restore, to_picklable
-from pax_export.core._pure import purecall
+from pax_export.core._pure import purecall, require_module
 from pax_export.core._state_dict import load_state_dict, state_dict
 from pax_export.core._traversal import apply_bottom_up, map_submodules, rebuild_tree, submodules
 from pax_export.core.selections import Selection, freeze_at
@@ -411,6 +411,7 @@ def select_parameters(module: Module) -> Any:
         >>> pax.select_parameters(pax.BatchNorm1D(3)).ema_mean.averages
         EmptyNode
     """
+    require_module(module, "select_parameters")
     return module.parameters()
 
 
@@ -423,6 +424,7 @@ def update_parameters(module: Module, *, params: PyTree) -> Any:
         >>> pax.update_parameters(a, params=b).weight is b.weight
         True
     """
+    require_module(module, "update_parameters")
     return module.update_parameters(params)
 
 
@@ -449,6 +451,7 @@ def freeze_parameters(module: Module, *, states: bool = False) -> Any:
         >>> pax.freeze_parameters(pax.BatchNorm1D(1), states=True).train().training
         False
     """
+    require_module(module, "freeze_parameters")
     return freeze_at(module, ((),), states)
 
 
@@ -471,6 +474,7 @@ def unfreeze_parameters(module: Module, *, origin: PyTree) -> Any:
         >>> pax.unfreeze_parameters(frozen, origin=layer) == layer
         True
     """
+    require_module(module, "unfreeze_parameters")
     return _parameters.unfreeze_like(module, origin)
 
 
@@ -482,6 +486,7 @@ def enable_train_mode(module: Module) -> Any:
         >>> pax.enable_train_mode(pax.Linear(1, 1)).training
         True
     """
+    require_module(module, "enable_train_mode")
     return module.train()
 
 
@@ -493,4 +498,5 @@ def enable_eval_mode(module: Module) -> Any:
         >>> pax.enable_eval_mode(pax.Linear(1, 1)).training
         False
     """
+    require_module(module, "enable_eval_mode")
     return module.eval()

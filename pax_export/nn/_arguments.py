@@ -114,9 +114,34 @@ def checked_fraction(value: PyTree, where: str, *, one_allowed: bool) -> Any:
     return number
 
 
-def key_or_next(rng_key: PRNGKey | None) -> jax.Array:
+def key_or_next(rng_key: PRNGKey | None, where: str) -> Any:
     """The key that a layer was given, or the next of the ambient stream."""
-    return next_rng_key() if rng_key is None else rng_key
+    return next_rng_key() if rng_key is None else checked_key(rng_key, where)
+
+
+def checked_key(rng_key: PyTree, where: str) -> Any:
+    """A random key, legacy or typed, which must be an array."""
+    dtype = getattr(rng_key, "dtype", None)
+    if dtype is None or not (dtype == jnp.uint32 or jnp.issubdtype(dtype, jax.dtypes.prng_key)):
+        raise InvalidArgumentTypeError(
+            "This argument must be a random key.",
+            where=where,
+            got=f"{type(rng_key).__name__}: {rng_key!r}"[:120],
+            write=f"{where.split('.')[-1]}=jax.random.key(42)",
+        )
+    return rng_key
+
+
+def draw_initial(initializer: PyTree, key: PRNGKey, shape: tuple[int, ...], where: str) -> Any:
+    """The array that an initializer makes of a key."""
+    if not callable(initializer):
+        raise InvalidArgumentTypeError(
+            "An initializer must be a function of a key and a shape.",
+            where=where,
+            got=f"{type(initializer).__name__}: {initializer!r}"[:120],
+            write=f"{where.split('.')[-1]}=jax.nn.initializers.normal(0.02)",
+        )
+    return initializer(key, shape)
 
 
 # Every layer calls these three in a trace; jax's own functions are slower.

@@ -42,12 +42,17 @@ class Convolution(ParameterModule):
         self.padding = _static_padding(padding, axes, f"{where}.padding")
 
     def _set_arrays(self, features: dict[str, int], w_init, b_init, rng_key) -> None:
-        weight_key, bias_key = jax.random.split(arg.key_or_next(rng_key))
+        where = type(self).__name__
+        key = arg.key_or_next(rng_key, f"{where}.rng_key")
+        weight_key, bias_key = jax.random.split(key)
         shape = (*self.kernel_shape, *[features[each] for each in self._kernel_features])
         fan_in = math.prod(self.kernel_shape) * features["I"]
-        self.weight = (w_init or normal(1 / math.sqrt(fan_in)))(weight_key, shape)
-        bias = (b_init or zeros)(bias_key, (self.out_features,)) if self.with_bias else None
-        self.bias = bias
+        default = normal(1 / math.sqrt(fan_in))
+        self.weight = arg.draw_initial(w_init or default, weight_key, shape, f"{where}.w_init")
+        self.bias = None
+        if self.with_bias:
+            size = (self.out_features,)
+            self.bias = arg.draw_initial(b_init or zeros, bias_key, size, f"{where}.b_init")
 
     def _spatial_axes(self) -> int:
         return len(self._data_formats[0]) - 2  # all but batch and channels

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pax_export._types import Array
 from pax_export.core import StateModule, next_rng_key
-from pax_export.nn._arguments import as_array, checked_fraction, repr_method
+from pax_export.nn._arguments import as_array, checked_fraction, checked_key, repr_method
 
 
 def dropout(rng_key: jax.Array, dropout_rate: float, x: Array) -> Any:
@@ -25,6 +25,7 @@ def dropout(rng_key: jax.Array, dropout_rate: float, x: Array) -> Any:
 
     Raises:
         InvalidArgumentError: (an AssertionError too) the rate is out of its range.
+        InvalidArgumentTypeError: (a TypeError too) ``rng_key`` is not a random key.
 
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax
@@ -35,7 +36,7 @@ def dropout(rng_key: jax.Array, dropout_rate: float, x: Array) -> Any:
     if rate == 0:
         return x
     x = as_array(x)
-    dropped = jax.random.bernoulli(rng_key, rate, x.shape)
+    dropped = jax.random.bernoulli(checked_key(rng_key, "dropout.rng_key"), rate, x.shape)
     return jnp.where(dropped, 0, x / (1 - rate))
 
 

@@ -59,11 +59,13 @@ class Linear(ParameterModule):
         self.in_dim = arg.checked_integer(in_dim, "Linear.in_dim", least=1)
         self.out_dim = arg.checked_integer(out_dim, "Linear.out_dim", least=1)
         self.with_bias = bool(with_bias)
-        weight_key, bias_key = jax.random.split(arg.key_or_next(rng_key))
+        weight_key, bias_key = jax.random.split(arg.key_or_next(rng_key, "Linear.rng_key"))
         default = normal(1 / math.sqrt(self.in_dim))
-        self.weight = (w_init or default)(weight_key, (self.in_dim, self.out_dim))
+        shape = (self.in_dim, self.out_dim)
+        self.weight = arg.draw_initial(w_init or default, weight_key, shape, "Linear.w_init")
         if self.with_bias:
-            self.bias = (b_init or default)(bias_key, (self.out_dim,))
+            size = (self.out_dim,)
+            self.bias = arg.draw_initial(b_init or default, bias_key, size, "Linear.b_init")
 
     def __call__(self, x: Array) -> jax.Array:
         """Applies the layer to the last axis.
@@ -140,7 +142,8 @@ class Embed(ParameterModule):
         self.vocab_size = arg.checked_integer(vocab_size, "Embed.vocab_size", least=1)
         self.embed_dim = arg.checked_integer(embed_dim, "Embed.embed_dim", least=1)
         shape = (self.vocab_size, self.embed_dim)
-        self.weight = (w_init or normal(0.01))(arg.key_or_next(rng_key), shape)
+        key = arg.key_or_next(rng_key, "Embed.rng_key")
+        self.weight = arg.draw_initial(w_init or normal(0.01), key, shape, "Embed.w_init")
 
     def __call__(self, x: Array) -> jax.Array:
         """Looks up vectors.

@@ -83,19 +83,22 @@ class _Norm(ParameterModule):
             ("scale", self.create_scale, scale_init, ones),
             ("offset", self.create_offset, offset_init, zeros),
         )
+        where = type(self).__name__
         for word, created, init, _ in inits:
             if init is not None and not created:
                 raise InvalidArgumentError(
                     f"An initializer of the {word} needs a {word}.",
-                    where=f"{type(self).__name__}.{word}_init",
+                    where=f"{where}.{word}_init",
                     got=f"create_{word}=False",
                     write=f"create_{word}=True, or no {word}_init",
                 )
+        keys = jax.random.split(arg.key_or_next(rng_key, f"{where}.rng_key"))
+        size = (self.num_channels,)
         return [
-            (init or default)(key, (self.num_channels,)) if created else None
-            for key, (_, created, init, default) in zip(
-                jax.random.split(arg.key_or_next(rng_key)), inits
-            )
+            arg.draw_initial(init or default, key, size, f"{where}.{word}_init")
+            if created
+            else None
+            for key, (word, created, init, default) in zip(keys, inits)
         ]
 
 

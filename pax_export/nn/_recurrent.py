@@ -109,8 +109,12 @@ class _Cell(Module):
         raise NotImplementedError
 
     def _zero_state(self, batch_size: int | None) -> jax.Array:
-        batch = () if batch_size is None else (batch_size,)
-        return jnp.zeros((*batch, self.hidden_dim))
+        if batch_size is None:
+            return jnp.zeros((self.hidden_dim,))
+        if not jax.export.is_symbolic_dim(batch_size):
+            where = f"{type(self).__name__}.initial_state.batch_size"
+            batch_size = checked_integer(batch_size, where, least=0)
+        return jnp.zeros((batch_size, self.hidden_dim))
 
     def _check_arguments(self, state: PyTree, x: Any) -> tuple[jax.Array, ...]:
         """The input and the arrays of the state; raises if they do not fit."""
@@ -258,7 +262,7 @@ class GRU(_Cell):
         name: str | None = None,
     ):
         super().__init__(input_dim, hidden_dim, name)
-        zr_key, h_key = jax.random.split(key_or_next(rng_key))
+        zr_key, h_key = jax.random.split(key_or_next(rng_key, "GRU.rng_key"))
         self.xh_zr_fc = self._make_linear(2, zr_key, "xh_to_zr")
         self.xh_h_fc = self._make_linear(1, h_key, "xh_to_h")
 

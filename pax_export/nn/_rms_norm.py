@@ -56,7 +56,9 @@ class RMSNorm(ParameterModule):
         if scale_init is None:
             self.scale = filled_array((self.num_channels,), 1 - self.scale_offset, jnp.float32)
         else:
-            self.scale = scale_init(arg.key_or_next(rng_key), (self.num_channels,))
+            key = arg.key_or_next(rng_key, "RMSNorm.rng_key")
+            size = (self.num_channels,)
+            self.scale = arg.draw_initial(scale_init, key, size, "RMSNorm.scale_init")
 
     def __call__(self, x: Array) -> jax.Array:
         """Normalizes the input.

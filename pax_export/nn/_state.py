@@ -156,14 +156,7 @@ class RngSeq(StateModule):
         super().__init__()
         if rng_key is None and seed is not None:
             rng_key = _key_of_seed(seed)
-        if rng_key is not None and not is_array(rng_key):
-            raise InvalidArgumentTypeError(
-                "A random key must be an array.",
-                where="RngSeq.rng_key",
-                got=f"{type(rng_key).__name__}: {rng_key!r}"[:120],
-                write="jax.random.key(42), or RngSeq(seed=42)",
-            )
-        self._rng_key = jnp.asarray(key_or_next(rng_key))
+        self._rng_key = jnp.asarray(key_or_next(rng_key, "RngSeq.rng_key"))
 
     def next_rng_key(self, num_keys: int = 1) -> Any:
         """Draws keys and advances the state, in train and in eval mode.

@@ -48,6 +48,12 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
         >>> loss.shape
         ()
     """
+    if not callable(loss_fn):
+        raise InvalidArgumentTypeError(
+            "build_update_fn needs a loss function.",
+            got=f"{type(loss_fn).__name__}: {loss_fn!r}"[:120],
+            write="def loss_fn(model, x, y): ... return loss, (loss, model)",
+        )
 
     def of_immutable(model: PyTree, *inputs: PyTree) -> Any:
         # The gradient's copy of a model is mutable; but what is changed and

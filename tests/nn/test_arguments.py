@@ -1,5 +1,6 @@
 """Arguments that layers refuse."""
 
+import jax.numpy as jnp
 import pytest
 
 import pax_export as pax
@@ -33,6 +34,36 @@ NORM = pax.GroupNorm(1, 1)
             lambda: pax.avg_pool([[1.0]], (1,), (1, 1, 1), "SAME"),
         ),
         (repr(NORM), "shape ()", lambda: NORM(1.0)),
+        ("LSTM.initial_state.batch_size", "-1", lambda: pax.LSTM(1, 1).initial_state(-1)),
+        ("GRU.initial_state.batch_size", "str: 'a'", lambda: pax.GRU(1, 1).initial_state("a")),
+        (
+            "VanillaRNN.initial_state.batch_size",
+            "tuple: (2, 3)",
+            lambda: pax.VanillaRNN(1, 1).initial_state((2, 3)),
+        ),
+        ("Linear.w_init", "int: 3", lambda: pax.Linear(1, 1, w_init=3)),
+        ("Linear.b_init", "int: 3", lambda: pax.Linear(1, 1, b_init=3)),
+        ("Embed.w_init", "int: 3", lambda: pax.Embed(1, 1, w_init=3)),
+        ("Conv2D.w_init", "str: 'ones'", lambda: pax.Conv2D(1, 1, 3, w_init="ones")),
+        (
+            "Conv1DTranspose.b_init",
+            "int: 3",
+            lambda: pax.Conv1DTranspose(1, 1, 3, b_init=3),
+        ),
+        ("LayerNorm.scale_init", "int: 3", lambda: pax.LayerNorm(1, -1, True, True, scale_init=3)),
+        ("GroupNorm.offset_init", "int: 3", lambda: pax.GroupNorm(1, 1, offset_init=3)),
+        ("RMSNorm.scale_init", "int: 3", lambda: pax.RMSNorm(1, scale_init=3)),
+        ("Linear.rng_key", "int: 3", lambda: pax.Linear(1, 1, rng_key=3)),
+        ("Embed.rng_key", "list: [0, 1]", lambda: pax.Embed(1, 1, rng_key=[0, 1])),
+        ("Conv1D.rng_key", "str: 'a'", lambda: pax.Conv1D(1, 1, 3, rng_key="a")),
+        ("GRU.rng_key", "int: 3", lambda: pax.GRU(1, 1, rng_key=3)),
+        ("LayerNorm.rng_key", "int: 3", lambda: pax.LayerNorm(1, -1, True, True, rng_key=3)),
+        ("dropout.rng_key", "int: 3", lambda: pax.dropout(3, 0.5, jnp.ones(2))),
+        (
+            "RngSeq.rng_key",
+            f"{type(jnp.ones(2)).__name__}: {jnp.ones(2)!r}",
+            lambda: pax.RngSeq(rng_key=jnp.ones(2)),
+        ),
     ],
 )
 def test_invalid_arguments_are_refused(where, got, call):
