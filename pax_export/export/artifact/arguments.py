@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,16 @@ class Arguments:
             got=str(given),
             write=dtypes.name_of(self._dtypes[name]),
         )
+
+    def check_platform(self, here: str, platforms: Sequence[str], cause: Exception) -> None:
+        """Raises if the function was exported for other platforms than the one of this process."""
+        if here not in platforms:
+            raise InvalidArgumentError(
+                "The model was exported for other platforms.",
+                where=self.key,
+                got=f"a call on {here}",
+                write=f"an export with platforms={(*platforms, here)}",
+            ) from cause
 
     def check_dtypes(self, given: Mapping[str, str], cause: Exception | None = None) -> None:
         """Refuses dtypes, given by name, that the function was not exported for."""

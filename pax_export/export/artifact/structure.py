@@ -22,6 +22,8 @@ from typing import Any
 from pax_export._errors import InvalidArgumentError
 
 _DEEPEST = 100
+#: The kinds of arguments that callers may omit.
+_FIXED = frozenset({"static", "none"})
 
 
 def check(structure: object, names: Collection[str], where: str, depth: int = 0) -> None:
@@ -107,13 +109,14 @@ def collect(structure: Mapping[str, Any], value: object, into: dict[str, Any], p
 
 
 def fixed_arguments(arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The arguments, given by their structure, that are Python values as a whole.
+    """The arguments, given by their structure, that are Python values as a whole, or None.
 
     Example:
         >>> fixed_arguments({"x": {"leaf": "x"}, "batched": {"static": {"value": True}}})
         {'batched': True}
     """
-    return {name: rebuild(tree, str) for name, tree in arguments.items() if "static" in tree}
+    fixed = {name: tree for name, tree in arguments.items() if not tree.keys().isdisjoint(_FIXED)}
+    return {name: rebuild(tree, str) for name, tree in fixed.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,6 +70,10 @@ class FormatExporter(ABC):
     def find(self, request: Request) -> None:  # noqa: B027  most formats load nothing
         """Finds the packages that `load` loads, before any work is done."""
 
+    def other_platforms(self, request: Request) -> Sequence[str]:
+        """The platforms of the export, if this process can run none of them."""
+        return ()
+
     def load(self, request: Request) -> None:  # noqa: B027
         """Loads the packages of `loads` or `runtime`: slow, so only after the model is accepted."""
 

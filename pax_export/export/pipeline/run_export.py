@@ -11,10 +11,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from pax_export._errors import (
     GradientMismatchError,
+    InvalidArgumentError,
     InvalidArgumentTypeError,
     NotValidatedWarning,
     PaxError,
@@ -58,7 +60,7 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
             got=repr(request.quantization)[:100],
             write="small, report = pax.quantize(net, [x]), and quantization=report",
         )
-    missing = _missing_runtime(exporter, request)
+    missing = _missing_runtime(exporter, request) or _missing_platform(exporter, request)
     validate = False if missing else request.validate
     loads = exporter.loads or (exporter.runtime and validate in (True, "full"))
     run = ExportRun(
@@ -90,12 +92,34 @@ def _missing_runtime(exporter: FormatExporter, request: Request) -> list[str]:
     if is_installed(package):
         return []
     reason = f"{exporter.runtime} is not installed"
-    warning = NotValidatedWarning(
-        f"The export is not validated: {reason}.",
-        where=str(request.path),
-        write=f"{install(extra)}, or validate=False",
+    return _warn_not_validated(request, reason, f"{install(extra)}, or validate=False")
+
+
+def _missing_platform(exporter: FormatExporter, request: Request) -> list[str]:
+    """Explains an export for other platforms; raises if the user asked for the validation."""
+    platforms = exporter.other_platforms(request)
+    if not platforms or request.validate not in (True, "full", "process"):
+        return []
+    here = jax.export.default_export_platform()
+    if request.validate is not True:
+        raise InvalidArgumentError(
+            "The validation calls the export, and this process has none of its platforms.",
+            where="platforms",
+            got=f"{', '.join(platforms)}, validate={request.validate!r} on {here}",
+            write=f"platforms=[..., {here!r}], or validate=False",
+        )
+    return _warn_not_validated(
+        request,
+        f"it is for {', '.join(platforms)}, and this process runs on {here}",
+        "validate=False, and pax-export validate on such a machine",
     )
-    warnings.warn(warning, stacklevel=4)
+
+
+def _warn_not_validated(request: Request, reason: str, write: str) -> list[str]:
+    warning = NotValidatedWarning(
+        f"The export is not validated: {reason}.", where=str(request.path), write=write
+    )
+    warnings.warn(warning, stacklevel=5)
     return [f"not validated: {reason}"]
 
 

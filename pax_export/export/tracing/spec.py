@@ -20,7 +20,7 @@ from pax_export._str_arguments import as_named, as_strings
 from pax_export._types import PyTree
 from pax_export.core import path_name
 from pax_export.export.artifact import dimensions
-from pax_export.export.artifact.structure import collect
+from pax_export.export.artifact.structure import collect, fixed_arguments
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.static import (
     Static,
@@ -121,6 +121,7 @@ class Input:
     name: str
     path: str
     struct: jax.ShapeDtypeStruct
+    sharding: Any = None  # as it was described
 
 
 @dataclass(frozen=True)
@@ -173,12 +174,14 @@ def resolve_inputs(
     named = {} if kwargs is None else as_named("kwargs", kwargs, _BY_NAME, write)
     args, named = jax.tree_util.tree_map(_from_tensorflow, (args, named))
     positional = _parameter_names(function, skip, args, named)
-    given, (args, named) = args, array_arguments(args, named)
+    given, args, named = args, wrap_static(args, is_switch), wrap_static(named, is_fixed)
+    fixed = [_is_static_for(function, skip, given, place) for place in range(len(given))]
+    args = tuple([Static(old) if own else new for old, new, own in zip(given, args, fixed)])
     scope = _SymbolicScope((args, named), constraints)
     leaves, tree = jax.tree_util.tree_flatten_with_path((args, named))
     if not leaves and any(isinstance(each, str) for each in given):
         _refuse_shape(given)
-    structs, names, paths = [], [], []
+    structs, names, paths, shardings = [], [], [], []
     for (which, key, *rest), leaf in leaves:
         top = positional[key.idx] if which.idx == 0 else key.key
         path = dotted_name(top, rest)
@@ -186,8 +189,9 @@ def resolve_inputs(
         structs.append(_abstract(leaf, path, scope, text))
         names.append(given or path)
         paths.append(path)
+        shardings.append(getattr(leaf, "sharding", None))
     new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, structs)
-    flat = tuple(Input(*entry) for entry in zip(signature_names(names), paths, structs))
+    flat = tuple(Input(*entry) for entry in zip(signature_names(names), paths, structs, shardings))
     arguments = dict(zip(positional, new_args)) | new_kwargs
     # The user's own dimension text, from here or from where the scope was created.
     known = constraints or scope_constraints(scope.scope)
@@ -197,6 +201,31 @@ def resolve_inputs(
 def array_arguments(args: PyTree, kwargs: PyTree) -> tuple[Any, Any]:
     """The arguments without Python values that are no inputs; positional numbers are inputs."""
     return wrap_static(args, is_switch), wrap_static(kwargs, is_fixed)
+
+
+def constrained_names(constraint: str) -> tuple[str, ...]:
+    """The dimensions that a constraint, which jax has read, is about."""
+    sides = " + ".join(f"({side})" for side in re.split("[<>=]=?", constraint))
+    return dimensions.names(sides)
+
+
+def _is_static_for(function: Any, skip: int, args: tuple, place: int) -> bool:
+    """Whether a positional argument of numbers is static for a jitted function."""
+    leaves = jax.tree_util.tree_leaves(args[place])
+    is_numbers = leaves and all(type(leaf) in (int, float, complex) for leaf in leaves)
+    if not (is_numbers and hasattr(function, "trace") and hasattr(function, "__wrapped__")):
+        return False
+    # jax refuses the probe before it calls the function: with a ValueError as a static argument,
+    # because it cannot be hashed, and with a TypeError as another one, because it is no array.
+    probes: list[Any] = [0] * (skip + len(args))
+    probes[skip + place] = [object()]
+    try:
+        function.trace(*probes)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return False
 
 
 def _parameter_names(
@@ -325,7 +354,8 @@ def bind_inputs(inputs: Inputs, given: PyTree, where: str) -> dict[str, Any]:
     """Arrays by the names of the inputs, from a tuple, the only argument, or a dict."""
     every, error = inputs.structure(), None
     # Python values may be repeated, or left out.
-    arguments = {name: tree for name, tree in every.items() if "static" not in tree}
+    fixed = fixed_arguments(every)
+    arguments = {name: tree for name, tree in every.items() if name not in fixed}
     positional = [name for name in inputs.positional if name in arguments]
     readings = _possible_readings(given, arguments, positional)
     if len(every) > len(arguments):

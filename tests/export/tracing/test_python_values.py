@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import pax_export as pax
+from pax_export import transforms as T
 from pax_export.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -159,6 +160,38 @@ def test_python_arguments_are_static(export, inputs, kwargs):
     assert_close(loaded(x, *inputs[1:], **kwargs), expected, atol=1e-5)
     for name in kwargs:
         assert f"    with {name} = " in str(report)
+
+
+STATIC_ARGUMENTS = {
+    "a number": (jax.jit(lambda p, x, n: p["w"] * x if n > 2 else x, static_argnums=2), 3),
+    "axes": (jax.jit(lambda p, x, axis: (p["w"] * x).sum(axis), static_argnames="axis"), (0, 1)),
+    "one of nnx": (T.jit(lambda p, x, n: p["w"] * x if n > 2 else x, static_argnums=2), 3),
+}
+
+
+@pytest.mark.parametrize("name", STATIC_ARGUMENTS)
+def test_static_arguments_of_a_jitted_function_are_static(export, name):
+    function, value = STATIC_ARGUMENTS[name]
+    loaded, report = export((PARAMS, function), (spec("n, 3"), value), validate=True)
+    assert [entry.name for entry in report.signatures["serving_default"].inputs] == ["x"]
+    x = random(4, 3)
+    assert_close(loaded(x), function(PARAMS, x, value), atol=1e-5)
+    assert_close(loaded(x, value), function(PARAMS, x, value), atol=1e-5)
+
+
+def test_other_numbers_of_a_jitted_function_are_inputs(export):
+    function = jax.jit(lambda p, x, n, flag: p["w"] * x * n if flag else x, static_argnums=3)
+    loaded, report = export((PARAMS, function), (spec("n, 3"), 3.0, True))
+    assert [entry.name for entry in report.signatures["serving_default"].inputs] == ["x", "n"]
+    x = random(4, 3)
+    assert_close(loaded(x, 2.0), PARAMS["w"] * x * 2, atol=1e-5)
+
+
+def test_an_argument_that_was_none_may_be_omitted(export):
+    function = lambda p, x, mask=None: p["w"] * x if mask is None else x * mask  # noqa: E731
+    loaded, _ = export((PARAMS, function), (spec("n, 3"), None), examples=[(random(2, 3),)])
+    x = random(4, 3)
+    assert_close(loaded(x), loaded(x, None), atol=0)
 
 
 def test_another_value_than_the_exported_one_is_refused(export):

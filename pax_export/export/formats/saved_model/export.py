@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+
 from pax_export._errors import GradientMismatchError, ValidationError
 from pax_export._optional import find
 from pax_export._types import PyTree
@@ -187,6 +189,10 @@ class _SavedModelExporter(FormatExporter):
     def find(self, request: Request) -> None:
         if self.processes:
             find("tensorflow", "tensorflow", "to_saved_model(..., preprocess=, postprocess=)")
+
+    def other_platforms(self, request: Request) -> Sequence[str]:
+        here = {"cpu", jax.export.default_export_platform()}  # TensorFlow always has a CPU
+        return self.platforms if here.isdisjoint(self.platforms) else ()
 
     def load(self, request: Request) -> None:
         tensorflow("to_saved_model")

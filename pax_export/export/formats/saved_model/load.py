@@ -6,7 +6,7 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class LoadedModel:
         changes = any(info.assigns for info in report.signatures.values())
         in_turn = threading.RLock() if changes else nullcontext()
         self.signatures = {
-            key: LoadedSignature(key, root.signatures[key], info, in_turn)
+            key: LoadedSignature(key, root.signatures[key], info, in_turn, report.platforms)
             for key, info in report.signatures.items()
         }
 
@@ -78,9 +78,15 @@ class LoadedSignature:
     """One function of a `LoadedModel`; its calls share a context."""
 
     def __init__(
-        self, key: str, function: Any, info: SignatureInfo, in_turn: AbstractContextManager[Any]
+        self,
+        key: str,
+        function: Any,
+        info: SignatureInfo,
+        in_turn: AbstractContextManager[Any],
+        platforms: Sequence[str],
     ):
         self._in_turn = in_turn
+        self._platforms = platforms
         self.key = key
         self.info = info
         self._function = function
@@ -127,6 +133,10 @@ class LoadedSignature:
             if empty is not None:  # written by an older version of ours
                 return {name: tf.constant(value) for name, value in empty.items()}
             self._arguments.check_shapes(shapes, error)
+            raise
+        except tf.errors.NotFoundError as error:
+            if not tf.config.list_logical_devices("GPU"):
+                self._arguments.check_platform("cpu", self._platforms, error)
             raise
         if self._direct and kind is not None:
             self._direct.known.add(kind)

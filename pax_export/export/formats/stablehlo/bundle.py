@@ -23,7 +23,7 @@ from pax_export.export.artifact.report import REPORT_FILE, Report, read_report
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.stablehlo import files
 from pax_export.export.formats.stablehlo.details import INPUT, OUTPUT, WEIGHT, Names, details_of
-from pax_export.export.formats.stablehlo.exported import Exported
+from pax_export.export.formats.stablehlo.exported import Exported, runs_on_all
 from pax_export.export.formats.stablehlo.files import read_function
 from pax_export.export.tracing import dtypes
 
@@ -265,7 +265,12 @@ class BundleSignature:
             empty = functions.arguments[self.key].empty_outputs(shapes)
             if empty is not None:
                 return {name: jax.numpy.asarray(value) for name, value in empty.items()}, {}
-            functions.arguments[self.key].check_shapes(shapes, error)
+            arguments = functions.arguments[self.key]
+            arguments.check_shapes(shapes, error)
+            exported = functions.exported[self.key]
+            if not runs_on_all(exported.disabled_safety_checks):
+                here = jax.export.default_export_platform()
+                arguments.check_platform(here, exported.platforms, error)
             raise
         split: dict[str, dict[str, Any]] = {OUTPUT: {}, WEIGHT: {}}
         for (kind, name), value in zip(functions.results[self.key], found):

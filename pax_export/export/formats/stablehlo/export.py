@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+
 from pax_export._errors import InvalidArgumentError
 from pax_export._files import checksums
 from pax_export._types import PyTree
 from pax_export.export.artifact.formats import STABLEHLO
 from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions
 from pax_export.export.formats.stablehlo import files, functions
-from pax_export.export.formats.stablehlo.exported import Exported, oldest_stablehlo
+from pax_export.export.formats.stablehlo.exported import (
+    Exported,
+    oldest_stablehlo,
+    read_checks,
+    runs_on_all,
+)
 from pax_export.export.pipeline.arguments import (
     PLATFORMS,
     by_signature,
@@ -141,6 +148,15 @@ class _BundleExporter(FormatExporter):
     disabled_checks: Sequence[Any]
     examples: Mapping[str, Sequence[Any]]
 
+    def other_platforms(self, request: Request) -> Sequence[str]:
+        given = _given_exports(request.model, request.inputs, request.methods)
+        found = list(given.values()) if given else []
+        checks = [check for each in found for check in each.disabled_safety_checks]
+        if runs_on_all([*checks, *read_checks(self.disabled_checks)]):
+            return ()
+        platforms = found[0].platforms if found else checked_platforms(self.platforms)
+        return () if jax.export.default_export_platform() in platforms else platforms
+
     def make(self, run: ExportRun, request: Request) -> Contents:
         given = _given_exports(request.model, request.inputs, request.methods)
         if given is None:
@@ -153,11 +169,10 @@ class _BundleExporter(FormatExporter):
     def lower(
         self, model: Exportable, programs: Sequence[Program], request: Request
     ) -> _BundleContents:
-        constant, several = self.weights == "constants", request.methods is not None
+        constant = self.weights == "constants"
         made, store = functions.lower(
             model,
             programs,
-            functions.given_shardings(request.inputs, request.kwargs, programs, several),
             update=self.update,
             order=self.order,
             constant=constant,

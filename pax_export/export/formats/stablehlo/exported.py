@@ -53,8 +53,10 @@ def make(
     platforms: Sequence[str],
     disabled_checks: Sequence[Any] = (),
 ) -> Exported:
-    told: Any = {"platforms": tuple(platforms), "disabled_checks": _read_checks(disabled_checks)}
-    export = jax_export.export(jax.jit(function), **told)
+    checks = read_checks(disabled_checks)
+    export = jax_export.export(
+        jax.jit(function), platforms=tuple(platforms), disabled_checks=checks
+    )
     try:
         with named_refusals():
             return export(*args)
@@ -78,7 +80,7 @@ def named_operations(error: BaseException | None) -> set[str]:
     return {name for path in re.findall(r'loc\("([^"]*)"', str(error)) for name in path.split("/")}
 
 
-def _read_checks(given: Any) -> tuple[jax_export.DisabledSafetyCheck, ...]:
+def read_checks(given: Any) -> tuple[jax_export.DisabledSafetyCheck, ...]:
     checks = tuple(given) if isinstance(given, Iterable) else (given,)
     if all(isinstance(check, jax_export.DisabledSafetyCheck) for check in checks):
         return checks
@@ -222,6 +224,11 @@ def _export_neutral(flat: Callable, structs: Sequence[Any]) -> Exported | None:
         return make(function, structs, (ANY_PLATFORM,), (unchecked,))
     except (NotImplementedError, UnsupportedOperationError):
         return None
+
+
+def runs_on_all(disabled_checks: Sequence[Any]) -> bool:
+    """Whether a function may be called on platforms that it was not exported for."""
+    return jax_export.DisabledSafetyCheck.platform() in disabled_checks
 
 
 def rebuild_functions(

@@ -28,7 +28,6 @@ from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program, check_updates
 from pax_export.export.tracing.source_lines import attach_operations, operations
 from pax_export.export.tracing.spec import (
-    array_arguments,
     describe_structure,
     dotted_name,
     signature_names,
@@ -156,7 +155,6 @@ class _FunctionCases(SignatureCases):
 def lower(
     model: Exportable,
     programs: Sequence[Program],
-    shardings: Mapping[str, Sequence[Any]],
     *,
     update: bool,
     order: int,
@@ -166,9 +164,8 @@ def lower(
 ) -> tuple[list[Function], Store]:
     """Exports every method of a model, over shared variables.
 
-    `shardings` are those of the inputs, by signature; with `update` functions return the new state
-    of weights; `order` is the number of times they can be differentiated; with `constant` the
-    weights become constants of the functions.
+    With `update` functions return the new state of weights; `order` is the number of times they
+    can be differentiated; with `constant` the weights become constants of the functions.
     """
     changed: set[int] = set()
     for program in programs:
@@ -193,8 +190,8 @@ def lower(
             for name, value in held
         }
         inputs = {
-            entry.name: _add_sharding(dtypes.stored(entry.struct), sharding)
-            for entry, sharding in zip(program.inputs.flat, shardings[program.key])
+            entry.name: _add_sharding(dtypes.stored(entry.struct), entry.sharding)
+            for entry in program.inputs.flat
         }
         with named_refusals():
             try:
@@ -296,20 +293,6 @@ def _add_sharding(struct: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtype
     if not isinstance(sharding, jax.sharding.NamedSharding) or sharding.num_devices == 1:
         return struct
     return jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=sharding)
-
-
-def given_shardings(
-    inputs: Any, kwargs: Any, programs: Sequence[Program], several: bool
-) -> dict[str, list[Any]]:
-    """The shardings that the described inputs have, by signature."""
-    found = {}
-    for program in programs:
-        args = inputs[program.key] if several else inputs
-        named = (kwargs or {}).get(program.key, {}) if several else kwargs or {}
-        args = args if type(args) is tuple else (args,)
-        leaves = jax.tree_util.tree_leaves(array_arguments(args, dict(named)))
-        found[program.key] = [getattr(leaf, "sharding", None) for leaf in leaves]
-    return found
 
 
 def of_exported(key: str, exported: Exported, order: int) -> Function:

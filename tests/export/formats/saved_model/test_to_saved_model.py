@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import pax_export as pax
+from pax_export import errors
 from pax_export.export import load, spec, to_saved_model, to_stablehlo
 from tests.closeness import assert_close
 from tests.export.models import Counter, Net, UnreadCounter, affine, affine_params, random
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("batch", [1, 7])
@@ -305,3 +307,11 @@ def test_a_large_array_that_a_function_closes_over_is_tested_as_an_argument(tmp_
     w = make((1024, 4096), np.float32)
     done = to_saved_model(({}, lambda p, x: (x @ w).sum(-1)), tmp_path / "m", spec("n, 1024"))
     assert len(done.variables) == 1
+
+
+def test_an_export_for_other_platforms_is_not_validated_and_refuses_calls_by_name(export):
+    with pytest.warns(errors.NotValidatedWarning, match="tpu"):
+        loaded, report = export(pax.Linear(3, 2), spec("n, 3"), platforms="tpu", validate=True)
+    assert report.validated is None and "tpu" in report.left_out[0]
+    with refused(errors.InvalidArgumentError, where="serving_default", got="a call on cpu"):
+        loaded(random(2, 3))

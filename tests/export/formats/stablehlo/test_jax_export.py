@@ -18,6 +18,7 @@ from pax_export import errors
 from pax_export.export import load, spec, to_stablehlo
 from tests.closeness import assert_close
 from tests.export.models import affine, affine_params, random
+from tests.refusals import refused
 
 ROOT = Path(__file__).parents[4]
 KEY = "serving_default"
@@ -85,8 +86,34 @@ def test_the_default_platform_is_one_that_can_be_exported_for(save, model):
 
 def test_a_platform_that_is_not_exported_is_refused_when_called(save, model):
     bundle = save(model, spec("2, 3"), platforms=("tpu",))
-    with pytest.raises(ValueError, match="exported for platforms"):
+    here = jax_export.default_export_platform()
+    with refused(errors.InvalidArgumentError, where=KEY, got=f"a call on {here}"):
         bundle(random(2, 3))
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_an_export_for_other_platforms_is_not_validated(save, model, exported):
+    inputs = (spec("2, 3"),)
+    if exported:
+        model = jax_export.export(jax.jit(jnp.sin), platforms=("tpu",))(jnp.ones(3))
+        inputs = ()
+    with pytest.warns(errors.NotValidatedWarning, match="tpu"):
+        bundle = save(model, *inputs, platforms=("tpu",), validate=True)
+    assert bundle.exported[KEY].platforms == ("tpu",)
+    assert bundle.report.validated is None and "tpu" in bundle.report.left_out[0]
+
+
+@pytest.mark.parametrize("validate", ["full", "process"])
+def test_a_validation_that_no_platform_can_run_is_refused(save, model, validate):
+    with refused(errors.InvalidArgumentError, where="platforms"):
+        save(model, spec("2, 3"), platforms=("tpu",), validate=validate)
+
+
+def test_a_disabled_check_of_platforms_lets_the_validation_run(save):
+    checks = [jax_export.DisabledSafetyCheck.platform()]
+    options = {"platforms": ("tpu",), "disabled_checks": checks, "validate": True}
+    bundle = save(lambda x: x + 1, spec("3"), **options)
+    assert bundle.report.validated and bundle(np.ones(3, np.float32)).tolist() == [2, 2, 2]
 
 
 # Exported in.
