@@ -30,7 +30,7 @@ from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.portable import PassOptions, PortableProgram, Weight, decompose, optimized
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.source_lines import attach_operations
+from pax_export.export.tracing.source_lines import attach_operations, other_target
 
 _AS_TRACED = PassOptions(fold=False, keep=False, move=False)
 
@@ -89,8 +89,8 @@ class FormatProgram:
         error = UnsupportedOperationError(
             f"{text}: {reason}" if reason else text,
             where=self.key,
-            write="the same in other operations of jax.numpy and jax.lax, or another target, "
-            "e.g. to_saved_model",
+            write="the same in other operations of jax.numpy and jax.lax, or "
+            + other_target(equation.primitive.name),
         )
         return attach_operations(error, [(equation,)])
 

@@ -43,7 +43,7 @@ from pax_export.export.portable.without_libraries import (
     without_libraries,
 )
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.source_lines import attach_operations
+from pax_export.export.tracing.source_lines import BY_LAPACK, attach_operations, other_target
 from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import Traced
 
@@ -138,9 +138,12 @@ def _export_neutral(traced: Traced, program: Any, count: int | None, cause: Exce
         name = re.search(r"primitive '(\w+)'", str(error))
         if name is None:
             raise
+        write = "the same in other operations of jax.numpy and jax.lax"
+        if name[1] in BY_LAPACK:
+            write += f", or {other_target(name[1])}"
         refusal = UnsupportedOperationError(
             f"The operation {name[1]} exists in jax only.",
-            write="the same in other operations of jax.numpy and jax.lax",
+            write=write,
         )
         chain = equations_of(error)
         found = [chain] if chain else jaxpr_operations(traced.program, [name[1]])

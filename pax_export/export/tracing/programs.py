@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import linecache
 import re
 import traceback
@@ -356,6 +357,9 @@ def symbolic_errors(
         ]
         if not guilty and inputs.dimensions and not _is_failing(function, structs, inputs, set()):
             guilty = list(inputs.dimensions)
+        if not guilty and type(error).__name__ == "InconclusiveDimensionOperation":
+            named = [name for name in inputs.dimensions if re.search(rf"\b{name}\b", str(error))]
+            guilty = named or list(inputs.dimensions)  # whatever the numbers above fail for
         if not guilty and isinstance(error, _OF_VALUES):
             raise TracedValueError(
                 "The model looks at the value of an array, as a Python `if`, `while`, float() or "
@@ -383,23 +387,45 @@ def symbolic_errors(
         raise explained from error
 
 
-#: How a line calls a function of jax, jax.numpy or jax.lax.
-_CALLS = re.compile(r"\b(?:jax|jnp|numpy|lax|fft)\.(\w+)\(")
+#: Functions that have no derivative along a symbolic size, but have one in `symbolic_numpy`.
+_DERIVED_THERE = re.compile("prod|cum|solve|fft|conv|max|min")
+_DERIVATIVES = {"grad", "hessian", "jacfwd", "jacrev", "jvp", "value_and_grad", "vjp"}
 
 
 def _as_symbolic(error: Exception) -> str:
     """Returns what to write for a function or index of jax that accepts no symbolic size."""
     if "valid indices" in str(error):
         return "jax.numpy.asarray(size) as the index; or "
-    text = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        if _is_of_model(frame.f_code.co_filename):
-            text = linecache.getline(frame.f_code.co_filename, line)
-    if "len(" in text and "interpreted as an integer" in str(error):
+    called = list(_called_functions(error))
+    if not called:
+        return ""
+    name = called[0]
+    if name == "len" and "interpreted as an integer" in str(error):
         return "x.shape[0] for len(x); or "
-    called = (name for name in _CALLS.findall(text) if name in symbolic_numpy.__all__)
-    name = next(called, "")
-    return f"symbolic_numpy.{name} of pax_export.export; or " if name else ""
+    if name not in symbolic_numpy.__all__ and _DERIVED_THERE.search(name):
+        name = next((outer for outer in called if outer in _DERIVATIVES), "")
+    found = name in symbolic_numpy.__all__
+    return f"symbolic_numpy.{name} of pax_export.export; or " if found else ""
+
+
+def _called_functions(error: Exception) -> Iterator[str]:
+    """The functions of jax, or `len`, that the model was calling, from the innermost call."""
+    entries, traced = [], error.__traceback__
+    while traced is not None:
+        entries.append((traced.tb_frame, traced.tb_lasti))
+        traced = traced.tb_next
+    for frame, instruction in reversed(entries):
+        code = frame.f_code
+        if not _is_of_model(code.co_filename):
+            continue
+        line, _, column, _ = next(itertools.islice(code.co_positions(), instruction // 2, None))
+        text = linecache.getline(code.co_filename, line or 0).encode()[column or 0 :].decode()
+        first, *rest = re.split(r"\.", re.match(r"[\w.]*", text)[0])  # type: ignore[index]
+        value = {**frame.f_builtins, **frame.f_globals, **frame.f_locals}.get(first)
+        for part in rest:
+            value = getattr(value, part, None)
+        if value is len or str(getattr(value, "__module__", "")).startswith("jax"):
+            yield getattr(value, "__name__", "")
 
 
 def _changed_from_inside(error: Exception) -> StateChangeError:

@@ -39,8 +39,20 @@ def refuse_operation(
     """Returns the error for an operation of the signature `key` that a target cannot express."""
     what = f"{target} cannot express the operation {error.equation.primitive.name}"
     what += f": {error.reason[:300].rstrip('.')}." if error.reason else "."
+    write = f"{write}, or {other_target(error.equation.primitive.name)}"
     refusal = UnsupportedOperationError(what, where=key, write=write)
     return attach_operations(refusal, [(*error.callers, error.equation)])
+
+
+#: What jax computes by LAPACK alone, on CPUs, and nothing here decomposes.
+BY_LAPACK = frozenset({"eig", "hessenberg", "schur"})
+
+
+def other_target(name: str) -> str:
+    """The exporter to suggest for an operation that the others refuse."""
+    if name in BY_LAPACK:
+        return 'to_stablehlo(..., platforms=("cpu",))'
+    return "another target, e.g. to_saved_model"
 
 
 def operations(error: PaxError) -> tuple[Chain, ...]:

@@ -19,6 +19,7 @@ from pax_export.export import load, spec, symbolic_numpy, to_onnx, to_saved_mode
 from pax_export.export.portable.any_size import lowerable
 from tests.closeness import assert_close
 from tests.export.models import random
+from tests.refusals import refused
 
 
 def own_kernel(params, x):
@@ -204,6 +205,19 @@ def indexed(params, x):
     return x[x.shape[0] // 2] * params["shift"]
 
 
+def padded(params, x):
+    return jnp.pad(x, 1).sum() + jnp.linspace(0.0, params["shift"], x.shape[0])
+
+
+def scanned(params, x):
+    return jax.lax.associative_scan(jnp.add, x * params["shift"])
+
+
+def curved(params, x):
+    energy = lambda x: jnp.prod(x * params["shift"])  # noqa: E731
+    return jax.hessian(energy)(x)
+
+
 def counted(params, x):
     return jnp.ones(len(x)) * params["shift"]
 
@@ -215,6 +229,9 @@ def counted(params, x):
         (placed_evenly, "symbolic_numpy.linspace of pax_export.export"),
         (indexed, "jax.numpy.asarray(size) as the index"),
         (slope, "symbolic_numpy.grad of pax_export.export"),
+        (padded, "symbolic_numpy.linspace of pax_export.export"),
+        (scanned, "symbolic_numpy.associative_scan of pax_export.export"),
+        (curved, "symbolic_numpy.hessian of pax_export.export"),
     ],
 )
 def test_what_jax_wants_as_a_number_names_what_to_write(tmp_path, function, write):
@@ -222,6 +239,17 @@ def test_what_jax_wants_as_a_number_names_what_to_write(tmp_path, function, writ
         to_saved_model(({"shift": np.float32(1)}, function), tmp_path / "m", spec("n"))
     assert caught.value.write.startswith(f"{write}; or ")
     assert caught.value.where.startswith("test_symbolic_rules.py:")
+
+
+def reshaped_by(size):
+    return lambda x: jnp.linspace(0.0, 1.0, 5).sum() + jnp.reshape(x, (-1, size)).sum(1)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_has_no_counterpart_is_refused_without_one(tmp_path, size):
+    with refused(errors.SymbolicDimensionError, got="the symbolic dimension n") as caught:
+        to_saved_model(reshaped_by(size), tmp_path / "m", spec("n"))
+    assert "symbolic_numpy" not in caught.value.write
 
 
 def accumulated(x):

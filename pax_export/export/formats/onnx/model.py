@@ -45,13 +45,12 @@ from pax_export.export.portable import (
 )
 from pax_export.export.portable.arithmetic import MOVES, computed_equation
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.source_lines import refuse_operation
+from pax_export.export.tracing.source_lines import other_target, refuse_operation
 from pax_export.export.validation.integers import Quantized
 
 RULES.load(rules)
 _WRITE = (
-    "the same in other operations of jax.numpy and jax.lax, a size instead of a symbolic "
-    "dimension, or another target, e.g. to_saved_model"
+    "the same in other operations of jax.numpy and jax.lax, a size instead of a symbolic dimension"
 )
 
 
@@ -132,7 +131,9 @@ class _ModelBuilder:
             found = self._converter.write(portable.program, [*values, *taken])
         except NotInTargetError as error:
             raise UnsupportedOperationError(
-                f"ONNX cannot express {error}.", where=self._program.key, write=_WRITE
+                f"ONNX cannot express {error}.",
+                where=self._program.key,
+                write=f"{_WRITE}, or {other_target('')}",
             ) from error
         except NotWrittenError as error:
             raise refuse_operation("ONNX", error, self._program.key, _WRITE) from error

@@ -46,9 +46,7 @@ from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import refuse_operation
 
 RULES.load(rules)
-_WRITE = (
-    "the same in other operations of jax.numpy and jax.lax, or another target, e.g. to_saved_model"
-)
+_WRITE = "the same in other operations of jax.numpy and jax.lax"
 
 
 def make_signature(
