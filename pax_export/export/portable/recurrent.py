@@ -58,11 +58,11 @@ def recurrent_kept(program: PortableProgram) -> PortableProgram:
 def _layer(equation: Equation, operands: list[Any], counts: Any) -> list[Any] | None:
     told = equation.params
     constants, start, rows = scan_operands(told, operands)
-    floats = {each.aval.dtype.name for each in (*start, *rows)}
+    floats = {jnp.result_type(each).name for each in (*start, *rows)}  # some are Python's numbers
     is_some = is_static((told["length"],)) and told["length"] > 0
     if floats != {"float32"} or not rows or not is_some:
         return None
-    if any(each.ndim not in (1, 2) for each in start) or any(each.ndim < 2 for each in rows):
+    if any(jnp.ndim(each) not in (1, 2) for each in start) or any(x.ndim < 2 for x in rows):
         return None
     results = step_results(told["jaxpr"], constants, len(start))
     after, ys = results[: len(start)], results[len(start) :]

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pax_export.export.portable.decompose import decomposed
+from pax_export.export.portable.decompose import decomposed, third_party_implementation
 from pax_export.export.portable.decompositions import NotDecomposedError
 from pax_export.export.portable.program import traced
 from pax_export.export.portable.rewrite import rewritten
@@ -42,10 +42,17 @@ def guaranteed(program: Any, platforms: Sequence[str]) -> Any:
 
     def replacement(equation: Any) -> Any:
         lacks = _WITHOUT_GUARANTEE.get(equation.primitive.name, ())
+        is_third_party = third_party_implementation(equation) is not None
+        if frozenset(platforms).isdisjoint(lacks) and not is_third_party:
+            return None
         try:
-            return None if frozenset(platforms).isdisjoint(lacks) else decomposed(equation)
+            found = decomposed(equation)
         except NotDecomposedError:  # jax refuses it
             return None
+        if not is_third_party:
+            return found
+        inside = rewritten(found, replacement)
+        return None if inside is found else inside
 
     return rewritten(program, replacement)
 

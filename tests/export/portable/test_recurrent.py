@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 
 import equinox as eqx
@@ -274,3 +275,16 @@ def test_the_arrays_of_a_layer_are_computed_while_it_is_exported():
     _, made = check(params, apply, spec("batch, 5, 27"), (random(2, 5, 27),), rtol=2e-5)
     shapes = sorted(np.shape(each.array) for each in made.weights)
     assert shapes == [(1, 144, 27), (1, 144, 36), (1, 288)]
+
+
+@pytest.mark.parametrize("start", [False, 0, 0.0])
+def test_a_loop_that_starts_from_a_python_number_is_written_without_a_warning(tmp_path, start):
+    x = np.asarray([[1, 0, 1]] * 2, jnp.result_type(start))
+
+    def loop(x):
+        return lax.scan(lambda c, row: (jnp.maximum(c, row.max()), c), start, x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = to_onnx(loop, tmp_path / "m.onnx", (x,))
+    assert report.validated

@@ -173,3 +173,14 @@ def test_functions_look_up_rows_of_a_large_table_of_bytes_as_it_is_stored(tmp_pa
     tensors = Interpreter(str(path)).get_tensor_details()
     wide = [each for each in tensors if each["shape"].tolist() == [1200, 1024]]
     assert [each["dtype"] for each in wide] == [np.int8]  # four rows are cast, not the table
+
+
+@pytest.mark.parametrize("inner", ["n", 3, 2500])
+def test_products_of_truth_values(tmp_path, inner):
+    inputs = spec((2, inner), "bool"), spec((inner, 3), "bool")
+    to_tflite(lambda x, y: x @ y, tmp_path / "m.tflite", inputs, validate=False)
+    size = 5 if inner == "n" else inner
+    random = np.random.default_rng(0)
+    x, y = random.random((2, size)) < 2 / size, random.random((size, 3)) < 0.5
+    found = load(tmp_path / "m.tflite")(x, y)
+    assert found.dtype == bool and np.array_equal(found, x @ y)

@@ -21,6 +21,8 @@ _EXACT = 1024
 def dot_general(op: Operation, x: Tensor, y: Tensor) -> Any:
     (x_sum, y_sum), (x_batch, y_batch) = op.params["dimension_numbers"]
     result_kind = op.results[0].dtype.name
+    if result_kind == "bool":  # TFLite neither multiplies nor adds truth values: count them
+        result_kind = "int32"
     carrier = CARRIERS[result_kind]
     one = _Side(op, 0, _carried(op, 0, x, result_kind), x_batch, x_sum)
     other = _Side(op, 1, _carried(op, 1, y, result_kind), y_batch, y_sum)
@@ -41,7 +43,7 @@ def dot_general(op: Operation, x: Tensor, y: Tensor) -> Any:
     else:
         result = [*one.batch, *one.outer, *other.outer]
         found = reshape(multiplied(one, other), result, op.sizes)
-    return wrapped(found, result_kind)
+    return converted(wrapped(found, result_kind), result_kind, op.results[0].dtype.name)
 
 
 def _carried(op: Operation, place: int, x: Tensor, kind: str) -> Any:
