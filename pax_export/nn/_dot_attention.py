@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, first_line
 from pax_export._types import Array, PyTree
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import on_explicit_mesh
@@ -75,10 +75,20 @@ def dot_product_attention(
         # jax counts the keys before a query, without its own.
         sides = None if window is None else (window - 1, 0)
         kernel: Any = implementation
-        return jax.nn.dot_product_attention(
-            query, key, value, bias, mask, scale=scale, is_causal=is_causal,
-            local_window_size=sides if is_causal else None, implementation=kernel,
-        )  # fmt: skip
+        try:
+            return jax.nn.dot_product_attention(
+                query, key, value, bias, mask, scale=scale, is_causal=is_causal,
+                local_window_size=sides if is_causal else None, implementation=kernel,
+            )  # fmt: skip
+        except (RuntimeError, TypeError, ValueError) as error:
+            if implementation != "cudnn":
+                raise
+            raise InvalidArgumentError(
+                f"The fused kernel cannot compute this attention: {first_line(error)}.",
+                where="dot_product_attention.implementation",
+                got=f"'cudnn' with {query.dtype}{list(query.shape)} on {jax.default_backend()}",
+                write="implementation=None",
+            ) from error
     if is_causal:
         seen = causal_mask(query.shape[1], window, key.shape[1])
         mask = seen if mask is None else mask & seen

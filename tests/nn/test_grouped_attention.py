@@ -151,6 +151,14 @@ def test_queries_and_keys_may_be_normalized_by_all_heads_together():
             lambda: pax.dot_product_attention(Q, K, V, softcap=2.0, implementation="cudnn"),
             ["got: 'cudnn' with softcap=2.0", "write: implementation=None"],
         ),
+        (  # float32, which the kernel refuses, if there is cuDNN at all
+            lambda: pax.dot_product_attention(Q, K, V, implementation="cudnn"),
+            [
+                "where: dot_product_attention.implementation",
+                "got: 'cudnn' with float32[2, 7, 6, 4]",
+                "write: implementation=None",
+            ],
+        ),
         (lambda: pax.GroupedQueryAttention(12, 6)(X[0, 0]), ["[batch, length, dim]"]),
     ],
 )
