@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,16 @@ class ExportManager(ExportManagerBase):
             raise InvalidArgumentTypeError(
                 "An ExportManager takes a JaxModule.", got=type(module).__name__
             )
+        several = isinstance(serving_configs, Iterable)
+        configs = list(serving_configs) if several else [serving_configs]
+        if not several or not all(hasattr(each, "get_signature_keys") for each in configs):
+            raise InvalidArgumentTypeError(
+                "`serving_configs` must be a sequence of ServingConfigs.",
+                got=", ".join(type(each).__name__ for each in configs),
+                write="ExportManager(module, [ServingConfig(...)])",
+            )
         self._computation = module
-        self._serving_configs = list(serving_configs)
+        self._serving_configs = configs
         self._module: Any = tf.Module()
         self._module.computation_module = module
         self._build_signatures()

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export.formats.saved_model.processing import as_function, input_signature
 from pax_export.export.orbax.typing import PyTree
 
@@ -66,6 +66,13 @@ class ServingConfig:
     def __post_init__(self):
         if not self.signature_key:
             raise InvalidArgumentError("`signature_key` must be set.")
+        keys = self.get_signature_keys()
+        if not (isinstance(keys, Sequence) and all(isinstance(key, str) for key in keys)):
+            raise InvalidArgumentTypeError(
+                "`signature_key` must be a string or a sequence of strings.",
+                got=repr(self.signature_key)[:100],
+                write='"serving_default"',
+            )
         for name in ("preprocessors", "postprocessors", "data_processors"):
             if getattr(self, name):
                 raise InvalidArgumentError(
@@ -85,10 +92,18 @@ class ServingConfig:
 
         Raises:
             InvalidArgumentError: neither has one, and it is required.
+            InvalidArgumentTypeError: (a TypeError) it is neither a tuple nor a list.
         """
         found = self.input_signature
         if found is None and self.tf_preprocessor is not None:
             found = input_signature(self.tf_preprocessor)
+        if not (found is None or isinstance(found, (tuple, list))):
+            raise InvalidArgumentTypeError(
+                "`input_signature` must be either a tuple or a list.",
+                where=f"ServingConfig {self.signature_key!r}",
+                got=type(found).__name__,
+                write="input_signature=[...], with the nested input as its only entry",
+            )
         if required and found is None:
             raise InvalidArgumentError(
                 f"Neither the ServingConfig (key={self.signature_key}) nor its `tf_preprocessor` "
@@ -108,9 +123,17 @@ class ServingConfig:
 
         Raises:
             InvalidArgumentError: none is chosen of several, or the chosen one is unknown.
+            InvalidArgumentTypeError: (a TypeError) these are not methods.
         """
         if callable(infer_step_fns):
             return infer_step_fns
+        if not isinstance(infer_step_fns, Mapping):
+            raise InvalidArgumentTypeError(
+                "A ServingConfig takes a function, or functions by their keys.",
+                where=f"ServingConfig {self.signature_key!r}",
+                got=type(infer_step_fns).__name__,
+                write="config.bind(jax_module.methods)",
+            )
         if self.method_key is None:
             if len(infer_step_fns) != 1:
                 raise InvalidArgumentError(

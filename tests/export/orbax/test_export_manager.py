@@ -243,6 +243,20 @@ def test_configs_of_other_targets():
         ServingConfig("s", preprocessors=[object()])
 
 
+def test_arguments_of_another_kind_are_refused_by_name():
+    config = ServingConfig("s", [x_spec()])
+    with refused(TypeError, "serving_configs", got="ServingConfig"):
+        ExportManager(module(), config)
+    with refused(TypeError, "serving_configs", got="ServingConfig, str"):
+        ExportManager(module(), [config, "s"])
+    with refused(TypeError, "input_signature", where="ServingConfig 's'", got="dict"):
+        ExportManager(module(), [ServingConfig("s", {"x": x_spec()})])
+    with refused(TypeError, "methods", where="ServingConfig 's'", got="JaxModule"):
+        config.bind(module())
+    with refused(TypeError, "signature_key", got="3"):
+        ServingConfig(3, [x_spec()])
+
+
 def test_arguments_of_save_are_checked(tmp_path):
     manager = ExportManager(module(), [ServingConfig("s", [x_spec()])])
     with refused(ValueError, "save_options"):
