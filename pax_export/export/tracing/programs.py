@@ -111,7 +111,7 @@ def _resolve_all(
     texts = as_strings("constraints", constraints, "")
     about = {each: dimensions.constrained_names(each) for each in texts}
     for constraint, names in about.items():
-        if not any(set(names) <= {*inputs.dimensions} for inputs in found):
+        if not any(set(names) <= inputs.named for inputs in found):
             known = dict.fromkeys(name for inputs in found for name in inputs.dimensions)
             raise InvalidArgumentError(
                 "No inputs have the dimensions of a constraint.",
@@ -120,7 +120,7 @@ def _resolve_all(
                 write=f"a constraint on {', '.join(known)}" if known else "no constraints",
             )
     for place, inputs in enumerate(found):
-        own = [each for each, names in about.items() if set(names) <= {*inputs.dimensions}]
+        own = [each for each, names in about.items() if set(names) <= inputs.named]
         if len(own) < len(about):
             found[place] = described[place](own)
     return found

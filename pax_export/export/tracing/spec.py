@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,6 +134,7 @@ class Inputs:
     arguments: dict[str, Any]  # parameter name -> tree of ShapeDtypeStruct and Python values
     positional: tuple[str, ...]  # the parameters that are given by position
     constraints: tuple[str, ...] = ()  # constraints on symbolic dimensions
+    written: frozenset[str] = frozenset()  # the names in specs, also of dimensions that are equal
 
     def structure(self) -> dict[str, Any]:
         """The nested structure of each argument, with the names of the flat inputs."""
@@ -142,6 +144,11 @@ class Inputs:
     def call(self, flat: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
         """The arguments of a call with these values of the flat inputs, by position and by name."""
         return unwrap_static(jax.tree_util.tree_unflatten(self.tree, flat))
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The names of all dimensions, also of those that an equality has put others for."""
+        return self.written.union(self.dimensions)
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -195,7 +202,35 @@ def resolve_inputs(
     arguments = dict(zip(positional, new_args)) | new_kwargs
     # The user's own dimension text, from here or from where the scope was created.
     known = constraints or scope_constraints(scope.scope)
-    return Inputs(flat, tree, arguments, positional, known)
+    made = Inputs(flat, tree, arguments, positional, known, scope.written)
+    left = constraints_on(made.dimensions, known, scope.scope)
+    return dataclasses.replace(made, constraints=left)
+
+
+def constraints_on(names: Iterable[str], constraints: Sequence[str], scope: Any) -> tuple[str, ...]:
+    """Returns constraints in terms of the dimensions that shapes have.
+
+    jax has put an equality into the shapes: "n == 2*m" leaves no n, and "n >= 2" is about m.
+    """
+    there = {*names}
+    texts = (
+        text if there.issuperset(constrained_names(text)) else _in_shapes(text, there, scope)
+        for text in constraints
+    )
+    return tuple(dict.fromkeys(filter(None, texts)))
+
+
+def _in_shapes(constraint: str, there: Collection[str], scope: Any) -> str:
+    """Returns a constraint with the sizes that dimensions are equal to; "" if it says no more."""
+    missing = [name for name in constrained_names(constraint) if name not in there]
+    left, relation, _ = re.split("([<>=]=)", constraint, maxsplit=1)
+    if relation == "==" and left.strip() in missing:
+        return ""
+    for name in missing:
+        size = str(jax_export.symbolic_shape(name, scope=scope)[0])
+        size = size if size.isalnum() else f"({size})"
+        constraint = re.sub(rf"\b{name}\b", size, constraint)
+    return constraint if constrained_names(constraint) else ""
 
 
 def array_arguments(args: PyTree, kwargs: PyTree) -> tuple[Any, Any]:
@@ -275,6 +310,7 @@ class _SymbolicScope:
         leaves = jax.tree_util.tree_leaves(tree)
         shapes = [leaf.shape for leaf in leaves if isinstance(leaf, InputSpec)]
         text = " ".join(str(shape) for shape in shapes)
+        self.written = frozenset(re.findall(r"[^\W\d]\w*", text))
         self.fresh = (name for name in map("any{}".format, itertools.count()) if name not in text)
         self.scope = self._of_arrays(leaves, constraints) or self._new_scope(constraints)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,13 +22,14 @@ from pax_export._errors import (
 from pax_export._jax import scope_constraints
 from pax_export._jaxpr import jaxpr_dtypes, jaxpr_size
 from pax_export._types import DTypeLike, PyTree, TracedProgram
+from pax_export.export.artifact import dimensions
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
 from pax_export.export.artifact.report import Report, SignatureInfo
 from pax_export.export.artifact.structure import collect, rebuild
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import DEFAULT, make_exportable
 from pax_export.export.tracing.programs import Program
-from pax_export.export.tracing.spec import Inputs, bind_inputs
+from pax_export.export.tracing.spec import Inputs, bind_inputs, constraints_on
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.integers import compare_quantized
 from pax_export.export.validation.probes import probes
@@ -78,7 +80,10 @@ def given_calls(
 def constraints(structs: Iterable[jax.ShapeDtypeStruct]) -> tuple[str, ...]:
     """Returns the constraints of the symbolic sizes."""
     symbolic = [size for each in structs for size in each.shape if not isinstance(size, int)]
-    return tuple(dict.fromkeys(text for size in symbolic for text in scope_constraints(size.scope)))
+    there = [name for size in symbolic for name in dimensions.names(str(size))]
+    scopes = {id(size.scope): size.scope for size in symbolic}.values()
+    texts = (constraints_on(there, scope_constraints(scope), scope) for scope in scopes)
+    return tuple(dict.fromkeys(itertools.chain(*texts)))
 
 
 @dataclass(frozen=True)

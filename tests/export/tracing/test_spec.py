@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.export import spec
+from pax_export.export import load, spec, to_stablehlo
 from pax_export.export.tracing.spec import resolve_inputs
 from tests.refusals import refused
 
@@ -109,3 +109,31 @@ def test_missing_inputs():
 def test_inputs_that_do_not_fit_the_parameters():
     with refused(InvalidArgumentError, "too many positional arguments"):
         resolved(one, (spec("n"), spec("n")))
+
+
+EQUALITIES = {
+    "a number": (("n == 4",), [(4,)], ()),
+    "another": (("n == m",), [("m",), ("m",)], ()),
+    "another, with more about it": (("n == m", "n >= 3"), [("m",), ("m",)], ("m >= 3",)),
+    "a multiple": (("n == 2*m", "mod(n, 4) == 0"), [("2*m",), ("m",)], ("mod((2*m), 4) == 0",)),
+    "a number, with more about it": (("n == 4", "n >= 2"), [(4,), ("m",)], ()),
+}
+
+
+@pytest.mark.parametrize("name", EQUALITIES)
+def test_dimensions_that_equal_others_are_put_into_the_shapes(tmp_path, name):
+    given, shapes, left = EQUALITIES[name]
+    inputs = tuple(map(spec, ["n", "m"][: len(shapes)]))
+    report = to_stablehlo(lambda *xs: xs, tmp_path / "bundle", inputs, constraints=given)
+    info = report.signatures["serving_default"]
+    assert [entry.shape for entry in info.inputs] == shapes and info.constraints == left
+    assert report.validated
+
+
+def test_what_is_left_of_constraints_is_checked_by_calls(tmp_path):
+    options = {"constraints": ("n == m", "n >= 3"), "validate": False}
+    to_stablehlo(lambda x, y: x + y, tmp_path / "bundle", (spec("n"), spec("m")), **options)
+    model = load(tmp_path / "bundle")
+    assert model(np.ones(3, np.float32), np.ones(3, np.float32)).shape == (3,)
+    with refused(InvalidArgumentError, got="[2], m = 2", write="m >= 3"):
+        model(np.ones(2, np.float32), np.ones(2, np.float32))
