@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pax_export._errors import ExportPathError
 from pax_export._files import disk, file_types, overwrite_guard, stale_temporaries
+from pax_export._files.path_argument import as_path
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
@@ -51,6 +52,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 def require_local(path: str | os.PathLike[str]) -> Path:
     """The path, which must be one of this machine; an ExportPathError otherwise."""
+    as_path(path)
     text = os.fspath(path)
     if is_remote(path):
         raise ExportPathError(

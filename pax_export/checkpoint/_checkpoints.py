@@ -24,6 +24,7 @@ from pax_export._errors import (
 from pax_export._files import directory as directories
 from pax_export._files import file_types
 from pax_export._files.overwrite_guard import files, format_names, some_names
+from pax_export._files.path_argument import as_path
 from pax_export.checkpoint import _orbax
 from pax_export.checkpoint._checkpoint import Checkpoint
 from pax_export.checkpoint._orbax import ABOUT, DELETED
@@ -70,7 +71,7 @@ class Checkpoints:
         mode: Literal["min", "max"] = "min",
         asynchronous: bool = True,
     ):
-        self.directory = Path(os.path.abspath(os.fspath(directory)))
+        self.directory = Path(os.path.abspath(as_path(directory, "directory")))
         self._retention = Retention(keep, best, mode)
         self._asynchronous = asynchronous
         self._manager: Any = None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Container, Mapping
-from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 import jax
 import numpy as np
 
 from pax_export._errors import InvalidArgumentTypeError, QuantizationError, UnsupportedDtypeError
+from pax_export._files.path_argument import as_path
 from pax_export._jax import is_tracer
 from pax_export._signing import Key
 from pax_export._signing import verify as verified
@@ -72,7 +72,7 @@ def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | No
             ) from error
         if note is not None:
             notes[name] = note
-    write_weights(Path(path), arrays, notes, sign)
+    write_weights(as_path(path), arrays, notes, sign)
 
 
 def require_values(leaves: Mapping[str, object], where: str) -> None:
@@ -163,7 +163,7 @@ def load_weights(
     leaves = leaves_by_name(module)
     for name, leaf in leaves.items():
         require_shape(name, leaf, "load_weights needs a module of arrays")
-    with open_weights(Path(path)) as file:
+    with open_weights(as_path(path)) as file:
         there = {name: entry.description for name, entry in file.entries.items()}
         unknown = _unknown_ranges(leaves, there)
         wanted = {

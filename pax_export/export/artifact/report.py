@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from pax_export._errors import ExportPathError, a_few
 from pax_export._files import bounded, bytes_text, file_types, html_text
+from pax_export._files.path_argument import as_path
 from pax_export.export.artifact import embedded, structure
 from pax_export.export.artifact.formats import exporters, find
 
@@ -335,8 +336,7 @@ def _without_report(path: Path) -> str:
 
 
 def read_report(path: str | os.PathLike[str]) -> Report:
-    path = Path(path)
-    file = path
+    file = path = as_path(path)
     try:
         if (kind := file_types.unusual_type(path)) and not path.is_dir():
             raise OSError(f"not a regular file, but {kind}")

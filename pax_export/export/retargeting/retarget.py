@@ -18,6 +18,7 @@ import numpy as np
 from pax_export._errors import ExportPathError, UnsupportedOperationError, ValidationError
 from pax_export._files import bytes_text, checksums, html_text, signature_file
 from pax_export._files.overwrite_guard import Belongs, now_in
+from pax_export._files.path_argument import as_path
 from pax_export._optional import require
 from pax_export._signing import verify as verified
 from pax_export.export.artifact import compatibility, inspect
@@ -163,7 +164,8 @@ def retarget(
         (2, '2.15')
     """
     compatibility.parse_consumer(consumer)
-    source, place = Path(path), Path(path if out is None else out)
+    source = as_path(path)
+    place = source if out is None else as_path(out, "out")
     verified(source, verify, "retarget")
     # Before the path is checked: there may be nothing to repair.
     model = inspect.read_saved_model(source, "retarget")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -13,6 +13,7 @@ from jax.interpreters import ad, batching, mlir
 from pax_export._errors import (
     ExportPathError,
     InvalidArgumentError,
+    InvalidArgumentTypeError,
     NotDifferentiableError,
     StateChangeError,
 )
@@ -88,7 +89,15 @@ class LoadedBundle:
 
         Raises:
             InvalidArgumentError: a name is unknown, or an array has another shape or dtype.
+            InvalidArgumentTypeError: (a TypeError) ``weights`` is not a mapping.
         """
+        if not isinstance(weights, Mapping):
+            raise InvalidArgumentTypeError(
+                "replace_weights takes arrays by the names of weights.",
+                where="weights",
+                got=type(weights).__name__,
+                write=f"{{{next(iter(self.weights), 'weight')!r}: array}}",
+            )
         for name, value in weights.items():
             old = self.weights.get(name)
             if old is None:
@@ -97,11 +106,12 @@ class LoadedBundle:
                     got=name,
                     write=", ".join(self.weights) or "nothing: its weights are constants",
                 )
-            if (np.shape(value), value.dtype) != (old.shape, old.dtype):
+            dtype = getattr(value, "dtype", None)
+            if (np.shape(value), dtype) != (old.shape, old.dtype):
                 raise InvalidArgumentError(
                     "A weight has another shape or dtype than the exported one.",
                     where=name,
-                    got=f"{value.dtype}{list(np.shape(value))}",
+                    got=f"{dtype or type(value).__name__}{list(np.shape(value))}",
                     write=f"{old.dtype}{list(old.shape)}",
                 )
         return LoadedBundle(self._functions, {**self.weights, **weights})
@@ -410,8 +420,8 @@ def _refuse_forward_mode(*_: object, **__: object) -> NoReturn:
 
 # The mark and its tangent rule: both the identity, but a tangent may only be transposed, never
 # computed: `jax.jvp` through it raises, `jax.grad` does not.
-_mark = Primitive("pax_export_reverse_only")
-_tangent = Primitive("pax_export_reverse_only_tangent")
+_mark = Primitive("exported_function")
+_tangent = Primitive("exported_function_tangent")
 for _each in (_mark, _tangent):
     _each.def_abstract_eval(lambda aval: aval)
 batching.defvectorized(_mark)

@@ -31,6 +31,7 @@ from pax_export._files import checksums, signature_file
 from pax_export._files.checksums import Checked
 from pax_export._files.directory import replace_path
 from pax_export._files.overwrite_guard import files, now_in
+from pax_export._files.path_argument import as_path
 from pax_export._optional import require
 from pax_export._signing import signer as signer_with
 from pax_export._signing import verify as verified
@@ -261,7 +262,7 @@ def renew(
         ...     pax.export.renew(path).versions["jax"] == jax.__version__
         True
     """
-    path, signer = Path(path), signer_with(sign, "renew")
+    path, signer = as_path(path), signer_with(sign, "renew")
     verified(path, verify, "renew")
     report = read_report(path)
     if report.target != "stablehlo":

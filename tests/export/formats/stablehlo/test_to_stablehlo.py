@@ -187,6 +187,10 @@ def test_weights_can_be_read_and_replaced(bundle, path, net):
         bundle.replace_weights({"weight": jnp.zeros((3, 4))})
     with pytest.raises(errors.InvalidArgumentError, match=r"write: float32\[3, 4\]"):
         bundle.replace_weights({"layer.weight": jnp.zeros((4, 3))})
+    with refused(errors.InvalidArgumentError, where="layer.bias", got="list[4]"):
+        bundle.replace_weights({"layer.bias": [0.0] * 4})
+    with refused(errors.InvalidArgumentTypeError, where="weights", got="int"):
+        bundle.replace_weights(3)
 
 
 def test_it_is_a_pytree_and_can_be_pickled(bundle):
