@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import Array, PRNGKey
-from pax_export.core import ParameterModule
+from pax_export.core import ParameterModule, runs_pax_programs
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer, ones, zeros
@@ -331,6 +331,10 @@ class GroupNorm(_Norm):
         axes_behind = x.ndim - 1 - self._channel_axis(x.ndim)
         return jnp.reshape(array, (self.num_channels, *(1,) * axes_behind))
 
-    _repr = arg.repr_method(
+    _shown = arg.repr_method(
         "groups", "num_channels", "axis", "create_scale", "create_offset", "data_format"
     )
+
+    def _repr(self, info: dict[str, Any] | None = None) -> str:
+        # PAX prints the name alone.
+        return super()._repr(info) if runs_pax_programs() else self._shown(info)

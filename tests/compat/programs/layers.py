@@ -62,7 +62,7 @@ def main():
         pax.seed_rng_key(number)
         x = jnp.asarray(rng.randn(*shape), jnp.float32)
         module, next_key = make(), pax.next_rng_key()
-        print(number, "GroupNorm" if isinstance(module, pax.GroupNorm) else module, next_key)
+        print(number, module, next_key)
         print("  drawn", *describe(floating(module)))
         print("  trainable", *describe(module.parameters()))
         module, y = step(module, x)
