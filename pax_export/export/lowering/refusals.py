@@ -50,7 +50,7 @@ def _refusal(equations: list[Any], error: Exception) -> PaxError:
         reason, write = _reason(error), "the same in other operations of jax.numpy and jax.lax"
         refusal = UnsupportedOperationError(
             f"jax cannot export the operation {name}: {reason}.",
-            write=f"{write}; or other platforms=" if "for platform" in reason else write,
+            write=f"{write}{_of_platforms(str(error))}",
         )
         return attach_operations(refusal, [chain])
     names = ", ".join(symbolic)
@@ -61,6 +61,15 @@ def _refusal(equations: list[Any], error: Exception) -> PaxError:
         "every size",
     )
     return attach_operations(refusal, [chain])
+
+
+def _of_platforms(text: str) -> str:
+    """Returns the platforms to write where an operation lacks some of those of the export."""
+    if found := re.search(r"exported for platforms '\((.+?),?\)'", text):  # of a function called
+        return f"; or platforms=[{found[1]}]"
+    if found := re.search(r"not found for platforms? \[?(.+?)\]?(\.|$)", text, re.MULTILINE):
+        return f"; or platforms= without {found[1]}"
+    return ""
 
 
 #: jax's messages about sizes that it does not support.

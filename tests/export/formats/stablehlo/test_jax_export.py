@@ -150,6 +150,23 @@ def test_an_exported_has_its_inputs_already(tmp_path):
         to_stablehlo(exported, tmp_path / "bundle", spec("2"))
 
 
+def test_a_function_that_calls_an_exported_has_its_platforms(tmp_path):
+    here = jax_export.default_export_platform()
+    inner = jax_export.export(jax.jit(jnp.sin))(jnp.ones(3))
+    model = lambda x: inner.call(x) + 1  # noqa: E731
+    with refused(errors.UnsupportedOperationError, "call_exported") as error:
+        to_stablehlo(model, tmp_path / "bundle", spec("3"))
+    assert error.value.write.endswith(f"platforms=[{here!r}]")
+    to_stablehlo(model, tmp_path / "bundle", spec("3"), platforms=[here])
+    assert_close(load(tmp_path / "bundle")(random(3)), np.sin(random(3)) + 1, rtol=1e-6)
+
+
+def test_an_operation_that_some_platforms_lack_names_them(tmp_path):
+    with refused(errors.UnsupportedOperationError, "eig") as error:
+        to_stablehlo(lambda x: jnp.linalg.eig(x)[0].real, tmp_path / "bundle", spec("3, 3"))
+    assert error.value.write.endswith("platforms= without 'tpu'")
+
+
 # vjp_order.
 
 
