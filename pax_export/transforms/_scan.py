@@ -116,7 +116,7 @@ def scan(
         size = mapped_size(inputs.slots, length, "length", "scan")
         body = ScanBody(inputs, options, place, scan_output)
         (carry, threaded), ys = jax.lax.scan(
-            body.step, body.start(), (body.slices(), jnp.arange(size)), length=size,
+            body.step, body.start(), (body.slices(), jnp.arange(size)),  # which may be symbolic
             reverse=reverse, unroll=unroll, _split_transpose=_split_transpose,
         )  # fmt: skip
         carry, y = body.collect_results(carry, threaded, ys, last=0 if reverse else -1)

@@ -152,3 +152,19 @@ def test_an_ensemble_trains_as_its_members_do_alone():
         assert_trees_close(at(nets, i), alone[i], 1e-4)
     weights = tree_leaves(nets)[0]
     assert len(np.unique(np.asarray(weights), axis=0)) == 8
+
+
+def test_a_scan_over_a_symbolic_axis_is_exported():
+    def summed(layer, xs):
+        step = T.scan(
+            lambda carry, layer, x: (carry + layer(x[None])[0], carry), in_axes=(None, None, 0)
+        )
+        return step(jnp.zeros(2), layer, xs)
+
+    layer = pax.Linear(3, 2)
+    spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape("t, 3"), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda xs: summed(layer, xs)))(spec)
+    for length in (1, 5):
+        xs = jax.random.normal(jax.random.key(0), (length, 3))
+        for found, expected in zip(exported.call(xs), summed(layer, xs)):
+            assert_close(found, expected, atol=1e-6)

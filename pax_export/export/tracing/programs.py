@@ -418,7 +418,8 @@ def _called_functions(error: Exception) -> Iterator[str]:
         code = frame.f_code
         if not _is_of_model(code.co_filename):
             continue
-        line, _, column, _ = next(itertools.islice(code.co_positions(), instruction // 2, None))
+        positions = itertools.islice(code.co_positions(), max(instruction, 0) // 2, None)
+        line, _, column, _ = next(positions, (None,) * 4)
         text = linecache.getline(code.co_filename, line or 0).encode()[column or 0 :].decode()
         first, *rest = re.split(r"\.", re.match(r"[\w.]*", text)[0])  # type: ignore[index]
         value = {**frame.f_builtins, **frame.f_globals, **frame.f_locals}.get(first)
