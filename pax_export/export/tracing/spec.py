@@ -233,11 +233,6 @@ def _in_shapes(constraint: str, there: Collection[str], scope: Any) -> str:
     return constraint if constrained_names(constraint) else ""
 
 
-def array_arguments(args: PyTree, kwargs: PyTree) -> tuple[Any, Any]:
-    """The arguments without Python values that are no inputs; positional numbers are inputs."""
-    return wrap_static(args, is_switch), wrap_static(kwargs, is_fixed)
-
-
 def constrained_names(constraint: str) -> tuple[str, ...]:
     """The dimensions that a constraint, which jax has read, is about."""
     sides = " + ".join(f"({side})" for side in re.split("[<>=]=?", constraint))
