@@ -17,7 +17,7 @@ from pax_export._errors import InvalidArgumentError
 from pax_export._optional import find
 from pax_export._types import Array
 from pax_export.export.artifact import embedded
-from pax_export.generation._appending import AppendingReading, FusedReading, is_fused
+from pax_export.generation._fused_reading import FusedReading, is_fused
 from pax_export.generation._job import Job
 from pax_export.generation._runtimes import (
     HELLO,
@@ -29,7 +29,7 @@ from pax_export.generation._runtimes import (
     run_runtime,
     tokenizer_files,
 )
-from pax_export.nets import Decoder, generation_config, hf_config, read_placed
+from pax_export.nets import Decoder, PlacedReading, generation_config, hf_config, read_placed
 
 #: Where transformers.js looks for it.
 _MODEL = "onnx/model.onnx"
@@ -52,12 +52,16 @@ def _read_logits(
         # Rows may be padded on the left: the first token that is meant is at position 0.
         held = jnp.where(mask > 0, jnp.cumsum(mask, 1) - 1, -1)
         positions = jnp.maximum(held[:, mask.shape[1] - ids.shape[1] :], 0)
-        reading = FusedReading if is_fused(lm) else AppendingReading
+        reading = FusedReading if is_fused(lm) else PlacedReading
         logits, keys, values = read_placed(
-            lm, ids, stores, lambda config: reading(config, positions, held)
+            lm, ids, stores, lambda config: reading(config, positions, held, _append)
         )
     present = [{"key": key, "value": value} for key, value in zip(keys, values)]
     return {"logits": logits.astype(jnp.float32), "present": present}
+
+
+def _append(store: Array, new: Array) -> jax.Array:
+    return jnp.concatenate([store, new.astype(store.dtype)], 2)
 
 
 def _check(job: Job) -> None:

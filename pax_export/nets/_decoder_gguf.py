@@ -143,7 +143,7 @@ def _of_gemma(keys: Fields, family: str, found: dict[str, Any]) -> dict[str, Any
 
 
 def _of_granite(keys: Fields) -> dict[str, Any]:
-    # Zero means that there is none.
+    # llama.cpp stores 0 for an absent factor.
     return {
         "embed_scale": keys.optional("embedding_scale", zero=True) or 1.0,
         "attention_scale": keys.optional("attention.scale", zero=True) or None,

@@ -39,13 +39,19 @@ class PlacedReading(UncachedCall):
     def attend(
         self, attention: PyTree, x: Array, kind: LayerKind, index: int, stores: Stores
     ) -> tuple:
-        query, *new = self.projected(attention, x, kind)
-        pair = [self.put(each[index], x.swapaxes(1, 2)) for each, x in zip(stores, new)]
-        mask, bias = self.seen(kind)
-        seen = [each.swapaxes(1, 2).astype(query.dtype) for each in pair]
-        heads = attention.attend(query, *seen, mask=mask, bias=bias)
+        heads, pair = self.attend_layer(attention, x, kind, [each[index] for each in stores])
         changed = [(*all[:index], own, *all[index + 1 :]) for all, own in zip(stores, pair)]
         return heads, tuple(changed)
+
+    def attend_layer(
+        self, attention: PyTree, x: Array, kind: LayerKind, pair: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        """The heads of a layer with these keys and values, and both with the new ones."""
+        query, *new = self.projected(attention, x, kind)
+        pair = [self.put(store, each.swapaxes(1, 2)) for store, each in zip(pair, new)]
+        mask, bias = self.seen(kind)
+        seen = [each.swapaxes(1, 2).astype(query.dtype) for each in pair]
+        return attention.attend(query, *seen, mask=mask, bias=bias), pair
 
     def seen(self, kind: LayerKind) -> tuple:
         """The mask of the keys for a kind of layers, and the bias of their logits."""

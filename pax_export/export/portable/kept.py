@@ -165,8 +165,8 @@ def cached_attention(
     """Appends keys and values to those of earlier tokens, and attends to all of them.
 
     `query` is ``[batch, length, heads * size]``, the past ``[batch, kv_heads, past, size]``, and
-    `bias` ``[batch, heads or 1, length, past + length]``, which masks later tokens. A soft cap of 0
-    is none. Returns the heads, in the shape of `query`, and all keys and values.
+    `bias` ``[batch, heads or 1, length, past + length]``, which masks later tokens. `softcap` is 0
+    without a soft cap. Returns the heads in the shape of `query`, all keys and all values.
     """
     batch, length, width = query.shape
 

@@ -26,6 +26,8 @@ rule = RULES.rule
 Inline = Callable[[Any, Sequence[Value]], list[Value]]
 #: The domain of onnxruntime's own operators.
 MICROSOFT = "com.microsoft"
+#: Its attention takes heads whose channels are a multiple of this.
+HEAD_CHANNELS = 8
 
 
 class GraphBuilder:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import MICROSOFT, GraphBuilder, rule
+from pax_export.export.formats.onnx.graph import HEAD_CHANNELS, MICROSOFT, GraphBuilder, rule
 from pax_export.export.formats.onnx.rules.reductions import reduced
 from pax_export.export.formats.onnx.values import Value
 
@@ -17,8 +17,6 @@ Row = Callable[..., Any]
 _GELU = 20
 #: The transform has its axis as an operand from here on.
 _DFT = 20
-#: onnxruntime's attention takes heads of multiples of it.
-_CHANNELS = 8
 
 
 @rule("clip")
@@ -117,7 +115,7 @@ def cached_attention(
     builder: GraphBuilder, query: Value, *operands: Value, heads: int, kv_heads: int, **told: float
 ) -> list[str] | None:
     *arrays, bias = operands
-    if query.dtype != np.float32 or int(query.shape[-1]) // heads % _CHANNELS:
+    if query.dtype != np.float32 or int(query.shape[-1]) // heads % HEAD_CHANNELS:
         return None
     total, int32 = bias.shape[-1], builder.cast_to(np.int32)
     last = builder.sizes.cast(builder.sizes.one(total - 1), int32)

@@ -1,20 +1,20 @@
-"""Calls of a Decoder that append keys and values to those of earlier tokens, for onnxruntime."""
+"""A call of a Decoder with the operators that onnxruntime has for attention."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pax_export._types import Array, PyTree
+from pax_export.export.formats.onnx.graph import HEAD_CHANNELS
 from pax_export.export.portable.kept import call
-from pax_export.nets import Decoder, DecoderConfig, LayerKind, PlacedReading
+from pax_export.nets import Decoder, LayerKind, PlacedReading
 
 #: The bias of a masked key.
 _LOWEST = -1e30
-#: Kernels of onnxruntime take heads of multiples of it.
-_CHANNELS = 8
 
 
 def is_fused(lm: Decoder) -> bool:
@@ -22,24 +22,18 @@ def is_fused(lm: Decoder) -> bool:
 
     For float16 its kernel on GPUs takes no mask of the prompts' padding.
     """
-    return lm.embed.weight.dtype == jnp.float32 and lm.config.head_size % _CHANNELS == 0
+    return lm.embed.weight.dtype == jnp.float32 and lm.config.head_size % HEAD_CHANNELS == 0
 
 
-class AppendingReading(PlacedReading):
-    """A call in ordinary operations.
+class FusedReading(PlacedReading):
+    """A call whose rotary embedding and attention are kept whole; attention appends to the stores.
 
     Args:
         config: the configuration of the net.
         positions: the positions of the tokens, ``[batch, length]``.
         held: the positions of all tokens, ``[batch, places]``; negative: padding.
+        put: unused.
     """
-
-    def __init__(self, config: DecoderConfig, positions: Array, held: Array):
-        super().__init__(config, positions, held, _append)
-
-
-class FusedReading(AppendingReading):
-    """A call whose rotary embedding and attention are kept whole."""
 
     def angles(self, kind: LayerKind) -> Any:
         """Returns the place of each token in two tables of cosines and sines, and these."""
@@ -61,18 +55,17 @@ class FusedReading(AppendingReading):
             )
         return query, key, value
 
-    def attend(
-        self, attention: PyTree, x: Array, kind: LayerKind, index: int, stores: tuple
-    ) -> tuple:
-        config, past = self.config, [each[index] for each in stores]
+    def attend_layer(
+        self, attention: PyTree, x: Array, kind: LayerKind, pair: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        config = self.config
         scale = config.head_size**-0.5 if attention.scale is None else attention.scale
         heads, *pair = call(
-            "cached_attention", *self.projected(attention, x, kind), *past, self._mask(kind),
+            "cached_attention", *self.projected(attention, x, kind), *pair, self._mask(kind),
             heads=config.num_heads, kv_heads=config.num_kv_heads, scale=scale,
             softcap=attention.softcap or 0.0,
         )  # fmt: skip
-        changed = [(*all[:index], own, *all[index + 1 :]) for all, own in zip(stores, pair)]
-        return heads.reshape((*heads.shape[:2], config.num_heads, -1)), tuple(changed)
+        return heads.reshape((*heads.shape[:2], config.num_heads, -1)), pair
 
     def _mask(self, kind: LayerKind) -> jax.Array:
         """The bias of the logits, which masks keys."""
@@ -81,7 +74,3 @@ class FusedReading(AppendingReading):
             bias = jnp.float32(0.0) if bias is None else bias
             self._kept["mask", kind.window] = jnp.where(mask, bias, jnp.float32(_LOWEST))
         return self._kept["mask", kind.window]
-
-
-def _append(store: Array, new: Array) -> jax.Array:
-    return jnp.concatenate([store, new.astype(store.dtype)], 2)
