@@ -715,3 +715,22 @@ def test_linear_algebra(check):
 
     specs, options = (spec("n, 3, 3"), spec("n, 3, 2")), {"rtol": 2e-3, "atol": 1e-4}
     check(run, (random(2, 3, 3), random(2, 3, 2)), specs=specs, targets=("tflite",), **options)
+
+
+def test_two_operands_that_broadcast_each_other(check):
+    """As a table of places and ones of the batch's size: neither has the shape of the result."""
+    table = random(1, 7, 5)
+
+    def run(x):
+        ones, zeros = jnp.ones((x.shape[0], 1, 1)), jnp.zeros((x.shape[0], 1, 1))
+        return {
+            "mul": table * ones,
+            "div": table / ones,
+            "add": zeros + table,
+            "max": jnp.maximum(table, zeros),
+            "whole": table.astype(jnp.int32) + zeros.astype(jnp.int32),
+            "bools": (table > 0) & ones.astype(bool),
+            "pairs": x.sum(1)[:, None] * jnp.ones((1, x.shape[0])),
+        }
+
+    check(run, (random(2, 3),), (random(1, 3),), specs=spec("batch, 3"))

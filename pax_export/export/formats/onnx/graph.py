@@ -11,7 +11,14 @@ import jax
 import numpy as np
 
 from pax_export.export.formats.onnx.sizes import OnnxSizes
-from pax_export.export.formats.onnx.values import Value, carrier, is_number, is_rounded, same_shape
+from pax_export.export.formats.onnx.values import (
+    Value,
+    carrier,
+    is_number,
+    is_rounded,
+    same_shape,
+    same_size,
+)
 from pax_export.export.portable import RuleTable
 from pax_export.export.validation.integers import Quantized
 
@@ -193,13 +200,13 @@ class GraphBuilder:
 
     def spread(self, *operands: Value) -> list[str]:
         """Returns names of operands that broadcast together, unbroadcast where possible."""
-        shape = max((each.shape for each in operands), key=len)
-        full = any(each.thin is None and same_shape(each.shape, shape) for each in operands)
+        axes = [_wide_axes(each) for each in operands]
+        covered = set().union(*(at for each, at in zip(operands, axes) if each.thin is None))
         names = []
-        for each in operands:
-            use_thin = each.thin is not None and full
-            names.append(each.thin if use_thin and each.thin else each.name)
-            full = full or (not use_thin and same_shape(each.shape, shape))
+        for each, at in zip(operands, axes):
+            use_thin = each.thin is not None and at <= covered
+            names.append(each.thin if use_thin else each.name)
+            covered |= set() if use_thin else at
         return names
 
     # Bodies.
@@ -320,3 +327,8 @@ def values_of(structs: Sequence[Any], names: Sequence[str]) -> list[Value]:
         Value(name, np.dtype(struct.dtype), tuple(struct.shape))
         for struct, name in zip(structs, names, strict=True)
     ]
+
+
+def _wide_axes(value: Value) -> set[int]:
+    """The axes of an array that are not 1, counted from the last one."""
+    return {i for i, size in enumerate(reversed(value.shape)) if not same_size(size, 1)}
