@@ -240,3 +240,19 @@ def test_refusals():
         quantize(OfEquinox(), [IMAGES], at="conv")
     with pytest.raises(errors.InvalidArgumentTypeError, match=r"(?s)\(linen module, variables\)"):
         quantize(OfLinen(), [TOKENS])
+
+
+@pytest.mark.parametrize("write", [to_onnx, to_tflite])
+def test_dynamic_products_over_the_first_axis(write, tmp_path):
+    """The rows that are rounded are those of the transposed inputs."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(4, 8, 8)) * np.exp(random.normal(size=(1, 8, 1)))
+    x, params = x.astype(np.float32), {"w": random.normal(size=(8, 8)).astype(np.float32)}
+
+    def function(params, x):
+        return jnp.tensordot(x, params["w"], ((1,), (0,)))
+
+    small, _ = quantize((params, function), [x], activations="dynamic")
+    write(small, tmp_path / "m", spec("batch, 8, 8"), validate=False)
+    expected = np.asarray(small[1](small[0], x))
+    assert_close(load(tmp_path / "m")(x), expected, rtol=0, atol=0.02 * np.abs(expected).max())

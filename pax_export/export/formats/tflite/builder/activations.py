@@ -35,15 +35,6 @@ def rounded(x: Tensor, scale: float, zero: int) -> Tensor:
     return emit("DEQUANTIZE", [made], [(x.shape, np.float32)])[0]
 
 
-def _source_of_rows(x: Tensor) -> Tensor | None:
-    """Returns the source of numbers rounded with one scale per row: ``round(x / s) * s``."""
-    if not x.by_row:
-        return None
-    while x.made_by != "DIV":
-        x = x.operator.inputs[0]
-    return x.operator.inputs[0]
-
-
 def _as(tensor: Tensor, scale: Any, zero: int | None) -> Tensor:
     tensor.scale, tensor.zero = np.asarray([scale], np.float32), zero
     return tensor
@@ -67,6 +58,7 @@ class _Integers:
                 self._readers.setdefault(id(each), []).append(operator)
         self._given = {id(each) for each in graph.outputs}
         self._made: dict[int, Tensor | None] = {}
+        self._sources: dict[int, Tensor] = {}
         self._instead: dict[int, Tensor] = {}
         self._operators: list[Operator] = []
 
@@ -81,7 +73,7 @@ class _Integers:
         self._graph.operators[:] = self._operators
 
     def _layer(self, operator: Operator) -> None:
-        x, source = self._integers(operator.inputs[0]), _source_of_rows(operator.inputs[0])
+        x, source = self._integers(operator.inputs[0]), self._source_of_rows(operator.inputs[0])
         stored = None if x is None and source is None else self._weights(operator)
         if stored is None:
             return
@@ -163,7 +155,30 @@ class _Integers:
         source = self._integers(operator.inputs[0])
         if source is None:
             return None
-        result = _as(Tensor(x.shape, np.int8, self._graph), source.scale[0], source.zero)
+        return _as(self._moved(source, x), source.scale[0], source.zero)
+
+    def _source_of_rows(self, x: Tensor) -> Tensor | None:
+        """Returns the source of numbers rounded with one scale per row: ``round(x / s) * s``."""
+        if not x.by_row:
+            return None
+        if id(x) not in self._sources:
+            self._sources[id(x)] = self._before_rounding(x)
+        return self._sources[id(x)]
+
+    def _before_rounding(self, x: Tensor) -> Tensor:
+        moves = []
+        while x.made_by != "DIV":
+            if x.made_by in _MOVES:
+                moves.append(x)
+            x = x.operator.inputs[0]
+        source = x.operator.inputs[0]
+        for each in reversed(moves):
+            source = self._moved(source, each)
+        return source
+
+    def _moved(self, source: Tensor, like: Tensor) -> Tensor:
+        """Returns an array rearranged as the input of another operator is."""
+        operator, result = like.operator, Tensor(like.shape, source.dtype, self._graph)
         inputs = [source, *operator.inputs[1:]]
         result.operator = Operator(operator.name, inputs, [result], operator.options)
         self._operators.append(result.operator)
