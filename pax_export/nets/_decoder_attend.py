@@ -33,6 +33,7 @@ class UncachedCall:
         self._kept: dict[Any, Any] = {}
         for kind in config.kinds:  # before the loop, not in it
             self.angles(kind)
+        self._own_bias = self.bias(positions)
 
     def angles(self, kind: LayerKind) -> Any:
         """Returns the cosines and sines for a kind of layers, or None without rotary embedding."""
@@ -105,13 +106,8 @@ class UncachedCall:
     ) -> tuple:
         """The heads of layer `index` of its kind, and the updated stores."""
         query, key, value = self.projected(attention, x, kind)
-        options = {"bias": self._bias_of_own(), "is_causal": True, "window": kind.window}
+        options = {"bias": self._own_bias, "is_causal": True, "window": kind.window}
         return attention.attend(query, key, value, **options), stores
-
-    def _bias_of_own(self) -> Any:
-        if "own" not in self._kept:
-            self._kept["own"] = self.bias(self.positions)
-        return self._kept["own"]
 
 
 class CachedReading(UncachedCall):

@@ -35,7 +35,9 @@ CONFIGS = {
         logit_scale=2.0,
         kinds=(LayerKind(), LayerKind(rotary_base=0.0)),
     ),
-    "alibi": dataclasses.replace(LLAMA, positions="alibi", rotary_pairing="neighbors"),
+    "alibi, a layer beside the loop": dataclasses.replace(
+        LLAMA, num_layers=3, positions="alibi", kinds=(LayerKind(window=4), LayerKind())
+    ),
 }
 TOKENS = np.random.RandomState(0).randint(0, 50, (2, 11))
 CHUNKS = ((3, 1), (1, 1), (0, 4), (4, 3), (1, 1), (2, 1))  # of both rows, eleven in all

@@ -331,3 +331,25 @@ def test_an_export_is_validated_against_both_nets(tmp_path):
     for model in (other, quantize(other, bits=4)[0]):
         checks = Rechecked(tmp_path / "m.onnx", model).checks
         assert all("than the reported quantization loss" in each.problem for each in checks)
+
+
+def test_weights_of_a_loop_and_a_branch(tmp_path):
+    """A recurrent net reads the weights of the graph around its loop."""
+    params = {name: draw(32, 32) / 6 for name in ("recurrent", "other")}
+
+    def function(params, x):
+        def step(h, row):
+            h = jnp.tanh(h @ params["recurrent"] + row)
+            return h, h
+
+        h, rows = jax.lax.scan(step, jnp.ones((x.shape[1], 32)), x)
+        return jax.lax.cond(h.sum() > 1e9, jnp.negative, lambda h: h @ params["other"], h), rows
+
+    x = draw(6, 2, 32)
+    for name, told in {"8": {}, "4": {"bits": 4}}.items():
+        small, _ = quantize((params, function), [x], **told)
+        for write in (to_onnx, to_tflite):
+            path = tmp_path / f"{name}.{write.__name__}"
+            write(small, path, spec("6, batch, 32"))
+            for found, expected in zip(load(path)(x), small[1](small[0], x)):
+                assert_close(found, expected, rtol=0, atol=0.02 * np.abs(expected).max())

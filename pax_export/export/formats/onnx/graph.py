@@ -211,6 +211,11 @@ class GraphBuilder:
 
     # Bodies.
 
+    @property
+    def in_body(self) -> bool:
+        """Whether the body of a loop or branch is being written."""
+        return self.nodes is not self._root
+
     @contextmanager
     def body(self) -> Iterator[list[Any]]:
         """Operators that are written in the block belong to a body of their own."""

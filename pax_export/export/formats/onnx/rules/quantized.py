@@ -3,8 +3,8 @@
 A product with rounded inputs is `MatMulInteger`.
 
 Before a product they are `DequantizeLinear`, which onnxruntime fuses with it, with 8-bit
-activations. Elsewhere, and for `accuracy_level=1`, they are `Cast` and `Mul`, which it computes
-once, when it loads a file.
+activations. Elsewhere, in loops and branches, and for `accuracy_level=1`, they are `Cast` and
+`Mul`, which it computes once, when it loads a file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def quantized_dot(
     by_row = isinstance(rounded, RoundedRows)
     if rounded is not None and form.group is None and form.scheme != "float":
         return weight.times(rounded.made if by_row else rounded, order)
-    fused = builder.accuracy_level == 4 and form.scheme != "float"
+    # onnxruntime 1.32 cannot load a body that dequantizes weights of the outer graph.
+    fused = builder.accuracy_level == 4 and form.scheme != "float" and not builder.in_body
     fused = fused and (form.group is None or builder.opset >= _GROUPS)
     if fused and by_row:
         x = rounded.x  # which kernels round in their own way
