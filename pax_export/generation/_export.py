@@ -203,7 +203,10 @@ def export(
     dtype = checked_cache_dtype(cache_dtype, where)
     count = checked_count(max_new_tokens, "max_new_tokens", where)
     lm, listed = _in_form(lm, layers, format)
-    made = _Served(lm, settings, count, dtype, batch, length, max_length, listed)
+    cache: dict[str, Any] = {"listed": listed}
+    if format == "tflite" and _has_empty_store(lm, dtype):  # which LiteRT cannot return
+        cache["rolling"] = False
+    made = _Served(lm, settings, count, dtype, batch, length, max_length, cache)
     made.check_sizes(chosen)
     if options.get("validate", True) not in (False, "variables"):
         options.setdefault("examples", made.examples(chosen, prompts))
@@ -273,6 +276,11 @@ def _in_form(lm: Any, layers: str | None, format: str) -> tuple[Any, bool]:
     )
 
 
+def _has_empty_store(lm: Any, dtype: Any) -> bool:
+    """Whether an array of the cache has no elements, as where all layers have windows."""
+    return any(0 in leaf.shape for leaf in jax.tree.leaves(shapes_of_cache(lm, 1, 1, dtype)))
+
+
 def _fill_cache(cache: Any, room: int, coming: int) -> list[Any]:
     """Returns the cache as if `coming` filled half of its room, and all of it, with zeros.
 
@@ -297,7 +305,7 @@ class _Served:
     batch: int | str
     length: int | str
     room: int | str
-    listed: bool
+    cache: Mapping[str, Any]  # options of `init_cache`
 
     def check_sizes(self, chosen: Iterable[str]) -> None:
         """Refuses sizes for which no call would have room."""
@@ -348,7 +356,7 @@ class _Served:
         return generate_rest(lm, state, self.settings, self.count)[0]
 
     def empty(self, lm: Any, batch: Any, room: Any) -> Any:
-        return new_cache(lm, batch, room, self.dtype, listed=self.listed)
+        return new_cache(lm, batch, room, self.dtype, **self.cache)
 
     def inputs(self, key: str) -> tuple[Any, ...]:
         """Returns the inputs of a function."""
@@ -357,8 +365,7 @@ class _Served:
         if key == "generate":
             seed = (exporters.spec((2,), "uint32"),) if self.settings.sampler.draws else ()
             return (tokens, rows, *seed)
-        listed = self.listed
-        cache = shapes_of_cache(self.lm, self.batch, self.room, self.dtype, listed=listed)
+        cache = shapes_of_cache(self.lm, self.batch, self.room, self.dtype, **self.cache)
         return (tokens, rows, cache) if key == "prefill" else (rows, cache)
 
     def examples(self, chosen: Iterable[str], prompts: Any) -> Mapping[str, Any]:

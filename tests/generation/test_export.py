@@ -278,6 +278,17 @@ def test_invalid_arguments_are_refused(lm, tmp_path, argument, value):
     assert not list(tmp_path.iterdir())
 
 
+def test_litert_keeps_all_tokens_of_a_net_whose_layers_all_have_windows(tmp_path):
+    pax.seed_rng_key(0)
+    config = dataclasses.replace(CONFIG, kinds=(pax.nets.LayerKind(window=3),))
+    lm = jax.tree.map(lambda x: 6 * x if x.ndim > 1 else x, pax.nets.Decoder(config))
+    options = {"max_length": ROOM, "validate": False, "signatures": ["prefill", "decode"]}
+    export(lm, tmp_path / "lm.tflite", format="tflite", **options)
+    served = pax.export.load(tmp_path / "lm.tflite")
+    expected = np.asarray(pax.generate(lm, TOKENS, LENGTHS, max_new_tokens=COUNT))
+    assert np.array_equal(greedy_texts(served, TOKENS, LENGTHS, COUNT, ROOM), expected)
+
+
 def test_unsupported_exports_are_refused(lm, tmp_path):
     path, decode = tmp_path / "lm", {"signatures": ["decode"]}
     learned = pax.nets.Decoder(dataclasses.replace(CONFIG, positions="learned", max_positions=8))
