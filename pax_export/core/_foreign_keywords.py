@@ -64,6 +64,43 @@ def explain_keywords(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Cal
     return decorate
 
 
+def explain_call(function: Callable, args: tuple, kwargs: Mapping[str, object]) -> None:
+    """Raises if a call that failed has an unknown keyword, or lacks an argument.
+
+    Example:
+        >>> import pax_export as pax
+        >>> try:
+        ...     pax.Linear(2, 3, bias=False)
+        ... except TypeError as error:
+        ...     print(error)
+        Linear has no argument `use_bias`.
+          where: Linear
+          got: bias=False
+          write: with_bias=...
+    """
+    known = inspect.signature(function).parameters
+    kinds = {parameter.kind for parameter in known.values()}
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        for name in kwargs:
+            if name not in known:
+                raise _unknown_keyword(function, list(known), name, kwargs[name], {}) from None
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [
+        name
+        for name, parameter in known.items()
+        if parameter.default is parameter.empty and parameter.kind not in variadic
+    ]
+    by_position = list(known)[: len(args)]
+    missing = [name for name in required if name not in kwargs and name not in by_position]
+    if missing:
+        raise InvalidArgumentTypeError(
+            f"{function.__name__} needs the argument `{missing[0]}`.",
+            where=function.__qualname__,
+            got=", ".join([*(f"{each!r:.80}" for each in args), *kwargs]) or "no arguments",
+            write=f"{function.__name__}({', '.join(required)})",
+        ) from None
+
+
 def _unknown_keyword(
     function: Callable, names: list[str], name: str, value: object, table: Mapping[str, str]
 ) -> InvalidArgumentTypeError:

@@ -13,6 +13,7 @@ from typing import Any
 from pax_export._types import PyTree
 from pax_export.core._call_paths import noting_path
 from pax_export.core._check import check_new
+from pax_export.core._foreign_keywords import explain_call
 from pax_export.core._mutable import open_modules
 from pax_export.core._pickling import reduced_call
 from pax_export.core._subclassing import base_of, builders_of, from_recipe, recipe_of
@@ -41,11 +42,15 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
         def __call__(cls, *args: PyTree, **kwargs: PyTree) -> Any:
             """Makes an instance: runs the constructor, then makes its moduledef and checks it."""
             _drop_dataclass_eq(cls)
-            module = cls.__new__(cls, *args, **kwargs)
-            if not isinstance(module, cls):
-                return module
-            with open_modules([module], constructing=True):
-                module.__init__(*args, **kwargs)
+            try:
+                module = cls.__new__(cls, *args, **kwargs)
+                if not isinstance(module, cls):
+                    return module
+                with open_modules([module], constructing=True):
+                    module.__init__(*args, **kwargs)
+            except TypeError:
+                explain_call(cls, args, kwargs)
+                raise
             _drop_cached_properties(module)
             update_moduledef(module)
             check_new(module)

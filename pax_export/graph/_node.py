@@ -94,6 +94,19 @@ class Node:
         values = (self.value, other.value)
         return _apply_node((self, other), Spread(as_module(fn)), values)
 
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        raise _not_a_value(
+            self, "x >> layer for layer(x), x >> jax.numpy.tanh for jax.numpy.tanh(x)"
+        )
+
+    def _refuse_operator(self, other: object) -> NoReturn:
+        raise _not_a_value(
+            self, "(x | y) >> jax.numpy.add for x + y, (x | y) >> jax.numpy.multiply"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_operator
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = _refuse_operator
+
     @property
     def shape(self) -> Any:
         """The shape of the value; None if the value is None."""
@@ -180,6 +193,14 @@ def _side_by_side(kind: type, *nodes: Node) -> tuple[Node, ...]:
     for node in nodes:
         parents += node.parents if isinstance(node, kind) else (node,)
     return tuple(parents)
+
+
+def _not_a_value(node: Node, write: str) -> InvalidArgumentTypeError:
+    return InvalidArgumentTypeError(
+        "A node of a graph is not an array; functions are applied to it by >>.",
+        got=repr(node),
+        write=write,
+    )
 
 
 def _require_node(value: object, what: str) -> None:

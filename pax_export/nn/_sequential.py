@@ -96,6 +96,9 @@ class Lambda(Module):
     Attributes:
         func: the function.
 
+    Raises:
+        InvalidArgumentTypeError: (a TypeError) it is not a function.
+
     Example:
         >>> import jax, jax.numpy as jnp, pax_export as pax
         >>> pax.Lambda(jax.nn.relu)
@@ -106,21 +109,17 @@ class Lambda(Module):
 
     def __init__(self, func: Callable, name: str | None = None):
         super().__init__(name=name)
+        if not callable(func) or (isinstance(func, type) and issubclass(func, Module)):
+            raise InvalidArgumentTypeError(
+                "A layer must be a module or a function.",
+                where=type(self).__name__,
+                got=f"{type(func).__name__}: {func!r}"[:200],
+                write="Sequential(pax.Linear(2, 3), jax.nn.relu, pax.Dropout(0.1))",
+            )
         self.func = func
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
-        """Calls the function with all arguments.
-
-        Raises:
-            InvalidArgumentTypeError: (a TypeError) it is not a function.
-        """
-        if not callable(self.func):
-            raise InvalidArgumentTypeError(
-                "A layer must be a module or a function.",
-                where=repr(self),
-                got=f"{type(self.func).__name__}: {self.func!r}",
-                write="Sequential(pax.Linear(2, 3), jax.nn.relu)",
-            )
+        """Calls the function with all arguments."""
         try:
             return self.func(*args, **kwargs)
         except Exception as error:

@@ -25,6 +25,7 @@ from pax_export.core import (
     EmptyNode,
     Param,
     as_filter,
+    better_path,
     describe_array,
     is_node,
     join_path,
@@ -118,6 +119,8 @@ def value_and_grad(
         places = _argument_places(numbers, len(args))
         _require_module(argnums, args, call)
         targets = [_DiffArgument(args[place], call, place, wrt, select) for place in places]
+        if isinstance(wrt, str):
+            _require_match(wrt, targets)
         if not (allow_int or holomorphic):
             for target in targets:
                 target.require_floating()
@@ -242,6 +245,19 @@ def _require_module(argnums: int | Sequence[int], args: tuple, call: LiftedCall)
         )
 
 
+def _require_match(wrt: str, targets: Sequence[_DiffArgument]) -> None:
+    """Raises if a path selects no leaf of the modules to differentiate."""
+    modules = [part.value for target in targets for part in target.parts if part.is_module]
+    if modules and not any(target.selects_in_modules for target in targets):
+        paths = [leaf.name for module in modules for leaf in leaves_of(module)]
+        raise InvalidArgumentError(
+            "wrt selects no leaf of the modules, so there are no gradients.",
+            where="grad(wrt=...)",
+            got=repr(wrt),
+            write=better_path(wrt, [*dict.fromkeys(path.split(".")[0] for path in paths), *paths]),
+        )
+
+
 class _DiffArgument:
     """An argument to differentiate, and the numbers of the leaves that are."""
 
@@ -260,6 +276,9 @@ class _DiffArgument:
             for p, mask in zip(self.parts, masks)
         ]
         self.numbers = [n for mask in self.masks for n in mask if n is not None]
+        self.selects_in_modules = any(
+            True in mask for part, mask in zip(self.parts, masks) if part.is_module
+        )
 
     def require_floating(self) -> None:
         """Raises if a leaf to differentiate is not of a floating dtype."""

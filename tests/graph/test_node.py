@@ -156,3 +156,16 @@ def test_an_example_may_be_any_pytree():
     x = InputNode({"a": jnp.ones(2), "b": None})
     net = GraphModule((x,), x >> (lambda tree: tree["a"]))
     assert net({"a": 5, "b": None}) == 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "write"),
+    [
+        (lambda x: pax.Linear(2, 2)(x), "x >> layer"),
+        (lambda x: x + 1, "jax.numpy.add"),
+        (lambda x: jnp.ones(2) * x, "jax.numpy.add"),
+    ],
+)
+def test_a_node_is_not_an_array(wrong, write):
+    with refused(TypeError, write, got="InputNode(float32[1,2])"):
+        wrong(InputNode(jnp.ones((1, 2))))

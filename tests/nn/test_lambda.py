@@ -64,10 +64,13 @@ def test_printing_of_a_policy():
     assert layer.summary() == "x => relu(x)  (mp_policy=FHF)"
 
 
-def test_other_values_are_refused():
-    layer = pax.Sequential(pax.Linear(2, 2), 3)
-    with refused(TypeError, where="Lambda(3)", got="int: 3"):
-        layer(jnp.ones((1, 2)))
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [(3, "int: 3"), ("relu", "str: 'relu'"), ([abs], "list: "), (pax.Dropout, "Dropout")],
+)
+def test_other_values_are_refused(value, got):
+    with refused(TypeError, got, where="Lambda"):
+        pax.Sequential(pax.Linear(2, 2), value)
 
 
 def test_identity():

@@ -220,3 +220,10 @@ def test_the_name_of_the_function_is_kept(transform):
 def test_one_object_under_each_name():
     assert pax.grad is pax.utils.grad is pax.transforms.grad
     assert pax.value_and_grad is pax.transforms.value_and_grad
+
+
+@BOTH
+def test_a_path_of_wrt_must_select_a_leaf(transform):
+    net = pax.Sequential(pax.Linear(2, 2), pax.Linear(2, 2))
+    with refused(ValueError, "modules.1", where="grad(wrt=...)", got="'modules.2'"):
+        transform(lambda net: net(x).sum(), wrt="modules.2")(net)
