@@ -174,8 +174,10 @@ def _way_out(node: Node, action: str, name: str, caller: object) -> str:
             "that calls it and returns it"
         )
     call = "module, output = module % x" if callable(node) else "pax.module_and_value"
+    known = name in attributes_of(node)
+    change = f"replace({name}=...)" if known else f"set_attribute({name!r}, ...)"
     return (
-        f"module = module.replace({name}=...), or change it in a function decorated "
+        f"module = module.{change}, or change it in a function decorated "
         f"with pax.pure; for a call that updates state: {call}"
     )
 

@@ -131,7 +131,8 @@ def _require_names(names: tuple[str, ...], weights: dict, path: str) -> None:
             "The weights lack attributes that the module has.",
             where=", ".join(missing),
             got=f"the names {', '.join(map(str, weights)) or '(none)'}",
-            write="weights of the same kind of module, or None at a name to keep the module's own",
+            write="dicts in dicts as module.state_dict() makes them, or None at a name to keep the "
+            "module's own; pax_export.weights.adopt(module, weights) for dotted names",
         )
     unknown = [join_path(path, str(name)) for name in weights if name not in names]
     if unknown:

@@ -55,7 +55,9 @@ def checked_prompt(
             "Prompts must be token ids of shape [batch, length], with at least one token.",
             where=f"{where}: tokens",
             got=f"shape {tokens.shape}",
-            write="tokens[None] for one prompt" if tokens.ndim == 1 and tokens.size else None,
+            write="tokens[None] for one prompt, [tokens] of a list"
+            if tokens.ndim == 1 and tokens.size
+            else None,
         )
     batch, longest = tokens.shape
     if lengths is None:
@@ -133,7 +135,9 @@ def _integers(value: object, where: str) -> Any:
             "Token ids and lengths must be integers.",
             where=where,
             got=f"an array of {array.dtype}" if array.dtype.kind != "O" else f"{value!r:.80}",
-            write="integers, such as tokens.astype(np.int32)",
+            write="tokenizer.encode(text) for each text"
+            if array.dtype.kind in "US"
+            else "integers, such as tokens.astype(np.int32)",
         )
     if is_tracer(array) or isinstance(array, jax.Array):
         return array.astype(jnp.int32)

@@ -125,7 +125,13 @@ def apply_scaled_gradients(
 
 
 def require_model_and_optimizer(model: PyTree, optimizer: PyTree) -> None:
-    """Raises unless both are modules."""
+    """Raises unless both are modules, in this order."""
+    if hasattr(type(model), "remade") and not hasattr(type(optimizer), "remade"):
+        raise InvalidArgumentTypeError(
+            "The model of a training step must not be an optimizer.",
+            got=f"{type(model).__name__} as the model, {type(optimizer).__name__} as the optimizer",
+            write="the model first, then the optimizer: step(model, optimizer, ...)",
+        )
     for role, value in (("model", model), ("optimizer", optimizer)):
         if not isinstance(value, Module):
             raise InvalidArgumentTypeError(

@@ -184,6 +184,6 @@ def _open_regular(path: Path) -> int:
             else "Cannot read a file that is not regular.",
             where=where,
             got=f"a directory with {some_names(path)}" if folder else file_types.kind(mode),
-            write="the path of a file",
+            write="the path of a file; pax_export.weights.adopt(module, path) also reads folders",
         )
     return number

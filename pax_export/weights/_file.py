@@ -123,7 +123,8 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
                 "The file is not a safetensors file, or is incomplete.",
                 where=str(path),
                 got=f"{describe_file(file)} ({error})",
-                write="a file that pax_export.save_weights or another program wrote to its end",
+                write="a file that pax_export.save_weights or another program wrote to its end; "
+                "module, report = pax_export.weights.adopt(module, path) for other formats",
             ) from error
         weights = WeightsFile(file, computed)
         yield weights

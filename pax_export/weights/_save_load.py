@@ -58,6 +58,12 @@ def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | No
     """
     arrays: dict[str, np.ndarray] = {}
     notes: dict[str, Note] = {}
+    if isinstance(module, (str, os.PathLike)):
+        raise InvalidArgumentTypeError(
+            "The first argument of save_weights is the module.",
+            got=f"{type(module).__name__}: {module!r:.80}",
+            write="save_weights(module, path)",
+        )
     leaves = leaves_by_name(module)
     require_values(leaves, "save_weights")
     for name, leaf in leaves.items():

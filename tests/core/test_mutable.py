@@ -246,3 +246,11 @@ def test_a_container_that_became_mixed_inside_pure_is_seen():
     net = add(Net())
     assert net.pytree_attributes == ("parts", "scale", "mixed", "layers")
     assert jax.jit(lambda m: m)(net).layers[2] is jnp.tanh
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("bias", "replace(bias=...)"), ("rate", "set_attribute('rate', ...)")]
+)
+def test_an_error_says_how_to_add_an_attribute(name, write):
+    with refused(ImmutableModuleError, f"module = module.{write}"):
+        setattr(pax.Linear(2, 3), name, 1)

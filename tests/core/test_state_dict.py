@@ -72,3 +72,8 @@ def test_only_modules():
         save_weights_to_dict({"a": 1})
     with refused(AssertionError, got="int: 3"):
         load_weights_from_dict(3, {})
+
+
+def test_dotted_names_are_adopted():
+    with refused(KeyError, "pax_export.weights.adopt(module, weights)"):
+        Net().load_state_dict({"dense.weight": np.ones(3)})

@@ -229,6 +229,7 @@ def generate_four(*args, lm=LM, **options):
         (([[1, 2]], [1.0]), {}, ["lengths", "float64"]),
         (([1, 2],), {}, ["[batch, length]", "tokens[None]"]),
         ((np.ones((2, 3)),), {}, ["tokens"]),
+        ((["a text"],), {}, ["tokenizer.encode(text)"]),
         (([[2**40]],), {}, ["int32"]),
         (([[1, -2]],), {}, ["tokens[0, 1]", "-2"]),
         (([[1]],), {"stop": [3, 99]}, ["stop", "99", "0 to 22"]),

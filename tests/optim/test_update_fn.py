@@ -119,3 +119,10 @@ def test_one_object_under_each_name():
 def test_a_loss_that_is_no_function_is_refused():
     with refused(TypeError, "build_update_fn", got="int: 3"):
         pax.build_update_fn(3)
+
+
+def test_the_model_comes_before_the_optimizer():
+    model = make_model()
+    optimizer = pax.optim.from_optax(optax.sgd(0.1))(model.parameters())
+    with refused(TypeError, "step(model, optimizer, ...)", "OptaxOptimizer as the model"):
+        pax.build_update_fn(loss_fn)(optimizer, model, X, Y)

@@ -380,3 +380,15 @@ def test_a_missing_library_is_named(path, monkeypatch):
     for call in (pax.save_weights, pax.load_weights):
         with refused(MissingPackageError, call.__name__, "safetensors"):
             call(TREE, path)
+
+
+def test_arguments_in_the_wrong_order(tmp_path):
+    with refused(TypeError, got=f"str: '{tmp_path}'", write="save_weights(module, path)"):
+        pax.save_weights(str(tmp_path), pax.Linear(2, 2))
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_other_formats_are_adopted(tmp_path, folder):
+    np.savez(tmp_path / "net.npz", weight=np.ones(3))
+    with refused(OSError, "pax_export.weights.adopt(module, path)"):
+        pax.load_weights(pax.Linear(2, 2), tmp_path if folder else tmp_path / "net.npz")

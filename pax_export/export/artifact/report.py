@@ -328,6 +328,8 @@ _RUNTIMES = {".gguf": "llama.cpp", ".litertlm": "LiteRT-LM"}
 
 
 def _without_report(path: Path) -> str:
+    if not path.exists():
+        return "no such file or directory"
     if not path.is_file():
         return f"no file {REPORT_FILE}"
     runtime = _RUNTIMES.get(path.suffix)

@@ -17,7 +17,7 @@ from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.report import Report, package_versions, report_text
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.pipeline.arguments import by_signature, check_choice, signature_keys
+from pax_export.export.pipeline.arguments import by_signature, check_state, signature_keys
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
@@ -187,7 +187,7 @@ def export_as(
         'here'
         >>> del sys.modules["arrays"]
     """
-    check_choice("state", state, ("frozen", "keep"))
+    check_state(state)
     keys = signature_keys(methods)
     calls = by_signature("examples", examples, keys, methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs

@@ -8,6 +8,7 @@ from typing import Any
 from pax_export._errors import InvalidArgumentError
 from pax_export._str_arguments import as_named, as_strings
 from pax_export.export.artifact.report import DEFAULT
+from pax_export.export.tracing.programs import STATE_ELSEWHERE
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _SOME_PLATFORMS = 'platforms=("cpu", "cuda")'
@@ -41,6 +42,17 @@ def check_choice(name: str, value: object, choices: tuple) -> None:
             got=f"{name}={value!r}",
             write=" or ".join(f"{name}={choice!r}" for choice in choices),
         )
+
+
+def check_state(state: object, *, updates: bool = False) -> None:
+    """Refuses an unknown `state=`, and "update" of a format without variables."""
+    if not updates and isinstance(state, str) and state == "update":
+        raise InvalidArgumentError(
+            "A file of this format has no variables that a call could assign.",
+            got="state='update'",
+            write=f"state='keep'; or {STATE_ELSEWHERE}",
+        )
+    check_choice("state", state, ("frozen", "update", "keep") if updates else ("frozen", "keep"))
 
 
 def by_signature(name: str, value: object, keys: Sequence[str], several: bool) -> dict[str, Any]:

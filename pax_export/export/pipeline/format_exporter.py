@@ -54,6 +54,7 @@ class FormatExporter(ABC):
         runtime: the title of the format's runtime, if only validation requires it.
         tests_reported: whether validation needs the report next to the export.
         one_by_one: whether the format's `run` makes one call at a time.
+        updates_state: whether a call can assign state to variables, `state="update"`.
     """
 
     format: ClassVar[Format]
@@ -61,6 +62,7 @@ class FormatExporter(ABC):
     runtime: ClassVar[str] = ""
     tests_reported: ClassVar[bool] = False
     one_by_one: ClassVar[bool] = False
+    updates_state: ClassVar[bool] = False
 
     @property
     def factor(self) -> float:
@@ -91,7 +93,7 @@ class FormatExporter(ABC):
         """Lowers the user's model to the contents of the export."""
         with run.phase("trace"):
             model, programs = self.trace(request)
-            refuse_changes(model, programs, request.state)
+            refuse_changes(model, programs, request.state, updates=self.updates_state)
         with run.phase("lower"):
             contents = self.lower(model, programs, request)
         if self.loads:

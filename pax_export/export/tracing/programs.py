@@ -216,10 +216,13 @@ def check_updates(program: Program, leaves: Sequence[ExportLeaf]) -> None:
         )
 
 
-def refuse_changes(model: Exportable, programs: Sequence[Program], state: str) -> None:
+def refuse_changes(
+    model: Exportable, programs: Sequence[Program], state: str, *, updates: bool
+) -> None:
     """Raises for state that later calls would read, and for networks in train mode.
 
-    A changed leaf that no output depends on, such as a step counter, is allowed.
+    A changed leaf that no output depends on, such as a step counter, is allowed. `updates` is
+    whether the format has variables that a call can assign.
     """
     if state == "keep":
         return
@@ -235,8 +238,8 @@ def refuse_changes(model: Exportable, programs: Sequence[Program], state: str) -
                 else "A call changes the params, and the export would not.",
                 where=", ".join(names),
                 got='state="frozen"',
-                write=f"{'' if model.is_module else _EVAL}{_UPDATE}; {_KEEP}; or a model that "
-                "does not change it in eval mode",
+                write=f"{'' if model.is_module else _EVAL}"
+                f"{_UPDATE if updates else STATE_ELSEWHERE}; {_KEEP}; or a model that does not change it in eval mode",
             )
         if not model.is_module:
             _refuse_dropped(model, program, program.changed if update else (), f"; or {_KEEP}")
@@ -261,6 +264,11 @@ _EVAL = (
     "equinox.nn.inference_mode(model), is_training=False of haiku; "
 )
 _UPDATE = 'state="update", so that every call of the exported model assigns its state'
+#: What to write for a format without variables.
+STATE_ELSEWHERE = (
+    "the state as an input and an output of the model; to_saved_model or to_stablehlo with "
+    'state="update"'
+)
 _KEEP = 'state="keep", so that every call begins with the state that is exported'
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from pax_export.cli import main
 from pax_export.export import Report, load, spec
 from pax_export.export.artifact import formats
 from tests.export.formats import toy_format
+from tests.refusals import refused
 
 ROOT = Path(__file__).parents[3]
 FACTORY = "tests.export.formats.test_formats:make"
@@ -145,3 +147,26 @@ def test_a_format_that_is_not_installed(installed, tmp_path, monkeypatch):
         formats.import_function("pax_export.export.validation.recheck:Rechecked")(
             tmp_path / "linear.toy"
         )
+
+
+class _Drawing(pax.Module):
+    def __init__(self):
+        super().__init__()
+        self.keys = pax.RngSeq(seed=0)
+
+    def __call__(self, x):
+        return x + jax.random.normal(self.keys.next_rng_key(), x.shape)
+
+
+@pytest.mark.parametrize("export", [pax.export.to_onnx, pax.export.to_tflite])
+def test_a_format_without_variables_offers_no_update(tmp_path, export):
+    with refused(errors.StateChangeError, "to_saved_model", 'state="keep"') as caught:
+        export(_Drawing(), tmp_path / "net", spec("2"))
+    assert not caught.value.write.startswith("state=")
+    with refused(errors.InvalidArgumentError, "to_saved_model", got="state='update'"):
+        export(_Drawing(), tmp_path / "net", spec("2"), state="update")
+
+
+def test_nothing_at_the_path(tmp_path):
+    with refused(errors.ExportPathError, got="no such file or directory"):
+        load(tmp_path / "net.onnx")

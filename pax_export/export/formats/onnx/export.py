@@ -32,7 +32,12 @@ from pax_export.export.formats.onnx import runtimes as other_runtimes
 from pax_export.export.formats.onnx.model import OnnxOptions, converted, with_names_of_their_own
 from pax_export.export.formats.onnx.run import opened
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.pipeline.arguments import by_signature, check_choice, signature_keys
+from pax_export.export.pipeline.arguments import (
+    by_signature,
+    check_choice,
+    check_state,
+    signature_keys,
+)
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
@@ -142,7 +147,7 @@ def to_onnx(
         raise InvalidArgumentError(
             "An opset must be a positive integer.", got=f"opset={opset!r}", write=f"opset={OPSET}"
         )
-    check_choice("state", state, ("frozen", "keep"))
+    check_state(state)
     check_choice("accuracy_level", accuracy_level, (1, 4))
     if opset < _OLDEST:
         raise UnsupportedOperationError(

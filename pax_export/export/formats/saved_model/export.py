@@ -27,7 +27,7 @@ from pax_export.export.lowering.lowered_model import LoweredModel, lower_model, 
 from pax_export.export.pipeline.arguments import (
     PLATFORMS,
     by_signature,
-    check_choice,
+    check_state,
     checked_platforms,
     signature_keys,
 )
@@ -158,7 +158,7 @@ def to_saved_model(
 
     """
     platforms = checked_platforms(platforms)
-    check_choice("state", state, ("frozen", "update", "keep"))
+    check_state(state, updates=True)
     compatibility.parse_consumer(consumer)
     keys = signature_keys(methods)
     vjp_orders(vjp_order, trainable is not False)
@@ -176,6 +176,7 @@ def to_saved_model(
 class _SavedModelExporter(FormatExporter):
     format = SAVED_MODEL
     runtime = "TensorFlow"
+    updates_state = True
 
     state: str
     trainable: Any

@@ -26,6 +26,7 @@ from pax_export.export.pipeline.arguments import (
     PLATFORMS,
     by_signature,
     check_choice,
+    check_state,
     checked_platforms,
     signature_keys,
 )
@@ -111,7 +112,7 @@ def to_stablehlo(
         >>> jax.grad(lambda x: scaled(x).sum())(jnp.ones((1, 3))).tolist()
         [[2.0, 2.0, 2.0]]
     """
-    check_choice("state", state, ("frozen", "update", "keep"))
+    check_state(state, updates=True)
     check_choice("weights", weights, ("arguments", "constants"))
     if isinstance(vjp_order, bool) or not isinstance(vjp_order, int) or vjp_order < 0:
         raise InvalidArgumentError(
@@ -140,6 +141,7 @@ class _BundleExporter(FormatExporter):
     format = STABLEHLO
     tests_reported = True
     one_by_one = True
+    updates_state = True
 
     update: bool
     order: int

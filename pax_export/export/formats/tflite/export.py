@@ -27,7 +27,12 @@ from pax_export.export.formats.tflite.builder.simplify import computed_weights, 
 from pax_export.export.formats.tflite.graph import Weights, make_signature
 from pax_export.export.formats.tflite.run import opened, run
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.pipeline.arguments import by_signature, check_choice, signature_keys
+from pax_export.export.pipeline.arguments import (
+    by_signature,
+    check_choice,
+    check_state,
+    signature_keys,
+)
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
@@ -125,7 +130,7 @@ def to_tflite(
         [[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]
 
     """
-    check_choice("state", state, ("frozen", "keep"))
+    check_state(state)
     check_choice("quantize", quantize, (None, "float16", "dynamic"))
     check_choice("accuracy_level", accuracy_level, (1, 4))
     keys = signature_keys(methods)

@@ -30,7 +30,7 @@ from pax_export.export.formats.onnx.run import opened
 from pax_export.export.formats.onnx.web import browser, npm
 from pax_export.export.formats.onnx.web.run import model_file, page_file
 from pax_export.export.lowering.lowered_model import signature_info
-from pax_export.export.pipeline.arguments import by_signature, check_choice, signature_keys
+from pax_export.export.pipeline.arguments import by_signature, check_state, signature_keys
 from pax_export.export.pipeline.export_run import ExportRun
 from pax_export.export.pipeline.format_exporter import (
     FormatExporter,
@@ -122,7 +122,7 @@ def to_web(
         ...     with tempfile.TemporaryDirectory() as folder:
         ...         report = to_web(double, folder + "/double", spec("batch, 3"))
     """
-    check_choice("state", state, ("frozen", "keep"))
+    check_state(state)
     calls = by_signature("examples", examples, signature_keys(methods), methods is not None)
     given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
     options = OnnxOptions(OPSET, fold, exact, accuracy_level=1)
