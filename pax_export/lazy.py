@@ -23,6 +23,7 @@ from pax_export.core import (
     Module,
     aspect_of,
     attributes_of,
+    differentiating,
     freeze_parameters,
     is_node,
     is_open,
@@ -83,7 +84,7 @@ class LazyModule(Module):
 
         Raises:
             NotMaterializedError: (a ValueError) the attribute must be created, and this module is
-                immutable.
+                immutable, or its parameters are differentiated.
             InvalidArgumentTypeError: (an AssertionError too) ``create_fn`` is not callable.
         """
         if name in attributes_of(self) or (hasattr(self, name) and not is_verb(type(self), name)):
@@ -93,6 +94,8 @@ class LazyModule(Module):
         if kind_of(value) is STATIC:
             setattr(self, name, value)
             return value
+        if differentiating.get() and _recorder.get() is None:
+            raise self._unmaterialized(name, "where its parameters would get no gradients")
         # A copy, because others may reference the created module and must not see it change.
         value = rebuild_tree(value) if self.training else set_training(value, False)
         frozen = aspect_of(type(self), "frozen")
@@ -107,22 +110,23 @@ class LazyModule(Module):
         return value
 
     def _check_can_create(self, name: str, create_fn: object) -> None:
-        where = f"{type(self).__qualname__}.{name}"
         if not callable(create_fn) or isinstance(create_fn, Module):
             raise InvalidArgumentTypeError(
                 "get_or_create needs a function that creates the value.",
-                where=where,
+                where=f"{type(self).__qualname__}.{name}",
                 got=f"{type(create_fn).__name__}: {create_fn!r}"[:120],
                 write=f"self.get_or_create({name!r}, lambda: pax.Linear(2, 3))",
             )
         if not is_open(self):
-            raise NotMaterializedError(
-                "A lazy module lacks a submodule, and cannot create it where it is "
-                "not open for change.",
-                where=where,
-                write="module = pax.experimental.materialize(module, x) with an example "
-                "input x, before jit, grad or export; or module, y = module % x",
-            )
+            raise self._unmaterialized(name, "where it is not open for change")
+
+    def _unmaterialized(self, name: str, where: str) -> NotMaterializedError:
+        return NotMaterializedError(
+            f"A lazy module lacks a submodule, and cannot create it {where}.",
+            where=f"{type(self).__qualname__}.{name}",
+            write="module = pax.experimental.materialize(module, x) with an example "
+            "input x, before jit, grad or export; or module, y = module % x",
+        )
 
 
 def materialize(module: M, *example_inputs: PyTree, **kwargs: object) -> M:

@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import jmp
 import numpy as np
+import optax
 import pytest
 
 import pax_export as pax
 from pax_export.errors import ImmutableModuleError, NotMaterializedError
 from pax_export.experimental import LazyModule, materialize
+from pax_export.experimental.graph import build_graph_module
 from tests.core.models import Counter
 from tests.refusals import refused
 
@@ -370,3 +372,18 @@ def test_create_fn_must_be_a_function(given, got):
 def test_materialize_needs_a_module(value):
     with refused(ValueError, "materialize"):
         materialize(value, X)
+
+
+def test_a_gradient_of_a_module_without_its_submodules_is_refused():
+    def loss(mlp, x):
+        mlp, y = mlp % x
+        return jnp.sum(y), (None, mlp)
+
+    sgd = pax.optim.from_optax(optax.sgd(0.1))
+    for mlp in (MLP([1, 2, 3]), build_graph_module(lambda x: x >> MLP([1, 2, 3]))(jnp.ones((1, 1)))):
+        with refused(NotMaterializedError, "no gradients", where="MLP.fc_0"):
+            pax.grad(loss, has_aux=True)(mlp, jnp.ones((1, 1)))
+        with refused(NotMaterializedError, "no gradients", where="MLP.fc_0"):
+            pax.build_update_fn(loss)(mlp, sgd(mlp.parameters()), jnp.ones((1, 1)))
+        mlp = materialize(mlp, jnp.ones((1, 1)))
+        pax.build_update_fn(loss)(mlp, sgd(mlp.parameters()), jnp.ones((1, 1)))

@@ -48,6 +48,7 @@ from pax_export.core._parameters import (
     STATE,
     STATES_TOO,
     TRAINABLE,
+    differentiating,
     merge,
     named_roles,
     parameters_method,

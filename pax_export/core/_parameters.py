@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +36,9 @@ from pax_export.core._traversal import (
     submodules,
 )
 from pax_export.core._tree import EmptyNode, Node, flatten, is_array, is_node, is_node_or_empty
+
+#: Whether this thread traces a loss to differentiate it: parameters made now get no gradients.
+differentiating: ContextVar[bool] = ContextVar("pax_export_differentiating", default=False)
 
 
 @dataclass(frozen=True)

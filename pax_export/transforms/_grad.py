@@ -27,6 +27,7 @@ from pax_export.core import (
     as_filter,
     better_path,
     describe_array,
+    differentiating,
     is_node,
     join_path,
     leaves_of,
@@ -127,7 +128,11 @@ def value_and_grad(
         results: list[Result] = []
 
         def loss(selected: dict[int, Any]) -> tuple[Any, list[Any]]:
-            results.append(call.inside(selected, take))
+            token = differentiating.set(True)
+            try:
+                results.append(call.inside(selected, take))
+            finally:
+                differentiating.reset(token)
             return results[-1].head, results[-1].leaves
 
         prepare = _prepare.get()

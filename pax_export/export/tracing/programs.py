@@ -239,7 +239,8 @@ def refuse_changes(
                 where=", ".join(names),
                 got='state="frozen"',
                 write=f"{'' if model.is_module else _EVAL}"
-                f"{_UPDATE if updates else STATE_ELSEWHERE}; {_KEEP}; or a model that does not change it in eval mode",
+                f"{_UPDATE if updates else STATE_ELSEWHERE}; {_KEEP}; "
+                "or a model that does not change it in eval mode",
             )
         if not model.is_module:
             _refuse_dropped(model, program, program.changed if update else (), f"; or {_KEEP}")
