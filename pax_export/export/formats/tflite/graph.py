@@ -78,27 +78,28 @@ def _signature(
     program: Program, weights: Weights, exact: bool, portable: PortableProgram
 ) -> TfliteSignature:
     traced, entries, store = program.traced, program.inputs.flat, weights.store
-    structs = traced.structs[len(traced.structs) - len(entries) :]
+    structs = [dtypes.stored(s) for s in traced.structs[len(traced.structs) - len(entries) :]]
     graph = Graph(program.key)
     with graph.active():
         inputs = []
-        for entry in entries:
-            shape = [size if is_static(size) else None for size in entry.struct.shape]
-            dtype = np.dtype(dtypes.name_of(dtypes.stored(entry.struct).dtype))
+        for entry, struct in zip(entries, structs):
+            shape = [size if is_static(size) else None for size in struct.shape]
+            dtype = np.dtype(dtypes.name_of(struct.dtype))
             inputs.append(graph.placeholder(shape, dtype, entry.name))
         sizes = TfliteSizes([struct.shape for struct in structs], inputs)
         constants = {id(value): store.of_constant(value) for value in traced.constants}
         converter = _GraphConverter(sizes, constants, weights, exact)
         named = zip(inputs, structs)
-        arrays = [part for x, s in named for part in to_carrier(x, kind(dtypes.stored(s)))]
+        arrays = [part for x, s in named for part in to_carrier(x, kind(s))]
         operands = [each for weight in portable.weights for each in converter.held(weight)]
         try:
             results = converter.write(portable.program, [*operands, *arrays])
         except NotWrittenError as error:
             raise refuse_operation("TFLite", error, program.key, _WRITE) from error
-        for value, struct in zip(results[: len(program.output_names)], traced.results):
+        outputs = map(dtypes.stored, traced.results)
+        for value, struct in zip(results[: len(program.output_names)], outputs):
             found = full(_now(value), struct.shape, sizes)
-            found = graph.own(from_carrier(found, kind(dtypes.stored(struct))))
+            found = graph.own(from_carrier(found, kind(struct)))
             # A result that is an input or a weight needs a separate tensor.
             graph.outputs.append(found if found.operator else moves.identity(found))
     names = [entry.name for entry in entries]

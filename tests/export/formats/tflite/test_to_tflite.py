@@ -184,3 +184,17 @@ def test_products_of_truth_values(tmp_path, inner):
     x, y = random.random((2, size)) < 2 / size, random.random((size, 3)) < 0.5
     found = load(tmp_path / "m.tflite")(x, y)
     assert found.dtype == bool and np.array_equal(found, x @ y)
+
+
+def test_typed_keys_are_inputs_and_outputs(tmp_path):
+    def draw(x, key):
+        key, now = jax.random.split(key)
+        return x + jax.random.normal(now, x.shape), key
+
+    key, x = jax.random.key(3), np.ones((2, 3), np.float32)
+    report = to_tflite(draw, tmp_path / "draw.tflite", (spec("b, 3"), key))
+    assert str(report.signatures["serving_default"].inputs[1]) == "key: uint32[2]"
+    found, after = load(tmp_path / "draw.tflite")(x, jax.random.key_data(key))
+    expected, key = draw(x, key)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_array_equal(after, jax.random.key_data(key))
