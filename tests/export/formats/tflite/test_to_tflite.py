@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
