@@ -45,7 +45,7 @@ def gguf(path: str, calls: dict[str, Any]) -> list[Any]:
     params.model.path, params.n_ctx, params.n_parallel = path, calls["room"], 1
     params.warmup, params.fit_params, params.n_gpu_layers = False, False, 0
     params.cache_type_k = params.cache_type_v = runtime.ggml_type.GGML_TYPE_F32
-    params.verbosity = -1
+    params.verbosity = 1  # errors alone, which messages show
     server, made = runtime.Server(params), []
     for prompt in calls["prompts"]:
         asked = {"prompt": prompt, "n_predict": calls["steps"], "temperature": 0.0, "top_k": 1}

@@ -9,6 +9,7 @@ import pytest
 import pax_export as pax
 from pax_export.generation._export import RUNTIMES
 from tests.generation.test_runtimes import WIDE, WIDE_GPT2, ascii_tokenizer, net
+from tests.generation.test_tokenizer import TEMPLATE, byte_level
 from tests.nets import decoder_reference as reference
 
 #: What the tiny nets have, and llama.cpp has not, and what they have instead.
@@ -70,3 +71,15 @@ def test_transformers_says_what_jax_says(family, tmp_path):
     report = pax.generation.save_pretrained(lm, tmp_path / "saved", tokenizer=ascii_tokenizer())
     assert report.validated == "process"
     print(family, report.details["tokens"], report.differs)
+
+
+def test_an_error_has_the_words_of_llama_cpp(tmp_path):
+    if find_spec("xllamacpp") is None:
+        pytest.skip("xllamacpp is not installed")
+    lm = net("smollm2", tmp_path / "hf")
+    bare = byte_level(("<s>", "<e>", *map(chr, range(33, 127)), "Ġ", "Ċ"), ())
+    plain = pax.generation.Tokenizer(bare._inner, bare.special_tokens, TEMPLATE)
+    with pytest.raises(pax.errors.ValidationError) as caught:
+        path = tmp_path / "served.gguf"
+        pax.generation.export(lm, path, format="gguf", tokenizer=plain, max_length=16)
+    assert "cannot find tokenizer merges" in caught.value.got
