@@ -95,7 +95,7 @@ def group_arrays(
     groups: dict[Any, Group] = {}
     counters: list[str] = []
     order = {name: place for place, name in enumerate(source.entries)}
-    first = number_first(names := list(names)) | _of_operators(source, names)
+    first = number_first(names := list(names)) | _of_operators(source, names) | _of_cells(names)
     for name in names:
         known_as, within = told.get(name, (first[name], None))
         found = parse_array_name(known_as)
@@ -124,6 +124,16 @@ def group_arrays(
         for group in groups.values()
     ]  # fmt: skip
     return sorted(made, key=lambda group: group.place), counters
+
+
+def _of_cells(names: Sequence[str]) -> dict[str, str]:
+    """Names of torch for the biases of Equinox' recurrent cells, which have one beside the weights."""
+    known, found = set(names), {}
+    for name in names:
+        cell = name.removesuffix("bias")
+        if cell != name and {f"{cell}weight_ih", f"{cell}weight_hh"} <= known:
+            found[name] = f"{cell}bias_ih"
+    return found
 
 
 _RECURRENT = {"LSTM", "GRU", "RNN"}

@@ -40,6 +40,9 @@ _LAYOUTS: tuple[tuple[dict[str, str], tuple[_Array, ...]], ...] = (
     ({"lstm": "ifgo", "rnn": "h"}, (  # torch
         _Array("weight_ih", "gi", WEIGHT), _Array("weight_hh", "gh", RECURRENT),
         _Array("bias_ih", "g", BIAS), _Array("bias_hh", "g", BIAS, adds=True))),
+    ({"lstm": "ifgo"}, (  # Equinox
+        _Array("weight_ih", "gi", WEIGHT), _Array("weight_hh", "gh", RECURRENT),
+        _Array("bias_ih", "g", BIAS))),
     ({"lstm": "ifgo", "rnn": "h", "gru": "zrh"}, _KERAS_ARRAYS),
     ({"lstm": "iofg", "rnn": "h", "gru": "zrh"}, (  # ONNX
         _Array(WEIGHT, "1gi", WEIGHT), _Array(RECURRENT, "1gh", RECURRENT),

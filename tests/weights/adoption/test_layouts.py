@@ -203,3 +203,14 @@ def test_a_gru_of_ours_comes_from_a_file_of_ours(tmp_path):
         new, report = pax.weights.adopt(shapes, source)
         assert jax.tree.all(jax.tree.map(np.array_equal, new, net))
         assert report.origin == "pax"
+
+
+def test_a_cell_of_equinox():
+    eqx = pytest.importorskip("equinox")
+    theirs = eqx.nn.LSTMCell(3, 4, key=jax.random.key(0))
+    cell, _ = pax.weights.adopt(pax.LSTM(3, 4), theirs)
+    x = jax.random.normal(jax.random.key(1), (3,))
+    state, _ = cell(cell.initial_state(1), x[None])
+    hidden, memory = theirs(x, (jnp.zeros(4), jnp.zeros(4)))
+    assert_close(state.hidden[0], hidden, rtol=1e-5)
+    assert_close(state.cell[0], memory, rtol=1e-5)
