@@ -380,7 +380,10 @@ def test_a_gradient_of_a_module_without_its_submodules_is_refused():
         return jnp.sum(y), (None, mlp)
 
     sgd = pax.optim.from_optax(optax.sgd(0.1))
-    for mlp in (MLP([1, 2, 3]), build_graph_module(lambda x: x >> MLP([1, 2, 3]))(jnp.ones((1, 1)))):
+    for mlp in (
+        MLP([1, 2, 3]),
+        build_graph_module(lambda x: x >> MLP([1, 2, 3]))(jnp.ones((1, 1))),
+    ):
         with refused(NotMaterializedError, "no gradients", where="MLP.fc_0"):
             pax.grad(loss, has_aux=True)(mlp, jnp.ones((1, 1)))
         with refused(NotMaterializedError, "no gradients", where="MLP.fc_0"):

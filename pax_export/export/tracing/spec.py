@@ -179,8 +179,8 @@ def resolve_inputs(
         raise InvalidArgumentTypeError(
             "Positional arguments are a tuple; a list is one argument.",
             got=f"a list of {len(inputs)}",
-            write="spec(...) for one argument, (spec(...), spec(...)) for two; ([spec(...)],) for one "
-            "that is a list",
+            write="spec(...) for one argument, (spec(...), spec(...)) for two; "
+            "([spec(...)],) for one that is a list",
         )
     constraints = as_strings("constraints", constraints, _CONSTRAINTS)
     args = inputs if type(inputs) is tuple else (inputs,)

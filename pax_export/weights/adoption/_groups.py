@@ -127,7 +127,7 @@ def group_arrays(
 
 
 def _of_cells(names: Sequence[str]) -> dict[str, str]:
-    """Names of torch for the biases of Equinox' recurrent cells, which have one beside the weights."""
+    """Names of torch for the bias of a recurrent cell of Equinox, ``bias`` beside ``weight_ih``."""
     known, found = set(names), {}
     for name in names:
         cell = name.removesuffix("bias")
