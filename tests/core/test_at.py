@@ -582,7 +582,7 @@ def test_an_attribute_a_field_and_a_method_called_at_come_first():
     assert_close(changed.at, jnp.zeros(3))
     assert net.replace(at=jnp.ones(3)).at.shape == (3,)
     assert Field(2, 3).at == 2 and Field(at=5, width=1).replace(at=7).at == 7
-    with refused(TypeError, "'at'"):
+    with refused(TypeError, "`at`"):
         Field(width=3)  # it has no default
     assert float(Looks().at(2)) == 2
     half = pax.apply_mp_policy(Looks(), jmp.get_policy("p=f32,c=f16,o=f16"))

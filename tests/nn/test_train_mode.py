@@ -81,5 +81,5 @@ def test_an_attribute_that_is_set_from_outside_is_no_forgotten_eval(name):
         layer.name_of_mine = 1
 
     for act in (change, lambda layer: setattr(layer, "name_of_mine", 1)):
-        with refused(ImmutableModuleError, "replace(name_of_mine=...)"):
+        with refused(ImmutableModuleError, "set_attribute('name_of_mine', ...)"):
             act(layer)
