@@ -1,6 +1,7 @@
 """Work in forks: what the parent has imported costs them nothing, and they may be killed."""
 
 import os
+import traceback
 
 
 def in_fork(work):
@@ -11,6 +12,8 @@ def in_fork(work):
         try:
             work()
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     return child

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.processes import python
 
 on_linux = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="Linux tells of peaks"
@@ -59,7 +57,5 @@ def peak(found: dict[str, float], name: str, watched: bool = False) -> Iterator[
 
 def measured(module: str, *arguments: object, **options: Any) -> Any:
     """What a module that measures prints as its last line, in a process of its own."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=900, **options)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    done = python("-m", module, *arguments, **options)
     return json.loads(done.stdout.splitlines()[-1])

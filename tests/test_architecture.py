@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,18 +62,6 @@ def imports(source: Path, *, when_loaded: bool = False) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and not node.level:
             found.add(str(node.module))
     return frozenset(found)
-
-
-def test_importing_the_package_loads_no_optional_package():
-    code = "import sys, pax_export; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=ROOT, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.split())
-    assert "pax_export" in loaded
-    assert not loaded & OPTIONAL
 
 
 def test_optional_packages_come_through_require():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import os
-import subprocess
 import sys
 
 import pytest
 
 from tests.examples import EXAMPLES, load_example
 from tests.generation.test_tokenizer import byte_level
+from tests.processes import python
 
 TEMPLATE = (
     "{% for message in messages %}"
@@ -56,11 +55,7 @@ def test_a_conversation_without_room_ends_before_it_is_read(
 
 
 def run(*arguments, said=""):
-    return subprocess.run(
-        [sys.executable, EXAMPLES / "chat.py", *arguments],
-        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
-        input=said, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
+    return python(EXAMPLES / "chat.py", *arguments, input=said, check=False, cwd=None)
 
 
 def test_a_file_for_a_runtime_is_written(tmp_path, tokenizer):

@@ -6,14 +6,12 @@ With PAX_EXPORT_ARTIFACTS set, the digits model is left there, for
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 from pax_export.export.formats.onnx.web import browser, npm
 from tests.consumers import artifacts
 from tests.examples import EXAMPLES
+from tests.processes import python
 
 EPOCHS = 6  # of 30: enough to see that it learns, short enough for a test
 #: Whether a page to draw on can be written and tried here.
@@ -32,13 +30,8 @@ def test_digits(tmp_path):
 
 def run_digits(output):
     """What `examples/digits.py` prints in a short run."""
-    program = EXAMPLES / "digits.py"
-    command = [sys.executable, program, "--epochs", str(EPOCHS), "--output", output]
-    command += ["--web"] * WEB
-    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}  # it may not be installed
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    arguments = ["--epochs", EPOCHS, "--output", output, *["--web"] * WEB]
+    return python(EXAMPLES / "digits.py", *arguments, cwd=None).stdout
 
 
 def number(text, label):

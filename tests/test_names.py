@@ -5,10 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import os
 import pickle
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +14,9 @@ import jmp
 import pytest
 
 import pax_export as pax
+from tests.processes import ROOT, printed
 from tests.refusals import refused
 
-ROOT = Path(__file__).parent.parent
 SOURCE = (ROOT / "pax_export" / "__init__.py").read_text(encoding="utf-8")
 ROOMS = {path.stem for path in (ROOT / "pax_export").iterdir() if path.stem.isalpha()} - {"py"}
 
@@ -49,13 +46,7 @@ ON_FIRST_USE = imported_if("TYPE_CHECKING")
 
 def process(program, *arguments):
     """What a new process prints, as words."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program, *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return printed(program, *arguments).split()
 
 
 def test_type_checkers_see_what_the_table_says():

@@ -5,16 +5,13 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import pax_export as pax
 from pax_export import _errors
+from tests.processes import ROOT, printed
 
-ROOT = Path(__file__).parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 KINDS = {
     name: value
@@ -85,5 +82,4 @@ importlib.util.find_spec = lambda name, *a: None if name == "jax" else real(name
 import pax_export
 print(pax_export.errors.ExportPathError.__name__)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.split() == ["ExportPathError"], done.stderr
+    assert printed(program) == "ExportPathError\n"

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import pytest
@@ -21,6 +18,7 @@ import pax_export as pax
 from benchmarks.counting import SCHEMES, count
 from benchmarks.decoder import SIZES, Size, abstract
 from benchmarks.scaling import QUICKLY
+from tests.processes import python
 
 DEVICES = 8
 #: More tokens than weights, as in the large ones: weights are cheaper to move.
@@ -44,18 +42,8 @@ print(json.dumps([compiled(Size(**size), scheme, jax.devices(), dtype) for schem
 def compiled():
     """What the compiler says of each kind of step, on virtual devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}"
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE, json.dumps([vars(SMALL), KINDS])],
-        cwd=Path(__file__).parent.parent,
-        env={
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "JAX_NUM_CPU_DEVICES": str(DEVICES),
-            "XLA_FLAGS": flags,
-        },
-        capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    variables = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(DEVICES), "XLA_FLAGS": flags}
+    done = python("-c", COMPILE, json.dumps([vars(SMALL), KINDS]), variables=variables)
     return dict(zip(KINDS, json.loads(done.stdout)))
 
 

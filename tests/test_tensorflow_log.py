@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 import threading
 
@@ -12,6 +11,7 @@ import pytest
 
 import pax_export as pax
 from pax_export._tensorflow_log import is_start_line, quiet_save, quiet_start
+from tests.processes import python
 
 
 def test_an_export_writes_nothing_of_tensorflows(tmp_path):
@@ -23,11 +23,7 @@ def test_an_export_writes_nothing_of_tensorflows(tmp_path):
         "pax.export.to_tflite(net, folder + '/net.tflite', inputs)\n"
         "pax.export.load(folder + '/net.tflite')(np.ones((1, 2), np.float32))"
     )
-    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", code, variables={"TF_CPP_MIN_LOG_LEVEL": None})
     assert [line for line in done.stderr.splitlines() if "pax_export" not in line] == []
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
+import contextlib
 
 import jax
 import numpy as np
@@ -14,39 +10,23 @@ import pytest
 
 from pax_export.checkpoint import Checkpoints
 from tests.checkpoint.on_meshes import make_state
+from tests.sharding.many import Process, free_port
 
-ROOT = Path(__file__).parent.parent.parent
 COUNT = 2
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize("name", ["run", "lr=[0.1]"])
 def test_each_process_writes_its_shards(tmp_path, name):
     port = free_port()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.checkpoint.in_processes"]
-            + [str(each) for each in (tmp_path / name, port, number, COUNT)],
-            cwd=ROOT,
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(COUNT)
-    ]
-    try:
-        outputs = [process.communicate(timeout=900)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for number, output in enumerate(outputs):
-        assert f"process {number} done" in output, output[-3000:]
+    command = ["-m", "tests.checkpoint.in_processes", tmp_path / name, port]
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(Process([*command, number, COUNT], devices=1))
+            for number in range(COUNT)
+        ]
+        for number, process in enumerate(processes):
+            process.end()
+            assert f"process {number} done" in process.out, process.err[-3000:]
     written = tmp_path / name / "2" / "model"
     assert {path.name for path in written.glob("ocdbt.process_*")} == {
         f"ocdbt.process_{number}" for number in range(COUNT)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pax_export.cli import main
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.processes import python
 
 FACTORIES = """
 import jax.numpy as jnp
@@ -189,9 +185,7 @@ def test_nothing_to_inspect(tmp_path, capsys):
 
 @pytest.mark.parametrize("package", ["pax_export", "pax_export.cli"])
 def test_as_a_command(here, package):
-    command = [sys.executable, "-m", package, "inspect", str(here)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+    done = python("-m", package, "inspect", here, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert str(here) in done.stderr
 
@@ -284,10 +278,5 @@ from pax_export.cli import main
 assert main(["export", "cli_factories:net", "out", "--input", "batch, 5"]) == 1
 assert "tensorflow" not in sys.modules and "orbax.checkpoint" not in sys.modules
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=900,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "pax-export: error: " in done.stderr
+    assert "pax-export: error: " in python("-c", code, cwd=here).stderr
     assert not (here / "out").exists()

@@ -4,32 +4,22 @@ import atexit
 import functools
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+from tests import processes
 from tests.warm import Warm
 
-ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
 
 
 # The numbers hardly depend on how well XLA compiles, and it takes half the time.
-_VARIABLES = {
-    "PYTHONPATH": str(ROOT),
-    "JAX_PLATFORMS": "cpu",
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-}
+_VARIABLES = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
 def python(*arguments, check=True, cwd=None):
     """Runs Python on the sources of this checkout."""
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], env={**os.environ, **_VARIABLES},
-        capture_output=True, text=True, timeout=900, cwd=cwd,
-    )  # fmt: skip
-    assert not check or done.returncode == 0, done.stderr
-    return done
+    return processes.python(*arguments, check=check, cwd=cwd, variables=_VARIABLES)
 
 
 def code(text, cwd=None, fresh=False):

@@ -1,12 +1,9 @@
 """PAX's known defects, as a user of PAX would meet them; each test is one that PAX fails.
 
-Those of layers, networks and graphs are tested in their rooms.
+Those of layers, networks, graphs, policies and properties are tested in their rooms.
 """
 
 from __future__ import annotations
-
-import copy
-import pickle
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +13,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.core import _tree
-from tests.optim.steps import X, Y, loss_fn, make_model
+from tests.optim.steps import make_model
 from tests.refusals import refused
 
 HALF = jmp.get_policy("p=f32,c=f16,o=f32")
@@ -24,66 +21,6 @@ HALF = jmp.get_policy("p=f32,c=f16,o=f32")
 
 def structure(tree):
     return jax.tree_util.tree_structure(tree)
-
-
-def frozen_and_under_policies():
-    net = make_model()
-    return net.set(0, pax.freeze_parameters(net[0])).apply(pax.experimental.default_mp_policy)
-
-
-def test_freezing_and_policies_do_not_make_jit_trace_again():
-    traces = []
-
-    @jax.jit
-    def predict(net, x):
-        traces.append(x)
-        return net.eval() % x
-
-    for _ in range(3):
-        predict(frozen_and_under_policies(), X)
-    assert len(traces) == 1
-
-
-def test_frozen_modules_under_policies_pickle_and_train_on():
-    net = frozen_and_under_policies()
-    for again in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net)):
-        assert structure(again) == structure(net)
-        again, _ = again % X
-        assert float(loss_fn(again, X, Y)[0]) == float(loss_fn(net, X, Y)[0])
-
-
-def test_a_policy_taken_off_a_frozen_module():
-    layer = pax.unwrap_mp_policy(pax.freeze_parameters(pax.apply_mp_policy(pax.Linear(2, 3), HALF)))
-    assert repr(layer) == "Linear(in_dim=2, out_dim=3, with_bias=True)"
-    assert jax.tree_util.tree_leaves(layer.parameters()) == []
-
-
-class Failing(pax.ParameterModule):
-    def __init__(self):
-        super().__init__()
-        self.weights = [jnp.full(3, 1 / 3)]
-        self.weight = jnp.full(3, 1 / 3)
-
-    def __call__(self, x):
-        self.weight = self.weight + x
-        raise RuntimeError("on purpose")
-
-    def dtypes(self):
-        return {str(self.weight.dtype), str(self.weights[0].dtype)}
-
-
-def test_an_exception_under_a_policy_leaves_the_precision_of_the_weights():
-    net = pax.apply_mp_policy(Failing(), HALF)
-    before = net.weight
-    with refused(RuntimeError, "on purpose"):
-        pax.pure(net)(jnp.ones(3))
-    with pytest.raises(ValueError):
-        net(jnp.ones(3))  # immutable here
-    assert net.weight is before and net.weight.dtype == jnp.float32
-
-
-def test_a_policy_casts_arrays_in_containers():
-    assert pax.apply_mp_policy(Failing(), HALF).dtypes() == {"float16"}
 
 
 def test_a_net_that_is_wrapped_in_part_gets_the_default_policies():
@@ -118,17 +55,6 @@ def test_the_cost_of_attributes(monkeypatch, where):
 
     small = cost(20)
     assert small > 0 and cost(80) < 5 * small
-
-
-def test_properties_are_not_evaluated():
-    class Careful(pax.Module):
-        @property
-        def size(self):
-            raise RuntimeError("not before it is asked for")
-
-    net = Careful().eval().replace(_name="x")
-    with refused(RuntimeError, "not before"):
-        _ = net.size
 
 
 def test_trees_of_anything_change_modes_and_are_replaced():

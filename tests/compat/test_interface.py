@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
-from pathlib import Path
 
 import jax.numpy as jnp
 import jmp
@@ -13,6 +10,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.experimental import graph
+from tests.processes import python
 
 NAMES = {
     pax: """
@@ -231,8 +229,4 @@ def test_checks_are_made_under_python_O():
         "    except error as raised: str(raised).strip() or sys.exit(name)\n"
         "    else: sys.exit(name)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-O", "-c", code],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    python("-O", "-c", code)

@@ -2,19 +2,15 @@
 
 import copy
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 
 import pax_export as pax
 from tests.contract.table import ROWS, each_row, leaves_equal
+from tests.processes import printed
 
 COMPARED = {"Linear", "Dropout", "Sequential"}
-
-ROOT = Path(__file__).parent.parent.parent
 
 _LOAD = """
 import pickle, sys
@@ -63,12 +59,7 @@ def test_pickles_load_in_another_process(tmp_path):
         saved[row.name] = module, np.asarray(output) if output is not None else None
     path = tmp_path / "layers.pickle"
     path.write_bytes(pickle.dumps(saved))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _LOAD, str(path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(len(ROWS))
+    assert printed(_LOAD, path).strip() == str(len(ROWS))
 
 
 @each_row

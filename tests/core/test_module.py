@@ -4,8 +4,6 @@ import abc
 import copy
 import functools
 import pickle
-import subprocess
-import sys
 import typing
 from dataclasses import dataclass
 
@@ -16,6 +14,7 @@ from jax.tree_util import tree_structure
 
 import pax_export as pax
 from tests.core.models import Counter, Dense, Net
+from tests.processes import printed
 from tests.refusals import refused
 
 
@@ -110,10 +109,12 @@ def test_constructors_evaluate_no_property():
         def double(self):
             return self.x * 2
 
-    module = Lazy()
+    module = Lazy().eval().replace(_name="x")
     assert module.double.shape == (2,)
     assert module.pytree_attributes == ("x",)
     assert "double" not in vars(module.copy())
+    with pytest.raises(RuntimeError):
+        _ = module.fails
 
 
 def test_a_cached_property_used_in_the_constructor_is_not_stored():
@@ -156,9 +157,7 @@ def test_frozen_modules_are_unpickled_in_another_process(tmp_path):
         "import pickle, sys; net = pickle.load(open(sys.argv[1], 'rb')); "
         "print(type(net).__name__, type(net.parameters().layers[0].weight).__name__)"
     )
-    command = [sys.executable, "-c", program, str(tmp_path / "net.pickle")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["Net", "EmptyNode"]
+    assert printed(program, tmp_path / "net.pickle").split() == ["Net", "EmptyNode"]
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,12 @@
 import abc
 import copy
 import gc
-import os
 import pickle
 import re
-import subprocess
 import sys
 import threading
 import weakref
 from collections import OrderedDict, defaultdict
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +17,9 @@ import pytest
 import pax_export as pax
 from pax_export.core import _mutation_detection, _native, _traversal, _tree, mutable
 from pax_export.core._moduledef import ModuleDef
-from pax_export.core._traversal import collect_in_python
 from pax_export.errors import ChangedOutsideWarning, ImmutableModuleError
 from tests.core.models import Dense, Net
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.processes import ROOT, python
 
 needs_compiled = pytest.mark.skipif(
     not _native.compiled,
@@ -204,11 +199,7 @@ def test_the_environment_turns_it_off():
         "assert not _native.compiled and _tree.unflatten is _tree.unflatten_in_python; "
         "sys.exit(pytest.main(['-q', '-x', '-p', 'no:cacheprovider', 'tests/core/test_tree.py']))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=900,
-        env={**os.environ, "PAX_EXPORT_PURE_PYTHON": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-c", code, variables={"PAX_EXPORT_PURE_PYTHON": "1"})
 
 
 # --- detection of changed containers: see _mutation_detection.py ------------------------------
@@ -291,7 +282,8 @@ def test_looking_leaks_nothing():
 
 
 @pytest.mark.parametrize(
-    "make", [collect_in_python, pytest.param(_traversal._collect, marks=needs_compiled)]
+    "make",
+    [_traversal.collect_in_python, pytest.param(_traversal._collect, marks=needs_compiled)],
 )
 def test_modules_are_listed_and_those_met_before_stop_the_walk(make):
     net, modules, met = Net(), [], {0}
@@ -321,7 +313,6 @@ def test_answers_are_counted():
     assert abs(sys.getrefcount(False) - before) < 100
 
 
-@pytest.mark.parametrize("name", ["core/_round_trip.c"])
-def test_extension_of_a_later_python_serves_an_earlier_one(name):
-    text = (ROOT / "pax_export" / name).read_text()
+def test_extension_of_a_later_python_serves_an_earlier_one():
+    text = (ROOT / "pax_export/core/_round_trip.c").read_text()
     assert not re.search(r"^\s*Py_RETURN_", text, re.M), "return PyBool_FromLong(...) instead"

@@ -18,17 +18,6 @@ def make_adder(n):
     return lambda x: x + n
 
 
-def make_counter():
-    n = 0
-
-    def count(x):
-        nonlocal n
-        n += 1
-        return x + n
-
-    return count
-
-
 Point = namedtuple("Point", "x y")
 
 
@@ -79,10 +68,6 @@ def test_same(a, b):
 )
 def test_different(a, b):
     assert static_key(a) != static_key(b)
-
-
-def test_stateful_functions_differ():
-    assert static_key(make_counter()) != static_key(make_counter())
 
 
 def test_objects_with_a_failing_eq_differ():

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pax_export._files import disk, single_file, stale_temporaries
 from pax_export.errors import ExportPathError
+from tests.processes import python
 from tests.refusals import refused
-
-ROOT = Path(__file__).parents[2]
 
 
 def ours(path):
@@ -81,9 +77,7 @@ with single_file.replace_path(Path(sys.argv[1]), None) as temporary:
     os.kill(os.getpid(), signal.SIGKILL)
 """
     path = tmp_path / "model"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    killed = subprocess.run([sys.executable, "-c", program, str(path)], env=environment)
-    assert killed.returncode == -9
+    assert python("-c", program, path, check=False).returncode == -9
     (leftover,) = names(tmp_path)
     assert leftover.startswith(".model.")
     with stale_temporaries.claim_temporary(path) as living:

@@ -21,13 +21,14 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 import warnings
 import zipfile
 from itertools import count
 from pathlib import Path
 
 import numpy as np
+
+from tests.forks import done, in_fork
 
 #: What is imported once, for all forks.
 PACKAGES = (
@@ -92,25 +93,6 @@ def work(writer, path, last):
     names = sorted(VALUES, key=lambda name: name == last)
     for turn in count():
         writer.save(path, names[turn % 2])
-
-
-def in_fork(call):
-    """Starts work in a process of its own; gives its number."""
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            call()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return child
-
-
-def done(child):
-    assert os.waitpid(child, 0)[1] == 0
 
 
 def params(name):

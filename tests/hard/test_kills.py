@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 from tests.hard.size import runs
-
-ROOT = Path(__file__).parents[2]
+from tests.memory import measured
 
 
 def test_a_killed_write_leaves_the_old_or_the_new_file(tmp_path):
-    kills = runs(short=4, long=80)
-    command = [sys.executable, "-m", "tests.hard.kill_writers", tmp_path, str(kills)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=3000)
-    assert done.returncode == 0, done.stderr[-3000:]
-    figures = json.loads(done.stdout)
-    print(done.stdout)
+    figures = measured("tests.hard.kill_writers", tmp_path, runs(short=4, long=80), timeout=3000)
+    print(figures)
     assert len(figures) == 6
     for seen in figures.values():
         assert sorted({*seen["left"]} - {"model.html"}) == ["data.csv", "model"]  # a file's card

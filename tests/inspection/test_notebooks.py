@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import jax
@@ -12,6 +10,7 @@ import pytest
 
 import pax_export as pax
 from pax_export.export import spec
+from tests.processes import printed
 
 NASTY = "<script>alert('x')</script>"
 
@@ -104,5 +103,4 @@ def test_a_session_without_treescope_does_not_load_it():
         "import sys, pax_export as pax; pax.Linear(1, 1)._repr_html_();"
         "print('treescope' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.stdout.strip() == "False", done.stderr
+    assert printed(code) == "False\n"

@@ -86,13 +86,6 @@ def test_initial_state_is_zeros(make):
     assert len({id(array) for array in state}) == len(fields)
 
 
-@each_cell
-def test_output_is_the_hidden_state(make):
-    module = make(3, 4)
-    state, y = module(module.initial_state(2), jnp.ones((2, 3)))
-    assert state.hidden is y
-
-
 def test_one_key_is_drawn():
     for make in CELLS:
         pax.seed_rng_key(1)

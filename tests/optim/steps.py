@@ -45,6 +45,15 @@ def grads_of(model):
     return _gradients(model, X, Y)[0]
 
 
+def matrices(params):
+    """A mask."""
+    return jax.tree_util.tree_map(lambda x: x.ndim > 1, params)
+
+
+def labels(params):
+    return jax.tree_util.tree_map(lambda x: "matrix" if x.ndim > 1 else "vector", params)
+
+
 def kinds(tree):
     """What jax.jit looks at, besides the structure."""
     leaves = jax.tree_util.tree_leaves(tree)

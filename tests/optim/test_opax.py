@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +14,8 @@ import pax_export as pax
 from pax_export import opax
 from tests.closeness import assert_close
 from tests.optim.steps import X, Y, assert_trees_close, grads_of, kinds, loss_fn, make_model
+from tests.processes import printed
 from tests.refusals import refused
-
-ROOT = Path(__file__).parent.parent.parent
 
 MAKERS = {
     "adam": lambda: opax.adam(1e-2),
@@ -252,12 +248,7 @@ def test_modules_are_ours():
 
 
 def run(code):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=ROOT, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return printed(code).split()
 
 
 def test_nothing_else_is_touched():

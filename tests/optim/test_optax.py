@@ -14,16 +14,18 @@ import pytest
 import pax_export as pax
 from pax_export.optim import apply_gradients, from_optax
 from tests.closeness import assert_close
-from tests.optim.steps import X, Y, assert_trees_close, grads_of, kinds, loss_fn, make_model
+from tests.optim.steps import (
+    X,
+    Y,
+    assert_trees_close,
+    grads_of,
+    kinds,
+    labels,
+    loss_fn,
+    make_model,
+    matrices,
+)
 from tests.refusals import refused
-
-
-def matrices(params):
-    return jax.tree_util.tree_map(lambda x: x.ndim > 1, params)
-
-
-def labels(params):
-    return jax.tree_util.tree_map(lambda x: "matrix" if x.ndim > 1 else "vector", params)
 
 
 def schedule():

@@ -14,16 +14,18 @@ import pytest
 
 import pax_export as pax
 from pax_export.optim import apply_gradients, from_optax
-from tests.optim.steps import X, Y, assert_trees_close, grads_of, kinds, loss_fn, make_model
+from tests.optim.steps import (
+    X,
+    Y,
+    assert_trees_close,
+    grads_of,
+    kinds,
+    labels,
+    loss_fn,
+    make_model,
+    matrices,
+)
 from tests.refusals import refused
-
-
-def matrices(params):
-    return jax.tree_util.tree_map(lambda x: x.ndim > 1, params)
-
-
-def labels(params):
-    return jax.tree_util.tree_map(lambda x: "matrix" if x.ndim > 1 else "vector", params)
 
 
 class Scaled(pax.Module):
@@ -168,6 +170,15 @@ def test_an_ensemble():
     assert new.weight.shape == models.weight.shape
 
 
+def without_state(change):
+    """A rule of each gradient and of the first one."""
+
+    def update(grads, state, params=None):
+        return jax.tree.map(lambda g: change(g, jax.tree.leaves(grads)[0]), grads), state
+
+    return optax.GradientTransformation(lambda params: (), update)
+
+
 UNPACKABLE = {
     "adafactor": (lambda: optax.adafactor(1e-2), "reduce_sum over some arrays, not over all"),
     "lamb": (lambda: optax.lamb(1e-2), "reduce_sum over some arrays, not over all together"),
@@ -198,30 +209,15 @@ UNPACKABLE = {
         "a number in the state that depends on how the arrays are divided",
     ),
     "its neighbour": (
-        lambda: optax.GradientTransformation(
-            lambda params: (),
-            lambda grads, state, params=None: (jax.tree.map(jnp.flip, grads), state),
-        ),
+        lambda: without_state(lambda g, first: jnp.flip(g)),
         "rev, which looks at an array as a whole",
     ),
     "a part of the norm": (
-        lambda: optax.GradientTransformation(
-            lambda params: (),
-            lambda grads, state, params=None: (
-                jax.tree.map(lambda g: g * jnp.sum(jax.tree.leaves(grads)[0]), grads),
-                state,
-            ),
-        ),
+        lambda: without_state(lambda g, first: g * jnp.sum(first)),
         "reduce_sum over some arrays, not over all together",
     ),
     "another's": (
-        lambda: optax.GradientTransformation(
-            lambda params: (),
-            lambda grads, state, params=None: (
-                jax.tree.map(lambda g: jax.tree.leaves(grads)[0], grads),
-                state,
-            ),
-        ),
+        lambda: without_state(lambda g, first: first),
         "a result that is made of other arrays",
     ),
 }

@@ -112,10 +112,6 @@ def test_a_loss_function_must_not_change_its_model():
         pax.build_update_fn(loss)(model, optimizer, X, Y)
 
 
-def test_one_object_under_each_name():
-    assert pax.build_update_fn is pax.utils.build_update_fn is pax.optim.build_update_fn
-
-
 def test_a_loss_that_is_no_function_is_refused():
     with refused(TypeError, "build_update_fn", got="int: 3"):
         pax.build_update_fn(3)

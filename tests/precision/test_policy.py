@@ -143,13 +143,6 @@ def test_repr_names_the_policy(policy, letters):
     assert layer.summary(return_list=True)[0] == f"Layer(mp_policy={letters})"
 
 
-def test_gradients_have_the_param_dtype():
-    layer = pax.apply_mp_policy(pax.Linear(2, 3), FHF)
-    grads = pax.grad(lambda layer, x: layer(x).sum())(layer, jnp.ones((4, 2)))
-    assert grads.weight.dtype == grads.bias.dtype == F
-    assert structure(grads) == structure(layer.parameters())
-
-
 def test_a_second_policy_is_refused():
     layer = pax.apply_mp_policy(pax.Linear(2, 3), FHF)
     with refused(ValueError, got="Linear(in_dim=2, out_dim=3, with_bias=True, mp_policy=FHF)"):

@@ -6,12 +6,11 @@ among the others.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import python
 
 HERE = Path(__file__).parent
 
@@ -20,14 +19,6 @@ HERE = Path(__file__).parent
     "file", sorted((HERE / "eight_devices").glob("on_*.py")), ids=lambda file: file.stem
 )
 def test_all_of_them(file):
-    command = [sys.executable, "-m", "pytest", "-q", "-o", "python_files=on_*.py", "-p"]
-    done = subprocess.run(
-        [*command, "no:cacheprovider", str(file)],
-        cwd=HERE.parent.parent,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    options = ["-q", "-o", "python_files=on_*.py", "-p", "no:cacheprovider"]
+    variables = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
+    assert " passed" in python("-m", "pytest", *options, file, variables=variables).stdout

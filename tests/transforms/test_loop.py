@@ -89,7 +89,3 @@ def test_a_module_and_its_optimizer_as_state():
 def test_without_inputs():
     state, ys = pax.scan(lambda s, x: (s + 1, s), 0, None, length=3, time_major=False)
     assert int(state) == 3 and ys.tolist() == [0, 1, 2]
-
-
-def test_one_object_under_each_name():
-    assert pax.scan is pax.utils.scan

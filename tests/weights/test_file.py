@@ -4,12 +4,8 @@ import io
 import json
 import os
 import pickle
-import signal
 import stat
-import subprocess
 import sys
-import threading
-import time
 import zipfile
 
 import jax
@@ -48,7 +44,9 @@ def test_an_existing_file_is_replaced_and_keeps_its_permissions(path):
     assert names(path) == [path.name]
 
 
-def test_a_new_file_has_the_permissions_of_any_new_file(path):
+def test_a_new_file_has_the_permissions_of_any_new_file(path, monkeypatch):
+    """Without a look at the umask, which belongs to all threads, and is seen by changing it."""
+    monkeypatch.setattr(os, "umask", None)
     pax.save_weights(TREE, path)
     (path.parent / "other").touch()
     assert path.stat().st_mode == (path.parent / "other").stat().st_mode
@@ -87,17 +85,6 @@ def test_named_pipes_are_neither_replaced_nor_read(path):
     assert stat.S_ISFIFO(path.stat().st_mode)
 
 
-def test_a_device_is_not_replaced(path):
-    try:
-        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null
-    except PermissionError:
-        pytest.skip("only root may make a device")
-    with refused(OSError, got="a character device"):
-        pax.save_weights(TREE, path)
-    assert stat.S_ISCHR(path.stat().st_mode)
-    assert "got: a character device" in refusal(path)
-
-
 def test_paths_that_lead_nowhere(path):
     path.symlink_to("other")
     (path.parent / "other").symlink_to(path)
@@ -108,47 +95,6 @@ def test_paths_that_lead_nowhere(path):
     with refused(OSError, got="a path with a null character"):
         pax.save_weights(TREE, broken)
     assert "got: a path with a null character" in refusal(broken)
-
-
-def test_the_umask_of_the_process_stays_as_it_is(path, monkeypatch):
-    """It belongs to all threads: one that creates a file at that moment would get another mode."""
-    monkeypatch.setattr(os, "umask", None)
-    modes, stop = set(), threading.Event()
-
-    def create():
-        number = 0
-        while not stop.is_set():
-            number += 1
-            other = path.parent / f"other-{number}"
-            other.touch()
-            modes.add(stat.S_IMODE(other.stat().st_mode))
-            other.unlink()
-
-    def save(number):
-        for _ in range(5):
-            each = path.parent / f"{number}.safetensors"
-            pax.save_weights(TREE, each)
-            modes.add(stat.S_IMODE(each.stat().st_mode))
-            each.unlink()
-
-    savers = [threading.Thread(target=save, args=(number,)) for number in range(8)]
-    creator = threading.Thread(target=create)
-    for thread in (creator, *savers):
-        thread.start()
-    for thread in savers:
-        thread.join()
-    stop.set()
-    creator.join()
-    assert len(modes) == 1
-
-
-def test_leftovers_of_killed_saves_are_removed(path):
-    for name in ("step-1", "step-2", path.name):
-        leftover = path.parent / f".{name}.0123456789ab.part"
-        leftover.mkdir()
-        (leftover / name).write_bytes(b"half")
-    pax.save_weights(TREE, path)
-    assert names(path) == [path.name]
 
 
 def test_a_link_stays_and_what_it_leads_to_is_replaced(path):
@@ -185,37 +131,6 @@ def test_places_that_take_no_file(tmp_path):
     for folder in (tmp_path / "file", nobody_writes):
         with refused(OSError, where=f"{folder}/w"):
             pax.save_weights(TREE, f"{folder}/w")
-
-
-WRITER = """
-import sys, jax.numpy as jnp, pax_export as pax
-path = sys.argv[1]
-trees = [{"x": jnp.full(2_000_000, i)} for i in range(4)]
-pax.save_weights(trees[0], path)
-print("ready", flush=True)
-while True:
-    for tree in trees:
-        pax.save_weights(tree, path)
-"""
-
-
-def test_a_writer_killed_at_any_moment_leaves_a_whole_file(path):
-    random = np.random.default_rng(0)
-    target = {"x": jnp.zeros(2_000_000, jnp.int32)}
-    for _ in range(4):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
-        )  # fmt: skip
-        try:
-            assert writer.stdout.readline() == b"ready\n"
-            time.sleep(random.uniform(0.0, 0.15))
-        finally:
-            writer.send_signal(signal.SIGKILL)
-            writer.wait()
-            writer.stdout.close()
-        values = np.unique(pax.load_weights(target, path)["x"])
-        assert values.size == 1 and values[0] in range(4)
 
 
 # --- reading --------------------------------------------------------------------------
@@ -298,11 +213,6 @@ def test_an_array_that_differs_is_named(path):
     # What is not read is not looked at.
     loaded, _ = pax.load_weights({"b": TREE["b"]}, path, strict=False)
     assert loaded["b"].tolist() == [[1, 1], [1, 1]]
-
-
-def test_a_file_without_checksums_is_loaded(path):
-    safetensors.numpy.save_file({k: np.asarray(v) for k, v in TREE.items()}, path)
-    assert pax.load_weights(TREE, path)["a"].tolist() == [0, 1, 2]
 
 
 def written(save, *content, **arrays):

@@ -1,9 +1,5 @@
 """What is saved is what is loaded: every kind of module, leaf, dtype and place."""
 
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +8,7 @@ import safetensors.numpy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import pax_export as pax
+from tests.processes import printed
 from tests.refusals import refused
 from tests.weights.models import NAMES, Everything, equal
 
@@ -53,10 +50,7 @@ print(*sorted(arrays))
 print(arrays["net.modules.0.weight"].shape, arrays["key"].dtype, arrays["parts.a.0"])
 assert not {{"jax", "pax_export"}} & set(sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=900
-    )
-    names, facts = done.stdout.splitlines()
+    names, facts = printed(code).splitlines()
     assert names.split() == sorted(NAMES)
     assert facts == "(2, 3) uint32 2.0"
 
@@ -124,21 +118,17 @@ def test_wide_numbers_need_x64(tmp_path):
 
 
 def test_a_module_that_was_never_initialised(tmp_path):
+    """Arrays of numpy were shapes as well, and come back as arrays of jax."""
+    shapes = jax.eval_shape(Everything)
+    loaded = round_trip(Everything(), tmp_path / "all", into=shapes)
+    assert jax.tree.structure(loaded) == jax.tree.structure(shapes)
+    assert isinstance(loaded.table, jax.Array)
     path = tmp_path / "model"
     module = pax.Sequential(pax.Linear(2, 3), jax.nn.relu, pax.BatchNorm1D(3))
     pax.save_weights(module, path)
     loaded = pax.load_weights(jax.eval_shape(module.copy), path)
     assert equal(loaded, module)
     assert loaded.eval()(jnp.ones((4, 5, 2))).shape == (4, 5, 3)
-
-
-def test_a_never_initialised_module_with_all_kinds_of_leaves(tmp_path):
-    """numpy arrays were shapes as well, so they come back as arrays of jax."""
-    pax.save_weights(Everything(), tmp_path / "x")
-    shapes = jax.eval_shape(Everything)
-    loaded = pax.load_weights(shapes, tmp_path / "x")
-    assert jax.tree.structure(loaded) == jax.tree.structure(shapes)
-    assert isinstance(loaded.table, jax.Array)
 
 
 def test_sharded_arrays_stay_where_they_were(tmp_path):
@@ -171,13 +161,9 @@ try:
 except OSError as error:
     print(error.where.split()[0], error.got)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=900,
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu",
-             "PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
+    variables = {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
     expected = "equal\nsplit its numbers differ from their checksum\n"
-    assert done.stdout == expected, done.stderr
+    assert printed(code, variables=variables) == expected
 
 
 def test_arrays_that_jax_may_place_stay_uncommitted(tmp_path):

@@ -1,0 +1,38 @@
+"""Python in a process of its own, on the sources of this checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+def python(
+    *arguments: object, check: bool = True, variables: Mapping[str, Any] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python with these arguments; where it fails, so does the test, with what it printed.
+
+    Args:
+        arguments: behind ``python``.
+        check: whether it must exit with 0.
+        variables: of the environment, beside those of this process; None removes one.
+        options: of `subprocess.run`.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(variables or {})}
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env={name: value for name, value in environment.items() if value is not None},
+        **{"cwd": ROOT, "capture_output": True, "text": True, "timeout": 900, **options},
+    )
+    assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+def printed(code: str, *arguments: object, **options: Any) -> str:
+    """What a program prints, in which every warning is an error."""
+    return python("-W", "error", "-c", code, *arguments, **options).stdout
