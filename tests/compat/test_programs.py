@@ -30,7 +30,7 @@ def require_alike(printed, program):
 RUN_BY_ITSELF = ("graph", "mlp", "networks", "pure_state", "weights")
 
 # Most of the time of all, for layers and steps that the others take as well: for long runs.
-LONG = ("char_rnn", "gpt", "loss_scaling", "speech")
+LONG = ("gpt", "loss_scaling")
 
 RUN_TOGETHER = [
     program
