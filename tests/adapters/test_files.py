@@ -21,6 +21,7 @@ from pax_export import adapters
 from pax_export import transforms as T
 from tests.adapters.layers import disturbed, names_of, same
 from tests.closeness import assert_close
+from tests.core.models import Free
 from tests.refusals import refused
 
 PEFT = Path(__file__).parent / "peft_0_21"
@@ -186,14 +187,8 @@ def test_adapters_of_an_embedding_that_is_the_head_too(tmp_path):
 
 
 def test_a_path_that_ends_another_has_an_alpha_of_its_own(tmp_path):
-    class Two(pax.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = pax.Linear(4, 4)
-            self.inner = pax.Sequential(pax.Linear(4, 4))
-            self.block = {"fc": pax.Linear(4, 4)}
-
-    net = Two()
+    inner, block = pax.Sequential(pax.Linear(4, 4)), {"fc": pax.Linear(4, 4)}
+    net = Free(fc=pax.Linear(4, 4), inner=inner, block=block)
     saved = adapters.add(adapters.add(net, ("inner", "block"), 2, alpha=2), "fc", 2, alpha=9)
     adapters.save(saved, tmp_path / "a")
     loaded = adapters.load(net, tmp_path / "a")

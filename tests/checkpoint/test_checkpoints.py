@@ -12,6 +12,7 @@ import pax_export as pax
 from pax_export import opax
 from pax_export.checkpoint import Checkpoints
 from tests.checkpoint.models import batch, make_model, make_state, train_step
+from tests.core.models import Free
 from tests.refusals import refused
 
 KINDS = {
@@ -178,12 +179,8 @@ def test_another_model(run, trained):
 
 
 def test_a_changed_model(run, trained):
-    class Wider(pax.Module):
-        def __init__(self):
-            super().__init__()
-            self.modules = [*make_model().modules, pax.Linear(2, 3)]
-
-    state = run.restore(model=Wider(), other=jnp.zeros(2), strict=False)
+    wider = Free(modules=[*make_model().modules, pax.Linear(2, 3)])
+    state = run.restore(model=wider, other=jnp.zeros(2), strict=False)
     assert set(state.report.missing) == {"model.modules.5.weight", "model.modules.5.bias", "other"}
     assert state.report.unexpected == ()
     np.testing.assert_array_equal(state["model"].modules[0].weight, trained["model"][0].weight)

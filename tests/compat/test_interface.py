@@ -212,13 +212,6 @@ ERRORS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("error", "wrong"), ERRORS.values(), ids=ERRORS)
-def test_error(error, wrong):
-    with pytest.raises(error) as raised:
-        wrong()
-    assert str(raised.value).strip()
-
-
 def test_checks_are_made_under_python_O():
     """PAX's were bare asserts."""
     code = (

@@ -22,6 +22,15 @@ class Dense(pax.ParameterModule):
         return super()._repr({"din": self.din, "dout": self.dout})
 
 
+class Free(pax.Module):
+    """A module of these attributes."""
+
+    def __init__(self, **attributes):
+        super().__init__()
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
 class Counter(pax.StateModule):
     """Counts its calls in an array."""
 

@@ -7,14 +7,8 @@ import pytest
 
 import pax_export as pax
 from pax_export.errors import ChangedOutsideWarning, HiddenArrayError
-from tests.core.models import Dense, Net
+from tests.core.models import Dense, Free, Net
 from tests.refusals import refused
-
-
-class Holder(pax.Module):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
 
 
 @pytest.mark.parametrize(
@@ -26,11 +20,11 @@ class Holder(pax.Module):
 )
 def test_one_value_at_two_paths(value, inside, where, got):
     with refused(ValueError, where=where, got=got):
-        Holder(a=value, b=inside(value))
+        Free(a=value, b=inside(value))
 
 
 def test_equal_arrays_are_not_shared():
-    Holder(a=jnp.ones(2), b=jnp.ones(2))
+    Free(a=jnp.ones(2), b=jnp.ones(2))
 
 
 def test_slots():

@@ -14,7 +14,7 @@ import pytest
 import pax_export as pax
 from pax_export.core import named_leaves
 from pax_export.errors import InvalidArgumentError, NearNameWarning
-from tests.core.models import Counter, Dense, Net
+from tests.core.models import Counter, Dense, Free, Net
 from tests.refusals import refused
 
 
@@ -153,12 +153,8 @@ def test_misspelt_names_are_answered_with_near_ones():
 
 
 def test_a_node_beside_static_leaves_is_replaced_and_nothing_stays_wrapped():
-    class Mixed(pax.Module):
-        def __init__(self):
-            self.items = [Dense(1, 1), 5, jnp.tanh]
-            self.inner = {"k": (jnp.ones(2), [3, jnp.zeros(1)])}
-
-    net = Mixed()
+    inner = {"k": (jnp.ones(2), [3, jnp.zeros(1)])}
+    net = Free(items=[Dense(1, 1), 5, jnp.tanh], inner=inner)
     new = net.replace_node(net.items[0], 3)
     assert new.items == [3, 5, jnp.tanh] and new.inner["k"][1][0] == 3
     assert new.pytree_attributes == ("inner",)

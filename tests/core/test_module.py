@@ -13,7 +13,7 @@ import pytest
 from jax.tree_util import tree_structure
 
 import pax_export as pax
-from tests.core.models import Counter, Dense, Net
+from tests.core.models import Dense, Net
 from tests.processes import printed
 from tests.refusals import refused
 
@@ -138,16 +138,6 @@ def test_flattening_inside_the_constructor():
             self.b = Dense()
 
     assert Early().size == 9 and Early().pytree_attributes == ("a", "b")
-
-
-@pytest.mark.parametrize("make", [Net, Dense, Counter, lambda: Dense().eval()])
-def test_pickle_and_deepcopy(make):
-    module = make()
-    for again in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
-        assert tree_structure(again) == tree_structure(module)
-        same = jax.tree_util.tree_map(lambda a, b: bool((a == b).all()), again, module)
-        assert all(jax.tree_util.tree_leaves(same))
-    assert copy.copy(module) == module
 
 
 def test_frozen_modules_are_unpickled_in_another_process(tmp_path):

@@ -11,7 +11,7 @@ import pax_export as pax
 from pax_export.core import _pure, _tree
 from pax_export.core._check import check_sharing
 from pax_export.errors import ChangedOutsideWarning
-from tests.core.models import Counter, Dense, Net
+from tests.core.models import Counter, Dense, Free, Net
 from tests.refusals import refused
 
 
@@ -86,11 +86,7 @@ def test_keyword_arguments_and_containers_are_copied_too():
 
 
 def test_sharing_is_found_before_and_after():
-    class Holder(pax.Module):
-        def __init__(self):
-            self.items = []
-
-    holder = Holder()
+    holder = Free(items=[])
     layer = Dense()
     holder.items.extend([layer, layer])
     with (

@@ -1,5 +1,6 @@
 """A module keeps its own static data, whatever Python calls equal to it."""
 
+import collections
 import dataclasses
 import decimal
 import functools
@@ -86,6 +87,13 @@ def with_note(text, note):
     return text
 
 
+Point = collections.namedtuple("Point", "x y")
+
+
+def adder(n):
+    return lambda x: x + n
+
+
 def switch():
     state = 0
 
@@ -123,6 +131,22 @@ PAIRS = [
     ({1: "a"}, {True: "a"}),
     (switch()[0], switch()[0]),
     (Plain(1), Plain(1)),
+    (1, True),
+    (1, 1.0),
+    (0.0, -0.0),
+    ((1,), [1]),
+    ((1,), (1.0,)),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    (adder(1), adder(2)),
+    (adder([]), adder([])),
+    (functools.partial(max, 1), functools.partial(max, 2)),
+    (Point(1, 2), (1, 2)),
+    (object(), object()),
+    (collections.OrderedDict(a=1, b=2), collections.OrderedDict(b=2, a=1)),
+    (collections.OrderedDict(a=1), {"a": 1}),
+    (collections.defaultdict(list), collections.defaultdict(set)),
+    (collections.deque([1], 3), collections.deque([1], 4)),
+    (collections.deque([1]), collections.deque([True])),
 ]
 
 
@@ -159,17 +183,30 @@ def test_different_statics_stay_different(a, b):
         lambda: jnp.float32,
         lambda: Options(f=functools.partial(max, [1])),
         lambda: Steps([functools.partial(max, {"a": 1})]),
+        lambda: 1,
+        lambda: float("nan"),
+        lambda: [1, (2, {"a": 3})],
+        lambda: adder(1),
+        lambda: Point(1, 2),
+        lambda: jax.nn.relu,
+        lambda: collections.OrderedDict(a=[1]),
+        lambda: collections.defaultdict(list, a=[1]),
+        lambda: collections.Counter("ab"),
+        lambda: collections.deque([1], 3),
+        lambda: bytearray(b"a"),
     ],
 )
 def test_one_recipe_has_one_treedef(make):
     assert static_key(make()) == static_key(make())
+    assert hash(static_key(make())) == hash(static_key(make()))
     assert tree_structure(Holder(make())) == tree_structure(Holder(make()))
 
 
-def test_closures_of_plain_values_are_one_and_those_that_another_function_changes_are_not():
-    def adder(n):
-        return lambda x: x + n
+def test_sets_have_no_order():
+    assert static_key({1, 2}) == static_key({2, 1})
 
+
+def test_closures_of_plain_values_are_one_and_those_that_another_function_changes_are_not():
     assert static_key(adder(1)) == static_key(adder(1)) != static_key(adder(1.0))
     (get, put), (other, _) = switch(), switch()
     first, second = Holder(get), Holder(other)

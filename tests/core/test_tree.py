@@ -19,7 +19,7 @@ from jax.tree_util import (
 import pax_export as pax
 from pax_export.core import flatten
 from pax_export.errors import ChangedOutsideWarning
-from tests.core.models import Dense, Net
+from tests.core.models import Dense, Free, Net
 from tests.refusals import refused
 
 
@@ -134,11 +134,7 @@ def test_getattr_of_a_user_class_is_asked_last():
 
 
 def test_appending_to_an_empty_list_is_seen():
-    class Log(pax.Module):
-        def __init__(self):
-            self.items = []
-
-    module = Log()
+    module = Free(items=[])
     assert module.pytree_attributes == ()
     module.items.append(jnp.ones(1))
     with pytest.warns(ChangedOutsideWarning):

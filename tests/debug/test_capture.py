@@ -161,15 +161,7 @@ def test_statistics_count_nan_and_zeros():
     found = pax.debug.statistics(net, jnp.array([-1.0, 0.5, 1.5, 2.5]))
     assert found["modules.0"].zeros == 0.25
     assert found["modules.1"].nan == 0.5
-    assert str(found).splitlines()[0].split() == [
-        "path",
-        "mean",
-        "std",
-        "min",
-        "max",
-        "nan",
-        "zeros",
-    ]
+    assert str(found).splitlines()[0].split() == "path mean std min max nan zeros".split()
 
 
 def test_layers_that_a_jitted_function_calls_are_captured_each_time():

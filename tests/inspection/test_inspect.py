@@ -231,13 +231,8 @@ def test_html_names_every_row_and_fetches_nothing(tmp_path):
 def test_a_table_of_some_levels():
     found = pax.inspect(Net())
     lines = found.table(depth=1, arrays=False).splitlines()
-    assert [line.split()[0] for line in lines[1:6]] == [
-        "(root)",
-        "embed",
-        "blocks.0",
-        "blocks.1",
-        "head",
-    ]
+    found = [line.split()[0] for line in lines[1:6]]
+    assert found == ["(root)", "embed", "blocks.0", "blocks.1", "head"]
 
 
 def test_a_notebook_shows_a_module_as_a_tree():

@@ -7,6 +7,7 @@ import pytest
 
 import pax_export as pax
 from tests.closeness import assert_close
+from tests.nn.reference import dense
 from tests.refusals import refused
 
 DIM, HEADS, LAYERS = 4, 2, 2
@@ -18,10 +19,6 @@ def transformer(rate=0.0):
 
 def sequences(batch=2, time=5, dtype="float32"):
     return jnp.asarray(np.random.RandomState(0).standard_normal((batch, time, DIM)), dtype)
-
-
-def dense(layer, x):
-    return x @ np.asarray(layer.weight, np.float64) + np.asarray(layer.bias, np.float64)
 
 
 def norm(layer, x):
@@ -178,11 +175,6 @@ def test_a_rate_of_zero_draws_no_key():
     updated, y = net % h
     assert updated == net
     assert (net(h) == y).all() and (net.eval()(h) == y).all()
-
-
-def test_a_plain_call_with_dropout_is_refused():
-    with refused(ValueError, "attribute"):
-        transformer(0.4)(sequences())
 
 
 # --- what stands around the formula --------------------------------------------------

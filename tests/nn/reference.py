@@ -13,6 +13,16 @@ def drawn(*shape: int, seed: int = 0) -> np.ndarray:
     return (np.random.RandomState(seed).standard_normal(shape) * 2 + 1).astype(np.float32)
 
 
+def dense(layer, *parts: np.ndarray) -> np.ndarray:
+    """A dense layer of inputs side by side."""
+    weight, bias = (np.asarray(each, np.float64) for each in (layer.weight, layer.bias))
+    return np.concatenate(parts, axis=-1) @ weight + bias
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
 def same_padding(size: int, kernel: int, stride: int, rate: int = 1) -> tuple[int, int]:
     """So that the output has ceil(size / stride) elements; the odd one goes behind."""
     reach = (kernel - 1) * rate + 1

@@ -9,6 +9,7 @@ import pytest
 
 import pax_export as pax
 from tests.closeness import assert_close
+from tests.nn.reference import dense
 from tests.refusals import refused
 
 HEADS, SIZE = 2, 3
@@ -23,10 +24,6 @@ def inputs(*lead, t=4, T=5, dtype="float32"):
     draws = np.random.RandomState(0)
     shapes = [(*lead, t, WIDTH), (*lead, T, WIDTH), (*lead, T, WIDTH)]
     return [jnp.asarray(draws.standard_normal(shape).astype(jnp.dtype(dtype))) for shape in shapes]
-
-
-def dense(layer, x):
-    return x @ np.asarray(layer.weight, np.float64) + np.asarray(layer.bias, np.float64)
 
 
 def formula(module, query, key, value, mask=None):

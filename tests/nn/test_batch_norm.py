@@ -17,18 +17,24 @@ CASES = [
 each_case = pytest.mark.parametrize(("cls", "data_format", "shape"), CASES)
 
 
+#: Features without a place in space: statistics over the batch alone.
+WITHOUT_SPACE = [(pax.BatchNorm1D, data_format, (7, 3)) for data_format in ("NWC", "NCW")]
+
+
 def statistics(x, data_format):
-    channel = data_format.index("C")
+    channel = data_format.index("C") if x.ndim > 2 else 1
     axes = tuple(axis for axis in range(x.ndim) if axis != channel)
     x = np.asarray(x, np.float64)
     return x.mean(axes, keepdims=True), x.var(axes, keepdims=True), axes
 
 
-@each_case
+@pytest.mark.parametrize(("cls", "data_format", "shape"), CASES + WITHOUT_SPACE)
 def test_numbers_in_train_and_eval_mode(cls, data_format, shape):
     norm = cls(3, decay_rate=0.8, data_format=data_format)
     affine = [drawn(*norm.scale.shape, seed=seed) for seed in (5, 6)]
     norm = norm.replace(scale=affine[0], offset=affine[1])
+    if len(shape) == 2:
+        affine = [each.reshape(1, 3) for each in affine]
     mean = variance = None
     for step in range(3):
         x = drawn(*shape, seed=step)
@@ -38,38 +44,15 @@ def test_numbers_in_train_and_eval_mode(cls, data_format, shape):
         norm, y = norm % x
         expected = normalised(x, axes) * affine[0] + affine[1]
         assert_close(y, expected, rtol=1e-4, atol=1e-4)
-        assert_close(norm.ema_mean.averages, mean, rtol=1e-5, atol=1e-6)
-        assert_close(norm.ema_var.averages, variance, rtol=1e-5)
+        form = norm.scale.shape
+        assert_close(norm.ema_mean.averages, mean.reshape(form), rtol=1e-5, atol=1e-6)
+        assert_close(norm.ema_var.averages, variance.reshape(form), rtol=1e-5)
     expected = (x - mean) / np.sqrt(variance + 1e-5) * affine[0] + affine[1]
     assert_close(norm.eval()(x), expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("data_format", ["NWC", "NCW"])
-def test_features_without_a_spatial_axis(data_format):
-    """Against numpy: statistics over the batch, averages over the steps."""
-    norm = pax.BatchNorm1D(3, decay_rate=0.8, data_format=data_format)
-    scale, offset = drawn(3, seed=5), drawn(3, seed=6)
-    norm = norm.replace(
-        scale=scale.reshape(norm.scale.shape), offset=offset.reshape(norm.offset.shape)
-    )
-    mean = variance = None
-    for step in range(3):
-        x = drawn(7, 3, seed=step)
-        wide = np.asarray(x, np.float64)
-        mean = wide.mean(0) if step == 0 else 0.8 * mean + 0.2 * wide.mean(0)
-        variance = wide.var(0) if step == 0 else 0.8 * variance + 0.2 * wide.var(0)
-        norm, y = norm % x
-        assert y.shape == (7, 3)
-        assert_close(y, normalised(x, (0,)) * scale + offset, rtol=1e-4, atol=1e-4)
-    expected = (x - mean) / np.sqrt(variance + 1e-5) * scale + offset
-    assert_close(norm.eval()(x), expected, rtol=1e-4, atol=1e-4)
-    # The same layer, and the same averages, as with one place in space.
-    place = 3 - data_format.index("C")
-    assert_close(
-        norm.eval()(np.expand_dims(x, place)).squeeze(place), expected, rtol=1e-4, atol=1e-4
-    )
-    assert norm.ema_mean.averages.shape == norm.scale.shape
-    assert pax.BatchNorm1D(3).eval()(jnp.ones((2, 3), jnp.int32)).dtype == jnp.float32
+    if len(shape) == 2:  # the same layer as with one place in space
+        place = 3 - data_format.index("C")
+        found = norm.eval()(np.expand_dims(x, place)).squeeze(place)
+        assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @each_case
@@ -135,7 +118,8 @@ def test_output_dtype_is_what_input_scale_and_offset_promote_to():
     bare = pax.BatchNorm1D(4, False, False)
     for norm, dtype in ((pax.BatchNorm1D(4), "float32"), (half, "float16"), (bare, "float16")):
         assert (norm % x)[1].dtype == norm.eval()(x).dtype == dtype
-    assert bare.eval()(jnp.ones((2, 3, 4), jnp.int32)).dtype == jnp.float32
+    for integers in (jnp.ones((2, 3, 4), jnp.int32), jnp.ones((2, 4), jnp.int32)):
+        assert bare.eval()(integers).dtype == pax.BatchNorm1D(4).eval()(integers).dtype == "float32"
 
 
 def test_repr_and_summary():

@@ -5,6 +5,7 @@ import pytest
 
 import pax_export as pax
 from tests.closeness import assert_close
+from tests.core.models import Free
 from tests.nn.reference import drawn
 from tests.refusals import refused
 
@@ -45,13 +46,8 @@ def test_any_pytree():
 
 
 def test_averages_of_a_module_are_not_trained():
-    class Averaged(pax.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = pax.Linear(2, 3)
-            self.ema = pax.EMA(self.net, 0.9)
-
-    model = Averaged()  # the averages are copies: no array stands at two places
+    net = pax.Linear(2, 3)
+    model = Free(net=net, ema=pax.EMA(net, 0.9))  # copies: no array stands at two places
     parameters = model.parameters()
     assert len(jax.tree_util.tree_leaves(parameters)) == 2
     assert jax.tree_util.tree_leaves(parameters.ema) == []

@@ -8,6 +8,7 @@ import pytest
 
 import pax_export as pax
 from tests.closeness import assert_close
+from tests.nn.reference import dense, sigmoid
 from tests.refusals import refused
 
 CELLS = {
@@ -21,14 +22,6 @@ each_cell = pytest.mark.parametrize("make", CELLS, ids=lambda make: make.__name_
 def sequence(time=5, batch=2, width=3, dtype="float32"):
     values = np.random.RandomState(0).standard_normal((time, batch, width))
     return jnp.asarray(values, dtype)
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def dense(layer, *parts):
-    return np.concatenate(parts, axis=-1) @ np.asarray(layer.weight) + np.asarray(layer.bias)
 
 
 def lstm_formula(module, xs):
@@ -177,19 +170,6 @@ def test_double_precision_in_a_scan(make):
         module = make(3, 4)
         _, ys = pax.scan(module, module.initial_state(2), sequence(dtype="float64"))
         assert ys.dtype == jnp.float64
-
-
-def test_symbolic_batch_and_length():
-    module = pax.LSTM(3, 4)
-
-    def read(xs):
-        return pax.scan(module, module.initial_state(xs.shape[1]), xs)[1]
-
-    shape = jax.export.symbolic_shape("t, b, 3")
-    exported = jax.export.export(jax.jit(read))(jax.ShapeDtypeStruct(shape, jnp.float32))
-    for time, batch in ((1, 1), (7, 2)):
-        xs = sequence(time, batch)
-        assert_close(exported.call(xs), read(xs), atol=1e-6)
 
 
 REFUSED = {

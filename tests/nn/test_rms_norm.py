@@ -9,6 +9,7 @@ import pytest
 
 import pax_export as pax
 from tests.closeness import assert_close
+from tests.nn.reference import sigmoid
 from tests.refusals import refused
 
 X = np.random.RandomState(0).standard_normal((2, 3, 5)).astype(np.float32)
@@ -33,10 +34,6 @@ def test_halves_are_squared_in_float32_and_come_back():
 def test_another_number_of_channels_is_named():
     with refused(pax.errors.InvalidArgumentError, "4 channels on axis -1"):
         pax.RMSNorm(4)(X)
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
 
 
 @pytest.mark.parametrize("activation", ["silu", "relu", "gelu_tanh"])

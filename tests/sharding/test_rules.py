@@ -9,21 +9,15 @@ from jax.sharding import PartitionSpec as P
 import pax_export as pax
 from pax_export import sharding
 from pax_export import transforms as T
+from tests.core.models import Free
 
 MESH = sharding.abstract_mesh(data=2, model=4)
 
 
-class Block(pax.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = pax.Embed(16, 8)
-        self.attention = pax.MultiHeadAttention(4, 2, 1.0)
-        self.fc = pax.Linear(8, 32)
-
-
 @pytest.fixture(scope="module")
 def block():
-    return Block()
+    attention = pax.MultiHeadAttention(4, 2, 1.0)
+    return Free(embed=pax.Embed(16, 8), attention=attention, fc=pax.Linear(8, 32))
 
 
 def specs(tree, rules, mesh=MESH):
@@ -51,7 +45,7 @@ def test_a_class_is_for_its_weight(block):
 def test_a_class_with_paths_below_it(block):
     rules = {
         pax.MultiHeadAttention: {"query_projection.bias": P("model"), "*.weight": P("data")},
-        Block: {"fc.*": P("data")},
+        Free: {"fc.*": P("data")},
     }
     found = specs(block, rules)
     assert found.pop("attention.query_projection.bias") == ("model",)

@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import pax_export as pax
 from pax_export import sharding
+from tests.core.models import Free
 
 
 def test_rows_and_sums():
@@ -54,13 +55,10 @@ def test_equal_layers_are_one_line():
 
 
 def test_a_model_of_seventy_billion_parameters():
-    class Head(pax.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = pax.Embed(32_000, 8192)
-            self.body = pax.nets.Transformer(8192, 64, 2, 0.0)
+    def make():
+        return Free(embed=pax.Embed(32_000, 8192), body=pax.nets.Transformer(8192, 64, 2, 0.0))
 
-    net = jax.eval_shape(Head)
+    net = jax.eval_shape(make)
     mesh = sharding.abstract_mesh(data=64, model=8)
     rules = sharding.tensor_parallel() & sharding.fully_sharded()
     table = sharding.table(net, mesh, rules)

@@ -15,6 +15,7 @@ import numpy as np
 
 import pax_export as pax
 from pax_export.errors import AdoptionError
+from tests.core.models import Free
 from tests.refusals import refused
 
 N = np.random.default_rng(0)
@@ -65,15 +66,6 @@ class Case:
             for name, array in {**LAYOUTS, **OTHERS}[framework](unit).items():
                 found[name] = array
         return found
-
-
-class Free(pax.Module):
-    """A module of these attributes."""
-
-    def __init__(self, **attributes: Any):
-        super().__init__()
-        for name, value in attributes.items():
-            setattr(self, name, value)
 
 
 # What frameworks write

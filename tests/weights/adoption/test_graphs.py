@@ -9,6 +9,7 @@ import pax_export as pax
 from pax_export.errors import AdoptionError
 from pax_export.weights import Entry, Source
 from tests.closeness import assert_close
+from tests.core.models import Free
 from tests.refusals import refused
 
 onnx = pytest.importorskip("onnx")
@@ -142,13 +143,9 @@ def test_what_an_optimizer_keeps_is_left_out_though_it_has_the_shapes_of_the_wei
 
 
 def test_layers_of_keras_that_are_wrapped_go_by_their_numbers():
-    class Towers(pax.Module):
-        def __init__(self):
-            super().__init__()
-            self.towers = [pax.Linear(3, 4, with_bias=False) for _ in range(11)]
-
     arrays = {f"time_distributed_{i}/kernel:0": drawn(3, 4) + i for i in range(1, 12)}
-    net, _ = pax.weights.adopt(Towers(), arrays)
+    towers = Free(towers=[pax.Linear(3, 4, with_bias=False) for _ in range(11)])
+    net, _ = pax.weights.adopt(towers, arrays)
     for i, tower in enumerate(net.towers, start=1):
         assert_close(tower.weight, arrays[f"time_distributed_{i}/kernel:0"])
 
