@@ -97,7 +97,7 @@ def test_an_optimizer_of_opax(tmp_path):
 
 
 def test_orbax_alone_reads_it_by_dotted_names(run, trained):
-    names = dict(pax.core._traversal.named_leaves(trained["model"]))
+    names = dict(pax.core.named_leaves(trained["model"]))
     how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
     with ocp.PyTreeCheckpointer() as reader:
         arrays = reader.restore(run.directory / "7" / "model", restore_args=how)

@@ -34,12 +34,13 @@ print(len(saved))
 
 
 @each_row
-def test_pickle(row):
+def test_pickles_and_copies(row):
     module = row.build()
-    loaded = pickle.loads(pickle.dumps(module))
-    assert leaves_equal(loaded, module)
-    assert loaded.summary() == module.summary()
-    assert leaves_equal(row.run(loaded, *row.inputs()), row.run(module, *row.inputs()))
+    assert copy.copy(module) == module
+    for again in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        assert leaves_equal(again, module)
+        assert again.summary() == module.summary()
+        assert leaves_equal(row.run(again, *row.inputs()), row.run(module, *row.inputs()))
 
 
 @each_row
@@ -60,12 +61,3 @@ def test_pickles_load_in_another_process(tmp_path):
     path = tmp_path / "layers.pickle"
     path.write_bytes(pickle.dumps(saved))
     assert printed(_LOAD, path).strip() == str(len(ROWS))
-
-
-@each_row
-def test_copies(row):
-    module = row.build()
-    assert copy.copy(module) == module
-    deep = copy.deepcopy(module)
-    assert leaves_equal(deep, module)
-    assert leaves_equal(row.run(deep, *row.inputs()), row.run(module, *row.inputs()))

@@ -254,7 +254,7 @@ WRONG_KINDS = {
 def test_a_value_of_the_wrong_kind_is_a_type_error(name):
     with pytest.raises(TypeError) as error:
         WRONG_KINDS[name]()
-    assert isinstance(error.value, pax._errors.PaxError)
+    assert isinstance(error.value, pax.errors.PaxError)
 
 
 def test_jit_warns_once_of_an_ambient_key():
