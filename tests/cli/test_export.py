@@ -178,11 +178,6 @@ def test_wrong_usage_is_code_two(capsys, arguments):
     assert "usage: pax-export" in capsys.readouterr().err
 
 
-def test_nothing_to_inspect(tmp_path, capsys):
-    assert main(["inspect", str(tmp_path)]) == 1
-    assert str(tmp_path) in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("package", ["pax_export", "pax_export.cli"])
 def test_as_a_command(here, package):
     done = python("-m", package, "inspect", here, check=False)

@@ -150,17 +150,6 @@ def test_state_of_the_optimizer():
     assert again == optimizer
 
 
-def test_more_arguments_reach_the_transformation():
-    layer = pax.Linear(2, 2)
-    recipe = from_optax(
-        optax.chain(optax.sgd(1.0), optax.contrib.reduce_on_plateau(factor=0.5, patience=1))
-    )
-    optimizer, params = recipe(layer.parameters()), layer.parameters()
-    for _ in range(5):
-        optimizer, updates = pax.module_and_value(optimizer)(params, params, value=1.0)
-    assert 0 < float(updates.weight[0, 0] / params.weight[0, 0]) < 1
-
-
 def test_numbers_in_a_state_become_arrays():
     def init(params):
         return {"count": 0, "params": params}

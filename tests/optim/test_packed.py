@@ -155,13 +155,6 @@ def test_copies_pickles_and_files(tmp_path):
     )
 
 
-def test_an_update_function_takes_it():
-    model = make_model()
-    update = jax.jit(pax.build_update_fn(loss_fn))
-    plain, packed = [from_optax(optax.adam(1e-2), packed=p)(model) for p in (False, True)]
-    assert_trees_close(update(model, packed, X, Y)[0], update(model, plain, X, Y)[0])
-
-
 def test_an_ensemble():
     models = jax.vmap(lambda seed: pax.Linear(2, 3).replace(bias=jnp.ones(3) * seed))(jnp.ones(2))
     held = jax.vmap(from_optax(optax.adam(1e-2), packed=True))(models.parameters())
