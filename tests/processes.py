@@ -13,7 +13,10 @@ ROOT = Path(__file__).parent.parent
 
 
 def python(
-    *arguments: object, check: bool = True, variables: Mapping[str, Any] | None = None, **options: Any
+    *arguments: object,
+    check: bool = True,
+    variables: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python with these arguments; where it fails, so does the test, with what it printed.
 
