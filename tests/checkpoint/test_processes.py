@@ -1,4 +1,4 @@
-"""Two processes write one checkpoint, each its own shards; one process reads it."""
+"""Several processes write one checkpoint, each its own shards; meshes of eight devices."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from pax_export.checkpoint import Checkpoints
 from tests.checkpoint.on_meshes import make_state
+from tests.processes import python
 from tests.sharding.many import Process, free_port
 
 COUNT = 2
@@ -36,3 +37,8 @@ def test_each_process_writes_its_shards(tmp_path, name):
     state = Checkpoints(tmp_path / name).restore(model=model, steps={"epoch": 0})
     np.testing.assert_array_equal(state["model"].weight, expected["model"].weight)
     assert state["steps"] == {"epoch": 3}
+
+
+def test_on_eight_devices(tmp_path):
+    variables = {"JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"}
+    python("-m", "tests.checkpoint.on_meshes", tmp_path, variables=variables)

@@ -1,4 +1,4 @@
-"""What `test_two_processes.py` runs in each of two processes with two devices each.
+"""What `test_processes.py` runs in each of two processes with two devices each.
 
 Called as ``python -m tests.sharding.two_processes RANK ADDRESS``.
 """
