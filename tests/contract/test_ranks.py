@@ -7,7 +7,6 @@ import pytest
 import pax_export as pax
 from tests.closeness import assert_close
 from tests.contract.table import ROWS, assert_trees_close, at_index, each
-from tests.refusals import refused
 
 # These name their axes by number, work on lists of images, or reshape by the batch.
 NEEDS_A_BATCH = (
@@ -46,14 +45,6 @@ def test_one_step_of_one_example(cell):
     state, y = cell(cell.initial_state(), x[0])
     of_batch = cell(cell.initial_state(2), x)
     assert_trees_close((state, y), at_index(of_batch, 0))
-
-
-def test_statistics_need_a_batch():
-    """One image has a mean, but not the one that batch norm asks for."""
-    for norm, shape in ((pax.BatchNorm1D(2), (2,)), (pax.BatchNorm2D(2), (4, 5, 2))):
-        assert norm.eval()(jnp.ones(shape)).shape == shape
-        with refused(ValueError, "batch"):
-            norm % jnp.ones(shape)
 
 
 @pytest.mark.parametrize(("build", "shape"), [

@@ -39,13 +39,6 @@ def test_inside_of_a_model_the_layer_is_named(name):
         model(jnp.ones(shape))
 
 
-@each_layer
-def test_a_module_that_another_trace_has_open_is_another_mistake(name):
-    build, shape = LAYERS[name]
-    with pytest.raises(ImmutableModuleError):
-        pax.pure(lambda layer, x: jax.jit(lambda x: layer(x))(x))(build(), jnp.ones(shape))
-
-
 class Model(pax.Module):
     """A user's model, with a state of its own beside layers."""
 
