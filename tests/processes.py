@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 def python(
     *arguments: object,
     check: bool = True,
-    variables: Mapping[str, Any] | None = None,
+    env: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python with these arguments; where it fails, so does the test, with what it printed.
@@ -23,13 +23,13 @@ def python(
     Args:
         arguments: behind ``python``.
         check: whether it must exit with 0.
-        variables: of the environment, beside those of this process; None removes one.
+        env: variables beside those of this process; None removes one.
         options: of `subprocess.run`.
     """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(variables or {})}
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
-        env={name: value for name, value in environment.items() if value is not None},
+        env={name: value for name, value in variables.items() if value is not None},
         **{"cwd": ROOT, "capture_output": True, "text": True, "timeout": 900, **options},
     )
     assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

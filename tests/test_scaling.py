@@ -43,7 +43,7 @@ def compiled():
     """What the compiler says of each kind of step, on virtual devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}"
     variables = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(DEVICES), "XLA_FLAGS": flags}
-    done = python("-c", COMPILE, json.dumps([vars(SMALL), KINDS]), variables=variables)
+    done = python("-c", COMPILE, json.dumps([vars(SMALL), KINDS]), env=variables)
     return dict(zip(KINDS, json.loads(done.stdout)))
 
 

@@ -23,7 +23,7 @@ def test_an_export_writes_nothing_of_tensorflows(tmp_path):
         "pax.export.to_tflite(net, folder + '/net.tflite', inputs)\n"
         "pax.export.load(folder + '/net.tflite')(np.ones((1, 2), np.float32))"
     )
-    done = python("-c", code, variables={"TF_CPP_MIN_LOG_LEVEL": None})
+    done = python("-c", code, env={"TF_CPP_MIN_LOG_LEVEL": None})
     assert [line for line in done.stderr.splitlines() if "pax_export" not in line] == []
 
 

@@ -41,4 +41,4 @@ def test_each_process_writes_its_shards(tmp_path, name):
 
 def test_on_eight_devices(tmp_path):
     variables = {"JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"}
-    python("-m", "tests.checkpoint.on_meshes", tmp_path, variables=variables)
+    python("-m", "tests.checkpoint.on_meshes", tmp_path, env=variables)

@@ -19,7 +19,7 @@ _VARIABLES = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 def python(*arguments, check=True, cwd=None):
     """Runs Python on the sources of this checkout."""
-    return processes.python(*arguments, check=check, cwd=cwd, variables=_VARIABLES)
+    return processes.python(*arguments, check=check, cwd=cwd, env=_VARIABLES)
 
 
 def code(text, cwd=None, fresh=False):

@@ -15,7 +15,8 @@ from pax_export.compat import _legacy_jax
 from pax_export.compat import _old_functions as old
 from pax_export.compat._old_jax import OLD_MODULES, OLD_NAMES
 from tests.closeness import assert_close
-from tests.compat.processes import ROOT, pax_export_run
+from tests.compat.processes import pax_export_run
+from tests.processes import ROOT
 
 HERE = Path(__file__).parent / "jax_of_2021"
 GUIDE = (ROOT / "docs" / "guide" / "migration.md").read_text(encoding="utf-8")

@@ -199,7 +199,7 @@ def test_the_environment_turns_it_off():
         "assert not _native.compiled and _tree.unflatten is _tree.unflatten_in_python; "
         "sys.exit(pytest.main(['-q', '-x', '-p', 'no:cacheprovider', 'tests/core/test_tree.py']))"
     )
-    python("-c", code, variables={"PAX_EXPORT_PURE_PYTHON": "1"})
+    python("-c", code, env={"PAX_EXPORT_PURE_PYTHON": "1"})
 
 
 # --- detection of changed containers: see _mutation_detection.py ------------------------------

@@ -340,6 +340,22 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     assert names(tmp_path) == [".a.0123456789ab.part", "a"]
 
 
+@pytest.mark.parametrize("error", [FileNotFoundError, BlockingIOError])
+def test_a_folder_that_another_save_takes_for_a_leftover_is_made_anew(tmp_path, monkeypatch, error):
+    lock, taken = stale_temporaries._lock_directory, []
+
+    def lose_first(directory):
+        if taken:
+            return lock(directory)
+        taken.append(directory)
+        directory.rmdir()
+        raise error
+
+    monkeypatch.setattr(stale_temporaries, "_lock_directory", lose_first)
+    write(tmp_path / "a", "new")
+    assert taken and names(tmp_path) == ["a"]
+
+
 def test_everything_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
     events = []
     monkeypatch.setattr(disk.os, "fsync", lambda handle: events.append(

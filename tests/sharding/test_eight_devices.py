@@ -21,4 +21,4 @@ HERE = Path(__file__).parent
 def test_all_of_them(file):
     options = ["-q", "-o", "python_files=on_*.py", "-p", "no:cacheprovider"]
     variables = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
-    assert " passed" in python("-m", "pytest", *options, file, variables=variables).stdout
+    assert " passed" in python("-m", "pytest", *options, file, env=variables).stdout

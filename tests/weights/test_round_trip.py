@@ -163,7 +163,7 @@ except OSError as error:
 """
     variables = {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
     expected = "equal\nsplit its numbers differ from their checksum\n"
-    assert printed(code, variables=variables) == expected
+    assert printed(code, env=variables) == expected
 
 
 def test_arrays_that_jax_may_place_stay_uncommitted(tmp_path):

@@ -15,7 +15,7 @@ def test_adopting_onto_a_mesh_holds_less_than_the_largest_leaf_beside_it(tmp_pat
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     # What is let go of is to leave the process, not to be kept by the C library.
     kept = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "JAX_PLATFORMS": "cpu"}
-    environment = {**os.environ, "XLA_FLAGS": flags, **kept}
-    found = measured("tests.weights.adoption.measure_memory", tmp_path, env=environment)
+    env = {"XLA_FLAGS": flags, **kept}
+    found = measured("tests.weights.adoption.measure_memory", tmp_path, env=env)
     assert found.pop("devices") == 8
     assert len(found) == 4 and {key: most for key, most in found.items() if most > MOST} == {}
