@@ -1,7 +1,5 @@
 """The card of an export: a page for people beside the report, and the calls on it."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import json
@@ -200,12 +198,6 @@ def test_a_card_may_be_deleted_and_not_changed(exports, tmp_path, name):
     (path / CARD).write_text("<script>")
     with refused(ExportPathError, CARD):
         load(path)
-
-
-def test_a_folder_with_a_card_is_replaced(tmp_path):
-    bundle(tmp_path / "net")
-    bundle(tmp_path / "net", overwrite=True, card=False)
-    assert not (tmp_path / "net" / CARD).exists()
 
 
 class Drawing:

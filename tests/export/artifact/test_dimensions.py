@@ -1,7 +1,5 @@
 """Symbolic dimensions read from text, held against jax's own arithmetic."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -25,7 +25,6 @@ NUMBER = re.compile(r"(?<=[we] )-?\d\S*|(?<=±)\S+")
 
 
 def rows(differences):
-    """What differs, and from where on."""
     found = {}
     for each in differences:
         begins = [abs(float(number)) for number in NUMBER.findall(each.where)]

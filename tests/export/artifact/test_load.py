@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-import dataclasses
 import shutil
 
 import jax
@@ -10,7 +7,6 @@ import pytest
 
 from pax_export.errors import ExportPathError, InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.export import Report, load, spec
-from pax_export.export.artifact.report import write_report
 from tests.closeness import assert_close
 from tests.export.models import Net, affine, affine_params, random
 from tests.refusals import refused
@@ -111,25 +107,11 @@ def test_damaged_exports_are_explained(export, tmp_path, file):
 
 
 def test_a_report_of_the_future_is_refused(export, tmp_path):
-    _, report = export((affine_params(), affine), spec("n, 3"))
-    write_report(dataclasses.replace(report), tmp_path / "model")
+    export((affine_params(), affine), spec("n, 3"))
     file = tmp_path / "model" / "pax_export.json"
     file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(ExportPathError):
         load(tmp_path / "model")
-
-
-def test_a_wrong_shape_names_the_input(export):
-    loaded, _ = export(
-        (affine_params(), lambda p, x, mask: affine(p, x) * mask[:, None]),
-        (spec("batch, 3"), spec("batch")),
-    )
-    expected = {"where": "serving_default: mask", "got": "[3], batch = 2 by x", "write": "[batch]"}
-    with refused(InvalidArgumentError, **expected):
-        loaded(random(2, 3), random(3))
-    for wrong in ((2, 4), (2,), (0, 3)):
-        with refused(InvalidArgumentError, where="serving_default: x"):
-            loaded(random(*wrong), random(2))
 
 
 def test_the_saved_model_itself_names_its_inputs(export, tmp_path):

@@ -1,7 +1,5 @@
 """Reports of others: every type is checked, and nothing in one leads to a traceback."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io
@@ -78,7 +76,6 @@ def test_wrong_types_are_named(path, value, message):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """What stands in a real report, with nested arguments, constraints and state."""
     path = tmp_path_factory.mktemp("report") / "out"
 
     def call(params, batch, *, scale=1.0):
@@ -148,7 +145,6 @@ def test_round_trip_of_a_report(report, tmp_path):
 
 @pytest.fixture(scope="module")
 def file(report, tmp_path_factory):
-    """A file with a report in it, as `to_tflite` writes them, and one as `to_onnx` does."""
     path = tmp_path_factory.mktemp("file")
     for name, append in (("zip", embedded.append_zip), ("field", embedded.append_field)):
         (path / name).write_bytes(b"\x08\x07")
