@@ -1,7 +1,5 @@
 """Small models as programs of orbax.export have them: params, and a function of one input."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

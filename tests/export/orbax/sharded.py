@@ -8,8 +8,6 @@ DTensor wants TensorFlow from the start, so this is a program of its own.  It
 prints what it finds as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

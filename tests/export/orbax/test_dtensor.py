@@ -1,7 +1,5 @@
 """Params that are sharded over devices, as variables that are."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

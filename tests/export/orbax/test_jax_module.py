@@ -1,12 +1,9 @@
 """The module: its arguments, its properties, and the words of its errors."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest
 import tensorflow as tf
-from jax import export as jax_export
 
 from pax_export.errors import InvalidArgumentError, UnsupportedDtypeError
 from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig, constants
@@ -17,13 +14,6 @@ from tests.refusals import refused
 
 TWO = {"one": linear, "two": lambda p, x: 2 * linear(p, x)}
 SHAPES = {"one": "b, ...", "two": None}
-
-
-def test_one_function_has_the_default_key():
-    made = module()
-    assert isinstance(made, tf.Module)
-    assert list(made.methods) == [constants.DEFAULT_METHOD_KEY]
-    assert_close(call(made), made.jax_methods[KEY](X))
 
 
 @pytest.mark.parametrize("shapes", [SHAPES, None])
@@ -47,15 +37,6 @@ def test_arguments_can_be_read():
     assert made.export_version is constants.ExportModelType.TF_SAVEDMODEL
     assert made.export_module() is made
     assert not made.with_gradient
-
-
-def test_variables_are_named_by_their_paths():
-    made = JaxModule(
-        {"mlp/~/linear": {"w": jnp.ones(2)}, "layers": [jnp.ones(1), (jnp.ones(3),)]},
-        lambda params, x: x,
-    )
-    names = {variable.name for variable in made.variables}
-    assert names == {"layers.0:0", "layers.1.0:0", "mlp/_/linear.w:0"}
 
 
 @pytest.mark.parametrize(
@@ -195,32 +176,9 @@ def test_platforms_are_those_that_were_asked_for():
     assert platforms(native_serialization_platforms=("cpu",)) == ["CPU"]
 
 
-def test_both_spellings_of_consolidation():
-    for name in ("conslidation", "consolidation"):
-        JaxModule(params(), linear, **{f"allow_multi_axis_sharding_{name}": True})
-
-
 def test_text_is_refused_with_the_way_past_the_model():
     with refused(UnsupportedDtypeError, "passthrough"):
         module().methods[KEY](tf.constant([["a", "b", "c"]]))
-
-
-def test_gradients_while_nothing_is_saved():
-    made = module(trainable=True)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(made.methods[KEY](tf.constant(X)) ** 2)
-    expected = jax.grad(lambda p: (linear(p, X) ** 2).sum())(params())
-    variables = {variable.name: variable for variable in made.variables}
-    found = tape.gradient(loss, [variables["b:0"], variables["w:0"]])
-    for value, name in zip(found, ("b", "w")):
-        assert_close(value, expected[name], rtol=1e-5)
-
-
-def test_exports_of_jax_itself():
-    made = module(jax2tf_kwargs={"polymorphic_constraints": ("b >= 2",)})
-    (exported,) = made.obm_module_to_jax_exported_map(jnp.asarray(X)).values()
-    assert isinstance(exported, jax_export.Exported)
-    assert_close(exported.call(params(), X), linear(params(), X))
 
 
 def test_the_module_of_newer_versions():

@@ -1,7 +1,5 @@
 """Params of every kind, and giving them other values."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax
@@ -31,8 +29,6 @@ jax.tree_util.register_dataclass(Layer, ["weight", "activation"], [])
 
 @jax.tree_util.register_pytree_node_class
 class WithoutKeys:
-    """A node that says nothing of the names of its parts."""
-
     def __init__(self, *parts):
         self.parts = parts
 
@@ -70,31 +66,22 @@ def pax_model():
     return net, lambda net, x: net(x), names
 
 
-def mapped_by_a_function():
-    layer = Layer(jnp.ones((3, 2)), jnp.tanh)
-    return layer, lambda p, x: p.activation(x @ p.weight), {"weight"}
-
-
-def without_keys():
-    return WithoutKeys(jnp.ones((3, 2)), [jnp.ones(2)]), _two_parts, {"0", "1.0"}
-
-
-def _two_parts(params, x):
-    return x @ params.parts[0] + params.parts[1][0]
-
-
-def a_bare_array():
-    return jnp.ones((3, 2)), lambda w, x: x @ w, {"params"}
-
-
 KINDS = {
     "flax": flax_model,
     "haiku": haiku_model,
     "equinox": equinox_model,
     "pax": pax_model,
-    "with a function": mapped_by_a_function,
-    "without keys": without_keys,
-    "bare": a_bare_array,
+    "with a function": lambda: (
+        Layer(jnp.ones((3, 2)), jnp.tanh),
+        lambda p, x: p.activation(x @ p.weight),
+        {"weight"},
+    ),
+    "without keys": lambda: (
+        WithoutKeys(jnp.ones((3, 2)), [jnp.ones(2)]),
+        lambda p, x: x @ p.parts[0] + p.parts[1][0],
+        {"0", "1.0"},
+    ),
+    "bare": lambda: (jnp.ones((3, 2)), lambda w, x: x @ w, {"params"}),
     "dict": lambda: (params(), linear, {"w", "b"}),
 }
 

@@ -1,7 +1,5 @@
 """Symbolic shapes in the forms that orbax's programs write them."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import pytest
 import tensorflow as tf
@@ -55,10 +53,7 @@ def test_sizes_that_tensorflow_knows_come_out_again():
 
 
 def test_constraints_and_expressions():
-    def halves(params, x):
-        return x.reshape(-1, 2, 3)
-
-    made = module(halves, input_polymorphic_shape="2*b, ...")
+    made = module(lambda params, x: x.reshape(-1, 2, 3), input_polymorphic_shape="2*b, ...")
     assert call(made, jnp.ones((4, 3))).shape == (2, 2, 3)
     options = {"polymorphic_constraints": ("b >= 3",)}
     first = traced(lambda params, x: x[:3], "b, ...", x_spec(), jax2tf_kwargs=options)

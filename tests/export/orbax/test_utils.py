@@ -1,7 +1,5 @@
 """The small functions that orbax's programs call."""
 
-from __future__ import annotations
-
 import threading
 
 import jax

@@ -1,7 +1,5 @@
 """Validation by orbax's names: every element is compared."""
 
-from __future__ import annotations
-
 import json
 
 import jax
