@@ -1,7 +1,5 @@
 """What is on disk of the variables is compared, bit by bit."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

@@ -1,9 +1,6 @@
 """Calls that pass by TensorFlow's reading of arguments, and those that must not."""
 
-from __future__ import annotations
-
 import sys
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +17,6 @@ from tests.export.models import Counter, affine, affine_params, random
 
 @pytest.fixture
 def direct(monkeypatch):
-    """The direct calls so far."""
     calls, call = [], DirectCall.__call__
 
     def counted(self, named):
@@ -167,26 +163,6 @@ def test_wrong_arguments_are_refused_as_at_the_first_call(export, direct):
         "  got: float64\n"
         "  write: float32",
     )
-
-
-def test_threads_call_at_the_same_time(export, direct):
-    loaded, _ = export((affine_params(), affine), spec("n, 3"))
-    inputs = [random(4, 3) * index for index in range(8)]
-    loaded(inputs[0])
-    found = [None] * len(inputs)
-
-    def call(index):
-        for _ in range(50):
-            found[index] = loaded(inputs[index])
-
-    threads = [threading.Thread(target=call, args=(index,)) for index in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(direct) == 50 * len(inputs)
-    for given, result in zip(inputs, found):
-        assert_close(result, affine(affine_params(), given), rtol=1e-5, atol=1e-6)
 
 
 def test_where_there_is_something_to_place_tensorflow_does_it(

@@ -1,8 +1,5 @@
 """TensorFlow functions before and after a model, exported with it."""
 
-from __future__ import annotations
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -116,21 +113,6 @@ def test_two_models_of_one_process_keep_their_vocabularies_apart(tmp_path):
     one, two = load(tmp_path / "one"), load(tmp_path / "two")
     assert_close(one(["the"]), TABLE[[1]])
     assert_close(two(["the"]), TABLE[[2]])
-
-
-def test_keras_layers_are_processors(export):
-    before = tf.keras.layers.TextVectorization(vocabulary=WORDS, output_sequence_length=3)
-
-    def to_tokens(text):
-        return tf.cast(before(text), tf.int32) % 4
-
-    loaded, _ = export(
-        embedding(), spec("batch, 3", "int32"), validate=True, preprocess=to_tokens,
-        preprocess_inputs=spec("batch", "string"), postprocess=tf.keras.layers.Softmax(),
-    )  # fmt: skip
-    tokens = to_tokens(tf.constant(["a fox", "the"])).numpy()
-    expected = jax.nn.softmax(TABLE[tokens].sum(axis=1))
-    assert_close(loaded(["a fox", "the"]), expected, atol=1e-6)
 
 
 def test_a_layer_that_is_not_built_yet_is_saved_with_its_weights(export):

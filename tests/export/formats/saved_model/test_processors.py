@@ -1,17 +1,10 @@
 """Functions of TensorFlow around a model, searched for what they hold."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest
 
-from pax_export.export.formats.saved_model.processing import (
-    as_function,
-    input_signature,
-    python_function,
-    trackables,
-)
+from pax_export.export.formats.saved_model.processing import as_function, trackables
 
 tf = pytest.importorskip("tensorflow")
 
@@ -50,29 +43,6 @@ def test_a_function_is_found_to_hold_what_it_reads():
     assert ids(trackables(Plain())) == ids(trackables(Plain().__call__)) == {id(kept)}
 
 
-def test_a_module_is_held_as_a_whole():
-    module = tf.Module()
-    module.words = table()
-    assert trackables(lambda x: module.words.lookup(x)) == [module]
-    assert trackables(module) == [module]
-    assert trackables(str.upper, None, 3) == []
-
-
-def test_signatures_of_functions_and_of_objects():
-    spec = tf.TensorSpec([None], tf.string, name="text")
-
-    class Tokenize(tf.Module):
-        @tf.function(input_signature=[spec])
-        def __call__(self, text):
-            return tf.strings.length(text)
-
-    tokenize = Tokenize()
-    assert input_signature(tokenize) == input_signature(tokenize.__call__) == (spec,)
-    assert input_signature(tf.function(lambda x: x)) is input_signature(lambda x: x) is None
-    assert as_function(tokenize)(["abc"]).numpy().tolist() == [3]
-    assert python_function(tokenize).__name__ == "__call__"
-
-
 # AutoGraph's parser uses what Python 3.15 will take away.
 @pytest.mark.filterwarnings("ignore:.* got an unexpected keyword argument:DeprecationWarning")
 def test_python_control_flow_on_tensors_works():
@@ -82,10 +52,3 @@ def test_python_control_flow_on_tensors_works():
         return -1
 
     assert [int(as_function(sign)(tf.constant(x))) for x in (2.0, -2.0)] == [1, -1]
-
-
-def test_a_keras_layer_is_a_processor():
-    layer = tf.keras.layers.Rescaling(0.5)
-    assert trackables(layer) == [layer]
-    assert as_function(layer)(tf.constant([4.0])).numpy().tolist() == [2.0]
-    assert "inputs" in python_function(layer).__code__.co_varnames

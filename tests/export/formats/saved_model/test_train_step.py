@@ -3,8 +3,6 @@
 `tests/consumers` trains a net of digits without jax.
 """
 
-from __future__ import annotations
-
 import shutil
 
 import jax
@@ -22,8 +20,6 @@ from tests.export.models import affine, affine_params, random
 
 @pytest.fixture
 def train(tmp_path):
-    """Exports with a step, and makes calls of it."""
-
     def run(model, inputs, given, **options):
         options.setdefault("validate", False)  # what the calls return is compared with jax
         report = to_saved_model(model, tmp_path / "model", inputs, **options)
@@ -115,36 +111,6 @@ def test_any_pytree_trains_with_any_optimizer(train):
         "b", "w", "optimizer.0.trace.b", "optimizer.0.trace.w",
     ]  # fmt: skip
     assert [v.name for v in report.variables if v.trainable] == ["b", "w"]
-
-
-def test_opax_and_loss_scales_keep_their_state(train):
-    net = pax.Linear(3, 2)
-    optimizer = pax.opax.adam(1e-2)(net.parameters())
-    scale = pax.precision.DynamicLossScale(jnp.float32(2.0**10), period=2)
-
-    def step(net, state, x):
-        optimizer, scale = state
-        gradients = jax.grad(
-            lambda p: scale.scale((net.update_parameters(p)(x) ** 2).mean())
-        )(net.parameters())  # fmt: skip
-        net, optimizer, scale = pax.experimental.apply_scaled_gradients(
-            net, optimizer, scale, gradients
-        )
-        return net, (optimizer, scale), {"scale": scale.loss_scale}
-
-    good, bad = random(4, 3), np.full((4, 3), np.inf, np.float32)
-    state, expected = (optimizer, scale), []
-    model = net.train()
-    for x in (good, good, bad):
-        model, state, metrics = step(model, state, x)
-        expected.append(float(metrics["scale"]))
-    loaded, _, found = train(
-        net, spec("n, 3"), [(good,), (good,), (bad,)], train_step=step,
-        optimizer=(optimizer, scale), train_inputs=spec("n, 3"),
-    )  # fmt: skip
-    assert [float(each["scale"]) for each in found] == expected
-    assert len(set(expected)) == 2
-    assert_close(loaded(good), model.eval()(good), atol=1e-5)
 
 
 def test_text_trains_too_and_several_methods_serve(train):

@@ -1,7 +1,5 @@
 """A SavedModel is written where TensorFlow cannot be imported, and TensorFlow runs it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
