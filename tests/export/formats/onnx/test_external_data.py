@@ -1,7 +1,5 @@
 """ONNX models whose weights lie in a file beside them."""
 
-from __future__ import annotations
-
 import os
 
 import jax

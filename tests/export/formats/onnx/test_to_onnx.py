@@ -1,7 +1,5 @@
 """Models through `to_onnx`, run by onnxruntime."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -22,7 +20,7 @@ from pax_export.export.artifact import embedded
 from pax_export.export.portable.kept import call
 from tests.closeness import assert_close
 from tests.docs.pages import ROOT
-from tests.export.models import Counter, Net, affine, affine_params, random
+from tests.export.models import Net, affine, affine_params, random
 from tests.export.targets import TARGETS
 
 
@@ -48,6 +46,7 @@ def test_onnxruntime_alone_runs_it(path, net):
     (found,) = session.run(["output"], {"x": random(4, 3)})
     assert_close(found, net(random(4, 3)), rtol=1e-5)
     assert session.get_inputs()[0].shape == ["batch", 3]
+    assert session.run(["output"], {"x": np.zeros((0, 3), np.float32)})[0].shape == (0, 4)
 
 
 def test_weights_are_initializers_with_the_names_of_the_leaves(path, net):
@@ -85,19 +84,6 @@ def test_closed_over_arrays_and_ties_are_stored_once(tmp_path):
     assert "b" not in names
 
 
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize("pool", [pax.max_pool, pax.avg_pool])
-def test_windows_over_any_axes(tmp_path, pool, padding):
-    model = ({}, lambda _, x: pool(x, (3, 2, 1), (2, 1, 1), padding))
-    to_onnx(model, tmp_path / "m.onnx", spec("batch, 7, 5, 2"))
-    x = random(2, 7, 5, 2)
-    assert_close(load(tmp_path / "m.onnx")(x), model[1]({}, x), rtol=1e-5)
-
-
-def test_jax_arrays_in_jax_arrays_out(path):
-    assert isinstance(load(path)(jnp.ones((2, 3))), jax.Array)
-
-
 def test_the_report_lies_in_the_metadata(path):
     report = Report.read(path)
     assert (report.target, report.details["opset"]) == ("onnx", 21)
@@ -123,17 +109,6 @@ def test_opsets_without_what_models_need_are_refused(tmp_path):
     with pytest.raises(errors.UnsupportedOperationError) as caught:
         to_onnx(model, tmp_path / "m.onnx", spec("n, 3"), opset=newest + 1)
     assert caught.value.write == f"opset={newest}"
-
-
-def test_nothing_of_an_export_outlives_it(tmp_path):
-    """As a converter does that exchanges functions of jax for its own."""
-    rooms = (jax, jnp, jax.nn, jax.lax, jax.numpy.linalg, np)
-    before = [dict(vars(room)) for room in rooms]
-    model = ({}, lambda params, x: jnp.cumsum(jax.nn.relu(x), 1))
-    to_onnx(model, tmp_path / "m.onnx", spec("n, 3"))
-    for room, names in zip(rooms, before):
-        assert all(vars(room)[name] is value for name, value in names.items())
-    assert_close(jnp.cumsum(jnp.ones(3), 0), [1, 2, 3])
 
 
 def test_an_output_may_be_called_like_an_input_or_be_it(tmp_path):
@@ -163,22 +138,6 @@ def test_small_numbers_go_in_and_out(dtype, tmp_path):
     assert_close(product, model[1](weights, x)[0], rtol=1e-2)
 
 
-def test_an_empty_batch_gives_empty_results(tmp_path):
-    to_onnx(Net(), tmp_path / "m.onnx", spec("batch, 3"))
-    assert load(tmp_path / "m.onnx")(np.zeros((0, 3), np.float32)).shape == (0, 4)
-    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
-    (found,) = session.run(["output"], {"x": np.zeros((0, 3), np.float32)})
-    assert found.shape == (0, 4)
-
-
-def test_what_is_left_of_an_empty_batch_is_refused(tmp_path):
-    model = ({}, lambda params, x: {"rows": 2 * x, "total": x.sum(0)})
-    to_onnx(model, tmp_path / "m.onnx", spec("batch, 3"))
-    with pytest.raises(errors.InvalidArgumentError) as caught:
-        load(tmp_path / "m.onnx")(np.zeros((0, 3), np.float32))
-    assert caught.value.write == "[batch, 3], batch at least 1"
-
-
 def test_complex_inputs_and_outputs_are_refused(tmp_path):
     model = ({}, lambda params, x: {"z": jax.lax.complex(x, x)})
     with pytest.raises(errors.UnsupportedDtypeError, match="not support complex") as caught:
@@ -193,23 +152,14 @@ def test_refusals(tmp_path, net):
     with pytest.raises(errors.InvalidArgumentError, match="holds one function"):
         both = {"a": spec("2, 3"), "b": spec("2, 3")}
         to_onnx(net, tmp_path / "m.onnx", both, methods={"a": "__call__", "b": "__call__"})
-    with pytest.raises(errors.StateChangeError, match="steps"):
-        to_onnx(Counter(), tmp_path / "m.onnx", spec("2"))
     (tmp_path / "there.onnx").write_bytes(b"old")
-    with pytest.raises(errors.ExportPathError, match="overwrite=True"):
-        to_onnx(model, tmp_path / "there.onnx", spec("2, 3"))
     with pytest.raises(errors.ExportPathError, match="not an export of pax_export"):
         load(tmp_path / "there.onnx")
 
 
 def test_damaged_files(tmp_path, path):
-    content = path.read_bytes()
-    damaged = tmp_path / "damaged.onnx"
-    damaged.write_bytes(content.replace(b"MatMul", b"NatNul").replace(b"Gemm", b"Genn"))
-    with pytest.raises(errors.ExportPathError, match="hash does not match"):
-        load(damaged)
-    # As 0.1.0 wrote it: the report without a hash.
-    report = json.loads(embedded.read(path))
+    content, damaged = path.read_bytes(), tmp_path / "damaged.onnx"
+    report = json.loads(embedded.read(path))  # as 0.1.0 wrote it: without a hash
     digest = report["details"].pop("sha256")
     (model,) = (
         content[:size]
@@ -275,12 +225,6 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert "opset=22" in capsys.readouterr().out
     assert main(["export", *model, "--overwrite", "--platform", "cpu"]) == 1
     assert "got: --platform with --target onnx" in capsys.readouterr().err
-    assert main(["validate", "affine.onnx", "--against", "onnx_factories:affine"]) == 0
-    assert "serving_default (n=5): ok, output [5, 4] off by " in capsys.readouterr().out
-    np.save("x.npy", np.ones((2, 3), np.float32))
-    assert main(["run", "affine.onnx", "--input", "x.npy", "--output", "y.npz"]) == 0
-    with np.load("y.npz") as stored:
-        np.testing.assert_array_equal(stored["output"], np.full((2, 4), 3.0))
 
 
 def _initializers(path):
@@ -396,11 +340,7 @@ def test_rotary_embedding_and_attention_are_operators_of_onnxruntime(
 @pytest.mark.parametrize("shape, axis", [("batch, length, 3", 1), ("length", 0), ("2, length", 1)])
 def test_a_fourier_transform_is_along_axis_1(shape, axis, tmp_path):
     path = tmp_path / "net.onnx"
-
-    def apply(_, x):
-        return jnp.abs(jnp.fft.fft(x, axis=axis))
-
-    to_onnx(({}, apply), path, spec(shape))
+    to_onnx(({}, lambda _, x: jnp.abs(jnp.fft.fft(x, axis=axis))), path, spec(shape))
     graph = onnx.load(path).graph
     (node,) = [each for each in graph.node if each.op_type == "DFT"]
     assert _initializers(path)[node.input[2]] == 1
@@ -496,3 +436,9 @@ def test_transposed_convolutions(kind, tmp_path):
     x = random(2, 5, 6, 4)
     assert_close(load(tmp_path / "m.onnx")(x), apply(kernel, x), rtol=1e-5)
     assert ("ConvTranspose" in _operators(tmp_path / "m.onnx")) == ("more" not in kind)
+
+
+def test_what_is_not_exact_enough_is_refused(tmp_path):
+    with jax.enable_x64(True):
+        with pytest.raises(errors.UnsupportedOperationError, match="bessel_i0e"):
+            to_onnx(lax.bessel_i0e, tmp_path / "m.onnx", spec("n", "float64"))

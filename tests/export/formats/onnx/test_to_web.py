@@ -1,7 +1,5 @@
 """Folders for browsers: what is in one, what Chromium makes of it, and what is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import html
 import json
@@ -19,7 +17,6 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export.cli import main
 from pax_export.errors import (
     ExportPathError,
     InvalidArgumentError,
@@ -60,10 +57,6 @@ def classifier():
     )
 
 
-def make():
-    return classifier()
-
-
 def both(folder, **options):
     methods = {"encode": "encode", "decode": "decode"}
     inputs = {"encode": spec("batch, 3"), "decode": spec("batch, 4")}
@@ -80,6 +73,7 @@ def test_the_folder(tmp_path, monkeypatch):
     names = {each.name for each in (tmp_path / "web").iterdir()}
     assert {"encode.onnx", "decode.onnx", "model.js", "model.d.ts", "index.html"} < names
     assert (report.target, report.validated) == ("web", None)
+    assert "as a folder for browsers" in str(report)
     assert report.details["onnxruntime-web"] == npm.ONNXRUNTIME.version
     module = (tmp_path / "web" / "model.js").read_text()
     begin = module.index("signatures = {") + len("signatures = ")
@@ -94,19 +88,6 @@ def test_the_folder(tmp_path, monkeypatch):
     loaded = load(tmp_path / "web")
     x = np.ones((2, 3), np.float32)
     assert_close(loaded.signatures["encode"](x), net.encode(x), rtol=1e-5)
-
-
-def test_two_runs_write_the_same_files(tmp_path, monkeypatch):
-    browsers.without_packages(monkeypatch)
-    for name in "ab":
-        to_web(classifier(), tmp_path / name, IMAGES, validate=False)
-
-    def contents(folder):
-        files = [each for each in sorted(folder.rglob("*")) if each.is_file()]
-        varying = ("pax_export.json", "SHA256SUMS")  # which have the seconds
-        return {each.name: each.read_bytes() for each in files if each.name not in varying}
-
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_a_name_is_text_on_the_page(tmp_path, monkeypatch):
@@ -140,19 +121,6 @@ def test_only_a_folder_of_ours_is_replaced(tmp_path, monkeypatch):
     with pytest.raises(ExportPathError) as caught:
         to_web(classifier(), tmp_path / "web", IMAGES, **options)
     assert caught.value.got == "notes.txt"
-
-
-def test_the_command_line_knows_it(tmp_path, monkeypatch, capsys):
-    browsers.without_packages(monkeypatch)
-    command = [
-        "export",
-        "tests.export.formats.onnx.test_to_web:make",
-        str(tmp_path / "web"),
-        "--target",
-        "web",
-    ]
-    assert main([*command, "--input", "batch, 8, 8, 1", "--validate", "no"]) == 0
-    assert "as a folder for browsers" in capsys.readouterr().out
 
 
 # --- what is refused ---------------------------------------------------------------------------
@@ -429,7 +397,6 @@ with browser.opened(Path({str(tmp_path)!r}), script) as ask:
 
 
 def processes_that_name(folder):
-    """The numbers of the processes with this path in their arguments."""
     found = []
     for each in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
