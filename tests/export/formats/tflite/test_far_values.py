@@ -1,7 +1,5 @@
 """Operations far from usual numbers: a table of functions and arrays, run by LiteRT, beside jax."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,13 +39,10 @@ INTEGERS = {
 
 
 def distances(x):
-    """As many bits as there are, and what a negative number says."""
     return 1, 8 * x.itemsize, np.array(-1).astype(x.dtype)
 
 
 def check(folder, functions, specs, *arrays):
-    """Compares all functions, exported as one, with jax."""
-
     def apply(params, *arrays):
         return {name: f(*arrays) for name, f in functions.items()}
 

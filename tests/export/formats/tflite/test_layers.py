@@ -1,7 +1,5 @@
 """Convolutions and pools that are one operator of TFLite, and the layout of nets."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import jax
@@ -9,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.scipy import special
 
 import pax_export as pax
 from pax_export.export import load, spec, to_tflite
@@ -118,3 +117,33 @@ def test_weights_of_every_kind_are_stored_small(kind, size, bound, tmp_path):
     small = to_tflite(model, tmp_path / "m.tflite", spec("n, 8, 8", "int32"), quantize=kind)
     assert small.graph_bytes < size * plain.graph_bytes
     assert_close(load(tmp_path / "m.tflite")(numbers), expected, atol=bound * abs(expected).max())
+
+
+# ``1 - x.T`` and ``1 / x.T`` keep their sides, whatever is moved or folded on the way.
+POSITIVE = np.abs(np.random.default_rng(0).normal(size=(3, 8, 2))).astype(np.float32) + 0.5
+W = np.abs(np.random.default_rng(1).normal(size=(2, 8))).astype(np.float32) + 0.5
+
+
+def models(t):
+    return {
+        "number": 1 - t,
+        "row": W[0] - t,
+        "matrix": W - 0.1 * t,
+        "negated": W + (-t),
+        "quotient": 1 / t,
+        "quotients": W / t,
+        "powers": t**-2,
+        "complement": special.erfc(t),
+        "whole": 3 - t.astype(jnp.int32),
+    }
+
+
+@pytest.mark.parametrize("shape", ["batch, 8, 2", "3, 8, 2"])
+def test_a_constant_stays_the_first_side(shape, tmp_path):
+    def apply(params, x):
+        return models(x.swapaxes(1, 2))
+
+    to_tflite(({}, apply), tmp_path / "m.tflite", spec(shape), validate=False)
+    found = load(tmp_path / "m.tflite")(POSITIVE)
+    for name, expected in models(jnp.asarray(POSITIVE).swapaxes(1, 2)).items():
+        assert_close(found[name], expected, rtol=1e-5)

@@ -1,7 +1,5 @@
 """Models through `to_tflite`, run by LiteRT."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 
@@ -15,8 +13,9 @@ from pax_export import errors
 from pax_export.export import Report, load, spec, to_tflite
 from pax_export.export.artifact import embedded
 from tests.closeness import assert_close
-from tests.export.models import Counter, Net, affine, affine_params, random
+from tests.export.models import Net, affine, affine_params, random
 from tests.export.targets import TARGETS
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
@@ -74,18 +73,6 @@ def test_the_report_lies_in_the_file(path):
     assert "Net as a TFLite model" in str(report)
 
 
-@pytest.mark.parametrize(("quantize", "bound"), [("float16", 0.01), ("dynamic", 0.05)])
-def test_weights_can_be_stored_with_fewer_bits(tmp_path, quantize, bound):
-    weights = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32) / 8
-    model = ({"w": weights}, lambda params, x: jnp.tanh(x @ params["w"]))
-    plain = to_tflite(model, tmp_path / "plain.tflite", spec("2, 64"))
-    small = to_tflite(model, tmp_path / "small.tflite", spec("2, 64"), quantize=quantize)
-    assert small.graph_bytes < 0.7 * plain.graph_bytes
-    x = random(2, 64)
-    assert_close(load(tmp_path / "small.tflite")(x), np.tanh(x @ weights), atol=bound)
-    assert "quantize=" + quantize in str(small)
-
-
 @pytest.mark.parametrize(
     ("function", "what", "where"),
     [
@@ -110,8 +97,6 @@ def test_refusals(tmp_path):
     model = (affine_params(), affine)
     with pytest.raises(errors.InvalidArgumentError, match="quantize has an unknown value"):
         to_tflite(model, tmp_path / "m.tflite", spec("2, 3"), quantize="int4")
-    with pytest.raises(errors.StateChangeError, match="steps"):
-        to_tflite(Counter(), tmp_path / "m.tflite", spec("2"))
     (tmp_path / "there.tflite").write_bytes(b"old")
     with pytest.raises(errors.ExportPathError, match="overwrite=True"):
         to_tflite(model, tmp_path / "there.tflite", spec("2, 3"))
@@ -133,7 +118,7 @@ def test_damaged_and_foreign_files(tmp_path, path):
     content = path.read_bytes()
     start = content.index(b"PK\x03\x04")
     foreign.write_bytes(b"\0" * start + content[start:])
-    with pytest.raises(errors.ExportPathError, match="hash does not match"):
+    with refused(errors.ExportPathError, write="a copy of the file, as it was written"):
         load(foreign)
     report = json.loads(embedded.read(path))
     del report["details"]["sha256"]  # as 0.1.0 wrote it
@@ -163,11 +148,8 @@ def test_functions_look_up_rows_of_a_large_table_of_bytes_as_it_is_stored(tmp_pa
     def rows(params, index):
         return params[index].astype(jnp.float32)
 
-    def sums(params, index):
-        return rows(params, index).sum(-1)
-
     path, index = tmp_path / "m.tflite", spec("4", "int32")
-    methods = {"rows": rows, "sums": sums}
+    methods = {"rows": rows, "sums": lambda params, index: rows(params, index).sum(-1)}
     report = to_tflite((table, rows), path, dict.fromkeys(methods, index), methods=methods)
     assert max(report.largest_error.values()) == 0.0
     assert path.stat().st_size < 1.1 * table.nbytes

@@ -1,7 +1,5 @@
 """Versions of operators, beside those that TensorFlow's converter writes for the same."""
 
-from __future__ import annotations
-
 import contextlib
 import types
 from collections import defaultdict
@@ -185,8 +183,6 @@ def test_small_weights(halves):
 
 
 def test_files_of_this_library_have_them(tmp_path):
-    """Also two versions of one operator."""
-
     def model(x, y):
         return jax.numpy.transpose(x, (4, 2, 3, 0, 1)), y.T
 
