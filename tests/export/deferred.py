@@ -6,8 +6,6 @@ python -m tests.export.deferred DIRECTORY MEBIBYTES
 Prints the tests by name, then the peaks in MiB beyond what the process held before.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings
@@ -99,24 +97,6 @@ def test_keys_and_narrow_integers(folder):
 
     to_saved_model((params, function), folder / "kinds", spec("n"), state="keep")
     assert np.isfinite(load(folder / "kinds")(X[0])).all()
-
-
-def test_a_bundle_keeps_how_the_weights_lie(folder):
-    net = on_mesh(make_net())
-    to_stablehlo(net, folder / "placed", jax.ShapeDtypeStruct((3, 4), np.float32))
-    bundle = load(folder / "placed")
-    exported = bundle.exported["serving_default"]
-    assert exported.nr_devices == 8
-    other = jax.sharding.Mesh(np.array(jax.devices()[::-1]).reshape(4, 2), ("data", "model"))
-    shardings = exported.in_shardings_jax(other)
-    shards = {
-        sharding.shard_shape(aval.shape)
-        for sharding, aval in zip(shardings, exported.in_avals)
-        if sharding is not None and not sharding.is_fully_replicated
-    }
-    assert shards == {(2, 8), (4, 2)}
-    x = jax.device_put(X, NamedSharding(other, P()))
-    assert_close(bundle.placed(other)(x), make_net().eval()(X), rtol=1e-5, atol=1e-6)
 
 
 def on_devices(folder, size):

@@ -1,7 +1,5 @@
 """Everything that `jax.export` offers, through bundles: each feature of its reference."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -26,8 +24,6 @@ KEY = "serving_default"
 
 @pytest.fixture
 def save(tmp_path):
-    """Writes a bundle, and loads it again."""
-
     def run(model, *inputs, **options):
         options.setdefault("validate", False)
         to_stablehlo(model, tmp_path / "bundle", *inputs, **options)
@@ -45,8 +41,13 @@ def model():
 
 
 def test_the_exported_describes_the_function(save, model):
-    exported = save(model, spec("batch, 3")).exported[KEY]
+    bundle = save(model, spec("batch, 3"))
+    exported = bundle.exported[KEY]
     assert isinstance(exported, jax_export.Exported)
+    lowest = jax_export.minimum_supported_calling_convention_version
+    version = bundle.report.calling_convention
+    assert version == exported.calling_convention_version
+    assert lowest <= version <= jax_export.maximum_supported_calling_convention_version
     assert exported.fun_name == KEY
     assert exported.in_tree == jax.tree.structure((({"b": 0, "w": 0}, {"x": 0}), {}))
     assert [str(aval) for aval in exported.in_avals] == [
@@ -65,23 +66,10 @@ def test_the_exported_describes_the_function(save, model):
     assert "stablehlo" in exported.mlir_module()
 
 
-def test_the_calling_convention_is_one_that_jax_has(save, model):
-    bundle = save(model, spec("2, 3"), platforms="cpu")
-    version = bundle.exported[KEY].calling_convention_version
-    lowest = jax_export.minimum_supported_calling_convention_version
-    assert lowest <= version <= jax_export.maximum_supported_calling_convention_version
-    assert bundle.report.calling_convention == version
-
-
 def test_arguments_that_are_not_used_are_not_kept(save):
     params = {"used": jnp.ones(3), "unused": jnp.ones(4)}
     exported = save((params, lambda p, x, y: p["used"] * x), (spec("3"), spec("3"))).exported[KEY]
     assert [str(exported.in_avals[i]) for i in exported.module_kept_var_idx] == ["float32[3]"] * 2
-
-
-def test_the_default_platform_is_one_that_can_be_exported_for(save, model):
-    platform = jax_export.default_export_platform()
-    assert save(model, spec("2, 3"), platforms=platform).exported[KEY].platforms == (platform,)
 
 
 def test_a_platform_that_is_not_exported_is_refused_when_called(save, model):
@@ -161,12 +149,6 @@ def test_a_function_that_calls_an_exported_has_its_platforms(tmp_path):
     assert_close(load(tmp_path / "bundle")(random(3)), np.sin(random(3)) + 1, rtol=1e-6)
 
 
-def test_an_operation_that_some_platforms_lack_names_them(tmp_path):
-    with refused(errors.UnsupportedOperationError, "eig") as error:
-        to_stablehlo(lambda x: jnp.linalg.eig(x)[0].real, tmp_path / "bundle", spec("3, 3"))
-    assert error.value.write.endswith("platforms= without 'tpu'")
-
-
 # vjp_order.
 
 
@@ -182,8 +164,9 @@ def test_gradients_are_there_up_to_the_order(save, order):
         assert exported.has_vjp()
         exported = exported.vjp()
     assert not exported.has_vjp()
-    with pytest.raises(errors.NotDifferentiableError):
+    with refused(errors.NotDifferentiableError) as error:
         jax.grad(gradient)(0.5)
+    assert order or error.value.write == "to_stablehlo(..., vjp_order=1)"
 
 
 # Symbolic dimensions.
@@ -232,26 +215,6 @@ def test_calls_that_jax_does_not_promise_need_a_disabled_check(tmp_path):
     exported = load(path, trusted=True).exported[KEY]
     assert exported.disabled_safety_checks == (check,)
     assert check.is_custom_call() == "nobody_has_this"
-
-
-def test_linear_algebra_calls_what_jax_promises(save):
-    def solve(params, x):
-        return jnp.linalg.solve(params["a"], x)
-
-    matrix = random(3, 3) + 3 * np.eye(3, dtype=np.float32)
-    bundle = save(({"a": matrix}, solve), spec("3"), platforms="cpu", vjp_order=1)
-    assert_close(bundle(random(3)), np.linalg.solve(matrix, random(3)), rtol=1e-4)
-    found = jax.grad(lambda x: bundle(x).sum())(random(3))
-    assert_close(found, np.linalg.inv(matrix).sum(0), rtol=1e-4)
-
-
-def test_callbacks_cannot_be_serialised(tmp_path):
-    def spoken(_, x):
-        jax.debug.print("{}", x)
-        return x
-
-    with pytest.raises(errors.UnsupportedOperationError, match="calls back into Python"):
-        to_stablehlo(({}, spoken), tmp_path / "bundle", spec("2"))
 
 
 Point = namedtuple("Point", ["x", "y"])
@@ -309,9 +272,9 @@ from tests.closeness import assert_close
 
 mesh = Mesh(np.array(jax.devices()), ("batch",))
 by_row, everywhere = NamedSharding(mesh, P("batch")), NamedSharding(mesh, P())
-weights = jax.device_put(jnp.ones((4, 2)), everywhere)
-x = jax.ShapeDtypeStruct((16, 4), "float32", sharding=by_row)
-function = ({"w": weights}, lambda params, x: jnp.tanh(x @ params["w"]))
+weights = jax.device_put({"w": jnp.ones((8, 2)), "b": jnp.ones(2)}, {"w": by_row, "b": everywhere})
+x = jax.ShapeDtypeStruct((16, 8), "float32", sharding=by_row)
+function = (weights, lambda params, x: jnp.tanh(x @ params["w"] + params["b"]))
 to_stablehlo(function, sys.argv[1], x, vjp_order=1, platforms=("cpu",))
 bundle = load(sys.argv[1])
 exported = bundle.exported["serving_default"]
@@ -321,14 +284,15 @@ assert exported.nr_devices == 8, exported.nr_devices
 other = Mesh(np.array(jax.devices()[::-1]), ("batch",))
 shardings = exported.in_shardings_jax(other)
 assert shardings[-1].is_equivalent_to(NamedSharding(other, P("batch")), 2), shardings
-values = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+assert shardings[1].shard_shape((8, 2)) == (1, 2), shardings
+values = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
 placed = bundle.placed(other)
 given = jax.device_put(values, shardings[-1])
 found = placed(given)
-assert_close(found, np.tanh(values @ np.ones((4, 2))), rtol=1e-5)
+assert_close(found, np.tanh(values @ np.ones((8, 2)) + 1), rtol=1e-5)
 assert len(found.sharding.device_set) == 8
 gradient = jax.grad(lambda x: placed(x).sum())(given)
-assert gradient.shape == (16, 4)
+assert gradient.shape == (16, 8)
 
 try:
     bundle(values)

@@ -1,7 +1,5 @@
 """Models through `to_stablehlo` and back through `load`, called by jax."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pickle
@@ -35,7 +33,6 @@ def net():
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory, net):
-    """One bundle for the tests that only read: gradients of second order, a symbolic batch."""
     path = tmp_path_factory.mktemp("bundle") / "net"
     to_stablehlo(net, path, spec("batch, 3"), vjp_order=2)
     return path
@@ -77,7 +74,6 @@ WITHOUT_GUARANTEE = {
 
 
 def third_party(function):
-    """A function as a primitive of another library, such as a solver of lineax."""
     primitive = Primitive("third_party_solve")
     primitive.def_impl(function)
     primitive.def_abstract_eval(lambda x: x)
@@ -108,8 +104,9 @@ def test_a_refused_call_is_named_with_its_line(tmp_path):
     place = "test_to_stablehlo.py"
     with refused(errors.UnsupportedOperationError, "cuhybrid_eig", place):
         to_stablehlo(apply, tmp_path / "b", spec("4, 4"), platforms=("cuda",), validate=False)
-    with refused(errors.UnsupportedOperationError, "eig", "platforms=", place):
+    with refused(errors.UnsupportedOperationError, "eig", place) as error:
         to_stablehlo(apply, tmp_path / "b", spec("4, 4"))
+    assert error.value.write.endswith("platforms= without 'tpu'")
 
 
 def test_plain_calls_are_compiled_once(bundle):
@@ -122,23 +119,10 @@ def test_plain_calls_are_compiled_once(bundle):
 
 def test_gradients_of_inputs_and_weights(bundle, net):
     x = random(2, 3)
-
-    def loss(model, x):
-        return (model(x) ** 2).sum()
-
     expected = jax.grad(lambda layer, x: (jnp.tanh(layer(x)) ** 2).sum(), (0, 1))(net.layer, x)
-    model, found = jax.grad(loss, (0, 1))(bundle, x)
+    model, found = jax.grad(lambda model, x: (model(x) ** 2).sum(), (0, 1))(bundle, x)
     assert_close(found, expected[1], rtol=1e-5, atol=1e-6)
     assert_close(model.weights["layer.weight"], expected[0].weight, rtol=1e-5, atol=1e-6)
-
-
-def test_second_order_gradients(bundle, net):
-    x = random(2, 3)
-
-    def hessian(model):
-        return jax.jacrev(jax.grad(lambda x: (model(x) ** 2).sum()))(x)
-
-    assert_close(hessian(bundle), hessian(net), rtol=1e-4, atol=1e-6)
 
 
 def test_vmap_of_calls_gradients_and_weights(bundle, net):
@@ -168,15 +152,6 @@ def test_forward_mode_is_refused_in_our_words(bundle, wrap):
         jax.jacfwd(wrap(lambda x: bundle(x).sum()))(x)
 
 
-def test_a_gradient_beyond_the_order_is_refused(tmp_path, net):
-    to_stablehlo(net, tmp_path / "net", spec("2, 3"), platforms=CPU, validate=False)
-    bundle = load(tmp_path / "net")
-    with pytest.raises(errors.NotDifferentiableError) as caught:
-        jax.grad(lambda x: bundle(x).sum())(random(2, 3))
-    assert "exported with no gradient" in str(caught.value)
-    assert caught.value.write == "to_stablehlo(..., vjp_order=1)"
-
-
 def test_weights_can_be_read_and_replaced(bundle, path, net):
     stored = safetensors.numpy.load_file(path / "weights.safetensors")
     np.testing.assert_array_equal(stored["layer.weight"], net.layer.weight)
@@ -198,36 +173,6 @@ def test_it_is_a_pytree_and_can_be_pickled(bundle):
     again = pickle.loads(pickle.dumps(bundle))
     assert jax.tree.structure(again) == jax.tree.structure(bundle)
     assert_close(again(random(2, 3)), bundle(random(2, 3)), rtol=1e-6)
-
-
-def test_several_methods_nested_outputs_and_keywords(tmp_path, net):
-    to_stablehlo(
-        net,
-        tmp_path / "net",
-        {"serving_default": spec("batch, 3"), "encode": spec("batch, 3")},
-        kwargs={"encode": {"scale": spec("")}},
-        methods={"serving_default": "__call__", "encode": "encode"},
-        platforms=CPU,
-    )
-    bundle = load(tmp_path / "net")
-    x = random(2, 3)
-    found = bundle.signatures["encode"](x, scale=2.0)
-    expected = net.encode(x, scale=2.0)
-    assert sorted(found) == ["code", "total"]
-    assert_close(found["code"], expected["code"], rtol=1e-6)
-    assert_close(found["total"], expected["total"], rtol=1e-6)
-    assert sorted(bundle.exported) == ["encode", "serving_default"]
-
-
-def test_closed_over_arrays_are_weights_and_ties_are_kept(tmp_path):
-    table = jnp.asarray(random(20, 20))
-    params = {"a": table, "b": table}
-    extra = random(20, 20)
-    model = (params, lambda p, x: x @ p["a"] @ p["b"].T @ extra)
-    to_stablehlo(model, tmp_path / "m", spec("n, 20"), platforms=CPU)
-    bundle = load(tmp_path / "m")
-    assert list(bundle.weights) == ["a", "constants.0"]
-    assert bundle.report.variables[0].leaves == ("['a']", "['b']")
 
 
 def test_weights_as_constants(tmp_path, net):
@@ -263,15 +208,6 @@ def test_integer_outputs_beside_gradients(tmp_path):
     expected = np.broadcast_to(affine_params()["w"].sum(1), (2, 3))
     assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert bundle(random(2, 3))["class"].dtype == jnp.int32
-
-
-def test_wrong_arguments_name_the_input(bundle):
-    with pytest.raises(errors.InvalidArgumentError, match=r"serving_default: x"):
-        bundle(random(2, 4))
-    with pytest.raises(errors.InvalidArgumentTypeError, match="a different dtype"):
-        bundle(jnp.ones((2, 3), jnp.int32))
-    with pytest.raises(errors.InvalidArgumentError, match="other arguments"):
-        bundle(random(2, 3), random(2, 3))
 
 
 # What lies in the folder.
@@ -364,18 +300,6 @@ def test_without_portable_modules_it_says_what_is_missing(damaged):
         renew(damaged)
 
 
-def test_it_is_whole_or_not_there(tmp_path, net, monkeypatch):
-    from pax_export.export.formats.stablehlo import files as stablehlo
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(stablehlo, "write_weights", fail)
-    with pytest.raises(OSError, match="disk full"):
-        to_stablehlo(net, tmp_path / "net", spec("2, 3"), platforms=CPU)
-    assert not list(tmp_path.iterdir())
-
-
 def test_validation_compares_with_the_model(tmp_path, net, monkeypatch):
     from pax_export.export.formats.stablehlo import files as stablehlo
 
@@ -431,7 +355,6 @@ module @jit_f {
 
 
 def calling(name):
-    """A module that calls something outside of it."""
     from jax.extend.mlir import ir
     from jax.extend.mlir.dialects import stablehlo
     from jax.interpreters import mlir
