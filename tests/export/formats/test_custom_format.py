@@ -1,14 +1,11 @@
 """A format of another package, built, installed and used as the guide has it."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re
 import subprocess
 import sys
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -33,7 +30,6 @@ def make():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A folder in which the distribution of the guide is installed by pip."""
     source = tmp_path_factory.mktemp("source")
     for match in _FILE.finditer(GUIDE.read_text(encoding="utf-8")):
         path = source / match["path"]
@@ -78,30 +74,6 @@ def test_an_installed_format_on_the_command_line(site, tmp_path):
     assert (done.returncode, "output: float32[3, 2]" in done.stdout) == (0, True), done.stderr
 
 
-def test_models_of_others_in_an_installed_format(numpy_program, tmp_path):
-    w = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)
-
-    def attend(x, mask):  # over two axes of batches, with arrays that it closes over
-        scores = jnp.einsum("bqd,bkd->bqk", x @ w, x @ w) * 0.5
-        weights = jax.nn.softmax(jnp.where(mask[:, None, :], scores, -jnp.inf))
-        return {"sum": jax.nn.relu(weights @ x), "log": jax.nn.log_softmax(x).mean(-1)}
-
-    inputs = (spec("b, n, 3"), spec("b, n", bool))
-    x = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
-    mask = np.arange(5) < np.array([[3], [5]])
-    examples = [(x, mask)]
-    path = tmp_path / "attend"
-    report = numpy_program.to_numpy_program(
-        attend, path, inputs, examples=examples, validate="process"
-    )
-    assert report.validated == "process"
-    loaded = load(path, trusted=True)
-    for key, value in loaded(x, mask).items():
-        assert_close(value, attend(x, mask)[key], rtol=1e-5, atol=1e-6)
-    with pytest.raises(pax.errors.UntrustedExportError):
-        load(path)
-
-
 def test_an_operation_that_the_format_lacks(numpy_program, tmp_path):
     net = pax.Sequential(pax.Linear(4, 4), jnp.sort).eval()
     with pytest.raises(pax.errors.UnsupportedOperationError) as caught:
@@ -141,16 +113,3 @@ def test_programs_have_their_arrays_by_name(numpy_program, tmp_path):
     x = np.eye(3, dtype=np.float32)
     call = load(tmp_path / "net", trusted=True).signatures["one"]
     assert_close(call(x), function(params, x), rtol=1e-6)
-
-
-def test_options_are_checked_as_in_every_format(numpy_program, tmp_path):
-    def export(**options):
-        return numpy_program.to_numpy_program(jnp.tanh, tmp_path / "net", spec("n"), **options)
-
-    with pytest.raises(pax.errors.InvalidArgumentError, match="state"):
-        export(state="update")
-    (tmp_path / "net").mkdir()
-    (tmp_path / "net" / "mine.txt").write_text("")
-    with pytest.raises(pax.errors.PaxError):
-        export(overwrite=True)
-    assert (tmp_path / "net" / "mine.txt").exists()

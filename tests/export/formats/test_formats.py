@@ -1,7 +1,5 @@
 """The table of formats: what it says is there, and a format in one file joins it."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

@@ -1,7 +1,5 @@
 """A format of another package in one file, with public imports alone: one product, as npz."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pax_export.export import LoadedFile

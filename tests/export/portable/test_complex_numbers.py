@@ -1,7 +1,5 @@
 """Operations on complex numbers and random keys, in jax alone, by parts and by words."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +30,6 @@ DRAWN = complex_of(RANDOM.normal(size=(3, 24, 10)), RANDOM.normal(size=(3, 24, 1
 
 
 def equation_of(function, *operands):
-    """The last operation of a function, inside of whatever jax wraps around it."""
     equation = jax.make_jaxpr(function)(*operands).eqns[-1]
     for inner in inner_programs(equation):
         equation = getattr(inner, "jaxpr", inner).eqns[-1]
@@ -81,11 +78,7 @@ def test_quotients_by_zero_and_infinity():
 @pytest.mark.parametrize("keys", [1, 2])
 def test_order(keys):
     z = complex_of([1, 1, -2, 1, np.nan, 0], [3, -1, 0, 3, 0, np.inf])
-
-    def order(z):
-        return lax.sort((z, z[::-1], jnp.arange(6)), num_keys=keys)[2]
-
-    expected, found = both(order, z)
+    expected, found = both(lambda z: lax.sort((z, z[::-1], jnp.arange(6)), num_keys=keys)[2], z)
     assert_close(found, expected)
 
 
@@ -214,6 +207,11 @@ def test_keys_of_another_generator_are_refused():
         on_words(equation)
 
 
+def drawn(key, row):
+    key, now = jax.random.split(key)
+    return key, row + jax.random.uniform(now)
+
+
 def loops(x, z, seed):
     key = jax.random.wrap_key_data(seed)
     keys = jax.random.split(key, 3)
@@ -222,6 +220,11 @@ def loops(x, z, seed):
         lax.while_loop(lambda s: jnp.abs(s[0]) < 3, lambda s: s * 2, z),
         lax.cond(x[0] > 0, lambda s: s, lambda s: s * 2j, z),
         lax.fori_loop(0, 3, lambda i, k: jax.random.split(k)[i % 2], key),
+        lax.fori_loop(0, 3, lambda i, s: s ^ jax.random.bits(jax.random.fold_in(key, i)), seed[0]),
+        lax.scan(drawn, key, x),
+        lax.while_loop(lambda s: s[1] < 2, lambda s: drawn(*s), (key, x[0] * 0))[1],
+        lax.cond(x[0] > 0, jax.random.bits, lambda k: jax.random.bits(jax.random.split(k)[1]), key),
+        lax.map(lambda k: jax.random.randint(k, (2,), 0, 100), keys),
         jax.vmap(lambda k: jax.random.normal(k, (2,)))(keys[::-1]),
         jnp.where(x > 0, 1j, 2.0),
         z.at[jnp.array([0, 2])].add(1j),
