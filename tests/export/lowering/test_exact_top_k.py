@@ -1,7 +1,5 @@
 """`approx_max_k` and `approx_min_k`, which are exact outside of jax."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 

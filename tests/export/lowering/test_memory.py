@@ -1,6 +1,6 @@
-"""An export of a large model holds it once, as it was held before."""
+"""An export of a large model holds it once, in memory, on several devices, or from disk."""
 
-from __future__ import annotations
+import os
 
 from tests.memory import measured, on_linux
 
@@ -32,3 +32,15 @@ def test_an_export_holds_no_more_of_a_model_than_it_must(tmp_path):
     }
     assert {name: peak for name, peak in peaks.items() if peak > allowed[name]} == {}
     assert sorted(peaks) == sorted(allowed)
+
+
+EIGHT = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"}
+LARGEST = SIZE / 4
+
+
+@on_linux
+def test_exports_are_right_and_hold_one_array_at_a_time(tmp_path):
+    peaks = measured("tests.export.deferred", tmp_path, SIZE, env=EIGHT)
+    assert peaks["on_devices"] <= LARGEST + FIXED
+    # One that is read is there three times for a moment: decoded, put together, written.
+    assert peaks["on_disk"] <= 3 * LARGEST + FIXED < SIZE

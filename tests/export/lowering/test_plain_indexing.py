@@ -1,7 +1,5 @@
 """Batched gathers and scatters say the same without batches."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,32 +8,21 @@ import pytest
 from pax_export.export import spec, to_saved_model
 from tests.export.models import random
 
-
-def at(x, i):
-    return x[i]
-
-
-def put(x, i):
-    return x.at[i].set(7.0)
-
-
-def add(x, i):
-    return x.at[i].add(2.0, mode="drop")
-
-
-def part(x, i):
-    return jax.lax.dynamic_slice(x, (i[0],), (2,))
-
-
-def insert(x, i):
-    return jax.lax.dynamic_update_slice(x, x[:2] * 3, (i[0],))
+INDEXING = {
+    "at": lambda x, i: x[i],
+    "put": lambda x, i: x.at[i].set(7.0),
+    "add": lambda x, i: x.at[i].add(2.0, mode="drop"),
+    "part": lambda x, i: jax.lax.dynamic_slice(x, (i[0],), (2,)),
+    "insert": lambda x, i: jax.lax.dynamic_update_slice(x, x[:2] * 3, (i[0],)),
+}
+at, add = INDEXING["at"], INDEXING["add"]
 
 
 def indexing(scale, x, i):
     """Everything that becomes a batched gather or scatter, `x[b, 6]` and `i[b, 3]`."""
     x = x * scale
     pairs, places = x.reshape(-1, 2, 3), i[:, :2]
-    results = {f.__name__: jax.vmap(f)(x, i) for f in (at, put, add, part, insert)}
+    results = {name: jax.vmap(f)(x, i) for name, f in INDEXING.items()}
     return results | {
         "narrow": jax.vmap(at)(x, i.astype(jnp.int8)),
         "unsigned": jax.vmap(at)(x, i.astype(jnp.uint8)),

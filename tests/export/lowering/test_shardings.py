@@ -1,7 +1,5 @@
 """What a program asks of several devices, in an export for one."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -117,11 +115,6 @@ def test_the_gradient_alone_may_speak_of_devices():
     traced = vjp(trace(lambda arrays: [function(*arrays)], [struct]), (0,), (0,))
     written = text(lower_traced(traced, ("cpu",)).portable.module)
     assert "scatter" not in written and "replica_groups" not in written
-
-
-def test_devices_among_several_are_still_refused():
-    with refused(UnsupportedOperationError, got="jax.shard_map"):
-        portable(_two_devices(), single=True)
 
 
 def _two_devices():
