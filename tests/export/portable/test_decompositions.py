@@ -1,7 +1,5 @@
 """Decompositions of primitives, in jax alone beside jax's own, on hostile numbers too."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 
@@ -75,36 +73,17 @@ def check(name, function, *operands, rtol=1e-5):
         assert_close(found, expected, rtol=rtol, where=name)
 
 
-ELEMENTWISE = {
-    "square": lax.square,
-    "rsqrt": lax.rsqrt,
-    "cbrt": lax.cbrt,
-    "exp2": lax.exp2,
-    "expm1": lax.expm1,
-    "log1p": lax.log1p,
-    "tan": lax.tan,
-    "sinh": lax.sinh,
-    "cosh": lax.cosh,
-    "asinh": lax.asinh,
-    "acosh": lax.acosh,
-    "atanh": lax.atanh,
-    "asin": lax.asin,
-    "acos": lax.acos,
-    "atan": lax.atan,
-    "erf": lax.erf,
-    "erfc": lax.erfc,
-    "erf_inv": lax.erf_inv,
-    "bessel_i0e": lax.bessel_i0e,
-    "bessel_i1e": lax.bessel_i1e,
-    "log2": lambda x: jnp.log2(x),
-}
+ELEMENTWISE = ["square", "rsqrt", "cbrt", "exp2", "expm1", "log1p", "log2", "tan", "sinh", "cosh"]
+ELEMENTWISE += ["asinh", "acosh", "atanh", "asin", "acos", "atan", "erf", "erfc", "erf_inv"]
+ELEMENTWISE += ["bessel_i0e", "bessel_i1e"]
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_functions_of_one_number(name):
-    if name == "log2" and "log2" not in jaxpr_primitives(jax.make_jaxpr(jnp.log2)(HOSTILE)):
+    function = jnp.log2 if name == "log2" else getattr(lax, name)
+    if name == "log2" and "log2" not in jaxpr_primitives(jax.make_jaxpr(function)(HOSTILE)):
         pytest.skip("jax makes it of two logarithms")
-    check_each(name, jax.jit(ELEMENTWISE[name]), HOSTILE)
+    check_each(name, jax.jit(function), HOSTILE)
 
 
 @pytest.mark.parametrize("name", ["lgamma", "digamma"])
@@ -232,12 +211,9 @@ def test_gradients_of_pools(window, reduce):
     def pool(x):
         return lax.reduce_window(x, start, reduce, *window)
 
-    def back(x, given):
-        return jax.vjp(pool, x)[1](given)
-
     check("select_and_gather_add", lambda x, t: jax.jvp(pool, (x,), (t,))[1], IMAGES, -IMAGES)
     tied = np.round(IMAGES)  # the first of equals is taken
-    check("select_and_scatter_add", back, tied, pool(IMAGES))
+    check("select_and_scatter_add", lambda x, given: jax.vjp(pool, x)[1](given), tied, pool(IMAGES))
 
 
 def test_booleans_are_scattered_by_or():
@@ -421,14 +397,6 @@ def test_eigenvalues_of_a_large_matrix_round_once():
     _, (found,) = both("svd", jnp.linalg.svdvals, matrix[:, :30])
     exact = np.linalg.svd(matrix[:, :30].astype(np.float64), compute_uv=False)
     assert_close(found, exact, rtol=2e-6)
-
-
-def test_a_matrix_that_is_not_finite_has_no_eigenvalues():
-    matrix = np.stack([POSITIVE[0], POSITIVE[1], POSITIVE[1]])
-    matrix[1, 2, 0], matrix[2, 2, 0] = np.nan, np.inf
-    for name, function in (("eigh", jnp.linalg.eigvalsh), ("svd", jnp.linalg.svdvals)):
-        (found,) = both(name, function, matrix)[1]
-        assert np.isfinite(found[0]).all() and np.isnan(found[1:]).all()
 
 
 #: Parts of others, or of newer versions of jax: tested by those, and in the runtimes.
@@ -738,33 +706,24 @@ def test_products_of_groups():
 
 WORDS = np.array([0, 1, 5, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1], np.uint32)
 IN_ORDER = {
-    "lt": lax.lt,
-    "le": lax.le,
-    "gt": lax.gt,
-    "ge": lax.ge,
-    "max": lax.max,
-    "min": lax.min,
+    **{name: getattr(lax, name) for name in ("lt", "le", "gt", "ge", "max", "min")},
     "argmax": lambda x, y: lax.argmax(x ^ y, 0, np.int32),
     "argmin": lambda x, y: lax.argmin(x ^ y, 0, np.int32),
     "reduce_max": lambda x, y: lax.reduce_max(x, (0,)),
-    "reduce_min": lambda x, y: lax.reduce_min(x ^ y | 1, (0,)),
+    "reduce_min": lambda x, y: lax.reduce_min(x ^ y if x.dtype == bool else x ^ y | 1, (0,)),
 }
 
 
-@pytest.mark.parametrize("name", IN_ORDER)
-def test_numbers_without_a_sign_are_in_order(name):
-    x, y = (jnp.asarray(each) for each in grid(WORDS, WORDS))
+@pytest.mark.parametrize(
+    ("name", "operands"),
+    [
+        *((name, (WORDS, WORDS)) for name in IN_ORDER),
+        *((name, ([False, True], [True, False, True])) for name in IN_ORDER),
+    ],
+)
+def test_numbers_without_a_sign_and_truth_values_are_in_order(name, operands):
+    x, y = (jnp.asarray(each) for each in grid(*operands))
     for expected, found in zip(*both(name, IN_ORDER[name], x, y, shallow=True)):
-        assert_close(found, expected)
-
-
-OF_TRUTH = {"reduce_min": lambda x, y: lax.reduce_min(x, (0,))}
-
-
-@pytest.mark.parametrize("name", ["lt", "ge", "max", "min", "argmin", "reduce_max", "reduce_min"])
-def test_truth_values_are_in_order(name):
-    x, y = (jnp.asarray(each) for each in grid([False, True], [True, False, True]))
-    for expected, found in zip(*both(name, OF_TRUTH.get(name, IN_ORDER[name]), x, y, shallow=True)):
         np.testing.assert_array_equal(found, expected)
 
 

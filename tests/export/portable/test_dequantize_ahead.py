@@ -1,7 +1,5 @@
 """Numbers of quantized weights as operands, in the place of their integers."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

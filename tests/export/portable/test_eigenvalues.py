@@ -1,7 +1,5 @@
 """Eigenvalues and singular values in one model, without LAPACK."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +45,6 @@ def test_eigenvalues_are_in_order_beside_singular_values(tmp_path):
 
 
 def without_lapack(function, x):
-    """The results of the program that has no call of LAPACK, in jax."""
     return jax.jit(jaxpr_as_fun(without_libraries(jax.make_jaxpr(function)(x))))(x)
 
 

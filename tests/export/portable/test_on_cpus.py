@@ -1,7 +1,5 @@
 """Depthwise convolutions and pools in a second form for CPUs: in jax, and in a SavedModel."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax
@@ -70,7 +68,6 @@ POOLS = {
 
 
 def lowered(function, *arrays):
-    """The rewritten program as a function, and the text that jax lowers for CPUs."""
     made = jax.jit(jaxpr_as_fun(fast_on_cpus(jax.make_jaxpr(function)(*arrays))))
     return made, made.lower(*arrays).as_text()
 

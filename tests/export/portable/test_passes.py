@@ -1,7 +1,5 @@
 """A program before the passes and after them, in jax alone."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import jax
@@ -174,7 +172,6 @@ def test_features_that_are_not_the_last_axis_are_scaled_along_theirs():
 
 
 def _every_other(x):
-    """Of both axes of space."""
     return lax.slice_in_dim(lax.slice_in_dim(x, 1, None, 2, 1), 0, None, 2, 2)
 
 
@@ -383,10 +380,6 @@ def test_caches_are_not_transposed():
 
 
 def test_layer_norms_of_all_kinds_are_kept():
-    pax_norm = pax.LayerNorm(6, -1, True, True)
-    made, _, _ = portable(pax_norm, spec("batch, 4, 6"))
-    assert primitives(made)["layer_norm"] == 1
-
     def fast(p, x):  # as flax has it
         mean, squares = x.mean(-1), (x * x).mean(-1)
         var = jnp.maximum(0.0, squares - mean * mean)
@@ -462,12 +455,9 @@ def test_lines_and_modules_are_kept():
         def __call__(self, x):
             return self.second(jnp.tanh(self.first(x)))
 
-    def trace(label):
-        return portable(label(Net()), spec("batch, 8, 8, 4"))[0]
-
     from pax_export.core import path_in, with_labels
 
-    made = with_labels(trace)
+    made = with_labels(lambda label: portable(label(Net()), spec("batch, 8, 8, 4"))[0])
     paths = {each.primitive.name: path_in(each, "") for each in made.jaxpr.eqns}
     assert paths["conv_general_dilated"] == "first"
     assert paths["dot_general"] == "second"

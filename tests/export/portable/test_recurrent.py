@@ -1,7 +1,5 @@
 """Loops over the step of a recurrent layer, whoever wrote it, become one operator."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 
@@ -185,16 +183,8 @@ def test_a_single_example_and_rows_of_two_inputs():
         return (jnp.tanh(rows[0] @ p["w"] + rows[1] @ p["w2"] + state[0] @ p["u"]),)
 
     def both(p, x):
-        rows = x.swapaxes(0, 1)
-        return (
-            over(step)(p, x)
-            if rows is x
-            else lax.scan(
-                lambda s, r: ((made := step(p, s, r)), made[0]),
-                (jnp.ones((x.shape[0], SIZE)),),
-                (rows, jnp.cos(rows)),
-            )
-        )
+        rows, first = x.swapaxes(0, 1), (jnp.ones((x.shape[0], SIZE)),)
+        return lax.scan(lambda s, r: ((m := step(p, s, r)), m[0]), first, (rows, jnp.cos(rows)))
 
     found, _ = check(weights("w", "w2", "u"), both, INPUTS, (X,), rtol=2e-5)
     assert found["rnn"] == 1
@@ -216,7 +206,6 @@ def crossed(p, state, x):
 
 
 def before(p, state, x):
-    """Gives the output of the step before."""
     c, h = lstm(p, state[:2], x)
     return c, h, state[1]
 
