@@ -11,6 +11,7 @@ import pax_export as pax
 from pax_export.errors import StateChangeError
 from pax_export.export import load, spec, to_onnx, to_stablehlo
 from tests.closeness import assert_close
+from tests.export.models import Counter
 from tests.refusals import refused
 
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
@@ -222,15 +223,6 @@ def test_a_net_of_nnx_goes_on_where_its_last_call_stopped(tmp_path):
 
 
 def test_a_file_may_keep_the_state_of_a_module(tmp_path):
-    class Counter(pax.Module):
-        def __init__(self):
-            super().__init__()
-            self.calls = jnp.zeros(())
-
-        def __call__(self, x):
-            self.calls = self.calls + 1
-            return x + self.calls
-
     to_onnx(Counter(), tmp_path / "net.onnx", spec("2"), state="keep")
     counter = load(tmp_path / "net.onnx")
     assert [counter(np.zeros(2, "float32")).tolist() for _ in range(2)] == [[1, 1], [1, 1]]

@@ -183,17 +183,6 @@ def test_every_form(name, tmp_path):
     assert_close(load(tmp_path / "net")(X), expected())
 
 
-@pytest.mark.parametrize(
-    "export, suffix",
-    [(to_saved_model, ""), (to_stablehlo, ""), (to_tflite, ".tflite"), (to_onnx, ".onnx")],
-)
-def test_every_format(export, suffix, tmp_path):
-    path = tmp_path / f"net{suffix}"
-    report = export((LINEN, VARIABLES), path, BATCH, validate=False)
-    assert report.model == "LinenNet"
-    assert_close(load(path)(X), LINEN.apply(VARIABLES, X))
-
-
 def test_names_of_inputs(tmp_path):
     """Those of the parameters, without what is bound and what holds the model."""
     for model, names in [

@@ -1,7 +1,5 @@
 """Repeated layers become one function, and nothing else changes."""
 
-from __future__ import annotations
-
 import re
 
 import jax
@@ -32,19 +30,27 @@ def dense(weights, x):
     return x + jax.nn.relu(scaled @ first) @ second
 
 
-def layers(count, layer=dense):
-    return lambda values: [chain(values, count, layer)]
-
-
-def chain(values, count, layer):
+def chain(values, layers):
+    """Each layer has two of the weights, and the result of the one before."""
     *weights, x = values
-    for i in range(count):
+    for i, layer in enumerate(layers):
         x = layer(weights[2 * i : 2 * i + 2], x)
     return x
 
 
+def in_order(layers):
+    return lambda values: [chain(values, layers)]
+
+
+def layers(count, layer=dense):
+    return in_order([layer] * count)
+
+
+def then(function):
+    return lambda weights, x: function(dense(weights, x))
+
+
 def operands(count, rows=None):
-    """Weights for so many layers, and an input."""
     random = np.random.default_rng(0)
     weights = [random.normal(0, 0.3, (WIDTH, WIDTH)).astype(np.float32) for _ in range(2 * count)]
     return [*weights, X if rows is None else X[:rows]]
@@ -58,7 +64,6 @@ def structs(count, rows=3):
 
 
 def calls(traced):
-    """How often a function that was outlined is called."""
     text = str(getattr(traced, "program", traced))
     return len(re.findall(r"name=repeated\b", text))
 
@@ -95,9 +100,8 @@ def pair(weights, x):
 
 
 def around(values):
-    """Operations before, between and after the layers."""
-    x = chain([*values[:6], jnp.sin(values[-1])], 3, dense)
-    y = chain([*values[6:12], jnp.cos(x) @ values[0]], 3, dense)
+    x = chain([*values[:6], jnp.sin(values[-1])], [dense] * 3)
+    y = chain([*values[6:12], jnp.cos(x) @ values[0]], [dense] * 3)
     return [y.sum(), jnp.tanh(y), x, values[2]]
 
 
@@ -110,32 +114,22 @@ def read_later(values):
     return [x, seen[1], seen[4] + seen[0]]
 
 
-def other_numbers(values):
-    *weights, x = values
-    for i in range(6):
-        x = dense(weights[2 * i : 2 * i + 2], x) * (1.0 + 0.1 * i)
-    return [x]
-
-
 def wired_otherwise(values):
-    """One layer adds its own input, the next one the input of all."""
-    *weights, first = values
-    x = first
-    for i in range(8):
-        x = dense(weights[2 * i : 2 * i + 2], x) + (first if i == 3 else x)
-    return [x]
+    """The layers add their own input, and one of them the input of all."""
+    own = lambda weights, x: dense(weights, x) + x  # noqa: E731
+    return [chain(values, [own] * 3 + [then(lambda y: y + values[-1])] + [own] * 4)]
 
 
 @pytest.mark.parametrize(
     ("function", "count", "expected"),
     [
         (layers(6), 6, 6),
-        (lambda v: [chain([v[0], v[1]] * 6 + [v[-1]], 6, dense)], 1, 6),
+        (lambda v: [chain([v[0], v[1]] * 6 + [v[-1]], [dense] * 6)], 1, 6),
         (layers(4, control_flow), 4, 4),
         (layers(4, pair), 4, 4),
         (around, 6, 6),
         (read_later, 6, 6),
-        (other_numbers, 6, 0),
+        (in_order([then(lambda y, i=i: y * (1.0 + 0.1 * i)) for i in range(6)]), 6, 0),
         (wired_otherwise, 8, 3 + 4),
     ],
     ids=[
@@ -186,13 +180,7 @@ def test_layers_with_derivatives_of_their_own(derivative, scales, expected):
             function.defvjp(lambda x: (x * 1.0, None), lambda _, g: (g * scale,))
         return function
 
-    def function(values):
-        *weights, x = values
-        for i, scale in enumerate(scales):
-            x = scaled_gradient(scale)(dense(weights[2 * i : 2 * i + 2], x))
-        return [x]
-
-    check(function, 6, expected)
+    check(in_order([then(scaled_gradient(scale)) for scale in scales]), 6, expected)
 
 
 def test_second_derivatives_are_compared():
@@ -212,17 +200,9 @@ def test_second_derivatives_are_compared():
         square.defjvp(lambda x, t: (square(x[0]), t[0] * slope(x[0])))
         return square
 
-    def function(curvatures):
-        def run(values):
-            *weights, x = values
-            for i, curvature in enumerate(curvatures):
-                x = slope_of(curvature)(dense(weights[2 * i : 2 * i + 2], x))
-            return [x]
-
-        return run
-
-    assert calls(trace(function([2.0] * 5), structs(5))) == 5
-    assert calls(trace(function([2.0, 2.0, 2.0, 2.0, 5.0]), structs(5))) == 4
+    for last, expected in ((2.0, 5), (5.0, 4)):
+        function = in_order([then(slope_of(each)) for each in (2.0, 2.0, 2.0, 2.0, last)])
+        assert calls(trace(function, structs(5))) == expected
 
 
 def test_rules_that_fail_are_left_to_the_export():
@@ -231,19 +211,15 @@ def test_rules_that_fail_are_left_to_the_export():
         return x * 1.0
 
     wrong.defvjp(lambda x: (x, None), lambda _, g: 1 / 0)
-    check_free = layers(6, lambda weights, x: wrong(dense(weights, x)))
-    assert calls(trace(check_free, structs(6))) == 0
+    assert calls(trace(layers(6, then(wrong)), structs(6))) == 0
 
 
 def test_arrays_that_layers_close_over_stay_apart():
     held = [jnp.full((WIDTH, 100), float(i)) for i in range(6)]
 
-    def function(values):
-        *weights, x = values
-        for i in range(6):
-            x = dense(weights[2 * i : 2 * i + 2], x) + (x @ held[i]).sum(-1, keepdims=True)
-        return [x]
-
+    function = in_order(
+        [lambda w, x, a=a: dense(w, x) + (x @ a).sum(-1, keepdims=True) for a in held]
+    )
     traced = trace(function, structs(6))
     assert {id(each) for each in traced.constants} == {id(each) for each in held}
     want = jax.jit(function)(operands(6))[0]
@@ -254,20 +230,13 @@ def test_arrays_that_layers_close_over_stay_apart():
 @settings(deadline=None, max_examples=runs(short=6, long=60))
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=8))
 def test_any_order_of_layers_gives_what_it_gave(order):
-    """Layers of four kinds, in any order."""
     kinds = [
         dense,
         lambda weights, x: dense(weights, x) * 0.5 + x,
         lambda weights, x: dense(weights[::-1], x),
-        lambda weights, x: jnp.sin(dense(weights, x)),
+        then(jnp.sin),
     ]
-
-    def function(values):
-        *weights, x = values
-        for i, kind in enumerate(order):
-            x = kinds[kind](weights[2 * i : 2 * i + 2], x)
-        return [x]
-
+    function = in_order([kinds[kind] for kind in order])
     given = operands(len(order))
     program = trace(function, structs(len(order)))
     want = jax.jit(function)(given)[0]

@@ -1,10 +1,10 @@
 """Python values among params and arguments stay what they are."""
 
-from __future__ import annotations
-
 import enum
 import json
+from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,20 +29,13 @@ from tests.refusals import refused
 # --- params -------------------------------------------------------------------------------
 
 
-@jax.tree_util.register_pytree_with_keys_class
-class Layer:
-    """A layer as other libraries have it: its activation and its flags are leaves."""
+class Layer(eqx.Module):
+    """Its activation and its flags are leaves."""
 
-    def __init__(self, weight, activation, mode="plain", frozen=False):
-        self.__dict__.update(weight=weight, activation=activation, mode=mode, frozen=frozen)
-
-    def tree_flatten_with_keys(self):
-        names = ("weight", "activation", "mode", "frozen")
-        return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], None
-
-    @classmethod
-    def tree_unflatten(cls, _, leaves):
-        return cls(*leaves)
+    weight: Any
+    activation: Any
+    mode: str = "plain"
+    frozen: bool = False
 
     def __call__(self, x):
         y = x @ self.weight
@@ -69,12 +62,6 @@ def test_static_leaves_stay_in_the_function(export):
     assert [each.name for each in report.variables] == ["0.weight", "1.weight"]
     x = random(5, 3)
     assert_close(loaded(x), apply(layers(), x), atol=1e-5)
-
-
-def test_a_bundle_and_a_file_take_them_as_well(tmp_path):
-    to_stablehlo((layers(), apply), tmp_path / "bundle", spec("n, 3"))
-    x = random(2, 3)
-    assert_close(load(tmp_path / "bundle")(x), apply(layers(), x), atol=1e-5)
 
 
 def test_they_are_chosen_by_prefix_and_by_name():
@@ -215,12 +202,6 @@ def test_values_within_arguments_and_examples(export, tmp_path):
     assert [entry.name for entry in report.signatures["serving_default"].inputs] == ["batch.x"]
     to_stablehlo(({}, model), tmp_path / "bundle", inputs, kwargs={"scale": 2.0})
     assert_close(load(tmp_path / "bundle")({"x": x, "norm": False}, scale=2.0), x, atol=1e-6)
-
-
-@pytest.mark.parametrize("inputs", ["n", ("n",), ("batch", 8), ("batch, 8",)])
-def test_text_that_was_to_be_a_shape_is_still_refused(tmp_path, inputs):
-    with pytest.raises(InvalidArgumentTypeError):
-        to_saved_model(({}, lambda p, x: x), tmp_path / "m", inputs)
 
 
 def test_a_report_with_them_is_read_with_its_types_checked():

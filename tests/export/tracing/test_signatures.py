@@ -1,7 +1,5 @@
 """What a method may take and give, and how a loaded model is called then."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -11,9 +9,9 @@ import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export.export import spec
+from pax_export.export import load, spec, to_saved_model, to_stablehlo
 from tests.closeness import assert_close
-from tests.export.models import random
+from tests.export.models import affine, affine_params, random
 
 
 class Pair(NamedTuple):
@@ -73,31 +71,6 @@ def test_a_method_without_inputs_and_a_bare_scalar(export):
     assert report.signatures["total"].inputs == ()
 
 
-def test_defaults_keywords_and_none_arguments(export):
-    def model(params, x, mask=None, *, scale=2.0, shift):
-        assert mask is None
-        return x * scale + shift
-
-    loaded, report = export(
-        ({}, model), (spec("n"), None), kwargs={"shift": spec("")}, validate=True
-    )
-    assert loaded([1.0], None, shift=1.0).tolist() == [3.0]
-    assert [entry.name for entry in report.signatures["serving_default"].inputs] == ["x", "shift"]
-
-
-def test_names_that_tensorflow_does_not_take(export):
-    inputs = {"x/y": spec("n"), "x_y": spec("n")}
-
-    def fixed(params, batch):
-        return {"a b": batch["x/y"], "a_b": batch["x_y"]}
-
-    loaded, report = export(({}, fixed), inputs, validate=True)
-    result = loaded({"x/y": [1.0], "x_y": [2.0]})
-    assert (result["a b"].tolist(), result["a_b"].tolist()) == ([1.0], [2.0])
-    names = [entry.name for entry in report.signatures["serving_default"].inputs]
-    assert len(set(names)) == 2
-
-
 def test_state_of_several_methods_with_a_typed_key(export):
     class Dice(pax.Module):
         def __init__(self):
@@ -126,23 +99,6 @@ def test_state_of_several_methods_with_a_typed_key(export):
         assert int(loaded.signatures["count"]()) == number
 
 
-def test_a_closed_over_array_in_a_jitted_loop_is_one_variable(export):
-    table = jnp.asarray(random(20, 20))
-
-    @jax.jit
-    def once(x):
-        return jnp.tanh(x @ table)
-
-    def loop(params, x):
-        return jax.lax.scan(lambda c, _: (once(c), c.sum()), x, None, length=3)[0] * params
-
-    _, report = export(
-        (jnp.ones(()), loop), {"loop": spec("n, 20"), "once": spec("n, 20")},
-        methods={"loop": loop, "once": lambda p, x: once(x) * p}, trainable=True, validate=True,
-    )  # fmt: skip
-    assert [variable.name for variable in report.variables] == ["params", "constants.0"]
-
-
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
 def test_64_bit_on_purpose(export, dtype):
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
@@ -153,3 +109,14 @@ def test_64_bit_on_purpose(export, dtype):
         value = np.full((1, 3), 2**40 + 5).astype(dtype)
         np.testing.assert_array_equal(loaded(value), value + np.arange(3).astype(dtype))
     assert report.variables[0].dtype == dtype
+
+
+@pytest.mark.parametrize("write", [to_saved_model, to_stablehlo])
+def test_weights_and_inputs_may_be_big_endian(tmp_path, write):
+    params = {name: value.astype(">f4") for name, value in affine_params().items()}
+    write((params, affine), tmp_path / "model", spec("n, 3"))
+    x = random(2, 3)
+    expected = affine(affine_params(), x)
+    model = load(tmp_path / "model")
+    assert_close(model(x), expected)
+    assert_close(model(x.astype(">f4")), expected)
