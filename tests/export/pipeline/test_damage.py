@@ -1,7 +1,5 @@
 """Every way in which an export may differ from its model is found before it stands there."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from dataclasses import dataclass
@@ -32,8 +30,6 @@ class Counter(pax.Module):
 
 
 def with_gradient(factor):
-    """The same results, and gradients times a factor."""
-
     @jax.custom_vjp
     def scale(params, x):
         return params * x
@@ -55,8 +51,6 @@ def of(function):
 
 @dataclass(frozen=True)
 class Damage:
-    """Two models, and where the second is told from the first."""
-
     right: Any
     wrong: Any
     where: str = "output"
@@ -83,6 +77,10 @@ DAMAGES = {
         of(lambda x: jnp.full_like(x, jnp.nan)),
         of(lambda x: jnp.full_like(x, jnp.nan).at[0].set(0)),
     ),
+    "a small part of a number": Damage(of(lambda x: x), of(lambda x: x.at[0, 0].mul(1.001))),
+    "the sign of an infinity": Damage(
+        of(lambda x: x.at[0, 0].set(jnp.inf)), of(lambda x: x.at[0, 0].set(-jnp.inf))
+    ),
     "an infinity": Damage(of(lambda x: x), of(lambda x: x.at[0, 0].set(jnp.inf))),
     "another dtype": Damage(of(lambda x: x), of(lambda x: x.astype(jnp.float16))),
     "another sign of integers": Damage(
@@ -106,7 +104,6 @@ DAMAGES = {
 
 
 def write_instead(model, folder, monkeypatch, **options):
-    """Each export is of this model from now on."""
     to_saved_model(model, folder / "wrong", spec("n, 3"), validate=False, **options)
 
     def write(directory, *_):
@@ -116,7 +113,6 @@ def write_instead(model, folder, monkeypatch, **options):
 
 
 def refused(damage, folder, monkeypatch, how):
-    """The error of an export in whose place another model's was written."""
     # Without gradients, which other shapes would break before anything is compared.
     options = {"vjp_order": 0, **dict(damage.options)}
     write_instead(damage.wrong, folder, monkeypatch, **options)
@@ -130,6 +126,7 @@ def refused(damage, folder, monkeypatch, how):
 def test_damage_is_found(kind, tmp_path, monkeypatch):
     error = refused(DAMAGES[kind], tmp_path, monkeypatch, True)
     assert DAMAGES[kind].where in error.where
+    assert kind != "a small part of a number" or error.got.startswith("1 of ")
 
 
 @pytest.mark.parametrize("kind", ["a complex part", "a wrong new state"])

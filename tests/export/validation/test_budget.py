@@ -1,23 +1,20 @@
 """What the default validation costs, and what it leaves out to keep to that."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 
 import pax_export as pax
-from pax_export.cli import main
-from pax_export.errors import InvalidArgumentError, ValidationError
+from pax_export.errors import ValidationError
 from pax_export.export import Report, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.formats.saved_model import writer as saved_model
 from pax_export.export.formats.stablehlo import functions
 from pax_export.export.pipeline import export_run
 from pax_export.export.validation import model_cases
-from pax_export.export.validation.budget import Budget
 from tests.export.models import affine, affine_params
 from tests.refusals import refused
 
 MODEL = (affine_params(), affine)
+FORMATS = [(to_saved_model, "m"), (to_stablehlo, "m"), (to_onnx, "m.onnx")]
 ALL = [
     "serving_default with numbers up to 1e4",
     "the gradients of serving_default",
@@ -33,10 +30,7 @@ def no_time(monkeypatch):
     monkeypatch.setattr(export_run, "SPARE", -1e6)
 
 
-@pytest.mark.parametrize(
-    ("to", "name"),
-    [(to_saved_model, "m"), (to_stablehlo, "m"), (to_onnx, "m.onnx"), (to_tflite, "m.tflite")],
-)
+@pytest.mark.parametrize(("to", "name"), [*FORMATS, (to_tflite, "m.tflite")])
 def test_of_a_small_model_everything_is_tested(tmp_path, monkeypatch, to, name):
     monkeypatch.setattr(export_run, "SPARE", -1e6)  # on however slow a machine
     report = to(MODEL, tmp_path / name, spec("n, 3"))
@@ -72,10 +66,9 @@ def test_a_full_test_leaves_nothing_out(tmp_path, no_time):
 
 
 def test_each_signature_is_called_at_least_once(tmp_path, no_time, monkeypatch):
-    report = to_saved_model(
-        MODEL, tmp_path / "m", {"a": spec("n, 3"), "b": spec("n, 3")},
-        methods={"a": affine, "b": lambda p, x: -affine(p, x)},
-    )  # fmt: skip
+    methods = {"a": affine, "b": lambda p, x: -affine(p, x)}
+    inputs = dict.fromkeys(methods, spec("n, 3"))
+    report = to_saved_model(MODEL, tmp_path / "m", inputs, methods=methods)
     assert list(report.largest_error) == ["a: output", "b: output"]
     assert "the gradients of a" in report.left_out
     assert "the gradients of b" in report.left_out
@@ -86,15 +79,10 @@ def test_each_signature_is_called_at_least_once(tmp_path, no_time, monkeypatch):
 
     monkeypatch.setattr(saved_model, "write", damaged)
     with pytest.raises((ValidationError, KeyError)):
-        to_saved_model(
-            MODEL, tmp_path / "n", {"a": spec("n, 3"), "b": spec("n, 3")},
-            methods={"a": affine, "b": lambda p, x: -affine(p, x)},
-        )  # fmt: skip
+        to_saved_model(MODEL, tmp_path / "n", inputs, methods=methods)
 
 
-@pytest.mark.parametrize(
-    ("to", "name"), [(to_saved_model, "m"), (to_stablehlo, "m"), (to_onnx, "m.onnx")]
-)
+@pytest.mark.parametrize(("to", "name"), FORMATS)
 def test_a_size_that_jax_itself_refuses_is_no_failure_of_the_export(tmp_path, to, name):
     def pairs(params, x):
         if isinstance(x.shape[0], int) and x.shape[0] < 2:
@@ -115,39 +103,12 @@ def test_a_size_that_jax_itself_refuses_is_no_failure_of_the_export(tmp_path, to
         to(({}, never), tmp_path / f"n{name}", spec("n, 3"))
 
 
-def test_the_command_line_knows_the_full_test(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "budget_models.py").write_text(
-        "from tests.export.models import affine, affine_params\n"
-        "def make():\n    return affine_params(), affine\n"
-    )
-    arguments = ["export", "budget_models:make", "out", "--input", "n, 3"]
-    assert main([*arguments, "--validate", "full"]) == 0
-    assert "validated   in this process" in capsys.readouterr().out
-
-
-def test_unknown_levels_are_refused(tmp_path):
-    with refused(InvalidArgumentError, "validate='full'"):
-        to_saved_model(MODEL, tmp_path / "m", spec("n, 3"), validate="quick")
-
-
-def test_a_budget():
-    budget = Budget(10.0)
-    assert not budget.leaves_out(1.0, "short")
-    assert budget.leaves_out(20.0, "long")
-    assert budget.left_out == ["long"]
-    assert not Budget().leaves_out(1e9, "anything")
-
-
 def test_of_many_equal_layers_it_keeps_its_time(tmp_path, monkeypatch):
     """Their bytes are few, since each kind of layer stands there once."""
     monkeypatch.setattr(export_run, "SPARE", -1e6)
     net = pax.Sequential(*[layer for _ in range(40) for layer in (pax.Linear(3, 3), jax.nn.relu)])
     report = to_saved_model(net, tmp_path / "m", spec("n, 3"))
     assert list(report.left_out) == ALL
-
-
-FORMATS = [(to_saved_model, "m"), (to_stablehlo, "m"), (to_onnx, "m.onnx")]
 
 
 @pytest.mark.parametrize(("to", "name"), FORMATS)

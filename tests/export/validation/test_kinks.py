@@ -1,7 +1,5 @@
 """Results that jump where an input moves by its last bit: what jax does there, an export may."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +19,6 @@ from tests.refusals import refused
 
 
 def cases(function, inputs, params=None, **options):
-    """The calls of a test of this model, made of random numbers."""
     model = make_exportable((params or {}, function), None)
     programs = trace_all(model, inputs, None, (), False)
     return list(model_cases(lower_model(model, programs, "frozen", False, ("cpu",), **options)))

@@ -76,23 +76,6 @@ def to_trace(function, program):
     return dataclasses.replace(program, traced=trace(lambda v: [function(v[-1])], structs))
 
 
-class Net(pax.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = pax.Lambda(lambda x: jnp.sin(1e3 * x))
-
-    def __call__(self, x):
-        return self.inner(x), jnp.tanh(0 * x)
-
-
-def test_the_operation_of_the_output_and_its_module_are_named(tmp_path):
-    report = to_tflite(Net(), tmp_path / "m.tflite", spec("n"), validate="full")
-    assert report.differs
-    for text in report.differs:
-        assert re.match(r"differs from jax( in NaN alone)? at: sin beyond ±\S+ in inner \(", text)
-        assert "(serving_default: output.0 where" in text
-
-
 @pytest.mark.parametrize(("to", "name"), [(to_stablehlo, "m"), (to_saved_model, "m")])
 def test_bundles_and_saved_models_are_called_so(tmp_path, monkeypatch, to, name):
     """For them jax or XLA computes, which is right; so what was asked for is counted."""
@@ -115,7 +98,6 @@ RIGHT = onnx_rules["tanh"].function
 
 
 def planted(monkeypatch, wrong):
-    """A rule of a converter that is wrong for what `wrong` says."""
     right = RIGHT
 
     def rule(writer, operand, **more):
