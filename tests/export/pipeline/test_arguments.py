@@ -1,7 +1,5 @@
 """An argument of another kind than an exporter takes is named, and nothing is written."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
@@ -52,23 +50,21 @@ def test_what_every_exporter_takes(tmp_path, format, argument, value):
     refused(tmp_path, argument, value, EXPORTERS[format])
 
 
-@pytest.mark.parametrize("export", [to_saved_model, to_stablehlo])
-@pytest.mark.parametrize("value", [None, 5, [None]])
-def test_platforms(tmp_path, export, value):
-    error = refused(tmp_path, "platforms", value, export)
-    assert error.write == 'platforms=("cpu", "cuda")'
+PLATFORMS = 'platforms=("cpu", "cuda")'
+CHECKS = "disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(name)]"
+LEAVES = "trainable=True, False, or paths of leaves: some of b, w"
+#: Invalid values of arguments that some exporters take, and what to write instead.
+OF_SOME = [
+    *(("platforms", each, to_saved_model, PLATFORMS) for each in (None, 5, [None])),
+    *(("platforms", each, to_stablehlo, PLATFORMS) for each in (None, 5, [None])),
+    *(("disabled_checks", each, to_stablehlo, CHECKS) for each in (None, "platform", [1])),
+    *(("trainable", each, to_saved_model, LEAVES) for each in (None, 5, 1.5)),
+]
 
 
-@pytest.mark.parametrize("value", [None, "platform", [1]])
-def test_disabled_checks(tmp_path, value):
-    error = refused(tmp_path, "disabled_checks", value, to_stablehlo)
-    assert error.write == "disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(name)]"
-
-
-@pytest.mark.parametrize("value", [None, 5, 1.5])
-def test_trainable(tmp_path, value):
-    error = refused(tmp_path, "trainable", value, to_saved_model)
-    assert error.write == "trainable=True, False, or paths of leaves: some of b, w"
+@pytest.mark.parametrize("argument, value, export, write", OF_SOME)
+def test_what_some_exporters_take(tmp_path, argument, value, export, write):
+    assert refused(tmp_path, argument, value, export).write == write
 
 
 @pytest.mark.parametrize("argument", ["preprocess", "postprocess"])

@@ -1,7 +1,5 @@
 """Equal models are equal files, wherever and whenever they are written, and tell nothing."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

@@ -1,16 +1,12 @@
 """A disk that gets full: a clear error, and nothing left behind."""
 
-from __future__ import annotations
-
 import resource
-import subprocess
 
 import numpy as np
 import pytest
 
-from pax_export._files import disk as _disk
 from pax_export.errors import ExportPathError
-from pax_export.export import load, spec, to_saved_model
+from pax_export.export import spec, to_saved_model
 from tests.refusals import refused
 
 PARAMS = {"w": np.ones((1000, 300), np.float32)}  # 1.1 MiB
@@ -45,28 +41,3 @@ def test_a_quota_of_the_process(tmp_path, largest_file):
     after = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     assert after == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["deep"]
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2500k", "none", str(disk)]
-    if subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("only root may make a small disk")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_small_disk(small_disk, monkeypatch):
-    save(small_disk / "model")
-    (small_disk / "filler").write_bytes(bytes(500_000))
-    with refused(ExportPathError, "KiB", "1.1", "MiB") as caught:
-        save(small_disk / "model", overwrite=True)
-    assert caught.value.__cause__ is None  # nothing was begun
-    monkeypatch.setattr(_disk, "check_room", lambda path, needed: None)
-    with pytest.raises(ExportPathError) as caught:
-        save(small_disk / "model", overwrite=True)
-    assert caught.value.__cause__ is not None
-    assert sorted(entry.name for entry in small_disk.iterdir()) == ["filler", "model"]
-    assert load(small_disk / "model")(np.ones((1, 1000), np.float32)).shape == (1, 300)

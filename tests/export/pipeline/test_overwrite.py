@@ -1,14 +1,11 @@
 """What `overwrite=True` replaces: exports of ours, and nothing that a user would miss."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 
 import pytest
 import tensorflow as tf
 
-from pax_export.cli import main
 from pax_export.errors import ExportPathError
 from pax_export.export import Report, retarget, spec, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.artifact.ours import export_of_ours, saved_model
@@ -39,7 +36,6 @@ def refusal(call, *args, **options):
 
 @pytest.fixture
 def project(tmp_path):
-    """A folder of a user."""
     path = tmp_path / "proj"
     (path / "src").mkdir(parents=True)
     (path / "data.csv").write_text("1,2,3")
@@ -49,7 +45,6 @@ def project(tmp_path):
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory):
-    """A SavedModel that somebody trained with TensorFlow."""
     path = tmp_path_factory.mktemp("foreign") / "model"
     module = tf.Module()
     module.v = tf.Variable([1.0])
@@ -64,15 +59,6 @@ def test_a_folder_of_a_user_is_refused(project, write):
     assert error == fields(where=str(project), got="a directory with data.csv, src")
     assert content(project) == before
     assert os.listdir(project.parent) == ["proj"]
-
-
-def test_the_command_line_refuses_it(project, capsys):
-    before = content(project)
-    model = "tests.export.formats.test_formats:make"
-    assert main(["export", model, str(project), "--input", "n, 3", "--overwrite"]) == 1
-    error = capsys.readouterr().err
-    assert f"where: {project}" in error and "data.csv" in error
-    assert content(project) == before
 
 
 @pytest.mark.parametrize("write", [to_saved_model, to_stablehlo])
@@ -107,16 +93,6 @@ def test_assets_belong_to_a_saved_model_if_it_names_them(tmp_path):
     assert belongs is not None
     assert belongs("assets/vocab.txt")
     assert not belongs("assets/vocab.txt.bak") and not belongs("assets/mine.txt")
-
-
-def test_a_file_of_a_user_is_refused(tmp_path):
-    path = tmp_path / "data.csv"
-    path.write_text("1,2,3")
-    assert refusal(save, to_tflite, path).got == "a file that begins with b'1,2,3'"
-    assert path.read_text() == "1,2,3"
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    assert refusal(save, to_tflite, fifo).got == "a FIFO (a named pipe)"
 
 
 def test_an_archive_of_an_export_is_none(tmp_path):

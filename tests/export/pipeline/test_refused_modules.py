@@ -1,18 +1,18 @@
 """What a format refuses is named with its module: of layers alike the right one, wherever it is."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.linalg
 import numpy as np
 import pytest
 
 import pax_export as pax
 from pax_export.errors import PaxError, SymbolicDimensionError, UnsupportedOperationError
-from pax_export.export import spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
+from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
+from tests.refusals import refused
 
 
 def of_lapack(x):
@@ -183,3 +183,20 @@ def test_names_do_not_change_the_artifact(tmp_path):
     refusal("onnx", net, tmp_path)
     report = to_saved_model(net, tmp_path / "m", spec("2, 3"), vjp_order=0)
     assert report.model == "Net"
+
+
+MODELS = {
+    "eig": lambda x: jnp.linalg.eig(x)[0].real,
+    "schur": lambda x: jax.scipy.linalg.schur(x)[0],
+    "hessenberg": jax.scipy.linalg.hessenberg,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_advice_is_an_exporter_that_takes_it(tmp_path, name):
+    for exporter in (to_saved_model, to_onnx, to_tflite):
+        with refused(UnsupportedOperationError, name) as error:
+            exporter(MODELS[name], tmp_path / "model", spec("4, 4"))
+        assert error.value.write.endswith('to_stablehlo(..., platforms=("cpu",))')
+    to_stablehlo(MODELS[name], tmp_path / "bundle", spec("4, 4"), platforms=("cpu",))
+    assert load(tmp_path / "bundle")(np.eye(4, dtype=np.float32)).shape[0] == 4

@@ -1,7 +1,5 @@
 """The records by which two commits are compared: equal for equal exports alone."""
 
-from __future__ import annotations
-
 import json
 
 from tests.export import same_bytes
