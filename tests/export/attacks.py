@@ -82,7 +82,6 @@ def bundle(path: Path, text: str, symbolic: bool = False) -> Path:
 
 
 def module(text: str) -> bytes:
-    """A program as the bytes that jax and TensorFlow read."""
     from jax.extend.mlir import ir
     from jax.extend.mlir.dialects import stablehlo
     from jax.interpreters import mlir
@@ -167,7 +166,6 @@ def saved_model(attack: Callable[[Any, Any, Path], None], here: Path) -> Path:
 
 
 def traces(here: Path) -> list[str]:
-    """What the attacks have done."""
     found = [each.name for each in here.iterdir() if each.name in ("dumped", "not_written")]
     return found + [VICTIM] * ((here / VICTIM).read_bytes() != PRECIOUS.encode())
 

@@ -5,8 +5,6 @@ python -m tests.export.measure_external_data FILE LAYERS FEATURES
 Prints MiB of the weights and of the peak beyond, without pages of files, and the seconds.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -7,8 +7,6 @@ function closes over) or trainable.  Prints the peak in MiB, for each kind and e
 way to validate.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

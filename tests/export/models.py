@@ -1,7 +1,5 @@
 """Small models that the tests of the exporter share."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What runtimes may do: what a process of its own runs instead of `openvino`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

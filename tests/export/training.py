@@ -1,7 +1,5 @@
 """A small net of the digits, a step of its training, and the data; shared by tests."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import optax

@@ -1,7 +1,5 @@
 """SavedModels of plain jax2tf, mended; the calls that made them are jax2tf's own."""
 
-from __future__ import annotations
-
 import shutil
 
 import jax
@@ -25,7 +23,6 @@ from tests.refusals import refused
 
 
 def load(folder):
-    """The loaded model, which holds the variables, and its signature."""
     loaded = tf.saved_model.load(str(folder))
     return loaded, loaded.signatures["serving_default"]
 
@@ -162,14 +159,6 @@ def test_other_folders_are_refused(tmp_path):
         (tmp_path / "saved_model.pb").write_bytes(content)
         with pytest.raises(ExportPathError):
             retarget(tmp_path, out=tmp_path / "new")
-
-
-def test_a_saved_model_without_jax_is_refused(tmp_path):
-    module = tf.Module()
-    module.f = tf.function(lambda x: x + 1, input_signature=[tf.TensorSpec([None])])
-    tf.saved_model.save(module, str(tmp_path / "old"))
-    with refused(ExportPathError, "SavedModel"):
-        retarget(tmp_path / "old", out=tmp_path / "new")
 
 
 def test_a_program_that_cannot_be_read_is_refused(old, tmp_path):
