@@ -1,3 +1,4 @@
+import dataclasses
 import shutil
 
 import jax
@@ -86,6 +87,9 @@ def test_the_report_is_read_back_as_it_was(export, tmp_path):
     assert loaded.report == report
     assert "runs in     TensorFlow 2.15 and newer" in str(report)
     assert "x: float32[n, 3]" in str(report)
+    info = dataclasses.replace(report.signatures["serving_default"], assigns=tuple("abcdefghij"))
+    many = dataclasses.replace(report, signatures={"serving_default": info})
+    assert "sets 10 variables" in str(many)
 
 
 def test_there_is_no_export(tmp_path):

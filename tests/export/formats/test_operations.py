@@ -127,6 +127,7 @@ def test_arithmetic_of_whole_numbers(check, dtype):
             "rem": lax.rem(x, y),
             "floordiv": x // 3,
             "mod": x % 3,
+            "by eight": [x // 8, x % 8],
             "max": jnp.maximum(x, y),
             "power": x**3,
             "less": x < y,
@@ -274,6 +275,7 @@ def test_reductions(check):
         return {
             "sum": x.sum(),
             "sums": x.sum((0, 2)),
+            "over no axis": x.sum(()),
             "mean": x.mean(-1),
             "max": x.max(1),
             "min": x.min((1, 2)),

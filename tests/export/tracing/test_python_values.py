@@ -204,6 +204,12 @@ def test_values_within_arguments_and_examples(export, tmp_path):
     assert_close(load(tmp_path / "bundle")({"x": x, "norm": False}, scale=2.0), x, atol=1e-6)
 
 
+@pytest.mark.parametrize("inputs", ["n", ("n",), ("batch", 8), ("batch, 8",)])
+def test_text_that_was_to_be_a_shape_is_still_refused(tmp_path, inputs):
+    with pytest.raises(InvalidArgumentTypeError):
+        to_saved_model(({}, lambda p, x: x), tmp_path / "m", inputs)
+
+
 def test_a_report_with_them_is_read_with_its_types_checked():
     structure.check({"static": {"value": True}}, (), "x")
     structure.check({"static": {"text": "Mode.SUM"}}, (), "x")

@@ -217,6 +217,17 @@ def test_calls_that_jax_does_not_promise_need_a_disabled_check(tmp_path):
     assert check.is_custom_call() == "nobody_has_this"
 
 
+def test_linear_algebra_calls_what_jax_promises(save):
+    def solve(params, x):
+        return jnp.linalg.solve(params["a"], x)
+
+    matrix = random(3, 3) + 3 * np.eye(3, dtype=np.float32)
+    bundle = save(({"a": matrix}, solve), spec("3"), platforms="cpu", vjp_order=1)
+    assert_close(bundle(random(3)), np.linalg.solve(matrix, random(3)), rtol=1e-4)
+    found = jax.grad(lambda x: bundle(x).sum())(random(3))
+    assert_close(found, np.linalg.inv(matrix).sum(0), rtol=1e-4)
+
+
 Point = namedtuple("Point", ["x", "y"])
 
 

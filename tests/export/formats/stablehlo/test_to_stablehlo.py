@@ -48,6 +48,8 @@ def test_the_loaded_bundle_computes_what_the_model_does(bundle, net):
         x = random(batch, 3)
         assert_close(bundle(x), net(x), rtol=1e-6)
     assert isinstance(bundle(random(1, 3)), jax.Array)
+    with pytest.raises(errors.InvalidArgumentTypeError, match="a different dtype"):
+        bundle(jnp.ones((2, 3), jnp.int32))
     assert bundle.report.largest_error["serving_default: output"] < 1e-6
 
 
