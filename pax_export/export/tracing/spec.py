@@ -175,13 +175,6 @@ def resolve_inputs(
             got="inputs=None",
             write='spec("batch, 3"), () without inputs, or (None,) where the model takes None',
         )
-    if type(inputs) is list and inputs and all(hasattr(each, "shape") for each in inputs):
-        raise InvalidArgumentTypeError(
-            "Positional arguments are a tuple; a list is one argument.",
-            got=f"a list of {len(inputs)}",
-            write="spec(...) for one argument, (spec(...), spec(...)) for two; "
-            "([spec(...)],) for one that is a list",
-        )
     constraints = as_strings("constraints", constraints, _CONSTRAINTS)
     args = inputs if type(inputs) is tuple else (inputs,)
     write = 'kwargs={"mask": spec("batch, length", "bool")}'

@@ -135,10 +135,3 @@ def test_what_is_left_of_constraints_is_checked_by_calls(tmp_path):
     assert model(np.ones(3, np.float32), np.ones(3, np.float32)).shape == (3,)
     with refused(InvalidArgumentError, got="[2], m = 2", write="m >= 3"):
         model(np.ones(2, np.float32), np.ones(2, np.float32))
-
-
-def test_a_list_is_not_several_arguments(tmp_path):
-    with refused(InvalidArgumentTypeError, "(spec(...), spec(...))", got="a list of 1"):
-        to_stablehlo(lambda x: x, tmp_path / "bundle", [spec("n")])
-    report = to_stablehlo(lambda xs: xs[0], tmp_path / "bundle", ([spec("n")],))
-    assert [entry.name for entry in report.signatures["serving_default"].inputs] == ["xs.0"]
