@@ -124,6 +124,8 @@ def test_variables_alone_are_compared(here, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["validated"] == "variables"
     assert report["largest_error"] == {}
+    assert export(*arguments[:-1], "full", "--overwrite", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["validated"] == "here"
 
 
 def test_state_is_refused_or_updated(here, capsys):

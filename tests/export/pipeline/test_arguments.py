@@ -67,6 +67,12 @@ def test_what_some_exporters_take(tmp_path, argument, value, export, write):
     assert refused(tmp_path, argument, value, export).write == write
 
 
+@pytest.mark.parametrize("format", EXPORTERS)
+def test_an_unknown_level_of_validation(tmp_path, format):
+    with refusals.refused(InvalidArgumentError, "validate='full'"):
+        EXPORTERS[format](MODEL, tmp_path / "model", spec("batch, 3"), validate="quick")
+
+
 @pytest.mark.parametrize("argument", ["preprocess", "postprocess"])
 @pytest.mark.parametrize("value", [5, "scale", [len]])
 def test_processors(tmp_path, argument, value):

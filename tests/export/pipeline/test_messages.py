@@ -44,6 +44,15 @@ def test_a_shape_is_no_description_of_an_input(tmp_path, inputs, meant):
     assert not list(tmp_path.iterdir())
 
 
+def test_numbers_and_none_are_arguments_where_the_model_takes_them(tmp_path):
+    def shift(params, x, mask, by):
+        assert mask is None
+        return x + by
+
+    to_saved_model(({}, shift), tmp_path / "m", (2.0, None, 3), validate=False)
+    refused(ValueError, ({}, shift), tmp_path / "n", (spec("n"), None))
+
+
 # --- a value that there is none of -------------------------------------------------------
 
 
