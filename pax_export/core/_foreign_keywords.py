@@ -65,19 +65,7 @@ def explain_keywords(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Cal
 
 
 def explain_call(function: Callable, args: tuple, kwargs: Mapping[str, object]) -> None:
-    """Raises if a call that failed has an unknown keyword, or lacks an argument.
-
-    Example:
-        >>> import pax_export as pax
-        >>> try:
-        ...     pax.Linear(2, 3, bias=False)
-        ... except TypeError as error:
-        ...     print(error)
-        Linear has no argument `use_bias`.
-          where: Linear
-          got: bias=False
-          write: with_bias=...
-    """
+    """Raises if a call that failed has an unknown keyword, or lacks an argument."""
     known = inspect.signature(function).parameters
     kinds = {parameter.kind for parameter in known.values()}
     if inspect.Parameter.VAR_KEYWORD not in kinds:

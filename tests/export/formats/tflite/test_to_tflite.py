@@ -179,5 +179,5 @@ def test_typed_keys_are_inputs_and_outputs(tmp_path):
     assert str(report.signatures["serving_default"].inputs[1]) == "key: uint32[2]"
     found, after = load(tmp_path / "draw.tflite")(x, jax.random.key_data(key))
     expected, key = draw(x, key)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert_close(found, expected, rtol=1e-5)
     np.testing.assert_array_equal(after, jax.random.key_data(key))
