@@ -236,7 +236,7 @@ PROGRAMS = {
     name: (attacks.NESTED.replace("TARGET", name), f"{name} of XlaCallModule in ")  # in a branch
     for name in ("memset", "system", "lapack_spotrf_ffi", "a name")
 } | {
-    "that waits for ever": (attacks.WAITING, "infeed of XlaCallModule in "),
+    "that waits indefinitely": (attacks.WAITING, "infeed of XlaCallModule in "),
     "that cannot be read": (b"ML\xefRcustom_call", "XlaCall"),
     "no program": (b"custom\\_call", "XlaCall"),
 }
