@@ -68,6 +68,24 @@ def test_of_two_dimensions_the_guilty_one_is_named(tmp_path):
     assert error.got == "the symbolic dimension length"
 
 
+@pytest.mark.parametrize(
+    ("model", "constraint"),
+    [
+        (lambda params, x: x + jnp.ones((64, 4))[: x.shape[1]], "n <= 64"),
+        (lambda params, x: x[:, 3:] + jnp.ones((x.shape[1] - 3, 4)), "n - 3 >= 0"),
+        (lambda params, x: x if x.shape[1] > 3 else x + 1, "n >= 4"),
+        (lambda params, x: x if x.shape[1] // 2 < 4 else x + 1, "floordiv(n, 2) <= 3"),
+    ],
+)
+def test_an_error_of_a_symbolic_dimension_offers_the_constraint(tmp_path, model, constraint):
+    given = ({}, model), spec("batch, n, 4")
+    error = refused(tmp_path, errors.SymbolicDimensionError, *given)
+    assert error.write.startswith(f"constraints=({constraint!r},); or ")
+    assert to_saved_model(
+        given[0], tmp_path / "m", given[1], constraints=(constraint,), validate=False
+    )
+
+
 def test_other_errors_of_the_model_stay_what_they_are(tmp_path):
     error = refused(tmp_path, TypeError, (affine_params(), affine), spec("n, 5"))
     assert not isinstance(error, errors.PaxError)

@@ -31,7 +31,7 @@ from pax_export.export.portable.without_libraries import (
     guaranteed,
     without_libraries,
 )
-from pax_export.export.tracing.programs import line_of_model
+from pax_export.export.tracing.trace_errors import line_of_model
 
 Exported = jax_export.Exported
 Structs = Mapping[str, jax.ShapeDtypeStruct]
