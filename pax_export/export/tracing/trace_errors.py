@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import linecache
+import math
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -85,7 +86,7 @@ def symbolic_errors(
             f"The size of the dimension {names} must be known here: {first_line(error)}",
             where=_place_of(error),
             got=f"the symbolic dimension {names}",
-            write=f"{_as_symbolic(error)}{_as_constraints(error)}a number instead of "
+            write=f"{_as_symbolic(error)}{_as_constraints(error, guilty[0])}a number instead of "
             f"{guilty[0]!r} in its spec; or operations that support every size",
         )
         for note in getattr(error, "__notes__", ()):
@@ -119,7 +120,10 @@ _ORDERED = re.compile(r"comparison '(.+?)' ([<>]=?) '(-?\d+)' is inconclusive")
 _EXTREME = re.compile(r"\b(min|max)\((-?\d+), ")
 
 
-def _as_constraints(error: Exception) -> str:
+_DIVIDED = re.compile(r"\b(?:floordiv|mod)\(.*?, (\d+)\)")
+
+
+def _as_constraints(error: Exception, name: str) -> str:
     """Returns the constraints that decide the sizes in an error, or examples of constraints."""
     text = str(error)
     found = {
@@ -130,6 +134,9 @@ def _as_constraints(error: Exception) -> str:
         closed = int(bound) + {"<": -1, ">": 1}.get(order, 0)
         found.add(f"{size} {order[0]}= {closed}")
     if not found:
+        factor = math.lcm(*map(int, _DIVIDED.findall(text)))
+        if factor > 1:
+            return f"{f'{factor}*{name}'!r} in its spec; or "
         return "constraints on it, such as \"2*n\" or constraints=('n >= 2',); or "
     return f"constraints=({' '.join(f'{each!r},' for each in sorted(found))}); or "
 

@@ -86,6 +86,15 @@ def test_an_error_of_a_symbolic_dimension_offers_the_constraint(tmp_path, model,
     )
 
 
+def test_an_error_of_a_symbolic_dimension_offers_a_multiple(tmp_path):
+    def model(params, x):
+        return x[:, ::3] + x[:, 1::3] + x[:, 2::3]
+
+    error = refused(tmp_path, errors.SymbolicDimensionError, ({}, model), spec("batch, n"))
+    assert error.write.startswith("'3*n' in its spec; or ")
+    assert to_saved_model(({}, model), tmp_path / "m", spec("batch, 3*n"), validate=False)
+
+
 def test_other_errors_of_the_model_stay_what_they_are(tmp_path):
     error = refused(tmp_path, TypeError, (affine_params(), affine), spec("n, 5"))
     assert not isinstance(error, errors.PaxError)
