@@ -187,6 +187,22 @@ def test_loops_may_exchange_what_they_carry():
     assert run(x=np.zeros(2, "f"), y=np.ones(2, "f"))["z"].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int32", "float32"])
+@pytest.mark.parametrize("shape", [(), (11,), (2, 1, 2, 1, 2, 3)], ids=len)
+def test_a_branch_may_return_constants(dtype, shape, tmp_path):
+    """In a process, since LiteRT dies where a branch returns the memory of a constant."""
+    numbers = jnp.arange(np.prod(shape, dtype=int)).reshape(shape) % 5
+    known = numbers.astype(dtype)
+
+    def run(params, x):
+        return lax.cond(
+            x[0] > 0, lambda: (x, known), lambda: (x + 1, (numbers + x[0]).astype(dtype))
+        )
+
+    report = to_tflite(({}, run), tmp_path / "m.tflite", spec("3", "int32"), validate="process")
+    assert report.validated == "process"
+
+
 def test_equal_operators_are_one(tmp_path):
     model = ({}, lambda params, x: [lax.sin(x) + 1.0, lax.sin(x) * 2.0])
     to_tflite(model, tmp_path / "m.tflite", spec("n"), validate=False)

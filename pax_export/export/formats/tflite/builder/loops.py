@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pax_export.export.formats.tflite.builder.emit import tensor
+import numpy as np
+
+from pax_export.export.formats.tflite.builder.emit import constant, tensor
 from pax_export.export.formats.tflite.builder.graph import Graph, Tensor, current
-from pax_export.export.formats.tflite.builder.moves import identity
+from pax_export.export.formats.tflite.builder.moves import identity, reshape
 
 
 def while_loop(
@@ -52,7 +54,7 @@ def cond(which: Tensor, here: Callable, there: Callable) -> list[Tensor]:
     for graph, function in zip(graphs.values(), (here, there)):
         with graph.active():
             results = [graph.own(tensor(each)) for each in function()]
-            graph.outputs = [each if each.operator else identity(each) for each in results]
+            graph.outputs = [each if each.operator else _copied(each) for each in results]
     given = [which, *_captured(outer, tuple(graphs.values()))]
     first, second = (graph.outputs for graph in graphs.values())
     shapes = [
@@ -60,6 +62,19 @@ def cond(which: Tensor, here: Callable, there: Callable) -> list[Tensor]:
         for one, other in zip(first, second)
     ]
     return _append(outer, "IF", given, shapes, graphs)
+
+
+def _copied(result: Tensor) -> Tensor:
+    """A result of a branch, in memory of its own.
+
+    LiteRT's RESHAPE may return the memory of a constant, which its IF frees; SLICE copies.
+    """
+    if result.value is None or not result.shape.size:
+        return identity(result)
+    flat = reshape(result, [-1])
+    ends = [constant(np.array([each], np.int32)) for each in (0, -1)]
+    (copy,) = current().append("SLICE", [flat, *ends], [(flat.shape, flat.dtype)], {})
+    return reshape(copy, list(result.shape))
 
 
 def _captured(outer: Graph, graphs: Sequence[Graph]) -> list[Tensor]:
