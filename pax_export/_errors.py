@@ -6,7 +6,8 @@ is also listed in `pax_export.errors` and docs/api/errors.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -90,6 +91,25 @@ class PaxError(Exception):
             if text is not None:
                 lines.append(f"  {label}: {text}")
         return "\n".join(lines)
+
+
+@contextmanager
+def errors_in(file: object) -> Iterator[None]:
+    """Context manager that adds the file which is read to the `where` of errors.
+
+    Example:
+        >>> with errors_in("a.json"):
+        ...     raise PaxError("No size.", where="size")
+        Traceback (most recent call last):
+            ...
+        pax_export.errors.PaxError: No size.
+          where: size, in a.json
+    """
+    try:
+        yield
+    except PaxError as error:
+        error.where = f"{error.where}, in {file}" if error.where else str(file)
+        raise
 
 
 class PaxWarning(UserWarning):

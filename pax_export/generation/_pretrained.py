@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 from pax_export._errors import MissingWeightsFileError, TokenizerError
+from pax_export._files.path_argument import as_path
 from pax_export._types import PyTree
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.nets import Decoder
@@ -39,7 +39,7 @@ def from_pretrained(path: str | os.PathLike[str], **options: PyTree) -> tuple[De
         ...         print(error.what)
         The folder has no tokenizer.json.
     """
-    where = Path(os.fspath(path))
+    where = as_path(path)
     if not where.exists():
         raise MissingWeightsFileError(
             "The path is not a language model.",

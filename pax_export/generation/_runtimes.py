@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
 from pax_export import export as exporters
 from pax_export._errors import (
@@ -29,6 +30,7 @@ from pax_export._errors import (
     a_few,
 )
 from pax_export._files import bounded, directory, overwrite_guard, single_file, stale_temporaries
+from pax_export._files.path_argument import as_path
 from pax_export._optional import PACKAGES, install, is_installed
 from pax_export._types import PyTree
 from pax_export.core import enable_eval_mode, named_leaves
@@ -43,6 +45,7 @@ from pax_export.generation import _runtime_calls
 from pax_export.generation._compare_tokens import compare_tokens
 from pax_export.generation._job import Job
 from pax_export.generation._pretrained import check_fits
+from pax_export.generation._prompt import checked_prompt
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.nets import Decoder
 from pax_export.quantization import QuantizedArray
@@ -130,11 +133,11 @@ def export_for_runtime(
             write="tokenizer, max_length, prompts, validate and overwrite"
             + ", accuracy_level" * bool(runtime.level),
         )
-    if not os.fspath(path).endswith(runtime.suffix):
+    if not str(as_path(path)).endswith(runtime.suffix):
         raise InvalidArgumentError(
             f"{runtime.title} opens files by their suffix.",
             where=f"{where}: path",
-            got=os.fspath(path),
+            got=str(path),
             write=f"a path that ends with {runtime.suffix}",
         )
     level = (runtime.level or 4) if accuracy_level is None else accuracy_level
@@ -253,7 +256,7 @@ def _tokenizer(
         )
     found = given
     if not isinstance(found, Tokenizer):
-        path = Path(os.fspath(found))
+        path = as_path(found, "tokenizer")
         is_gguf = path.is_file() and path.suffix != ".json"
         found = Tokenizer.from_gguf(path) if is_gguf else Tokenizer.from_pretrained(path)
     check_fits(found, lm.config.vocab_size, where)
@@ -325,10 +328,11 @@ def _recognize_export(runtime: Runtime) -> overwrite_guard.Recognize:
 def _test_prompts(job: Job, given: PyTree) -> list[list[int]]:
     """Returns the test prompts as ids: of several lengths, and one longer than a window."""
     if given is not None:
-        texts = [given] if isinstance(given, str) else list(given)
-        if job.tokenizer is not None:
+        texts: Any = [given] if isinstance(given, str) else given
+        if job.tokenizer is not None and isinstance(texts, Sequence):
             texts = [job.tokenizer.encode(x) if isinstance(x, str) else x for x in texts]
-        asked = [[int(each) for each in x] for x in texts]
+        tokens, lengths = checked_prompt(job.lm, texts, None, f"{job.where}: prompts")
+        asked = [row[:size].tolist() for row, size in zip(np.asarray(tokens), lengths)]
     else:
         texts = _TEXTS if job.tokenizer else ()
         asked = [job.tokenizer.encode(each) for each in texts] if job.tokenizer else []
@@ -339,21 +343,13 @@ def _test_prompts(job: Job, given: PyTree) -> list[list[int]]:
         if windows and windows[0] < most:
             asked.append((longest * (windows[0] // len(longest) + 2))[: min(windows[0] + 5, most)])
         asked = [each[:most] for each in asked]
-    longest = max(map(len, asked), default=0)
-    size = job.lm.config.vocab_size
-    if not asked or not all(asked) or longest >= job.room:
+    longest = max(map(len, asked))
+    if longest >= job.room:
         raise InvalidArgumentError(
-            "A prompt of the validation must have at least one token, and room after it.",
+            "A prompt of the validation must have room after it.",
             where=f"{job.where}: prompts",
             got=f"{len(asked)} prompts of up to {longest} tokens, and max_length={job.room}",
             write="prompts=[...] of texts or lists of ids",
-        )
-    if any(not 0 <= each < size for row in asked for each in row):
-        raise InvalidArgumentError(
-            "A prompt has a token that is not in the vocabulary.",
-            where=f"{job.where}: prompts",
-            got=f"ids up to {max(map(max, asked))}, where the net has {size}",
-            write=f"ids from 0 to {size - 1}",
         )
     return asked
 

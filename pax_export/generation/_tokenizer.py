@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pax_export._errors import InvalidArgumentTypeError, TokenizerError, a_few
-from pax_export._files import bounded
+from pax_export._errors import (
+    InvalidArgumentTypeError,
+    TokenizerError,
+    a_few,
+    errors_in,
+    named_line,
+)
+from pax_export._files import bounded, directory, disk, stale_temporaries
 from pax_export._files.overwrite_guard import some_names
+from pax_export._files.path_argument import as_path
 from pax_export._optional import require
 from pax_export._types import PyTree
 from pax_export.generation._chat_template import render
@@ -18,7 +27,10 @@ from pax_export.generation._foreign_keywords import TEMPLATE_KEYWORDS
 from pax_export.generation._vocabularies import of_gguf, of_json
 from pax_export.weights import open_source
 
+#: Ids of the package tokenizers have 32 bits.
+_MOST_IDS = 1 << 32
 _LARGEST = 1 << 28  # bytes of a tokenizer.json
+_SURROGATE = re.compile("[\ud800-\udfff]")
 #: The replacement for a character with missing bytes.
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 #: The names of special tokens in ``tokenizer_config.json``.
@@ -71,10 +83,10 @@ class Tokenizer:
                 write="Tokenizer.from_pretrained(folder), or Tokenizer.from_gguf(path)",
             )
         self._inner = tokenizer
-        self.special_tokens = dict(special_tokens or {})
         if isinstance(chat_template, str):
             chat_template = {"default": chat_template}
-        self.chat_templates = dict(chat_template or {})
+        self.special_tokens = _as_texts(special_tokens, "special_tokens", '{"eos_token": "</s>"}')
+        self.chat_templates = _as_texts(chat_template, "chat_template", "a jinja template")
         for name, token in self.special_tokens.items():
             if tokenizer.token_to_id(token) is None:
                 raise TokenizerError(
@@ -99,10 +111,11 @@ class Tokenizer:
             TokenizerError: ``tokenizer.json`` is missing or unreadable.
             MissingPackageError: tokenizers is not installed.
         """
-        path = Path(os.fspath(path))
+        path = as_path(path)
         folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
         inner = of_json(_read_text(file), str(file))
-        config = _optional_json(folder / "tokenizer_config.json")
+        described = folder / "tokenizer_config.json"
+        config = _optional_json(described)
         named = {**_optional_json(folder / "special_tokens_map.json"), **config}
         special = {
             name: _token_text(named[name]) for name in _SPECIAL if named.get(name) is not None
@@ -111,10 +124,14 @@ class Tokenizer:
         if isinstance(extra, dict):  # which a chat template may name
             special |= {name: _token_text(token) for name, token in extra.items()}
             extra = None
-        _add_tokens(inner, config.get("added_tokens_decoder") or {}, str(folder))
-        _mark_special(inner, special.values(), [_token_text(each) for each in extra or []])
-        inner.encode_special_tokens = bool(config.get("split_special_tokens"))
-        return cls(inner, special, _templates(folder, config.get("chat_template")))
+        with errors_in(described):
+            _add_tokens(inner, config.get("added_tokens_decoder") or {})
+            _mark_special(inner, special.values(), _token_texts(extra))
+            inner.encode_special_tokens = bool(config.get("split_special_tokens"))
+            templates = _named_templates(config.get("chat_template"))
+        templates |= _templates(folder)
+        with errors_in(folder):
+            return cls(inner, special, templates)
 
     @classmethod
     def from_gguf(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -137,17 +154,31 @@ class Tokenizer:
                     got=f"a file of {source.kind}",
                     write="Tokenizer.from_pretrained(folder) for a folder with tokenizer.json",
                 )
-            return cls(*of_gguf(source.metadata, source.where))
+            found = of_gguf(source.metadata, source.where)
+            with errors_in(source.where):
+                return cls(*found)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``.
 
-        `from_pretrained` reads them, and so do transformers and its relatives.
+        `from_pretrained` reads them, and so do transformers and its relatives.  Other files of the
+        folder remain.
+
+        Raises:
+            ExportPathError: (an OSError) the path is a file, or cannot be written.
         """
-        folder = Path(os.fspath(folder))
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in self.files().items():
-            (folder / name).write_bytes(content)
+        folder = directory.place(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stale_temporaries.sweep(folder)
+            with stale_temporaries.claim_temporary(folder / "tokenizer") as temporary:
+                for name, content in self.files().items():
+                    (temporary / name).write_bytes(content)
+                disk.sync(temporary)
+                for file in sorted(temporary.iterdir()):
+                    file.replace(folder / file.name)
+        except OSError as error:
+            raise directory.unwritable_error(folder, error) from error
 
     def files(self) -> dict[str, bytes]:
         """The files that `save` writes, by name."""
@@ -194,11 +225,11 @@ class Tokenizer:
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token; None if it is none of the vocabulary."""
-        return self._inner.token_to_id(token)
+        return self._inner.token_to_id(_as_text(token, "Tokenizer.token_to_id"))
 
     def id_to_token(self, id: int) -> str | None:
         """The token of an id."""
-        return self._inner.id_to_token(int(id))
+        return self._inner.id_to_token(*_as_ids([id], "Tokenizer.id_to_token"))
 
     def __repr__(self) -> str:
         templates = sorted(self.chat_templates)
@@ -213,13 +244,7 @@ class Tokenizer:
             text: the text; special tokens in it are recognized.
             add_special_tokens: whether to add the special tokens around a text.
         """
-        if not isinstance(text, str):
-            raise InvalidArgumentTypeError(
-                "Tokenizer.encode takes one text.",
-                where="Tokenizer.encode",
-                got=f"{type(text).__name__}: {text!r:.80}",
-                write="[tokenizer.encode(text) for text in texts]",
-            )
+        text = _as_text(text, "Tokenizer.encode")
         return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: PyTree, skip_special_tokens: bool = False) -> str:
@@ -229,7 +254,7 @@ class Tokenizer:
             ids: integers; a list, or an array of one axis.
             skip_special_tokens: whether to omit special tokens.
         """
-        ids = [int(each) for each in ids]
+        ids = _as_ids(ids, "Tokenizer.decode")
         return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def stream(self, ids: Iterable[Any], skip_special_tokens: bool = True) -> Iterator[str]:
@@ -256,8 +281,8 @@ class Tokenizer:
         """
         window: list[int] = []  # tokens before those that are not shown yet, and these
         shown = 0  # number of characters returned so far
-        for token in ids:
-            window.append(int(token))
+        for token in _as_iterable(ids, "Tokenizer.stream"):
+            window += _as_ids([token], "Tokenizer.stream")
             text = self.decode(window, skip_special_tokens)
             before = self.decode(window[:shown], skip_special_tokens)
             if len(text) > len(before) and not text.endswith(_BROKEN):
@@ -304,12 +329,13 @@ class Tokenizer:
                 got=f"{foreign}={variables[foreign]!r:.80}",
                 write=TEMPLATE_KEYWORDS[foreign],
             )
-        for each in messages:
-            if not isinstance(each, Mapping):
+        for name, given in (("messages", messages), ("tools", () if tools is None else tools)):
+            is_list = isinstance(given, Sequence)
+            if not is_list or not all(isinstance(each, Mapping) for each in given):
                 raise InvalidArgumentTypeError(
-                    "apply_chat_template takes one conversation.",
-                    where=f"{where}: messages",
-                    got=f"{type(each).__name__}: {each!r:.80}",
+                    "apply_chat_template takes one conversation, and tools as JSON schemas.",
+                    where=f"{where}: {name}",
+                    got=f"{type(given).__name__}: {given!r:.80}",
                     write='[{"role": "user", "content": "Hello"}], a call for each conversation',
                 )
         name = "tool_use" if tools and "tool_use" in self.chat_templates else "default"
@@ -331,6 +357,60 @@ class Tokenizer:
         }
         text = render(self.chat_templates[name], given, where)
         return self.encode(text, add_special_tokens=False) if tokenize else text
+
+
+def _as_text(text: object, where: str) -> str:
+    if _is_text(text):
+        return str(text)
+    raise InvalidArgumentTypeError(
+        f"{where} takes one text.",
+        where=where,
+        got=f"{type(text).__name__}: {text!r:.80}",
+        write=f"[{where.replace('T', 't', 1)}(text) for text in texts]",
+    )
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is a text that UTF-8 can store; half of a surrogate pair is none."""
+    return isinstance(value, str) and not _SURROGATE.search(value)
+
+
+def _as_texts(given: object, name: str, write: str) -> dict[str, str]:
+    """Returns texts by name; none for None."""
+    found = {} if given is None else given
+    if isinstance(found, Mapping) and all(map(_is_text, (*found, *found.values()))):
+        return dict(found)
+    raise InvalidArgumentTypeError(
+        "Special tokens and chat templates are texts by name.",
+        where=f"Tokenizer: {name}",
+        got=f"{type(given).__name__}: {given!r:.80}",
+        write=f"{name}={write}",
+    )
+
+
+def _as_iterable(ids: Any, where: str) -> Iterable[Any]:
+    if isinstance(ids, Iterable):
+        return ids
+    raise _no_ids(ids, where)
+
+
+def _as_ids(ids: Any, where: str) -> list[int]:
+    try:
+        found = list(map(operator.index, _as_iterable(ids, where)))
+    except (TypeError, OverflowError):
+        raise _no_ids(ids, where) from None
+    if not all(0 <= each < _MOST_IDS for each in found):
+        raise _no_ids(ids, where)
+    return found
+
+
+def _no_ids(ids: object, where: str) -> InvalidArgumentTypeError:
+    return InvalidArgumentTypeError(
+        f"{where} takes token ids, which are integers of 0 or more.",
+        where=where,
+        got=f"{type(ids).__name__}: {ids!r:.80}",
+        write="ids of one text: [1, 2, 3], or a row of an integer array",
+    )
 
 
 def _read_text(file: Path) -> bytes:
@@ -402,7 +482,23 @@ def _token_text(value: object) -> str:
     return str(value["content"]) if isinstance(value, dict) and "content" in value else str(value)
 
 
-def _add_tokens(inner: PyTree, described: Mapping[str, Any], where: str) -> None:
+def _token_texts(given: object) -> list[str]:
+    """The special tokens without a name."""
+    if given is None or isinstance(given, list):
+        return [_token_text(each) for each in given or ()]
+    raise _invalid_entry("additional_special_tokens", f"{given!r:.100}")
+
+
+def _invalid_entry(name: str, got: str) -> TokenizerError:
+    return TokenizerError(
+        "An entry of the tokenizer's configuration has the wrong type.",
+        where=name,
+        got=got,
+        write="the file as transformers wrote it",
+    )
+
+
+def _add_tokens(inner: PyTree, described: Mapping[str, Any]) -> None:
     """Adds the tokens of ``tokenizer_config.json`` that ``tokenizer.json`` lacks, by their ids."""
     make = require("tokenizers", "tokenizers", "Tokenizer").AddedToken
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -413,12 +509,7 @@ def _add_tokens(inner: PyTree, described: Mapping[str, Any], where: str) -> None
             for _, token in ordered
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TokenizerError(
-            "The added tokens of a tokenizer are descriptions by id.",
-            where=f"{where}: tokenizer_config.json: added_tokens_decoder",
-            got=f"{type(error).__name__}: {error}"[:200],
-            write="the file as transformers wrote it",
-        ) from None
+        raise _invalid_entry("added_tokens_decoder", named_line(error)) from None
     inner.add_tokens(tokens)
 
 
@@ -433,15 +524,27 @@ def _mark_special(inner: PyTree, named: Iterable[str], extra: Iterable[str]) -> 
     inner.add_special_tokens(list(dict.fromkeys(new)))
 
 
-def _templates(folder: Path, said: object) -> dict[str, str]:
-    found: dict[str, str] = {}
-    if isinstance(said, str):
-        found["default"] = said
-    elif isinstance(said, list):
-        found |= {str(each["name"]): str(each["template"]) for each in said}
-    older = _optional_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(older, str):
-        found["default"] = older
+def _named_templates(said: Any) -> dict[str, str]:
+    """The templates of a configuration: one, or a list with names."""
+    if said is None or isinstance(said, str):
+        return {} if said is None else {"default": said}
+    try:
+        return {str(each["name"]): str(each["template"]) for each in said}
+    except (KeyError, TypeError) as error:
+        raise _invalid_entry("chat_template", named_line(error)) from None
+
+
+def _templates(folder: Path) -> dict[str, str]:
+    """The templates of files of their own."""
+    older = folder / "chat_template.json"
+    with errors_in(older):
+        found = _named_templates(_optional_json(older).get("chat_template"))
     own = {"default": folder / "chat_template.jinja"}
     own |= {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
-    return found | {name: _read_text(file).decode() for name, file in own.items() if file.exists()}
+    for name, file in own.items():
+        if file.exists():
+            try:
+                found[name] = _read_text(file).decode()
+            except UnicodeDecodeError as error:
+                raise _invalid_entry(str(file), named_line(error)) from None
+    return found

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from pax_export._errors import TokenizerError, a_few
 from pax_export._optional import require
 
 _PURPOSE = "Tokenizer"
+#: The package writes a vocabulary by counting up to its largest id.
+_LARGEST_ID = 1 << 24
+#: Characters of a token; the pairs of a longer one take too much time.
+_LONGEST = 4096
 #: Kinds of tokens in GGUF files.
 _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
 
@@ -72,6 +79,15 @@ def of_json(content: bytes, where: str) -> Any:
             got=str(error)[:200],
             write="the file tokenizer.json, as tokenizers or transformers wrote it",
         ) from None
+    vocabulary = found.get_vocab(with_added_tokens=True)
+    last = max(vocabulary, key=vocabulary.__getitem__, default="")
+    if vocabulary.get(last, 0) > _LARGEST_ID:
+        raise TokenizerError(
+            "The vocabulary has an id that is too large.",
+            where=where,
+            got=f"{vocabulary[last]} for {last!r:.40}",
+            write="the file tokenizer.json, as tokenizers or transformers wrote it",
+        )
     found.no_truncation()  # the file's setting for training batches
     found.no_padding()
     return found
@@ -84,8 +100,12 @@ def of_gguf(metadata: Mapping[str, Any], where: str) -> tuple[Any, dict[str, str
         for key, value in metadata.items()
         if key.startswith("tokenizer.ggml.")
     }
+    for name, (fits, needed) in _VALUES.items():
+        if name in said and not fits(said[name]):
+            got = f"tokenizer.ggml.{name}: {reprlib.repr(said[name])}"
+            raise _unreadable_error(where, got, f"a file with {needed} there")
     words = said.get("tokens")
-    if not isinstance(words, list) or not words:
+    if not words:
         raise _unreadable_error(where, "no tokenizer.ggml.tokens", "a file with its vocabulary")
     if len(set(words)) != len(words):
         raise _unreadable_error(where, "a token twice in its vocabulary", "another file")
@@ -109,6 +129,31 @@ def of_gguf(metadata: Mapping[str, Any], where: str) -> tuple[Any, dict[str, str
     return tokenizer, special, _templates(metadata)
 
 
+def _is_name(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, str) and len(each) <= _LONGEST for each in value
+    )
+
+
+def _are_numbers(value: Any) -> bool:
+    is_list = isinstance(value, list) and all(type(each) in (int, float) for each in value)
+    array = np.asarray(value if is_list or isinstance(value, np.ndarray) else None)
+    return array.ndim == 1 and array.dtype.kind in "iuf" and bool(np.isfinite(array).all())
+
+
+#: Values of metadata by name: their check, and what they must be.
+_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "model": (_is_name, "a text"),
+    "pre": (_is_name, "a text"),
+    "tokens": (_are_texts, "short texts"),
+    "merges": (_are_texts, "short texts"),
+    "token_type": (_are_numbers, "finite numbers"),
+    "scores": (_are_numbers, "finite numbers"),
+}
 _IDS = {
     "bos_token": "bos",
     "eos_token": "eos",

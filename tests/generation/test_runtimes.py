@@ -140,7 +140,10 @@ def test_invalid_arguments_are_refused_before_any_work(format, tmp_path, monkeyp
         (kind, "export", "sampler", {"sampler": pax.generation.samplers.greedy()}),
         (kind, "export", "signatures", {"signatures": ["decode"]}),
         (value, "export: prompts", "16", {"prompts": [[1] * 16]}),
-        (value, "export: prompts", "270", {"prompts": [[270]]}),
+        (value, "export: prompts: tokens[0, 0]", "270", {"prompts": [[270]]}),
+        (kind, "export: prompts: tokens", "float64", {"prompts": [[1.5]]}),
+        (kind, "export: prompts: tokens", "input_ids", {"prompts": {"input_ids": [[1]]}}),
+        (kind, "tokenizer", "int: 3", {"tokenizer": 3}),
         (kind, "export", "Linear", {"lm": pax.Linear(2, 3)}),
         (value, "export: validate", "'process'", {"validate": "process"}),
     ):

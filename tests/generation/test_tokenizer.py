@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pax_export as pax
 from pax_export.generation import Tokenizer
+from pax_export.generation._vocabularies import of_gguf
 from tests.generation.nets import write_llama
 from tests.refusals import refused
 
@@ -264,6 +266,77 @@ def test_each_missing_piece_of_a_language_model_is_named(tmp_path):
         pax.nets.Decoder.from_pretrained(tmp_path / "none")
 
 
+@pytest.mark.parametrize(
+    ("call", "where"),
+    [
+        (lambda tokenizer, wrong: tokenizer.decode(wrong), "Tokenizer.decode"),
+        (lambda tokenizer, wrong: list(tokenizer.stream(wrong)), "Tokenizer.stream"),
+        (lambda tokenizer, wrong: tokenizer.id_to_token(wrong), "Tokenizer.id_to_token"),
+    ],
+)
+@pytest.mark.parametrize("wrong", [None, "ab", 1.5, [1.5], [[1, 2]], [-1], [2**40], [None]])
+def test_ids_are_integers(call, where, wrong):
+    with refused(pax.errors.InvalidArgumentTypeError, where=where):
+        call(byte_level(), wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "value"),
+    [
+        ("tokenizer_config.json", "chat_template", [1.5]),
+        ("tokenizer_config.json", "chat_template", [{"name": "default"}]),
+        ("tokenizer_config.json", "chat_template", 5),
+        ("tokenizer_config.json", "additional_special_tokens", 3),
+        ("tokenizer_config.json", "added_tokens_decoder", [3]),
+        ("tokenizer_config.json", "eos_token", "</s>"),
+        ("chat_template.json", "chat_template", 5),
+    ],
+)
+def test_wrong_entries_are_refused_with_their_file(name, entry, value, tmp_path):
+    byte_level().save(tmp_path)
+    (tmp_path / name).write_text(json.dumps({entry: value}), encoding="utf-8")
+    with refused(pax.errors.TokenizerError, entry, str(tmp_path)):
+        Tokenizer.from_pretrained(tmp_path)
+
+
+def test_damaged_files_of_a_tokenizer_are_refused(tmp_path):
+    byte_level().save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with refused(
+        pax.errors.TokenizerError, "UnicodeDecodeError", where=str(tmp_path / "chat_template.jinja")
+    ):
+        Tokenizer.from_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
+    content["model"]["vocab"]["hel"] = 1 << 31  # counting to it takes minutes and gigabytes
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+    with refused(pax.errors.TokenizerError, str(tmp_path), got="2147483648 for 'hel'"):
+        Tokenizer.from_pretrained(tmp_path)
+
+
+def test_a_tokenizer_is_saved_whole_or_not_at_all(tmp_path, monkeypatch):
+    (tmp_path / "mine.txt").write_text("mine")
+    byte_level().save(tmp_path)
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    other = Tokenizer(byte_level()._inner, {}, "another")
+    write = Path.write_bytes
+
+    def full(self, content):
+        if self.name == "tokenizer_config.json":
+            write(self, content[:3])
+            raise OSError(28, "No space left on device")
+        return write(self, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with refused(pax.errors.ExportPathError, "No space", where=str(tmp_path)):
+        other.save(tmp_path)
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
+    with refused(pax.errors.ExportPathError, where=str(tmp_path / "mine.txt")):
+        other.save(tmp_path / "mine.txt")
+    for use in (other.save, Tokenizer.from_pretrained, pax.generation.from_pretrained):
+        with refused(pax.errors.InvalidArgumentTypeError, got="int: 3"):
+            use(3)  # pyright: ignore[reportArgumentType]
+
+
 def test_invalid_tokenizers_and_texts_are_refused(tmp_path):
     error = pax.errors.TokenizerError
     with refused(error, where="Tokenizer.apply_chat_template", got="templates (none)"):
@@ -272,6 +345,16 @@ def test_invalid_tokenizers_and_texts_are_refused(tmp_path):
         byte_level().apply_chat_template([{"role": "user", "content": object()}])
     with refused(pax.errors.InvalidArgumentTypeError, "one conversation"):
         byte_level().apply_chat_template([[{"role": "user", "content": "a"}]])  # pyright: ignore
+    for wrong in ("Hello", {}, None):
+        with refused(pax.errors.InvalidArgumentTypeError, "one conversation"):
+            byte_level().apply_chat_template(wrong)  # pyright: ignore[reportArgumentType]
+    with refused(pax.errors.InvalidArgumentTypeError, "tools"):
+        byte_level().apply_chat_template([], tools="search")  # pyright: ignore
+    with refused(pax.errors.InvalidArgumentTypeError, where="Tokenizer.token_to_id"):
+        byte_level().token_to_id(3)  # pyright: ignore[reportArgumentType]
+    for options in ({"special_tokens": 3}, {"special_tokens": "<s>"}, {"chat_template": 3}):
+        with refused(pax.errors.InvalidArgumentTypeError, *options):
+            Tokenizer(byte_level()._inner, **options)
     for keyword in ("continue_final_message", "return_tensors"):
         with refused(pax.errors.InvalidArgumentTypeError, f"no argument `{keyword}`"):
             byte_level().apply_chat_template([], **{keyword: True})
@@ -318,3 +401,21 @@ def test_unknown_vocabularies_are_refused(tmp_path, changed, said):
     path = gguf_file(tmp_path / "a.gguf", BYTES | changed)
     with refused(pax.errors.TokenizerError, said):
         Tokenizer.from_gguf(path)
+
+
+@pytest.mark.parametrize("name", ["model", "pre", "tokens", "token_type", "merges", "scores"])
+@pytest.mark.parametrize("wrong", [3, ["a" * 5000], [[1]], {"a": 1}, ["1", float("nan")], None])
+def test_metadata_of_another_type_is_refused(name, wrong):
+    metadata = {f"tokenizer.{key}": value for key, value in PIECES.items()}
+    with refused(pax.errors.TokenizerError, f"tokenizer.ggml.{name}: ", where="a.gguf"):
+        of_gguf({**metadata, f"tokenizer.ggml.{name}": wrong}, "a.gguf")
+
+
+def test_half_a_surrogate_pair_is_no_text(tmp_path):
+    path = gguf_file(tmp_path / "a.gguf", BYTES | {"chat_template": "no text: ?"})
+    path.write_bytes(path.read_bytes().replace(b"no text: ?", b"no text: \xff"))
+    invalid = pax.errors.InvalidArgumentTypeError
+    with refused(invalid, "chat_template", str(path)):
+        Tokenizer.from_gguf(path)
+    with refused(invalid, where="Tokenizer.encode"):
+        byte_level().encode("a\ud800")

@@ -189,6 +189,8 @@ def test_without_the_file_the_rules_are_those_of_the_configuration(folder):
         ({"temperature": "hot"}, "temperature"),
         ({"do_sample": "yes"}, "do_sample"),
         ({"top_k": 2.5}, "top_k"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"min_p": 2}, "min_p"),
     ],
 )
 def test_invalid_values_of_the_file_are_refused(folder, said, word):
