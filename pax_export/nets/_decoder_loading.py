@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import warnings
 from dataclasses import replace
@@ -21,9 +20,11 @@ from pax_export._errors import (
     WeightsFileError,
     WeightsMismatchError,
     a_few,
+    errors_in,
 )
 from pax_export._files import bounded
 from pax_export._files.overwrite_guard import some_names
+from pax_export._files.path_argument import as_path
 from pax_export._types import DTypeLike, PyTree
 from pax_export.core import named_leaves
 from pax_export.nets._decoder_config import DecoderConfig
@@ -58,7 +59,8 @@ def decoder_of_gguf(cls: object, path: str, layers: str, dtype: DTypeLike) -> An
                 got=f"a file of {source.kind}",
                 write="Decoder.from_pretrained(folder) for config.json and safetensors",
             )
-        config = DecoderConfig.from_gguf(source.metadata)
+        with errors_in(source.where):
+            config = DecoderConfig.from_gguf(source.metadata)
         names = source.entries
         config = replace(
             config,
@@ -78,8 +80,9 @@ def _with_rotary_tables(config: DecoderConfig, source: Source) -> DecoderConfig:
         is_used = kind == "table" or config.family == "phi3"
         if is_used and all(name in source.entries for name in names):
             tables = [source.entries[name].read().astype(np.float64).tolist() for name in names]
-            scaling = scaling_of_gguf(source.metadata, config.family, tables)
-            return replace(config, rotary_scaling=scaling)
+            with errors_in(source.where):
+                scaling = scaling_of_gguf(source.metadata, config.family, tables)
+                return replace(config, rotary_scaling=scaling)
     return config
 
 
@@ -87,11 +90,12 @@ def decoder_of_folder(
     cls: object, path: str, config: DecoderConfig | None, layers: str, dtype: DTypeLike
 ) -> Any:
     """See `Decoder.from_pretrained`."""
-    folder = Path(os.fspath(path))
+    folder = as_path(path)
     described = None
     if config is None:
         described = _read_json(folder / "config.json")
-        config = DecoderConfig.from_hf(described)
+        with errors_in(folder):
+            config = DecoderConfig.from_hf(described)
     config = _with_generation(config, folder / "generation_config.json", described)
     with open_source(folder) as source:
         pieces = pieces_of_hf(config, source.entries)
@@ -176,7 +180,8 @@ def fill_decoder(
             source, "the layers of the net", f"{len(source.entries)} tensors",
             f"those of {config.num_layers} layers",
         )  # fmt: skip
-    shapes: Any = jax.eval_shape(lambda: cls(config, layers))
+    with errors_in(source.where):
+        shapes: Any = jax.eval_shape(lambda: cls(config, layers))
     places = [_LeafSource(name, leaf, pieces, config) for name, leaf in named_leaves(shapes)]
     used = {name for place in places for name in place.names(config.num_layers)}
     if config.tied:  # some files have a tied embedding twice
@@ -225,7 +230,12 @@ class _LeafSource:
         return _as_leaf(whole, dtype)
 
     def _one(self, source: Source, name: str) -> np.ndarray:
-        array = self.piece(source.entries[name].read())
+        array = source.entries[name].read()
+        try:
+            array = self.piece(array)
+        except ValueError as error:
+            needed = f"{self.part_shape}: {error}"
+            raise _mismatch_error(source, self.name, f"{name} {array.shape}", needed) from None
         if array.shape != self.part_shape:
             raise _mismatch_error(source, self.name, f"{name} {array.shape}", f"{self.part_shape}")
         if not jnp.issubdtype(array.dtype, jnp.floating):

@@ -19,18 +19,21 @@ class SourceArray:
 
     name: str  # in the file; {} is the layer's number
     transposed: bool = False  # [out, in] in the file
-    part: tuple[int, int] | None = None  # (first, size) along the output of a fused array
+    #: (first, size, size of the whole) along the output of a fused array
+    part: tuple[int, int, int] | None = None
     paired_heads: int = 0  # heads with neighboring rotary pairs
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
-        """The array of the leaf."""
+        """The array of the leaf; a ValueError for an array that does not have the parts."""
         if self.paired_heads:
             split = array.reshape((self.paired_heads, -1, 2, *array.shape[1:]))
             array = split.swapaxes(1, 2).reshape(array.shape)
         if self.transposed:
             array = array.T
         if self.part is not None:
-            first, size = self.part
+            first, size, whole = self.part
+            if array.shape[-1:] != (whole,):
+                raise ValueError(f"no fused array of {whole} outputs")
             array = array[..., first : first + size]
         return array
 
@@ -90,10 +93,9 @@ def _make_pieces(
     sizes = {"attention.query": config.num_heads * config.head_size, "attention.key": kv_size,
              "attention.value": kv_size}  # fmt: skip
     for name, parts in names.fused.items():
-        first = 0
-        for own in parts:
-            part = (first, sizes.get(own, config.hidden_dim))
-            first = sum(part)
+        counts = [sizes.get(own, config.hidden_dim) for own in parts]
+        for place, own in enumerate(parts):
+            part = (sum(counts[:place]), counts[place], sum(counts))
             for leaf in ("weight", "bias"):
                 transposed = names.transposed and leaf == "weight"
                 found[f"layers.{own}.{leaf}"] = SourceArray(

@@ -298,7 +298,7 @@ def _describe_bits(leaf: Any) -> str:
 
 
 def _make_tensor(name: str, parts: list[_Part], where: str) -> WrittenTensor:
-    parts = sorted(parts, key=lambda each: (each[0].part or (0, 0))[0])
+    parts = sorted(parts, key=lambda each: (each[0].part or (0,))[0])
     shapes = [leaf.shape if layer is None else leaf.shape[1:] for _, leaf, layer, _ in parts]
     shape = (*shapes[0][:-1], sum(each[-1] for each in shapes))
     if parts[0][0].transposed:

@@ -90,10 +90,17 @@ def read_defaults(values: Mapping[str, Any], where: str, size: int) -> Generatio
         do_sample=fields.flag("do_sample"),
         temperature=fields.number("temperature", zero=True),
         top_k=fields.size("top_k") if top_k else 0,
-        top_p=fields.number("top_p", zero=True),
-        min_p=fields.number("min_p", zero=True),
+        top_p=_probability(fields, "top_p"),
+        min_p=_probability(fields, "min_p"),
         repetition_penalty=fields.number("repetition_penalty"),
     )
+
+
+def _probability(fields: Fields, name: str) -> float:
+    value = fields.number(name, zero=True)
+    if value > 1:
+        raise fields.wrong(name, "a probability, of 1 at most")
+    return value
 
 
 def _read_ids(fields: Fields, name: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 
 import jax
 import numpy as np
@@ -152,6 +153,8 @@ def test_another_architecture_is_refused(tmp_path):
     config = {**reference.LLAMA, "model_type": "mamba"}
     path = reference.write_folder(tmp_path / "net", config, NOTHING)
     with refused(INVALID, "gemma2", "llama", where="config.json: model_type", got="'mamba'"):
+        pax.nets.DecoderConfig.from_hf(config)
+    with refused(INVALID, where=f"config.json: model_type, in {path}", got="'mamba'"):
         pax.nets.Decoder.from_pretrained(path)
     with refused(INVALID, where="GGUF metadata: general.architecture", got="'rwkv6'"):
         pax.nets.DecoderConfig.from_gguf({"general.architecture": "rwkv6"})
@@ -182,6 +185,27 @@ def test_more_tensors_and_other_shapes_are_refused(tmp_path):
     path = reference.write_folder(tmp_path / "net", {**config, "intermediate_size": 10}, weights)
     with refused(MISMATCH, "model.layers.0.mlp.gate_proj.weight (12, 20)", "(12, 10)"):
         pax.nets.Decoder.from_pretrained(path)
+
+
+def test_a_fused_array_of_other_parts_is_refused(tmp_path):
+    config = reference.CONFIGS["phi3"]
+    weights = reference.random_weights(config)
+    other = {**config, "num_key_value_heads": 1}
+    assert config["num_key_value_heads"] == 2
+    path = reference.write_folder(tmp_path / "net", other, weights)
+    with refused(MISMATCH, "qkv_proj.weight", str(path)):
+        pax.nets.Decoder.from_pretrained(path)
+
+
+def test_weights_of_other_heads_are_refused(tmp_path):
+    config = reference.CONFIGS["llama"]
+    path = write_gguf(tmp_path / "a.gguf", config, reference.random_weights(config))
+    key, form = b"llama.attention.head_count", "<II"  # the type of a value before it
+    there, other = (key + struct.pack(form, 4, count) for count in (6, 10))
+    assert there in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(there, other))
+    with refused(MISMATCH, "attn_q.weight (24, 12)", str(path)):
+        pax.nets.Decoder.from_gguf(path)
 
 
 def test_files_of_another_kind_are_refused(tmp_path):
