@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pax_export._errors import InvalidArgumentTypeError
 from pax_export._quantized._integers import Form
 from pax_export._quantized._operations import (
     dequantize,
@@ -106,6 +107,14 @@ class QuantizedArray(ArrayLike, StateModule):
         outputs: Any = None,
     ):
         super().__init__()
+        has_shapes = hasattr(integers, "shape") and hasattr(scales, "shape")
+        if not has_shapes or not isinstance(form, Form):
+            raise InvalidArgumentTypeError(
+                "A QuantizedArray has arrays of integers and scales, and a form.",
+                where="QuantizedArray",
+                got=", ".join(type(each).__name__ for each in (integers, scales, form)),
+                write="pax.quantize(net), which makes them; its form is net.weight.form",
+            )
         self.integers = integers
         self.scales = scales
         self.form = form

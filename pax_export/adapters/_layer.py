@@ -27,6 +27,7 @@ from pax_export.core import (
     is_node,
     rebuild_tree,
     register_aspect,
+    require_module,
     sample_padded,
     set_training,
     split_rng_key,
@@ -125,7 +126,7 @@ def lora(
 
 def _positive_number(value: PyTree, where: str) -> float:
     try:
-        number = float(value)
+        number = 0.0 if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         number = 0.0
     if not 0 < number < float("inf"):
@@ -236,6 +237,7 @@ def weight_of(layer: PyTree) -> Any:
         >>> embed = pax.adapters.lora(pax.Embed(9, 4), 2)
         >>> logits = jnp.ones((1, 4)) @ pax.adapters.weight_of(embed).T
     """
+    require_module(layer, "adapters.weight_of")
     return weight_in_use(layer)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array, PyTree
 from pax_export.adapters import _kinds as kinds
 from pax_export.core import ParameterModule
@@ -58,6 +59,16 @@ class LoRA(ParameterModule):
         key: Any = None,
     ):
         super().__init__()
+        a, b = (getattr(each, "shape", ()) for each in (lora_a, lora_b))
+        if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
+            raise InvalidArgumentError(
+                "The arrays of an adapter must have shapes [..., in, rank] and [..., rank, out].",
+                where="LoRA",
+                got=" and ".join(
+                    f"{type(x).__name__} {getattr(x, 'shape', '')}" for x in (lora_a, lora_b)
+                ),
+                write="pax.adapters.lora(layer, rank), which makes both",
+            )
         self.lora_a, self.lora_b, self.magnitude = lora_a, lora_b, magnitude
         self.rank: int = lora_b.shape[-2]
         self.alpha = float(alpha)

@@ -14,6 +14,7 @@ import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
 from pax_export._errors import InvalidArgumentError, PaxError, a_few
+from pax_export._str_arguments import as_strings
 from pax_export._types import PRNGKey, PyTree
 from pax_export.adapters import _kinds as kinds
 from pax_export.adapters import _layer as layers
@@ -195,6 +196,7 @@ def names(net: PyTree) -> list[str]:
         >>> pax.adapters.names(pax.adapters.lora(net, 2, name="german"))
         ['french', 'german']
     """
+    require_module(net, "adapters.names")
     found = [name for _, layer in adapted_layers(net) for name in layers.adapters_of(layer)]
     return list(dict.fromkeys(found))
 
@@ -248,9 +250,10 @@ def activate(net: M, which: str | Iterable[str] | Mapping[str, float]) -> M:
         >>> pax.adapters.activate(net, "french").adapters["german"].parameters().lora_a
         EmptyNode
     """
-    if isinstance(which, str):
-        which = [which]
-    strengths = dict(which) if isinstance(which, Mapping) else dict.fromkeys(which, 1.0)
+    if isinstance(which, Mapping):
+        strengths = dict(which)
+    else:
+        strengths = dict.fromkeys(as_strings("which", which, 'which=["french"]'), 1.0)
     found = require_adapters(net, "adapters.activate", strengths)
     numbers = {name: _check_strength(value, name) for name, value in strengths.items()}
     return _change_adapters(
@@ -272,7 +275,7 @@ def _change_adapters(
 
 def _check_strength(value: PyTree, name: str) -> float:
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):

@@ -226,21 +226,41 @@ def check_config(config: object, where: str) -> None:
         )
 
 
-def alpha_and_rate(config: Mapping[str, Any], path: str, where: str) -> tuple[float, float]:
-    """Returns alpha and dropout of the layer at a path of the file."""
+#: Regular expressions that may take exponential time: repeated groups, or many repetitions.
+_SLOW_PATTERN = re.compile(r"\)[*+{]|([*+}][^*+}]*){4}")
+
+
+def _at_path(config: Mapping[str, Any], pattern: str, name: str, path: str) -> Any:
+    """Returns the value of a path of the file, by the first pattern that matches its end."""
+    for each, value in dict(config.get(pattern) or {}).items():
+        if _SLOW_PATTERN.search(each):
+            raise ValueError(f"{pattern} with many repetitions: {each:.80}")
+        if re.match(rf"(.*\.)?({each})$", path):
+            return value
+    return config[name]
+
+
+def alpha_and_rate(
+    config: Mapping[str, Any], path: str, rank: int, where: str
+) -> tuple[float, float]:
+    """Returns alpha and dropout of the layer at a path of the file, whose arrays have a rank."""
     try:
-        patterns = dict(config.get("alpha_pattern") or {})
-        found = next((p for p in patterns if re.match(rf"(.*\.)?({p})$", path)), None)
-        alpha = float(config["lora_alpha"] if found is None else patterns[found])
+        alpha = float(_at_path(config, "alpha_pattern", "lora_alpha", path))
         rate = float(config.get("lora_dropout") or 0.0)
         if not (math.isfinite(alpha) and 0 <= rate < 1):
             raise ValueError(f"lora_alpha {alpha}, lora_dropout {rate}")
+        said = _at_path({"r": rank, **config}, "rank_pattern", "r", path)
+        if said != rank:
+            raise ValueError(f"r {said!r:.80}, where the arrays of {path} have rank {rank}")
+        if config.get("use_rslora") not in (None, True, False):
+            raise ValueError(f"use_rslora {config['use_rslora']!r:.80}")
     except (KeyError, TypeError, ValueError, OverflowError, re.error) as error:
         raise WeightsFileError(
             "The file adapter_config.json has no valid scale.",
             where=where,
             got=f"{type(error).__name__}: {error}"[:200],
-            write='numbers for "lora_alpha" and "lora_dropout", and an object "alpha_pattern"',
+            write='numbers for "lora_alpha" and "lora_dropout", the ranks of the arrays for "r" '
+            'and "rank_pattern", and an object "alpha_pattern"',
         ) from error
     return alpha, rate
 

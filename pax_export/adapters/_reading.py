@@ -36,6 +36,10 @@ class FoundAdapter:
     own_path: str  # path of the layer in the file
     arrays: dict[str, np.ndarray] = field(default_factory=dict)  # by name suffix
 
+    def rank(self, layer: PyTree) -> int:
+        """Returns the rank by the arrays."""
+        return peft.rank_of(layer, self.arrays[peft.array_suffixes(layer)[1]].shape)
+
     def adapter(
         self, layer: PyTree, alpha: float, rate: float, rslora: object, key: PRNGKey | None
     ) -> LoRA:

@@ -20,6 +20,7 @@ from pax_export._errors import (
 )
 from pax_export._files import bounded, directory
 from pax_export._files.overwrite_guard import Belongs, some_names
+from pax_export._files.path_argument import as_path
 from pax_export._types import PyTree
 from pax_export.adapters import _layer as layers
 from pax_export.adapters import _peft as peft
@@ -212,7 +213,7 @@ def load(
         {'default': LoRA(rank=2, alpha=2.0)}
     """
     require_module(net, "adapters.load")
-    place = Path(folder)
+    place = as_path(folder, "folder")
     config = _read_config(place)
     reading = Reading(net, _check_rename(rename, "adapters.load"), _read_arrays(place))
     reading.require_complete(str(place))
@@ -224,7 +225,8 @@ def load(
     for path in reading.trained:
         changes[id(there[path])] = layers.unfreeze_own
     for path, found in reading.adapters.items():
-        alpha, rate = peft.alpha_and_rate(config, found.own_path, str(place / peft.CONFIG))
+        rank = found.rank(there[path])
+        alpha, rate = peft.alpha_and_rate(config, found.own_path, rank, str(place / peft.CONFIG))
         key = next_rng_key() if rate and key is None else key
         own_key, key = jax.random.split(key) if rate else (None, key)
         adapter = found.adapter(there[path], alpha, rate, config.get("use_rslora"), own_key)

@@ -68,6 +68,14 @@ def compared(
 ) -> Difference:
     """Returns the differences of the outputs of two compiled functions."""
     pairs = [(_floats(called(before, each)), _floats(after(*each))) for each in batches]
+    for one, other in ([[each.shape for each in part] for part in pair] for pair in pairs):
+        if one != other:
+            raise InvalidArgumentError(
+                "The nets have outputs of different shapes.",
+                where="compare_runtime: after",
+                got=f"{other}, where the net has {one}",
+                write="the loaded export of the same net",
+            )
     return Difference(*apart(pairs), (_seconds(before, batches[0]), _seconds(after, batches[0])))
 
 
@@ -86,6 +94,13 @@ def compare_runtime(
         InvalidArgumentError: batches that are empty, or that the net cannot be called with.
     """
     calls = checked(batches)
+    if not callable(before) or not callable(after):
+        raise InvalidArgumentTypeError(
+            "The runtime is compared by calls of loaded exports.",
+            where="compare_runtime: before and after",
+            got=f"{before!r:.80} and {after!r:.80}",
+            write="pax.export.load(path) for each",
+        )
     found = compared(call_of(net), after, calls)
     return replace(found, seconds=(_seconds(before, calls[0]), found.seconds[1]))
 
@@ -94,6 +109,13 @@ def call_of(net: Any) -> partial[Any]:
     """Returns a compiled call of a net, with its arrays as first argument."""
     if isinstance(net, Module):
         return partial(jax.jit(lambda net, *batch: net(*batch)), net.eval())
+    if not isinstance(net, tuple) or len(net) != 2 or not callable(net[1]):
+        raise InvalidArgumentTypeError(
+            "A quantized net is a module, or parameters and a function.",
+            where="compare_runtime: net",
+            got=f"{type(net).__name__}: {net!r:.80}",
+            write="the net that quantize returned",
+        )
     params, function = net
     return partial(jax.jit(function), params)
 

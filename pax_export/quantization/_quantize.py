@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -280,7 +282,7 @@ def _chosen(
 ) -> ChosenBits:
     """The bits of each weight within a budget."""
     is_other = bits != 8 or group is not None or scheme == "float"
-    if (calls is None and metric is None) or is_other or not budget >= 0:
+    if (calls is None and metric is None) or is_other or not _is_amount(budget):
         raise InvalidArgumentError(
             "A budget requires batches or a metric, and chooses the bits itself.",
             where="quantize(budget=...)",
@@ -300,18 +302,23 @@ def _chosen(
     return choose(_arrays(net), places, rounded, lost, budget)
 
 
+def _is_amount(budget: object) -> bool:
+    return isinstance(budget, numbers.Real) and not isinstance(budget, bool) and float(budget) >= 0
+
+
 def _measured(metric: Callable[[Any], Any], net: PyTree) -> float:
     """What the metric of a user says of a net, a number."""
-    value = metric(net)
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise InvalidArgumentTypeError(
-            "The metric must return a number.",
-            where="quantize(metric=...)",
-            got=f"{type(value).__name__}: {value!r}"[:120],
-            write="a function from a net to a number that is larger for a better net",
-        ) from None
+    value: Any = metric
+    if callable(metric):
+        value = metric(net)
+        with suppress(TypeError, ValueError):
+            return float(value)
+    raise InvalidArgumentTypeError(
+        "The metric must be a function that returns a number.",
+        where="quantize(metric=...)",
+        got=f"{type(value).__name__}: {value!r}"[:120],
+        write="a function from a net to a number that is larger for a better net",
+    )
 
 
 def dequantize(net: Module) -> Any:
@@ -342,7 +349,8 @@ def _check(bits: object, group: object, scheme: object) -> None:
             got=repr(group),
             write=f"group={GROUP}, or None",
         )
-    if (scheme, bits) not in LEVELS or (scheme == "float" and group is not None):
+    known = isinstance(scheme, str) and (scheme, bits) in LEVELS
+    if not known or (scheme == "float" and group is not None):
         raise InvalidArgumentError(
             "The scheme is unknown, or does not support these bits or groups.",
             where="quantize(scheme=...)",

@@ -275,6 +275,11 @@ def test_folders_without_adapters_are_refused(tmp_path):
         ({"alpha_pattern": [3]}, "got: "),
         ({"lora_alpha": float("inf")}, "inf"),
         ({"lora_dropout": 1.5}, "1.5"),
+        ({"alpha_pattern": {"(a+)+b": 3}}, "(a+)+b"),
+        ({"alpha_pattern": {".*.*.*.*b": 3}}, ".*.*.*.*b"),
+        ({"r": 4}, "r 4, where the arrays of  have rank 2"),
+        ({"rank_pattern": {".*": 3}}, "r 3"),
+        ({"use_rslora": "false"}, "use_rslora 'false'"),
     ],
 )
 def test_unsupported_configurations_are_refused(config, got, tmp_path):

@@ -159,12 +159,15 @@ def test_a_tied_head_sees_the_adapters_of_its_embedding():
         (lambda _, net: adapters.activate(net, "frensh"), "adapters.activate", "'frensh'"),
         (lambda _, net: adapters.remove(net, "x"), "adapters.remove", "'x'"),
         (lambda _, net: adapters.activate(net, {"french": float("nan")}), "activate: french", ""),
+        (lambda _, net: adapters.activate(net, {"french": "1"}), "activate: french", "'1'"),
+        (lambda _, net: adapters.activate(net, 3), "which", "3"),
         (lambda _, net: adapters.merge(adapters.merge(net)), "", ""),
     ],
 )
 def test_invalid_arguments_are_refused(call, where, got):
     net = Net()
-    with refused(pax.errors.InvalidArgumentError, where, f"got: {got}" if got else ""):
+    kinds = (pax.errors.InvalidArgumentError, pax.errors.InvalidArgumentTypeError)
+    with refused(kinds, where, f"got: {got}" if got else ""):
         call(net, adapters.add(net, "layers", 2, name="french"))
 
 

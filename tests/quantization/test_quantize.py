@@ -197,10 +197,30 @@ def test_refusals():
     with refused(errors.InvalidArgumentTypeError, got="dict"):
         quantize({"w": X})
     for budget in (None, 0.1):
-        with refused(
-            errors.InvalidArgumentTypeError, where="quantize(metric=...)", got="str: 'good'"
-        ):
-            quantize(net(), metric=lambda n: "good", budget=budget)
+        for metric in (lambda n: "good", "good"):
+            with refused(
+                errors.InvalidArgumentTypeError, where="quantize(metric=...)", got="str: 'good'"
+            ):
+                quantize(net(), metric=metric, budget=budget)  # pyright: ignore
+    for where, options in (
+        ("quantize(budget=...)", {"budget": "0.1"}),
+        ("quantize(scheme=...)", {"scheme": ["float"]}),
+    ):
+        with refused(errors.InvalidArgumentError, where=where):
+            quantize(net(), [X], **options)
+    small, _ = quantize(net())
+    call = lambda x: x  # noqa: E731
+    for where, given in (
+        ("compare_runtime: before and after", (small, None, call)),
+        ("compare_runtime: net", (3, call, call)),
+        ("compare_runtime: after", (small, call, call)),
+    ):
+        with refused((errors.InvalidArgumentError, errors.InvalidArgumentTypeError), where=where):
+            pax.quantization.compare_runtime(*given, [X])
+    whole = pax.quantize(pax.Linear(64, 8))[0].weight
+    for parts in ((None, whole.scales, whole.form), (whole.integers, whole.scales, {"bits": 8})):
+        with refused(errors.InvalidArgumentTypeError, where="QuantizedArray"):
+            pax.quantization.QuantizedArray(*parts)
 
 
 def test_a_budget_chooses_bits():
