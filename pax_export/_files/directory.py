@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from pax_export._errors import ExportPathError
+from pax_export._errors import ExportPathError, PaxError
 from pax_export._files import disk, file_types, overwrite_guard, stale_temporaries
 from pax_export._files.path_argument import as_path
 
@@ -105,11 +105,23 @@ def temporary_sibling(path: Path, needed: int) -> Iterator[Path]:
                 raise
             except OSError as error:
                 raise unwritable_error(path, error) from error
-            yield temporary
+            with _named_by_path(temporary, path):
+                yield temporary
     except BaseException:
         for parent in reversed(made):
             with suppress(OSError):  # another program has put something there
                 parent.rmdir()
+        raise
+
+
+@contextmanager
+def _named_by_path(temporary: Path, path: Path) -> Iterator[None]:
+    """Context manager whose errors name the path of the export, not that of a temporary."""
+    try:
+        yield
+    except PaxError as error:
+        for each in (temporary / path.name, temporary):
+            error.where = error.where and str(error.where).replace(str(each), str(path))
         raise
 
 

@@ -32,9 +32,8 @@ def full_disk_explained(path: Path, needed: int) -> Iterator[None]:
         raise
     except Exception as error:
         if _is_full(error):
-            raise _full_disk_error(
-                path, needed, f"{type(error).__name__}: {error}"[:300]
-            ) from error
+            got = getattr(error, "got", None) or f"{type(error).__name__}: {error}"
+            raise _full_disk_error(path, needed, str(got)[:300]) from error
         raise
 
 

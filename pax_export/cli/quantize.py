@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import InvalidArgumentError
+from pax_export._files import single_file
 from pax_export.cli import _factory
 from pax_export.cli._command import DONE, add_command, add_shared_options, print_result
 
@@ -86,10 +87,8 @@ def _run_quantize(options: argparse.Namespace) -> int:
     from pax_export.weights import save_weights
 
     place = Path(options.file) if options.file else None
-    if place is not None and place.exists() and not options.overwrite:
-        raise InvalidArgumentError(
-            "The file exists.", where=str(place), write="another file, or --overwrite"
-        )
+    if place is not None:  # before any work; saving looks at the file itself
+        single_file.check(place, (lambda _: lambda name: True) if options.overwrite else None)
     batches = [_read_batch(file) for file in options.batch or ()]
     if options.runtime and not batches:
         raise InvalidArgumentError(

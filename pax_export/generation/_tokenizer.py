@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pax_export._errors import (
+    ExportPathError,
     InvalidArgumentTypeError,
     TokenizerError,
     a_few,
@@ -168,15 +169,16 @@ class Tokenizer:
             ExportPathError: (an OSError) the path is a file, or cannot be written.
         """
         folder = directory.place(folder)
+        stale_temporaries.sweep(folder)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            stale_temporaries.sweep(folder)
-            with stale_temporaries.claim_temporary(folder / "tokenizer") as temporary:
+            with directory.temporary_sibling(folder / "tokenizer.json", 0) as temporary:
                 for name, content in self.files().items():
                     (temporary / name).write_bytes(content)
                 disk.sync(temporary)
                 for file in sorted(temporary.iterdir()):
                     file.replace(folder / file.name)
+        except ExportPathError:
+            raise
         except OSError as error:
             raise directory.unwritable_error(folder, error) from error
 

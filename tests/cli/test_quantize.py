@@ -71,6 +71,8 @@ def test_what_runtimes_add(call, batch):
         (("--batch", "nowhere.npy"), "nowhere.npy"),
         (("--batch", "net_models.py"), "net_models.py"),
         (("x.npy", "--batch", "x.npy"), "--overwrite"),
+        (("net_models.py/small.safetensors", "--batch", "x.npy"), "net_models.py"),
+        ((".", "--overwrite", "--batch", "x.npy"), "directory"),
         (("--activations", "fast"), "fast"),
         (("--budget", "0", "--batch", "x.npy"), "budget"),
         (("--runtime", "onnx"), "--batch"),

@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from pax_export._files import directory as _directory
-from pax_export._files import disk, stale_temporaries
+from pax_export._files import disk, single_file, stale_temporaries
 from pax_export._files.directory import place, replace_path
-from pax_export.errors import ExportPathError
+from pax_export.errors import ExportPathError, WeightsFileError
 from tests.refusals import refused
 
 IN_TWO_STEPS = pytest.mark.parametrize("can_exchange", [True, False])
@@ -212,6 +212,16 @@ def test_a_full_disk_is_explained_and_left_clean(tmp_path, error):
 def test_another_error_is_not_called_a_full_disk(tmp_path):
     with pytest.raises(OSError), replace_path(tmp_path / "a", None):
         raise OSError(5, "something else")
+    assert not names(tmp_path)
+
+
+def test_errors_name_the_path_and_not_the_temporary(tmp_path):
+    for replace, name in ((replace_path, "a"), (single_file.replace_path, "b")):
+        path = tmp_path / name
+        with refused(WeightsFileError, where=f"{path}: x, in {path}/c"):
+            with replace(path, None) as place:
+                folder = place.parent if name == "b" else place
+                raise WeightsFileError("It fails.", where=f"{place}: x, in {folder}/c")
     assert not names(tmp_path)
 
 

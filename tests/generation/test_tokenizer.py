@@ -327,10 +327,11 @@ def test_a_tokenizer_is_saved_whole_or_not_at_all(tmp_path, monkeypatch):
         return write(self, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with refused(pax.errors.ExportPathError, "No space", where=str(tmp_path)):
-        other.save(tmp_path)
+    for folder in (tmp_path, tmp_path / "new"):
+        with refused(pax.errors.ExportPathError, "No space", where=str(folder / "tokenizer.json")):
+            other.save(folder)
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
-    with refused(pax.errors.ExportPathError, where=str(tmp_path / "mine.txt")):
+    with refused(pax.errors.ExportPathError, str(tmp_path / "mine.txt")):
         other.save(tmp_path / "mine.txt")
     for use in (other.save, Tokenizer.from_pretrained, pax.generation.from_pretrained):
         with refused(pax.errors.InvalidArgumentTypeError, got="int: 3"):
