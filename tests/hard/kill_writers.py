@@ -34,6 +34,7 @@ from tests.forks import done, in_fork
 PACKAGES = (
     *("tensorflow", "orbax.checkpoint", "safetensors.numpy", "ai_edge_litert.interpreter"),
     *("pax_export.export", "pax_export.export.orbax", "pax_export.checkpoint"),
+    *("pax_export.adapters", "pax_export.generation", "gguf", "tokenizers"),
 )
 VALUES = {"one": 1.0, "two": 2.0}
 SIZE = 300
@@ -50,7 +51,10 @@ def main(folder, kills):
 
     warnings.filterwarnings("ignore", message=".*fork")
     figures = {}
-    for writer in (Weights, SavedModel, StableHlo, Tflite, Orbax, Checkpoint):
+    for writer in (
+        *(Weights, SavedModel, StableHlo, Tflite, Orbax, Checkpoint),
+        *(Adapters, Pretrained, Gguf),
+    ):
         start = time.perf_counter()
         figures[writer.__name__] = seen = trial(writer(), folder / writer.__name__, kills)
         seen["seconds"] = round(time.perf_counter() - start, 1)
@@ -250,6 +254,73 @@ class Checkpoint(Writer):
         for step in checkpoints.steps:
             state = checkpoints.restore(step, params=params("one"))
             assert (state["params"]["w"] == step).all()
+
+
+class Adapters(Writer):
+    """A folder of PEFT."""
+
+    suffix = "adapters"
+
+    def save(self, path, name):
+        import pax_export as pax
+
+        net = pax.adapters.lora(pax.Linear(SIZE, SIZE), 100)
+        pax.adapters.save(net.map(lambda x: x * 0 + VALUES[name]), path)
+
+    def check(self, path, name):
+        import pax_export as pax
+
+        net = pax.adapters.load(pax.Linear(SIZE, SIZE), path)
+        assert (net.adapters["default"].lora_a == VALUES[name]).all()
+
+    def which(self, path, whole):
+        (name,) = (name for name, files in whole.items() if files == self.content(path))
+        return name
+
+
+class Pretrained(Adapters):
+    """A folder of transformers."""
+
+    suffix = "save_pretrained"
+
+    def decoder(self, name):
+        import pax_export as pax
+
+        sizes = {"vocab_size": SIZE, "dim": 64, "num_layers": 2, "num_heads": 2, "hidden_dim": 64}
+        lm = pax.nets.Decoder(pax.nets.DecoderConfig.llama(**sizes))
+        return lm.map(lambda x: x * 0 + VALUES[name])
+
+    def save(self, path, name):
+        from pax_export.generation import save_pretrained
+
+        save_pretrained(self.decoder(name), path, validate=False, overwrite=True)
+
+    def check(self, path, name):
+        import pax_export as pax
+
+        lm = pax.nets.Decoder.from_pretrained(path)
+        assert (lm.embed.weight == VALUES[name]).all()
+
+
+class Gguf(Pretrained):
+    """A file of llama.cpp."""
+
+    suffix = "gguf"
+
+    def save(self, path, name):
+        from pax_export.generation import export
+        from tests.generation.test_tokenizer import byte_level
+
+        options = {"tokenizer": byte_level(), "validate": False, "overwrite": True}
+        export(self.decoder(name), path, format="gguf", **options)
+
+    def check(self, path, name):
+        import pax_export as pax
+
+        assert (pax.nets.Decoder.from_gguf(path).embed.weight == VALUES[name]).all()
+
+    def content(self, path):
+        return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":

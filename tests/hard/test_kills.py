@@ -9,7 +9,7 @@ from tests.memory import measured
 def test_a_killed_write_leaves_the_old_or_the_new_file(tmp_path):
     figures = measured("tests.hard.kill_writers", tmp_path, runs(short=4, long=80), timeout=3000)
     print(figures)
-    assert len(figures) == 6
+    assert len(figures) == 9
     for seen in figures.values():
         assert sorted({*seen["left"]} - {"model.html"}) == ["data.csv", "model"]  # a file's card
         assert seen["temporary"] == []
