@@ -141,8 +141,25 @@ class Reading:
                     f"{there} in the file, [{form}] for the layer {layer_name}"
                 )
 
-    def require_complete(self, where: str) -> None:
-        """Raises a WeightsMismatchError unless all arrays match."""
+    def _missing_modules(self, config: Mapping[str, Any]) -> list[str]:
+        """Returns the modules of the configuration by their whole path that have no arrays.
+
+        Other entries are ends of paths, and a model need not have all of them.
+        """
+        if config.get("exclude_modules") or config.get("layers_to_transform"):
+            return []
+        found = []
+        for key, there in (("target_modules", self.adapters), ("modules_to_save", self.trained)):
+            entries = config.get(key)
+            for name in entries if isinstance(entries, list) else ():
+                paths = self._paths.get(name, []) if isinstance(name, str) else []
+                if paths and not any(f"{each}.".startswith(f"{paths[0]}.") for each in there):
+                    found.append(f"{peft.full_name(name, '*')}, which {key} names")
+        return found
+
+    def require_complete(self, config: Mapping[str, Any], where: str) -> None:
+        """Raises a WeightsMismatchError unless all arrays match, and all that are named exist."""
+        self._missing += self._missing_modules(config)
         report = LoadReport(
             tuple(self._loaded), tuple(self._missing), tuple(self._unexpected), self._mismatched
         )

@@ -216,7 +216,7 @@ def load(
     place = as_path(folder, "folder")
     config = _read_config(place)
     reading = Reading(net, _check_rename(rename, "adapters.load"), _read_arrays(place))
-    reading.require_complete(str(place))
+    reading.require_complete(config, str(place))
     if not config.get("ensure_weight_tying"):
         _require_own_head(net, {*reading.adapters, *reading.trained}, str(place))
     net = reading.with_whole(net)

@@ -251,6 +251,22 @@ def test_adapters_of_other_shapes_and_dtypes_are_refused(a, b, tmp_path):
         adapters.load(pax.Linear(8, 4), folder)
 
 
+@pytest.mark.parametrize("kind", ["target_modules", "modules_to_save"])
+def test_a_module_without_its_arrays_is_refused(kind, tmp_path):
+    net = pax.Sequential(pax.Linear(8, 4), pax.Linear(4, 3), pax.Linear(3, 2))
+    whole = adapters.add(net, ["modules.0", "modules.1"], 2, train="modules.2")
+    adapters.save(whole, tmp_path)
+    file, path = tmp_path / "adapter_model.safetensors", "modules.0"
+    if kind == "modules_to_save":
+        path = "modules.2"
+    arrays = safetensors.numpy.load_file(file)
+    kept = {name: array for name, array in arrays.items() if f".{path}." not in name}
+    assert 0 < len(kept) < len(arrays)
+    safetensors.numpy.save_file(kept, file)
+    with refused(MISMATCH, f"base_model.model.{path}.*", kind, where=str(tmp_path)):
+        adapters.load(net, tmp_path)
+
+
 def test_folders_without_adapters_are_refused(tmp_path):
     layer, missing = pax.Linear(8, 4), pax.errors.MissingWeightsFileError
     with refused(missing):
