@@ -57,7 +57,7 @@ def read_header(
     begin = file.read(0, 8)
     raw, where = file.read(8, int.from_bytes(begin, "little")), file.where
     fields = json.loads(raw)
-    metadata = fields.pop(RESERVED, {})
+    metadata = fields.pop(RESERVED, None) or {}  # safetensors allows null
     sums = _checksums.read_checksums(begin + raw, metadata)
     if sums is None:
         raise damage_error(where, KIND, "a header that differs from its checksum")
