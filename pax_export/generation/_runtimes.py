@@ -142,6 +142,7 @@ def export_for_runtime(
         )
     level = (runtime.level or 4) if accuracy_level is None else accuracy_level
     check_choice("accuracy_level", level, (1, 4))
+    check_choice("overwrite", overwrite, (True, False))
     job = replace(_job(runtime, lm, tokenizer, max_length, where), accuracy_level=level)
     runtime.check(job)
     asked = _test_prompts(job, prompts)

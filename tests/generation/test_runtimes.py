@@ -146,6 +146,7 @@ def test_invalid_arguments_are_refused_before_any_work(format, tmp_path, monkeyp
         (kind, "tokenizer", "int: 3", {"tokenizer": 3}),
         (kind, "export", "Linear", {"lm": pax.Linear(2, 3)}),
         (value, "export: validate", "'process'", {"validate": "process"}),
+        (value, "None", "overwrite='no'", {"overwrite": "no"}),
     ):
         given = {"lm": lm, "tokenizer": tokenizer, "max_length": 16, **options}
         with refused(error, got, where=where):

@@ -58,6 +58,7 @@ class ExportRun(Progress):
         more = ("variables",) if format.has_variables else ()
         ways = (True, False, "full", "process", *more)
         check_choice("validate", validate, ways)
+        check_choice("overwrite", overwrite, (True, False))
         self.path = _directory.place(path)
         if format.plain_path:
             _directory.check_plain(self.path)
