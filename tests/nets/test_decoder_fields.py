@@ -94,12 +94,12 @@ def test_messages_are_short_whatever_they_show():
 
 def test_invalid_frequency_tables_are_refused(tmp_path):
     config = reference.CONFIGS["smollm2"]
-    weights = reference.random_weights(config)
+    weights, path = reference.random_weights(config), tmp_path / "net.gguf"
     for table, text in (
         (np.ones(3, np.float32), "got: 3 numbers for 4 rotated channels"),
-        (np.zeros(2, np.float32), "where: RotaryScaling.table\n  got: 0.0"),
-        (np.ones((2, 2), np.float32), "where: RotaryScaling.table\n  got: [1.0, 1.0]"),
+        (np.zeros(2, np.float32), f"where: RotaryScaling.table, in {path}\n  got: 0.0"),
+        (np.ones((2, 2), np.float32), f"where: RotaryScaling.table, in {path}\n  got: [1.0, 1.0]"),
     ):
-        path = write_gguf(tmp_path / "net.gguf", config, weights, rope_freqs=table)
+        write_gguf(path, config, weights, rope_freqs=table)
         with refused(INVALID, text):
             pax.nets.Decoder.from_gguf(path)
