@@ -16,8 +16,18 @@ import pytest
 
 from pax_export._files import card_file
 from pax_export._signing import Signer, verify
-from pax_export.errors import PaxError, SignatureError
-from pax_export.export import Report, load, renew, spec, to_saved_model, to_stablehlo, to_tflite
+from pax_export.errors import NotValidatedWarning, PaxError, SignatureError
+from pax_export.export import (
+    Report,
+    load,
+    renew,
+    spec,
+    to_onnx,
+    to_saved_model,
+    to_stablehlo,
+    to_tflite,
+    to_web,
+)
 from tests.closeness import assert_close
 from tests.export.models import affine, affine_params, random
 from tests.hard.size import runs
@@ -62,11 +72,27 @@ def tflite(path):
     to_tflite((affine_params(), affine), path, spec("2, 3"), validate=False)
 
 
+def onnx(path):
+    pytest.importorskip("onnx")
+    to_onnx((affine_params(), affine), path, spec("2, 3"), validate=False)
+
+
+def web(path):
+    """Without the packages of npm, which are of others."""
+    pytest.importorskip("onnx")
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotValidatedWarning)
+        patch.setattr("pax_export.export.formats.onnx.web.npm.found", lambda: False)
+        to_web((affine_params(), affine), path, spec("2, 3"), validate=False)
+
+
 ARTIFACTS = {
     "SavedModel": saved_model,
     "vocabulary": with_a_vocabulary,
     "bundle": bundle,
     "TFLite": tflite,
+    "ONNX": onnx,
+    "web": web,
 }
 
 

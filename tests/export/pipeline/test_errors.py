@@ -173,8 +173,8 @@ def test_a_consumer_that_is_too_old(tmp_path):
 
 @pytest.mark.parametrize(
     "option",
-    [{"state": "thaw"}, {"validate": "slowly"}, {"overwrite": "no"}, {"platforms": ("cpu", "abacus")},
-     {"platforms": ()}, {"consumer": "onnx"}],
+    [{"state": "thaw"}, {"validate": "slowly"}, {"overwrite": "no"},
+     {"platforms": ("cpu", "abacus")}, {"platforms": ()}, {"consumer": "onnx"}],
 )  # fmt: skip
 def test_invalid_options_are_refused(tmp_path, option):
     error = refused(tmp_path, errors.InvalidArgumentError, Net(), spec("n, 3"), **option)
