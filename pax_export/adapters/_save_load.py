@@ -17,6 +17,7 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
     MissingWeightsFileError,
     WeightsFileError,
+    a_few,
 )
 from pax_export._files import bounded, directory
 from pax_export._files.overwrite_guard import Belongs, some_names
@@ -37,6 +38,7 @@ from pax_export.core import (
     join_path,
     named_leaves,
     named_modules,
+    near_names,
     next_rng_key,
     require_module,
 )
@@ -87,8 +89,8 @@ def save(
         >>> sorted(os.listdir(folder))
         ['adapter_config.json', 'adapter_model.safetensors']
     """
-    rename = _check_rename(rename, "adapters.save")
     found = require_adapters(net, "adapters.save", [name])
+    rename = _check_rename(rename, net, "adapters.save")
     arrays: dict[str, np.ndarray] = {}
     saved: dict[str, LoRA] = {}
     for path, layer in found:
@@ -126,8 +128,8 @@ def save(
         (temporary / peft.CONFIG).write_text(text, encoding="utf-8")
 
 
-def _check_rename(rename: Any, where: str) -> Mapping[str, str]:
-    """Returns the renaming; empty for None."""
+def _check_rename(rename: Any, net: PyTree, where: str) -> Mapping[str, str]:
+    """Returns the renaming; empty for None. Each of its paths must be one of the net."""
     given = {} if rename is None else rename
     pairs = [*given, *given.values()] if isinstance(given, Mapping) else [None]
     if not all(isinstance(each, str) for each in pairs):
@@ -137,6 +139,15 @@ def _check_rename(rename: Any, where: str) -> Mapping[str, str]:
             got=repr(rename)[:200],
             write='rename={"layers.*.query": "model.layers.*.q_proj"}',
         )
+    paths = [path for path, _ in named_modules(net)]
+    for pattern in given:
+        if not any(peft.pattern_of(path, {pattern: ""}) for path in paths):
+            raise InvalidArgumentError(
+                "rename= names no module of the net.",
+                where=f"{where}(rename=)",
+                got=repr(pattern),
+                write=" or ".join(near_names(pattern, paths, 3)) or f"one of {a_few(paths[1:], 5)}",
+            )
     return given
 
 
@@ -215,7 +226,7 @@ def load(
     require_module(net, "adapters.load")
     place = as_path(folder, "folder")
     config = _read_config(place)
-    reading = Reading(net, _check_rename(rename, "adapters.load"), _read_arrays(place))
+    reading = Reading(net, _check_rename(rename, net, "adapters.load"), _read_arrays(place))
     reading.require_complete(config, str(place))
     if not config.get("ensure_weight_tying"):
         _require_own_head(net, {*reading.adapters, *reading.trained}, str(place))

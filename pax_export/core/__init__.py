@@ -117,12 +117,15 @@ from pax_export.core.selections import (
     as_rule,
     better_path,
     escape_step,
+    has_names,
     is_random_key,
     leaves_of,
     lost_by_steps,
     matcher,
     path_pattern,
     register_initial,
+    require_names,
+    require_names_among,
     with_several_steps,
 )
 

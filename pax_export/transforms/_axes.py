@@ -16,16 +16,31 @@ from pax_export._types import PyTree
 from pax_export.core import (
     EmptyNode,
     as_filter,
+    has_names,
     is_node,
     is_random_key,
     join_path,
     leaves_of,
     one_level,
     path_name,
+    require_names,
     static_key,
 )
-from pax_export.transforms._checks import check_arraylike, check_axis_fits, is_arraylike
-from pax_export.transforms._lift import LiftedCall, Part, Result, parts_of, roots_of, write_back
+from pax_export.transforms._checks import (
+    check_argument_names,
+    check_arraylike,
+    check_axis_fits,
+    is_arraylike,
+)
+from pax_export.transforms._lift import (
+    LiftedCall,
+    Part,
+    Result,
+    parts_of,
+    roots_of,
+    signature_of,
+    write_back,
+)
 from pax_export.transforms._rng_split import SplitRngs, is_stacked
 from pax_export.transforms._sharding import PARTITION_NAME, with_stacked_axis, without_stacked_axis
 
@@ -93,6 +108,24 @@ class StateAxes(Mapping):
                     found[i], axes[i] = True, axis
         return axes
 
+    def require_names(self, modules: list[Any], where: str) -> None:
+        """Raises for a filter that names no part of these modules, or that never applies."""
+        require_names(list(self), modules, where)
+        chosen = [[x for module in modules for x in select(module)] for select, _ in self._rules]
+        for number, (name, axis) in enumerate(self.items()):
+            left = [i for i, is_meant in enumerate(chosen[number]) if is_meant]
+            before = {
+                next((x for x, rule in zip(self.values(), chosen[:number]) if rule[i]), axis)
+                for i in left
+            }
+            if left and axis not in before and has_names(name):
+                raise InvalidArgumentError(
+                    "A filter never applies: earlier ones select all its leaves.",
+                    where=where,
+                    got=repr(self),
+                    write=f"{name!r} before them",
+                )
+
 
 def _check_axis(value: PyTree) -> int | None:
     if value is None:
@@ -114,12 +147,21 @@ def is_axis(prefix: object) -> bool:
     return isinstance(prefix, int) and not isinstance(prefix, bool)
 
 
-def axes_of(prefix: PyTree, tree: PyTree, state_axes: StateAxes | None, where: str) -> Axes:
-    """The axis of each leaf, in a tree like the top of `tree`; ``state_axes`` govern modules."""
-    if is_node(tree) and state_axes is not None and not isinstance(prefix, StateAxes):
-        return state_axes.of(tree)
-    if is_axis(prefix):
-        return [axis for part in parts_of(tree) for axis in _of_part(prefix, part, state_axes)]
+Governed = list[tuple[StateAxes, Any]]  # modules, each with the axes that govern it
+
+
+def axes_of(
+    prefix: PyTree, tree: PyTree, state_axes: StateAxes | None, where: str, governed: Governed
+) -> Axes:
+    """The axis of each leaf, in a tree like the top of `tree`; ``state_axes`` govern modules.
+
+    Modules with `StateAxes` are added to `governed`.
+    """
+    own = isinstance(prefix, StateAxes) or (is_node(tree) and state_axes is not None)
+    if own or is_axis(prefix):
+        return [
+            axis for part in parts_of(tree) for axis in _of_part(prefix, part, state_axes, governed)
+        ]
     if not isinstance(prefix, EmptyNode) and not jax.tree_util.all_leaves([prefix]):
         is_other = isinstance(prefix, list) and isinstance(tree, tuple)
         items, level = one_level(tuple(prefix) if is_other else prefix)
@@ -128,7 +170,9 @@ def axes_of(prefix: PyTree, tree: PyTree, state_axes: StateAxes | None, where: s
             return [
                 axis
                 for (path, entry), (_, value) in zip(items, below)
-                for axis in axes_of(entry, value, state_axes, f"{where}.{path_name(path)}")
+                for axis in axes_of(
+                    entry, value, state_axes, f"{where}.{path_name(path)}", governed
+                )
             ]
     raise InvalidArgumentError(
         "Axes must be an integer, None, StateAxes, or a tree of these that follows the argument.",
@@ -138,11 +182,16 @@ def axes_of(prefix: PyTree, tree: PyTree, state_axes: StateAxes | None, where: s
     )
 
 
-def _of_part(prefix: PyTree, part: PyTree, state_axes: StateAxes | None) -> Axes:
+def _of_part(
+    prefix: PyTree, part: PyTree, state_axes: StateAxes | None, governed: Governed
+) -> Axes:
     if not part.is_module:
         return [None if isinstance(prefix, StateAxes) else prefix]
     governing = prefix if isinstance(prefix, StateAxes) else state_axes
-    return [prefix] * (part.stop - part.start) if governing is None else governing.of(part.value)
+    if governing is None:
+        return [prefix] * (part.stop - part.start)
+    governed.append((governing, part.value))
+    return governing.of(part.value)
 
 
 # --- options ----------------------------------------------------------------------------
@@ -158,10 +207,10 @@ class MapOptions:
     out_axes: Any
     state_axes: StateAxes | None
     split: SplitRngs
-    axis_label: str | None  # the name of the stacked axis in partition specs
+    axis_label: Any  # the name of the stacked axis in partition specs
 
     @classmethod
-    def of(cls, transform: str, **options: PyTree) -> MapOptions:
+    def of(cls, transform: str, function: Callable, **options: PyTree) -> MapOptions:
         """Checks the options of a transform as far as possible before a call."""
 
         def check(name: str, value: PyTree, kinds: PyTree, write: str) -> None:
@@ -177,6 +226,9 @@ class MapOptions:
         check("in_axes", in_axes, (tuple, list), one_each)
         check("in_axes_kwargs", of_keywords, Mapping, "0, None, or a dict of these")
         in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+        if isinstance(of_keywords, Mapping):
+            where = f"{transform}.in_axes_kwargs"
+            check_argument_names(signature_of(function), of_keywords, where)
         state_axes = options["state_axes"]
         if state_axes is not None and not isinstance(state_axes, StateAxes):
             state_axes = StateAxes(state_axes)
@@ -187,7 +239,23 @@ class MapOptions:
                 got=f"transform_metadata={metadata!r}"[:200],
                 write='transform_metadata={PARTITION_NAME: "layers"}',
             )
-        label = dict(metadata).get(PARTITION_NAME)
+        for key in dict(metadata):
+            if key != PARTITION_NAME:
+                raise InvalidArgumentError(
+                    f"{transform}: transform_metadata has an unknown key.",
+                    where="transform_metadata",
+                    got=repr(key),
+                    write="{PARTITION_NAME: ...}",
+                )
+        label: Any = dict(metadata).get(PARTITION_NAME)
+        names = label if isinstance(label, tuple) else () if label is None else (label,)
+        if not all(isinstance(name, str) for name in names):
+            raise InvalidArgumentTypeError(
+                f"{transform}: the stacked axis is named by a string, a tuple of these, or None.",
+                where="transform_metadata",
+                got=repr(label)[:120],
+                write='{PARTITION_NAME: "layers"}',
+            )
         split = SplitRngs(options["split_rngs"])
         return cls(transform, in_axes, of_keywords, options["out_axes"], state_axes, split, label)
 
@@ -238,6 +306,7 @@ class MappedArguments:
     call: LiftedCall  # for modules whose specs lack the mapped axis
     slots: list[Slot]  # one for each leaf
     prefixes: list[Any]  # the given axes of each module
+    governed: Governed  # the modules with axes by filters
 
 
 def inputs_of(
@@ -246,13 +315,14 @@ def inputs_of(
     """Takes a call apart; the leaves of the argument that a scan carries have no axes."""
     items = [(i, value) for i, value in enumerate(args)] + sorted(kwargs.items())
     prefixes, axes = [], []
+    governed: Governed = []
     for place, value in items:
         if place == carried and isinstance(place, int):
             prefix, own = None, [None] * len(tree_leaves(value))
         else:
             prefix = options.prefix_of(place, len(args))
             where = f"in_axes[{place}]" if isinstance(place, int) else f"in_axes_kwargs[{place!r}]"
-            own = axes_of(prefix, value, options.state_axes, where)
+            own = axes_of(prefix, value, options.state_axes, where, governed)
         prefixes += [prefix] * len(roots_of(value))
         axes += own
     parts = parts_of((args, kwargs))
@@ -260,7 +330,8 @@ def inputs_of(
     mapped = [slot.axis for slot in slots]
     inner, keywords = _map_modules(without_stacked_axis, (args, kwargs), mapped)
     roots = [part.value for part in parts if part.is_module]
-    return MappedArguments(LiftedCall(function, inner, keywords, roots=roots), slots, prefixes)
+    call = LiftedCall(function, inner, keywords, roots=roots)
+    return MappedArguments(call, slots, prefixes, governed)
 
 
 def _make_slots(parts: list[Part], axes: Axes, options: MapOptions) -> list[Slot]:
@@ -302,10 +373,10 @@ def argument_name(path: tuple) -> str:
 # --- sizes ------------------------------------------------------------------------------
 
 
-def mapped_size(slots: list[Slot], given: object, option: str, transform: str) -> Any:
+def mapped_size(inputs: MappedArguments, given: object, option: str, transform: str) -> Any:
     """The number of calls: the common length of the mapped axes, or the user's ``given``."""
     sizes: dict[Any, str] = {}
-    for slot in slots:
+    for slot in inputs.slots:
         if slot.axis is not None:
             sizes.setdefault(_axis_length(slot, transform), slot.name)
     if len(sizes) > 1:
@@ -317,6 +388,7 @@ def mapped_size(slots: list[Slot], given: object, option: str, transform: str) -
             write="None in in_axes, or in state_axes, for unmapped values",
         )
     if not sizes and given is None:
+        _require_axes_by_name(inputs.governed, transform)
         raise InvalidArgumentError(
             f"{transform}: cannot infer the number of calls: nothing is mapped.",
             write=f"pass {option}=...",
@@ -362,9 +434,14 @@ class Target:
 def targets_of(result: Result, inputs: MappedArguments, options: MapOptions) -> list[Target]:
     """Returns the target of each leaf of a result, in order."""
     value, finals = result.treedef.unflatten(result.leaves)
-    axes = axes_of(options.out_axes, value, options.state_axes, "out_axes")
+    governed = list(inputs.governed)
+    axes = axes_of(options.out_axes, value, options.state_axes, "out_axes", governed)
     for number, final in finals.items():
-        axes += axes_of(inputs.prefixes[number], final, options.state_axes, f"in_axes[{number}]")
+        prefix, where = inputs.prefixes[number], f"in_axes[{number}]"
+        axes += axes_of(prefix, final, options.state_axes, where, governed)
+    _require_axes_by_name(governed, options.transform)
+    modules = [part.value for part in [*inputs.call.parts, *result.parts] if part.is_module]
+    options.split.require_names(modules, f"{options.transform}.split_rngs")
     targets: list[Target] = []
     for part, root in zip(result.parts, result.roots):
         if not part.is_module:
@@ -379,6 +456,13 @@ def targets_of(result: Result, inputs: MappedArguments, options: MapOptions) -> 
     for leaf, target in zip(result.leaves, targets):
         _check_result(leaf, target, options.transform)
     return targets
+
+
+def _require_axes_by_name(governed: Governed, transform: str) -> None:
+    """Raises if `StateAxes` name a part that none of the modules with these axes has."""
+    for axes in dict.fromkeys([axes for axes, _ in governed]):
+        modules = [module for own, module in governed if own == axes]
+        axes.require_names(modules, f"{transform}.state_axes")
 
 
 def _check_result(leaf: PyTree, target: Target, transform: str) -> None:
@@ -412,7 +496,7 @@ def finish_result(
     result: Result,
     leaves: list[Any],
     axes: Sequence[int | None],
-    label: str | None,
+    label: Any,
 ) -> Any:
     """The value for the caller; the specs of leaves stacked at these axes name the new one."""
     tree = result.treedef.unflatten(leaves)

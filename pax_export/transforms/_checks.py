@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import PyTree
+from pax_export.core import near_names
 
 
 def check_function(
@@ -24,6 +26,46 @@ def check_function(
             got=f"{type(function).__name__}: {function!r}"[:120],
             write=write,
         )
+
+
+def check_argument_names(
+    signature: inspect.Signature | None, names: Iterable[str], where: str
+) -> None:
+    """Raises for a name that is no argument of a function with this signature."""
+    known = {} if signature is None else signature.parameters
+    if signature is None or any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        return
+    keywords = [name for name, p in known.items() if p.kind is not p.VAR_POSITIONAL]
+    for name in names:
+        if name not in keywords:
+            raise InvalidArgumentError(
+                "The function has no argument of this name.",
+                where=where,
+                got=repr(name),
+                write=" or ".join(near_names(str(name), keywords) or keywords[:8])
+                or "a function with arguments",
+            )
+
+
+def check_argument_numbers(
+    signature: inspect.Signature | None, numbers: Iterable[int], where: str
+) -> None:
+    """Raises for a number beyond the positional arguments of a function with this signature."""
+    kinds = [] if signature is None else [p.kind for p in signature.parameters.values()]
+    if signature is None or inspect.Parameter.VAR_POSITIONAL in kinds:
+        return
+    count = sum(kind in _POSITIONAL for kind in kinds)
+    for number in numbers:
+        if not -count <= number < count:
+            raise InvalidArgumentError(
+                "The function has fewer positional arguments.",
+                where=where,
+                got=f"{number} for {count} positional argument{'' if count == 1 else 's'}",
+                write=f"an integer from 0 to {count - 1}" if count else "no number",
+            )
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def is_arraylike(value: object) -> bool:
@@ -58,6 +100,19 @@ def checked_integers(values: PyTree, where: str, write: str) -> list[int]:
     """One integer or several, as a list."""
     several = values if isinstance(values, Sequence) and not isinstance(values, str) else [values]
     return [checked_integer(value, where, write) for value in several]
+
+
+def checked_names(values: PyTree, where: str, write: str) -> list[str]:
+    """One name or several, as a list."""
+    several = [values] if isinstance(values, str) else values
+    if not isinstance(several, Iterable) or not all(isinstance(x, str) for x in several):
+        raise InvalidArgumentTypeError(
+            "This option must be a name, or several.",
+            where=where,
+            got=f"{type(values).__name__}: {values!r}"[:120],
+            write=write,
+        )
+    return list(several)
 
 
 def checked_size(value: PyTree, where: str) -> Any:

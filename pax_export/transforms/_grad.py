@@ -19,19 +19,21 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
     NotDifferentiableError,
     UnsupportedOperationError,
+    a_few,
 )
 from pax_export._types import PyTree
 from pax_export.core import (
     EmptyNode,
     Param,
     as_filter,
-    better_path,
     describe_array,
     differentiating,
+    has_names,
     is_node,
     join_path,
     leaves_of,
     path_name,
+    require_names,
     warn_of_untrained,
 )
 from pax_export.transforms._checks import check_function, checked_integers
@@ -120,8 +122,7 @@ def value_and_grad(
         places = _argument_places(numbers, len(args))
         _require_module(argnums, args, call)
         targets = [_DiffArgument(args[place], call, place, wrt, select) for place in places]
-        if isinstance(wrt, str):
-            _require_match(wrt, targets)
+        _require_match(wrt, targets)
         if not (allow_int or holomorphic):
             for target in targets:
                 target.require_floating()
@@ -250,16 +251,21 @@ def _require_module(argnums: int | Sequence[int], args: tuple, call: LiftedCall)
         )
 
 
-def _require_match(wrt: str, targets: Sequence[_DiffArgument]) -> None:
-    """Raises if a path selects no leaf of the modules to differentiate."""
+def _require_match(wrt: object, targets: Sequence[_DiffArgument]) -> None:
+    """Raises if ``wrt`` names what no module to differentiate has, or names and selects nothing."""
     modules = [part.value for target in targets for part in target.parts if part.is_module]
-    if modules and not any(target.selects_in_modules for target in targets):
+    if not modules or not has_names(wrt):
+        return
+    require_names(wrt, modules, "grad(wrt=...)")
+    if not any(target.selects_in_modules for target in targets):
         paths = [leaf.name for module in modules for leaf in leaves_of(module)]
         raise InvalidArgumentError(
             "wrt selects no leaf of the modules, so there are no gradients.",
             where="grad(wrt=...)",
             got=repr(wrt),
-            write=better_path(wrt, [*dict.fromkeys(path.split(".")[0] for path in paths), *paths]),
+            write=f"a filter that selects some: {a_few(paths, 5)}"
+            if paths
+            else "modules with leaves",
         )
 
 

@@ -25,7 +25,13 @@ from pax_export.core import (
     is_open,
     keys_changed_by,
 )
-from pax_export.transforms._checks import check_function
+from pax_export.transforms._checks import (
+    check_argument_names,
+    check_argument_numbers,
+    check_function,
+    checked_integers,
+    checked_names,
+)
 from pax_export.transforms._lift import (
     LiftedCall,
     Origins,
@@ -95,8 +101,10 @@ def jit(
 
     Raises:
         UnsupportedOperationError: (a NotImplementedError) ``abstracted_axes``.
-        InvalidArgumentError: (a ValueError) by a call, an argument with modules
-            and other arrays beside ``donate_state`` and ``in_shardings``.
+        InvalidArgumentTypeError: (a TypeError) an argument is given by something else than an
+            integer or a name.
+        InvalidArgumentError: (a ValueError) the function has no such argument; by a call, an
+            argument with modules and other arrays beside ``donate_state`` and ``in_shardings``.
 
     Example:
         >>> import jax.numpy as jnp, pax_export as pax
@@ -115,6 +123,11 @@ def jit(
             got=f"abstracted_axes={abstracted_axes!r}",
             write="jax.export.symbolic_shape for a program of open sizes",
         )
+    _check_arguments(
+        fun,
+        numbers={"static_argnums": static_argnums, "donate_argnums": donate_argnums},
+        names={"static_argnames": static_argnames, "donate_argnames": donate_argnames},
+    )
     options: dict[str, Any] = {
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
@@ -130,6 +143,23 @@ def jit(
     if out_shardings is not _UNSPECIFIED:
         options["out_shardings"] = out_shardings
     return Jitted(fun, options, donate_state, constrain_state)
+
+
+def _check_arguments(fun: Callable, numbers: dict[str, Any], names: dict[str, Any]) -> None:
+    """Raises for a number or a name that is not one of the function's arguments."""
+    signature = signature_of(fun)
+    for option, given in numbers.items():
+        if given is not None:
+            where = f"jit.{option}"
+            check_argument_numbers(
+                signature, checked_integers(given, where, f"{option}=(1,)"), where
+            )
+    for option, given in names.items():
+        if given is not None:
+            where = f"jit.{option}"
+            check_argument_names(
+                signature, checked_names(given, where, f'{option}=("mode",)'), where
+            )
 
 
 class Jitted:

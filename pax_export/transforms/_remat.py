@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export.transforms._checks import check_function, checked_integers
-from pax_export.transforms._lift import Held, LiftedCall, Result, wrap_like, wrap_static
+from pax_export.transforms._lift import (
+    Held,
+    LiftedCall,
+    Result,
+    signature_of,
+    wrap_like,
+    wrap_static,
+)
 
 
 def remat(
@@ -48,7 +56,7 @@ def remat(
     """
     check_function(f, "remat")
     if policy is not None:
-        check_function(policy, "remat.policy", "jax.checkpoint_policies.dots_saveable")
+        _check_policy(policy)
     static = checked_integers(static_argnums, "remat.static_argnums", "static_argnums=(1,)")
 
     @wrap_like(f)
@@ -75,3 +83,21 @@ def remat(
         return call.finish(results[-1], after)
 
     return recomputed
+
+
+def _check_policy(policy: object) -> None:
+    """Raises unless a policy can be called with a primitive, shapes and parameters."""
+    write = "jax.checkpoint_policies.dots_saveable"
+    check_function(policy, "remat.policy", write)
+    signature = signature_of(cast(Callable, policy))
+    if signature is not None:
+        kinds = {parameter.kind for parameter in signature.parameters.values()}
+        if inspect.Parameter.VAR_KEYWORD not in kinds:  # also a function that makes policies
+            name = getattr(policy, "__name__", type(policy).__name__)
+            raise InvalidArgumentTypeError(
+                "A policy is a function of a primitive, shapes, and parameters by keyword.",
+                where="remat.policy",
+                got=f"{name}{signature}"[:120],
+                write=f"{write}, lambda primitive, *shapes, **parameters: ..., or the result of "
+                'save_only_these_names("name")',
+            )

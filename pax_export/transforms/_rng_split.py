@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,7 +12,15 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import PyTree
-from pax_export.core import FilteredLeaf, as_rule, keys_changed_by
+from pax_export.core import (
+    FilteredLeaf,
+    as_rule,
+    has_names,
+    is_random_key,
+    keys_changed_by,
+    leaves_of,
+    require_names_among,
+)
 
 AMBIENT = "params"
 """The tag by which ``split_rngs`` knows the ambient stream."""
@@ -61,12 +70,20 @@ class SplitRngs:
     def __init__(self, filters: object):
         self.rule = as_rule(filters)  # which leaves of a module are split, if they are keys
         key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-        stream = FilteredLeaf((AMBIENT,), key, (_StreamModule(),), AMBIENT)
-        self.ambient = self.rule(None, [stream])[0]
+        self._stream = FilteredLeaf((AMBIENT,), key, (_StreamModule(),), AMBIENT)
+        self.ambient = self.rule(None, [self._stream])[0]
+        self._filters = filters
 
     def folded(self, index: Any) -> Any:
         """The context in which a function runs at an index."""
         return rng_fold(index) if self.ambient else nullcontext()
+
+    def require_names(self, modules: Iterable[Any], where: str) -> None:
+        """Raises if a filter names no key of these modules, nor the ambient stream."""
+        if has_names(self._filters):
+            leaves = [leaf for module in modules for leaf in leaves_of(module)]
+            keys = [leaf for leaf in leaves if is_random_key(leaf)]
+            require_names_among(self._filters, [self._stream, *keys], where)
 
 
 class _StreamModule:

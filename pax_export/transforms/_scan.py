@@ -98,7 +98,7 @@ def scan(
             write="an axis, or return it as part of the carry",
         )
     options = MapOptions.of(
-        "scan", in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,
+        "scan", f, in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,
         state_axes=state_axes, split_rngs=split_rngs, transform_metadata=transform_metadata,
     )  # fmt: skip
 
@@ -113,7 +113,7 @@ def scan(
             )
         place = carry_argnum % len(args)
         inputs = inputs_of(f, args, kwargs, options, carried=place)
-        size = mapped_size(inputs.slots, length, "length", "scan")
+        size = mapped_size(inputs, length, "length", "scan")
         body = ScanBody(inputs, options, place, scan_output)
         (carry, threaded), ys = jax.lax.scan(
             body.step, body.start(), (body.slices(), jnp.arange(size)),  # which may be symbolic

@@ -84,14 +84,14 @@ def vmap(
     check_function(f, "vmap")
     axis_size = checked_size(axis_size, "vmap.axis_size")
     options = MapOptions.of(
-        "vmap", in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,
+        "vmap", f, in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,
         state_axes=state_axes, split_rngs=split_rngs, transform_metadata=transform_metadata,
     )  # fmt: skip
 
     @wrap_like(f)
     def mapped(*args: object, **kwargs: object) -> Any:
         inputs = inputs_of(f, args, kwargs, options)
-        size = mapped_size(inputs.slots, axis_size, "axis_size", "vmap")
+        size = mapped_size(inputs, axis_size, "axis_size", "vmap")
         run = _Run(
             inputs, options, size, {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
         )

@@ -138,6 +138,10 @@ def test_paths_of_another_model(tmp_path):
     assert len(adapters.load(net, tmp_path / "a", rename=rename)[1].adapters) == 1
     with refused(pax.errors.WeightsMismatchError, "rename={"):
         adapters.load(net, tmp_path / "a")
+    for use in (adapters.save, adapters.load):
+        net = net if use is adapters.load else adapters.add(net, "modules.0", 2)
+        with refused(pax.errors.InvalidArgumentError, "modules.0", got="'module.*'"):
+            use(net, tmp_path / "a", rename={"module.*": "h.*"})
 
 
 @pytest.mark.parametrize("dora", [False, True])

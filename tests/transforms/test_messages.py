@@ -170,7 +170,7 @@ CALLS = {
         fields(where="argument 0, mode", got="str: 'text'"),
     ),
     "no axis for a keyword": (
-        lambda: T.vmap(lambda x, *, y: x, in_axes_kwargs={"z": 0})(two, y=two),
+        lambda: T.vmap(lambda x, *, y, z=0: x, in_axes_kwargs={"z": 0})(two, y=two),
         fields(where="y", got="in_axes_kwargs={'z': 0}"),
     ),
     "a static argument of remat that is missing": (
@@ -213,6 +213,161 @@ def test_message(name):
     assert error.value == message and error.value.write
 
 
+def gradients(wrt):
+    return T.grad(lambda net: net(jnp.ones((1, 2))).sum(), wrt=wrt)(Block(2).eval())
+
+
+WRONG_NAMES = {
+    "wrt": (lambda: gradients("linaer"), "'linaer'", "linear"),
+    "wrt in a list": (lambda: gradients(["linear", "biass"]), "'biass'", "bias"),
+    "wrt in All and Not": (
+        lambda: gradients(T.All(T.Param, T.Not("linaer"))),
+        "'linaer'",
+        "linear",
+    ),
+    "wrt in Any": (lambda: gradients(T.Any("linear", "biass")), "'biass'", "bias"),
+    "wrt in PathIn": (
+        lambda: gradients(T.PathIn(("linear", "bias"), ("linear", "wieght"))),
+        "PathIn(('linear', 'wieght'))",
+        "PathIn(('linear', 'weight'))",
+    ),
+    "wrt in PathContains": (
+        lambda: gradients(T.PathContains("linaer")),
+        "PathContains(key='linaer')",
+        "PathContains('linear')",
+    ),
+    "wrt, a class": (lambda: gradients(pax.LayerNorm), "LayerNorm", "BatchNorm1D"),
+    "wrt, a class in a list": (
+        lambda: gradients([pax.Linear, pax.LayerNorm]),
+        "LayerNorm",
+        "BatchNorm1D",
+    ),
+    "wrt that has nothing in common": (
+        lambda: gradients(T.All("linear", "dropout")),
+        "All('linear', 'dropout')",
+        "linear.weight",
+    ),
+    "state_axes of vmap": (
+        lambda: T.vmap(call, state_axes={"wieght": 0})(pax.Linear(2, 2), batch(3, 1, 2)),
+        "'wieght'",
+        "weight",
+    ),
+    "state_axes of vmap without another axis": (
+        lambda: T.vmap(call, in_axes=None, state_axes={"wieght": 0})(pax.Linear(2, 2), two),
+        "'wieght'",
+        "weight",
+    ),
+    "state_axes of Vmap": (
+        lambda: T.Vmap(pax.Linear, axis_size=2, state_axes={"biass": None, ...: 0})(2, 2),
+        "'biass'",
+        "bias",
+    ),
+    "state_axes of scan": (
+        lambda: T.scan(
+            lambda x, net: (net(x), None), in_axes=(0, None), length=2, state_axes={"typo": 0}
+        )(jnp.ones((1, 2)), pax.Linear(2, 2)),
+        "'typo'",
+        "weight",
+    ),
+    "StateAxes of one argument": (
+        lambda: T.vmap(call, in_axes=(T.StateAxes({pax.LayerNorm: 0}), 0))(
+            pax.Linear(2, 2), batch(3, 1, 2)
+        ),
+        "LayerNorm",
+        "Linear",
+    ),
+    "StateAxes of out_axes": (
+        lambda: T.vmap(
+            lambda: pax.Linear(2, 2), axis_size=2, out_axes=T.StateAxes({"biass": None, ...: 0})
+        )(),
+        "'biass'",
+        "bias",
+    ),
+    "a filter after those that select all its leaves": (
+        lambda: T.Vmap(pax.Linear, axis_size=2, state_axes={...: 0, "bias": None})(2, 2),
+        "StateAxes({Ellipsis: 0, 'bias': None})",
+        "'bias' before them",
+    ),
+    "split_rngs of vmap": (
+        lambda: T.vmap(lambda net: net(two), in_axes=None, axis_size=2, split_rngs="dropuot")(
+            pax.Dropout(0.5)
+        ),
+        "'dropuot'",
+        "params",
+    ),
+    "split_rngs of scan": (
+        lambda: T.scan(lambda x: (x, None), length=2, split_rngs=["params", "dropout"])(two),
+        "'dropout'",
+        "params",
+    ),
+    "split_rngs of Vmap, which selects no key": (
+        lambda: T.Vmap(Block, axis_size=2, split_rngs=["params", "linear"])(2),
+        "'linear'",
+        "dropout",
+    ),
+    "at": (lambda: pax.Linear(2, 2).at(T.Any("bias", "wieght")), "'wieght'", "weight"),
+    "a static name of jit": (lambda: T.jit(both, static_argnames="c"), "'c'", "a or b"),
+    "a static number of jit": (
+        lambda: T.jit(both, static_argnums=(0, 2)),
+        "2 for 2 positional arguments",
+        "0 to 1",
+    ),
+    "a donated name of jit": (lambda: T.jit(both, donate_argnames=["a", "c"]), "'c'", "a or b"),
+    "a donated number of jit": (
+        lambda: T.jit(both, donate_argnums=-3),
+        "-3 for 2 positional arguments",
+        "0 to 1",
+    ),
+    "in_axes_kwargs": (lambda: T.vmap(both, in_axes_kwargs={"c": 0}), "'c'", "a or b"),
+    "in_axes_kwargs of scan": (lambda: T.scan(both, in_axes_kwargs={"c": 0}), "'c'", "a or b"),
+    "transform_metadata": (
+        lambda: T.Scan(pax.Linear, length=2, transform_metadata={"partition": "layers"}),
+        "'partition'",
+        "PARTITION_NAME",
+    ),
+}
+
+
+def call(net, x):
+    return net(x)
+
+
+@pytest.mark.parametrize("name", WRONG_NAMES)
+def test_a_name_that_selects_nothing_is_an_error(name):
+    use, got, write = WRONG_NAMES[name]
+    with pytest.raises(pax.errors.InvalidArgumentError) as error:
+        use()
+    assert error.value.got == got and write in error.value.write and error.value.where
+
+
+def test_filters_that_name_nothing_may_select_nothing():
+    net = pax.Linear(2, 2)
+    for wrt in ([], None, T.State, T.RngState, lambda path, leaf: False, T.Not(...)):
+        grads = T.grad(lambda net: net.weight.sum(), wrt=wrt)(net)
+        assert not jax.tree.leaves(grads)
+    axes = {T.RngState: 0, (lambda path, leaf: False): 0}
+    assert T.vmap(call, state_axes=axes, split_rngs=T.RngState)(net, batch(3, 1, 2)).shape[0] == 3
+
+
+def test_a_name_of_one_of_several_modules_is_enough():
+    nets = pax.Linear(2, 2), Block(2).eval()
+    grads = T.grad(lambda a, b: a.weight.sum() + b.bn.scale.sum(), (0, 1), wrt=["bn", "weight"])
+    assert len(jax.tree.leaves(grads(*nets))) == 8  # two weights, all leaves of bn
+    axes = {"bn": None, "weight": None, "no_leaves": None, ...: None}
+    nets = nets[0], nets[1].set_attribute("no_leaves", pax.Lambda(jnp.sin))
+    mapped = T.vmap(lambda a, b, x: a(x), state_axes=axes)
+    assert mapped(*nets, batch(3, 1, 2)).shape == (3, 1, 2)
+
+
+def test_an_updated_module_may_be_named_by_what_it_gets():
+    def grow(net):
+        net.scale = jnp.ones(3)
+        return net
+
+    new = T.vmap(grow, axis_size=2, state_axes={"scale": 0, ...: None})(pax.Linear(2, 2))
+    assert new.scale.shape == (2, 3) and new.bias.shape == (2,)
+
+
 WRONG_KINDS = {
     "filter": lambda: T.grad(both, wrt=3.5),
     "filter in a list": lambda: T.grad(both, wrt=["a", 3.5]),
@@ -233,6 +388,12 @@ WRONG_KINDS = {
     "function of scan": lambda: T.scan(3),
     "function of remat": lambda: T.remat(3),
     "policy": lambda: T.remat(both, policy="dots"),
+    "policy that makes policies": lambda: T.remat(
+        both, policy=jax.checkpoint_policies.save_only_these_names
+    ),
+    "static_argnums of jit": lambda: T.jit(both, static_argnums="a"),
+    "donate_argnames of jit": lambda: T.jit(both, donate_argnames=0),
+    "name of the stacked axis": lambda: T.vmap(both, transform_metadata={T.PARTITION_NAME: 3}),
     "static_argnums": lambda: T.remat(both, static_argnums="x"),
     "argnums": lambda: T.grad(both, argnums="x"),
     "argnums in a list": lambda: T.grad(both, argnums=[0, 1.5]),

@@ -16,8 +16,11 @@ from pax_export.core.selections._filters import (
     State,
     as_filter,
     as_rule,
+    has_names,
     is_random_key,
     leaves_of,
+    require_names,
+    require_names_among,
 )
 from pax_export.core.selections._finding import matcher
 from pax_export.core.selections._frozen_places import freeze_at

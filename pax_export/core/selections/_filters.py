@@ -6,7 +6,7 @@ pickles, is `pax_export.transforms`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +14,20 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten_with_path, tree_leaves, tree_map, tree_structure
 
-from pax_export._errors import InvalidArgumentTypeError
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
 from pax_export._types import PyTree
+from pax_export.core._near_names import near_names
 from pax_export.core._parameters import merge
 from pax_export.core._static import static_key
 from pax_export.core._tree import Node
-from pax_export.core.selections._path_patterns import path_pattern
+from pax_export.core.selections._path_patterns import better_path, path_pattern
 from pax_export.core.selections._selectable import (
     Chosen,
     at_or_below,
     dotted_path,
     plain_key,
     value_at,
+    values_of,
 )
 
 Mask = list[bool]
@@ -344,3 +346,76 @@ def is_random_key(leaf: FilteredLeaf) -> bool:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return True
     return dtype == jnp.uint32 and leaf.attribute in leaf.owners[-1].rng_attributes
+
+
+# --- names that must exist ----------------------------------------------------------------
+
+
+def has_names(value: object) -> bool:
+    """Whether a filter names something that it selects: a path, a key of one, a class."""
+    return next(_names_in(value), None) is not None
+
+
+def _names_in(value: PyTree) -> Iterator[Any]:
+    parts = value.filters if isinstance(value, _Several) else value
+    if isinstance(parts, (list, tuple)):
+        for each in parts:
+            yield from _names_in(each)
+    elif isinstance(value, PathIn):
+        yield from map(PathIn, sorted(value.paths, key=repr))
+    elif isinstance(value, (str, PathContains)) or _is_class(value):
+        yield value
+
+
+def _is_class(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Node)
+
+
+def require_names(value: object, modules: Iterable[Any], where: str) -> None:
+    """Raises if a filter names a path or class that none of these modules has."""
+    if not has_names(value):
+        return
+    modules = list(modules)
+    leaves = [leaf for module in modules for leaf in leaves_of(module)]
+    places = [
+        FilteredLeaf(steps, part, (part,), "")
+        for module in modules
+        for steps, part in values_of(module)
+        if isinstance(part, Node)
+    ]
+    require_names_among(value, leaves, where, places)
+
+
+def require_names_among(
+    value: object, leaves: list[FilteredLeaf], where: str, places: Iterable[FilteredLeaf] = ()
+) -> None:
+    """Raises if a filter names nothing among these leaves, or modules, which may be empty."""
+    for each in _names_in(value):
+        test = _test_of(each)
+        candidates = leaves if isinstance(each, PathIn) else [*leaves, *places]
+        if not any(map(test, candidates)):
+            raise InvalidArgumentError(
+                "A filter selects nothing by this name.",
+                where=where,
+                got=each.__qualname__ if isinstance(each, type) else repr(each),
+                write=_near_filter(each, leaves),
+            )
+
+
+def _near_filter(name: object, leaves: list[FilteredLeaf]) -> str:
+    """Suggests a filter of these leaves in place of one that selects none."""
+    none = "a filter of modules with leaves: these have none"
+    if isinstance(name, type):
+        owners = [owner for leaf in leaves for owner in leaf.owners if isinstance(owner, Node)]
+        classes = dict.fromkeys([type(owner).__qualname__ for owner in owners])
+        return f"a class of which there are modules: {a_few(list(classes), 8)}" if classes else none
+    if isinstance(name, str):
+        paths = [leaf.name for leaf in leaves]
+        return better_path(name, [*[path.split(".")[0] for path in paths], *paths]) or none
+    if isinstance(name, PathContains):
+        keys = {repr(key): key for leaf in leaves for key in leaf.path}
+        near = near_names(repr(name.key), keys, 3) or list(keys)[:3]
+        return " or ".join(f"PathContains({key})" for key in near) or none
+    paths = {dotted_path(leaf.path): leaf.path for leaf in leaves}
+    near = near_names(dotted_path(next(iter(name.paths))), paths, 3) or list(paths)[:3]  # type: ignore
+    return " or ".join(f"PathIn({paths[key]!r})" for key in near) or none

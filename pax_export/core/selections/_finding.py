@@ -12,7 +12,13 @@ import jax
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
 from pax_export._types import PyTree, TreeDef
 from pax_export.core._tree import Node, attributes_of
-from pax_export.core.selections._filters import MADE_FILTERS, PLAIN_FILTERS, as_rule, leaves_of
+from pax_export.core.selections._filters import (
+    MADE_FILTERS,
+    PLAIN_FILTERS,
+    as_rule,
+    leaves_of,
+    require_names,
+)
 from pax_export.core.selections._path_patterns import better_path, path_pattern
 from pax_export.core.selections._selectable import (
     Chosen,
@@ -57,6 +63,7 @@ def _find_paths(tree: PyTree, what: object) -> tuple[Steps, ...]:
             value_at(tree, steps)  # or an error: it was chosen in another net
         return what.paths
     if any(what is each for each in PLAIN_FILTERS) or isinstance(what, (*MADE_FILTERS, Node)):
+        require_names(what, [tree], type(tree).__qualname__)
         leaves = leaves_of(tree)
         mask = as_rule(what)(tree, leaves)
         return tuple([leaf.path for leaf, is_meant in zip(leaves, mask) if is_meant])

@@ -33,6 +33,7 @@ from pax_export.core import (
     named_modules,
     path_name,
     path_pattern,
+    require_names,
     select_parameters,
 )
 from pax_export.export.artifact.report import DEFAULT
@@ -311,6 +312,7 @@ def _select_leaves(model: Exportable, chosen: Any) -> list[bool]:
             got=repr(chosen),
             write='names, or a prefix of the parameters: {"head": True, "body": False}',
         )
+    require_names(chosen, [module], "trainable")
     mask = as_filter(chosen)(module)
     return mask + [False] * (len(model.leaves) - len(mask))
 
