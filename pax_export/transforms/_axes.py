@@ -37,7 +37,6 @@ from pax_export.transforms._lift import (
     Part,
     Result,
     parts_of,
-    roots_of,
     signature_of,
     write_back,
 )
@@ -147,21 +146,25 @@ def is_axis(prefix: object) -> bool:
     return isinstance(prefix, int) and not isinstance(prefix, bool)
 
 
-Governed = list[tuple[StateAxes, Any]]  # modules, each with the axes that govern it
+Prefixes = list[tuple[Any, Any]]  # for each outermost module: its axis or `StateAxes`, and it
 
 
 def axes_of(
-    prefix: PyTree, tree: PyTree, state_axes: StateAxes | None, where: str, governed: Governed
+    prefix: PyTree, tree: PyTree, state_axes: StateAxes | None, where: str, prefixes: Prefixes
 ) -> Axes:
     """The axis of each leaf, in a tree like the top of `tree`; ``state_axes`` govern modules.
 
-    Modules with `StateAxes` are added to `governed`.
+    Appends to `prefixes` for each outermost module.
     """
-    own = isinstance(prefix, StateAxes) or (is_node(tree) and state_axes is not None)
-    if own or is_axis(prefix):
-        return [
-            axis for part in parts_of(tree) for axis in _of_part(prefix, part, state_axes, governed)
-        ]
+    if is_node(tree):
+        prefixes.append((prefix, tree))
+        prefixes = []  # modules in it are a part of it
+        if state_axes is not None and not isinstance(prefix, StateAxes):
+            return state_axes.of(tree)
+    if is_axis(prefix):
+        parts = parts_of(tree)
+        prefixes += [(prefix, part.value) for part in parts if part.is_module]
+        return [axis for part in parts for axis in _of_part(prefix, part, state_axes)]
     if not isinstance(prefix, EmptyNode) and not jax.tree_util.all_leaves([prefix]):
         is_other = isinstance(prefix, list) and isinstance(tree, tuple)
         items, level = one_level(tuple(prefix) if is_other else prefix)
@@ -171,7 +174,7 @@ def axes_of(
                 axis
                 for (path, entry), (_, value) in zip(items, below)
                 for axis in axes_of(
-                    entry, value, state_axes, f"{where}.{path_name(path)}", governed
+                    entry, value, state_axes, f"{where}.{path_name(path)}", prefixes
                 )
             ]
     raise InvalidArgumentError(
@@ -182,16 +185,11 @@ def axes_of(
     )
 
 
-def _of_part(
-    prefix: PyTree, part: PyTree, state_axes: StateAxes | None, governed: Governed
-) -> Axes:
+def _of_part(prefix: PyTree, part: PyTree, state_axes: StateAxes | None) -> Axes:
     if not part.is_module:
         return [None if isinstance(prefix, StateAxes) else prefix]
     governing = prefix if isinstance(prefix, StateAxes) else state_axes
-    if governing is None:
-        return [prefix] * (part.stop - part.start)
-    governed.append((governing, part.value))
-    return governing.of(part.value)
+    return [prefix] * (part.stop - part.start) if governing is None else governing.of(part.value)
 
 
 # --- options ----------------------------------------------------------------------------
@@ -305,8 +303,7 @@ class MappedArguments:
 
     call: LiftedCall  # for modules whose specs lack the mapped axis
     slots: list[Slot]  # one for each leaf
-    prefixes: list[Any]  # the given axes of each module
-    governed: Governed  # the modules with axes by filters
+    prefixes: Prefixes
 
 
 def inputs_of(
@@ -314,24 +311,22 @@ def inputs_of(
 ) -> MappedArguments:
     """Takes a call apart; the leaves of the argument that a scan carries have no axes."""
     items = [(i, value) for i, value in enumerate(args)] + sorted(kwargs.items())
-    prefixes, axes = [], []
-    governed: Governed = []
+    prefixes: Prefixes = []
+    axes: Axes = []
     for place, value in items:
         if place == carried and isinstance(place, int):
-            prefix, own = None, [None] * len(tree_leaves(value))
+            prefix, where = StateAxes({}), ""
         else:
             prefix = options.prefix_of(place, len(args))
             where = f"in_axes[{place}]" if isinstance(place, int) else f"in_axes_kwargs[{place!r}]"
-            own = axes_of(prefix, value, options.state_axes, where, governed)
-        prefixes += [prefix] * len(roots_of(value))
-        axes += own
+        axes += axes_of(prefix, value, options.state_axes, where, prefixes)
     parts = parts_of((args, kwargs))
     slots = _make_slots(parts, axes, options)
     mapped = [slot.axis for slot in slots]
     inner, keywords = _map_modules(without_stacked_axis, (args, kwargs), mapped)
     roots = [part.value for part in parts if part.is_module]
     call = LiftedCall(function, inner, keywords, roots=roots)
-    return MappedArguments(call, slots, prefixes, governed)
+    return MappedArguments(call, slots, prefixes)
 
 
 def _make_slots(parts: list[Part], axes: Axes, options: MapOptions) -> list[Slot]:
@@ -373,8 +368,9 @@ def argument_name(path: tuple) -> str:
 # --- sizes ------------------------------------------------------------------------------
 
 
-def mapped_size(inputs: MappedArguments, given: object, option: str, transform: str) -> Any:
+def mapped_size(inputs: MappedArguments, given: object, option: str, options: MapOptions) -> Any:
     """The number of calls: the common length of the mapped axes, or the user's ``given``."""
+    transform = options.transform
     sizes: dict[Any, str] = {}
     for slot in inputs.slots:
         if slot.axis is not None:
@@ -388,7 +384,7 @@ def mapped_size(inputs: MappedArguments, given: object, option: str, transform: 
             write="None in in_axes, or in state_axes, for unmapped values",
         )
     if not sizes and given is None:
-        _require_axes_by_name(inputs.governed, transform)
+        _require_axes_by_name(inputs.prefixes, options)
         raise InvalidArgumentError(
             f"{transform}: cannot infer the number of calls: nothing is mapped.",
             write=f"pass {option}=...",
@@ -434,12 +430,12 @@ class Target:
 def targets_of(result: Result, inputs: MappedArguments, options: MapOptions) -> list[Target]:
     """Returns the target of each leaf of a result, in order."""
     value, finals = result.treedef.unflatten(result.leaves)
-    governed = list(inputs.governed)
-    axes = axes_of(options.out_axes, value, options.state_axes, "out_axes", governed)
+    prefixes = list(inputs.prefixes)
+    axes = axes_of(options.out_axes, value, options.state_axes, "out_axes", prefixes)
     for number, final in finals.items():
-        prefix, where = inputs.prefixes[number], f"in_axes[{number}]"
-        axes += axes_of(prefix, final, options.state_axes, where, governed)
-    _require_axes_by_name(governed, options.transform)
+        prefix, _ = inputs.prefixes[number]
+        axes += axes_of(prefix, final, options.state_axes, f"in_axes[{number}]", prefixes)
+    _require_axes_by_name(prefixes, options)
     modules = [part.value for part in [*inputs.call.parts, *result.parts] if part.is_module]
     options.split.require_names(modules, f"{options.transform}.split_rngs")
     targets: list[Target] = []
@@ -458,11 +454,15 @@ def targets_of(result: Result, inputs: MappedArguments, options: MapOptions) -> 
     return targets
 
 
-def _require_axes_by_name(governed: Governed, transform: str) -> None:
+def _require_axes_by_name(prefixes: Prefixes, options: MapOptions) -> None:
     """Raises if `StateAxes` name a part that none of the modules with these axes has."""
-    for axes in dict.fromkeys([axes for axes, _ in governed]):
-        modules = [module for own, module in governed if own == axes]
-        axes.require_names(modules, f"{transform}.state_axes")
+    governed: dict[StateAxes, list[Any]] = {}
+    for prefix, module in prefixes:
+        axes = prefix if isinstance(prefix, StateAxes) else options.state_axes
+        if axes is not None:
+            governed.setdefault(axes, []).append(module)
+    for axes, modules in governed.items():
+        axes.require_names(modules, f"{options.transform}.state_axes")
 
 
 def _check_result(leaf: PyTree, target: Target, transform: str) -> None:

@@ -113,7 +113,7 @@ def scan(
             )
         place = carry_argnum % len(args)
         inputs = inputs_of(f, args, kwargs, options, carried=place)
-        size = mapped_size(inputs, length, "length", "scan")
+        size = mapped_size(inputs, length, "length", options)
         body = ScanBody(inputs, options, place, scan_output)
         (carry, threaded), ys = jax.lax.scan(
             body.step, body.start(), (body.slices(), jnp.arange(size)),  # which may be symbolic

@@ -91,7 +91,7 @@ def vmap(
     @wrap_like(f)
     def mapped(*args: object, **kwargs: object) -> Any:
         inputs = inputs_of(f, args, kwargs, options)
-        size = mapped_size(inputs, axis_size, "axis_size", "vmap")
+        size = mapped_size(inputs, axis_size, "axis_size", options)
         run = _Run(
             inputs, options, size, {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
         )

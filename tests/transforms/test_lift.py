@@ -219,6 +219,34 @@ def test_a_decorated_method_writes_back():
     assert new.each(x[:, None]).shape == (3, 1, 4, 2)
 
 
+def test_axes_of_open_modules_in_containers():
+    one, other = Counter(), Counter(0).map(lambda x: jnp.arange(3.0))
+
+    @functools.partial(
+        T.vmap, in_axes=([None, {"b": 0}], 0), in_axes_kwargs={"more": (0,)}, out_axes=-1
+    )
+    def added(counters, x, more):
+        for counter in (counters[1]["b"], *more):
+            counter.count += x
+        return counters[0].count + x
+
+    @functools.partial(T.scan, in_axes=([None, {"b": 0}], 0, None), carry_argnum=2)
+    def summed(counters, x, total):
+        counters[0].count += x
+        counters[1]["b"].count += x
+        return total + x, total
+
+    @pax.pure
+    def run(one, other, third):
+        y = added([one, {"b": other}], jnp.ones(3), more=(third,))
+        total, _ = summed([one, {"b": other}], jnp.arange(3.0), 0.0)
+        return y, total, one, other, third
+
+    y, total, one, new, third = run(one, other, other.map(lambda x: -x))
+    assert y.tolist() == [1, 1, 1] and total == 3 and one.count == 3
+    assert new.count.tolist() == [1, 3, 5] and third.count.tolist() == [1, 0, -1]
+
+
 def test_a_loop_under_jit_carries_modules():
     @T.jit
     def train(net, xs):
