@@ -36,6 +36,7 @@ from pax_export.transforms._lift import (
     LiftedCall,
     Origins,
     StaticArgs,
+    have_overlap,
     put_back,
     roots_of,
     signature_of,
@@ -195,9 +196,9 @@ class Jitted:
         return jax.jit(_with_signature(program, self.__wrapped__, (STATE, OPEN)), **options)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
-        jitted, from_folded, keywords = self._arguments(args, kwargs)
+        jitted, from_folded, keywords, is_any_open = self._arguments(args, kwargs)
         value, changed = jitted(*from_folded, **keywords)
-        if changed.modules:
+        if is_any_open:
             roots = roots_of(self._static.wrap_static(args, kwargs))
             return write_back(roots, unfold(value), unfold(changed.modules), changed.origins)
         return unfold(value)
@@ -232,8 +233,8 @@ class Jitted:
             self._plain[donated] = jax.jit(program, **options)
         return self._plain[donated]
 
-    def _arguments(self, args: tuple, kwargs: dict) -> tuple[Any, Any, dict[str, Any]]:
-        """Returns the jitted program and its arguments."""
+    def _arguments(self, args: tuple, kwargs: dict) -> tuple[Any, Any, dict[str, Any], bool]:
+        """Returns the jitted program, its arguments, and whether a module in them is open."""
         held: Any = args
         if self._static:
             held, kwargs = self._static.wrap_static(args, kwargs)
@@ -241,8 +242,9 @@ class Jitted:
         keywords = fold(kwargs) if kwargs else kwargs
         opened = None
         if anything_is_open():
-            flags = tuple(map(is_open, roots_of((tuple(held), kwargs))))
-            opened = _Opened(flags) if any(flags) else None
+            roots = roots_of((tuple(held), kwargs))
+            flags = tuple(map(is_open, roots))
+            opened = _Opened(flags, have_overlap(roots, flags)) if any(flags) else None
         jitted = self._jitted
         if self._has_places:
             jitted = self._case(opened, from_folded)
@@ -254,14 +256,14 @@ class Jitted:
                 keywords = {**keywords, STATE: state}
         if self._static:
             from_folded, keywords = unwrap_static(from_folded, keywords)
-        return jitted, from_folded, keywords
+        return jitted, from_folded, keywords, opened is not None
 
     def _case(self, opened: _Opened | None, from_folded: Sequence[Any]) -> Any:
         """Returns the program for arguments with these mutable and donated modules."""
         donated = _only_modules(from_folded) if self._donate else ()
         if opened is None and not donated:
             return self._jitted
-        case = (opened and opened.flags, donated)
+        case = (opened, donated)
         if case not in self._cases:
             self._cases[case] = self._compiled(_with_donated(self._options, donated), opened)
         return self._cases[case]
@@ -304,6 +306,7 @@ class _Opened:
     """Marks the mutable modules of the arguments; static data for jax."""
 
     flags: tuple[bool, ...]
+    overlap: bool  # whether a module occurs in several of them
 
 
 def _with_signature(program: Callable, fun: Callable, added: Sequence[str] = ()) -> Callable:
@@ -331,7 +334,8 @@ class _Runner:
         """Returns the value, the final state of the modules that are open, and its origins."""
         args, kwargs = _constrain_modules(held, self.constraint)
         written = None if opened is None else opened.flags
-        call = LiftedCall(self.fun, tuple(args), kwargs, written=written)
+        overlap = opened is not None and opened.overlap
+        call = LiftedCall(self.fun, tuple(args), kwargs, written=written, overlap=overlap)
         with keys_changed_by(self.warn):
             result = call.inside()
         value, finals = result.treedef.unflatten(result.leaves)

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_map, tree_structure
 
-from pax_export._errors import InvalidArgumentTypeError
+from pax_export._errors import InvalidArgumentTypeError, SharedNodeError
 from pax_export._types import PyTree
 from pax_export.core import (
     Node,
@@ -66,9 +66,9 @@ def roots_of(tree: PyTree) -> list[Any]:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class WrittenBack:
-    """Placeholder, in a result, for an argument module that is open at the call."""
+    """Placeholder, in a result, for a module of the arguments that is open at the call."""
 
-    number: int
+    place: int  # among the modules of all arguments
 
 
 Origins = tuple[tuple[int | None, ...], ...]
@@ -126,6 +126,7 @@ class LiftedCall:
         kwargs: the keyword arguments.
         roots: the caller's modules, if ``args`` has replacements.
         written: the modules to write back; by default those that are mutable here.
+        overlap: whether a module occurs in several of these.
     """
 
     def __init__(
@@ -136,12 +137,14 @@ class LiftedCall:
         *,
         roots: list[Any] | None = None,
         written: Sequence[bool] | None = None,
+        overlap: bool | None = None,
     ):
         self.function = function
         self.leaves, self.treedef = tree_flatten((args, kwargs))
         self.parts = parts_of((args, kwargs))
         self.roots = roots_of((args, kwargs)) if roots is None else roots
         self.written = [is_open(root) for root in self.roots] if written is None else written
+        self.overlap = have_overlap(self.roots, self.written) if overlap is None else overlap
 
     def parts_at(self, place: int) -> list[Part]:
         """The parts of a positional argument."""
@@ -175,21 +178,33 @@ class LiftedCall:
         self, head: PyTree, value: object, given: list[Any], copies: list[Any], modules: list[Any]
     ) -> Result:
         numbers = {id(copy): number for number, copy in enumerate(copies)}
+        places = {id(module): place for place, module in enumerate(modules)}
+        written = {number: copy for number, copy in enumerate(copies) if self.written[number]}
+        in_written = {id(module) for module in _modules_of(list(written.values()))}
 
         def stand_in(x: object) -> Any:
-            number = numbers.get(id(x)) if is_node(x) else None
-            return x if number is None or not self.written[number] else WrittenBack(number)
+            place = places.get(id(x)) if id(x) in in_written else None
+            return x if place is None else WrittenBack(place)
 
         value = tree_map(stand_in, value, is_leaf=is_node)
-        finals = {number: copy for number, copy in enumerate(copies) if self.written[number]}
+        finals = written
+        if self.overlap:  # an unchanged copy must not undo the changes of another one
+            finals = {n: copy for n, copy in written.items() if self._is_changed(n, copy, given)}
         leaves, treedef = tree_flatten((value, finals))
         parts = parts_of((value, finals))
         roots = [numbers.get(id(part.value)) if part.is_module else None for part in parts]
-        places = {id(module): place for place, module in enumerate(modules)}
         origins = [tuple([places.get(id(m)) for m in _modules_of([x])]) for x in finals.values()]
         at = {id(leaf): number for number, leaf in enumerate(given)}
         untouched = [at.get(id(leaf)) for leaf in leaves]
         return Result(head, copies, leaves, treedef, parts, roots, tuple(origins), untouched)
+
+    def _is_changed(self, number: int, copy: PyTree, given: list[Any]) -> bool:
+        """Whether the function changed its copy of a module."""
+        part = [part for part in self.parts if part.is_module][number]
+        before = given[part.start : part.stop]
+        after, treedef = tree_flatten(copy)
+        same = len(before) == len(after) and all(x is y for x, y in zip(before, after))
+        return not same or treedef != tree_structure(part.value)
 
     def finish(self, result: Result, leaves: Iterable[Any]) -> Any:
         """Puts leaves together to the returned value, and writes modules back."""
@@ -203,16 +218,38 @@ def _modules_of(roots: list[Any]) -> list[Any]:
 
 def write_back(roots: list[Any], value: object, finals: Collection[Any], origins: Origins) -> Any:
     """Writes changes back to the caller's modules; returns the value with these in place."""
-    if not finals:
+    items, treedef = tree_flatten(value, is_leaf=lambda x: isinstance(x, (WrittenBack, Node)))
+    if not finals and not any(isinstance(x, WrittenBack) for x in items):
         return value
     originals = _modules_of(roots)
+    if len(finals) > 1:
+        _require_one_copy(originals, origins)
     for final, places in zip(finals, origins):
         _write_back(final, iter(places), originals)
-    return tree_map(
-        lambda x: roots[x.number] if isinstance(x, WrittenBack) else x,
-        value,
-        is_leaf=lambda x: isinstance(x, (WrittenBack, Node)),
+    return treedef.unflatten(
+        [originals[x.place] if isinstance(x, WrittenBack) else x for x in items]
     )
+
+
+def have_overlap(roots: list[Any], written: Sequence[bool]) -> bool:
+    """Whether a module occurs in several of the roots that are written back."""
+    if sum(written) < 2:
+        return False
+    modules = _modules_of([root for root, is_written in zip(roots, written) if is_written])
+    return len({id(module) for module in modules}) < len(modules)
+
+
+def _require_one_copy(originals: list[Any], origins: Origins) -> None:
+    """Raises if two changed copies of a module would be written into it."""
+    copies: dict[int, int] = {}
+    for place in [place for places in origins for place in places if place is not None]:
+        module = originals[place]
+        if is_open(module) and copies.setdefault(id(module), place) != place:
+            raise SharedNodeError(
+                "A module occurs in several arguments, and changes of one copy would be lost.",
+                got=repr(module)[:120],
+                write="each module in one argument, or changes in one of them only",
+            )
 
 
 def _write_back(final: PyTree, places: Iterator[int | None], originals: list[Any]) -> Any:

@@ -42,8 +42,8 @@ ALONE = {
     "grad": lambda f: lambda *args: T.value_and_grad(f)(*args)[0],
     "vmap": lambda f: T.vmap(f, in_axes=None, out_axes=None, axis_size=2),
     "scan": lambda f: (
-        lambda m, x: T.scan(lambda c, m: (c + f(m, x), None), in_axes=None, length=1)(
-            jnp.zeros(()), m
+        lambda *args: T.scan(lambda c, *args: (c + f(*args), None), in_axes=None, length=1)(
+            jnp.zeros(()), *args
         )[0]
     ),
 }
@@ -105,6 +105,36 @@ def test_r2_a_returned_module_that_is_open_is_that_object(transform):
         return module
 
     assert float(pax.pure(step)(Counter(), jnp.ones(())).count) == 1
+
+
+@pytest.mark.parametrize("transform", [ALONE["jit"], ALONE["remat"], ALONE["vmap"]])
+def test_r2_a_returned_submodule_that_is_open_is_that_object(transform):
+    def step(module):
+        inner, outer = transform(lambda module: (module.inner, [module]))(module)
+        assert inner is module.inner and outer[0] is module
+        unchanged = transform(lambda module: module.inner)(module)
+        assert unchanged is inner
+        return module
+
+    pax.pure(step)(Counter())
+
+
+@each_transform
+def test_r5_changes_of_one_copy_are_not_undone_by_another(transform):
+    def step(parent, x):
+        for arguments in ((parent, parent.inner), (parent.inner, parent), (parent.inner,) * 2):
+            transform(lambda inner, others: use(getattr(inner, "inner", None) or inner, x))(
+                arguments[0], list(arguments[1:])
+            )
+        return parent
+
+    assert float(pax.pure(step)(Counter(), jnp.ones(())).inner.count) == 3
+
+    def both(parent, x):
+        transform(lambda inner, others: use(inner, x) + use(others[0], x))(parent, [parent])
+
+    with refused(pax.errors.SharedNodeError):
+        pax.pure(both)(Counter(), jnp.ones(()))
 
 
 @each_transform
