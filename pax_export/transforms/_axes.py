@@ -33,9 +33,11 @@ from pax_export.transforms._checks import (
     is_arraylike,
 )
 from pax_export.transforms._lift import (
+    RETURN_NONE,
     LiftedCall,
     Part,
     Result,
+    argument_name,
     parts_of,
     signature_of,
     write_back,
@@ -358,13 +360,6 @@ def _map_modules(change: Callable, tree: PyTree, axes: Sequence[int | None]) -> 
     return tree_map(visit, tree, is_leaf=is_node)
 
 
-def argument_name(path: tuple) -> str:
-    """``argument 2``, ``argument 'mask'``, or a path below one of these."""
-    first = path[1]
-    place = f"argument {first.idx if hasattr(first, 'idx') else repr(first.key)}"
-    return f"{place}, {path_name(path[2:])}" if len(path) > 2 else place
-
-
 # --- sizes ------------------------------------------------------------------------------
 
 
@@ -468,7 +463,7 @@ def _require_axes_by_name(prefixes: Prefixes, options: MapOptions) -> None:
 def _check_result(leaf: PyTree, target: Target, transform: str) -> None:
     where = target.name.rstrip(".")
     what = f"{transform}: the function must return arrays, numbers or modules."
-    check_arraylike(leaf, what, where, "None there, and the value outside of the function")
+    check_arraylike(leaf, what, where, RETURN_NONE)
     if target.axis is not None:
         shape = jnp.shape(leaf)
         check_axis_fits(transform, target.axis, len(shape) + 1, shape, where)

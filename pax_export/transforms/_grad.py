@@ -36,7 +36,7 @@ from pax_export.core import (
     require_names,
     warn_of_untrained,
 )
-from pax_export.transforms._checks import check_function, checked_integers
+from pax_export.transforms._checks import check_function, checked_integers, is_arraylike
 from pax_export.transforms._lift import LiftedCall, Result, as_pair, describe_result, wrap_like
 
 #: Applied to each function before this thread differentiates it.
@@ -324,4 +324,4 @@ class _DiffArgument:
 
 
 def _is_floating(leaf: object) -> bool:
-    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    return is_arraylike(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)

@@ -37,7 +37,10 @@ from pax_export.transforms._lift import (
     Origins,
     StaticArgs,
     have_overlap,
+    parts_of,
     put_back,
+    require_array_arguments,
+    require_array_results,
     roots_of,
     signature_of,
     take_out,
@@ -118,6 +121,8 @@ def jit(
         (2, 3)
     """
     check_function(fun, "jit")
+    if not isinstance(constrain_state, bool):
+        check_function(constrain_state, "jit.constrain_state", "True, or a function of a module")
     if abstracted_axes is not None:
         raise UnsupportedOperationError(
             "jax removed abstracted_axes.",
@@ -197,7 +202,13 @@ class Jitted:
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         jitted, from_folded, keywords, is_any_open = self._arguments(args, kwargs)
-        value, changed = jitted(*from_folded, **keywords)
+        try:
+            value, changed = jitted(*from_folded, **keywords)
+        except TypeError:  # jax's own names a function that the user did not write
+            held = self._static.wrap_static(args, kwargs) if self._static else (args, kwargs)
+            write = "static_argnums or static_argnames for it"
+            require_array_arguments(parts_of(tuple(held)), "jit", write)
+            raise
         if is_any_open:
             roots = roots_of(self._static.wrap_static(args, kwargs))
             return write_back(roots, unfold(value), unfold(changed.modules), changed.origins)
@@ -338,6 +349,7 @@ class _Runner:
         call = LiftedCall(self.fun, tuple(args), kwargs, written=written, overlap=overlap)
         with keys_changed_by(self.warn):
             result = call.inside()
+        require_array_results(result.parts, "jit")
         value, finals = result.treedef.unflatten(result.leaves)
         value, finals = _constrain_modules((value, finals), self.constraint)
         return value, finals.values(), result.origins

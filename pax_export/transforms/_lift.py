@@ -25,12 +25,15 @@ from pax_export.core import (
     describe_array,
     is_node,
     is_open,
+    join_path,
     lent_to_constructors,
     map_submodules,
     modules_and_leaves,
     open_copies,
+    path_name,
     take_over,
 )
+from pax_export.transforms._checks import check_arraylike
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,6 +295,33 @@ def wrap_like(function: Callable) -> Callable[[Callable], Any]:
     if isinstance(function, Node):
         return lambda wrapper: wrapper
     return functools.wraps(function)
+
+
+def require_array_arguments(parts: list[Part], transform: str, write: str) -> None:
+    """Raises for an argument that is neither static nor a module, nor consists of arrays."""
+    for part in parts:
+        if not part.is_module and type(part.value) is not Held:
+            what = f"{transform}: the arguments must be arrays, numbers or modules."
+            check_arraylike(part.value, what, argument_name(part.path), write)
+
+
+def require_array_results(parts: list[Part], transform: str) -> None:
+    """Raises for a result that is no module and no array."""
+    for part in parts:
+        if not part.is_module:
+            what = f"{transform}: the function must return arrays, numbers or modules."
+            where = join_path("output", path_name(part.path[1:])).rstrip(".")
+            check_arraylike(part.value, what, where, RETURN_NONE)
+
+
+RETURN_NONE = "None there, and the value outside of the function"
+
+
+def argument_name(path: tuple) -> str:
+    """``argument 2``, ``argument 'mask'``, or a path below one of these."""
+    first = path[1]
+    place = f"argument {first.idx if hasattr(first, 'idx') else repr(first.key)}"
+    return f"{place}, {path_name(path[2:])}" if len(path) > 2 else place
 
 
 class Held:

@@ -14,6 +14,8 @@ from pax_export.transforms._lift import (
     Held,
     LiftedCall,
     Result,
+    require_array_arguments,
+    require_array_results,
     signature_of,
     wrap_like,
     wrap_static,
@@ -69,12 +71,14 @@ def remat(
                 write=f"argument {missing[0]} by position, or static_argnums without it",
             )
         call = LiftedCall(f, tuple(wrap_static(args, static)), kwargs)
+        require_array_arguments(call.parts, "remat", "static_argnums for it, or a closure of f")
         # Static arguments are leaves of the call, unseen by jax.
         leaves = {n: leaf for n, leaf in enumerate(call.leaves) if type(leaf) is not Held}
         results: list[Result] = []
 
         def run(given: dict[int, Any]) -> list[Any]:
             results.append(call.inside(given))
+            require_array_results(results[-1].parts, "remat")
             return [x for x, n in zip(results[-1].leaves, results[-1].untouched) if n is None]
 
         checkpointed = jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)

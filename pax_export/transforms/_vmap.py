@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.transforms._axes import (
     MapOptions,
@@ -82,6 +83,14 @@ def vmap(
         (5, 2, 4)
     """
     check_function(f, "vmap")
+    for name, given in {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}.items():
+        if not isinstance(given, Hashable):
+            raise InvalidArgumentTypeError(
+                "The name of an axis must be hashable.",
+                where=f"vmap.{name}",
+                got=f"{type(given).__name__}: {given!r}"[:120],
+                write=f'{name}="batch"',
+            )
     axis_size = checked_size(axis_size, "vmap.axis_size")
     options = MapOptions.of(
         "vmap", f, in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,

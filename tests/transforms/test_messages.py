@@ -165,6 +165,26 @@ CALLS = {
         lambda: T.scan(lambda c, x: (c, "text"))(0.0, two),
         fields(where="output", got="str: 'text'"),
     ),
+    "text among the results of jit": (
+        lambda: T.jit(lambda x: {"y": "text"})(two),
+        fields(where="output.y", got="str: 'text'"),
+    ),
+    "text among the results of remat": (
+        lambda: T.remat(lambda x: "text")(two),
+        fields(where="output", got="str: 'text'"),
+    ),
+    "text among the arguments of jit": (
+        lambda: T.jit(both)(two, b=["text"]),
+        fields(where="argument 'b', 0", got="str: 'text'"),
+    ),
+    "text among the arguments of remat": (
+        lambda: T.remat(both, static_argnums=0)("mode", {"b": "text"}),
+        fields(where="argument 1, b", got="str: 'text'"),
+    ),
+    "an axis that stacked layers cannot have": (
+        lambda: T.stack_layers([pax.Linear(2, 2)] * 2, axis=2),
+        fields(where="bias", got="axis 2 for shape (2,)"),
+    ),
     "text as a carry": (
         lambda: T.scan(lambda c, x: (c, x))({"mode": "text"}, two),
         fields(where="argument 0, mode", got="str: 'text'"),
@@ -391,6 +411,13 @@ WRONG_KINDS = {
     "policy that makes policies": lambda: T.remat(
         both, policy=jax.checkpoint_policies.save_only_these_names
     ),
+    "text to differentiate": lambda: T.grad(lambda net, x: net.weight.sum(), argnums=(0, 1))(
+        pax.Linear(2, 2), "text"
+    ),
+    "constraint": lambda: T.jit(both, constrain_state=3),
+    "axis_name": lambda: T.vmap(both, axis_name=["batch"]),
+    "axis of layers": lambda: T.stack_layers([pax.Linear(2, 2)], axis="0"),
+    "axis of layers to unstack": lambda: T.unstack_layers(pax.Linear(2, 2), axis=0.5),
     "static_argnums of jit": lambda: T.jit(both, static_argnums="a"),
     "donate_argnames of jit": lambda: T.jit(both, donate_argnames=0),
     "name of the stacked axis": lambda: T.vmap(both, transform_metadata={T.PARTITION_NAME: 3}),
