@@ -18,7 +18,14 @@ from typing import Any
 from pax_export._types import PyTree
 from pax_export.core._containers import KEYED
 from pax_export.core._mutable import refresh_kinds
-from pax_export.core._tree import ARRAYS, STATIC, attributes_now, update_moduledef
+from pax_export.core._tree import (
+    ARRAYS,
+    MIXED,
+    STATIC,
+    attributes_now,
+    shows_static_leaves,
+    update_moduledef,
+)
 
 _PUBLIC = ("jax.nn", "jax.numpy", "jax.lax", "jax.scipy.special", "jax.random", "jax")
 # Objects that pickle finds by name itself, or refuses with a good message.
@@ -108,6 +115,7 @@ def restore(cls: type, names: tuple[str, ...], attributes: dict[str, Any]) -> An
     """Makes a module of the names of its subtrees and of all attributes in order."""
     node = object.__new__(cls)
     attributes_now(node).update(attributes)
-    update_moduledef(node, {n: ARRAYS if n in names else STATIC for n in attributes})
+    subtrees = {n: MIXED if shows_static_leaves(attributes[n]) else ARRAYS for n in names}
+    update_moduledef(node, {n: subtrees.get(n, STATIC) for n in attributes})
     refresh_kinds(node, unseen=True)
     return node

@@ -418,9 +418,10 @@ def _wrap_static_leaves(value: object) -> object:
 
 def _unwrap_static_leaves(value: object) -> object:
     leaves = jax.tree_util.tree_leaves(value, is_leaf=_is_node_or_static_leaf)
-    if not all(is_array(x) or isinstance(x, (Node, EmptyNode, StaticLeaf)) for x in leaves):
-        # In a tree of masks or shapes only the wrapping tells which
-        # leaves are static: there it stays.
+    others = [x for x in leaves if not isinstance(x, StaticLeaf)]
+    if not others or not all(is_array(x) or is_node_or_empty(x) for x in others):
+        # In a tree of masks or shapes, or with None for every array, only the wrapping tells
+        # which leaves are static: there it stays.
         return value
     return jax.tree_util.tree_map(
         lambda x: x.value if isinstance(x, StaticLeaf) else x,

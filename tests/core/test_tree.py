@@ -1,5 +1,7 @@
 """What is a subtree, and the way through jax and back."""
 
+import copy
+import pickle
 from dataclasses import dataclass
 
 import jax
@@ -174,10 +176,27 @@ def test_masks_of_a_mixed_list_keep_its_static_part(more):
     module = pax.Module().set_attribute("items", [jnp.ones(2), 5, *more])
     mask = tree_map(lambda x: False, module)
     assert tree_structure(mask) == tree_structure(module)
+    for again in (copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
+        assert tree_structure(again) == tree_structure(module)
     back = tree_map(lambda keep, x: x, mask, module)
     assert back == module and back.items[1] == 5
     assert module.eval().train() == module
     assert module.parameters() | module == module
+
+
+@pytest.mark.parametrize("more", [{}, {"b": jnp.ones(3)}], ids=["one", "two"])
+def test_trees_with_none_for_arrays_of_a_mixed_dict_can_be_combined(more):
+    """As `equinox.partition` and `combine` do."""
+    module = pax.Module().set_attribute("items", {"a": jnp.ones(2), "s": "text", **more})
+    module = module.set_attribute("mixed", [jnp.ones(1), "text"])
+    chosen = tree_map(lambda x: x if x.size == 3 else None, module)
+    for part in (chosen, copy.deepcopy(chosen), pickle.loads(pickle.dumps(chosen)), chosen.copy()):
+        assert tree_structure(part) == tree_structure(chosen)
+        back = tree_map(
+            lambda x, y: x if y is None else y, module, part, is_leaf=lambda x: x is None
+        )
+        assert tree_structure(back) == tree_structure(module)
+        assert back.items["s"] == "text" and back.mixed[1] == "text"
 
 
 def test_dict_subtrees_come_in_sorted_order():
