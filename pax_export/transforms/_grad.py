@@ -281,6 +281,13 @@ class _DiffArgument:
         for part in self.parts:
             if part.is_module and self.by_parameters:
                 warn_of_untrained(part.value)
+        # Now, because the function may change modules that are open.
+        self.treedefs = [
+            tree_structure(p.value.parameters() if self.by_parameters else p.value)
+            if p.is_module
+            else None
+            for p in self.parts
+        ]
         masks = [select(p.value) if p.is_module else [True] for p in self.parts]
         self.masks = [
             [n if chosen else None for n, chosen in zip(range(p.start, p.stop), mask)]
@@ -308,17 +315,16 @@ class _DiffArgument:
 
     def tree(self, grads: dict[int, Any]) -> Any:
         """The gradients in the structure of the argument."""
-        parts = iter(zip(self.parts, self.masks))
+        parts = iter(zip(self.parts, self.masks, self.treedefs))
 
-        def fill(value: PyTree) -> Any:
-            part, mask = next(parts)
-            if not part.is_module:
+        def fill(_: object) -> Any:
+            part, mask, treedef = next(parts)
+            if treedef is None:
                 return grads[part.start]
             found = [EmptyNode() if n is None else grads[n] for n in mask]
             if self.by_parameters:  # whose method may omit whole submodules
-                kept = tree_structure(value.parameters())
-                return kept.unflatten([x for x in found if not isinstance(x, EmptyNode)])
-            return tree_structure(value).unflatten(found)
+                found = [x for x in found if not isinstance(x, EmptyNode)]
+            return treedef.unflatten(found)
 
         return tree_map(fill, self.argument, is_leaf=is_node)
 

@@ -97,6 +97,23 @@ def test_r2_new_and_moved_submodules(transform):
     assert (float(new.a.count), float(new.b.count)) == (1, 5)
 
 
+@pytest.mark.parametrize("wrt", [T.Param, ...], ids=["Param", "all"])
+def test_r2_gradients_have_the_structure_before_the_function_changed_it(wrt):
+    def loss(module):
+        y = use(module, jnp.ones(()))
+        module.extra, module.inner = jnp.ones(2), None
+        return y
+
+    def step(module):
+        return module, T.grad(loss, wrt=wrt)(module)
+
+    new, grads = pax.pure(step)(Counter())
+    assert new.extra.shape == (2,) and new.inner is None
+    assert float(grads.inner.scale) == 1
+    wanted = Counter().parameters() if wrt is T.Param else Counter()
+    assert tree_structure(grads) == tree_structure(wanted)
+
+
 @pytest.mark.parametrize("transform", [ALONE["jit"], ALONE["remat"], ALONE["vmap"]])
 def test_r2_a_returned_module_that_is_open_is_that_object(transform):
     def step(module, x):
