@@ -24,6 +24,7 @@ from pax_export._errors import (
 from pax_export._types import PyTree
 from pax_export.core import (
     EmptyNode,
+    Node,
     Param,
     as_filter,
     describe_array,
@@ -254,7 +255,8 @@ def _require_module(argnums: int | Sequence[int], args: tuple, call: LiftedCall)
 def _require_match(wrt: object, targets: Sequence[_DiffArgument]) -> None:
     """Raises if ``wrt`` names what no module to differentiate has, or names and selects nothing."""
     modules = [part.value for target in targets for part in target.parts if part.is_module]
-    if not modules or not has_names(wrt):
+    is_class = isinstance(wrt, type) and issubclass(wrt, Node)
+    if not modules or not (is_class or has_names(wrt)):
         return
     require_names(wrt, modules, "grad(wrt=...)")
     if not any(target.selects_in_modules for target in targets):

@@ -79,11 +79,15 @@ class SplitRngs:
         return rng_fold(index) if self.ambient else nullcontext()
 
     def require_names(self, modules: Iterable[Any], where: str) -> None:
-        """Raises if a filter names no key of these modules, nor the ambient stream."""
+        """Raises if filters by name select no key of these modules, nor the ambient stream.
+
+        Some may select none: ``["params", "dropout"]`` is for nets without dropout, too.
+        """
         if has_names(self._filters):
             leaves = [leaf for module in modules for leaf in leaves_of(module)]
-            keys = [leaf for leaf in leaves if is_random_key(leaf)]
-            require_names_among(self._filters, [self._stream, *keys], where)
+            keys = [self._stream, *[leaf for leaf in leaves if is_random_key(leaf)]]
+            if not any(self.rule(None, keys)):
+                require_names_among(self._filters, keys, where)
 
 
 class _StreamModule:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten_with_path, tree_leaves, tree_map, tree_structure
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, a_few
+from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.core._near_names import near_names
 from pax_export.core._parameters import merge
@@ -352,7 +352,10 @@ def is_random_key(leaf: FilteredLeaf) -> bool:
 
 
 def has_names(value: object) -> bool:
-    """Whether a filter names something that it selects: a path, a key of one, a class."""
+    """Whether a filter names something that it selects: a path, or a key of one.
+
+    A class may select nothing: code for any net excludes its batch norms by `Not(BatchNorm1D)`.
+    """
     return next(_names_in(value), None) is not None
 
 
@@ -363,16 +366,12 @@ def _names_in(value: PyTree) -> Iterator[Any]:
             yield from _names_in(each)
     elif isinstance(value, PathIn):
         yield from map(PathIn, sorted(value.paths, key=repr))
-    elif isinstance(value, (str, PathContains)) or _is_class(value):
+    elif isinstance(value, (str, PathContains)):
         yield value
 
 
-def _is_class(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Node)
-
-
 def require_names(value: object, modules: Iterable[Any], where: str) -> None:
-    """Raises if a filter names a path or class that none of these modules has."""
+    """Raises if a filter names a path that none of these modules has."""
     if not has_names(value):
         return
     modules = list(modules)
@@ -397,7 +396,7 @@ def require_names_among(
             raise InvalidArgumentError(
                 "A filter selects nothing by this name.",
                 where=where,
-                got=each.__qualname__ if isinstance(each, type) else repr(each),
+                got=repr(each),
                 write=_near_filter(each, leaves),
             )
 
@@ -405,10 +404,6 @@ def require_names_among(
 def _near_filter(name: object, leaves: list[FilteredLeaf]) -> str:
     """Suggests a filter of these leaves in place of one that selects none."""
     none = "a filter of modules with leaves: these have none"
-    if isinstance(name, type):
-        owners = [owner for leaf in leaves for owner in leaf.owners if isinstance(owner, Node)]
-        classes = dict.fromkeys([type(owner).__qualname__ for owner in owners])
-        return f"a class of which there are modules: {a_few(list(classes), 8)}" if classes else none
     if isinstance(name, str):
         paths = [leaf.name for leaf in leaves]
         return better_path(name, [*[path.split(".")[0] for path in paths], *paths]) or none
