@@ -373,7 +373,7 @@ def _as_text(text: object, where: str) -> str:
 
 
 def _is_text(value: object) -> bool:
-    """Whether a value is a text that UTF-8 can store; half of a surrogate pair is none."""
+    """Whether a value is a text that UTF-8 can store; half of a surrogate pair is not."""
     return isinstance(value, str) and not _SURROGATE.search(value)
 
 

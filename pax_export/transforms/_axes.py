@@ -111,6 +111,8 @@ class StateAxes(Mapping):
 
     def require_names(self, modules: list[Any], where: str) -> None:
         """Raises for a filter that names no part of these modules, or that never applies."""
+        if not any(map(has_names, self)):
+            return
         require_names(list(self), modules, where)
         chosen = [[x for module in modules for x in select(module)] for select, _ in self._rules]
         for number, (name, axis) in enumerate(self.items()):

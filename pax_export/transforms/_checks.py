@@ -31,7 +31,7 @@ def check_function(
 def check_argument_names(
     signature: inspect.Signature | None, names: Iterable[str], where: str
 ) -> None:
-    """Raises for a name that is no argument of a function with this signature."""
+    """Raises if a function with this signature has no argument of one of the names."""
     known = {} if signature is None else signature.parameters
     if signature is None or any(p.kind is p.VAR_KEYWORD for p in known.values()):
         return
@@ -100,19 +100,6 @@ def checked_integers(values: PyTree, where: str, write: str) -> list[int]:
     """One integer or several, as a list."""
     several = values if isinstance(values, Sequence) and not isinstance(values, str) else [values]
     return [checked_integer(value, where, write) for value in several]
-
-
-def checked_names(values: PyTree, where: str, write: str) -> list[str]:
-    """One name or several, as a list."""
-    several = [values] if isinstance(values, str) else values
-    if not isinstance(several, Iterable) or not all(isinstance(x, str) for x in several):
-        raise InvalidArgumentTypeError(
-            "This option must be a name, or several.",
-            where=where,
-            got=f"{type(values).__name__}: {values!r}"[:120],
-            write=write,
-        )
-    return list(several)
 
 
 def checked_size(value: PyTree, where: str) -> Any:

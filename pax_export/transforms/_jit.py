@@ -15,6 +15,7 @@ import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
+from pax_export._str_arguments import as_strings
 from pax_export._types import PyTree, TreeDef
 from pax_export.core import (
     Node,
@@ -30,7 +31,6 @@ from pax_export.transforms._checks import (
     check_argument_numbers,
     check_function,
     checked_integers,
-    checked_names,
 )
 from pax_export.transforms._lift import (
     LiftedCall,
@@ -153,19 +153,16 @@ def jit(
 
 def _check_arguments(fun: Callable, numbers: dict[str, Any], names: dict[str, Any]) -> None:
     """Raises for a number or a name that is not one of the function's arguments."""
-    signature = signature_of(fun)
     for option, given in numbers.items():
         if given is not None:
             where = f"jit.{option}"
-            check_argument_numbers(
-                signature, checked_integers(given, where, f"{option}=(1,)"), where
-            )
+            found = checked_integers(given, where, f"{option}=(1,)")
+            check_argument_numbers(signature_of(fun), found, where)
     for option, given in names.items():
         if given is not None:
             where = f"jit.{option}"
-            check_argument_names(
-                signature, checked_names(given, where, f'{option}=("mode",)'), where
-            )
+            found = as_strings(where, given, f'{option}=("mode",)')
+            check_argument_names(signature_of(fun), found, where)
 
 
 class Jitted:

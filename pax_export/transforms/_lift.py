@@ -306,7 +306,7 @@ def require_array_arguments(parts: list[Part], transform: str, write: str) -> No
 
 
 def require_array_results(parts: list[Part], transform: str) -> None:
-    """Raises for a result that is no module and no array."""
+    """Raises for a result that is neither a module nor an array."""
     for part in parts:
         if not part.is_module:
             what = f"{transform}: the function must return arrays, numbers or modules."

@@ -78,7 +78,7 @@ def onnx(path):
 
 
 def web(path):
-    """Without the packages of npm, which are of others."""
+    """The folder without the packages of npm, which are third-party files."""
     pytest.importorskip("onnx")
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", NotValidatedWarning)

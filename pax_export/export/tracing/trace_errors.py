@@ -118,8 +118,6 @@ def _as_symbolic(error: Exception) -> str:
 
 _ORDERED = re.compile(r"comparison '(.+?)' ([<>]=?) '(-?\d+)' is inconclusive")
 _EXTREME = re.compile(r"\b(min|max)\((-?\d+), ")
-
-
 _DIVIDED = re.compile(r"\b(?:floordiv|mod)\(.*?, (\d+)\)")
 
 
