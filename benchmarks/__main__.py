@@ -8,8 +8,6 @@ import platform
 import sys
 from importlib.metadata import version
 
-from pax_export.core._native import compiled
-
 TOPICS = (
     *("imports", "build", "tree", "edit", "step", "nans"),
     *("trace", "deep", "exports", "files", "scaling", "lm", "quantize", "serving"),
@@ -33,11 +31,7 @@ def _machine() -> str:
     names = ("jax", "equinox", "flax", "dm-haiku", "tensorflow", "orbax-export")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     cores = os.cpu_count()
-    way = "in C" if compiled else "in Python"
-    return (
-        f"{platform.machine()}, {cores} cores, Python {platform.python_version()}, {versions}; "
-        f"flatten and unflatten of modules {way}\n"
-    )
+    return f"{platform.machine()}, {cores} cores, Python {platform.python_version()}, {versions}\n"
 
 
 if __name__ == "__main__":

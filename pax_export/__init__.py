@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from pax_export.weights import load_weights as load_weights
     from pax_export.weights import save_weights as save_weights
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # Rooms that load on first use, as attributes of the package or by their names: a program pays
 # for what it uses.  `core` is imported eagerly; `cli` is not for programs.

@@ -83,10 +83,13 @@ def made(root: Path, place: Path, version: str) -> list[Path]:
     source = sources.copy(root, place / "source")
     sdist, wheel = building.build(source, place / "built")
     _say("checking both")
-    refuse([*contents.sdist_faults(sdist, source, version), *contents.compiled_faults(wheel)])
-    wheel = building.for_pypi(wheel, place / "wheel")
     building.audit(sdist, wheel)
-    refuse([*contents.wheel_faults(wheel, source, version), *contents.platform_faults(wheel)])
+    refuse(
+        [
+            *contents.sdist_faults(sdist, source, version),
+            *contents.wheel_faults(wheel, source, version),
+        ]
+    )
     return [sdist, wheel]
 
 

@@ -15,12 +15,10 @@ FILES = (
     "README.md",
     "pyproject.toml",
     "setup.cfg",
-    "setup.py",
 )
 PACKAGE = "pax_export"
 
-# Made in place for the environment of a developer, and of no use to others.
-_not_sources = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
+_not_sources = shutil.ignore_patterns("__pycache__")
 
 
 def copy(root: Path, to: Path) -> Path:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import operator
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from pax_export._errors import ChangedOutsideWarning
 from pax_export._types import PyTree
-from pax_export.core._native import compiled, in_c
 
 Seen = tuple[Any, ...]  # a container, its content, the next container, its content
 
@@ -36,16 +35,16 @@ def with_watch(pair: tuple) -> tuple:
     return Watched(pair, seen) if seen else pair
 
 
-def seen_in_python(values: Iterable[Any]) -> Seen:
+def seen_in(values: Iterable[Any]) -> Seen:
     """The lists and dicts in the values, each with its current contents."""
     found: list[Any] = []
     for value in values:
         kind = type(value)
         if kind is list or kind in DICTS:
             parts = _items_of(value)
-            found += (value, parts, *seen_in_python(parts))
+            found += (value, parts, *seen_in(parts))
         elif isinstance(value, tuple):
-            found += seen_in_python(value)
+            found += seen_in(value)
     return tuple(found)
 
 
@@ -55,15 +54,9 @@ def _items_of(container: PyTree) -> tuple:
     return tuple([x for item in container.items() for x in item])
 
 
-def is_unchanged_in_python(seen: Seen) -> bool:
+def is_unchanged(seen: Seen) -> bool:
     """True if every container has the same objects as before."""
     return find_changed(seen) is None
-
-
-seen_in: Callable[[Iterable[Any]], Seen] = seen_in_python
-is_unchanged: Callable[[Seen], bool] = is_unchanged_in_python
-if compiled:
-    seen_in, is_unchanged = in_c.make_seen_in(DICTS), in_c.is_unchanged
 
 
 def find_changed(seen: Seen) -> tuple[Any, tuple] | None:

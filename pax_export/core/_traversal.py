@@ -11,7 +11,6 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unf
 
 from pax_export._types import PyTree
 from pax_export.core._moduledef import LABEL, Label
-from pax_export.core._native import compiled, in_c
 from pax_export.core._tree import Node, attributes_of, flatten, is_node, unflatten
 
 Steps = tuple[Any, ...]  # attribute names, indices and dict keys, from the root
@@ -51,7 +50,7 @@ def rebuild_tree(tree: PyTree) -> Any:
     return tree_unflatten(treedef, leaves)
 
 
-def collect_in_python(cls: type, modules: list, met: set[int] | None) -> Callable[[Any], bool]:
+def _collect(cls: type, modules: list, met: set[int] | None) -> Callable[[Any], bool]:
     """Returns an ``is_leaf`` that lists instances of a class and stops at the nodes in `met`."""
 
     def collect(value: object) -> bool:
@@ -64,9 +63,6 @@ def collect_in_python(cls: type, modules: list, met: set[int] | None) -> Callabl
         return False
 
     return collect
-
-
-_collect = in_c.make_collect if compiled else collect_in_python
 
 
 def modules_and_leaves(tree: PyTree, *, once: bool = False) -> tuple[list[Any], list[Any]]:

@@ -4,12 +4,12 @@
 * A `ModuleDef` has everything about a module but its children, and is interned.
 * A rebuilt module has that pair only; attributes are filled in when they are first read.
 
-`_native.py` has both functions in C; docs/decisions/flatten.md has the measurements.
+docs/decisions/flatten.md has the measurements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -31,7 +31,6 @@ from pax_export.core._mutation_detection import (
     warn_of_change,
     with_watch,
 )
-from pax_export.core._native import compiled, in_c
 from pax_export.core._static import StaticLeaf, static_key
 
 ARRAYS, MIXED, STATIC = "arrays", "mixed", "static"
@@ -95,17 +94,12 @@ set_folded = Node.__dict__["_pax_folded"].__set__
 set_owner = Node.__dict__["_pax_owner"].__set__
 
 
-def flatten_in_python(node: Node) -> tuple[tuple, ModuleDef]:
+def flatten(node: Node) -> tuple[tuple, ModuleDef]:
     """Returns the pair for jax; raises if containers of a closed module were changed outside."""
     kept = node._pax_flat
     if type(kept) is not Watched:
         return kept
     return kept.pair if is_unchanged(kept.seen) else _look_again(node, kept)
-
-
-flatten: Callable[[Node], tuple[tuple, ModuleDef]] = flatten_in_python
-if compiled:  # reads the slot, and calls the function in Python if it is empty
-    flatten = in_c.make_flatten(Node.__dict__["_pax_flat"], flatten_in_python)
 
 
 class EmptyNode:
@@ -445,7 +439,7 @@ def shows_static_leaves(value: object) -> bool:
 # --- from (children, moduledef) back to a module --------------------------------
 
 
-def unflatten_in_python(moduledef: ModuleDef, children: Iterable, /) -> Any:
+def unflatten(moduledef: ModuleDef, children: Iterable, /) -> Any:
     """Makes a module of a moduledef and its children; never runs a constructor."""
     node = _object_new(moduledef.cls)
     if moduledef.lazy:
@@ -453,14 +447,6 @@ def unflatten_in_python(moduledef: ModuleDef, children: Iterable, /) -> Any:
     else:
         _fill_attributes(node, moduledef, tuple(children))
     return node
-
-
-unflatten: Callable[[ModuleDef, Iterable], Any] = unflatten_in_python
-if compiled:  # fills the slot, and calls the function in Python for a moduledef that is not lazy
-    _slots = vars(ModuleDef)
-    unflatten = in_c.make_unflatten(
-        Node.__dict__["_pax_flat"], _slots["lazy"], _slots["cls"], unflatten_in_python
-    )
 
 
 def _fill_attributes(node: Node, moduledef: ModuleDef, children: tuple) -> None:

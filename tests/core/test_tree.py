@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 from dataclasses import dataclass
 
 import jax
@@ -20,6 +21,7 @@ from jax.tree_util import (
 
 import pax_export as pax
 from pax_export.core import flatten
+from pax_export.core._tree import attributes_now, unflatten
 from pax_export.errors import ChangedOutsideWarning
 from tests.core.models import Dense, Free, Net
 from tests.refusals import refused
@@ -246,3 +248,28 @@ def test_jit_directly_on_a_method():
             return x @ self.weight
 
     assert Fast()(jnp.ones((1, 2))).shape == (1, 3)
+
+
+def test_a_rebuilt_module_keeps_the_pair_and_nothing_else():
+    children, moduledef = flatten(Dense())
+    new = unflatten(moduledef, children)
+    assert type(new) is Dense and attributes_now(new) == {}
+    assert flatten(new)[0] is children and flatten(new)[1] is moduledef
+
+
+def test_modules_are_rebuilt_in_several_threads():
+    children, moduledef = flatten(Dense())
+    bad = []
+
+    def work():
+        for _ in range(2000):
+            new = unflatten(moduledef, children)
+            if flatten(new)[0] is not children or new.din != 2:
+                bad.append(new)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert bad == []

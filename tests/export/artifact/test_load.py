@@ -100,7 +100,7 @@ def test_there_is_no_export(tmp_path):
 @pytest.mark.parametrize("file", ["saved_model.pb", "variables", "pax_export.json"])
 def test_damaged_exports_are_explained(export, tmp_path, file):
     export((affine_params(), affine), spec("n, 3"))
-    (tmp_path / "model" / "SHA256SUMS").unlink()  # exports of 0.1.0 have none
+    (tmp_path / "model" / "SHA256SUMS").unlink()  # the earliest exports have none
     place = tmp_path / "model" / file
     if place.is_dir():
         shutil.rmtree(place)

@@ -159,7 +159,7 @@ def test_refusals(tmp_path, net):
 
 def test_damaged_files(tmp_path, path):
     content, damaged = path.read_bytes(), tmp_path / "damaged.onnx"
-    report = json.loads(embedded.read(path))  # as 0.1.0 wrote it: without a hash
+    report = json.loads(embedded.read(path))  # as before hashes were written
     digest = report["details"].pop("sha256")
     (model,) = (
         content[:size]

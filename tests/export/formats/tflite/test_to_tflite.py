@@ -121,7 +121,7 @@ def test_damaged_and_foreign_files(tmp_path, path):
     with refused(errors.ExportPathError, write="a copy of the file, as it was written"):
         load(foreign)
     report = json.loads(embedded.read(path))
-    del report["details"]["sha256"]  # as 0.1.0 wrote it
+    del report["details"]["sha256"]  # as before hashes were written
     foreign.write_bytes(b"\0" * start)
     embedded.append_zip(foreign, json.dumps(report))
     with pytest.raises(errors.ExportPathError, match="cannot be loaded"):
