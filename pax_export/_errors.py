@@ -304,10 +304,6 @@ class UntrustedExportError(PaxError, PermissionError, ValueError):
     """An export contains a program that does more than compute, and is not trusted."""
 
 
-class SignatureError(PaxError, PermissionError, ValueError):
-    """A file does not match its signature."""
-
-
 class UnsupportedDtypeError(PaxError, TypeError, ValueError):
     """An array has a dtype that the target does not have, or that jax would narrow."""
 

@@ -33,7 +33,6 @@ PACKAGES = {
     "drawing": ("fast-sugiyama>=0.5",),
     "adopt": (*_SAFETENSORS, "gguf>=0.17"),
     "tokenizers": ("tokenizers>=0.21", "jinja2>=3.1.6"),
-    "signing": ("model-signing>=1.1", "pyOpenSSL>=25"),
     "examples": (
         _TENSORFLOW,
         "optax>=0.2.5",

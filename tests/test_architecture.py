@@ -20,8 +20,8 @@ SOURCES = sorted((ROOT / "pax_export").rglob("*.py"))
 ROOMS = {path.stem for path in (ROOT / "pax_export").iterdir()}
 
 OPTIONAL = {
-    "OpenSSL", "ai_edge_litert", "fast_sugiyama", "flax", "gguf", "h5py", "jax2onnx", "matplotlib",
-    "model_signing", "msgpack", "onnx", "onnxruntime", "opax", "optax", "orbax", "pax", "rich",
+    "ai_edge_litert", "fast_sugiyama", "flax", "gguf", "h5py", "jax2onnx", "matplotlib",
+    "msgpack", "onnx", "onnxruntime", "opax", "optax", "orbax", "pax", "rich",
     "safetensors", "sklearn", "tensorflow", "tensorstore", "treescope",
 }  # fmt: skip
 

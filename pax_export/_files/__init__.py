@@ -8,7 +8,6 @@ from pax_export._files import (
     file_types,
     html_text,
     overwrite_guard,
-    signature_file,
     single_file,
     stale_temporaries,
 )

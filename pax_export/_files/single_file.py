@@ -14,7 +14,6 @@ from pax_export._files import (
     directory,
     disk,
     overwrite_guard,
-    signature_file,
     stale_temporaries,
 )
 
@@ -52,7 +51,7 @@ def replace_path(
 ) -> Iterator[Path]:
     """Yields the path of a file that becomes ``path``, or replaces `ours`, if the block succeeds.
 
-    Its signature, card and external data are replaced, too.
+    Its card and external data are replaced, too.
     """
     check(path, ours)
     path = path.absolute()
@@ -69,12 +68,7 @@ def replace_path(
         except BaseException:
             _remove_files(new - old)
             raise
-        # One after the other: whoever is killed in between leaves a file that fits no signature.
-        signature, card = signature_file.of_file(temporary), card_file.of_file(temporary)
-        if signature.exists():
-            _move_file(
-                signature, signature_file.of_file(path), ours and signature_file.recognize_signature
-            )
+        card = card_file.of_file(temporary)
         if card.exists():
             _move_file(card, card_file.of_file(path), card_file.recognize_card)
         _remove_files(old - new)

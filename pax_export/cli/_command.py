@@ -29,14 +29,6 @@ _SHARED: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "run an export whose operations may do more than compute",
     },
-    "sign": {
-        "metavar": "KEY.pem",
-        "help": "sign with this private key, in model.sig, or in a file beside a single file",
-    },
-    "verify": {
-        "metavar": "KEY.pub",
-        "help": "refuse an export that is not signed with this key, or was changed since",
-    },
     "overwrite": {"action": "store_true", "help": "replace an existing export"},
     "json": {"action": "store_true", "help": "print the result as JSON"},
 }
@@ -44,10 +36,6 @@ _SHARED: dict[str, dict[str, Any]] = {
 #: Python arguments in the advice of errors, and the options of the command line for them.
 _OPTIONS = {
     "trusted=True": "--trusted",
-    'sign="key.pem"': "--sign key.pem",
-    'verify="key.pub"': "--verify key.pub",
-    "verify=": "--verify",
-    "sign=": "--sign",
     "overwrite=True": "--overwrite",
     'state="update"': "--state update",
     'state="keep"': "--state keep",

@@ -14,7 +14,6 @@ import numpy as np
 from pax_export._errors import ExportPathError, InvalidArgumentError
 from pax_export._files import file_types, npz, overwrite_guard, single_file
 from pax_export._optional import require
-from pax_export._signing import verify
 from pax_export.cli import _factory
 from pax_export.cli._command import (
     DONE,
@@ -51,13 +50,12 @@ def main(arguments: Sequence[str]) -> int:
         "--signature", metavar="KEY", help="default: serving_default, or the only one"
     )
     parser.add_argument("--output", metavar="FILE.npz", help="the file to write the outputs to")
-    add_shared_options(parser, "trusted", "verify", "json")
+    add_shared_options(parser, "trusted", "json")
     return _call_export(parser.parse_args(arguments))
 
 
 @report_errors
 def _call_export(options: argparse.Namespace) -> int:
-    verify(options.path, options.verify, "run")
     function, inputs = _load_function(Path(options.path), options.signature, options.trusted)
     given = _read_inputs(options.input, inputs)
     outputs = {name: np.asarray(value) for name, value in function(given).items()}

@@ -24,8 +24,7 @@ _EXAMPLES = """\
   pax-export certify net.onnx --runtime openvino --runtime web --against train:make_model
 
 The report and the card of the export have another line for each runtime then: its version, the
-machine, the number of calls, and the largest difference.  Of a signed export the signature
-matches no longer: --sign signs it anew, and --no-write changes nothing.
+machine, the number of calls, and the largest difference.  --no-write changes nothing.
 """
 
 
@@ -54,7 +53,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--no-write", action="store_true", help="print the results, and change nothing"
     )
-    add_shared_options(parser, "sign", "trusted", "verify", "json")
+    add_shared_options(parser, "trusted", "json")
 
 
 def _seconds(text: str) -> float:
@@ -74,9 +73,7 @@ def _run_certify(options: argparse.Namespace) -> int:
         runtimes=options.runtime,
         seconds=options.seconds,
         write=not options.no_write,
-        sign=options.sign,
         trusted=options.trusted,
-        verify=options.verify,
     )
     print_result(
         options,

@@ -108,7 +108,7 @@ def add(commands: Any) -> None:
         "process: all calls, in another process; variables: of savedmodel, compare the stored "
         "variables only; default: here",
     )
-    add_shared_options(parser, "overwrite", "sign", "json")
+    add_shared_options(parser, "overwrite", "json")
     cards = parser.add_mutually_exclusive_group()
     cards.add_argument("--no-card", action="store_true", help="omit the HTML card")
     cards.add_argument(
@@ -184,7 +184,6 @@ def _target_options(
         "platforms": options.platform,
         "consumer": options.consumer,
         "vjp_order": options.vjp_order,
-        "sign": options.sign,
         "card": False if options.no_card else options.drawing or None,
         **{name: getattr(options, name) for name in _of_formats(targets)},
     }

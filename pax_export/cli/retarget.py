@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
         default="here",
         help="where signatures are called and compared; default: here",
     )
-    add_shared_options(parser, "overwrite", "trusted", "sign", "verify", "json")
+    add_shared_options(parser, "overwrite", "trusted", "json")
 
 
 def _run_retarget(options: argparse.Namespace) -> int:
@@ -50,8 +50,6 @@ def _run_retarget(options: argparse.Namespace) -> int:
         overwrite=options.overwrite,
         validate=_VALIDATE[options.validate],
         trusted=options.trusted,
-        sign=options.sign,
-        verify=options.verify,
     )
     print_result(options, report.as_dict, report)
     return DONE

@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--not-finite", action="store_true", help="accept NaN and infinity in outputs"
     )
-    add_shared_options(parser, "trusted", "verify", "json")
+    add_shared_options(parser, "trusted", "json")
 
 
 def _run_validate(options: argparse.Namespace) -> int:
@@ -48,8 +48,7 @@ def _run_validate(options: argparse.Namespace) -> int:
     model = _factory.call_factory(options.against) if options.against else None
     methods = _factory.parse_methods(options.method)
     finite, trusted = not options.not_finite, options.trusted
-    path, verify = Path(options.path), options.verify
-    found = Rechecked(path, model, methods, finite, trusted, verify)
+    found = Rechecked(Path(options.path), model, methods, finite, trusted)
     checks = found.checks
     failed = [check for check in checks if check.problem]
     valid = bool(checks) and not failed

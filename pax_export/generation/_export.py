@@ -126,7 +126,7 @@ def export(
         prompts: token lists for the validation; random by default.  For a runtime also strings.
         **options: arguments of the format's exporter: ``validate``, ``overwrite``,
             ``accuracy_level`` (runtimes accept these three, llama.cpp the first two; the default
-            is 1 for ``"web"``, else 4), ``sign``, ``platforms``, ``consumer``, ``opset``,
+            is 1 for ``"web"``, else 4), ``platforms``, ``consumer``, ``opset``,
             ``quantize``, ...
 
     Returns:

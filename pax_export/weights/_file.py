@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 
 from pax_export._errors import WeightsFileError
-from pax_export._files import directory, signature_file, single_file
+from pax_export._files import directory, single_file
 from pax_export._files.overwrite_guard import Belongs, Recognize
 from pax_export._optional import require
-from pax_export._signing import Key
-from pax_export._signing import signer as signer_with
 from pax_export.weights import _checksums
 from pax_export.weights._binary_file import BinaryFile, damage_error, refuse_damaged
 from pax_export.weights._dtypes import Note, from_stored
@@ -44,20 +42,15 @@ def write_weights(
     path: Path,
     arrays: dict[str, np.ndarray],
     notes: Mapping[str, Note],
-    sign: Key | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> None:
     """Writes arrays to a file, replacing an existing one; raises WeightsFileError."""
-    signer = signer_with(sign, "save_weights")
     library = require("safetensors.numpy", "safetensors", "save_weights")
     metadata = {**(extra or {}), _checksums.ENTRY: _checksums.checksums_text(arrays)}
     if notes:
         metadata[NOTES] = json.dumps(notes)
     failed = require("safetensors", "safetensors", "save_weights").SafetensorError
     with whole_file(path, _recognize_weights, "save_weights") as temporary:
-        if signer:
-            place = signature_file.of_file(Path(os.path.realpath(path)))
-            single_file.check(place, signature_file.recognize_signature)
         try:
             library.save_file(arrays, temporary, metadata=metadata)
         except failed as error:
@@ -68,8 +61,6 @@ def write_weights(
                 write="python -m pip install --upgrade safetensors, if it does not know a dtype",
             ) from error
         _checksums.seal_header(temporary)
-        if signer:
-            signer.sign_file(temporary)
 
 
 @contextmanager

@@ -13,8 +13,6 @@ import numpy as np
 from pax_export._errors import InvalidArgumentTypeError, QuantizationError, UnsupportedDtypeError
 from pax_export._files.path_argument import as_path
 from pax_export._jax import is_tracer
-from pax_export._signing import Key
-from pax_export._signing import verify as verified
 from pax_export._types import PyTree
 from pax_export.weights._dtypes import Note, describe_array, is_key, to_stored
 from pax_export.weights._file import WeightsFile, open_weights, write_weights
@@ -23,7 +21,7 @@ from pax_export.weights._leaves import LoadReport, compare_leaves, leaves_by_nam
 T = TypeVar("T")
 
 
-def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | None = None) -> None:
+def save_weights(module: PyTree, path: str | os.PathLike[str]) -> None:
     """Writes all arrays of a module, parameters and states, to a safetensors file.
 
     An array is named by its path, such as ``modules.0.weight``. Dtypes that the format lacks are
@@ -36,8 +34,6 @@ def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | No
         module: a module, or any pytree of arrays, e.g. ``{"model": model,
             "optimizer": optimizer}``. An EmptyNode is not an array.
         path: the file, usually ``*.safetensors``. Missing directories are created.
-        sign: the file of a private key. The signature is written next to the file
-            (``net.safetensors.sig``), for ``load_weights(..., verify=)``.
 
     Raises:
         WeightsFileError: (an OSError) the file cannot be written, or the path is
@@ -78,7 +74,7 @@ def save_weights(module: PyTree, path: str | os.PathLike[str], *, sign: Key | No
             ) from error
         if note is not None:
             notes[name] = note
-    write_weights(as_path(path), arrays, notes, sign)
+    write_weights(as_path(path), arrays, notes)
 
 
 def require_values(leaves: Mapping[str, object], where: str) -> None:
@@ -115,19 +111,16 @@ def load_weights(
     path: str | os.PathLike[str],
     *,
     strict: Literal[True] = True,
-    verify: Key | None = None,
 ) -> T: ...
 
 
 @overload
 def load_weights(
-    module: T, path: str | os.PathLike[str], *, strict: Literal[False], verify: Key | None = None
+    module: T, path: str | os.PathLike[str], *, strict: Literal[False]
 ) -> tuple[T, LoadReport]: ...
 
 
-def load_weights(
-    module: PyTree, path: str | os.PathLike[str], *, strict: bool = True, verify: Key | None = None
-) -> Any:
+def load_weights(module: PyTree, path: str | os.PathLike[str], *, strict: bool = True) -> Any:
     """Returns a module with the arrays of a safetensors file.
 
     Args:
@@ -138,7 +131,6 @@ def load_weights(
         strict: require exactly the arrays of the module, with their shapes and dtypes.
             Otherwise matching arrays are loaded, the module keeps the others, and a
             report is returned, too.
-        verify: the file of a public key: raises unless the file has a signature by this key.
 
     Returns:
         The new module; with ``strict=False``, a pair of it and a `LoadReport`.
@@ -150,7 +142,6 @@ def load_weights(
         WeightsFileError: (an OSError) the file is missing, is not a safetensors file,
             or is corrupted.
         QuantizationError: (a ValueError) scales of a quantized weight are not finite.
-        SignatureError: the signature is missing or does not match.
         MissingPackageError: safetensors is not installed.
 
     Example:
@@ -165,7 +156,6 @@ def load_weights(
         >>> report.mismatched
         {'weight': 'float32[2,3] in the file, float32[2,4] in the module', ...}
     """
-    verified(path, verify, "load_weights")
     leaves = leaves_by_name(module)
     for name, leaf in leaves.items():
         require_shape(name, leaf, "load_weights needs a module of arrays")

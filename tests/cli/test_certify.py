@@ -13,7 +13,6 @@ from pax_export.export.artifact import embedded
 from pax_export.export.formats.onnx import runtimes
 from pax_export.export.validation import certify as certifying
 from tests.export import planted_runtimes
-from tests.signing_keys import make_pair
 
 ARGUMENTS = "--input", "n, 3", "--validate", "no"
 
@@ -92,21 +91,6 @@ def test_a_refusal_is_a_failure_of_a_runtime_that_was_asked_for(model, call, qui
     assert code == 1 and "certify in iree needs iree.compiler" in error
     code, _, error = call("certify", "m.onnx", "--runtime", "tvm")
     assert code == 1 and "None of these runtimes reads this export. got: tvm" in error
-
-
-def test_a_signed_export_needs_the_key(model, call, quick, planted):
-    pytest.importorskip("model_signing", exc_type=ImportError)
-    planted("affine")
-    make_pair(model.parent)
-    how = "--target", "onnx", *ARGUMENTS, "--sign", "key.pem"
-    assert call("export", "cli_models:affine", "signed.onnx", *how)[0] == 0
-    before = model.with_name("signed.onnx").read_bytes()
-    code, _, error = call("certify", "signed.onnx")
-    assert code == 1 and "its signature does not match" in error
-    assert call("certify", "signed.onnx", "--no-write")[0] == 0
-    assert model.with_name("signed.onnx").read_bytes() == before
-    assert call("certify", "signed.onnx", "--sign", "key.pem", "--verify", "key.pub")[0] == 0
-    assert call("validate", "signed.onnx", "--verify", "key.pub")[0] == 0
 
 
 @pytest.mark.parametrize("target", ["tflite", "stablehlo", "savedmodel"])

@@ -8,18 +8,12 @@ from typing import Any
 
 from pax_export._errors import ExportPathError
 from pax_export._optional import require
-from pax_export._signing import verify as verified
 from pax_export.export.artifact import checking, formats
 from pax_export.export.artifact.inspect import damage_as_error
 from pax_export.export.artifact.report import read_report
 
 
-def load(
-    path: str | os.PathLike[str],
-    *,
-    trusted: bool = False,
-    verify: str | os.PathLike[str] | None = None,
-) -> Any:
+def load(path: str | os.PathLike[str], *, trusted: bool = False) -> Any:
     """Loads an export as a callable.
 
     The graph of a SavedModel is parsed first, and refused if an operation is not on the allowlist
@@ -30,8 +24,6 @@ def load(
         path: the path of the export, a directory or a file.
         trusted: load a SavedModel or bundle regardless of its operations. Corrupted files are still
             refused.
-        verify: the file of a public key: raises unless the export was signed (``sign=``) with the
-            private key, and is unchanged.
 
     Returns:
         A callable like the exported model: a `LoadedModel` of a SavedModel, a
@@ -41,7 +33,6 @@ def load(
     Raises:
         ExportPathError: the export is missing, unreadable or corrupted.
         UntrustedExportError: it has operations that are not allowed, and is not trusted.
-        SignatureError: the signature is missing or does not match.
         MissingPackageError: the runtime is not installed.
 
     Example:
@@ -54,7 +45,6 @@ def load(
         >>> doubled([[1, 2, 3]]).tolist()
         [[2.0, 4.0, 6.0]]
     """
-    verified(path, verify, "load")
     report = read_report(path)
     runtime = report.details.get("runs_in")
     if runtime and "files" in report.details:  # which only language models list

@@ -7,15 +7,15 @@ import os
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pax_export._files import bounded, card_file, checksums, signature_file
+from pax_export._files import bounded, card_file, checksums
 from pax_export._files.overwrite_guard import Belongs
 from pax_export.export.artifact import embedded
 from pax_export.export.artifact.formats import SAVED_MODEL, Format, find
 
 _GRAPH, _ASSETS = "saved_model.pb", "assets/"
 #: Files in a folder of any format that no list of its files has: the report, its
-#: card, the list itself, and a signature of all.
-_ALWAYS = (embedded.NAME, card_file.NAME, checksums.FILE, signature_file.NAME)
+#: card, and the list itself.
+_ALWAYS = (embedded.NAME, card_file.NAME, checksums.FILE)
 
 
 def export_of_ours(path: Path) -> Belongs | None:

@@ -11,11 +11,9 @@ from pax_export._files import (
     checksums,
     data_file,
     directory,
-    signature_file,
     single_file,
 )
 from pax_export._files.overwrite_guard import files, now_in
-from pax_export._signing import Signer
 from pax_export.export.artifact import embedded
 from pax_export.export.artifact.card import drawing_in, write_card
 from pax_export.export.artifact.ours import export_of_ours
@@ -33,41 +31,35 @@ def check_writable(path: Path) -> None:
         single_file.check(path, export_of_ours)
 
 
-def replace_report(path: Path, report: Report, signer: Signer | None = None) -> None:
-    """Replaces the report of an export, atomically.
-
-    A card and the hashes of a folder are updated. A signature becomes invalid, and is removed
-    unless there is a signer.
-    """
+def replace_report(path: Path, report: Report) -> None:
+    """Replaces the report of an export, its card, and the hashes of a folder, atomically."""
     path = path.absolute()
     if path.is_dir():
-        _in_folder(path, report, signer)
+        _in_folder(path, report)
     else:
-        _in_file(path, report, signer)
+        _in_file(path, report)
 
 
-def _in_folder(path: Path, report: Report, signer: Signer | None) -> None:
-    anew = {REPORT_FILE, card_file.NAME, checksums.FILE, signature_file.NAME}
+def _in_folder(path: Path, report: Report) -> None:
+    anew = {REPORT_FILE, card_file.NAME, checksums.FILE}
     with directory.replace_path(path, now_in(path)) as place:
         for name in files(path):
             if name not in anew:
                 _link_file(path / name, place / name)
-        write_anew(path, place, report, signer)
+        write_anew(path, place, report)
 
 
-def write_anew(old: Path, place: Path, report: Report, signer: Signer | None) -> None:
-    """Writes a report into a copy of a folder; its card, hashes and signature are made again."""
+def write_anew(old: Path, place: Path, report: Report) -> None:
+    """Writes a report into a copy of a folder; its card and hashes are made again."""
     listed, card = checksums.names(old), card_file.of_folder(old)
     write_report(report, place)
     if card.is_file():
         write_card(report, place, card_file.of_folder(place), _drawing_of(card))
     if listed is not None:
         checksums.write(place, files=(name for name in listed if (place / name).is_file()))
-    if signer:
-        signer.sign_folder(place, old.absolute().name)
 
 
-def _in_file(path: Path, report: Report, signer: Signer | None) -> None:
+def _in_file(path: Path, report: Report) -> None:
     card = card_file.of_file(path)
     drawing, ours = _drawing_of(card), card_file.recognize_card(card) is not None
     with single_file.replace_path(path, export_of_ours, path.stat().st_size) as place:
@@ -77,10 +69,6 @@ def _in_file(path: Path, report: Report, signer: Signer | None) -> None:
             _link_file(each, place.with_name(each.name))
         if ours:
             write_card(report, place, card_file.of_file(place), drawing)
-        if signer:
-            signer.sign_file(place)
-    if not signer and signature_file.recognize_signature(signature_file.of_file(path)):
-        signature_file.of_file(path).unlink()
 
 
 def _drawing_of(card: Path) -> str:

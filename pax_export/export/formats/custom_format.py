@@ -127,7 +127,6 @@ def export_as(
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
     overwrite: bool = False,
-    sign: str | os.PathLike[str] | None = None,
     card: Any = True,
 ) -> Report:
     """Exports a model in a format of another distribution.
@@ -153,7 +152,6 @@ def export_as(
             a fresh process, which imports only ``format.run_imports``.
         examples: as for `to_saved_model`.
         overwrite: replace an existing export of `pax_export`; other files are never replaced.
-        sign: as for `to_saved_model`.
         card: as for `to_saved_model`.
 
     Returns:
@@ -190,7 +188,7 @@ def export_as(
     check_state(state)
     keys = signature_keys(methods)
     calls = by_signature("examples", examples, keys, methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
+    given = inputs, kwargs, methods, constraints, validate, overwrite, card, state, outputs
     return run_export(_CustomExporter(format, write, calls), Request(model, path, *given))
 
 

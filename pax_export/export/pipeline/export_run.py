@@ -1,4 +1,4 @@
-"""The state of one export: phases, paths, validation and signing."""
+"""The state of one export: phases, paths, and validation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from pax_export._errors import InvalidArgumentTypeError
 from pax_export._files import (
     card_file,
     overwrite_guard,
-    signature_file,
     single_file,
     stale_temporaries,
 )
 from pax_export._files import directory as _directory
-from pax_export._signing import signer
 from pax_export.export.artifact.card import write_card
 from pax_export.export.artifact.formats import Format
 from pax_export.export.artifact.ours import export_of_ours
@@ -38,7 +36,7 @@ def scratch_place(format: Format) -> Iterator[Path]:
 
 
 class ExportRun(Progress):
-    """The phases of one export: writing, validation, signing, and the move to its path.
+    """The phases of one export: writing, validation, and the move to its path.
 
     The validation may be turned off. `overwrite` replaces only exports that `ours` recognizes.
     """
@@ -52,7 +50,6 @@ class ExportRun(Progress):
         overwrite: bool,
         phases: int,
         ours: overwrite_guard.Recognize = export_of_ours,
-        sign: Any = None,
         card: Any = False,
     ):
         more = ("variables",) if format.has_variables else ()
@@ -72,10 +69,6 @@ class ExportRun(Progress):
         self._card, self._drawing = _read_card(card)
         if self._card and format.suffix:
             card_file.check(self.path)
-        self._signer = signer(sign, "an export")
-        if self._signer and format.suffix:
-            beside = signature_file.of_file(self.path)
-            single_file.check(beside, signature_file.recognize_signature if overwrite else None)
 
     def place(self, needed: int = 0) -> AbstractContextManager[Path]:
         """A temporary place for about `needed` bytes that replaces the path when the block ends."""
@@ -91,13 +84,6 @@ class ExportRun(Progress):
         """Removes the card of the file that was replaced, if the new one has none."""
         if not self._card and self._writing is single_file:
             card_file.remove(self.path)
-
-    def sign(self, place: Path) -> None:
-        """Signs the export at a place, if the user wants it: no file may change afterwards."""
-        if self._signer and place.is_dir():
-            self._signer.sign_folder(place, self.path.name)
-        elif self._signer:
-            self._signer.sign_file(place)
 
     def tested(self, test: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Validates the export, if wanted; returns the largest error of each output."""

@@ -38,7 +38,6 @@ class Request:
     constraints: Sequence[str] = ()
     validate: Any = True
     overwrite: bool = False
-    sign: Any = None  # the path of a private key
     card: Any = True  # whether to write a card, or the drawing for it
     state: str = "frozen"  # how changed state is handled
     outputs: str = "float32"  # the dtype of half-precision outputs of a policy

@@ -69,7 +69,6 @@ def run_export(exporter: FormatExporter, request: Request) -> Report:
         validate=validate,
         overwrite=request.overwrite,
         phases=5 if loads else 4,
-        sign=request.sign,
         card=request.card,
     )
     run.budget.left_out += missing
@@ -155,7 +154,6 @@ class _Export:
             report = self._make_report(contents, place, written, errors)
             run.write_card(report, place)
             contents.write_report(report, place, written)
-            run.sign(place)
         run.clear()
         return report
 

@@ -16,11 +16,10 @@ from typing import Any, Literal
 import numpy as np
 
 from pax_export._errors import ExportPathError, UnsupportedOperationError, ValidationError
-from pax_export._files import bytes_text, checksums, html_text, signature_file
+from pax_export._files import bytes_text, checksums, html_text
 from pax_export._files.overwrite_guard import Belongs, now_in
 from pax_export._files.path_argument import as_path
 from pax_export._optional import require
-from pax_export._signing import verify as verified
 from pax_export.export.artifact import compatibility, inspect
 from pax_export.export.artifact.checking import saved_model as check_saved_model
 from pax_export.export.artifact.checking import write_sums
@@ -116,8 +115,6 @@ def retarget(
     overwrite: bool = False,
     validate: bool | Literal["process"] = True,
     trusted: bool = False,
-    sign: str | os.PathLike[str] | None = None,
-    verify: str | os.PathLike[str] | None = None,
 ) -> RetargetReport:
     """Rewrites a SavedModel of jax2tf, orbax-export or Keras on jax for older TensorFlow versions.
 
@@ -136,10 +133,6 @@ def retarget(
             results and gradients with the old model if the installed TensorFlow can run it;
             ``"process"`` uses fresh processes without jax.
         trusted: run a model with operations that are not allowed in untrusted ones; see `load`.
-        sign: the file of a private key to sign the new model with, as in
-            `to_saved_model`; the old signature is dropped.
-        verify: the file of the public key that the old model must be signed by, as for
-            `load`.
 
     Returns:
         The report, also written to ``pax_export_retarget.json`` in the model.
@@ -166,15 +159,12 @@ def retarget(
     compatibility.parse_consumer(consumer)
     source = as_path(path)
     place = source if out is None else as_path(out, "out")
-    verified(source, verify, "retarget")
     # Before the path is checked: there may be nothing to repair.
     model = inspect.read_saved_model(source, "retarget")
     check_saved_model(source, trusted=True)  # it is screened below, if it is run
     # In place, all files of the model are copied, including unknown ones.
     ours = now_in(source) if _same_place(source, place) else _mended_or_ours
-    making = ExportRun(
-        ANY, place, validate=validate, overwrite=overwrite, phases=3, ours=ours, sign=sign
-    )
+    making = ExportRun(ANY, place, validate=validate, overwrite=overwrite, phases=3, ours=ours)
     with making as run:
         with run.phase("mend"):
             modules = mend(model, source)
@@ -191,7 +181,6 @@ def retarget(
             (directory / FILE).write_text(text, encoding="utf-8")
             if (directory / checksums.FILE).is_file():
                 write_sums(directory)
-            run.sign(directory)
     return report
 
 
@@ -219,7 +208,6 @@ def _write_copy(source: Path, directory: Path, model: Any) -> None:
     # A fingerprint has hashes of the replaced file.
     without = shutil.ignore_patterns(inspect.GRAPH_FILE, "fingerprint.pb", FILE)
     shutil.copytree(source, directory, ignore=without, dirs_exist_ok=True)
-    signature_file.of_folder(directory).unlink(missing_ok=True)  # it would fit no longer
     (directory / inspect.GRAPH_FILE).write_bytes(model.SerializeToString(deterministic=True))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,10 @@ from typing import Any
 from pax_export._errors import (
     InvalidArgumentError,
     MissingPackageError,
-    SignatureError,
     UnsupportedOperationError,
     ValidationError,
 )
-from pax_export._files import signature_file
 from pax_export._optional import find
-from pax_export._signing import signer
 from pax_export._types import PyTree
 from pax_export.export.artifact import formats, rewriting
 from pax_export.export.artifact.report import CERTIFIED, certified_text, read_report
@@ -72,9 +68,7 @@ def certify(
     runtimes: Sequence[str] = (),
     seconds: float | None = None,
     write: bool = True,
-    sign: str | os.PathLike[str] | None = None,
     trusted: bool = False,
-    verify: str | os.PathLike[str] | None = None,
 ) -> list[RuntimeResult]:
     """Runs the calls of an export in several runtimes, and writes the results into its report.
 
@@ -85,16 +79,12 @@ def certify(
         runtimes: the names of the runtimes; default: all installed ones.
         seconds: the time limit of each runtime.
         write: whether to update the report and the card.
-        sign: the file of a private key, to sign the export again.
         trusted: as for `load`.
-        verify: as for `load`.
 
     Raises:
         ValidationError: the results of the format's own runtime do not match the report.
-        SignatureError: the export is signed, and there is no key to sign it again.
         PaxError: other errors, as for `load`.
     """
-    key = signer(sign, "certify")
     report = read_report(path)
     format = formats.find(report.target)
     if format is None or not format.runtime[0]:
@@ -106,9 +96,8 @@ def certify(
     find(*format.runtime, "certify")
     asked = [name for name in chosen if _can_run(others, name, name in runtimes)]
     if write:
-        _check_signature(path, signed_anew=key is not None)
         rewriting.check_writable(path)
-    done = recheck.Rechecked(path, model, methods, finite=False, trusted=trusted, verify=verify)
+    done = recheck.Rechecked(path, model, methods, finite=False, trusted=trusted)
     if failed := [each for each in done.checks if each.problem]:
         raise ValidationError("The export is not valid.", where=str(path), got=str(failed[0])[:500])
     results = [_own_result(format.runtime[0], done)]
@@ -118,7 +107,7 @@ def certify(
         old = report.details.get(CERTIFIED)
         kept = {} if not isinstance(old, dict) else old
         details = report.details | {CERTIFIED: kept | told}
-        rewriting.replace_report(path, dataclasses.replace(report, details=details), key)
+        rewriting.replace_report(path, dataclasses.replace(report, details=details))
     return results
 
 
@@ -140,16 +129,6 @@ def _can_run(others: Any, name: str, is_asked_for: bool) -> bool:
             raise
         return False
     return True
-
-
-def _check_signature(path: Path, signed_anew: bool) -> None:
-    of = signature_file.of_folder if path.is_dir() else signature_file.of_file
-    if os.path.lexists(of(path)) and not signed_anew:
-        raise SignatureError(
-            "The export is signed, and with another report its signature does not match.",
-            where=str(of(path)),
-            write="sign=, with the private key, or --no-write to print the results alone",
-        )
 
 
 def _own_result(name: str, done: recheck.Rechecked) -> RuntimeResult:

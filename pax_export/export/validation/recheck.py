@@ -5,7 +5,6 @@ Results must have the reported names, shapes and dtypes and be finite, or equal 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from typing import Any
 
 from pax_export._errors import InvalidArgumentError, ValidationError
 from pax_export._optional import require
-from pax_export._signing import verify as verified
 from pax_export._types import PyTree
 from pax_export.export.artifact import checking, dimensions, formats
 from pax_export.export.artifact.dimensions import RandomCall, RandomInput, random_calls
@@ -54,8 +52,7 @@ class Rechecked:
 
     `model` is the exported model, to compare with; `methods` has the method of each signature, if
     its name differs (default: ``__call__`` for the default signature). Unless `trusted`, the export
-    is checked before it runs, as in `load`; with the file of a public key, its signature is
-    verified.
+    is checked before it runs, as in `load`.
 
     Attributes:
         report: the report of the export.
@@ -72,9 +69,7 @@ class Rechecked:
         methods: Mapping[str, str] | None = None,
         finite: bool = True,
         trusted: bool = False,
-        verify: str | os.PathLike[str] | None = None,
     ):
-        verified(path, verify, "validate")
         self.report = report = read_report(path)
         format = formats.find(report.target)
         if format is None:

@@ -81,7 +81,6 @@ def to_onnx(
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
     overwrite: bool = False,
-    sign: str | os.PathLike[str] | None = None,
     card: Any = True,
     quantization: Any = None,
 ) -> Report:
@@ -119,8 +118,6 @@ def to_onnx(
             ``"process"`` uses a fresh process without jax.
         examples: as for `to_saved_model`.
         overwrite: replace an existing export of `pax_export`; other files are never replaced.
-        sign: the file of a private key, to sign the export in a separate file
-            (``model.onnx.sig``), for ``load(path, verify=...)`` with the public key.
         card: write the report as HTML with calls to copy into a separate file
             (``model.onnx.html``); otherwise as for `to_saved_model`.
         quantization: as for `to_saved_model`.
@@ -163,7 +160,7 @@ def to_onnx(
             write="a file for each method",
         )
     calls = by_signature("examples", examples, keys, methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
+    given = inputs, kwargs, methods, constraints, validate, overwrite, card, state, outputs
     request = Request(model, path, *given, quantization)
     wanted = OnnxOptions(opset, fold, exact, accuracy_level, external_data)
     names = (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)

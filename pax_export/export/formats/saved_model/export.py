@@ -71,7 +71,6 @@ def to_saved_model(
     validate: bool | Literal["full", "process", "variables"] = True,
     examples: Any = None,
     overwrite: bool = False,
-    sign: str | os.PathLike[str] | None = None,
     card: object = True,
     quantization: Any = None,
 ) -> Report:
@@ -130,8 +129,6 @@ def to_saved_model(
             model or its preprocessor; each is a tuple of positional arguments, a single one, or a
             dict of all by name.  With `methods`, a dict over some of their keys.
         overwrite: replace an existing export of `pax_export`; other files are never replaced.
-        sign: the file of a private key, to sign the export in `model.sig`, for
-            ``load(path, verify=...)`` with the public key.
         card: write ``pax_export.html`` into the folder, the report as HTML with calls to copy;
             ``False`` omits it, and a drawing of ``pax.inspection.draw`` is included.
         quantization: the report of `pax_export.quantize`, if it made the model: the export's
@@ -166,7 +163,7 @@ def to_saved_model(
     keys += [TrainStep.key] if step else []
     calls = by_signature("examples", examples, keys, methods is not None)
     around = Processors.of(keys, methods is not None, preprocess, postprocess, preprocess_inputs)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
+    given = inputs, kwargs, methods, constraints, validate, overwrite, card, state, outputs
     request = Request(model, path, *given, quantization)
     options = state, trainable, vjp_order, step, around, platforms, consumer, calls
     return run_export(_SavedModelExporter(*options), request)

@@ -59,7 +59,6 @@ def to_stablehlo(
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
     overwrite: bool = False,
-    sign: str | os.PathLike[str] | None = None,
     card: object = True,
     quantization: Any = None,
 ) -> Report:
@@ -90,8 +89,6 @@ def to_stablehlo(
             ``"process"`` uses a fresh process.
         examples: as for `to_saved_model`.
         overwrite: replace an existing export of `pax_export`; other files are never replaced.
-        sign: the file of a private key: signs the export in `model.sig`, for ``load(path,
-            verify=...)`` with the public key.
         card: as for `to_saved_model`.
         quantization: as for `to_saved_model`.
 
@@ -130,7 +127,7 @@ def to_stablehlo(
     if isinstance(model, dict):
         keys = list(model)
     calls = by_signature("examples", examples, keys, len(keys) > 1 or methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
+    given = inputs, kwargs, methods, constraints, validate, overwrite, card, state, outputs
     request = Request(model, path, *given, quantization)
     options = state == "update", vjp_order, weights, platforms, disabled_checks, calls
     return run_export(_BundleExporter(*options), request)

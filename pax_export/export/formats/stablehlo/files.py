@@ -27,14 +27,12 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from pax_export._errors import ExportPathError, InvalidArgumentError, PaxError, UntrustedExportError
-from pax_export._files import checksums, signature_file
+from pax_export._files import checksums
 from pax_export._files.checksums import Checked
 from pax_export._files.directory import replace_path
 from pax_export._files.overwrite_guard import files, now_in
 from pax_export._files.path_argument import as_path
 from pax_export._optional import require
-from pax_export._signing import signer as signer_with
-from pax_export._signing import verify as verified
 from pax_export.export.artifact.inspect import damage_as_error
 from pax_export.export.artifact.module_calls import EXPANDED, may_call
 from pax_export.export.artifact.report import REPORT_FILE, Report, package_versions, read_report
@@ -230,12 +228,7 @@ def _report_types(
     return weights, inputs, outputs
 
 
-def renew(
-    path: str | os.PathLike[str],
-    *,
-    sign: str | os.PathLike[str] | None = None,
-    verify: str | os.PathLike[str] | None = None,
-) -> Report:
+def renew(path: str | os.PathLike[str]) -> Report:
     """Rewrites a StableHLO bundle with the current jax.
 
     jax guarantees to read its bytes for half a year. This rewrites them atomically, from the
@@ -243,10 +236,6 @@ def renew(
 
     Args:
         path: the folder that `to_stablehlo` wrote.
-        sign: the file of a private key to sign the new bundle with, as in `to_stablehlo`; the old
-            signature is removed.
-        verify: the file of a public key that the old bundle must be signed by, as
-            for `load`.
 
     Returns:
         The report of the new bundle.
@@ -262,8 +251,7 @@ def renew(
         ...     pax.export.renew(path).versions["jax"] == jax.__version__
         True
     """
-    path, signer = as_path(path), signer_with(sign, "renew")
-    verified(path, verify, "renew")
+    path = as_path(path)
     report = read_report(path)
     if report.target != "stablehlo":
         raise ExportPathError(
@@ -285,8 +273,6 @@ def renew(
         )
     with replace_path(path, now_in(path)) as directory:
         for name in files(path):
-            if path / name == signature_file.of_folder(path):
-                continue  # it would fit no longer
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes((path / name).read_bytes())
         for key, exported in made.items():
@@ -294,7 +280,7 @@ def renew(
             with _of_what_it_says(path):
                 write_function(directory, name, exported, details.vjp_order, ())
         new = dataclasses.replace(report, versions=package_versions())
-        write_anew(path, directory, new, signer)
+        write_anew(path, directory, new)
     return new
 
 

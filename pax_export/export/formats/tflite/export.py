@@ -71,7 +71,6 @@ def to_tflite(
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
     overwrite: bool = False,
-    sign: str | os.PathLike[str] | None = None,
     card: Any = True,
     quantization: Any = None,
 ) -> Report:
@@ -105,8 +104,6 @@ def to_tflite(
             ``"process"`` uses a fresh process without jax.
         examples: as for `to_saved_model`.
         overwrite: replace an existing export of `pax_export`; other files are never replaced.
-        sign: the file of a private key, to sign the export in a separate file
-            (``model.tflite.sig``), for ``load(path, verify=...)`` with the public key.
         card: write the report as HTML with calls to copy into a separate file
             (``model.tflite.html``); otherwise as for `to_saved_model`.
         quantization: as for `to_saved_model`.
@@ -135,7 +132,7 @@ def to_tflite(
     check_choice("accuracy_level", accuracy_level, (1, 4))
     keys = signature_keys(methods)
     calls = by_signature("examples", examples, keys, methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
+    given = inputs, kwargs, methods, constraints, validate, overwrite, card, state, outputs
     request = Request(model, path, *given, quantization)
     return run_export(
         _TfliteExporter(TfliteOptions(quantize, fold, exact, accuracy_level), calls), request

@@ -69,7 +69,6 @@ def to_web(
     validate: bool | Literal["full", "process"] = True,
     examples: Any = None,
     overwrite: bool = False,
-    sign: str | os.PathLike[str] | None = None,
     card: Any = True,
 ) -> Report:
     """Writes a model as a folder for any static web server.
@@ -97,7 +96,6 @@ def to_web(
             warns.
         examples: as for `to_saved_model`.
         overwrite: as for `to_saved_model`.
-        sign: as for `to_saved_model`.
         card: as for `to_saved_model`.
 
     Returns:
@@ -124,7 +122,7 @@ def to_web(
     """
     check_state(state)
     calls = by_signature("examples", examples, signature_keys(methods), methods is not None)
-    given = inputs, kwargs, methods, constraints, validate, overwrite, sign, card, state, outputs
+    given = inputs, kwargs, methods, constraints, validate, overwrite, card, state, outputs
     options = OnnxOptions(OPSET, fold, exact, accuracy_level=1)
     return run_export(_WebExporter(options, calls), Request(model, path, *given))
 
