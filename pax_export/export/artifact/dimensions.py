@@ -50,6 +50,9 @@ _RELATIONS: dict[str, Callable[[int, int], bool]] = {
     "<=": operator.le,
 }
 _RELATION = re.compile("|".join(_RELATIONS))
+_NAME = re.compile(r"\b[^\W\d]\w*")
+#: The largest power in a dimension.
+MOST_POWER = 64
 
 
 def names(size: Size) -> tuple[str, ...]:
@@ -290,11 +293,16 @@ def _parse_expression(size: Size) -> ast.expr:
         return ast.Constant(size)
     if len(size) > _LONGEST:
         raise _parse_error(size)
+    # jax writes a power as ^, and its names may be words of Python, such as `class`.
+    text = _NAME.sub(lambda name: f"_{name[0].encode().hex()}", size.strip().replace("^", "**"))
     try:
-        # jax writes a power like this.
-        return ast.parse(size.strip().replace("^", "**"), mode="eval").body
+        parsed = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _parse_error(size) from error
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Name):
+            node.id = bytes.fromhex(node.id[1:]).decode()
+    return parsed
 
 
 def _calculate_number(operation: str, left: int, right: int) -> int:
@@ -316,7 +324,7 @@ def _evaluate_node(node: Any, known: Mapping[str, Any], calculate: Calculate) ->
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return calculate("neg", 0, inner(operand))
         case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() as power)):
-            if 0 <= power <= 64:
+            if 0 <= power <= MOST_POWER:
                 factors = [inner(left)] * power or [1]
                 return functools.reduce(functools.partial(calculate, "mul"), factors)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:

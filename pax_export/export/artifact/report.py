@@ -60,7 +60,7 @@ class SignatureInfo:
     of a postprocessor. `constraints` are those of the symbolic dimensions. `no_gradient` explains
     missing gradients. `flops` and `transcendentals` are those of a call, numbers or formulas of
     symbolic sizes, mostly in the dtype `computed_in`; `uncounted` has the names of operations
-    without a count.
+    without a count. `renamed` has the names that differ from those that were asked for.
     """
 
     inputs: tuple[ArrayInfo, ...]
@@ -81,6 +81,7 @@ class SignatureInfo:
     transcendentals: int | str | None = None
     computed_in: str = ""
     uncounted: tuple[str, ...] = ()
+    renamed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,7 @@ class Report:
             lines += (f"      to the model    {entry}" for entry in signature.preprocess or ())
             lines += (f"      from the model  {entry}" for entry in signature.postprocess or ())
             lines += (f"    out  {self._output_text(key, entry)}" for entry in signature.outputs)
+            lines += (f"    renamed {text}" for text in signature.renamed)
             lines += (f"    where {text}" for text in signature.constraints)
             lines += (f"    {text}" for text in [signature.no_gradient] if text)
             few = signature.assigns if len(signature.assigns) <= _FEW else ()

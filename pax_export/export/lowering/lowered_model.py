@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,8 +194,18 @@ def signature_info(
         constraints=tuple(constraints),
         **work_fields(work),
         uncounted=tuple(sorted(work.uncounted)),
+        renamed=tuple(_renamed(inputs, program)),
         **{"assigns": (), "differentiable": False, "stablehlo": "", "module_bytes": 0, **facts},
     )
+
+
+def _renamed(inputs: Inputs, program: Program) -> Iterator[str]:
+    """Yields the names that a signature cannot have, because of their letters or of others."""
+    asked = [(each.asked, each.name, f"the argument {each.path}") for each in inputs.flat]
+    outputs = zip(program.output_paths, program.output_names)
+    for old, new, what in (*asked, *((*each, "an output") for each in outputs)):
+        if old not in ("", new):
+            yield f"{old!r}, {what}, to {new}"
 
 
 def output_infos(program: Program) -> tuple[ArrayInfo, ...]:

@@ -24,7 +24,13 @@ from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.dropped_state import DRAWS, dropped_state, made_of_inputs
 from pax_export.export.tracing.exportable import Exportable, ExportLeaf
 from pax_export.export.tracing.model_forms import ModelMethod
-from pax_export.export.tracing.spec import Inputs, describe_structure, resolve_inputs, tree_names
+from pax_export.export.tracing.spec import (
+    Inputs,
+    describe_structure,
+    dotted_paths,
+    resolve_inputs,
+    signature_names,
+)
 from pax_export.export.tracing.trace_errors import EVAL_MODE, symbolic_errors
 from pax_export.export.tracing.traced import Traced, trace
 
@@ -47,6 +53,7 @@ class Program:
     output_structure: dict[str, Any]
     changed: tuple[int, ...]
     trains: bool = False  # a step of training: its changes are assigned, for any `state`
+    output_paths: tuple[str, ...] = ()  # the names of the outputs in Python
 
     @property
     def outputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -144,10 +151,12 @@ def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program
     _refuse_hidden(model, traced)
     count = len(traced.results) - len(seen["changed"])
     tree = jax.tree_util.tree_unflatten(seen["tree"], range(count))
-    names = tree_names(tree, "output")
+    paths = dotted_paths(tree, "output")
+    names = tuple(signature_names(paths))
     _check_outputs(names, traced.results)
     structure = describe_structure(tree, names)
-    return Program(method.key, inputs, traced, names, structure, seen["changed"], method.trains)
+    changed = seen["changed"]
+    return Program(method.key, inputs, traced, names, structure, changed, method.trains, paths)
 
 
 def _refuse_hidden(model: Exportable, traced: Traced) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import keyword
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ from pax_export.export.tracing.static import (
 )
 
 _EXAMPLE = 'spec("batch, 28, 28, 1")'
+_INTEGER = re.compile("-?[0-9]{1,18}")
+_UNNAMED = re.compile(r"\bNone\b")
+_POWER = re.compile(r"\^\s*([0-9]+)")
 _CONSTRAINTS = 'constraints=("length <= 512", "length >= 2")'
 _BY_NAME = "kwargs must be a dict by name."
 
@@ -63,7 +67,7 @@ def spec(
             28, 1)``).  A name is a symbolic dimension: the exported model accepts any size there,
             and equal names mean equal sizes, in all inputs of one export.  Expressions (``"2*n"``)
             work as in `jax.export.symbolic_shape`.  ``None`` is a symbolic dimension with a unique
-            name.
+            name, also in a string (``"None, 28, 28, 1"``).
         dtype: the dtype, or its name.  ``"string"`` is text, for preprocessors only.
         name: the input's name in the signature; default: the name of the Python parameter.
 
@@ -81,7 +85,7 @@ def spec(
     """
     if isinstance(shape, str):
         for size in shape.split(","):
-            _check_dimension(int(size) if size.strip().removeprefix("-").isdigit() else size)
+            _check_dimension(int(size) if _INTEGER.fullmatch(size.strip()) else size)
     elif isinstance(shape, Iterable):
         shape = tuple(_check_dimension(size) for size in shape)
     else:
@@ -123,6 +127,7 @@ class Input:
     path: str
     struct: jax.ShapeDtypeStruct
     sharding: Any = None  # as it was described
+    asked: str = ""  # the name in the spec, or else the path
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,9 @@ def resolve_inputs(
         paths.append(path)
         shardings.append(getattr(leaf, "sharding", None))
     new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, structs)
-    flat = tuple(Input(*entry) for entry in zip(signature_names(names), paths, structs, shardings))
+    # TensorFlow calls a signature by keywords, none of which is a word of Python.
+    legal = signature_names(f"{name}_" if keyword.iskeyword(name) else name for name in names)
+    flat = tuple(Input(*entry) for entry in zip(legal, paths, structs, shardings, names))
     arguments = dict(zip(positional, new_args)) | new_kwargs
     # The user's own dimension text, from here or from where the scope was created.
     known = constraints or scope_constraints(scope.scope)
@@ -325,6 +332,7 @@ class _SymbolicScope:
     @staticmethod
     def _new_scope(constraints: tuple[str, ...]) -> Any:
         try:
+            _check_powers(" ".join(constraints))
             return jax_export.SymbolicScope(constraints)
         except ValueError as error:
             raise InvalidArgumentError(
@@ -336,9 +344,14 @@ class _SymbolicScope:
     def shape(self, given: InputSpec, path: str) -> tuple:
         text = given.shape
         if not isinstance(text, str):
-            text = ", ".join(next(self.fresh) if size is None else str(size) for size in text)
+            text = ", ".join(map(str, text))
+        text = _UNNAMED.sub(lambda _: next(self.fresh), text)
         try:
-            return tuple(jax_export.symbolic_shape(text, scope=self.scope))
+            _check_powers(text)
+            sizes = tuple(jax_export.symbolic_shape(text, scope=self.scope))
+            if any(isinstance(size, int) and not 0 <= size < 2**63 for size in sizes):
+                raise ValueError("a size is negative, or has more than 63 bits")
+            return sizes
         except ValueError as error:
             raise InvalidArgumentError(
                 f"A shape cannot be read: {first_line(error)}",
@@ -346,6 +359,12 @@ class _SymbolicScope:
                 got=repr(given.shape),
                 write=_EXAMPLE,
             ) from error
+
+
+def _check_powers(text: str) -> None:
+    """Refuses powers that jax would multiply out for minutes."""
+    if any(float(power) > dimensions.MOST_POWER for power in _POWER.findall(text)):
+        raise ValueError(f"a power is larger than {dimensions.MOST_POWER}")
 
 
 def _from_tensorflow(leaf: PyTree) -> Any:
@@ -465,7 +484,13 @@ def signature_names(names: Iterable[str]) -> list[str]:
         >>> signature_names(["x", "X", "a.b", "a_b"])
         ['x', 'X-1', 'a.b', 'a_b-1']
     """
-    return legal_names(names, lambda name: re.sub(r"[.\-]", "_", name).lower())
+    return legal_names(names, _keyword_of)
+
+
+def _keyword_of(name: str) -> str:
+    """Returns the keyword that TensorFlow makes of a name, in small letters."""
+    word = re.sub(r"[.\-]", "_", name).lower()
+    return word if word[0].isalpha() else f"arg_{word}"
 
 
 def describe_structure(tree: PyTree, names: Iterable[str]) -> dict[str, Any]:
@@ -491,16 +516,18 @@ def _key_of(entry: Any) -> Any:
 
 
 def tree_names(tree: PyTree, bare: str) -> tuple[str, ...]:
-    """Names for the leaves of a pytree by path; `bare` names the root and members of a sequence.
+    """Legal names for the leaves of a pytree, by `dotted_paths`.
 
     Example:
         >>> tree_names({"a": 1, "b": (2, 3)}, "output"), tree_names((1, 2), "output")
         (('a', 'b.0', 'b.1'), ('output.0', 'output.1'))
     """
+    return tuple(signature_names(dotted_paths(tree, bare)))
+
+
+def dotted_paths(tree: PyTree, bare: str) -> tuple[str, ...]:
+    """Names for the leaves of a pytree by path; `bare` names the root and members of a sequence."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return tuple(
-        signature_names(
-            dotted_name(bare if not path or hasattr(path[0], "idx") else "", path)
-            for path, _ in paths
-        )
+        dotted_name(bare if not path or hasattr(path[0], "idx") else "", path) for path, _ in paths
     )

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.export import load, spec, to_stablehlo
+from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo
 from pax_export.export.tracing.spec import resolve_inputs
 from tests.refusals import refused
 
@@ -73,9 +73,35 @@ def test_the_scope_of_given_symbols_is_kept():
         resolved(one, struct, constraints=("n >= 2",))
 
 
-def test_misspelt_shapes_are_refused():
+@pytest.mark.parametrize("text", ["batch,, 3", "a^3000000, 2", "9" * 30, "3²"])
+def test_misspelt_shapes_are_refused(text):
     with refused(InvalidArgumentError, where="x", write='spec("batch, 28, 28, 1")'):
-        resolved(one, spec("batch,, 3"))
+        resolved(one, spec(text))
+
+
+def test_none_in_text_is_a_dimension_with_a_name_of_its_own():
+    assert resolved(one, spec("None, 224, None")).dimensions == ("any0", "any1")
+
+
+@pytest.mark.parametrize("name", ["class", "if", "²", "ª", "None"])
+@pytest.mark.parametrize("to, suffix", [(to_onnx, ".onnx"), (to_saved_model, "")])
+def test_names_may_be_words_of_python_or_other_letters(tmp_path, to, suffix, name):
+    path = tmp_path / f"m{suffix}"
+    to(lambda x: 2 * x, path, spec(f"2*{name}, 3", name=name), card=False)
+    np.testing.assert_array_equal(load(path)(np.ones((4, 3), "float32")), np.full((4, 3), 2))
+
+
+def test_a_report_says_which_names_differ(tmp_path):
+    inputs = (spec("2", name="my image"), spec("2", name="i"), spec("2", name="i"))
+    report = to_stablehlo(lambda a, b, c: {"the sum": a + b + c}, tmp_path / "m", inputs)
+    info = report.signatures["serving_default"]
+    assert [each.name for each in info.inputs] == ["my_image", "i", "i-1"]
+    assert info.renamed == (
+        "'my image', the argument a, to my_image",
+        "'i', the argument c, to i-1",
+        "'the sum', an output, to the_sum",
+    )
+    assert "renamed 'my image', the argument a, to my_image" in str(report)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +115,9 @@ def test_invalid_shapes_and_dtypes(arguments):
 
 
 def test_a_misspelt_constraint():
-    with pytest.raises(InvalidArgumentError):
-        resolved(one, spec("n"), constraints=("n is large",))
+    for text in ("n is large", "n^3000000 >= 2"):
+        with pytest.raises(InvalidArgumentError):
+            resolved(one, spec("n"), constraints=(text,))
 
 
 def test_an_input_that_describes_nothing():

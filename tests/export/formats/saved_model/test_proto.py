@@ -135,6 +135,33 @@ def test_a_session_restores_runs_and_saves(by_order, tmp_path):
     )
 
 
+def test_signatures_have_placeholders_of_their_own(tmp_path):
+    methods = {
+        "encode": lambda p, text_x: text_x,
+        "encode_text": lambda p, x: 2 * x,
+        "_größe/1": lambda p, x: 3 * x,
+        "StatefulPartitionedCall": lambda p, x: 4 * x,
+    }
+    inputs = dict.fromkeys(methods, spec("n")) | {"StatefulPartitionedCall": spec("n", name="1")}
+    to_saved_model((PARAMS, methods["encode"]), tmp_path / "m", inputs, methods=methods)
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        graph = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / "m"))
+        for factor, key in enumerate(methods, 1):
+            signature = graph.signature_def[key]
+            (x,), (y,) = signature.inputs.values(), signature.outputs.values()
+            assert session.run(y.name, {x.name: [1.0]}) == [factor]
+
+
+def test_a_signature_of_one_input_is_called_by_position(tmp_path):
+    methods = {"one": lambda p, x: 2 * x, "two": lambda p, x, y: x - y}
+    inputs = {"one": spec("n"), "two": (spec("n"), spec("n"))}
+    to_saved_model((PARAMS, methods["one"]), tmp_path / "m", inputs, methods=methods)
+    signatures = tf.saved_model.load(str(tmp_path / "m")).signatures
+    assert signatures["one"](tf.constant([1.0]))["output"].numpy() == [2]
+    with pytest.raises(TypeError):  # TensorFlow sorts inputs by name
+        signatures["two"](tf.constant([1.0]), tf.constant([1.0]))
+
+
 def test_many_variables_are_found_by_name(tmp_path):
     params = {str(place): np.full(3, place, np.float32) for place in range(1500)}
     to_saved_model(

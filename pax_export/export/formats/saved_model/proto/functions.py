@@ -158,7 +158,7 @@ class SignatureWriter:
         self._signature = signature
         self._store = store
         self._modules = _signature_modules(signature)
-        word, number = re.sub(r"\W", "_", signature.key), len(self._functions)
+        word, number = re.sub(r"\W", "_", signature.key, flags=re.ASCII), len(self._functions)
         self._names = [
             f"__inference_{word}{'_gradient' * order}_{number}"
             for order in range(len(self._modules))

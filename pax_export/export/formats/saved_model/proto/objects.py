@@ -14,7 +14,6 @@ The graph in a checkpoint has the same numbers, and the key of each variable's v
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from pax_export.export.formats.saved_model.proto import schemas
@@ -30,6 +29,7 @@ from pax_export.export.formats.saved_model.proto.nodes import (
     shape,
 )
 from pax_export.export.lowering.variables import Variable
+from pax_export.export.tracing.spec import legal_names
 
 _ROOT, _DICT, _LIST = "_generic_user_object", "trackable_dict_wrapper", "trackable_list_wrapper"
 _SIGNATURES = "signature_map"
@@ -77,10 +77,14 @@ def saved_objects(
         about = {"name": each.name, "trainable": each.trainable}
         nodes.append({"variable": {**Spec.of(each.value)._asdict(), **about}})
     for function in (*(signatures[key][0] for key in keys), *kept.values(), *initializer):
+        # Signatures with several inputs have no order, as in TensorFlow's own files.
+        positional = len(function.arguments)
         bare = {
             "concrete_function_name": function.name,
             "argument_keywords": list(function.arguments),
-            "allowed_positional_arguments": 0 if function.by_keyword else len(function.arguments),
+            "allowed_positional_arguments": 0
+            if function.by_keyword and positional > 1
+            else positional,
         }
         nodes.append({"bare_concrete_function": bare})
     functions = [each for group in (*signatures.values(), initializer) for each in group]
@@ -179,9 +183,14 @@ def meta_graph(
         about = {**spec._asdict(), "shared_name": variable.name.encode()}
         add_node(nodes, _handle_name(place), "VarHandleOp", **about)
     calls = {}
-    for number, (key, functions) in enumerate(signatures.items()):
-        name = f"{_CALL}_{number}" if number else _CALL
-        calls[key] = _add_signature(nodes, key, name, functions[0])
+    names = [f"{_CALL}_{number}" if number else _CALL for number in range(len(signatures))]
+    arguments = [(key, each) for key in signatures for each in signatures[key][0].arguments]
+    # `encode(text_x)` and `encode_text(x)` would have the same placeholder.
+    distinct = legal_names([*names, *(f"{key}_{each}" for key, each in arguments)])[len(names) :]
+    placeholders = dict(zip(arguments, distinct))
+    for name, (key, functions) in zip(names, signatures.items()):
+        given = {each: placeholders[key, each] for each in functions[0].arguments}
+        calls[key] = _add_signature(nodes, given, name, functions[0])
     for function in initializer[:1]:
         given = {_handle_name(operand.place): RESOURCE for operand in function.captured}
         add_call(nodes, "initialize", function.name, given, [])
@@ -204,11 +213,13 @@ def _handle_name(place: int) -> str:
     return f"variables/{place}"
 
 
-def _add_signature(nodes: list[Message], key: str, name: str, function: GraphFunction) -> Message:
+def _add_signature(
+    nodes: list[Message], placeholders: Mapping[str, str], name: str, function: GraphFunction
+) -> Message:
     """Adds a call; returns the message of the signature."""
     inputs, outputs, given = {}, {}, {}
     for argument, spec in function.arguments.items():
-        placeholder = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', key)}_{argument}"
+        placeholder = placeholders[argument]
         add_node(nodes, placeholder, "Placeholder", **spec._asdict())
         inputs[argument] = _tensor_info(f"{placeholder}:0", spec)
         given[placeholder] = spec.dtype
