@@ -282,7 +282,8 @@ SOURCES = PACKAGE / "weights" / "sources"
 HARD = "tests/hard/test_sources.py"
 #: What messages and the hard tests call a format, where that is not its name.
 TITLES = {"torch": "PyTorch"}
-WRITERS = {"keras": "hdf5"}
+#: Without damaged files: libhdf5 may hang on them.
+UNDAMAGED = {"keras"}
 
 
 def readers() -> list[str]:
@@ -302,7 +303,7 @@ READER_STEPS: Steps = {
         ROOT / "tests" / "weights" / "sources" / f"test_{name}.py"
     ).exists(),
     "tests/hard/test_sources.py: in_NAME in FILES": lambda name: (
-        f"in_{WRITERS.get(name, name)}" in elements(HARD, "FILES")
+        name in UNDAMAGED or f"in_{name}" in elements(HARD, "FILES")
     ),
     "docs/guide/bring_your_weights.md: a row of its table": lambda name: (
         f"\n| `{name}` |" in read("docs/guide/bring_your_weights.md")

@@ -96,9 +96,9 @@ class BinaryFile(RandomAccessBytes):
         )
         return np.frombuffer(mapped, dtype, math.prod(shape), offset - begin).reshape(shape)
 
-    def stream(self) -> FileStream:
-        """The bytes, to be read one after the other."""
-        return FileStream(self)
+    def stream(self, begin: int = 0, size: int | None = None) -> FileStream:
+        """The bytes, or a part of them, to be read one after the other."""
+        return FileStream(self, begin, self.size if size is None else size)
 
     def close(self) -> None:
         """Closes the file; mapped arrays stay valid."""
@@ -116,9 +116,9 @@ class BinaryFile(RandomAccessBytes):
 class FileStream(io.BufferedReader):
     """A file as a program reads it from the begin to the end, a piece at a time."""
 
-    def __init__(self, file: BinaryFile):
-        super().__init__(_RawFile(file), 1 << 16)
-        self._file = file
+    def __init__(self, file: BinaryFile, begin: int, size: int):
+        super().__init__(_RawFile(file, begin, size), 1 << 16)
+        self._file, self._begin = file, begin
 
     def readline(self, size: int | None = -1, /) -> bytes:
         """The bytes up to the end of a line, which pickletools asks for; at most a piece."""
@@ -126,7 +126,7 @@ class FileStream(io.BufferedReader):
 
     def take(self, count: int) -> bytes:
         """Exactly as many bytes; a false length in the file allocates no memory."""
-        self._file.require(self.tell(), count)
+        self._file.require(self._begin + self.tell(), count)
         return self.read(count)
 
     def unpack(self, kind: str) -> tuple[Any, ...]:
@@ -135,8 +135,8 @@ class FileStream(io.BufferedReader):
 
 
 class _RawFile(io.RawIOBase):
-    def __init__(self, file: BinaryFile):
-        self._file, self._at = file, 0
+    def __init__(self, file: BinaryFile, begin: int, size: int):
+        self._file, self._begin, self._size, self._at = file, begin, size, 0
 
     def readable(self) -> bool:
         return True
@@ -145,12 +145,12 @@ class _RawFile(io.RawIOBase):
         return True
 
     def seek(self, place: int, whence: int = os.SEEK_SET, /) -> int:
-        self._at = max(0, (0, self._at, self._file.size)[whence] + place)
+        self._at = max(0, (0, self._at, self._size)[whence] + place)
         return self._at
 
     def readinto(self, buffer: Any, /) -> int:
-        count = max(0, min(len(buffer), self._file.size - self._at))
-        self._file.fill(np.frombuffer(buffer, np.uint8)[:count], self._at)
+        count = max(0, min(len(buffer), self._size - self._at))
+        self._file.fill(np.frombuffer(buffer, np.uint8)[:count], self._begin + self._at)
         self._at += count
         return count
 

@@ -11,15 +11,29 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
-from pax_export.weights.sources._hdf5 import MAGIC, Hdf5, Object, make_entry
-from pax_export.weights.sources._source import Entry, InputFile, Source, find_tied, refuse_damaged
+import numpy as np
+
+from pax_export._optional import require
+from pax_export.weights.sources._source import (
+    Entry,
+    Index,
+    InputFile,
+    Source,
+    find_tied,
+    refuse_damaged,
+    unsupported_dtype_error,
+)
 from pax_export.weights.sources._zip_archive import ZipArchive
 
 KIND = "file of Keras"
+_MAGIC = b"\x89HDF\r\n\x1a\n"
+#: No useful array is packed more tightly; a file may announce any size.
+_MOST_UNPACKED, _MOST_TIMES = 1 << 28, 100
 _WEIGHTS = "model.weights.h5"
 _LARGEST_TEXT = 1 << 26
 #: The variables of a layer in order, by the end of its class's name.
@@ -43,7 +57,7 @@ _WITHOUT_BIAS = frozenset(("kernel", "depthwise_kernel"))
 
 
 def matches(file: InputFile) -> bool:
-    return _WEIGHTS in file.archive if file.archive else file.begin(8) == MAGIC
+    return _WEIGHTS in file.archive if file.archive else file.begin(8) == _MAGIC
 
 
 def read(file: InputFile) -> Source:
@@ -73,14 +87,14 @@ def _unpack_weights(archive: ZipArchive, file: InputFile) -> InputFile:
 
 
 def _read_hdf5(file: InputFile, begin: int, size: int, metadata: dict[str, Any]) -> Source:
-    hdf5 = Hdf5(file, begin, size)
-    texts = {n: text for n, text in hdf5.groups[""].attributes.items() if isinstance(text, str)}
-    metadata |= {name: texts[name] for name in ("keras_version", "backend") if name in texts}
-    if "model_config" in texts:
-        metadata["config"] = json.loads(texts["model_config"])
-    found = {path: each for path, each in hdf5.datasets.items()
-             if each.dtype is not None and each.shape is not None}  # fmt: skip
-    names = _older_names(hdf5, found) or _newer_names(hdf5, found, metadata.get("config"))
+    library = require("h5py", "adopt", "open_source of a file of Keras")
+    root = library.File(file.stream(begin, size), "r")
+    groups, found, addresses = _walk(root, lambda this: library.h5o.get_info(this.id).addr)
+    top = groups[""].attrs
+    metadata |= {name: _text(top[name]) for name in ("keras_version", "backend") if name in top}
+    if "model_config" in top:
+        metadata["config"] = json.loads(_text(top["model_config"]))
+    names = _older_names(groups, found) or _newer_names(groups, found, metadata.get("config"))
     if len(set(names.values())) != len(names):
         names = {path: path for path in names}
     entries: dict[str, Entry] = {}
@@ -88,20 +102,71 @@ def _read_hdf5(file: InputFile, begin: int, size: int, metadata: dict[str, Any])
         where = f"{name} in {file.where}"
         note = "optimizer" if path.startswith(("optimizer/", "optimizer_weights/")) else ""
         with refuse_damaged(where, KIND):
-            entries[name] = make_entry(where, KIND, found[path], hdf5, note)
-    tied = find_tied({name: found[path].address for path, name in names.items()})
+            entries[name] = _make_entry(file, begin, where, found[path], note)
+    tied = find_tied({name: addresses[path] for path, name in names.items()})
     return Source("keras", file.where, entries, metadata=metadata, tied=tied)
 
 
-def _older_names(hdf5: Hdf5, found: dict[str, Object]) -> dict[str, str] | None:
+def _walk(root: Any, address_of: Callable[[Any], int]) -> tuple[dict[str, Any], ...]:
+    """The groups by path, the arrays in the order in which they were made, and their addresses."""
+    groups, arrays, addresses = {"": root}, {}, {}
+    seen, waiting = {address_of(root)}, [("", root)]
+    while waiting:
+        above, group = waiting.pop()
+        for name in group:
+            path = f"{above}/{name}" if above else name
+            kind = type(group.get(name, getlink=True)).__name__
+            if kind != "HardLink":  # it may lead to any file of this machine
+                raise ValueError(f"{path} is a {kind}, which is not followed")
+            this = group[name]
+            address = address_of(this)
+            if hasattr(this, "keys"):
+                if address not in seen:
+                    groups[path] = this
+                    waiting.append((path, this))
+                seen.add(address)
+            elif getattr(this, "shape", None) is not None:
+                # Others than numbers are texts and tables, which are no weights.
+                if this.dtype.kind in "biufcV" and this.dtype.names is None:
+                    arrays[path], addresses[path] = this, address
+    made = {path: arrays[path] for path in sorted(arrays, key=lambda each: (addresses[each], each))}
+    return groups, made, addresses
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _make_entry(file: InputFile, begin: int, where: str, dataset: Any, note: str) -> Entry:
+    # HDF5 has no bfloat16: Keras writes two bytes without a type.
+    dtype = np.dtype("bfloat16" if dataset.dtype == "V2" else dataset.dtype.str)
+    if dtype.str[1] == "V" and dtype != "bfloat16":
+        raise unsupported_dtype_error(where, f"{dtype.itemsize} bytes of no type", ("numbers",))
+    if dataset.is_virtual or dataset.external:
+        raise ValueError("an array in another file")
+    size = dataset.size * dtype.itemsize
+    stored = dataset.id.get_storage_size()
+    if size > max(_MOST_UNPACKED, _MOST_TIMES * stored) or (size and not stored):
+        raise ValueError(f"{size} bytes of {dtype}{list(dataset.shape)} in {stored}")
+    if size and dataset.chunks is None and (offset := dataset.id.get_offset()) is not None:
+        return Entry.stored(file, where, KIND, dataset.shape, dtype, begin + offset, note)
+    native = dtype.newbyteorder("=")
+
+    def part(index: Index | EllipsisType) -> np.ndarray:
+        return np.asarray(dataset[index]).view(dtype).astype(native, copy=False)
+
+    return Entry(where, KIND, dataset.shape, native, lambda: part(...), part, note)
+
+
+def _older_names(groups: dict[str, Any], found: dict[str, Any]) -> dict[str, str] | None:
     """The names that an older file lists for each layer, these first; None if it lists none."""
-    top = "model_weights/" if "model_weights" in hdf5.groups else ""
-    layers = _listed_texts(hdf5.groups[top.rstrip("/")], "layer_names")
+    top = "model_weights/" if "model_weights" in groups else ""
+    layers = _listed_texts(groups[top.rstrip("/")], "layer_names")
     if not layers:
         return None
     listed = {}
     for layer in layers:
-        group = hdf5.groups.get(f"{top}{layer}")
+        group = groups.get(f"{top}{layer}")
         for weight in _listed_texts(group, "weight_names") if group else ():
             if f"{top}{layer}/{weight}" in found:
                 listed[f"{top}{layer}/{weight}"] = re.sub(r":\d+$", "", weight)
@@ -109,34 +174,36 @@ def _older_names(hdf5: Hdf5, found: dict[str, Object]) -> dict[str, str] | None:
     return {path: known.get(path, path.removeprefix(top)) for path in (*listed, *found)}
 
 
-def _listed_texts(group: Object, name: str) -> list[str]:
+def _listed_texts(group: Any, name: str) -> list[str]:
     """A list of texts in attributes; a long one is kept in parts with numbers."""
-    parts = [name] if name in group.attributes else []
-    while f"{name}{len(parts)}" in group.attributes:
+    parts = [name] if name in group.attrs else []
+    while f"{name}{len(parts)}" in group.attrs:
         parts.append(f"{name}{len(parts)}")
-    return [each for part in parts for each in group.attributes[part]]
+    return [_text(each) for part in parts for each in group.attrs[part]]
 
 
-def _newer_names(hdf5: Hdf5, found: dict[str, Object], config: object) -> dict[str, str]:
+def _newer_names(groups: dict[str, Any], found: dict[str, Any], config: object) -> dict[str, str]:
     """A name for each path ``layers/<class>/.../vars/<number>``; the path where that fails."""
     layers = _configured_names(config)
     counts = Counter(path.rpartition("/")[0] for path in found)
-    return {path: _newer_name(hdf5, path, layers, counts) for path in found}
+    return {path: _newer_name(groups, path, layers, counts) for path in found}
 
 
-def _newer_name(hdf5: Hdf5, path: str, layers: dict[str, str], counts: Mapping[str, int]) -> str:
+def _newer_name(
+    groups: dict[str, Any], path: str, layers: dict[str, str], counts: Mapping[str, int]
+) -> str:
     found = re.fullmatch(r"(?:(.*)/)?vars/([0-9]+)", path)
     if not found:
         return path
-    groups, number = (found[1] or "").split("/"), found[2]
+    above, number = (found[1] or "").split("/"), found[2]
     parts = []
-    for at, each in enumerate(groups):
-        if each == "layers" and at + 1 < len(groups):
+    for at, each in enumerate(above):
+        if each == "layers" and at + 1 < len(above):
             continue
-        own = hdf5.groups.get("/".join([*filter(None, groups[: at + 1]), "vars"]))
-        name = own.attributes.get("name") if own is not None else None
-        parts.append(str(name or layers.get("/".join(groups[: at + 1]), each)))
-    variables = _variable_names(groups[-1], counts[path.rpartition("/")[0]])
+        own = groups.get("/".join([*filter(None, above[: at + 1]), "vars"]))
+        name = own.attrs.get("name") if own is not None else None
+        parts.append(_text(name or layers.get("/".join(above[: at + 1]), each)))
+    variables = _variable_names(above[-1], counts[path.rpartition("/")[0]])
     place = int(number)
     return "/".join([*filter(None, parts), variables[place] if place < len(variables) else number])
 
