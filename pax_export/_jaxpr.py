@@ -138,6 +138,13 @@ def jaxpr_dtypes(program: TracedProgram) -> set[Any]:
     return {each.aval.dtype for each in results if hasattr(each.aval, "dtype")}
 
 
+def jaxpr_sizes(program: TracedProgram) -> set[str]:
+    """Returns the symbolic sizes of the results of all operations in a traced program, as text."""
+    results = (each for equation in _equations_once(program) for each in equation.outvars)
+    sizes = {size for each in results for size in getattr(each.aval, "shape", ())}
+    return {str(size) for size in sizes if not isinstance(size, int)}
+
+
 def jaxpr_parameters(program: TracedProgram, primitives: Iterable[str]) -> Iterator[Any]:
     """Yields the parameters of the operations with these names, at any depth."""
     names = set(primitives)

@@ -8,7 +8,7 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ _OPERATORS: dict[type, str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul"}
 _FUNCTIONS = ("floordiv", "mod", "max", "min")
 #: `(operation on numbers, left, right)` -> result, for symbolic sizes.
 Calculate = Callable[[str, Any, Any], Any]
-_RELATIONS: dict[str, Callable[[int, int], bool]] = {
+_RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
     ">=": operator.ge,
     "<=": operator.le,
@@ -73,9 +73,23 @@ def value(size: Size, sizes: Mapping[str, int]) -> int:
         >>> value("2*n + floordiv(m, 2)", {"n": 3, "m": 5})
         8
     """
+    found = defined_value(size, sizes)
+    if found is None:
+        raise ValueError(f"the dimension {size} divides by 0 at {dict(sizes)}")
+    return found
+
+
+def defined_value(size: Size, sizes: Mapping[str, int]) -> int | None:
+    """Evaluates a dimension; None where it divides by 0.
+
+    Example:
+        >>> defined_value("floordiv(n, m)", {"n": 3, "m": 0})
+    """
     try:
         found = evaluate_over(size, sizes, _calculate_number)
-    except (KeyError, ZeroDivisionError, RecursionError) as error:
+    except ZeroDivisionError:
+        return None
+    except (KeyError, RecursionError) as error:
         raise _parse_error(size) from error
     if abs(found) >= _LARGEST:
         raise ValueError("a dimension is too large")
@@ -108,7 +122,10 @@ def solve_for(size: Size, number: int, name: str, known: Mapping[str, int]) -> i
 
 def _slope(size: Size, name: str, known: Mapping[str, int]) -> int:
     """The slope of a size in a variable; 0 if it is not linear."""
-    found = [value(size, {**known, name: n}) for n in (0, 1, 2, _FAR)]
+    values = (defined_value(size, {**known, name: n}) for n in (0, 1, 2, _FAR))
+    found = [each for each in values if each is not None]
+    if len(found) < 4:
+        return 0
     slope = found[1] - found[0]
     is_even = found[2] - found[1] == slope and found[3] - found[2] == (_FAR - 2) * slope
     return slope if is_even else 0
@@ -175,7 +192,8 @@ def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
     left, right = sides
     if not set(names(left) + names(right)) <= set(sizes):
         return True
-    return _RELATIONS[relations[0]](value(left, sizes), value(right, sizes))
+    one, other = defined_value(left, sizes), defined_value(right, sizes)
+    return None not in (one, other) and _RELATIONS[relations[0]](one, other)
 
 
 def constrained_names(constraint: str) -> tuple[str, ...]:
@@ -194,8 +212,12 @@ def choose(
     shapes: Iterable[Sequence[Size]],
     constraints: Sequence[str] = (),
     outputs: Sequence[Sequence[Size]] = (),
+    inner: Collection[Size] = (),
 ) -> list[dict[str, int]]:
     """Up to three choices of sizes that satisfy the constraints and leave the outputs elements.
+
+    If possible, they leave no array inside of the program without elements (`inner` are its sizes):
+    at others a model may have no result, as the mean of a window larger than the image.
 
     Example:
         >>> choose([("n", "m")], ["m >= 20"])
@@ -212,7 +234,7 @@ def choose(
         )
 
     count = len(variables)
-    own = [str(size) for each in outputs for size in each]
+    own = [str(size) for each in (*outputs, inner) for size in each]
     tries = min(_MOST_TRIES, _MOST_READ // (1 + len(dimensions) + len(constraints) + len(own)))
     # First sizes that fit each dimension alone, usual ones first; then combinations that fit all.
     candidates = sorted({*SIZES, *OTHER_SIZES, *_mentioned_numbers((*constraints, *own))})
@@ -226,25 +248,24 @@ def choose(
     equal = ((size,) * count for size in candidates)
     # All combinations last, for there may be very many.
     every = itertools.chain(rotated, equal, itertools.product(*map(sorted, each)))
-    found: dict[tuple[int, ...], dict[str, int]] = {}
-    empty: dict[tuple[int, ...], dict[str, int]] = {}
+    best: dict[tuple[int, ...], dict[str, int]] = {}
+    some: dict[tuple[int, ...], dict[str, int]] = {}
+    none: dict[tuple[int, ...], dict[str, int]] = {}
     for sizes in itertools.islice(every, tries):
         chosen = dict(zip(variables, sizes))
         if allowed(chosen):
-            (found if _leaves_some(outputs, chosen) else empty)[sizes] = chosen
-        if len(found) == len(SIZES):
+            has_output = not outputs or any(_has_elements(each, chosen) for each in outputs)
+            is_best = has_output and _has_elements(inner, chosen)
+            (best if is_best else some if has_output else none)[sizes] = chosen
+        if len(best) == len(SIZES):
             break
-    return list((found or empty).values())[: len(SIZES)]
+    return list((best or some or none).values())[: len(SIZES)]
 
 
-def _leaves_some(outputs: Sequence[Sequence[Size]], chosen: Mapping[str, int]) -> bool:
-    """Returns whether any output has elements, or an unknown size."""
-
-    def has_elements(shape: Sequence[Size]) -> bool:
-        known = (size for size in shape if set(names(size)) <= set(chosen))
-        return all(value(size, chosen) > 0 for size in known)
-
-    return not outputs or any(map(has_elements, outputs))
+def _has_elements(shape: Iterable[Size], chosen: Mapping[str, int]) -> bool:
+    """Returns whether all sizes are at least 1, or unknown."""
+    known = (size for size in shape if set(names(size)) <= set(chosen))
+    return all((defined_value(size, chosen) or 0) > 0 for size in known)
 
 
 def _candidates_of_each(
@@ -274,7 +295,7 @@ def _candidates_of_each(
         made = [size for size in outputs if names(size) == (name,)]
 
         def leaves_none(size: int, name: str = name, made: Sequence[str] = made) -> bool:
-            return any(value(each, {name: size}) <= 0 for each in made)
+            return not _has_elements(made, {name: size})
 
         yield sorted((size for size in sizes if fits(name, size)), key=leaves_none)
 
@@ -371,6 +392,7 @@ def random_calls(
     sizes: Sequence[Mapping[str, int]] | None = None,
     most: int | None = None,
     outputs: Sequence[Sequence[Size]] = (),
+    inner: Collection[Size] = (),
 ) -> Iterator[RandomCall]:
     """Calls at the given sizes or at sizes that `choose` returns.
 
@@ -378,7 +400,7 @@ def random_calls(
         ValueError: an input has more than `most` elements.
     """
     if sizes is None:
-        sizes = choose([each.shape for each in inputs.values()], constraints, outputs)
+        sizes = choose([each.shape for each in inputs.values()], constraints, outputs, inner)
     random = np.random.default_rng(0)
     for chosen in sizes:
         counts = (math.prod(shape(each.shape, chosen)) for each in inputs.values())

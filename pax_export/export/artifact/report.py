@@ -60,7 +60,8 @@ class SignatureInfo:
     of a postprocessor. `constraints` are those of the symbolic dimensions. `no_gradient` explains
     missing gradients. `flops` and `transcendentals` are those of a call, numbers or formulas of
     symbolic sizes, mostly in the dtype `computed_in`; `uncounted` has the names of operations
-    without a count. `renamed` has the names that differ from those that were asked for.
+    without a count. `renamed` has the names that differ from those that were asked for. `sizes`
+    are symbolic sizes that the model can take, for calls with random numbers.
     """
 
     inputs: tuple[ArrayInfo, ...]
@@ -82,6 +83,7 @@ class SignatureInfo:
     computed_in: str = ""
     uncounted: tuple[str, ...] = ()
     renamed: tuple[str, ...] = ()
+    sizes: tuple[dict[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

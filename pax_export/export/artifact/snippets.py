@@ -46,6 +46,8 @@ def _first_key(report: Report) -> str | None:
 
 def _sizes(info: SignatureInfo) -> dict[str, int]:
     """A size for each symbolic dimension that its constraints allow."""
+    if info.sizes:
+        return info.sizes[0]
     try:
         found = dimensions.choose([each.shape for each in info.inputs], info.constraints)
     except ValueError:  # an expression that a size makes meaningless

@@ -192,6 +192,7 @@ def signature_info(
         preprocess=_inputs(program.inputs) if around and around.preprocess else None,
         postprocess=output_infos(program) if around and around.postprocess else None,
         constraints=tuple(constraints),
+        sizes=() if around else tuple(filter(None, program.sizes)),
         **work_fields(work),
         uncounted=tuple(sorted(work.uncounted)),
         renamed=tuple(_renamed(inputs, program)),

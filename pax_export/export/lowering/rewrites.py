@@ -168,7 +168,7 @@ def _is_empty(shape: Sequence[int | str], zero: str) -> bool:
     def vanishes(size: int | str) -> bool:
         others = set(dimensions.names(size)) - {zero}
         return all(
-            dimensions.value(size, {**dict.fromkeys(others, other), zero: 0}) == 0
+            dimensions.defined_value(size, {**dict.fromkeys(others, other), zero: 0}) == 0
             for other in _OTHERS
         )
 

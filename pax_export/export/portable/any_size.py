@@ -16,6 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.lax import linalg
 
 from pax_export._jax import find_sparse, scan_operands
+from pax_export.export.portable.decompositions.linear_algebra import cholesky_update
 from pax_export.export.portable.decompositions.reductions import reduce_prod
 from pax_export.export.portable.decompositions.windows import by_loop, greatest, least
 from pax_export.export.portable.fourier import fourier_sums
@@ -281,6 +282,9 @@ _LOWERED: Functions = {
         else None
     ),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _accumulation),
+    "cholesky_update": lambda equation: (
+        cholesky_update if _is_symbolic(*equation.invars[0].aval.shape) else None
+    ),
     "conv_general_dilated": _groups,
     "select_and_scatter_add": _of_window,
 }

@@ -16,7 +16,7 @@ from pax_export._errors import (
     StateChangeError,
     a_few,
 )
-from pax_export._jaxpr import jaxpr_constants, jaxpr_operations
+from pax_export._jaxpr import jaxpr_constants, jaxpr_operations, jaxpr_sizes
 from pax_export._str_arguments import as_strings
 from pax_export._types import PyTree
 from pax_export.export.artifact import dimensions
@@ -58,6 +58,16 @@ class Program:
     @property
     def outputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         return self.traced.results[: len(self.output_names)]
+
+    @functools.cached_property
+    def sizes(self) -> list[dict[str, int]]:
+        """Symbolic sizes for calls: the model can take them, and its arrays have elements."""
+        inputs, outputs = (
+            [dtypes.shape_of(dtypes.stored(struct)) for struct in structs]
+            for structs in ([entry.struct for entry in self.inputs.flat], self.outputs)
+        )
+        inner = jaxpr_sizes(self.traced.program)
+        return dimensions.choose(inputs, self.inputs.constraints, outputs, inner)
 
     @property
     def operand_names(self) -> dict[int, str]:

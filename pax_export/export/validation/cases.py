@@ -56,11 +56,12 @@ def given_calls(
     structs: Mapping[str, jax.ShapeDtypeStruct],
     examples: Sequence[Arrays] = (),
     outputs: Sequence[Sequence[int | str]] = (),
+    sizes: Sequence[Mapping[str, int]] | None = None,
 ) -> list[tuple[str, Arrays, float]]:
     """Labeled inputs for a signature, examples or random, each with its cost in first calls.
 
-    Sizes of 1 come last: XLA compiles products with one row slowly. Sizes leave some output
-    elements, if any do.
+    Sizes of 1 come last: XLA compiles products with one row slowly. Without `sizes`, they are
+    chosen so that some output elements are left, if any are.
     """
     if examples:
         return [(f"(example {number})", given, 1.0) for number, given in enumerate(examples)]
@@ -71,7 +72,7 @@ def given_calls(
     }
     calls = [
         (each.label, each.inputs)
-        for each in random_calls(given, constraints(structs.values()), outputs=outputs)
+        for each in random_calls(given, constraints(structs.values()), sizes, outputs=outputs)
     ]
     costs = [1.0] * (len(calls) - 1) + [_OF_ONE]
     return [(*call, cost) for call, cost in zip([*calls[1:], *calls[:1]], costs)]
@@ -106,6 +107,7 @@ class SignatureCases:
         examples: the inputs of the calls; random ones if there are none.
         is_small: whether all calls are fast, so that none is omitted.
         program: the jaxpr, for calls with extreme numbers; None for no such calls.
+        sizes: the sizes of the calls; None if they are not known before.
     """
 
     def __init__(
@@ -116,8 +118,9 @@ class SignatureCases:
         examples: Sequence[Arrays],
         is_small: bool,
         program: Any = None,
+        sizes: Sequence[Mapping[str, int]] | None = None,
     ):
-        self.key, self.structs, self.outputs = key, structs, outputs
+        self.key, self.structs, self.outputs, self.sizes = key, structs, outputs, sizes
         self.examples, self.is_small, self.program = examples, is_small, program
         self.advice = "" if examples else EXAMPLES
         self._left: list[CaseStep] = []
@@ -137,17 +140,18 @@ class SignatureCases:
 
     def steps(self) -> list[CaseStep]:
         """Returns the calls without gradients."""
-        return self.labeled_steps(self.make_case, self.structs, self.examples)
+        return self.labeled_steps(self.make_case, self.structs, self.examples, self.sizes)
 
     def labeled_steps(
         self,
         make: Callable[[str, Arrays], Case],
         structs: Mapping[str, jax.ShapeDtypeStruct],
         examples: Sequence[Arrays],
+        sizes: Sequence[Mapping[str, int]] | None = None,
     ) -> list[CaseStep]:
         return [
             CaseStep(f"{self.key} {label}".strip(), partial(make, label, given), cost)
-            for label, given, cost in given_calls(structs, examples, self.outputs)
+            for label, given, cost in given_calls(structs, examples, self.outputs, sizes)
         ]
 
     def probes(self, case: Case, budget: Budget) -> Iterator[Case]:
@@ -227,6 +231,7 @@ class ProgramCases(SignatureCases):
             named_examples(program.inputs, examples, program.key),
             jaxpr_size(program.traced.whole) <= FEW_OPERATIONS,
             program.traced.program,
+            program.sizes,
         )
         self.traced, self.output_names, self.leaves = program.traced, program.output_names, leaves
 

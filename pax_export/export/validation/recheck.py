@@ -136,7 +136,8 @@ def _make_calls(key: str, info: SignatureInfo) -> list[RandomCall]:
         unknown = (_UNKNOWN, _ANY_RANK)
         outputs = [tuple(n for n in e.shape if n not in unknown) for e in info.outputs]
         most = _MOST_ELEMENTS
-        return list(random_calls(inputs, info.constraints, most=most, outputs=outputs))
+        sizes = info.sizes or None
+        return list(random_calls(inputs, info.constraints, sizes, most=most, outputs=outputs))
     except _OF_NO_ARRAY as error:
         raise _no_array(key, info.inputs, error) from error
 

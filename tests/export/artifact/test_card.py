@@ -226,7 +226,9 @@ def test_where_no_sizes_fit_the_page_stands_without_numbers(tmp_path):
         model, tmp_path / "net", spec("n"), constraints=["n >= 3"], validate=False
     )
     (key,) = report.signatures
-    impossible = dataclasses.replace(report.signatures[key], constraints=("n >= 4", "n <= 3"))
+    impossible = dataclasses.replace(
+        report.signatures[key], constraints=("n >= 4", "n <= 3"), sizes=()
+    )
     text = page(dataclasses.replace(report, signatures={key: impossible}), None)
     assert "np.zeros(('n',)" in html.unescape(text)
 

@@ -95,3 +95,10 @@ def test_a_constraint_moves_its_own_variables_only():
 def test_a_variable_is_not_solved_from_a_dimension_that_is_not_linear_everywhere(size):
     with pytest.raises(ValueError, match="the sizes"):
         dimensions.solve_each([(size, lambda: "x")], lambda *each: each)
+
+
+def test_sizes_divide_by_sizes_that_may_be_0():
+    assert dimensions.defined_value("floordiv(n, m - 1)", {"n": 3, "m": 1}) is None
+    assert dimensions.choose([("n", "m")], (), [("floordiv(n, m - 1)",)])[0]["m"] > 1
+    with refused(ValueError, "divides by 0"):
+        dimensions.value("mod(n, m)", {"n": 3, "m": 0})

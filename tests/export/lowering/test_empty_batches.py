@@ -106,6 +106,9 @@ def test_a_function_that_changes_weights_is_asked_itself(tmp_path):
         (["b + 1"], set()),
         (["floordiv(b, 2)"], {"b"}),
         (["floordiv(b - 3, 2) + 1, 4"], set()),
+        (["floordiv(b, n)"], {"b"}),
+        (["max(0, b - n)"], {"b"}),
+        (["floordiv(max(0, b - 1), n)", "mod(b, n)"], set()),
     ],
 )
 def test_which_sizes_leave_nothing(shapes, expected):

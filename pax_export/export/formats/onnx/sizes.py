@@ -108,6 +108,9 @@ class OnnxSizes:
             return dimensions.NUMBERS[operation](left, right)
         if operation == "neg":
             return self._negate_size(right)
+        if operation in ("floordiv", "mod") and isinstance(right, int) and right < 0:
+            found = self._calculated(operation, self._negate_size(left), -right)
+            return found if operation == "floordiv" else self._negate_size(found)
         if left in self._negated and operation == "sub":
             return self._negate_size(self._calculated("add", self._negated[left], right))
         if left in self._negated and operation == "floordiv" and isinstance(right, int):
@@ -125,6 +128,8 @@ class OnnxSizes:
         return self._node(_OPERATORS[operation], *both)
 
     def _negate_size(self, size: Size) -> Size:
+        if isinstance(size, int):
+            return -size
         if size in self._negated:
             return self._negated[size]
         made = self._node("Sub", self._array(0), self._array(size))

@@ -17,6 +17,7 @@ from pax_export._errors import (
     InvalidArgumentTypeError,
     NotDifferentiableError,
     PaxError,
+    SymbolicDimensionError,
     UnsupportedOperationError,
     first_line,
     named_line,
@@ -222,7 +223,7 @@ def _export_neutral(flat: Callable, structs: Sequence[Any]) -> Exported | None:
     function = _lowerable(flat, without_libraries)
     try:
         return make(function, structs, (ANY_PLATFORM,), (unchecked,))
-    except (NotImplementedError, UnsupportedOperationError):
+    except (NotImplementedError, SymbolicDimensionError, UnsupportedOperationError):
         return None
 
 

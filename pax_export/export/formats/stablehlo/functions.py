@@ -94,6 +94,7 @@ class _FunctionCases(SignatureCases):
             examples,
             len(exported.mlir_module_serialized) <= _SMALL,
             function.program,
+            function.info.sizes or None,
         )
         self._function = function
 

@@ -39,6 +39,11 @@ def _entry(vector: Array, index: Any) -> Any:
     return lax.dynamic_index_in_dim(vector, index, vector.ndim - 1, keepdims=True)
 
 
+def _loop(count: Any, step: Any, start: Any) -> Any:
+    """A loop over columns; without any, its body would have no column to read."""
+    return start if isinstance(count, int) and count == 0 else lax.fori_loop(0, count, step, start)
+
+
 @decomposes("cholesky", any_dtype=True)
 def cholesky(a: Array, **_: object) -> Any:
     """Column by column, from the lower half; NaN where the matrix is not positive definite."""
@@ -50,7 +55,7 @@ def cholesky(a: Array, **_: object) -> Any:
         column = jnp.where(places >= j, column / pivot, 0)
         return jnp.where(places == j, column[..., None], lower)
 
-    lower = lax.fori_loop(0, a.shape[-1], step, jnp.zeros_like(a))
+    lower = _loop(a.shape[-1], step, jnp.zeros_like(a))
     failed = jnp.isnan(jnp.diagonal(lower, axis1=-2, axis2=-1)).any(-1)
     return jnp.where(failed[..., None, None], jnp.nan, lower)
 
@@ -90,7 +95,7 @@ def _substitute(a: Array, b: Array, lower: bool, unit: bool) -> Any:
             rest = rest / _entry(row, i)
         return jnp.where((places == i)[:, None], rest[..., None, :], x)
 
-    return lax.fori_loop(0, size, step, jnp.zeros_like(b))
+    return _loop(size, step, jnp.zeros_like(b))
 
 
 @decomposes("lu", any_dtype=True)
@@ -119,7 +124,7 @@ def lu(a: Array, **_: object) -> tuple[Any, Any, Any]:
 
     pivots = jnp.zeros((*a.shape[:-2], steps), jnp.int32)
     order = jnp.broadcast_to(numbers.astype(jnp.int32), a.shape[:-1])
-    return lax.fori_loop(0, steps, step, (a, pivots, order))
+    return _loop(steps, step, (a, pivots, order))
 
 
 def _exchanged(a: Array, j: Any, pivot: Any, numbers: Any) -> Any:
@@ -138,7 +143,7 @@ def lu_pivots_to_permutation(pivots: Any, *, permutation_size: Any) -> Any:
         return _exchanged(order[..., None], j, _entry(pivots, j), numbers)[..., 0]
 
     start = jnp.broadcast_to(numbers, (*pivots.shape[:-1], permutation_size))
-    return lax.fori_loop(0, pivots.shape[-1], step, start)
+    return _loop(pivots.shape[-1], step, start)
 
 
 @decomposes("geqrf")
@@ -168,7 +173,7 @@ def geqrf(a: Array, **_: object) -> tuple[Any, Any]:
         return a, jnp.where(jnp.arange(steps) == j, tau, taus)
 
     taus = jnp.zeros((*a.shape[:-2], steps), a.dtype)
-    return lax.fori_loop(0, steps, step, (a, taus))
+    return _loop(steps, step, (a, taus))
 
 
 def _norm(vector: Array) -> Any:
@@ -197,7 +202,7 @@ def ormqr(
         tau = _entry(taus, j)
         return made - tau[..., None] * vector[..., :, None] * seen[..., None, :]
 
-    return lax.fori_loop(0, steps, step, c)
+    return _loop(steps, step, c)
 
 
 @decomposes("householder_product")
@@ -253,7 +258,7 @@ def symmetric_product(a: Array, c: Array, *, alpha: float, beta: float, **_: obj
 
 @decomposes("cholesky_update")
 def cholesky_update(r: Array, w: Array) -> Any:
-    """Rotates the rows of an upper factor and a vector, one by one, until the vector is zero."""
+    """Rotates the rows of an upper factor and a vector, one by one, as whole rows, as jax does."""
     numbers = jnp.arange(r.shape[-1])
 
     def step(j: Any, state: Any) -> Any:
@@ -262,12 +267,11 @@ def cholesky_update(r: Array, w: Array) -> Any:
         here, other = _entry(row, j), _entry(w, j)
         length = _norm(jnp.concatenate([here, other], -1))
         divisor = jnp.where(length == 0, 1, length)
-        cosine, sine = jnp.where(length == 0, 1, here / divisor), other / divisor
-        turned = jnp.where(numbers < j, row, cosine * row + sine * w)
-        w = jnp.where(numbers <= j, 0, cosine * w - sine * row)
+        cosine, sine = jnp.where(other == 0, 1, here / divisor), other / divisor
+        turned, w = cosine * row + sine * w, cosine * w - sine * row
         return jnp.where(numbers[:, None] == j, turned[..., None, :], r), w
 
-    return lax.fori_loop(0, r.shape[-1], step, (r, w))[0]
+    return _loop(r.shape[-1], step, (r, w))[0]
 
 
 @decomposes("tridiagonal_solve", any_dtype=True)

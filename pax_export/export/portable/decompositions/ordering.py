@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -105,9 +107,12 @@ def top_k(
     return call("take_along", x, places, axis=axis), places
 
 
-# jax's result on CPUs: the exact top k, in order.
-decomposes("approx_top_k")(
-    lambda x, *, k, reduction_dimension, is_max_k, **_: top_k(
-        x, k=k, axis=reduction_dimension, largest=is_max_k
-    )
-)
+@decomposes("approx_top_k")
+def approx_top_k(
+    x: Array, *, k: Any, reduction_dimension: int, is_max_k: bool, **parameters: Any
+) -> tuple[Any, Any]:
+    """Returns jax's result on CPUs: exact, in order, of as many elements as jax returns."""
+    approximate = lax.approx_max_k if is_max_k else lax.approx_min_k
+    found = partial(approximate, k=k, reduction_dimension=reduction_dimension, **parameters)
+    count = jax.eval_shape(found, x)[0].shape[reduction_dimension]
+    return top_k(x, k=count, axis=reduction_dimension, largest=is_max_k)

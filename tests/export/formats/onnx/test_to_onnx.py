@@ -442,3 +442,15 @@ def test_what_is_not_exact_enough_is_refused(tmp_path):
     with jax.enable_x64(True):
         with pytest.raises(errors.UnsupportedOperationError, match="bessel_i0e"):
             to_onnx(lax.bessel_i0e, tmp_path / "m.onnx", spec("n", "float64"))
+
+
+def test_sizes_are_divided_as_in_python(tmp_path):
+    def sizes(x, y):
+        n, m = x.shape[0], y.shape[0]
+        return x[0] * 0 + jnp.stack([-n // -2, -n // 3, n // -m, (3 - n) % -m, -n % -2, n % -3])
+
+    to_onnx(sizes, tmp_path / "net.onnx", (spec("n", "int32"), spec("m", "int32")))
+    loaded = load(tmp_path / "net.onnx")
+    for n, m in ((1, 2), (5, 3), (6, 3), (7, 1)):
+        given = np.ones(n, np.int32), np.ones(m, np.int32)
+        np.testing.assert_array_equal(loaded(*given), sizes(*given))

@@ -99,6 +99,15 @@ def test_calls_without_a_guarantee_are_decomposed(tmp_path, name):
     assert_close(load(tmp_path / "b")(x), function(x), rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["eigh", "svd", "lu"])
+def test_matrices_of_any_size_are_decomposed_by_the_library_of_the_platform(tmp_path, name):
+    function = getattr(linalg, name)
+    to_stablehlo(function, tmp_path / "b", spec("n, n"), platforms=("cpu",))
+    x = random(3, 3)
+    for found, expected in zip(load(tmp_path / "b")(x), function(x), strict=True):
+        assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_refused_call_is_named_with_its_line(tmp_path):
     def apply(x):
         return jax.lax.linalg.eig(x)[0].real
