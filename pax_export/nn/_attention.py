@@ -105,8 +105,6 @@ class MultiHeadAttention(Module):
         """``[..., t, model_size]`` as ``[..., t, num_heads, key_size]``."""
         return x.reshape((*x.shape[:-1], self.num_heads, self.key_size))
 
-    # One method, from product to softmax: a method under a mixed-precision
-    # policy returns is cast, and logits in float16 overflow.
     def _weights(self, query: jax.Array, key: jax.Array, mask: Array | None) -> jax.Array:
         """``[..., num_heads, t, T]``: how much each query takes of each value."""
         dtype = at_least_float32(common_dtype(query, key))

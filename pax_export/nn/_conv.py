@@ -96,7 +96,7 @@ class Convolution(ParameterModule):
     def _groups_of_features(self) -> int:
         return 1
 
-    # No method of an instance: a mixed-precision policy would cast at its border.
+    # Static because adapters call it from outside, where a mixed-precision policy casts methods.
     @staticmethod
     def _convolved(layer: PyTree, x: jax.Array, weight: jax.Array, numbers: Any) -> jax.Array:
         raise NotImplementedError

@@ -66,6 +66,12 @@ def _axes_of(layer: _Norm, rank: int) -> tuple[int, ...]:
     return layer.axis
 
 
+def _dtype_of_result(x: jax.Array, *factors: Array | None) -> Any:
+    """The dtype that input, scale and offset promote to; the arithmetic is in float32 at least."""
+    dtype = jnp.result_type(x, *[each for each in factors if each is not None])
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) else arg.at_least_float32(dtype)
+
+
 class _Norm(ParameterModule):
     """The base class of both norms: axes, a scale and an offset per channel."""
 
@@ -151,7 +157,7 @@ class LayerNorm(_Norm):
         self.scale, self.offset = self._initial_arrays(scale_init, offset_init, rng_key)
 
     def __call__(self, inputs: Any, scale: Any = None, offset: Any = None) -> jax.Array:
-        """Normalizes the input.
+        """Normalizes the input, in float32 at least.
 
         Args:
             inputs: ``[..., num_channels]``.
@@ -170,8 +176,10 @@ class LayerNorm(_Norm):
         scale = self.scale if self.create_scale else scale
         offset = self.offset if self.create_offset else offset
         axes, eps = _axes_of(self, x.ndim), self.eps
+        dtype = _dtype_of_result(x, scale, offset)
 
         def normalised(x: jax.Array, scale: Any, offset: Any) -> jax.Array:
+            x = arg.cast(x, arg.at_least_float32(x.dtype))
             mean = jnp.mean(x, axes, keepdims=True)
             variance = jnp.var(x, axes, keepdims=True)
             # Another order of these operations would round differently, and trained
@@ -179,7 +187,7 @@ class LayerNorm(_Norm):
             factor = jax.lax.rsqrt(variance + eps)
             factor = factor if scale is None else scale * factor
             y = factor * (x - mean)
-            return y if offset is None else y + offset
+            return arg.cast(y if offset is None else y + offset, dtype)
 
         return under_auto_axes(normalised, (x, scale, offset), lambda: join_specs(*spec_of(x)))
 
@@ -277,7 +285,7 @@ class GroupNorm(_Norm):
             self.offset = offset
 
     def __call__(self, x: Array) -> jax.Array:
-        """Normalizes the input.
+        """Normalizes the input, in float32 at least.
 
         Args:
             x: ``[batch, ..., num_channels]``, or ``[batch, num_channels, ...]``
@@ -306,16 +314,18 @@ class GroupNorm(_Norm):
 
         def normalised(x: jax.Array, scale: Any, offset: Any) -> jax.Array:
             shape = (*x.shape[:channels], *grouped_channels, *x.shape[channels + 1 :])
-            grouped = x.reshape(shape)
+            grouped = arg.cast(x, arg.at_least_float32(x.dtype)).reshape(shape)
             mean = jnp.mean(grouped, axes, keepdims=True)
             variance = jnp.var(grouped, axes, keepdims=True)
             y = ((grouped - mean) * jax.lax.rsqrt(variance + eps)).reshape(x.shape)
             if scale is not None:
                 y = y * self._beside_channels(scale, y)
-            return y if offset is None else y + self._beside_channels(offset, y)
+            y = y if offset is None else y + self._beside_channels(offset, y)
+            return arg.cast(y, dtype)
 
         scale = self.scale if self.create_scale else None
         offset = self.offset if self.create_offset else None
+        dtype = _dtype_of_result(x, scale, offset)
         return under_auto_axes(normalised, (x, scale, offset), lambda: join_specs(*spec_of(x)))
 
     def _check_input(self, x: jax.Array) -> None:

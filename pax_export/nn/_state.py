@@ -12,16 +12,22 @@ from pax_export._errors import InvalidArgumentTypeError
 from pax_export._jax import is_computing
 from pax_export._types import PRNGKey, PyTree
 from pax_export.core import StateModule, assert_structure_equal, is_array, parameters_method
-from pax_export.nn._arguments import checked_fraction, checked_integer, key_or_next
+from pax_export.nn._arguments import (
+    at_least_float32,
+    checked_fraction,
+    checked_integer,
+    key_or_next,
+)
 from pax_export.nn._explicit import laid_like, on_explicit_mesh
 
 
 class EMA(StateModule):
     """Keeps the exponential moving average of a pytree.
 
-    Each call in train mode updates it to ``decay * average + (1 - decay) * new``. Averages keep the
-    dtypes of the initial value, whatever the dtype of new values; they are never trainable, even if
-    they form a module.
+    Each call in train mode updates it to ``decay * average + (1 - decay) * new``. Averages have the
+    dtypes of the initial value, in float32 at least, whatever the dtype of new values: in half
+    precision they would stop where a step is smaller than the last bit. They are never trainable,
+    even if they form a module.
 
     Args:
         initial_value: a pytree of arrays or numbers; it is copied.
@@ -62,7 +68,7 @@ class EMA(StateModule):
         self.decay_rate = checked_fraction(decay_rate, "EMA.decay_rate", one_allowed=True)
         self.allow_int = bool(allow_int)
         self._require_inexact(initial_value)
-        self.averages = jax.tree_util.tree_map(_own_copy, initial_value)
+        self.averages = jax.tree_util.tree_map(_initial_average, initial_value)
         self.debias = jnp.zeros(()) if debias else None
 
     def __call__(self, value: PyTree) -> Any:
@@ -113,6 +119,12 @@ class EMA(StateModule):
                     got=str(jnp.result_type(leaf)),
                     write="a float array, or allow_int=True to keep the newest integer",
                 )
+
+
+def _initial_average(leaf: object) -> jax.Array:
+    dtype = jnp.result_type(leaf)
+    wide = at_least_float32(dtype) if _is_inexact(leaf) else dtype
+    return _own_copy(leaf) if wide == dtype else jnp.asarray(leaf, wide)
 
 
 def _own_copy(leaf: object) -> jax.Array:

@@ -2,6 +2,10 @@
 
 A method runs on a second object with cast arrays, so that neither exceptions nor other threads
 see half-precision weights. Changes are then copied to the module.
+
+The class of a view has the methods as they were written: what a method calls on ``self`` is
+inside of the call, and is not cast again. The class, and not a mark on the object, says so,
+because transforms flatten ``self`` and call methods of a copy.
 """
 
 from __future__ import annotations
@@ -18,33 +22,44 @@ from jax.tree_util import tree_flatten, tree_leaves
 from pax_export._types import DTypeLike, PyTree
 from pax_export.core import (
     EmptyNode,
+    Module,
     Node,
+    StateModule,
+    apply_bottom_up,
     attributes_now,
     attributes_of,
     current_kinds,
+    derive_class,
     is_array,
     is_node,
+    named_modules,
     owner_of,
     require_open,
     set_owner,
     store_attribute,
     update_moduledef,
+    with_class,
 )
 
 _MISSING = object()
 
 
+class ViewPolicy(jmp.Policy):
+    """The policy of a view: its arrays are cast already, and its methods cast nothing."""
+
+
 class CastView:
     """The cast view of a module on whose ``module`` one call of a method runs."""
 
-    def __init__(self, original: PyTree, policy: jmp.Policy):
+    def __init__(self, original: Module, policy: jmp.Policy):
         self.original = original
         self.policy = policy
         own = _own_attributes(original)
-        self._given = {n: cast_floating(v, policy.compute_dtype) for n, v in own.items()}
+        self._given = {n: cast_own(original, v, policy.compute_dtype) for n, v in own.items()}
         self._contents = {n: _container_content(v) for n, v in self._given.items()}
         self._originals = _pair_casts(own, self._given)
-        self.module = object.__new__(type(original))
+        inside = ViewPolicy(policy.param_dtype, policy.compute_dtype, policy.output_dtype)
+        self.module = object.__new__(derive_class(type(original), "mp_policy", inside))
         attributes_now(self.module).update(self._given)
         update_moduledef(self.module, current_kinds(original))
         set_owner(self.module, owner_of(original))
@@ -70,7 +85,7 @@ class CastView:
         return treedef == given_def and all(a is b for a, b in zip(leaves, given))
 
     def _write_back_one(self, name: str, value: PyTree) -> None:
-        value = cast_floating(self._with_originals(value), self.policy.param_dtype)
+        value = cast_own(self.original, self._as_outside(value), self.policy.param_dtype)
         # A container that needed no cast is one object in both modules.
         if value is not attributes_of(self.original).get(name, _MISSING):
             require_open(self.original, "set", name)
@@ -78,15 +93,29 @@ class CastView:
 
     def result(self, tree: PyTree) -> Any:
         """Casts results to the output dtype, and replaces views by the modules themselves."""
-        leaves, treedef = tree_flatten(tree, is_leaf=is_cast_leaf)
-        if any(map(is_node, leaves)):
-            tree = treedef.unflatten(map(self._result_leaf, leaves))
-        return cast_floating(tree, self.policy.output_dtype)
+        return cast_floating(self._as_outside(tree), self.policy.output_dtype)
 
-    def _result_leaf(self, leaf: object) -> Any:
+    def _as_outside(self, tree: PyTree) -> Any:
+        """Replaces the view by the module, and in modules made from it arrays and classes."""
+        leaves, treedef = tree_flatten(tree, is_leaf=is_cast_leaf)
+        found = [self._leaf_outside(leaf) for leaf in leaves]
+        return tree if all(map(operator.is_, leaves, found)) else treedef.unflatten(found)
+
+    def _leaf_outside(self, leaf: Any) -> Any:
         if leaf is self.module:
             return self.original
-        return self._with_originals(leaf) if is_node(leaf) else leaf
+        if getattr(leaf, "__self__", None) is self.module:  # a method
+            return getattr(self.original, leaf.__name__)
+        if is_node(leaf):
+            return self._module_outside(self._with_originals(leaf))
+        return self._originals.get(id(leaf), (leaf, leaf))[1]
+
+    def _module_outside(self, module: Node) -> Any:
+        inside, outside = type(self.module), type(self.original)
+        if all(type(each) is not inside for _, each in named_modules(module)):
+            return module
+        switch = lambda each: with_class(each, outside) if type(each) is inside else each  # noqa: E731
+        return apply_bottom_up(module, switch)
 
     def _with_originals(self, tree: PyTree) -> Any:
         """Replaces cast arrays by the originals."""
@@ -133,6 +162,11 @@ def cast_floating(tree: PyTree, dtype: DTypeLike) -> Any:
     leaves, treedef = tree_flatten(tree, is_leaf=is_cast_leaf)
     cast = [x.astype(dtype) if is_floating(x) and x.dtype != dtype else x for x in leaves]
     return tree if all(map(operator.is_, leaves, cast)) else treedef.unflatten(cast)
+
+
+def cast_own(module: Module, tree: PyTree, dtype: DTypeLike) -> Any:
+    """Casts what a module computes with, except for state, whose small steps would be lost."""
+    return tree if isinstance(module, StateModule) else cast_floating(tree, dtype)
 
 
 def is_cast_leaf(value: object) -> bool:

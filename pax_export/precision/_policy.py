@@ -7,7 +7,8 @@ methods run on a view (see `_cast_view.py`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ from pax_export.core import (
     require_module,
     with_class,
 )
-from pax_export.precision._cast_view import CastView, cast_floating
+from pax_export.precision._cast_view import CastView, ViewPolicy, cast_floating, cast_own
 
 M = TypeVar("M", bound=Module)
 
@@ -35,9 +36,13 @@ M = TypeVar("M", bound=Module)
 def apply_mp_policy(module: M, mp_policy: jmp.Policy) -> M:
     """Puts a module under a mixed-precision policy.
 
-    The module's own floating-point arrays, also in containers, are stored in the param dtype. Its
-    methods see them, and their array arguments, in the compute dtype; results have the output
-    dtype; changed arrays are stored in the param dtype again. So gradients have the param dtype.
+    The module's own floating-point arrays, also in containers, are stored in the param dtype. A
+    call of a method sees them, and its array arguments, in the compute dtype; its results have the
+    output dtype; changed arrays are stored in the param dtype again. So gradients have the param
+    dtype. What the method calls on ``self`` is part of the call, and is not cast.
+
+    A `StateModule`, such as an `EMA`, keeps and computes what it is given; only its results are
+    cast.
 
     The policy applies to this module only: submodules, and modules passed to or returned by a
     method, have their own policies. Methods of `Module` itself, properties, static and class
@@ -71,7 +76,7 @@ def apply_mp_policy(module: M, mp_policy: jmp.Policy) -> M:
             write="apply_mp_policy(unwrap_mp_policy(module), policy)",
         )
     policy = canonical_policy(mp_policy)
-    cast = map_attributes(module, lambda name, v: cast_floating(v, policy.param_dtype))
+    cast = map_attributes(module, lambda name, v: cast_own(module, v, policy.param_dtype))
     return with_class(cast, derive_class(type(module), "mp_policy", policy))
 
 
@@ -146,6 +151,8 @@ _MODULE_NAMES = frozenset(
 
 def _under_policy(base: type, namespace: dict[str, Any], policy: PyTree) -> dict[str, Any]:
     """Returns wrappers of the methods to which a policy applies."""
+    if isinstance(policy, ViewPolicy):
+        return {}
     found: dict[str, Any] = {}
     for cls in reversed(base.__mro__):
         if cls not in Module.__mro__:
@@ -168,20 +175,37 @@ def _is_concerned(name: str, value: object) -> bool:
 
 def _wrap_method(method: Callable[..., Any], policy: jmp.Policy) -> Callable:
     """A method that runs on the cast view of its module."""
+    is_generator = inspect.isgeneratorfunction(method)
 
     def wrapper(self: Any, /, *args: object, **kwargs: object) -> Any:
         if is_constructing(self):
             return method.__get__(self, type(self))(*args, **kwargs)
-        args, kwargs = cast_floating((args, kwargs), policy.compute_dtype)
+        args, kwargs = cast_own(self, (args, kwargs), policy.compute_dtype)
         view = CastView(self, policy)
+        call = method.__get__(view.module, type(view.module))
+        if is_generator:
+            return _cast_steps(view, call(*args, **kwargs))
         try:
-            result = method.__get__(view.module, type(self))(*args, **kwargs)
+            result = call(*args, **kwargs)
         finally:
             view.close()
         view.write_back()
         return view.result(result)
 
     return functools.update_wrapper(wrapper, method)
+
+
+def _cast_steps(view: CastView, steps: Generator) -> Generator:
+    """A generator on a view: each of its steps is a call."""
+    sent = None
+    while True:
+        try:
+            item = steps.send(cast_floating(sent, view.policy.compute_dtype))
+        except StopIteration as stop:
+            view.write_back()
+            return view.result(stop.value)
+        view.write_back()
+        sent = yield view.result(item)
 
 
 register_aspect("mp_policy", _under_policy)

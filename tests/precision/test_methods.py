@@ -6,10 +6,12 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import jmp
 import numpy as np
 import pytest
 
 import pax_export as pax
+from pax_export import transforms
 from pax_export.errors import ChangedOutsideWarning
 from tests.closeness import assert_close
 from tests.precision.models import FHF, HHH, B, Child, F, H, Layer
@@ -61,9 +63,110 @@ def test_the_result_has_the_output_dtype():
     assert layer.give_back(x) is x
 
 
-def test_nested_calls_cast_again():
-    assert wrapped().nested(jnp.ones(2)) == F
-    assert wrapped(HHH).nested(jnp.ones(2)) == H
+def test_what_a_method_calls_on_self_is_not_cast():
+    assert wrapped().nested(jnp.ones(2)) == H
+    assert wrapped(HHH.with_output_dtype(F)).nested(jnp.ones(2)) == H
+
+
+class Base(pax.ParameterModule):
+    def moments(self, x):
+        return x.mean(0), x.var(0)
+
+
+class Standardize(Base):
+    """Calls its helper in every way; its moments do not fit into bfloat16."""
+
+    def moments(self, x):
+        return super().moments(x)
+
+    @property
+    def helper(self):
+        return self.moments
+
+    def __call__(self, x, moments=None):
+        mean, variance = (moments or self.moments)(x)
+        return (x - mean) / jnp.sqrt(variance + 1e-5)
+
+    def by_itself(self, x):
+        return self(x)
+
+    def by_property(self, x):
+        return self(x, self.helper)
+
+    def by_transform(self, x):
+        return self(x, transforms.remat(self.moments))
+
+    def by_other(self, x):
+        return Visitor().visit(self, x)
+
+    def by_copy(self, x):
+        return jax.jit(lambda layer, x: layer.copy()(x))(self, x)
+
+    @jax.jit
+    def jitted(self, x):
+        return self(x)
+
+    def steps(self, x):
+        change = yield self(x)
+        yield self(x) + change
+
+    def chosen(self):
+        return self.__call__
+
+
+class Visitor(pax.Module):
+    def visit(self, layer, x):
+        return layer(x)
+
+
+LARGE = jnp.array([[2001.0], [2003.0], [2005.0], [2007.0]])
+SMALL = [-1.342, -0.447, 0.447, 1.342]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Standardize.__call__,
+        Standardize.by_itself,
+        Standardize.by_property,
+        Standardize.by_transform,
+        Standardize.by_other,
+        Standardize.by_copy,
+        Standardize.jitted,
+        lambda layer, x: next(layer.steps(x)),
+        lambda layer, x: layer.chosen()(x),
+    ],
+)
+def test_a_call_is_cast_at_its_border_alone(call):
+    layer = pax.apply_mp_policy(Standardize(), jmp.Policy(F, F, B))
+    y = getattr(layer, getattr(call, "__name__", ""), lambda x: call(layer, x))(LARGE)
+    assert y.dtype == B
+    assert_close(y.astype(F).ravel(), SMALL, atol=0.01)
+
+
+def test_each_step_of_a_generator_is_a_call():
+    layer = pax.apply_mp_policy(Standardize(), jmp.Policy(F, H, B))
+    steps = layer.steps(LARGE / 100)
+    assert next(steps).dtype == steps.send(jnp.ones(1)).dtype == B
+
+
+def test_a_module_made_from_self_casts_at_its_border_too():
+    layer = pax.apply_mp_policy(Standardize(), jmp.Policy(F, F, B))
+    layer = layer.replace_method(pair=lambda self: [self, (self.copy(), pax.Sequential(self))])
+    first, (second, third) = layer.pair()
+    assert first is layer and type(second) is type(third[0]) is type(layer)
+
+
+@pytest.mark.parametrize(
+    "norm", [pax.BatchNorm1D(1), pax.LayerNorm(1, axis=0), pax.GroupNorm(1, 1, axis=0)]
+)
+@pytest.mark.parametrize("compute", [F, B, H])
+def test_norms_under_a_policy(norm, compute):
+    x = LARGE - 2004 if compute == B else 300 * (LARGE - 2004) if compute == H else LARGE
+    layer = pax.apply_mp_policy(norm, jmp.Policy(F, compute, B))
+    y = (layer % x)[1]
+    assert y.dtype == B
+    assert_close(y.astype(F).ravel(), SMALL, atol=0.02)
 
 
 def test_which_methods_are_wrapped():
