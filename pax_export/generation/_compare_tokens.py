@@ -126,10 +126,11 @@ def _greedy_tokens(job: Job, prompts: Sequence[Sequence[int]], steps: int) -> li
     options = {"max_new_tokens": steps, "stop": stop or None, "pad": 0}
     rows = [list(each) for each in prompts]
     tokens = np.asarray(generate(job.lm, rows, sampler=samplers.greedy(), **options))
-    return [_up_to_stop(row.tolist(), stop) for row in tokens]
+    return [up_to_stop(row.tolist(), stop) for row in tokens]
 
 
-def _up_to_stop(tokens: list[int], stop: Sequence[int]) -> list[int]:
+def up_to_stop(tokens: list[int], stop: Sequence[int]) -> list[int]:
+    """The tokens of a sequence, without padding behind its end."""
     ends = [at for at, each in enumerate(tokens) if each in stop]
     return tokens[: ends[0] + 1] if ends else tokens
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from pax_export import export as exporters
-from pax_export._errors import InvalidArgumentError
+from pax_export._errors import InvalidArgumentError, MissingPackageError
 from pax_export._optional import find
 from pax_export._types import Array
 from pax_export.export.artifact import embedded
+from pax_export.generation._compare_tokens import up_to_stop
 from pax_export.generation._fused_reading import FusedReading, is_fused
 from pax_export.generation._job import Job
 from pax_export.generation._runtimes import (
@@ -80,13 +83,14 @@ def _write(job: Job, place: Path) -> Report:
     lm, config = job.listed(), job.lm.config
     spec = exporters.spec
     (place / _MODEL).parent.mkdir()
-    # Ids are int64, as in other exporters; all other arrays keep their dtype.
+    # Ids are int64, as in other exporters; all other arrays keep their dtype. transformers.js makes
+    # an empty cache from the names of its axes, of which it knows `batch_size` only.
     with jax.enable_x64(True):
-        cache = ("batch", config.num_kv_heads, "total - length", config.head_size)
+        cache = ("batch_size", config.num_kv_heads, "total - length", config.head_size)
         store = spec(cache, lm.embed.weight.dtype.name)
         inputs = (
-            spec(("batch", "length"), "int64"),
-            spec(("batch", "total"), "int64"),
+            spec(("batch_size", "length"), "int64"),
+            spec(("batch_size", "total"), "int64"),
             [{"key": store, "value": store} for _ in range(config.num_layers)],
         )
         report = exporters.to_onnx(
@@ -190,21 +194,56 @@ def _config(job: Job) -> dict[str, Any]:
     return made | {"transformers.js_config": {"dtype": "fp32"}}
 
 
-def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[list[int]]:
-    """The ids that follow each prompt; texts are tokenized as in Python, or it is an error."""
+def _check_texts(job: Job, title: str, calls: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Refuses a runtime that makes other ids of texts, or another text of a conversation."""
     assert job.tokenizer is not None
-    has_template = bool(job.tokenizer.chat_template)
-    asked = {**calls, "messages": json.dumps(HELLO) if has_template else None}
-    theirs = run_runtime(GENAI, place, asked, seconds)
     for text, ids in zip(calls["texts"], theirs["texts"]):
         own = job.tokenizer.encode(text, add_special_tokens=False)
-        check_results(job, "tokenizer", GENAI.title, own, ids)
-    if has_template:
-        check_results(job, "chat template", GENAI.title, chat_prompt(job), theirs["conversation"])
+        check_results(job, "tokenizer", title, own, ids)
+    if job.tokenizer.chat_template:
+        check_results(job, "chat template", title, chat_prompt(job), theirs["conversation"])
+
+
+def _asked(job: Job, calls: Mapping[str, Any]) -> dict[str, Any]:
+    has_template = job.tokenizer is not None and bool(job.tokenizer.chat_template)
+    return {**calls, "messages": json.dumps(HELLO) if has_template else None}
+
+
+def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[list[int]]:
+    """The ids that follow each prompt; texts are tokenized as in Python, or it is an error."""
+    theirs = run_runtime(GENAI, place, _asked(job, calls), seconds)
+    _check_texts(job, GENAI.title, calls, theirs)
     return theirs["prompts"]
 
 
+# --- transformers.js --------------------------------------------------------------------------
+
+_NPM = "@huggingface/transformers"
+_PROGRAM = ("node", str(Path(__file__).with_name("transformers_js.mjs")))
+
+
+def _find_transformers_js() -> None:
+    """Refuses to go on where Node.js does not find the package."""
+    if shutil.which("node") is None or subprocess.run(_PROGRAM, capture_output=True).returncode:
+        raise MissingPackageError(
+            "transformers.js is not installed.",
+            got=f"Node.js finds no {_NPM} from this folder or NODE_PATH",
+            write=f"npm install {_NPM}",
+        )
+
+
+def _run_in_node(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[Any]:
+    """The ids that follow each prompt alone, and then in a batch."""
+    theirs = run_runtime(TRANSFORMERS_JS, place, _asked(job, calls), seconds)
+    _check_texts(job, TRANSFORMERS_JS.title, calls, theirs)
+    return [up_to_stop(each, job.stop) for each in (*theirs["prompts"], *theirs["batch"])]
+
+
+TRANSFORMERS_JS = Runtime(
+    "transformers.js", "transformers.js", (), "genai", _check, _write, find=_find_transformers_js,
+    run=_run_in_node, program=_PROGRAM,
+)  # fmt: skip
 GENAI = Runtime(
     "genai", "onnxruntime-genai", ("onnxruntime_genai",), "genai", _check, _write, run=_run,
-    level=4,
+    level=4, beside=(TRANSFORMERS_JS,),
 )  # fmt: skip

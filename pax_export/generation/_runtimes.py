@@ -24,6 +24,7 @@ from pax_export import export as exporters
 from pax_export._errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
+    MissingPackageError,
     NotValidatedWarning,
     TokenizerError,
     ValidationError,
@@ -87,9 +88,11 @@ class Runtime(NamedTuple):
         mark: bytes near the beginning of such a file of ours.
         suffix: the required suffix of the name, if any.
         find: refuses a validation whose programs are missing.
-        run: continues prompts, instead of the function of `_runtime_calls`.
+        run: continues prompts, instead of the function of `_runtime_calls`; once or several times.
         reads_texts: whether it takes strings, and tokenizes them itself.
         level: the default ``accuracy_level`` of quantized products; None if a file has none.
+        program: the command that runs prompts, instead of `_runtime_calls`.
+        beside: other runtimes that continue prompts of the same files, where they are installed.
     """
 
     name: str
@@ -105,6 +108,8 @@ class Runtime(NamedTuple):
     run: Callable[[Job, Path, Mapping[str, Any], float], list[Any]] | None = None
     reads_texts: bool = False
     level: Literal[1, 4] | None = None
+    program: tuple[str, ...] = ()
+    beside: tuple[Runtime, ...] = ()
 
 
 def export_for_runtime(
@@ -157,7 +162,11 @@ def export_for_runtime(
     with writing.replace_path(path, ours, weights) as place:
         made = runtime.write(job, place)
         wrote = time.perf_counter()
-        details, ties = prove_continuations(runtime, job, place, asked) if validate else ({}, ())
+        details, ties, left_out = {}, (), ("not validated",)
+        if validate:
+            details, ties = prove_continuations(runtime, job, place, asked)
+            others, more, left_out = _prove_beside(runtime, job, place, asked)
+            details, ties = details | others, ties + more
         ended = time.perf_counter()
         report = made if isinstance(made, Report) else _report(job, made)
         report = replace(
@@ -166,7 +175,7 @@ def export_for_runtime(
             graph_bytes=place.stat().st_size if runtime.is_file else report.graph_bytes,
             versions=package_versions(*_distributions(runtime) if validate else ()),
             validated="process" if validate else None,
-            left_out=() if validate else ("not validated",),
+            left_out=left_out,
             differs=ties,
             details={**report.details, "runs_in": runtime.title, **details},
             seconds={},
@@ -399,7 +408,26 @@ def prove_continuations(
     else:
         theirs = run_runtime(runtime, place, calls, seconds)
     job = replace(job, lm=job.in_context())
+    prompts = [*prompts] * (len(theirs) // len(prompts))
     return compare_tokens(runtime.title, job, prompts, theirs, steps)
+
+
+def _prove_beside(
+    runtime: Runtime, job: Job, place: Path, prompts: Sequence[Sequence[int]]
+) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
+    """Compares the other runtimes of the files; also returns which of them are missing."""
+    details, ties, left_out = {}, [], []
+    for other in runtime.beside:
+        try:
+            if other.find:
+                other.find()
+        except MissingPackageError as error:
+            left_out.append(f"{other.title}: {error.got}; {error.write}")
+            continue
+        made, differs = prove_continuations(other, job, place, prompts)
+        details[other.title] = made["tokens"]
+        ties += [f"{other.title}, {each}" for each in differs]
+    return details, tuple(ties), tuple(left_out)
 
 
 #: A conversation that a runtime writes down with the template.
@@ -433,11 +461,11 @@ def run_runtime(runtime: Runtime, place: Path, calls: Mapping[str, Any], seconds
     with stale_temporaries.scratch() as folder:
         given, made = folder / "calls.json", folder / "results.json"
         given.write_text(json.dumps(calls), encoding="utf-8")
-        program = [sys.executable, str(_runtime_calls.__file__), runtime.name, str(place)]
+        program = runtime.program or (sys.executable, str(_runtime_calls.__file__), runtime.name)
         quiet = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         try:
             done = subprocess.run(
-                [*program, str(given), str(made)], capture_output=True, text=True,
+                [*program, str(place), str(given), str(made)], capture_output=True, text=True,
                 errors="replace", env=quiet, timeout=seconds,
             )  # fmt: skip
         except subprocess.TimeoutExpired:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import jax
@@ -93,7 +94,7 @@ def test_onnxruntime_reads_texts_of_several_lengths_padded_on_the_left(family, i
 
 
 def test_the_folder_for_onnxruntime_genai(tmp_path):
-    pytest.importorskip("onnx")
+    onnx = pytest.importorskip("onnx")
     lm = net("smollm2", tmp_path / "hf")
     options = {"tokenizer": byte_level(), "max_length": 16, "validate": False, "format": "genai"}
     for name in ("one", "other"):
@@ -106,6 +107,9 @@ def test_the_folder_for_onnxruntime_genai(tmp_path):
     assert said["model"]["context_length"] == said["search"]["max_length"] == 16
     assert json.loads(files["generation_config.json"])["eos_token_id"] == 1
     assert Tokenizer.from_pretrained(tmp_path / "one").stop == (1,)
+    graph = onnx.load(tmp_path / "one" / "onnx" / "model.onnx", load_external_data=False).graph
+    rows = {each.type.tensor_type.shape.dim[0].dim_param for each in (*graph.input, *graph.output)}
+    assert rows == {"batch_size"}  # the one name of which transformers.js makes an empty cache
     assert pax.export.Report.read(tmp_path / "one").details["files"] == sorted(
         {*files} - {"pax_export.json"}
     )
@@ -326,6 +330,24 @@ def test_a_runtime_that_does_not_end_is_stopped(job, monkeypatch, tmp_path):
         room.prove_continuations(
             pax.generation._export.RUNTIMES["genai"], job, tmp_path, ((5, 6, 7),)
         )
+
+
+def test_another_runtime_of_a_folder_is_compared_or_missed_by_name(job, monkeypatch):
+    genai, room = pax.generation._genai, pax.generation._runtimes
+    runtime, prompts = pax.generation._export.RUNTIMES["genai"], ((5, 6, 7), (8, 9))
+    monkeypatch.setattr(genai.shutil, "which", lambda name: None)
+    details, _, left_out = room._prove_beside(runtime, job, Path("served"), prompts)
+    assert not details and "npm install @huggingface/transformers" in left_out[0]
+    monkeypatch.setattr(genai.shutil, "which", str)
+    monkeypatch.setattr(genai, "_PROGRAM", (sys.executable, "-c", ""))
+    said = pax.generation._compare_tokens._greedy_tokens(job, prompts, 24)
+    theirs = {"prompts": said, "batch": said, "texts": [], "conversation": room.chat_prompt(job)}
+    monkeypatch.setattr(genai, "run_runtime", lambda *_: theirs)
+    details, ties, left_out = room._prove_beside(runtime, job, Path("served"), prompts)
+    assert details["transformers.js"].startswith("96 of 96") and not ties and not left_out
+    theirs["batch"] = [said[0], [(each + 1) % 270 for each in said[1]]]
+    with refused(pax.errors.ValidationError, "transformers.js continues .* prompt 3"):
+        room._prove_beside(runtime, job, Path("served"), prompts)
 
 
 def test_a_missing_runtime_is_reported(tmp_path, monkeypatch):

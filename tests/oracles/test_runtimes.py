@@ -26,6 +26,7 @@ _CHANGES: dict[str, dict[str, object]] = {
     "starcoder2": {"head_dim": 2, "sliding_window": None},
 }  # fmt: skip
 
+#: Heads for which onnxruntime has kernels.
 _WIDE = {"gpt2": WIDE_GPT2, "phi3": {**WIDE, "sliding_window": None}}
 
 
@@ -45,6 +46,22 @@ def test_a_runtime_says_what_jax_says(format, family, tmp_path):
     report = pax.generation.export(lm, served, **options)
     assert report.validated == "process"
     print(family, report.details["tokens"], report.differs)
+
+
+@pytest.mark.parametrize("family", list(reference.CONFIGS))
+def test_onnxruntime_genai_and_transformers_js_run_the_same_folder(family, tmp_path):
+    for package in RUNTIMES["genai"].packages:
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    wide = _WIDE.get(family, {"head_dim": 8, "partial_rotary_factor": 1.0, "rope_scaling": None})
+    if family not in ("phi3", "phi4"):
+        wide.pop("partial_rotary_factor", None)
+    lm = net(family, tmp_path / "hf", **wide)
+    options = {"format": "genai", "tokenizer": ascii_tokenizer()}
+    report = pax.generation.export(lm, tmp_path / "served", max_length=16, **options)
+    if report.left_out:
+        pytest.skip(report.left_out[0])
+    print(family, report.details["transformers.js"], report.differs)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
