@@ -346,7 +346,7 @@ def test_another_runtime_of_a_folder_is_compared_or_missed_by_name(job, monkeypa
     details, ties, left_out = room._prove_beside(runtime, job, Path("served"), prompts)
     assert details["transformers.js"].startswith("96 of 96") and not ties and not left_out
     theirs["batch"] = [said[0], [(each + 1) % 270 for each in said[1]]]
-    with refused(pax.errors.ValidationError, "transformers.js continues .* prompt 3"):
+    with refused(pax.errors.ValidationError, "transformers.js continues", "prompt 3"):
         room._prove_beside(runtime, job, Path("served"), prompts)
 
 
