@@ -4,7 +4,6 @@ from pax_export.core._call_paths import path_of_call
 from pax_export.core._check import (
     assert_structure_equal,
     describe_array,
-    hidden_arrays,
     structure_differences,
 )
 from pax_export.core._edit import set_training, with_class, with_static
@@ -140,7 +139,6 @@ __all__ = [
     "enable_eval_mode",
     "enable_train_mode",
     "freeze_parameters",
-    "hidden_arrays",
     "load_state_dict",
     "module_and_value",
     "mutable",

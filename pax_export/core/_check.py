@@ -1,10 +1,10 @@
-"""Checks of whole trees: shared arrays, hidden arrays, differing structures."""
+"""Checks of whole trees: shared arrays, class attributes, differing structures."""
 
 from __future__ import annotations
 
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import jax
 from pax_export._errors import HiddenArrayError, SharedNodeError, StructureMismatchError
 from pax_export._jax import is_tracer
 from pax_export._types import PyTree
+from pax_export.core._hidden import refuse_hidden
 from pax_export.core._static import static_key
 from pax_export.core._subclassing import recipe_of
 from pax_export.core._traversal import (
@@ -48,6 +49,7 @@ def check_new(module: Node) -> None:
     """Checks a module after its constructor; its submodules were checked after theirs."""
     _check_slots(type(module))
     check_sharing(module)
+    refuse_hidden(module)
     _check_class_attributes(module)
 
 
@@ -142,62 +144,6 @@ _PLAIN = frozenset({
 })  # fmt: skip
 #: Names and annotations that Python itself writes into a class.
 _OF_PYTHON = frozenset({"__annotations__", "__static_attributes__", "__type_params__"})
-
-
-# --- arrays in static data ----------------------------------------------------------
-
-# Functions and wrappers of functions: an array that a function closes over is a constant
-# of the function, which is no mistake.
-_CODE = (
-    type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, partial
-)  # fmt: skip
-
-
-def hidden_arrays(tree: PyTree) -> Iterator[tuple[str, Any]]:
-    """Finds arrays in static data: in plain objects, sets, odd dicts.
-
-    They are neither trained nor saved, and to jax they are constants.
-
-    Args:
-        tree: a module, or any pytree of modules.
-
-    Yields:
-        The dotted path of each, and the array.
-
-    Example:
-        >>> import jax.numpy as jnp, types, pax_export as pax
-        >>> table = types.SimpleNamespace(rows=jnp.ones(3))
-        >>> net = pax.Module().set_attribute("table", table)
-        >>> [path for path, _ in hidden_arrays(net)]
-        ['table.rows']
-    """
-    seen: set[int] = set()
-    for path, module in named_modules(tree):
-        for name, value in flatten(module)[1].static.items():
-            yield from _arrays_in(value, join_path(path, name), seen)
-
-
-def _arrays_in(value: object, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    if is_array(value):
-        yield path, value
-        return
-    if id(value) in seen or isinstance(value, _CODE):
-        return
-    seen.add(id(value))
-    if isinstance(value, Node):
-        yield from ((join_path(path, name), leaf) for name, leaf in named_leaves(value))
-        return
-    for name, part in _parts_of_object(value):
-        yield from _arrays_in(part, join_path(path, str(name)), seen)
-
-
-def _parts_of_object(value: object) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, dict):
-        yield from value.items()
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from enumerate(value)
-    elif hasattr(value, "__dict__"):
-        yield from vars(value).items()
 
 
 # --- structure of two trees -----------------------------------------------------

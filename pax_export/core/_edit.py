@@ -29,6 +29,7 @@ from pax_export._errors import (
 from pax_export._types import PyTree
 from pax_export.core._check import check_modules
 from pax_export.core._containers import copy_containers
+from pax_export.core._hidden import refuse_hidden
 from pax_export.core._near_names import near_names
 from pax_export.core._numpy_copies import on_own_array
 from pax_export.core._traversal import (
@@ -123,6 +124,8 @@ def _change_attributes(owner: Node, changes: dict[str, Change], same_kinds: bool
         kinds |= {name: kind_of(value) for name, value in new.items()}
     attributes.update(new)
     update_moduledef(owner, kinds)
+    if not same_kinds:
+        refuse_hidden(owner)
 
 
 def _with_items(changes: dict[Any, Change], then: Change | None, value: PyTree) -> Any:

@@ -21,6 +21,7 @@ from pax_export._jax import is_tracer, trace_state
 from pax_export._tracebacks import hide_frames
 from pax_export._types import PyTree
 from pax_export.core._check import check_sharing
+from pax_export.core._hidden import refuse_hidden
 from pax_export.core._mutable import open_modules, refresh_kinds
 from pax_export.core._numpy_copies import Copies, give_back, with_own_arrays
 from pax_export.core._sharding_notes import explain_sharding
@@ -138,6 +139,8 @@ def open_copies(tree: PyTree, copies: Copies | None = None) -> Iterator[None]:
     if touched:
         for root in roots:
             check_sharing(root)
+        for module in touched:
+            refuse_hidden(module)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ docs/decisions/flatten.md has the measurements.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -157,7 +158,9 @@ def is_node(value: object) -> bool:
     return isinstance(value, Node)
 
 
-_PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, type})
+#: An iterator may hold layers, and loses them when it is used; jax has no tree of it.
+ITERATORS = (types.GeneratorType, map, filter, zip)
+_PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, type, *ITERATORS})
 
 
 def kind_of(value: object) -> str:

@@ -9,7 +9,9 @@ from typing import Any, cast
 import jax
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
+from pax_export.core import Module
 from pax_export.transforms._checks import check_function, checked_integers
+from pax_export.transforms._layer import TransformedLayer
 from pax_export.transforms._lift import (
     Held,
     LiftedCall,
@@ -35,7 +37,7 @@ def remat(
     elements.
 
     Args:
-        f: takes arrays and modules.
+        f: takes arrays and modules; or a layer, which makes another layer.
         prevent_cse: as in `jax.checkpoint`; False inside of `scan` saves time.
         static_argnums: the positional arguments that are not arrays.
         policy: which values to store nevertheless, e.g.
@@ -60,6 +62,9 @@ def remat(
     if policy is not None:
         _check_policy(policy)
     static = checked_integers(static_argnums, "remat.static_argnums", "static_argnums=(1,)")
+    if isinstance(f, Module):
+        options = {"prevent_cse": prevent_cse, "static_argnums": static, "policy": policy}
+        return TransformedLayer(f, remat, options)
 
     @wrap_like(f)
     def recomputed(*args: object, **kwargs: object) -> Any:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import PyTree
+from pax_export.core import Module
 from pax_export.transforms._axes import (
     MapOptions,
     MappedArguments,
@@ -24,6 +25,7 @@ from pax_export.transforms._axes import (
     targets_of,
 )
 from pax_export.transforms._checks import check_function, checked_size
+from pax_export.transforms._layer import TransformedLayer
 from pax_export.transforms._lift import Result, wrap_like
 from pax_export.transforms._rng_split import split_for
 
@@ -44,8 +46,8 @@ def vmap(
     """Makes a function that calls another one for every index of an axis, in parallel.
 
     Args:
-        f: takes arrays and modules of one call.  A module or a bound method is
-            captured: all calls share it, and it is immutable.
+        f: takes arrays and modules of one call; or a layer, which makes another layer: all calls
+            share its arrays.  A bound method is captured, and its module is immutable.
         in_axes: the axis along which each positional argument is mapped, None
             for one that all calls share: a single entry for all, or a tuple.
             An entry may be `StateAxes`, for a module.
@@ -96,6 +98,14 @@ def vmap(
         "vmap", f, in_axes=in_axes, in_axes_kwargs=in_axes_kwargs, out_axes=out_axes,
         state_axes=state_axes, split_rngs=split_rngs, transform_metadata=transform_metadata,
     )  # fmt: skip
+    if isinstance(f, Module):
+        given = {
+            "in_axes": in_axes, "in_axes_kwargs": in_axes_kwargs, "out_axes": out_axes,
+            "axis_name": axis_name, "axis_size": axis_size, "spmd_axis_name": spmd_axis_name,
+            "state_axes": state_axes, "split_rngs": split_rngs,
+            "transform_metadata": transform_metadata,
+        }  # fmt: skip
+        return TransformedLayer(f, vmap, given)
 
     @wrap_like(f)
     def mapped(*args: object, **kwargs: object) -> Any:

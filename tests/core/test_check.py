@@ -1,15 +1,11 @@
 """Sharing, hidden arrays, differences of structure, and values that are no modules."""
 
 import abc
-import functools
-import types
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pax_export as pax
-from pax_export.core import hidden_arrays
 from pax_export.errors import ChangedOutsideWarning, HiddenArrayError
 from tests.core.models import Dense, Free, Net
 from tests.refusals import refused
@@ -130,28 +126,3 @@ def test_a_number_is_refused_by_name(name):
     with refused(TypeError, name, got="int: 3") as error:
         CALLS[name]()
     assert isinstance(error.value, pax.errors.PaxError)
-
-
-def test_where_arrays_hide():
-    array = jnp.ones(2)
-    holder = types.SimpleNamespace(deep={"a": (array,)}, layer=Dense(1, 1), number=3)
-    holder.itself = holder
-    net = pax.Module().set_attribute("child", pax.Module().set_attribute("holder", holder))
-    names = [name for name, _ in hidden_arrays(net)]
-    assert names == [
-        "child.holder.deep.a.0",
-        "child.holder.layer.weight",
-        "child.holder.layer.bias",
-    ]
-
-
-def test_dicts_that_jax_cannot_sort():
-    net = pax.Module().set_attribute("table", {1: np.ones(2), "b": 3})
-    assert [name for name, _ in hidden_arrays(net)] == ["table.1"]
-
-
-def test_leaves_and_closures_are_not_hidden():
-    array = jnp.ones(2)
-    net = Net().set_attribute("f", lambda x: x + array)
-    net = net.set_attribute("g", functools.partial(jnp.add, array))
-    assert list(hidden_arrays(net)) == []

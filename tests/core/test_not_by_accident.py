@@ -65,7 +65,6 @@ CHANGES = {
     "list in dataclass": (Options, lambda v: v.names.append(9)),
     "list in frozen dataclass": (lambda: Fixed([1]), lambda v: v.names.append(9)),
     "list in partial": (lambda: functools.partial(add_to, [1]), lambda v: v()),
-    "numpy in odd dict": (lambda: {1: np.zeros(2), "k": 1}, lambda v: v[1].fill(9)),
 }
 PLACES = {
     "alone": (lambda v: v, lambda a: a),

@@ -28,7 +28,6 @@ from pax_export.core import (
     Module,
     as_filter,
     enable_eval_mode,
-    hidden_arrays,
     module_and_value,
     named_modules,
     path_name,
@@ -69,7 +68,6 @@ class Exportable:
     leaves: tuple[ExportLeaf, ...]
     tree: PyTree
     methods: tuple[ModelMethod, ...]
-    hidden: tuple[tuple[str, Any], ...] = ()  # arrays in static data, with their paths
     form: ModelForm | None = None  # of a model that is not a module of this package
 
     @property
@@ -129,7 +127,7 @@ def _of_module(
     name = type(module).__name__
     leaves, tree = _make_leaves(module, trainable.__contains__)
     made = _make_methods(methods, name, find)
-    return Exportable(name, leaves, tree, made, tuple(hidden_arrays(module)))
+    return Exportable(name, leaves, tree, made)
 
 
 def _with_state(function: Callable, halves: frozenset) -> Callable[..., tuple[Any, Any]]:
@@ -267,13 +265,11 @@ def with_step(
         *map(_beside_optimizer, chosen.methods),
         ModelMethod(call, step, 2, key, trains=True),
     )
-    hidden = tuple(hidden_arrays(optimizer)) if isinstance(optimizer, Module) else ()
     return replace(
         chosen,
         leaves=(*chosen.leaves, *named),
         tree=jax.tree_util.tree_structure((served, optimizer)),
         methods=methods,
-        hidden=(*chosen.hidden, *hidden),
     )
 
 

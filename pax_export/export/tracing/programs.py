@@ -8,15 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import numpy as np
 
 from pax_export._errors import (
-    HiddenArrayError,
     InvalidArgumentError,
     StateChangeError,
     a_few,
 )
-from pax_export._jaxpr import jaxpr_constants, jaxpr_operations, jaxpr_sizes
+from pax_export._jaxpr import jaxpr_operations, jaxpr_sizes
 from pax_export._str_arguments import as_strings
 from pax_export._types import PyTree
 from pax_export.export.artifact import dimensions
@@ -158,7 +156,6 @@ def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program
 
     with symbolic_errors(run, structs, inputs):
         traced = trace(run, [dtypes.stored(struct) for struct in structs])
-    _refuse_hidden(model, traced)
     count = len(traced.results) - len(seen["changed"])
     tree = jax.tree_util.tree_unflatten(seen["tree"], range(count))
     paths = dotted_paths(tree, "output")
@@ -167,29 +164,6 @@ def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program
     structure = describe_structure(tree, names)
     changed = seen["changed"]
     return Program(method.key, inputs, traced, names, structure, changed, method.trains, paths)
-
-
-def _refuse_hidden(model: Exportable, traced: Traced) -> None:
-    """Raises for arrays in static data, which were never trained or saved; closures are stored."""
-    if not model.hidden:
-        return
-    used = list(jaxpr_constants(traced.program))
-    names = [n for n, array in model.hidden if any(_came_from(c, array) for c in used)]
-    if names:
-        raise HiddenArrayError(
-            "The model uses an array in static data, which is neither trained nor saved.",
-            where=", ".join(names),
-            write="the array as an attribute of the module itself, alone or in a list, tuple "
-            "or dict",
-        )
-
-
-def _came_from(constant: Any, array: Any) -> bool:
-    """True if a constant of a program is this array; jax copies those of numpy."""
-    if constant is array or not isinstance(array, np.ndarray):
-        return constant is array
-    same_kind = np.shape(constant) == array.shape and not dtypes.is_key(constant.dtype)
-    return same_kind and np.array_equal(constant, array.astype(constant.dtype))
 
 
 def _check_outputs(names: Sequence[str], results: Sequence[jax.ShapeDtypeStruct]) -> None:

@@ -1,7 +1,5 @@
 """Every mistake has a message, and leaves nothing behind."""
 
-import types
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -119,20 +117,6 @@ def test_numbers_are_not_narrowed(tmp_path):
 def test_dtypes_and_leaves_that_consumers_do_not_have(tmp_path, params, dtype, expected):
     error = refused(tmp_path, errors.UnsupportedDtypeError, (params, affine), spec("n", dtype))
     assert error == fields(**expected)
-
-
-@pytest.mark.parametrize("make", [jnp.ones, np.ones])
-def test_an_array_in_static_data(tmp_path, make):
-    class Table(pax.Module):
-        def __init__(self):
-            self.table = types.SimpleNamespace(rows=[make((3, 2))], unused=make(3))
-
-        def __call__(self, x):
-            return x @ self.table.rows[0]
-
-    net = pax.Sequential(pax.Identity(), Table())
-    error = refused(tmp_path, errors.HiddenArrayError, net, spec("n, 3"))
-    assert error == fields(where="modules.1.table.rows.0")
 
 
 def test_a_hidden_array(tmp_path):
