@@ -11,9 +11,7 @@ from pax_export._errors import InvalidArgumentError, MissingValueError
 from pax_export.core import (
     Module,
     count_array_elements,
-    flatten,
     is_array,
-    modules_and_leaves,
     restore,
     set_training,
     to_picklable,
@@ -27,21 +25,11 @@ class _Structure(NamedTuple):
     name: str
     treedef: Any
     others: tuple[tuple[int, Any], ...]  # the static leaves, each with its number among all
-    guard: Any  # see `_NotShared`, or None
 
     @property
     def static(self) -> tuple[int, ...]:
         """The numbers of the leaves that are static."""
         return tuple([number for number, _ in self.others])
-
-
-class _NotShared:
-    """Has no hash, so that treedefs with equal objects are not replaced by one another."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _NotShared)
 
 
 class Flattener(Module):
@@ -195,8 +183,7 @@ def _taken_apart(
         static = [number for number, leaf in enumerate(leaves) if not is_array(leaf)]
     data = [leaf for number, leaf in enumerate(leaves) if number not in static]
     others = [(number, leaf) for number, leaf in enumerate(leaves) if number in static]
-    opaque = any(flatten(module)[1].opaque for module in modules_and_leaves(value)[0])
-    return data, _Structure(name, treedef, tuple(others), _NotShared() if opaque else None)
+    return data, _Structure(name, treedef, tuple(others))
 
 
 def _rebuild_value(structure: _Structure, data: list[Any]) -> Any:

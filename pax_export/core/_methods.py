@@ -1,7 +1,7 @@
 """Modules with replaced methods, sharing classes, because jax keeps every class that it sees.
 
-Functions without closures are methods of one class; closures are static data of the module, and
-one class for all looks them up.
+Functions that read only their arguments are methods of one class; others are static data of the
+module, and one class for all looks them up.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pax_export._types import PyTree
+from pax_export.core._static import is_self_contained
 from pax_export.core._subclassing import aspect_of, derive_class, register_aspect
 from pax_export.core._traversal import rebuild_tree
 from pax_export.core._tree import Node, attributes_of, flatten, unflatten
@@ -79,7 +80,8 @@ def _is_made_anew(method: Callable[..., Any]) -> bool:
     if isinstance(method, (type, property, staticmethod, classmethod)) or not callable(method):
         return False
     if isinstance(method, types.FunctionType):
-        return bool(method.__closure__ or method.__defaults__ or method.__kwdefaults__)
+        defaults = method.__defaults__ or method.__kwdefaults__
+        return bool(defaults) or not is_self_contained(method)
     return not isinstance(method, types.BuiltinFunctionType)
 
 

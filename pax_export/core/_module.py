@@ -172,8 +172,8 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     def replace_method(self, **methods: Callable) -> Self:
         """Returns the same data as a subclass (of the same name) with these methods.
 
-        Calls with functions that differ only in their closures share one class; the functions are
-        then static data of each module.
+        Functions that read variables are static data of each module; calls with such functions
+        share one class.
         """
         return _methods.replace_method(self, methods)
 
@@ -340,10 +340,6 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         leaves, treedef = jax.tree_util.tree_flatten(self)
         others, other_def = jax.tree_util.tree_flatten(other)
         return treedef == other_def and all(map(lambda a, b: a is b, leaves, others))
-
-    # It returns "equal" for identical objects only, unless a subclass overrides it: see
-    # `ObjectKey`.
-    _pax_equal_is_same = __eq__
 
     def __hash__(self) -> int:
         leaves, treedef = jax.tree_util.tree_flatten(self)

@@ -9,7 +9,7 @@ from typing import Any
 from jax.tree_util import GetAttrKey
 
 from pax_export.core._containers import copy_containers, has_container
-from pax_export.core._static import is_opaque, static_key
+from pax_export.core._static import static_key
 
 #: Under this name a module of a labeled net keeps its label, as a static attribute.
 LABEL = "_path_in_net"
@@ -46,14 +46,13 @@ class ModuleDef:
         containers: the static attributes that are a list, dict or set.
         uncached: whether a flatten must compare containers, which may have changed.
         lazy: whether a rebuilt module may fill in its attributes later.
-        opaque: whether it cannot be interned: a static value has no hash, or it has a label.
         keys: the jax key of each child.
         label: the path of the module in a labeled net, or None.
     """
 
     __slots__ = (
         "cls", "names", "array_count", "template", "static", "containers", "uncached", "lazy",
-        "opaque", "keys", "label", "_key", "_hash", "__weakref__",
+        "keys", "label", "_key", "_hash", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, key: tuple, cls, order, arrays, mixed, static):
@@ -70,7 +69,6 @@ class ModuleDef:
         # An attribute that a class attribute hides would never be asked for.
         self.lazy = not self.uncached and not any(hasattr(cls, n) for n in order)
         self.label: Label | None = static.get(LABEL)
-        self.opaque = self.label is not None or is_opaque(key)
         self.keys = tuple([GetAttrKey(name) for name in self.names])
 
     def __eq__(self, other: object) -> bool:
@@ -78,7 +76,7 @@ class ModuleDef:
             return True
         if not isinstance(other, ModuleDef):
             return NotImplemented
-        # Two threads may have created one each, and a moduledef without a hash is not interned.
+        # Two threads may have created one each, and one with a label is not interned.
         same = self._hash == other._hash and self._key == other._key
         return same and not (self.label and self.label.differs(other.label))
 
@@ -111,6 +109,6 @@ def intern_moduledef(
     moduledef = _interned.get(key) if LABEL not in static else None
     if moduledef is None:
         moduledef = ModuleDef(key, cls, order, arrays, mixed, static)
-        if not moduledef.opaque:
+        if LABEL not in static:
             moduledef = _interned.setdefault(key, moduledef)
     return moduledef

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import inspect
 import types
 from collections import deque
 from typing import Any
@@ -23,45 +22,13 @@ from pax_export.core._containers import (
     PARTIALS,
     copy_containers,
     has_container,
-    is_container,
     is_record,
     is_small_array,
     record_of,
-    without_cached,
 )
 
 _BY_VALUE = frozenset({type(None), bool, int, str, bytes, type(Ellipsis)})
 _IN_ORDER = frozenset({list, tuple})
-
-
-class ObjectKey:
-    """A key for an object by its ``__eq__`` and its parts.
-
-    ``Config(1) == Config(1.0)`` may hold where the programs differ, so the parts are compared
-    as well, unless `_pax_equal_is_same` names the class's ``__eq__``.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: object):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ObjectKey):
-            return NotImplemented
-        return self.value is other.value or _is_same_object(self.value, other.value)
-
-    def __hash__(self) -> int:
-        return hash((type(self.value), self.value))
-
-
-class UnhashableKey(ObjectKey):
-    """Stands in a key for an object that has ``==`` but no hash."""
-
-    __slots__ = ()
-
-    def __hash__(self) -> int:
-        return hash(type(self.value))
 
 
 class _IdentityKey:
@@ -79,43 +46,12 @@ class _IdentityKey:
         return id(self.value)
 
 
-def _is_same_object(a: object, b: object) -> bool:
-    """Returns whether two objects of one class compare equal and consist of the same parts."""
-    if type(a) is not type(b):
-        return False
-    if getattr(type(a), "_pax_equal_is_same", None) is type(a).__eq__:
-        return a == b
-    try:
-        # Containers of a user's class are compared by keys, as other containers are: two partials,
-        # for example, are never equal.
-        by_content = type(a).__eq__ in (dict.__eq__, list.__eq__)
-        parts = _parts_by_pickle(a) if by_content or a == b else None
-        return parts is not None and static_key(parts) == static_key(_parts_by_pickle(b))
-    except Exception:  # whatever a third-party class raises, the objects are not equal
-        return False
-
-
-def _parts_by_pickle(value: object) -> Any:
-    """Returns the parts of an object, as pickle takes it apart, or None if it cannot."""
-    if isinstance(value, (set, frozenset)):  # their order has no meaning
-        return frozenset(value), dict(getattr(value, "__dict__", {}))
-    reduced = value.__reduce_ex__(4)
-    if isinstance(reduced, str):
-        return None
-    make, args, state, items, pairs = (*reduced, None, None, None)[:5]
-    kind = type(value)
-    if isinstance(state, dict):
-        state = without_cached(kind, state)
-    fields = record_of(value) if hasattr(kind, "__dataclass_fields__") else None
-    return make, args, state, fields, *[each and tuple(each) for each in (items, pairs)]
-
-
 def static_key(value: PyTree) -> Any:
     """Makes a hashable key; equal keys mean that jax need not trace again.
 
     Keys distinguish types. Containers and dataclasses are compared by content (dicts with their
-    order), functions by code, defaults and plain closure values, objects by their class's
-    ``__eq__`` and their parts, or by identity where the parts are unknown.
+    order), functions by identity unless they read nothing that may change (`is_self_contained`),
+    other objects by ``==`` if they have a hash, otherwise by identity.
     """
     kind = type(value)
     if kind in _BY_VALUE:
@@ -146,20 +82,28 @@ def _standard_key(value: PyTree) -> Any:
         return kind, value.real.hex(), value.imag.hex()
     if kind is bytearray:
         return kind, bytes(value)
-    if kind is deque:
-        return kind, value.maxlen, tuple([static_key(x) for x in value])
-    if kind in KEYED:
-        default = static_key(getattr(value, "default_factory", None))
-        return kind, default, tuple([(static_key(k), static_key(v)) for k, v in value.items()])
+    if kind is slice:  # has no hash before Python 3.12
+        return kind, static_key((value.start, value.stop, value.step))
     if isinstance(value, np.generic) and not value.dtype.hasobject:
         return kind, value.dtype.str, value.tobytes()
     if isinstance(value, np.ndarray):
         return _array_key(value)
-    if isinstance(value, tuple) and not getattr(value, "__dict__", None):
-        return kind, tuple([static_key(x) for x in value])
     if is_record(value):
         return kind, tuple([(name, static_key(x)) for name, x in record_of(value).items()])
-    return _object_key(value)
+    if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+        return kind, _container_key(value)
+    return _IdentityKey(value) if kind.__hash__ is None else (kind, value)
+
+
+def _container_key(value: PyTree) -> Any:
+    """Returns the content of a container of the standard library or of a user's class."""
+    more = static_key(getattr(value, "__dict__", None)) if type(value) not in KEYED else None
+    if isinstance(value, dict):
+        items = tuple([(static_key(k), static_key(v)) for k, v in dict.items(value)])
+        return items, static_key(getattr(value, "default_factory", None)), more
+    items = [static_key(x) for x in value]
+    in_order = isinstance(value, (list, tuple, deque))
+    return tuple(items) if in_order else frozenset(items), getattr(value, "maxlen", None), more
 
 
 def _array_key(value: np.ndarray) -> Any:
@@ -170,24 +114,6 @@ def _array_key(value: np.ndarray) -> Any:
     else:
         items = value.tobytes()
     return type(value), value.dtype.str, value.shape, items
-
-
-def _object_key(value: object) -> Any:
-    try:
-        hash(value)
-    except Exception:  # a class may raise more than TypeError
-        # A container may change after a treedef got its key.
-        return UnhashableKey(copy_containers(value) if is_container(value) else value)
-    return ObjectKey(value)
-
-
-def is_opaque(key: object) -> bool:
-    """Returns whether a key contains an unhashable object, at any depth."""
-    if isinstance(key, UnhashableKey):
-        return True
-    if isinstance(key, (tuple, frozenset)):
-        return any(is_opaque(part) for part in key)
-    return False
 
 
 class StaticLeaf:
@@ -232,95 +158,69 @@ jax.tree_util.register_pytree_node(
 
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, type(Ellipsis)})
-_STORES = ("STORE_DEREF", "DELETE_DEREF")
+_OF_JAX = frozenset({"jax", "jax.lax", "jax.nn", "jax.numpy"})
+_PURE_BUILTINS = frozenset({
+    abs, all, any, callable, divmod, isinstance, issubclass, iter, len, max, min, next, pow, repr,
+    round, sorted, sum,
+})  # fmt: skip
 
 
 def _function_key(function: types.FunctionType) -> Any:
-    values = _closed_over(function)
-    defaults = (function.__defaults__, tuple((function.__kwdefaults__ or {}).items()))
-    if values is None or function.__dict__ or has_container(defaults):
+    if not is_self_contained(function):
         return types.FunctionType, function
     return (
         types.FunctionType,
         function.__code__,
-        function.__name__,
+        function.__module__,
         function.__qualname__,
-        id(function.__globals__),
-        static_key(defaults),
-        static_key(values),
+        static_key((function.__defaults__, tuple((function.__kwdefaults__ or {}).items()))),
+        tuple([(name, _global(function, name)) for name in _names_read(function.__code__) or ()]),
     )
 
 
-def _closed_over(function: types.FunctionType) -> tuple | None:
-    """The values of the variables that a function closes over; None if these may change."""
-    if not function.__closure__:
-        return ()
-    try:
-        values = tuple([cell.cell_contents for cell in function.__closure__])
-    except ValueError:  # a variable that has no value yet
-        return None
-    if not all(type(value) in _PLAIN for value in values):
-        return None
-    code = function.__code__
-    set_by_it = _assigned_in(code)
-    set_beside_it = _assigned_beside(code, _outermost_code(function))
-    if set_beside_it is None or not (set_by_it | set_beside_it).isdisjoint(code.co_freevars):
-        return None
-    return values
+def is_self_contained(function: types.FunctionType) -> bool:
+    """Returns whether a function reads only its arguments, constants, and modules of jax.
+
+    Another function of the same code then computes the same at any time. A variable outside may
+    change between two such functions, and also between the making of one and its trace, so
+    comparing its values would not do.
+    """
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    if function.__closure__ or function.__dict__ or not all(map(_is_plain, defaults)):
+        return False
+    names = _names_read(function.__code__)
+    return names is not None and all(_never_changes(_global(function, name)) for name in names)
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
+
+
+def _global(function: types.FunctionType, name: str) -> Any:
+    return function.__globals__.get(name, function.__builtins__.get(name))  # type: ignore
+
+
+def _never_changes(value: Any) -> bool:
+    if isinstance(value, types.ModuleType):
+        return value.__name__ in _OF_JAX
+    if isinstance(value, type):
+        return value.__module__ == "builtins"
+    return isinstance(value, types.BuiltinFunctionType) and value in _PURE_BUILTINS
 
 
 @functools.lru_cache(maxsize=4096)
-def _assigned_in(code: types.CodeType) -> frozenset[str]:
-    """The variables that code, or a function in it, closes over and assigns to."""
-    found = {
-        each.argval
-        for each in dis.get_instructions(code)
-        if each.opname in _STORES and each.argval in code.co_freevars
-    }
-    for inner in _functions_in(code):
-        found |= _assigned_in(inner) & set(code.co_freevars + code.co_cellvars)
-    return frozenset(found)
-
-
-def _functions_in(code: types.CodeType) -> list[types.CodeType]:
-    return [const for const in code.co_consts if isinstance(const, types.CodeType)]
-
-
-@functools.lru_cache(maxsize=4096)
-def _assigned_beside(
-    code: types.CodeType, outermost: types.CodeType | None
-) -> frozenset[str] | None:
-    """The names that nested functions of the same outer function assign to; None if unknown."""
-    around = None if outermost is None else _way_to(code, outermost)
-    if around is None:
-        return None
-    beside = [inner for outer in around for inner in _functions_in(outer)]
-    return frozenset().union(*map(_assigned_in, beside))
-
-
-def _way_to(code: types.CodeType, outer: types.CodeType) -> list[types.CodeType] | None:
-    """The enclosing functions of this code, from the outermost to the innermost."""
-    inside = _functions_in(outer)
-    if any(inner is code for inner in inside):
-        return [outer]
-    for inner in inside:
-        way = _way_to(code, inner)
-        if way is not None:
-            return [outer, *way]
-    return None
-
-
-def _outermost_code(function: types.FunctionType) -> types.CodeType | None:
-    """The code of the function or method of a module in which this function was made."""
-    first, *names = function.__qualname__.split(".<locals>")[0].split(".")
-    found = function.__globals__.get(first)
-    for name in names:
-        found = inspect.getattr_static(found, name, None)
-    if isinstance(found, property):
-        found = found.fget
-    for _ in range(100):  # a decorator may lead in a circle
-        inner = getattr(found, "__wrapped__", None) or getattr(found, "__func__", None)
-        if inner is None:
-            break
-        found = inner
-    return getattr(found, "__code__", None)
+def _names_read(code: types.CodeType) -> tuple[str, ...] | None:
+    """The global names that code, and code in it, reads; None if it imports or sets some."""
+    found: dict[str, None] = {}
+    for each in dis.get_instructions(code):
+        if each.opname == "LOAD_GLOBAL":
+            found[each.argval] = None
+        elif any(word in each.opname for word in ("GLOBAL", "NAME", "IMPORT", "LOAD_LOCALS")):
+            return None
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            names = _names_read(inner)
+            if names is None:
+                return None
+            found |= dict.fromkeys(names)
+    return tuple(found)

@@ -194,11 +194,8 @@ def cached_by_treedef(
             stand_ins = [object() for _ in range(treedef.num_leaves)]
             numbers = {id(leaf): number for number, leaf in enumerate(stand_ins)}
             skeleton = tree_unflatten(treedef, stand_ins)
-            for module in modules_and_leaves(skeleton)[0]:
-                # Equal treedefs may contain equal but different objects where
-                # these have no hash; a plan would exchange one for the other.
-                if flatten(module)[1].opaque or runs_foreign_code(module):
-                    return None
+            if any(map(runs_foreign_code, modules_and_leaves(skeleton)[0])):
+                return None
             leaves, out_treedef = tree_flatten(function(skeleton, *arguments))
             return [numbers[id(leaf)] for leaf in leaves], out_treedef
 

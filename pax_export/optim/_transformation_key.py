@@ -54,8 +54,6 @@ class KeyedTransformation:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KeyedTransformation) and self._key == other._key
 
-    _pax_equal_is_same = __eq__  # the key distinguishes types and values, and includes closures
-
     def __hash__(self) -> int:
         return hash(self._key)
 
