@@ -35,6 +35,13 @@ def named_refusals() -> Iterator[None]:
         raise
     except Exception as error:
         equations = equations_of(error)
+        if not equations and "Cannot solve for values of dimension" in str(error):
+            found = re.search(r"Unprocessed specifications: '(.*?)'", str(error))
+            raise SymbolicDimensionError(
+                "jax cannot compute a symbolic dimension from the sizes of the inputs.",
+                got=found[1] if found else first_line(error),
+                write="a size of one dimension alone, e.g. 'n' or '2*n'",
+            ) from error
         if not equations:
             raise
         raise _refusal(equations, error) from error

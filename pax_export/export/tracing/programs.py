@@ -12,6 +12,7 @@ import jax
 from pax_export._errors import (
     InvalidArgumentError,
     StateChangeError,
+    SymbolicDimensionError,
     a_few,
 )
 from pax_export._jaxpr import jaxpr_operations, jaxpr_sizes
@@ -154,6 +155,7 @@ def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program
         seen["changed"] = tuple(changed)
         return [dtypes.store(value) for value in (*outputs, *(after[i] for i in changed))]
 
+    _check_sizes(inputs)
     with symbolic_errors(run, structs, inputs):
         traced = trace(run, [dtypes.stored(struct) for struct in structs])
     count = len(traced.results) - len(seen["changed"])
@@ -164,6 +166,20 @@ def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program
     structure = describe_structure(tree, names)
     changed = seen["changed"]
     return Program(method.key, inputs, traced, names, structure, changed, method.trains, paths)
+
+
+def _check_sizes(inputs: Inputs) -> None:
+    """Refuses dimensions that shapes of inputs do not determine, as `b` in ``b*b``."""
+    shapes = (dtypes.shape_of(dtypes.stored(entry.struct)) for entry in inputs.flat)
+    sizes = [(size, lambda: 0) for shape in shapes for size in shape if isinstance(size, str)]
+    try:
+        dimensions.solve_each(sizes, lambda *_: "")
+    except ValueError as error:
+        raise SymbolicDimensionError(
+            f"A symbolic dimension cannot be computed from {error}.",
+            where=", ".join(entry.name for entry in inputs.flat),
+            write="a size of one dimension alone, e.g. 'n' or '2*n'",
+        ) from error
 
 
 def _check_outputs(names: Sequence[str], results: Sequence[jax.ShapeDtypeStruct]) -> None:

@@ -8,7 +8,8 @@ import linecache
 import math
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +82,12 @@ def symbolic_errors(
             shapes = (f"{e.name}: {e.struct.dtype}{list(e.struct.shape)}" for e in inputs.flat)
             error.add_note(f"The model was traced with the inputs {', '.join(shapes)}.")
             raise
-        names = ", ".join(guilty)
+        names, proposal = ", ".join(guilty), _Proposal(function, structs, inputs)
         explained = SymbolicDimensionError(
             f"The size of the dimension {names} must be known here: {first_line(error)}",
             where=_place_of(error),
             got=f"the symbolic dimension {names}",
-            write=f"{_as_symbolic(error)}{_as_constraints(error, guilty[0])}a number instead of "
+            write=f"{_as_symbolic(error)}{proposal.text(error, guilty)}a number instead of "
             f"{guilty[0]!r} in its spec; or operations that support every size",
         )
         for note in getattr(error, "__notes__", ()):
@@ -116,27 +117,105 @@ def _as_symbolic(error: Exception) -> str:
     return f"symbolic_numpy.{name} of pax_export.export; or " if found else ""
 
 
-_ORDERED = re.compile(r"comparison '(.+?)' ([<>]=?) '(-?\d+)' is inconclusive")
-_EXTREME = re.compile(r"\b(min|max)\((-?\d+), ")
-_DIVIDED = re.compile(r"\b(?:floordiv|mod)\(.*?, (\d+)\)")
+_ORDERED = re.compile(r"comparison '(.+?)' ([<>]=?) '(.+?)' is inconclusive")
+_EXTREME = re.compile(r"\b(?:min|max)\((-?\d+), ")
+_DIVIDED = re.compile(r"\b(?:floordiv|mod)\(.*?, (?:- )?(\d+)\b")
+#: The number of constraints that are tried together, and the number of traces for them.
+_DEEPEST, _MOST_TRIALS = 3, 12
+#: A bound of a size is looked for up to this one.
+_LARGEST = 2**20
 
 
-def _as_constraints(error: Exception, name: str) -> str:
-    """Returns the constraints that decide the sizes in an error, or examples of constraints."""
-    text = str(error)
-    found = {
-        f"{_balanced(text[each.end() :])} {'<=' if each[1] == 'min' else '>='} {each[2]}"
-        for each in _EXTREME.finditer(text)
-    }
+class _Proposal:
+    """Constraints on the sizes of the inputs, or a multiple instead of one, that let the trace be.
+
+    Each is tried before it is proposed.
+    """
+
+    def __init__(self, function: Callable, structs: Sequence[Any], inputs: Inputs):
+        self._function, self._structs, self._inputs = function, structs, inputs
+        self._trials = _MOST_TRIALS
+
+    def text(self, error: Exception, names: Sequence[str]) -> str:
+        """Returns what to write, with "; or " after it; "" where nothing that was tried helps."""
+        found = self._constraints(error, ())
+        if found:
+            return f"constraints=({' '.join(f'{each!r},' for each in found)}); or "
+        factor = math.lcm(*map(int, _DIVIDED.findall(str(error))))
+        for name in names if factor > 1 else ():
+            multiple = f"{factor}*{name}"
+            if self._fails((), {name: multiple}) is None:
+                return f"{multiple!r} in its spec; or "
+        return ""
+
+    def _constraints(self, error: Exception, known: tuple[str, ...]) -> tuple[str, ...]:
+        """The constraints with which the model can be traced; none if none were found."""
+        if len(known) == _DEEPEST:
+            return ()
+        for each in _decisions(str(error)):
+            if each in known:
+                continue
+            other = self._fails((*known, each))
+            if other is None:
+                return (*known, each)
+            found = () if str(other) == str(error) else self._constraints(other, (*known, each))
+            if found:
+                return found
+        return ()
+
+    def _fails(
+        self, constraints: tuple[str, ...], instead: Mapping[str, str] | None = None
+    ) -> Exception | None:
+        """Returns the error of a trace with these constraints, None if there is none."""
+        self._trials -= 1
+        if self._trials < 0:
+            return RecursionError("too many trials")
+        try:
+            scope = jax.export.SymbolicScope((*self._inputs.constraints, *constraints))
+            given = [_in_scope(dtypes.stored(each), scope, instead or {}) for each in self._structs]
+            with for_symbolic_sizes(given):
+                jax.eval_shape(self._function, given)
+        except Exception as error:  # of jax, or of the model
+            return error
+        return None
+
+
+def _in_scope(struct: Any, scope: Any, instead: Mapping[str, str]) -> Any:
+    """Returns a struct with its symbolic sizes in another scope, some of them replaced."""
+    texts = [str(size) for size in struct.shape]
+    for name, text in instead.items():
+        texts = [re.sub(rf"\b{name}\b", text, each) for each in texts]
+    shape = jax.export.symbolic_shape(", ".join(texts), scope=scope)
+    return jax.ShapeDtypeStruct(shape, struct.dtype)
+
+
+def _decisions(text: str) -> Iterator[str]:
+    """The constraints that decide the comparisons in an error; those of large sizes come first."""
+    found: list[tuple[str, str]] = []
+    for each in _EXTREME.finditer(text):
+        size, bound = _balanced(text[each.end() :]), each[1]
+        found.append((f"{size} >= {bound}", f"{size} <= {bound}"))
     for size, order, bound in _ORDERED.findall(text):
-        closed = int(bound) + {"<": -1, ">": 1}.get(order, 0)
-        found.add(f"{size} {order[0]}= {closed}")
-    if not found:
-        factor = math.lcm(*map(int, _DIVIDED.findall(text)))
-        if factor > 1:
-            return f"{f'{factor}*{name}'!r} in its spec; or "
-        return "constraints on it, such as \"2*n\" or constraints=('n >= 2',); or "
-    return f"constraints=({' '.join(f'{each!r},' for each in sorted(found))}); or "
+        least = f"{bound} + 1" if order in (">", "<=") else bound
+        found.append((f"{size} >= {least}", f"{least} >= {size} + 1"))
+    for sides in found:
+        bounds = sorted(map(_of_variable, sides), key=lambda each: ">=" not in each)
+        yield from dict.fromkeys((*bounds, *sides))
+
+
+def _of_variable(constraint: str) -> str:
+    """Returns a constraint as a bound of its only variable (``n <= 16``), if it is one."""
+    names, holds = dimensions.constrained_names(constraint), partial(dimensions.holds, constraint)
+    if len(names) != 1:
+        return constraint
+    low, high = 1, _LARGEST
+    from_above = holds({names[0]: high})
+    if holds({names[0]: low}) == from_above:
+        return constraint
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds({names[0]: middle}) == from_above else (middle, high)
+    return f"{names[0]} >= {high}" if from_above else f"{names[0]} <= {low}"
 
 
 def _balanced(text: str) -> str:
@@ -186,14 +265,28 @@ def _is_failing(function: Callable, structs: Sequence[Any], inputs: Inputs, symb
     """Whether the trace fails where only these dimensions are symbolic."""
     if symbolic and _is_failing(function, structs, inputs, set()):
         return False  # it fails for numbers, too: another mistake
-    numbers = {
-        name: 4 + 2 * index for index, name in enumerate(inputs.dimensions) if name not in symbolic
-    }
+    return all(
+        _fails_with(function, structs, {k: v for k, v in numbers.items() if k not in symbolic})
+        for numbers in _some_numbers(structs, inputs)
+    )
+
+
+def _some_numbers(structs: Sequence[Any], inputs: Inputs) -> Iterator[dict[str, int]]:
+    """Numbers for the dimensions that constraints allow: small ones, and multiples of many."""
+    for first, step in ((4, 2), (840, 840)):
+        numbers = {name: first + step * at for at, name in enumerate(inputs.dimensions)}
+        if all(dimensions.holds(text, numbers) for text in inputs.constraints):
+            yield numbers
+    if inputs.constraints:
+        yield from dimensions.choose(list(map(dtypes.shape_of, structs)), inputs.constraints)
+
+
+def _fails_with(function: Callable, structs: Sequence[Any], numbers: dict[str, int]) -> bool:
     try:
         given = [_with_numbers(struct, numbers) for struct in structs]
         with for_symbolic_sizes(given):
             jax.eval_shape(function, given)
-    except Exception:
+    except Exception:  # of jax, or of the model
         return True
     return False
 

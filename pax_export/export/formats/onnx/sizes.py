@@ -14,7 +14,6 @@ import numpy as np
 
 from pax_export.export.artifact import dimensions
 from pax_export.export.formats.onnx.values import is_number
-from pax_export.export.portable import NotInTargetError
 
 Node = Callable[..., str]
 Size = int | str
@@ -42,10 +41,7 @@ class OnnxSizes:
             for axis, size in enumerate(shape)
             if not is_number(size)
         ]
-        try:
-            self._variables = dimensions.solve_each(sizes, self._calculated)
-        except ValueError as error:
-            raise NotInTargetError(str(error)) from error
+        self._variables = dimensions.solve_each(sizes, self._calculated)
 
     def of(self, size: Any) -> Size:
         """A size as a number, or as the name of an array with one element."""
@@ -53,7 +49,7 @@ class OnnxSizes:
             return int(size)
         text = str(size)
         if text not in self._written:
-            self._written[text] = self._read(text)
+            self._written[text] = dimensions.evaluate_over(text, self._variables, self._calculated)
         return self._written[text]
 
     def one(self, size: object) -> Any:
@@ -96,12 +92,6 @@ class OnnxSizes:
 
     def _array(self, size: Size) -> Any:
         return np.array([size], np.int64) if is_number(size) else size
-
-    def _read(self, text: str) -> Size:
-        try:
-            return dimensions.evaluate_over(text, self._variables, self._calculated)
-        except ValueError as error:
-            raise NotInTargetError(f"the size {text}") from error
 
     def _calculated(self, operation: str, left: Size, right: Size) -> Size:
         if isinstance(left, int) and isinstance(right, int):

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from pax_export._errors import UnsupportedOperationError
 from pax_export._types import DTypeLike
 from pax_export.export.artifact import dimensions
 from pax_export.export.formats.tflite.builder import moves
@@ -198,10 +197,7 @@ class TfliteSizes:
             for axis, size in enumerate(shape)
             if not is_static(size)
         ]
-        try:
-            self._variables = dimensions.solve_each(sizes, _calculated)
-        except ValueError as error:
-            raise UnsupportedOperationError(f"TFLite cannot express {error}.") from error
+        self._variables = dimensions.solve_each(sizes, _calculated)
 
     def of(self, size: Any) -> Any:
         if is_static(size):
