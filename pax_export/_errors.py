@@ -145,10 +145,6 @@ class NotValidatedWarning(PaxWarning):
     """An export was not validated, because its runtime is not installed."""
 
 
-class LoadedShapeWarning(PaxWarning):
-    """A program written for PAX loads a state that has another shape than the module's."""
-
-
 class InvalidArgumentError(PaxError, ValueError, AssertionError):
     """An argument has a value that the function cannot work with.
 

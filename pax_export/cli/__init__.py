@@ -1,4 +1,4 @@
-"""The command line: exports of JAX models, and programs written for PAX."""
+"""The command line: exports of JAX models."""
 
 from __future__ import annotations
 

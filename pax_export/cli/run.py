@@ -1,84 +1,207 @@
-"""``pax-export run``: runs an export, or a program written for `pax`."""
+"""``pax-export run``: calls an export with arrays from files."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
 
-from pax_export._errors import PaxError
+import numpy as np
+
+from pax_export._errors import ExportPathError, InvalidArgumentError
+from pax_export._files import file_types, npz, overwrite_guard, single_file
 from pax_export._optional import require
-from pax_export.cli import _run_export
-from pax_export.cli._command import REFUSED, fail
-from pax_export.export.artifact.formats import all_formats
+from pax_export.cli import _factory
+from pax_export.cli._command import DONE, add_command, add_shared_options, print_result
 
-_USAGE = (
-    "pax-export run DIR [--input [NAME=]FILE.npy ...] [--signature KEY] [--output FILE.npz]\n"
-    "       pax-export run [--compat-jax] program.py [argument ...]\n"
-    "       pax-export run [--compat-jax] -m module [argument ...]"
-)
-
-_DESCRIPTION = """\
-Runs an export or a program, depending on the first argument.
-
-An export (a directory with saved_model.pb or pax_export.json, or a file that ends
-with .tflite or .onnx): calls one of its signatures with arrays from files.
-`pax-export run DIR --help` lists the options.
-
-A program: runs it as `python` does, but `import pax` and `import opax` import
-pax_export.  All arguments after its name are passed to it.  With --compat-jax
-it also sees the names that jax has removed since 2021 (jax.tree_map,
-jnp.clip(a_min=), jax.ops.index_update and more); other modules do not.
+_EXAMPLES = """\
+  pax-export run served/1 --input images=images.npy --output logits.npz
+  pax-export run served/1 --signature encode --input x=x.npy --input scale=scale.npy
 """
-
-_COMPAT_JAX = "--compat-jax"
 
 
 def add(commands: Any) -> None:
     """Adds the command to the subparsers of the command line."""
-    parser = commands.add_parser(
-        "run",
-        help="call an export with arrays from files, or run a program written for PAX",
-        description=_DESCRIPTION,
-        usage=_USAGE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        # Whatever begins with a dash belongs to the export's options, or to the program.
-        prefix_chars="\0",
-        add_help=False,
+    parser = add_command(
+        commands, "run", _call_export, "call an export with arrays from files",
+        "Calls a signature of an export, and prints the shapes of the outputs. Third-party "
+        "SavedModels can be called, too.",
+        _EXAMPLES,
+    )  # fmt: skip
+    parser.add_argument("path", metavar="DIR", help="the path of the export, a directory or a file")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE.npy",
+        help="an input; its name may be omitted if there is only one",
     )
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help="an export or a program, and more")
-    parser.set_defaults(call=_run_anything, parser=parser)
+    parser.add_argument(
+        "--signature", metavar="KEY", help="default: serving_default, or the only one"
+    )
+    parser.add_argument("--output", metavar="FILE.npz", help="the file to write the outputs to")
+    add_shared_options(parser, "trusted", "json")
 
 
-def _run_anything(options: argparse.Namespace) -> int:
-    rest = options.rest
-    if rest[:1] in (["-h"], ["--help"]):
-        options.parser.print_help()
-        return 0
-    compat_jax = rest[:1] == [_COMPAT_JAX]
-    rest = rest[compat_jax:]
-    if not rest or (rest[0].startswith("-") and rest[0] != "-m"):
-        options.parser.error("an export or a program is expected: a directory, a file, or -m")
-    if not _is_export(rest[0]):
-        return _run_program(rest, compat_jax)
-    if compat_jax:
-        options.parser.error(f"{_COMPAT_JAX} is for programs, and {rest[0]} is an export")
-    return _run_export.main(rest)
+def _call_export(options: argparse.Namespace) -> int:
+    function, inputs = _load_function(Path(options.path), options.signature, options.trusted)
+    given = _read_inputs(options.input, inputs)
+    outputs = {name: np.asarray(value) for name, value in function(given).items()}
+    if options.output:
+        _save_outputs(Path(options.output), outputs)
+    described = {
+        name: {"shape": list(value.shape), "dtype": value.dtype.name}
+        for name, value in outputs.items()
+    }
+    lines = (f"{name}: {each['dtype']}{each['shape']}" for name, each in described.items())
+    print_result(options, lambda: {"outputs": described, "file": options.output}, "\n".join(lines))
+    return DONE
 
 
-def _run_program(rest: list[str], compat_jax: bool) -> int:
+#: TensorFlow executes them itself, with its own arguments.
+_NOT_CALLED = ("__saved_model_init_op", "__saved_model_train_op")
+
+Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
+
+
+def _load_function(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
+    """A signature as a function of arrays by name, and the dtypes of its inputs."""
+    from pax_export.export.artifact import inspect
+
+    if inspect.is_foreign(path):
+        return _of_foreign(path, key, trusted)
+    return _of_export(path, key, trusted)
+
+
+def _of_export(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
+    from pax_export import export
+    from pax_export.export.artifact.structure import collect, rebuild
+
+    model = export.load(path, trusted=trusted)
+    signature = model.signatures[_choose_signature(key, model.signatures)]
+    info = signature.info
+
+    def call(given: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        trees = {name: rebuild(tree, given.__getitem__) for name, tree in info.arguments.items()}
+        outputs: dict[str, Any] = {}
+        args = [trees.pop(name) for name in info.positional]
+        collect(info.result, signature(*args, **trees), outputs, "the result")
+        return outputs
+
+    return call, {entry.name: entry.dtype for entry in info.inputs}
+
+
+def _of_foreign(path: Path, key: str | None, trusted: bool) -> tuple[Function, dict[str, str]]:
+    from pax_export.export.artifact import checking
+
+    checking.saved_model(path, trusted=trusted)
+    tf = require("tensorflow", "tensorflow", "run")
     try:
-        require("jax", "all", "a program written for pax")
-    except PaxError as error:
-        fail(error)
-        return REFUSED
-    from pax_export.compat import run  # with jax, which an export of TensorFlow does not need
+        model = tf.saved_model.load(str(path))
+    except Exception as error:  # any exception of TensorFlow about the file
+        raise ExportPathError(
+            "The SavedModel cannot be loaded.", where=str(path), got=str(error)[:500]
+        ) from error
+    signatures = {name: model.signatures[name] for name in model.signatures}
+    for name in _NOT_CALLED:
+        signatures.pop(name, None)
+    signature = signatures[_choose_signature(key, signatures)]
+    specs = signature.structured_input_signature[1]
 
-    return run(rest, compat_jax=compat_jax)  # exceptions of the program are its own
+    def call(given: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        try:
+            outputs = signature(**{name: tf.constant(value) for name, value in given.items()})
+        except (TypeError, ValueError, tf.errors.OpError) as error:
+            raise InvalidArgumentError(
+                "The SavedModel cannot be called.", where=str(path), got=str(error)[:500]
+            ) from error
+        return {name: value.numpy() for name, value in outputs.items()}
+
+    return call, {name: spec.dtype.name for name, spec in specs.items()}
 
 
-def _is_export(path: str) -> bool:
-    if os.path.isdir(path):
-        # Python runs a directory that contains a program.
-        return not os.path.exists(os.path.join(path, "__main__.py"))
-    return path.endswith(tuple(each.suffix for each in all_formats().values() if each.suffix))
+def _choose_signature(key: str | None, signatures: Mapping[str, Any]) -> str:
+    default = "serving_default"
+    if key is None:
+        key = default if default in signatures or len(signatures) != 1 else next(iter(signatures))
+    if key not in signatures:
+        raise InvalidArgumentError(
+            "The export does not have this signature.",
+            got=key,
+            write=" or ".join(f"--signature {each}" for each in signatures),
+        )
+    return key
+
+
+def _read_inputs(texts: Sequence[str], expected: Mapping[str, str]) -> dict[str, np.ndarray]:
+    files: dict[str, str] = {}
+    for text in texts:
+        name, file = _factory.split_name(text)
+        files[name or (next(iter(expected)) if len(expected) == 1 else "")] = file
+    if sorted(files) != sorted(expected) or len(files) != len(texts):
+        raise InvalidArgumentError(
+            "The export takes other inputs.",
+            got=", ".join(sorted(texts)) or "none",
+            write=" ".join(f"--input {name}=FILE.npy" for name in expected) or "no --input",
+        )
+    return {name: _load_array(Path(file), expected[name], name) for name, file in files.items()}
+
+
+def _load_array(file: Path, dtype: str, name: str) -> np.ndarray:
+    from pax_export.export.artifact.dtypes import numpy_dtype
+
+    try:
+        array = np.load(file, allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("an archive of several arrays")
+    except (OSError, ValueError, EOFError) as error:
+        raise InvalidArgumentError(
+            "The file contains no array.", where=name, got=f"{file}: {error}", write="a .npy file"
+        ) from error
+    wanted = numpy_dtype(dtype)
+    # numpy has no name for the small floats, and writes them as bytes.
+    if array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize:
+        return array.view(wanted)
+    is_small_float = wanted.kind == "V" or wanted.name == "float16"
+    return array.astype(wanted) if is_small_float and array.dtype.kind == "f" else array
+
+
+def _save_outputs(file: Path, outputs: Mapping[str, np.ndarray]) -> None:
+    """Writes the outputs; the small floats, that numpy cannot write, as float32."""
+    arrays = {
+        name: value.astype(np.float32) if value.dtype.kind == "V" else value
+        for name, value in outputs.items()
+    }
+    place = Path(os.path.realpath(file))
+    if _holds_something_else(place):
+        raise ExportPathError(
+            "The path is not an archive of outputs by pax-export, so it is not replaced.",
+            where=str(file),
+            got=f"a file that {overwrite_guard.read_beginning(place)}",
+            write="another path, or remove it yourself",
+        )
+    try:
+        with _stream_to(place) as stream:
+            npz.write(stream, arrays)
+    except OSError as error:
+        raise ExportPathError(
+            "The outputs cannot be written.", where=str(file), got=error
+        ) from error
+
+
+@contextmanager
+def _stream_to(place: Path) -> Iterator[IO[bytes]]:
+    """Opens a file that atomically replaces the old one; writes directly to pipes and devices."""
+    if file_types.unusual_type(place) or not place.parent.is_dir():
+        with place.open("wb") as stream:
+            yield stream
+    else:
+        with single_file.replace_path(place, npz.recognize_npz) as file, file.open("wb") as stream:
+            yield stream
+
+
+def _holds_something_else(place: Path) -> bool:
+    return place.is_file() and place.stat().st_size > 0 and npz.recognize_npz(place) is None

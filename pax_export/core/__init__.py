@@ -54,7 +54,6 @@ from pax_export.core._parameters import (
     warn_of_untrained,
 )
 from pax_export.core._partition_specs import SPECS, Spec, specs_of
-from pax_export.core._pax_programs import run_pax_programs, runs_pax_programs
 from pax_export.core._pickling import remember_call, restore, to_picklable
 from pax_export.core._pure import (
     module_and_value,

@@ -312,8 +312,7 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     def summary(self, return_list: bool = False) -> str | list[str]:
         """Returns the tree of the module and its submodules as text.
 
-        Each submodule has its name in its parent, as paths of `at` and `replace` have it; after
-        `install_as_pax` the text is PAX's, without these names.
+        Each submodule has its name in its parent, as paths of `at` and `replace` have it.
 
         Args:
             return_list: whether to return the list of lines.

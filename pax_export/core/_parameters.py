@@ -21,7 +21,6 @@ from pax_export._errors import InvalidArgumentError, StructureMismatchError, Unt
 from pax_export._types import PyTree
 from pax_export.core._check import describe_array, structure_differences
 from pax_export.core._edit import with_class
-from pax_export.core._pax_programs import runs_pax_programs
 from pax_export.core._subclassing import aspect_of, base_of, derive_class, register_aspect
 from pax_export.core._traversal import (
     apply_bottom_up,
@@ -187,8 +186,6 @@ _warned: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()
 
 def warn_of_untrained(model: PyTree) -> None:
     """Warns once per class whose floating arrays are not trained, unless the class declares it."""
-    if runs_pax_programs():  # PAX does not warn
-        return
     for module in _undeclared_modules(model):
         cls = base_of(type(module))
         named = _warned.setdefault(cls, set())

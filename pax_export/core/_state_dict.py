@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from pax_export._errors import (
     InvalidArgumentTypeError,
-    LoadedShapeWarning,
     MissingWeightError,
     StructureMismatchError,
 )
 from pax_export._types import PyTree
 from pax_export.core._check import describe_array
-from pax_export.core._pax_programs import runs_pax_programs
 from pax_export.core._pure import require_module
 from pax_export.core._static import StaticLeaf
 from pax_export.core._traversal import join_path, map_attributes, one_level, path_name
 from pax_export.core._tree import EmptyNode, Node, flatten, is_array
-
-
-@dataclass
-class _Loading:
-    """The state of one call of `load_state_dict`."""
-
-    parameters: set[int] | None = None  # ids of arrays whose shapes must match; None: all
-    taken: list[str] = field(default_factory=list)  # paths of arrays loaded with another shape
 
 
 def state_dict(module: PyTree) -> dict[str, Any]:
@@ -82,8 +70,7 @@ def load_state_dict(module: PyTree, weights: dict[str, Any]) -> Any:
     Raises:
         MissingWeightError: (a KeyError) an array of the module is missing.
         StructureMismatchError: (a ValueError) a container, a shape or a dtype
-            differs, or the dict has names that the module lacks.  After
-            `install_as_pax` a state of another shape is loaded, with a warning.
+            differs, or the dict has names that the module lacks.
 
     Example:
         >>> import pax_export as pax
@@ -93,22 +80,10 @@ def load_state_dict(module: PyTree, weights: dict[str, Any]) -> Any:
         True
     """
     require_module(module, "load_weights_from_dict")
-    loading = _Loading()
-    if runs_pax_programs():
-        loading.parameters = set(map(id, jax.tree_util.tree_leaves(module.parameters())))
-    loaded = _from_dict(module, weights, "", loading)
-    if loading.taken:
-        warning = LoadedShapeWarning(
-            "States were loaded that have other shapes than those of the module; they are taken "
-            "as they were saved, as in PAX, and jax traces anew for them.",
-            where=", ".join(loading.taken),
-            write="a state of one shape for all batches, if it need not change",
-        )
-        warnings.warn(warning, stacklevel=3)
-    return loaded
+    return _from_dict(module, weights, "")
 
 
-def _from_dict(module: Node, weights: PyTree, path: str, loading: _Loading) -> Any:
+def _from_dict(module: Node, weights: PyTree, path: str) -> Any:
     names = flatten(module)[1].names
     if not isinstance(weights, dict):
         raise StructureMismatchError(
@@ -120,7 +95,7 @@ def _from_dict(module: Node, weights: PyTree, path: str, loading: _Loading) -> A
     _require_names(names, weights, path)
     return map_attributes(
         module,
-        lambda name, child: _load_subtree(child, weights[name], join_path(path, name), loading),
+        lambda name, child: _load_subtree(child, weights[name], join_path(path, name)),
     )
 
 
@@ -144,20 +119,20 @@ def _require_names(names: tuple[str, ...], weights: dict, path: str) -> None:
         )
 
 
-def _load_subtree(own: object, given: object, path: str, loading: _Loading) -> Any:
+def _load_subtree(own: object, given: object, path: str) -> Any:
     """Takes over one subtree of an attribute: a leaf, a module or a container."""
     if given is None or isinstance(own, StaticLeaf) or own is None:
         return own
     if isinstance(own, Node):
-        return _from_dict(own, given, path, loading)
+        return _from_dict(own, given, path)
     if isinstance(own, EmptyNode) or isinstance(given, EmptyNode):
         return given if isinstance(own, EmptyNode) else own
     if jax.tree_util.all_leaves([own]):
-        return _check_array(own, given, path, loading)
-    return _load_container(own, given, path, loading)
+        return _check_array(own, given, path)
+    return _load_container(own, given, path)
 
 
-def _load_container(own: object, given: object, path: str, loading: _Loading) -> Any:
+def _load_container(own: object, given: object, path: str) -> Any:
     items, treedef = one_level(own)
     others, other_def = one_level(given)
     # Only the keys matter: non-arrays in a mixed container are None here.
@@ -169,13 +144,13 @@ def _load_container(own: object, given: object, path: str, loading: _Loading) ->
             write="weights of the same kind of module",
         )
     values = [
-        _load_subtree(x, y, join_path(path, path_name(key)), loading)
+        _load_subtree(x, y, join_path(path, path_name(key)))
         for (key, x), (_, y) in zip(items, others)
     ]
     return jax.tree_util.tree_unflatten(treedef, values)
 
 
-def _check_array(own: PyTree, given: PyTree, path: str, loading: _Loading) -> Any:
+def _check_array(own: PyTree, given: PyTree, path: str) -> Any:
     """An array of the weights, if it fits the place."""
     if not is_array(given):
         raise InvalidArgumentTypeError(
@@ -185,9 +160,6 @@ def _check_array(own: PyTree, given: PyTree, path: str, loading: _Loading) -> An
             write=f"an array {describe_array(own)}, e.g. jnp.asarray(...)",
         )
     if is_array(own) and (own.shape != given.shape or own.dtype != given.dtype):
-        if loading.parameters is not None and id(own) not in loading.parameters:
-            loading.taken.append(f"{path}: {describe_array(given)}, not {describe_array(own)}")
-            return given
         raise StructureMismatchError(
             "An array of the weights does not fit the module.",
             where=path,

@@ -14,7 +14,6 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError
 from pax_export.core._parameters import FROZEN, ROLES, STATE, TRAINABLE, named_roles
-from pax_export.core._pax_programs import runs_pax_programs
 from pax_export.core._subclassing import aspect_of
 from pax_export.core._traversal import modules_and_leaves, named_submodules
 from pax_export.core._tree import Node, attributes_of
@@ -25,7 +24,7 @@ def module_line(module: Node, info: dict[str, Any] | None = None) -> str:
 
     Without counts, the mode is omitted while it is ``train``.
     """
-    if _prints_as_pax():
+    if _within_a_summary.get():
         return pax_line(module, info)
     said = module._pax_contents() if info is None else info  # type: ignore[attr-defined]
     counts = info is None or "parameters" in info
@@ -52,10 +51,6 @@ def pax_line(module: Node, info: dict[str, Any] | None = None) -> str:
 _within_a_summary: ContextVar[bool] = ContextVar("within_a_summary", default=False)
 
 
-def _prints_as_pax() -> bool:
-    return runs_pax_programs() or _within_a_summary.get()
-
-
 @contextmanager
 def _pax_lines() -> Iterator[None]:
     before = _within_a_summary.set(True)
@@ -66,8 +61,8 @@ def _pax_lines() -> Iterator[None]:
 
 
 def count_elements(module: Node) -> dict[str, Any]:
-    """Counts of elements: parameters, frozen, states; {} in PAX programs and for broken modules."""
-    if _prints_as_pax():
+    """Counts of elements: parameters, frozen, states; {} in summaries and for broken modules."""
+    if _within_a_summary.get():
         return {}
     count: dict[str, int] = dict.fromkeys(ROLES, 0)
     try:
@@ -132,7 +127,7 @@ def policy_letters(policy: jmp.Policy) -> str:
 
 
 def summary_lines(module: Node, below: bool = True) -> list[str]:
-    """Returns the tree of a module as lines, starting with dotted names outside of PAX programs."""
+    """Returns the tree of a module as lines, each child with its dotted name."""
     with _pax_lines():
         text = type(module).__repr__(module)
     if not isinstance(text, str):
@@ -147,8 +142,7 @@ def summary_lines(module: Node, below: bool = True) -> list[str]:
     for number, (name, child) in enumerate(children):
         last = number == len(children) - 1
         head, *tail = child.summary(return_list=True)
-        if not runs_pax_programs():
-            head = f"{name}: {head.removeprefix(f'({name}) ')}"
+        head = f"{name}: {head.removeprefix(f'({name}) ')}"
         lines.append(("└── " if last else "├── ") + head)
         lines += [("    " if last else "│   ") + text for text in tail]
     return lines

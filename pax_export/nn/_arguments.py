@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
 from pax_export._types import Array, DTypeLike, PRNGKey, PyTree
-from pax_export.core import Module, next_rng_key, runs_pax_programs
+from pax_export.core import Module, next_rng_key
 
 
 def checked_integer(value: PyTree, where: str, least: int) -> int:
@@ -189,25 +189,24 @@ def with_one_batch_axis(
 ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
     """The input with one batch axis, and a function that restores its leading axes.
 
-    `form` has a letter for each axis of ``[batch, *rest]``. PAX allows exactly one batch axis.
+    `form` has a letter for each axis of ``[batch, *rest]``.
     """
     rank = len(form)
     if x.ndim == rank:
         return x, _return_same
-    if x.ndim < rank - 1 or runs_pax_programs():
+    if x.ndim < rank - 1:
         require_rank(x, rank, form, layer)
     leading, rest = x.shape[: 1 - rank], x.shape[1 - rank :]
     return x.reshape((math.prod(leading), *rest)), lambda y: y.reshape((*leading, *y.shape[1:]))
 
 
 def require_batch_axis(x: jax.Array, form: str, layer: Module) -> None:
-    """Raises for a scalar; in programs of PAX also for a single example, as PAX does."""
-    if x.ndim == 0 or runs_pax_programs():
+    """Raises for a scalar."""
+    if x.ndim == 0:
         raise InvalidArgumentError(
             f"The input must have the form {form}.",
             where=repr(layer),
             got=f"shape {x.shape}",
-            write="layer(x[None])[0] for a single example" if x.ndim else None,
         )
 
 

@@ -10,13 +10,7 @@ from jax.sharding import PartitionSpec
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array
-from pax_export.core import (
-    Module,
-    filled_array,
-    parameters_method,
-    runs_pax_programs,
-    summary_lines,
-)
+from pax_export.core import Module, filled_array, parameters_method, summary_lines
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
 from pax_export.nn._state import EMA
@@ -107,9 +101,7 @@ class _BatchNorm(Module):
         """Raises unless axes and channels fit; in train mode, also for a single example."""
         channels = self.data_format.index("C")
         rank = 2 if features_alone else len(self.data_format)
-        if x.ndim < rank and (self.training or runs_pax_programs()):
-            self._refuse_rank(x)
-        if x.ndim < rank - 1 or (x.ndim > rank and runs_pax_programs()):
+        if x.ndim < (rank if self.training else rank - 1):
             self._refuse_rank(x)
         axis = x.ndim - 1 if features_alone else x.ndim - len(self.data_format) + channels
         arg.require_channels(x, axis, self.num_channels, self)

@@ -77,7 +77,7 @@ class Linear(ParameterModule):
             ``[..., out_dim]``.
 
         Raises:
-            InvalidArgumentError: (an AssertionError too) no axis; in programs of PAX, a single one.
+            InvalidArgumentError: (an AssertionError too) no axis.
             InvalidArgumentTypeError: (a TypeError) another width than `in_dim`.
         """
         x = arg.as_array(x)
@@ -87,8 +87,7 @@ class Linear(ParameterModule):
         return under_auto_axes(_apply_affine, (x, weight, bias), out)
 
     def _check_input(self, x: jax.Array) -> None:
-        if x.ndim < 2:
-            arg.require_batch_axis(x, "[batch, in_dim]", self)
+        arg.require_batch_axis(x, "[batch, in_dim]", self)
         if x.shape[-1] != self.in_dim:
             raise InvalidArgumentTypeError(
                 f"The last axis of the input must have size {self.in_dim}.",

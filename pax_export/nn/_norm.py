@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import Array, PRNGKey
-from pax_export.core import ParameterModule, runs_pax_programs
+from pax_export.core import ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer, ones, zeros
@@ -299,7 +299,6 @@ class GroupNorm(_Norm):
         """
         x = jnp.asarray(x)
         if x.ndim == 1:
-            arg.require_batch_axis(x, "[batch, ..., channels]", self)
             return self._of_a_batch(x[None])[0]
         return self._of_a_batch(x)
 
@@ -329,8 +328,7 @@ class GroupNorm(_Norm):
         return under_auto_axes(normalised, (x, scale, offset), lambda: join_specs(*spec_of(x)))
 
     def _check_input(self, x: jax.Array) -> None:
-        if x.ndim == 0:
-            arg.require_batch_axis(x, "[batch, ..., channels]", self)
+        arg.require_batch_axis(x, "[batch, ..., channels]", self)
         arg.require_channels(x, self._channel_axis(x.ndim), self.num_channels, self)
 
     def _channel_axis(self, rank: int) -> int:
@@ -341,10 +339,6 @@ class GroupNorm(_Norm):
         axes_behind = x.ndim - 1 - self._channel_axis(x.ndim)
         return jnp.reshape(array, (self.num_channels, *(1,) * axes_behind))
 
-    _shown = arg.repr_method(
+    _repr = arg.repr_method(
         "groups", "num_channels", "axis", "create_scale", "create_offset", "data_format"
     )
-
-    def _repr(self, info: dict[str, Any] | None = None) -> str:
-        # PAX prints the name alone.
-        return super()._repr(info) if runs_pax_programs() else self._shown(info)

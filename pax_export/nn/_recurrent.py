@@ -103,7 +103,7 @@ class _Cell(Module):
             a single example.
 
         Raises:
-            InvalidArgumentError: (an AssertionError too) no axis; in programs of PAX, a single one.
+            InvalidArgumentError: (an AssertionError too) no axis.
             InvalidArgumentTypeError: (a TypeError) not a state of this cell, or another shape.
         """
         raise NotImplementedError
@@ -135,8 +135,7 @@ class _Cell(Module):
         return x, *[laid_like(array, x) for array in arrays]
 
     def _check_shape(self, word: str, array: jax.Array, shape: tuple) -> None:
-        if array.ndim < 2:
-            require_batch_axis(array, f"[batch, {shape[-1]}], the {word} of a cell", self)
+        require_batch_axis(array, f"[batch, {shape[-1]}], the {word} of a cell", self)
         if array.shape != shape:
             raise InvalidArgumentTypeError(
                 f"The {word} of this cell must have shape {shape}.",

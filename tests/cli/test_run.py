@@ -1,4 +1,4 @@
-"""``pax-export run``: an export is called, and a program is run."""
+"""``pax-export run``: an export is called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pax_export.cli import main
 from pax_export.export import load, spec, to_saved_model
 
 
@@ -121,15 +120,3 @@ def test_a_directory_without_an_export(here, call):
     (here / "empty").mkdir()
     code, _, error = call("run", "empty")
     assert (code, "The path is not an export of pax_export." in error) == (1, True)
-
-
-def test_a_program_is_still_a_program(here, capfd):
-    (here / "program.py").write_text("import pax, sys; print(pax.__name__, sys.argv[1:])")
-    with pytest.raises(SystemExit) as caught:
-        main(["run", "nowhere.py", "--input", "x"])
-    assert caught.value.code == 2
-    assert "no such file" in capfd.readouterr().err
-    assert main(["run", "--help"]) == 0
-    out = capfd.readouterr().out
-    assert "pax-export run DIR" in out
-    assert "pax-export run [--compat-jax] program.py" in out

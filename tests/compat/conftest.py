@@ -1,3 +1,3 @@
 """The programs are run by the tests, each in a process of its own; they hold no tests."""
 
-collect_ignore = ["programs", "jax_of_2021"]
+collect_ignore = ["programs"]

@@ -30,14 +30,6 @@ def code(text, cwd=None, fresh=False):
     return _forked(["-c", text], "jax.numpy", cwd=cwd).stdout.splitlines()
 
 
-def pax_export_run(*arguments, check=True, cwd=None, fresh=False):
-    """Runs ``pax-export run``: as a fork that has imported the package, or fresh as users do."""
-    command = ["-m", "pax_export.cli", "run", *arguments]
-    if fresh:
-        return python(*command, check=check, cwd=cwd)
-    return _forked(command, "pax_export.cli", "pax_export.compat", check=check, cwd=cwd)
-
-
 def _forked(command, *modules, check=True, cwd=None):
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         code = _warm(*modules).start(command, out.fileno(), err.fileno(), cwd=cwd).wait(900)

@@ -164,13 +164,6 @@ def half():
 
 
 # What PAX raises for wrong use; programs and tests catch it by this class.
-def in_a_program_of_pax(function, *args):
-    """A call as after `install_as_pax`; elsewhere layers take one example."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pax_export.core._pax_programs._run", True)
-        return function(*args)
-
-
 ERRORS = {
     "set outside": (ValueError, lambda: setattr(layer(), "weight", 1)),
     "delete outside": (ValueError, lambda: delattr(layer(), "weight")),
@@ -204,7 +197,6 @@ ERRORS = {
     "Flattener: parameters": (ValueError, lambda: pax.experimental.Flattener(a=1).parameters()),
     "graph: not callable": (ValueError, lambda: graph.InputNode(jnp.ones(1)) >> 3),
     "graph: no node": (AssertionError, lambda: graph.build_graph_module(id)(jnp.ones(1))),
-    "rank of Linear": (AssertionError, lambda: in_a_program_of_pax(layer(), jnp.ones(2))),
     "width of Linear": (TypeError, lambda: layer()(jnp.ones((1, 3)))),
     "rate of Dropout": (AssertionError, lambda: pax.Dropout(1.0)),
     "heads of a Transformer": (AssertionError, lambda: pax.nets.Transformer(7, 2, 1, 0.1)),

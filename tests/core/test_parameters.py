@@ -10,7 +10,7 @@ import pytest
 from jax.tree_util import tree_structure
 
 import pax_export as pax
-from pax_export.core import _pax_programs, warn_of_untrained
+from pax_export.core import warn_of_untrained
 from pax_export.errors import InvalidArgumentError
 from tests.core.models import Counter, Dense, Net
 from tests.refusals import refused
@@ -262,8 +262,3 @@ def test_layers_of_one_class_are_named_once_whatever_is_derived_from_it():
         warn_of_untrained(net)
     assert len(found) == 1
     warn_of_untrained(cls())
-
-
-def test_programs_of_pax_are_not_warned(monkeypatch):
-    monkeypatch.setattr(_pax_programs, "_run", True)
-    warn_of_untrained(plain()())

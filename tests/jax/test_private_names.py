@@ -107,13 +107,9 @@ def names_of(source):
     return Names(*map(frozenset, (imported, attributes, given, strings)))
 
 
-#: Names that jax had in 2021, for programs of then; none is asked of the jax of today.
-OF_OLD = PACKAGE / "compat" / "_old_jax.py"
-
-
 def strings():
     """Every text in our own files, that of names which are imported as text among them."""
-    return {text for source in SOURCES if source != OF_OLD for text in names_of(source).strings}
+    return {text for source in SOURCES for text in names_of(source).strings}
 
 
 def is_private(name):

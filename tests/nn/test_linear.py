@@ -75,14 +75,6 @@ def test_half_precision(dtype):
     assert layer(jnp.ones((1, 3), dtype)).dtype == dtype
 
 
-def test_programs_of_pax_need_a_batch_axis(monkeypatch):
-    monkeypatch.setattr("pax_export.core._pax_programs._run", True)
-    with refused(
-        AssertionError, where="Linear(in_dim=3, out_dim=2, with_bias=True)", got="shape (3,)"
-    ):
-        pax.Linear(3, 2)(jnp.ones(3))
-
-
 def test_an_input_of_another_width():
     with refused(
         TypeError, where="Linear(in_dim=3, out_dim=2, with_bias=True)", got="shape (1, 4)"

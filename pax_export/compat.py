@@ -7,18 +7,19 @@ import importlib
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 from pax_export._errors import MissingPackageError, NameTakenError, NotInPaxError
-from pax_export._optional import install, is_installed
+from pax_export._optional import install
 from pax_export._types import PyTree
-from pax_export.compat import spawned
 
 # The modules that PAX offers.  Where they are here is found when they are asked for.
 _OFFERED = ("pax", "pax.experimental", "pax.experimental.graph", "pax.nets", "pax.utils")
 _PACKAGE = __name__.split(".")[0]
+
+__all__ = ["install_as_pax"]
 
 
 def install_as_pax() -> None:
@@ -47,17 +48,6 @@ def install_as_pax() -> None:
     for name in ("pax", "opax"):
         _require_free(name)
     sys.meta_path.insert(0, _PaxFinder())
-    if is_installed("jax"):
-        from pax_export.core import run_pax_programs
-
-        run_pax_programs()
-
-
-def take_over(name: str) -> None:
-    """Replaces a module that is being imported under this name by ours."""
-    del sys.modules[name]
-    install_as_pax()
-    importlib.import_module(name)
 
 
 def _require_free(name: str) -> None:
@@ -104,10 +94,9 @@ class _PaxFinder(MetaPathFinder, Loader):
 
     def _find_opax(self) -> ModuleSpec:
         """The location of the installed opax; also used by `load_opax`."""
-        folders = [folder for folder in sys.path if folder != spawned.FOLDER]
         for finder in sys.meta_path:
             if finder is not self:
-                found = finder.find_spec("opax", folders if finder is PathFinder else None)
+                found = finder.find_spec("opax", None)
                 if found is not None:
                     found.loader = self
                     return found
@@ -141,7 +130,6 @@ def _module_for(name: str) -> ModuleType:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name) from None
 
 
-_LIBRARY = __name__.split(".")[0]
 _ROOMS = ("", ".experimental", ".graph", ".nets", ".utils")
 # Not part of PAX's interface, but parts of nets that are, and so in their pickles.
 _PARTS = {
@@ -160,11 +148,11 @@ class _Internals(ModuleType):
         if name.startswith("_"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         for room in _ROOMS:
-            module = importlib.import_module(_LIBRARY + room)
+            module = importlib.import_module(_PACKAGE + room)
             if name in getattr(module, "__all__", ()):
                 return getattr(module, name)
         if name in _PARTS:
-            return getattr(importlib.import_module(_LIBRARY + _PARTS[name]), name)
+            return getattr(importlib.import_module(_PACKAGE + _PARTS[name]), name)
         raise NotInPaxError(
             f"PAX's internal {self.__name__}.{name} does not exist here.",
             write="a public name of `pax`, which can be imported from any module of PAX",
