@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from pax_export._errors import ImmutableModuleError, InvalidArgumentError
-from pax_export._jax import trace_state
+from pax_export._jax import control_flow, trace_state
 from pax_export._types import PyTree
 from pax_export.core._sharding_notes import call_in_progress, layer_in_training
 from pax_export.core._tree import (
@@ -133,16 +133,27 @@ def require_open(node: Node, action: str, name: str) -> None:
         return
     scope = _current.get()
     where = f"{type(node).__qualname__}.{name}"
-    if scope is not None and node._pax_owner is scope:
+    current = inspect.currentframe()
+    frame = current and current.f_back
+    owner = node._pax_owner
+    if owner is not None and owner is scope:
+        got, write = _under_jax(control_flow(frame, _LIFTED))
         raise ImmutableModuleError(
             f"Cannot {action} an attribute of a module under a jax transformation "
             "that began after the module was opened for change.",
             where=where,
-            got="a module opened outside of the jit, grad, vmap or scan that runs now",
-            write="open it inside: jax.jit(pax.pure(f)), not pax.pure(jax.jit(f))",
+            got=got,
+            write=write,
         )
-    current = inspect.currentframe()
-    frame = current and current.f_back
+    if owner is not None and not owner.closed and not owner.constructing:
+        raise ImmutableModuleError(
+            f"Cannot {action} an attribute of a module that a function captured: only modules "
+            "among its arguments are open in it.",
+            where=where,
+            got="a module of the closure of a function of pax.pure or of a transform",
+            write="the module as an argument of that function: an operand of T.cond, a part of the "
+            "carry of T.scan, where T is pax_export.transforms",
+        )
     layer = layer_in_training(frame) if action == "set" else None
     if layer is not None:
         # The usual cause is a missing `eval`, which an error about an attribute would not mention.
@@ -161,6 +172,30 @@ def require_open(node: Node, action: str, name: str) -> None:
         where=where,
         got="a module that no pax.pure, constructor or mutable() has open",
         write=_way_out(node, action, name, caller),
+    )
+
+
+#: For each loop or branch of jax, where its lifted form takes a module that changes.
+_LIFTED = {
+    "cond": "as an operand or as a branch",
+    "switch": "as an operand or as a branch",
+    "scan": "as the carry or as another argument of the function",
+    "map": "as the function, or a method of it",
+    "while_loop": "as a part of the value, or as body_fun",
+    "fori_loop": "as a part of the value, or as body_fun",
+}
+
+
+def _under_jax(name: str | None) -> tuple[str, str]:
+    """What was got and what to write, where a function of jax runs that began too late."""
+    if name is None:
+        got = "a module opened outside of the jit, grad, vmap or remat that runs now"
+        return got, (
+            "T.jit, T.grad, T.vmap or T.remat of pax_export.transforms, of a function that takes "
+            "the module; or open it inside: jax.jit(pax.pure(f)), not pax.pure(jax.jit(f))"
+        )
+    return f"a module opened outside of the jax.lax.{name} that runs now", (
+        f"T.{name} instead, where T is pax_export.transforms, with the module {_LIFTED[name]}"
     )
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.tree_util import tree_leaves, tree_structure
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import PyTree
-from pax_export.core import near_names
+from pax_export.core import describe_array, named_leaves, near_names, structure_differences
 
 
 def check_function(
@@ -124,3 +126,28 @@ def check_axis_fits(transform: str, axis: int, rank: int, shape: Any, where: str
             got=f"axis {axis} for shape {shape}",
             write=f"an axis from {-rank} to {rank - 1}",
         )
+
+
+def tree_differences(
+    old: PyTree, new: PyTree, root: str, fits: Callable[[Any, Any], bool] | None = None
+) -> list[str]:
+    """The differences of two trees, as lines: of structure, else of leaves.
+
+    `root` names the whole tree; `fits` says whether a leaf may replace another, which by default
+    needs its shape and dtype.
+    """
+    if tree_structure(old) != tree_structure(new):
+        return structure_differences(old, new) or ["the treedefs differ"]
+    return [
+        f"{name or root}: {_describe_leaf(x)} against {_describe_leaf(y)}"
+        for (name, x), y in zip(named_leaves(old), tree_leaves(new))
+        if not (fits or _are_alike)(x, y)
+    ]
+
+
+def _are_alike(old: PyTree, new: PyTree) -> bool:
+    return jnp.shape(old) == jnp.shape(new) and jnp.result_type(old) == jnp.result_type(new)
+
+
+def _describe_leaf(leaf: object) -> str:
+    return describe_array(leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf))

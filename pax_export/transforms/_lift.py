@@ -89,6 +89,7 @@ class Result:
     roots: list[int | None]  # for each part, which argument module it is, if any
     origins: Origins  # for each final module, which of the call's modules its modules are
     untouched: list[int | None]  # for each leaf, which leaf of the arguments it still is, if any
+    head_places: list[int | None]  # for each outermost module of the head, which open one it is
 
 
 class Strict:
@@ -114,6 +115,36 @@ def describe_result(value: object) -> str:
         return f"{describe_array(value)} alone"
     count = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
     return f"{type(value).__name__}{count}"
+
+
+def _open_owner(function: Callable) -> Any:
+    """The open module that a function is, or is a method of, or None."""
+    owner = function.__self__ if inspect.ismethod(function) else function
+    return owner if isinstance(owner, Node) and is_open(owner) else None
+
+
+def unbind(functions: Iterable[Callable]) -> tuple[list[Callable], list[Any]]:
+    """Makes functions of ``(*args, modules)``, and lists the modules.
+
+    The modules are those that are open here and that a function is, or is a method of.
+    """
+    functions = list(functions)
+    owners = [_open_owner(function) for function in functions]
+    modules: list[Any] = []  # without those in another one, which are changed as a part of it
+    found = [owner for owner in owners if owner is not None]
+    for owner in sorted(found, key=lambda each: -len(_modules_of([each]))):
+        if id(owner) not in map(id, _modules_of(modules)):
+            modules.append(owner)
+    places = [id(module) for module in _modules_of(modules)]
+
+    def with_modules(function: Any, owner: object) -> Callable:
+        if owner is None:
+            return lambda *args: function(*args[:-1])
+        place = places.index(id(owner))
+        method = type(owner).__call__ if function is owner else function.__func__
+        return lambda *args: method(_modules_of(args[-1])[place], *args[:-1])
+
+    return [with_modules(f, owner) for f, owner in zip(functions, owners)], modules
 
 
 def _nothing_taken(value: object) -> tuple[Any, Any]:
@@ -190,18 +221,22 @@ class LiftedCall:
             return x if place is None else WrittenBack(place)
 
         value = tree_map(stand_in, value, is_leaf=is_node)
+        in_head = [stand_in(module) for module in roots_of(head)]
+        head_places = [x.place if isinstance(x, WrittenBack) else None for x in in_head]
         finals = written
         if self.overlap:  # an unchanged copy must not undo the changes of another one
-            finals = {n: copy for n, copy in written.items() if self._is_changed(n, copy, given)}
+            finals = {n: copy for n, copy in written.items() if self.is_changed(n, copy, given)}
         leaves, treedef = tree_flatten((value, finals))
         parts = parts_of((value, finals))
         roots = [numbers.get(id(part.value)) if part.is_module else None for part in parts]
         origins = [tuple([places.get(id(m)) for m in _modules_of([x])]) for x in finals.values()]
         at = {id(leaf): number for number, leaf in enumerate(given)}
         untouched = [at.get(id(leaf)) for leaf in leaves]
-        return Result(head, copies, leaves, treedef, parts, roots, tuple(origins), untouched)
+        return Result(
+            head, copies, leaves, treedef, parts, roots, tuple(origins), untouched, head_places
+        )
 
-    def _is_changed(self, number: int, copy: PyTree, given: list[Any]) -> bool:
+    def is_changed(self, number: int, copy: PyTree, given: list[Any]) -> bool:
         """Whether the function changed its copy of a module."""
         part = [part for part in self.parts if part.is_module][number]
         before = given[part.start : part.stop]

@@ -119,8 +119,7 @@ def scan(
             body.step, body.start(), (body.slices(), jnp.arange(size)),  # which may be symbolic
             reverse=reverse, unroll=unroll, _split_transpose=_split_transpose,
         )  # fmt: skip
-        carry, y = body.collect_results(carry, threaded, ys, last=0 if reverse else -1)
-        return (carry, y) if scan_output else carry
+        return body.collect_results(carry, threaded, ys, last=0 if reverse else -1)
 
     return scanned
 

@@ -1,4 +1,4 @@
-"""The body of a scan: carried, threaded and stacked values, equal to a Python loop."""
+"""The body of a loop: carried, threaded and stacked values, equal to a Python loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_structure
 
 from pax_export._errors import StructureMismatchError
 from pax_export._types import PyTree
-from pax_export.core import describe_array, is_node, named_leaves, structure_differences
+from pax_export.core import is_node, structure_differences
 from pax_export.transforms._axes import (
     MapOptions,
     MappedArguments,
@@ -19,7 +19,7 @@ from pax_export.transforms._axes import (
     not_covered,
     targets_of,
 )
-from pax_export.transforms._checks import check_arraylike
+from pax_export.transforms._checks import check_arraylike, tree_differences
 from pax_export.transforms._lift import Result, as_pair, parts_of
 
 Leaves = dict[int, Any]  # by their numbers
@@ -30,16 +30,19 @@ STACKED, LAST, CARRIED, THREADED, GIVEN = "stacked", "last", "carried", "threade
 
 
 class ScanBody:
-    """One call of a scanned function; leaves are sliced by axis, or threaded if a module's."""
+    """One call of a looped function; leaves are sliced by axis, or threaded if a module's.
 
-    result: Result
+    `place` is the number of the positional argument that is the carry.
+    """
+
+    result: Result | None = None  # None if the loop, without jit, had no step
     targets: list[Target]
     origins: list[tuple[str, int]]
     handed_on: set[int]  # the modules of the carry that came back in their places
 
     def __init__(self, inputs: MappedArguments, options: MapOptions, place: int, scan_output: bool):
         self.inputs, self.options, self.scan_output = inputs, options, scan_output
-        call = inputs.call
+        self._name, call = options.transform, inputs.call
         self._carry = call.parts_at(place)
         self.carried = {n for part in self._carry for n in range(part.start, part.stop)}
         self._init = call.treedef.unflatten(call.leaves)[0][place]
@@ -56,7 +59,7 @@ class ScanBody:
         leaves = self.inputs.call.leaves
         for slot in self.inputs.slots:
             if slot.number in self.carried:
-                what = "scan: the carry must consist of arrays, numbers or modules."
+                what = f"{self._name}: the carry must consist of arrays, numbers or modules."
                 check_arraylike(slot.value, what, slot.name, "the value in a closure of f")
         carry = {number: _as_array(leaves[number]) for number in self.carried}
         return carry, {slot.number: _as_array(slot.value) for slot in self.threaded}
@@ -71,7 +74,7 @@ class ScanBody:
             given = carry | threaded | sliced
             self.result = result = self.inputs.call.inside(given, self._take)
         after = tree_leaves(result.head)
-        self._check_carry(result.head, after)
+        self._check_carry(result.head)
         self.handed_on = {
             part.root
             for part, returned in zip(self._carry, parts_of(result.head))
@@ -92,7 +95,7 @@ class ScanBody:
             return value, None
         return as_pair(
             value,
-            "scan: the function must return a pair: the carry, and what to stack.",
+            f"{self._name}: the function must return a pair: the carry, and what to stack.",
             write="return carry, y (or carry, None), or scan_output=False",
         )
 
@@ -108,27 +111,20 @@ class ScanBody:
             copy = result.copies[part.root]
             if tree_structure(part.value) != tree_structure(copy):
                 raise StructureMismatchError(
-                    "scan: a module changed its structure, so the next step could not take it.",
+                    f"{self._name}: a module changed its structure, so the next step could not "
+                    "take it.",
                     got="; ".join(structure_differences(part.value, copy)[:3]),
                     write="a function that changes only arrays",
                 )
             after |= dict(zip(range(part.start, part.stop), tree_leaves(copy)))
         return {slot.number: _as_array(after[slot.number]) for slot in self.threaded}
 
-    def _check_carry(self, carry: PyTree, leaves: list[Any]) -> None:
-        if tree_structure(carry) != tree_structure(self._init):
-            lines = structure_differences(self._init, carry) or ["the treedefs differ"]
-        else:
-            before = [self.inputs.call.leaves[number] for number in sorted(self.carried)]
-            names = [name or "the carry" for name, _ in named_leaves(carry)]
-            lines = [
-                f"{name}: {_describe_leaf(old)} against {_describe_leaf(new)}"
-                for name, old, new in zip(names, before, leaves)
-                if not _fits_carry(old, new)
-            ]
+    def _check_carry(self, carry: PyTree) -> None:
+        lines = tree_differences(self._init, carry, "the carry", _fits_carry)
         if lines:
             raise StructureMismatchError(
-                "scan: the carry changed its structure, so the next step could not take it.",
+                f"{self._name}: the carry changed its structure, so the next step could not "
+                "take it.",
                 got="; ".join(lines[:3]),
                 write="a carry of the classes, shapes and dtypes of the one given",
             )
@@ -153,13 +149,18 @@ class ScanBody:
             return STACKED, target.axis
         if target.is_key or source is not None:
             return LAST, 0
-        raise not_covered(target, "scan")
+        raise not_covered(target, self._name)
 
     def collect_results(
-        self, carry: Leaves, threaded: Leaves, ys: list, last: int
-    ) -> tuple[Any, Any]:
-        """The last carry and the stacked outputs; `last` is the index of the last step."""
-        stacked = iter(ys)
+        self, carry: Leaves, threaded: Leaves, ys: list | None = None, last: int = -1
+    ) -> Any:
+        """The last carry, with the stacked outputs if there are any.
+
+        `last` is the index of the last step.
+        """
+        if self.result is None:
+            return self._init
+        stacked = iter(ys or ())
         of_kind: Any = {CARRIED: carry, THREADED: threaded, GIVEN: self.inputs.call.leaves}
         leaves: list[Any] = []
         axes: list[int | None] = []
@@ -172,12 +173,13 @@ class ScanBody:
                 leaves.append(jnp.moveaxis(y, 0, number) if kind == STACKED else y[last])
                 axes.append(number if kind == STACKED else None)
         y = finish_result(self.inputs, self.result, leaves, axes, self.options.axis_label)
-        return self._carry_for_caller(list(carry.values())), y
+        tree = tree_structure(self.result.head).unflatten(list(carry.values()))
+        last_carry = self._carry_for_caller(tree)
+        return (last_carry, y) if self.scan_output else last_carry
 
-    def _carry_for_caller(self, leaves: list[Any]) -> Any:
+    def _carry_for_caller(self, tree: PyTree) -> Any:
         """The last carry; a module that the caller has open is that object."""
         call = self.inputs.call
-        tree = tree_structure(self.result.head).unflatten(leaves)
         items, treedef = tree_flatten(tree, is_leaf=is_node)
         for i, part in enumerate(self._carry):
             if part.is_module and part.root in self.handed_on and call.written[part.root]:
@@ -187,10 +189,6 @@ class ScanBody:
 
 def _as_array(value: object) -> Any:
     return value if isinstance(value, jax.Array) else jnp.asarray(value)
-
-
-def _describe_leaf(leaf: object) -> str:
-    return describe_array(leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf))
 
 
 def _fits_carry(old: PyTree, new: PyTree) -> bool:

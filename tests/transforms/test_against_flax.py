@@ -141,3 +141,48 @@ def test_jit():
     new, y = T.jit(lambda model, x: (model, model(x)))(ours, x)
     close(y, nnx.jit(lambda model, x: model(x))(theirs, x))
     same_statistics(new, theirs)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_switch_and_its_gradient(index):
+    ours = Ours()
+    theirs = copied(ours, Theirs(nnx.Rngs(0)))
+    x = batch(5, D)
+
+    def loss_of(switch):
+        def loss(model, index):
+            branches = [
+                lambda model, x: x,
+                lambda model, x: model(x),
+                lambda model, x: model(model(2 * x)),
+            ]
+            return jnp.sum(switch(index, branches, model, x) ** 2)
+
+        return loss
+
+    def loss_and_model(model, index):
+        return loss_of(T.switch)(model, index), model
+
+    grads, new = T.grad(loss_and_model, has_aux=True)(ours, index)
+    same_gradients(grads, nnx.grad(loss_of(nnx.switch))(theirs, index))
+    assert float(new.bn.ema_mean.debias) == (index > 0)
+
+
+@pytest.mark.parametrize("loop", ["fori", "while"])
+def test_loops(loop):
+    ours = Ours()
+    theirs = copied(ours, Theirs(nnx.Rngs(0)))
+    x = batch(5, D)
+
+    def step(value):
+        model, x, count = value
+        return model, model(x), count + 1
+
+    def run(model, fori_loop, while_loop):
+        if loop == "fori":
+            return fori_loop(0, 3, lambda i, value: step(value), (model, x, 0))
+        return while_loop(lambda value: value[2] < 3, step, (model, x, 0))
+
+    _, y, _ = run(ours, T.fori_loop, T.while_loop)
+    _, expected, _ = run(theirs, nnx.fori_loop, nnx.while_loop)
+    close(y, expected)

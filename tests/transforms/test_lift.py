@@ -13,6 +13,7 @@ from jax.tree_util import tree_leaves, tree_structure
 import pax_export as pax
 from pax_export import transforms as T
 from tests.refusals import refused
+from tests.transforms.each import ROWS
 from tests.transforms.models import Block, Carry, assert_trees_close, at, batch, stacked
 
 
@@ -36,17 +37,7 @@ class Counter(pax.Module):
         return self(x), None
 
 
-ALONE = {
-    "jit": T.jit,
-    "remat": T.remat,
-    "grad": lambda f: lambda *args: T.value_and_grad(f)(*args)[0],
-    "vmap": lambda f: T.vmap(f, in_axes=None, out_axes=None, axis_size=2),
-    "scan": lambda f: (
-        lambda *args: T.scan(lambda c, *args: (c + f(*args), None), in_axes=None, length=1)(
-            jnp.zeros(()), *args
-        )[0]
-    ),
-}
+ALONE = {name: row.alone for name, row in ROWS.items()}
 each_transform = pytest.mark.parametrize("transform", ALONE.values(), ids=ALONE)
 
 

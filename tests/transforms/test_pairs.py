@@ -13,9 +13,9 @@ import pytest
 
 import pax_export as pax
 from pax_export import transforms as T
-from tests.transforms.models import assert_trees_close, at, batch, stacked
+from tests.transforms.each import ROWS, N
+from tests.transforms.models import assert_trees_close, batch, stacked
 
-N = 2
 half = jmp.get_policy("params=float32,compute=bfloat16,output=float32")
 
 
@@ -41,99 +41,8 @@ def call(net, x):
     return jnp.sum(y**2), net, y
 
 
-# --- the transforms, as functions of (net, x) that return (loss, net, y) -------------------
-
-
-def with_jit(f):
-    return T.jit(f)
-
-
-def with_remat(f):
-    return T.remat(f)
-
-
-def with_grad(f):
-    def loss(net, x):
-        value, net, y = f(net, x)
-        return jnp.sum(value), (net, y)
-
-    def both(net, x):
-        (value, (net, y)), grads = T.value_and_grad(loss, has_aux=True)(net, x)
-        norms = [jnp.sum(g**2) for g in jax.tree_util.tree_leaves(grads)]
-        return value + sum(norms), net, y
-
-    return both
-
-
-def with_vmap(f):
-    return T.vmap(f)
-
-
-def with_scan(f):
-    def step(total, net, x):
-        value, net, y = f(net, x)
-        return total + jnp.sum(value), (net, y)
-
-    def scanned(net, x):
-        total, (net, y) = T.scan(step, in_axes=(None, 0, 0))(jnp.zeros(()), net, x)
-        return total, net, y
-
-    return scanned
-
-
-TRANSFORMS = {
-    "jit": with_jit,
-    "remat": with_remat,
-    "grad": with_grad,
-    "vmap": with_vmap,
-    "scan": with_scan,
-}
-
-
-# --- the same by hand -----------------------------------------------------------------------
-
-
-def plainly(f):
-    return pax.pure(f)
-
-
-def grad_by_hand(f):
-    def loss(parameters, net, x):
-        value, net, y = f(net.update_parameters(parameters), x)
-        return jnp.sum(value), (net, y)
-
-    def both(net, x):
-        (value, (new, y)), grads = jax.value_and_grad(loss, has_aux=True)(net.parameters(), net, x)
-        norms = [jnp.sum(g**2) for g in jax.tree_util.tree_leaves(grads)]
-        return value + sum(norms), new, y
-
-    return both
-
-
-def each_by_hand(f):
-    def loop(net, x):
-        values, nets, ys = zip(*[f(at(net, i), x[i]) for i in range(N)])
-        return jnp.stack(values), stacked(nets), jnp.stack(ys)
-
-    return loop
-
-
-def sum_by_hand(f):
-    def loop(net, x):
-        values, nets, ys = each_by_hand(f)(net, x)
-        return jnp.sum(values), nets, ys
-
-    return loop
-
-
-BY_HAND = {
-    "jit": plainly,
-    "remat": plainly,
-    "grad": grad_by_hand,
-    "vmap": each_by_hand,
-    "scan": sum_by_hand,
-}
-
+TRANSFORMS = {name: row.pair for name, row in ROWS.items() if row.pair}
+BY_HAND = {name: row.by_hand for name, row in ROWS.items() if row.pair}
 MAPS = ("vmap", "scan")
 
 
@@ -164,7 +73,7 @@ def test_state_is_written_back_through_two(outer):
 
     def step(net, x):
         parts = net, net.bn, net.bn.ema_mean, net.legacy
-        TRANSFORMS[outer](T.remat(lambda net, x: (jnp.sum(net(x) ** 2), None, None)))(net, x)
+        TRANSFORMS[outer](T.remat(call))(net, x)
         assert (net, net.bn, net.bn.ema_mean, net.legacy) == parts
         assert net.bn is parts[1] and net.bn.ema_mean is parts[2]
         return net
