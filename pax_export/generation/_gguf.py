@@ -15,7 +15,13 @@ from pax_export._errors import InvalidArgumentError, TokenizerError, ValidationE
 from pax_export._optional import find, require
 from pax_export._quantized import GROUP, unpacked
 from pax_export.generation._job import Job
-from pax_export.generation._runtimes import Runtime
+from pax_export.generation._runtimes import (
+    HELLO,
+    Runtime,
+    chat_prompt,
+    check_results,
+    run_runtime,
+)
 from pax_export.generation._tokenizer import Tokenizer
 from pax_export.generation._vocabularies import CUTS, of_gguf
 from pax_export.nets import (
@@ -286,7 +292,7 @@ _ENDS = ("eos", "eot", "eom")
 
 
 def _ends(job: Job) -> dict[str, int]:
-    """The stop tokens; those that the tokenizer names keep their names, which templates use."""
+    """The stop tokens by the tokenizer's names: templates write `eos_token`."""
     named = {each: job.special(f"{each}_token") for each in _ENDS}
     ends = {each: token for each, token in named.items() if token in job.stop}
     others = [token for token in job.stop if token not in ends.values()]
@@ -306,6 +312,20 @@ def _tensor_type(word: str, special: Mapping[str, bool], unknown: str | None, mo
     return _BYTE if is_byte and model.get("byte_fallback") else _NORMAL
 
 
+def _run(job: Job, place: Path, calls: Mapping[str, Any], seconds: float) -> list[list[int]]:
+    """The ids that follow each prompt; a conversation is written as in Python."""
+    assert job.tokenizer is not None
+    own = chat_prompt(job) if job.tokenizer.chat_template else ""
+    fits = own and len(job.tokenizer.encode(own)) + 1 < job.room
+    theirs = run_runtime(GGUF, place, {**calls, "messages": HELLO if fits else None}, seconds)
+    if fits:  # it leaves out the beginning that its tokenizer adds
+        begin = job.tokenizer.special_tokens["bos_token"] if job.begins else ""
+        found = theirs["conversation"].removeprefix(begin)
+        check_results(job, "chat template", GGUF.title, own.removeprefix(begin), found)
+    return theirs["prompts"]
+
+
 GGUF = Runtime(
-    "gguf", "llama.cpp", ("xllamacpp",), "llamacpp", _check, _write, True, _MARK.encode()
-)
+    "gguf", "llama.cpp", ("xllamacpp",), "llamacpp", _check, _write, True, _MARK.encode(),
+    run=_run, ends_at_eos=True,
+)  # fmt: skip

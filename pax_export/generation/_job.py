@@ -22,6 +22,7 @@ class Job:
         room: the maximum number of tokens.
         where: for messages.
         accuracy_level: the accuracy of quantized products, as for `to_tflite`.
+        ends_at_eos: whether the tokenizer's end of a text is a stop in any case.
     """
 
     lm: Decoder
@@ -29,6 +30,7 @@ class Job:
     room: int
     where: str
     accuracy_level: Literal[1, 4] = 4
+    ends_at_eos: bool = False
 
     def in_context(self) -> Decoder:
         """Returns the net with the rotary embedding of contexts of `room` tokens."""
@@ -46,7 +48,9 @@ class Job:
     def stop(self) -> tuple[int, ...]:
         """The stop ids of the net, or else of the tokenizer."""
         own = self.lm.config.generation.stop
-        return own or (() if self.tokenizer is None else self.tokenizer.stop)
+        own = own or (() if self.tokenizer is None else self.tokenizer.stop)
+        eos = self.special("eos_token") if self.ends_at_eos else None
+        return own if eos is None or eos in own else (*own, eos)
 
     @property
     def begin(self) -> int | None:

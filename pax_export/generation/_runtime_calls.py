@@ -4,7 +4,7 @@
 
 ``CALLS.json`` has ``prompts`` (lists of ids), ``texts`` (the same as strings), ``steps`` and
 ``room``; ``RESULTS.json`` gets the new ids for each prompt, or a string if the runtime returns no
-ids; of onnxruntime-genai and LiteRT-LM also the text of a conversation.
+ids; of all but transformers also the text of a conversation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def genai(path: str, calls: dict[str, Any]) -> dict[str, Any]:
     return {"prompts": made, **said}
 
 
-def gguf(path: str, calls: dict[str, Any]) -> list[Any]:
+def gguf(path: str, calls: dict[str, Any]) -> dict[str, Any]:
     """Runs llama.cpp, in float32 throughout."""
     runtime: Any = importlib.import_module("xllamacpp")
     params = runtime.CommonParams()
@@ -56,7 +56,14 @@ def gguf(path: str, calls: dict[str, Any]) -> list[Any]:
         if "choices" not in answer:
             raise RuntimeError(json.dumps(answer)[:500])
         made.append([int(each) for each in answer["__verbose"]["tokens"]])
-    return made
+    said: dict[str, Any] = {"prompts": made}
+    if calls["messages"]:
+        asked = {"messages": calls["messages"], "max_tokens": 1, "verbose": True}
+        answer = server.handle_chat_completions(asked)
+        if "choices" not in answer:
+            raise RuntimeError(json.dumps(answer)[:500])
+        said["conversation"] = answer["__verbose"]["prompt"]
+    return said
 
 
 def litertlm(path: str, calls: dict[str, Any]) -> dict[str, Any]:

@@ -91,6 +91,7 @@ class Runtime(NamedTuple):
         run: continues prompts, instead of the function of `_runtime_calls`; once or several times.
         reads_texts: whether it takes strings, and tokenizes them itself.
         level: the default ``accuracy_level`` of quantized products; None if a file has none.
+        ends_at_eos: whether it ends texts at the tokenizer's `eos_token`, whatever the net's are.
         program: the command that runs prompts, instead of `_runtime_calls`.
         beside: other runtimes that continue prompts of the same files, where they are installed.
     """
@@ -108,6 +109,7 @@ class Runtime(NamedTuple):
     run: Callable[[Job, Path, Mapping[str, Any], float], list[Any]] | None = None
     reads_texts: bool = False
     level: Literal[1, 4] | None = None
+    ends_at_eos: bool = False
     program: tuple[str, ...] = ()
     beside: tuple[Runtime, ...] = ()
 
@@ -176,7 +178,7 @@ def export_for_runtime(
             versions=package_versions(*_distributions(runtime) if validate else ()),
             validated="process" if validate else None,
             left_out=left_out,
-            differs=ties,
+            differs=(*_more_stops(runtime, job), *ties),
             details={**report.details, "runs_in": runtime.title, **details},
             seconds={},
         )
@@ -186,6 +188,12 @@ def export_for_runtime(
             (place / REPORT_FILE).write_text(report_text(report), encoding="utf-8")
     seconds = {"write": wrote - began, "validate": ended - wrote}
     return replace(report, seconds={name: round(value, 4) for name, value in seconds.items()})
+
+
+def _more_stops(runtime: Runtime, job: Job) -> list[str]:
+    others = set(job.stop) - set(replace(job, ends_at_eos=False).stop)
+    eos = job.tokenizer.special_tokens["eos_token"] if job.tokenizer and others else None
+    return [f"{runtime.title} also ends texts at {eos!r}, the tokenizer's eos_token"] if eos else []
 
 
 def _report(job: Job, details: Mapping[str, Any]) -> Report:
@@ -248,7 +256,8 @@ def _job(
     if runtime.name == "transformers" and scaling is not None and scaling.kind == "longrope":
         # Its texts begin with the frequencies of short ones, and change when they become long.
         room = min(room, scaling.original_length or room)
-    return Job(lm, _tokenizer(tokenizer, lm, where), room, where)
+    found = _tokenizer(tokenizer, lm, where)
+    return Job(lm, found, room, where, ends_at_eos=runtime.ends_at_eos)
 
 
 def _tokenizer(

@@ -20,6 +20,7 @@ from pax_export.nets._decoder_keys import (
     LAYER_NORM_GGUF_NAMES,
     LAYER_NORMS,
     OPTIONAL,
+    YARN_BETAS,
 )
 from pax_export.nets._layer_kind import LayerKind, shortest_pattern
 from pax_export.nn import RotaryScaling
@@ -101,8 +102,7 @@ def _read_rope(keys: Fields, head_size: int) -> dict[str, Any]:
             kind,
             factor,
             length or keys.size("context_length"),
-            keys.number("rope.scaling.yarn_beta_slow"),
-            keys.number("rope.scaling.yarn_beta_fast"),
+            *YARN_BETAS,
         )
     return found
 

@@ -24,6 +24,7 @@ from pax_export.nets._decoder_keys import (
     HF_NAMES,
     OPTIONAL,
     ROPES,
+    YARN_BETAS,
 )
 from pax_export.nets._layer_kind import LayerKind, shortest_pattern
 from pax_export.nn import RotaryScaling
@@ -339,8 +340,8 @@ def _read_yarn(part: Fields, most: int, length: int | None) -> RotaryScaling:
         "yarn",
         factor,
         length,
-        part.optional("beta_slow", zero=True) or 1.0,
-        part.optional("beta_fast", zero=True) or 32.0,
+        part.optional("beta_slow", zero=True) or YARN_BETAS[0],
+        part.optional("beta_fast", zero=True) or YARN_BETAS[1],
         result,
         truncated=part.flag("truncate"),
     )

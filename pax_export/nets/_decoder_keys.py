@@ -251,6 +251,9 @@ ROPES = {
     for kind, own in _ROPES.items()
 }
 
+#: `beta_slow` and `beta_fast` of llama.cpp, and the defaults of transformers.
+YARN_BETAS = (1.0, 32.0)
+
 # --- GGUF -----------------------------------------------------------------------------------
 
 _GGUF: dict[str, Any] = {
@@ -261,7 +264,6 @@ _GGUF: dict[str, Any] = {
     "rope.dimension_count": None, "rope.freq_base": 10000.0, "rope.scaling.type": "linear",
     "rope.scaling.factor": None, "rope.scale_linear": None,
     "rope.scaling.original_context_length": None,
-    "rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0,
     "tokenizer.ggml.tokens": None,
 }  # fmt: skip
 _GGUF_FIXED: dict[str, tuple] = {
@@ -274,6 +276,9 @@ _GGUF_FIXED: dict[str, tuple] = {
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.yarn_ext_factor": (-1, 1),
     "rope.scaling.yarn_attn_factor": (-1, 1),
+    # llama.cpp reads neither in these architectures.
+    "rope.scaling.yarn_beta_fast": (YARN_BETAS[1],),
+    "rope.scaling.yarn_beta_slow": (YARN_BETAS[0],),
     "rope.scaling.yarn_log_multiplier": (0,),
     "use_parallel_residual": (False,),
 }

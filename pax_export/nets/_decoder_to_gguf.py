@@ -15,6 +15,7 @@ from pax_export.nets._decoder_keys import (
     LAYER_NORM_GGUF_NAMES,
     LAYER_NORMS,
     OPTIONAL,
+    YARN_BETAS,
 )
 from pax_export.nets._decoder_names import ROTARY_TENSORS
 from pax_export.nets._decoder_to_hf import check_same, no_such_net_error
@@ -34,6 +35,7 @@ def _lacks(config: DecoderConfig) -> dict[str, bool]:
     family, biased = config.family, config.family in LAYER_NORMS
     own = config.rotary_scaling
     scaling, result = ("", 1.0) if own is None else (own.kind, own.result_factor)
+    betas = None if own is None else (own.low, own.high)
     is_square = config.num_heads * config.head_size == config.dim
     turned = config.rotary_size or config.head_size
     return {
@@ -48,6 +50,7 @@ def _lacks(config: DecoderConfig) -> dict[str, bool]:
         "tied=True, see lm.untied()": config.tied and family == "olmo2",
         "a table of rotary factors": scaling == "table"
         and (result != 1.0 or family not in ("llama", "granite")),
+        f"yarn with beta_slow and beta_fast {betas}": scaling == "yarn" and betas != YARN_BETAS,
         "rotary_scaling of the kind longrope": scaling == "longrope" and family != "phi3",
         f"rotary_size={turned}": turned != config.head_size and family != "phi3",
     }
@@ -120,9 +123,6 @@ def _gguf_keys(config: DecoderConfig) -> dict[str, Any]:
         made["rope.scaling.attn_factor"] = float(scaling.result_factor)
     if scaling is not None and scaling.kind in ("linear", "yarn"):
         made |= {"rope.scaling.type": scaling.kind, "rope.scaling.factor": float(scaling.factor)}
-        if scaling.kind == "yarn":
-            made["rope.scaling.yarn_beta_slow"] = float(scaling.low)
-            made["rope.scaling.yarn_beta_fast"] = float(scaling.high)
     if config.family == "granite":
         made |= {
             "embedding_scale": float(config.embed_scale), "logit_scale": 1.0 / config.logit_scale,

@@ -194,7 +194,8 @@ def proved(job, monkeypatch, change, prompts=((5, 6, 7), (8, 9))):
     """What the proof says of a runtime whose tokens are those of jax, changed."""
     room = pax.generation._runtimes
     said = pax.generation._compare_tokens._greedy_tokens(job, prompts, 24)
-    monkeypatch.setattr(room, "run_runtime", lambda *_: change(said))
+    made = {"prompts": change(said), "conversation": room.chat_prompt(job)}
+    monkeypatch.setattr(pax.generation._gguf, "run_runtime", lambda *_: made)
     return room.prove_continuations(
         pax.generation._export.RUNTIMES["gguf"], job, Path("served"), prompts
     )
@@ -240,6 +241,13 @@ def test_a_gguf_file_has_all_stop_tokens(tmp_path):
         ids = [source.metadata[f"tokenizer.ggml.{each}_token_id"] for each in ("eos", "eot", "eom")]
     assert ids == [1, 0, 7] and Tokenizer.from_gguf(tmp_path / "served.gguf").stop == (0, 1, 7)
     with refused(pax.errors.InvalidArgumentError, "3 stop tokens"):
+        export(with_stops(lm, 0, 7, 8), tmp_path / "other.gguf", **options)
+    # Templates of llama.cpp write that of the file, which is the tokenizer's, not the net's.
+    report = export(with_stops(lm, 7), tmp_path / "served.gguf", overwrite=True, **options)
+    assert report.differs == ("llama.cpp also ends texts at '<e>', the tokenizer's eos_token",)
+    again = Tokenizer.from_gguf(tmp_path / "served.gguf")
+    assert again.special_tokens["eos_token"] == "<e>" and again.stop == (1, 7)
+    with refused(pax.errors.InvalidArgumentError, "3 stop tokens"):
         export(with_stops(lm, 0, 1, 7, 8), tmp_path / "other.gguf", **options)
 
 
@@ -267,6 +275,9 @@ def test_texts_of_a_runtime_are_compared(job, monkeypatch):
             continue
         with pytest.raises(pax.errors.ValidationError, match=said):
             prove(runtime, job, Path("served"), prompts)
+    monkeypatch.setattr(pax.generation._gguf, "run_runtime", lambda *_: made)
+    with refused(pax.errors.ValidationError, "The chat template", "llama.cpp"):
+        prove(pax.generation._export.RUNTIMES["gguf"], job, Path("served"), prompts)
 
 
 def test_a_template_for_onnxruntime_genai_has_its_whitespace(job):
@@ -441,9 +452,10 @@ def test_unsupported_nets_are_refused_before_any_work(tmp_path):
     with refused(pax.errors.InvalidArgumentError, "llama.cpp", "tied=False"):
         export(apart, tmp_path / "a", format="gguf", tokenizer=tokenizer, max_length=8)
     scaled = {"rope_scaling": reference.CONFIGS["llama"]["rope_scaling"]}
-    table = "a table of rotary factors"
+    table, yarn = "a table of rotary factors", reference.CONFIGS["qwen2"]["rope_scaling"]
     for family, changes, name in (
         ("qwen3", scaled, table),
+        ("qwen2", {"rope_scaling": {**yarn, "beta_fast": 16.0}}, "beta_fast (1.0, 16.0)"),
         ("smollm3", scaled, table),
         ("smollm3", {"no_rope_layers": [1, 0, 1, 0, 1]}, "the kind of layer 1"),
         ("smollm3", {"attention_bias": True}, "output_bias=True"),

@@ -202,9 +202,9 @@ def test_scaling_in_a_gguf_file_is_that_of_llama_cpp():
     assert of_gguf(rope__scaling__type="none", rope__scaling__factor=4.0).rotary_scaling is None
     yarn = of_gguf(
         rope__scaling__type="yarn", rope__scaling__factor=4.0, context_length=64,
-        rope__scaling__yarn_beta_fast=16.0, rope__scaling__finetuned=True,
+        rope__scaling__yarn_beta_fast=32.0, rope__scaling__finetuned=True,
     )  # fmt: skip
-    assert yarn.rotary_scaling == pax.RotaryScaling("yarn", 4.0, 64, 1.0, 16.0)
+    assert yarn.rotary_scaling == pax.RotaryScaling("yarn", 4.0, 64, 1.0, 32.0)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +220,8 @@ def test_scaling_in_a_gguf_file_is_that_of_llama_cpp():
         ({"attention__value_length": 2}, "attention.value_length\n  got: 2"),
         ({"rope__scaling__attn_factor": 1.2}, "rope.scaling.attn_factor\n  got: 1.2"),
         ({"rope__scaling__yarn_log_multiplier": 0.1}, "yarn_log_multiplier\n  got: 0.1"),
+        ({"rope__scaling__yarn_beta_fast": 16.0}, "rope.scaling.yarn_beta_fast\n  got: 16.0"),
+        ({"rope__scaling__yarn_beta_slow": 2.0}, "rope.scaling.yarn_beta_slow\n  got: 2.0"),
         ({"rope__dimension_sections": np.array([1, 1])}, "got: rope.dimension_sections: ["),
         ({"expert_count": 8}, "expert_count\n  got: 8"),
         ({"final_logit_softcapping": 30.0}, "got: final_logit_softcapping: 30.0"),
