@@ -20,6 +20,7 @@ from pax_export.nn import (
     checked_fraction,
     checked_integer,
     dropout,
+    require_boolean_mask,
 )
 
 
@@ -38,7 +39,7 @@ class CausalSelfAttention(MultiHeadAttention):
         value = query if value is None else value
         visible = _not_after(jnp.shape(query)[-2])
         if mask is not None:
-            visible = visible & (jnp.asarray(mask) != 0)
+            visible = visible & require_boolean_mask(mask, repr(self))
         return super().__call__(query, key, value, visible)
 
 
@@ -84,7 +85,7 @@ class Transformer(Module):
         >>> import jax.numpy as jnp, pax_export as pax
         >>> net = pax.nets.Transformer(8, num_heads=2, num_layers=1, dropout_rate=0.1)
         >>> net, y = net % jnp.ones((3, 5, 8))
-        >>> net.eval()(jnp.ones((3, 5, 8)), mask=jnp.ones((3, 5))).shape
+        >>> net.eval()(jnp.ones((3, 5, 8)), mask=jnp.ones((3, 5), bool)).shape
         (3, 5, 8)
     """
 
@@ -124,8 +125,8 @@ class Transformer(Module):
 
         Args:
             h: ``[batch, time, dim]``, or ``[time, dim]`` of a single sequence.
-            mask: ``[batch, time]``, or ``[time]`` for a single sequence; positions where it is
-                False or 0 are not attended to.
+            mask: booleans ``[batch, time]``, or ``[time]`` for a single sequence; positions where
+                it is False are not attended to.
 
         Returns:
             The shape of ``h``.
@@ -134,6 +135,7 @@ class Transformer(Module):
             ImmutableModuleError: in train mode with a dropout rate above 0,
                 outside of `pure` and `purecall`.
             InvalidArgumentError: (a ValueError and an AssertionError) another shape.
+            InvalidArgumentTypeError: (a TypeError) a mask that is not boolean.
         """
         h = jnp.asarray(h)
         if h.ndim == 2:

@@ -11,7 +11,12 @@ from pax_export.nn._attention import MultiHeadAttention
 from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
 from pax_export.nn._conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Convolution
 from pax_export.nn._dense_block import DenseBlock
-from pax_export.nn._dot_attention import IMPLEMENTATIONS, causal_mask, dot_product_attention
+from pax_export.nn._dot_attention import (
+    IMPLEMENTATIONS,
+    causal_mask,
+    dot_product_attention,
+    require_boolean_mask,
+)
 from pax_export.nn._dropout import Dropout, dropout
 from pax_export.nn._explicit import (
     join_specs,

@@ -12,6 +12,7 @@ from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array, PyTree
 from pax_export.core import Module
 from pax_export.nn._arguments import at_least_float32, checked_integer, common_dtype, repr_method
+from pax_export.nn._dot_attention import require_boolean_mask
 from pax_export.nn._explicit import explicit_mesh, join_specs, spec_of, under_auto_axes
 from pax_export.nn._initializers import variance_scaling
 from pax_export.nn._linear import Linear
@@ -74,16 +75,20 @@ class MultiHeadAttention(Module):
             query: ``[..., t, model_size]``.
             key: ``[..., T, model_size]``.
             value: ``[..., T, model_size]``.
-            mask: broadcasts to ``[..., num_heads, t, T]``; where it is False or 0, a query does not
-                attend to a key.  A query whose keys are all masked gets the mean of all values.
+            mask: booleans that broadcast to ``[..., num_heads, t, T]``; where it is False, a query
+                does not attend to a key.  A query whose keys are all masked gets the mean of all
+                values.
 
         Returns:
             ``[..., t, model_size]``.
 
         Raises:
             InvalidArgumentError: (a ValueError) the shape of the mask does not broadcast.
-            InvalidArgumentTypeError: (a TypeError) another width than `model_size`.
+            InvalidArgumentTypeError: (a TypeError) another width than `model_size`, or a mask that
+                is not boolean.
         """
+        if mask is not None:
+            mask = require_boolean_mask(mask, repr(self))
         query = self.query_projection(query)
         key = self.key_projection(key)
         value = self.value_projection(value)
@@ -97,7 +102,7 @@ class MultiHeadAttention(Module):
         if explicit_mesh(query, key, value) is None:
             return self.output_projection(attended(query, key, value, mask))
         # By jax's rules heads would have to be split as channels are, mask and all.
-        operands = (query, key, value, mask if mask is None else jnp.asarray(mask))
+        operands = (query, key, value, mask)
         found = under_auto_axes(attended, operands, lambda: join_specs(*spec_of(query)))
         return self.output_projection(found)
 
@@ -120,7 +125,7 @@ class MultiHeadAttention(Module):
 def _mask_logits(logits: jax.Array, mask: Array, where: str) -> jax.Array:
     """The logits, very low where the mask is False or 0."""
     try:
-        return jnp.where(jnp.asarray(mask) != 0, logits, _LOWEST)
+        return jnp.where(mask, logits, _LOWEST)
     except (TypeError, ValueError):
         raise InvalidArgumentError(
             "The mask must broadcast to [..., num_heads, t, T].",

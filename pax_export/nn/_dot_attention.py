@@ -183,18 +183,27 @@ def _group_heads(x: Array, kv_heads: int) -> jax.Array:
     return x.reshape((x.shape[0], kv_heads, x.shape[1] // kv_heads, *x.shape[2:]))
 
 
+def require_boolean_mask(mask: PyTree, where: str) -> jax.Array:
+    """The mask as an array; raises for numbers, which some libraries add to the logits."""
+    array = arg.as_array(mask)
+    if array.dtype != bool:
+        raise InvalidArgumentTypeError(
+            "A mask must have booleans: False masks a key.",
+            where=where,
+            got=f"{array.dtype.name}{list(array.shape)}",
+            write="mask != 0 for ones and zeros, mask == 0 for numbers that are added to the "
+            "logits, and dot_product_attention(bias=...) for a bias",
+        )
+    return array
+
+
 def _with_four_axes(x: PyTree | None, shape: tuple[Any, ...], name: str) -> Any:
     """A mask or bias ``[batch, heads, length, keys]``, of which each size may be 1."""
     if x is None:
         return None
     array = arg.as_array(x)
-    if name == "mask" and array.dtype != bool:
-        raise InvalidArgumentTypeError(
-            "A mask must have booleans: False masks a key.",
-            where="dot_product_attention.mask",
-            got=f"{array.dtype.name}{list(array.shape)}",
-            write="mask != 0, or bias= for numbers that are added to the logits",
-        )
+    if name == "mask":
+        require_boolean_mask(array, "dot_product_attention.mask")
     if array.ndim < 4:
         array = jnp.expand_dims(array, tuple(range(4 - array.ndim)))
     if array.ndim > 4 or any(size not in (1, whole) for size, whole in zip(array.shape, shape)):

@@ -169,7 +169,7 @@ class GroupedQueryAttention(Module):
 
         Raises:
             InvalidArgumentError: another number of axes.
-            InvalidArgumentTypeError: another width than ``dim``.
+            InvalidArgumentTypeError: another width than ``dim``, or a mask that is not boolean.
         """
         x = arg.as_array(x)
         if x.ndim != 2:

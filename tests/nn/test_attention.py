@@ -59,13 +59,30 @@ def test_any_leading_axes():
         assert_close(y[index], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["bool", "int32", "float32"])
-def test_mask(kind):
+def test_mask():
     module, (query, key, value) = attention(), inputs()
     mask = np.random.RandomState(1).uniform(size=(HEADS, 4, 5)) > 0.4
     mask[:, 2] = False  # a query that sees nothing gets the mean of all values
-    y = module(query, key, value, jnp.asarray(mask, kind))
+    y = module(query, key, value, jnp.asarray(mask))
     assert_close(y, formula(module, query, key, value, mask), atol=1e-5)
+
+
+@pytest.mark.parametrize("zero, one", [(0.0, 1.0), (-np.inf, 0.0), (-10000, 0), (0, 1)])
+def test_masks_of_numbers_are_refused_by_all_attention(zero, one):
+    """Ones and zeros, or numbers that are added to the logits: nothing tells which."""
+    q = jnp.ones((1, 3, 8))
+    heads = q.reshape((1, 3, 2, 4))
+    mask = jnp.where(jnp.tril(jnp.ones((1, 3, 3), bool)), one, zero)
+    net = pax.nets.Transformer(8, num_heads=2, num_layers=1, dropout_rate=0.0)
+    for call in (
+        lambda: pax.MultiHeadAttention(2, 4)(q, q, q, mask=mask),
+        lambda: net.layers[0]["attention"](q, mask=mask),
+        lambda: net(q, mask=mask[:, 0]),
+        lambda: pax.GroupedQueryAttention(8, 2)(q, mask=mask),
+        lambda: pax.dot_product_attention(heads, heads, heads, mask=mask),
+    ):
+        with refused(TypeError, "mask != 0 for ones and zeros", "mask == 0 for numbers"):
+            call()
 
 
 def test_a_hidden_key_has_no_influence():
@@ -136,7 +153,7 @@ def test_invalid_masks_widths_and_sizes():
         ValueError, "mask[:, None, None, :]", where="MultiHeadAttention(num_heads=2, key_size=3)",
         got="shape (3, 5) for (3, 2, 4, 5)",
     ):  # fmt: skip
-        module(*arrays, mask=jnp.ones((3, 5)))
+        module(*arrays, mask=jnp.ones((3, 5), bool))
     with refused(TypeError, "where: (qry_proj) Linear"):
         module(*[jnp.ones((2, 4, 5))] * 3)
     with refused(ValueError, where="MultiHeadAttention.num_heads"):

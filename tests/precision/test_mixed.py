@@ -194,7 +194,7 @@ def test_the_softmax_of_attention_is_in_float32_under_every_policy(policy):
     assert_close(
         half(x, x, x) / 400, attention(x, x, x) / 400, atol=0.05, where="logits overflowed"
     )
-    hidden = half(x, x, x, mask=jnp.zeros((1, 1, 3, 3)))
+    hidden = half(x, x, x, mask=jnp.zeros((1, 1, 3, 3), bool))
     assert bool(jnp.isfinite(hidden).all())
 
 
