@@ -16,6 +16,7 @@ from pax_export._optional import is_installed, require
 # The library requires jax, but a process that only serves an export may not have it,
 # and the command line inspects, tests and runs SavedModels there.
 if TYPE_CHECKING or is_installed("jax"):
+    from pax_export.core import Declared as Declared
     from pax_export.core import EmptyNode as EmptyNode
     from pax_export.core import Module as Module
     from pax_export.core import ParameterModule as ParameterModule
@@ -86,8 +87,8 @@ _ROOMS = _PUBLIC_ROOMS | set("compat flattener graph lazy nn opax".split())
 # Names that the package takes from a room.
 _NAMES = {
     "compat": "install_as_pax",
-    "core": "EmptyNode Module ParameterModule Selection StateModule assert_structure_equal "
-    "enable_eval_mode enable_train_mode freeze_parameters module_and_value "
+    "core": "Declared EmptyNode Module ParameterModule Selection StateModule "
+    "assert_structure_equal enable_eval_mode enable_train_mode freeze_parameters module_and_value "
     "next_rng_key parameters_method pure purecall seed_rng_key select_parameters "
     "unfreeze_parameters update_parameters",
     "generation": "generate",

@@ -148,12 +148,12 @@ WEIGHT_STEPS: dict[str, Callable[[Any], Any]] = {
     "pax_export/weights/adoption/_layers.py: _KINDS, _ROLES and _rank_of_weight": lambda layer: (
         not any(each.kind == "free" for each in find_layers(layer).layers)
     ),
-    "pax_export/nn/_initial_values.py: register_initial": can_begin_anew,
-    "pax_export/sharding/_presets.py: _layout_in_layer, or _WHOLE": is_split,
+    'arrays = {"weight": init}': can_begin_anew,
+    'arrays = {"weight": axes}': is_split,
     "pax_export/adapters/_kinds.py: is_adaptable, for a matrix": lambda layer: (
         is_adaptable(layer) or not any(map(is_matrix, own_weights(layer).values()))
     ),
-    "pax_export/experimental/_default_policy.py: _IN_HALF or _IN_FULL, or WITHOUT_POLICY here": (
+    'arrays = {"weight": a role, or WITHOUT_POLICY here}': (
         lambda layer: policy_of(pax.experimental.default_mp_policy(layer)) or is_without(layer)
     ),
 }

@@ -6,6 +6,14 @@ from pax_export.core._check import (
     describe_array,
     structure_differences,
 )
+from pax_export.core._declared import (
+    Declared,
+    DeclaredArray,
+    computes_in,
+    declared_arrays,
+    declared_in,
+    kernel_of,
+)
 from pax_export.core._edit import set_training, with_class, with_static
 from pax_export.core._foreign_keywords import explain_keywords as explain_keywords
 from pax_export.core._fresh_arrays import filled_array, sample_padded
@@ -121,7 +129,6 @@ from pax_export.core.selections import (
     lost_by_steps,
     matcher,
     path_pattern,
-    register_initial,
     require_names,
     require_names_among,
     with_several_steps,
@@ -129,6 +136,8 @@ from pax_export.core.selections import (
 
 # Names imported but not listed are for other rooms of the package.
 __all__ = [
+    "Declared",
+    "DeclaredArray",
     "EmptyNode",
     "Module",
     "ParameterModule",

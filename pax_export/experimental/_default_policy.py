@@ -1,7 +1,4 @@
-"""The default mixed-precision policy of each layer class.
-
-It is a table of layers, so it stands above `nn`; `precision` itself knows none.
-"""
+"""The default mixed-precision policy of a layer, by the roles of its arrays."""
 
 from __future__ import annotations
 
@@ -10,21 +7,17 @@ from typing import TypeVar
 import jax.numpy as jnp
 import jmp
 
-from pax_export import nn
-from pax_export.core import Module
+from pax_export.core import Module, computes_in
 from pax_export.precision import apply_mp_policy, policy_of
 
 M = TypeVar("M", bound=Module)
-
-_IN_HALF = (nn.Linear, nn.Conv1D, nn.Conv2D, nn.Conv1DTranspose, nn.Conv2DTranspose)
-_IN_FULL = (nn.BatchNorm1D, nn.BatchNorm2D, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def default_mp_policy(module: M) -> M:
     """Puts one layer under the usual policy of its kind.
 
-    Linear layers and convolutions compute in half precision (bfloat16 on TPUs,
-    float16 elsewhere); normalizations compute in float32; both keep and return
+    Layers with a kernel (see `pax_export.Declared`) compute in half precision (bfloat16 on TPUs,
+    float16 elsewhere), those with the scale of a norm in float32; both keep and return
     float32.  Other modules, and those under a policy already, stay as they are.
 
     Args:
@@ -45,8 +38,8 @@ def default_mp_policy(module: M) -> M:
     full = jnp.float32
     if policy_of(module) is not None:
         return module
-    if isinstance(module, _IN_HALF):
+    if computes_in(module) == "half":
         return apply_mp_policy(module, jmp.Policy(full, jmp.half_dtype(), full))
-    if isinstance(module, _IN_FULL):
+    if computes_in(module) == "float32":
         return apply_mp_policy(module, jmp.Policy(full, full, full))
     return module

@@ -1,6 +1,5 @@
 """Layers, one file per family."""
 
-from pax_export.nn import _initial_values as _initial_values  # registers initial values
 from pax_export.nn._arguments import (
     checked_choice,
     checked_fraction,

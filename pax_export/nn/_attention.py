@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,13 @@ class MultiHeadAttention(Module):
         >>> attention(x, x, x).shape
         (3, 5, 8)
     """
+
+    axes_of_layers: ClassVar = {
+        "query_projection": {"in": "embed", "out": "heads"},
+        "key_projection": {"in": "embed", "out": "heads"},
+        "value_projection": {"in": "embed", "out": "heads"},
+        "output_projection": {"in": "heads", "out": "embed"},
+    }
 
     def __init__(self, num_heads: int, key_size: int, w_init_scale: float = 1.0):
         super().__init__()

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from pax_export._errors import InvalidArgumentError
-from pax_export._types import Array
-from pax_export.core import Module, filled_array, parameters_method, summary_lines
+from pax_export._types import Array, PyTree
+from pax_export.core import Declared, Module, filled_array, parameters_method, summary_lines
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
+from pax_export.nn._initializers import ones, zeros
 from pax_export.nn._state import EMA
+
+
+def _axes_of_scale(layer: PyTree) -> tuple[str, ...]:
+    names = {"N": "batch", "H": "height", "W": "width", "C": "channels"}
+    return tuple([names[letter] for letter in layer.data_format])
 
 
 class _BatchNorm(Module):
     """BatchNorm1D and BatchNorm2D; they differ in the data format."""
+
+    arrays: ClassVar = {
+        "scale": Declared("scale", _axes_of_scale, init=lambda layer: ones),
+        "offset": Declared("bias", _axes_of_scale, init=lambda layer: zeros),
+    }
 
     parameters = parameters_method("scale offset")
     _pax_changes = "in train mode"

@@ -12,12 +12,36 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._quantized import ArrayLike, QuantizedArray, pointwise_convolution
 from pax_export._types import Array, PRNGKey, PyTree
-from pax_export.core import ParameterModule
+from pax_export.core import Declared, ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import join_specs, shard_map_over_batch, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer, normal, zeros
 
 Padding = str | Sequence[tuple[int, int]]
+
+
+def _kernel_init(layer: PyTree) -> Initializer:
+    inputs = layer.in_features // layer._groups_of_features()
+    return normal(1 / math.sqrt(math.prod(layer.kernel_shape) * inputs))
+
+
+def _apply_kernel(layer: PyTree, x: Array, weight: Array) -> Any:
+    return layer._convolved(layer, x, weight, layer._dimension_numbers())
+
+
+def _declared(*axes: str) -> dict[str, Declared]:
+    """The arrays of a convolution whose kernel has these axes."""
+    return {
+        "weight": Declared(
+            "kernel",
+            axes,
+            init=_kernel_init,
+            apply=_apply_kernel,
+            by_output=True,
+            output_axis=lambda layer: layer.data_format.index("C") - len(layer.data_format),
+        ),
+        "bias": Declared("bias", ("out",), init=lambda layer: zeros),
+    }
 
 
 class Convolution(ParameterModule):
@@ -46,9 +70,9 @@ class Convolution(ParameterModule):
         key = arg.key_or_next(rng_key, f"{where}.rng_key")
         weight_key, bias_key = jax.random.split(key)
         shape = (*self.kernel_shape, *[features[each] for each in self._kernel_features])
-        fan_in = math.prod(self.kernel_shape) * features["I"]
-        default = normal(1 / math.sqrt(fan_in))
-        self.weight = arg.draw_initial(w_init or default, weight_key, shape, f"{where}.w_init")
+        self.weight = arg.draw_initial(
+            w_init or _kernel_init(self), weight_key, shape, f"{where}.w_init"
+        )
         self.bias = None
         if self.with_bias:
             size = (self.out_features,)
@@ -77,8 +101,7 @@ class Convolution(ParameterModule):
 
     def _of_a_batch(self, x: jax.Array) -> jax.Array:
         x, weight = self._checked_input(x)
-        kernel_format = "HW"[-self._spatial_axes() :] + self._kernel_features
-        numbers = (self.data_format, kernel_format, self.data_format)
+        numbers = self._dimension_numbers()
 
         def convolved(x: jax.Array, weight: jax.Array, bias: Array) -> jax.Array:
             return self._with_bias(self._convolved(self, x, weight, numbers), bias)
@@ -92,6 +115,10 @@ class Convolution(ParameterModule):
         if isinstance(self.weight, ArrayLike):
             y = self.weight.bounded_outputs(y, self.data_format.index("C") - y.ndim)
         return y
+
+    def _dimension_numbers(self) -> tuple[str, str, str]:
+        kernel_format = "HW"[-self._spatial_axes() :] + self._kernel_features
+        return self.data_format, kernel_format, self.data_format
 
     def _groups_of_features(self) -> int:
         return 1
@@ -273,6 +300,7 @@ class Conv1D(_Conv):
         (2, 8, 8)
     """
 
+    arrays = _declared("width", "in", "out")
     _data_formats = ("NWC", "NCW")
 
     def __init__(
@@ -333,6 +361,7 @@ class Conv2D(_Conv):
         (2, 14, 14, 8)
     """
 
+    arrays = _declared("height", "width", "in", "out")
     _data_formats = ("NHWC", "NCHW")
 
     def __init__(
@@ -389,6 +418,7 @@ class Conv1DTranspose(_ConvTranspose):
         (2, 32, 8)
     """
 
+    arrays = _declared("width", "out", "in")
     _data_formats = ("NWC", "NCW")
 
     def __init__(
@@ -444,6 +474,7 @@ class Conv2DTranspose(_ConvTranspose):
         (2, 14, 14, 8)
     """
 
+    arrays = _declared("height", "width", "out", "in")
     _data_formats = ("NHWC", "NCHW")
 
     def __init__(

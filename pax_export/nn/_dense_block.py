@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 
 from pax_export._types import Array
@@ -15,6 +17,11 @@ class DenseBlock(Module):
 
     The initial weights have variance ``w_init_scale / fan_in``.
     """
+
+    axes_of_layers: ClassVar = {
+        "fc1": {"in": "embed", "out": "mlp"},
+        "fc2": {"in": "mlp", "out": "embed"},
+    }
 
     def __init__(self, dim: int, w_init_scale: float):
         super().__init__()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from pax_export._types import Array
-from pax_export.core import StateModule, next_rng_key
+from pax_export.core import Declared, StateModule, next_rng_key
 from pax_export.nn._arguments import as_array, checked_fraction, checked_key, repr_method
 
 
@@ -61,6 +61,7 @@ class Dropout(StateModule):
         (2, 3)
     """
 
+    arrays: ClassVar = {"rng_key": Declared("key", ())}
     rng_attributes = ("rng_key",)
     _pax_changes = "in train mode"
 

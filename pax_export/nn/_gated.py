@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -49,6 +49,12 @@ class GatedDense(Module):
         (2, 4)
     """
 
+    axes_of_layers: ClassVar = {
+        "gate": {"in": "embed", "out": "mlp"},
+        "up": {"in": "embed", "out": "mlp"},
+        "down": {"in": "mlp", "out": "embed"},
+    }
+
     def __init__(
         self,
         dim: int,
@@ -87,6 +93,11 @@ class GatedDense(Module):
 
 class PlainDense(Module):
     """Two dense layers with an activation between, as in GPT-2."""
+
+    axes_of_layers: ClassVar = {
+        "up": {"in": "embed", "out": "mlp"},
+        "down": {"in": "mlp", "out": "embed"},
+    }
 
     def __init__(self, dim: int, hidden_dim: int, activation: str, with_bias: bool, w_init: Any):
         super().__init__()

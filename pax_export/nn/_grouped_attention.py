@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +65,13 @@ class GroupedQueryAttention(Module):
         >>> layer(jnp.ones((3, 5, 12))).shape, layer.key.weight.shape
         ((3, 5, 12), (12, 4))
     """
+
+    axes_of_layers: ClassVar = {
+        "query": {"in": "embed", "out": "heads"},
+        "key": {"in": "embed", "out": "kv_heads"},
+        "value": {"in": "embed", "out": "kv_heads"},
+        "output": {"in": "heads", "out": "embed"},
+    }
 
     def __init__(
         self,

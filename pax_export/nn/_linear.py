@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,14 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._quantized import QuantizedArray, rows, times
 from pax_export._types import Array, PRNGKey, PyTree
-from pax_export.core import ParameterModule
+from pax_export.core import Declared, ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer, normal
+
+
+def _linear_init(layer: PyTree) -> Initializer:
+    return normal(1 / math.sqrt(layer.in_dim))
 
 
 class Linear(ParameterModule):
@@ -44,6 +48,17 @@ class Linear(ParameterModule):
         (8, 5)
     """
 
+    arrays: ClassVar = {
+        "weight": Declared(
+            "kernel",
+            ("in", "out"),
+            init=_linear_init,
+            apply=lambda layer, x, weight: times(x, weight),
+            by_output=True,
+        ),
+        "bias": Declared("bias", ("out",), init=_linear_init),
+    }
+
     def __init__(
         self,
         in_dim: int,
@@ -60,7 +75,7 @@ class Linear(ParameterModule):
         self.out_dim = arg.checked_integer(out_dim, "Linear.out_dim", least=1)
         self.with_bias = bool(with_bias)
         weight_key, bias_key = jax.random.split(arg.key_or_next(rng_key, "Linear.rng_key"))
-        default = normal(1 / math.sqrt(self.in_dim))
+        default = _linear_init(self)
         shape = (self.in_dim, self.out_dim)
         self.weight = arg.draw_initial(w_init or default, weight_key, shape, "Linear.w_init")
         if self.with_bias:
@@ -127,6 +142,17 @@ class Embed(ParameterModule):
         >>> pax.Embed(100, 8)(jnp.array([[3, 1, 4]])).shape
         (1, 3, 8)
     """
+
+    arrays: ClassVar = {
+        "weight": Declared(
+            "table",
+            ("vocab", "embed"),
+            outputs=("embed",),
+            init=lambda layer: normal(0.01),
+            apply=lambda layer, ids, table: rows(table, ids),
+            by_output=True,
+        )
+    }
 
     def __init__(
         self,

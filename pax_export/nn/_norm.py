@@ -5,14 +5,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import Array, PRNGKey
-from pax_export.core import ParameterModule
+from pax_export.core import Declared, ParameterModule
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
 from pax_export.nn._initializers import Initializer, ones, zeros
@@ -74,6 +74,11 @@ def _dtype_of_result(x: jax.Array, *factors: Array | None) -> Any:
 
 class _Norm(ParameterModule):
     """The base class of both norms: axes, a scale and an offset per channel."""
+
+    arrays: ClassVar = {
+        "scale": Declared("scale", ("channels",), init=lambda layer: ones),
+        "offset": Declared("bias", ("channels",), init=lambda layer: zeros),
+    }
 
     def _set_sizes(self, num_channels, axis, create_scale, create_offset, eps) -> None:
         where = type(self).__name__

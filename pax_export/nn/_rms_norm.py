@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 
-from pax_export._types import Array, PRNGKey
-from pax_export.core import ParameterModule, filled_array
+from pax_export._types import Array, PRNGKey, PyTree
+from pax_export.core import Declared, ParameterModule, filled_array
 from pax_export.nn import _arguments as arg
 from pax_export.nn._explicit import join_specs, spec_of, under_auto_axes
-from pax_export.nn._initializers import Initializer
+from pax_export.nn._initializers import Initializer, ones
+
+
+def _scale_init(layer: PyTree) -> Initializer:
+    return lambda key, shape: ones(key, shape) - layer.scale_offset
 
 
 class RMSNorm(ParameterModule):
@@ -38,6 +44,8 @@ class RMSNorm(ParameterModule):
         >>> pax.RMSNorm(2)(jnp.array([[3.0, 3.0]])).round(4).tolist()
         [[1.0, 1.0]]
     """
+
+    arrays: ClassVar = {"scale": Declared("scale", ("channels",), init=_scale_init)}
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import Array, PyTree
-from pax_export.core import Module, pax_line
+from pax_export.core import Module, kernel_of, pax_line
 from pax_export.nn._explicit import of_a_function
 
 
@@ -75,10 +75,22 @@ class Sequential(Module):
         """
         return self.replace(modules=(*self.modules, self._in_own_mode(layer)))
 
+    @property
+    def axes_of_layers(self) -> dict[str, dict[str, str]]:
+        """The names of the axes of dense layers: two neighbors share the hidden one."""
+        names = [f"modules.{n}" for n, layer in enumerate(self.modules) if _is_dense(layer)]
+        pairs = ({"in": "embed", "out": "hidden"}, {"in": "hidden", "out": "embed"})
+        return {name: pairs[n % 2] for n, name in enumerate(names)}
+
     def _in_own_mode(self, layer: Callable) -> Module:
         if isinstance(layer, Module):
             return layer
         return _as_module(layer) if self.training else _as_module(layer).eval()
+
+
+def _is_dense(layer: Module) -> bool:
+    kernel = kernel_of(layer)
+    return kernel is not None and kernel.axes == ("in", "out")
 
 
 def _as_module(layer: Callable) -> Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,13 @@ import jax.numpy as jnp
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._jax import is_computing
 from pax_export._types import PRNGKey, PyTree
-from pax_export.core import StateModule, assert_structure_equal, is_array, parameters_method
+from pax_export.core import (
+    Declared,
+    StateModule,
+    assert_structure_equal,
+    is_array,
+    parameters_method,
+)
 from pax_export.nn._arguments import (
     at_least_float32,
     checked_fraction,
@@ -53,6 +59,7 @@ class EMA(StateModule):
         1.0
     """
 
+    arrays: ClassVar = {"averages": Declared("average", ()), "debias": Declared("average", ())}
     # Not even those of a module: StateModule alone would let them through.
     parameters = parameters_method(submodules=False)
     _pax_changes = "in train mode"
@@ -161,6 +168,7 @@ class RngSeq(StateModule):
         2
     """
 
+    arrays: ClassVar = {"_rng_key": Declared("key", ())}
     rng_attributes = ("_rng_key",)
     _pax_changes = "always"
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
-from pax_export import nn
 from pax_export._errors import InvalidArgumentTypeError
-from pax_export.core import Spec
-from pax_export.nn import Convolution, DenseBlock, PlainDense
+from pax_export.core import Spec, declared_in, kernel_of
 from pax_export.sharding._leaf_paths import LeafPath
 from pax_export.sharding._mesh import names_in, parts_of
 from pax_export.sharding._rules import Match, Rules, Sizes, merge_specs, on_own_axes
@@ -60,7 +57,10 @@ def fully_sharded(axis: Axis = "data", min_size: int = 1024) -> Rules:
 
 
 def tensor_parallel(axis: Axis = "model") -> Rules:
-    """Returns rules that split the products of this library's layers over the devices.
+    """Returns rules that split the products of layers over the devices.
+
+    What is split follows from the names that layers and blocks give to axes (`pax_export.Declared`,
+    ``axes_of_layers``): ``heads``, ``mlp``, ``hidden``, ``vocab`` and ``out``.
 
     =======================  ==========================================================
     `MultiHeadAttention`     query, key and value by heads; output by its input
@@ -76,8 +76,8 @@ def tensor_parallel(axis: Axis = "model") -> Rules:
     =======================  ==========================================================
 
     (For a Transformer this is Megatron-LM, Shoeybi et al., 2019: two sums over the devices per
-    layer.) Sizes that an axis does not divide are replicated, as the table shows. Layers of other
-    classes have no rules.
+    layer.) Sizes that an axis does not divide are replicated, as the table shows. Layers that
+    declare no arrays have no rules.
 
     Args:
         axis: the mesh axis, or several as one.
@@ -159,7 +159,7 @@ class FullySharded(AlongAxis):
 
 @dataclass(frozen=True)
 class TensorParallel(AlongAxis):
-    """The layers of this library, each in its way."""
+    """Layers by the names of their axes."""
 
     def match(self, leaf: LeafPath, sizes: Sizes, taken: Spec) -> Match | None:
         layout = layout_of(leaf)
@@ -180,7 +180,7 @@ class TensorParallel(AlongAxis):
         return "tensor_parallel"
 
 
-# --- how tensor parallel training splits each layer of this library ----------------------
+# --- how tensor parallel training splits a layer -----------------------------------------
 
 
 @dataclass(frozen=True)
@@ -191,79 +191,54 @@ class Layout:
     units: int | None = None  # must not be split: the number of heads
 
 
-#: The axis of a dense layer's weight, [in, out], or of its bias, [out].
-_BY_OUTPUT = {"weight": -1, "bias": -1}
-_BY_INPUT = {"weight": -2}
-
-#: Modules of several dense layers, by name: devices share each product of two.
-_BLOCKS: tuple[tuple[type, dict[str, dict[str, int]]], ...] = (
-    (nn.MultiHeadAttention, {
-        "query_projection": _BY_OUTPUT, "key_projection": _BY_OUTPUT,
-        "value_projection": _BY_OUTPUT, "output_projection": _BY_INPUT}),
-    (nn.GroupedQueryAttention, {
-        "query": _BY_OUTPUT, "key": _BY_OUTPUT, "value": _BY_OUTPUT, "output": _BY_INPUT}),
-    (DenseBlock, {"fc1": _BY_OUTPUT, "fc2": _BY_INPUT}),
-    (nn.GatedDense, {"gate": _BY_OUTPUT, "up": _BY_OUTPUT, "down": _BY_INPUT}),
-    (PlainDense, {"up": _BY_OUTPUT, "down": _BY_INPUT}),
-)  # fmt: skip
-_WHOLE = (
-    nn.BatchNorm1D, nn.BatchNorm2D, nn.Dropout, nn.EMA, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm,
-    nn.RngSeq,
-)  # fmt: skip
+#: The axes that are split, by name: of two layers in sequence, the one that they share.
+_SPLIT = ("heads", "kv_heads", "mlp", "hidden", "vocab", "out")
 
 
 def layout_of(leaf: LeafPath) -> Layout | None:
-    """The layout of the first kind of layer that a leaf belongs to; None if it has none."""
-    layouts = (find(leaf) for find in (_layout_of_adapter, _layout_in_block, _layout_in_layer))
-    return next((layout for layout in layouts if layout is not None), None)
-
-
-def _dense_layout(axes: dict[str, int], name: str, units: int | None = None) -> Layout:
-    return Layout((axes[name],) if name in axes else (), units)
-
-
-def _layout_in_block(leaf: LeafPath) -> Layout | None:
-    """Attention by heads, which keys and values may have of their own, and blocks of layers."""
-    for cls, layers in _BLOCKS:
-        owner = next((each for each in reversed(leaf.owners) if isinstance(each.module, cls)), None)
-        if owner is not None:
-            layer, _, name = leaf.name_in(owner).partition(".")
-            heads = "num_kv_heads" if layer in ("key", "value") else "num_heads"
-            if layer in layers:
-                return _dense_layout(layers[layer], name, getattr(owner.module, heads, None))
-    return None
-
-
-def _layout_in_layer(leaf: LeafPath) -> Layout | None:
-    name, layer = leaf.steps[-1], leaf.module
-    if isinstance(layer, _WHOLE):
-        return Layout()
-    if isinstance(layer, nn.Embed):
-        return Layout((-2, -1))
-    if isinstance(layer, Convolution):
-        return _dense_layout({"weight": -2 if _is_transposed(layer) else -1, "bias": -1}, name)
-    if not isinstance(layer, nn.Linear):
+    """The layout of a leaf, as its layer declares it; None for a layer that declares nothing."""
+    adapter = _layout_of_adapter(leaf)
+    if adapter is not None:
+        return adapter
+    declared = declared_in(leaf.module)
+    if not declared:
         return None
-    around = leaf.owners[-2].module if len(leaf.owners) > 1 else None
-    modules = around.modules if isinstance(around, nn.Sequential) else ()
-    dense = [module for module in modules if isinstance(module, nn.Linear)]
-    number = next((i for i, module in enumerate(dense) if module is layer), 0)
-    return _dense_layout(_BY_INPUT if number % 2 else _BY_OUTPUT, name)  # of a Sequential, in turns
+    owner = leaf.owners[-1]
+    found = declared.get(leaf.steps[owner.depth])
+    names, units = _names_in_block(leaf)
+    # A part of a quantized array has axes of its own.
+    if found is None or len(leaf.steps) > owner.depth + 1:
+        return Layout(units=units)
+    axes = [names.get(axis, axis) for axis in found.axes]
+    split = [n - len(axes) for n, axis in enumerate(axes) if axis in _SPLIT]
+    if found.declared.role == "table":
+        split += found.output_axes
+    return Layout(tuple(split), units)
+
+
+def _names_in_block(leaf: LeafPath) -> tuple[dict[str, str], int | None]:
+    """The names that the block around a layer gives to its axes, and the number of heads."""
+    *blocks, layer = leaf.owners
+    for block in reversed(blocks):
+        path = ".".join(leaf.steps[block.depth : layer.depth])
+        names = getattr(block.module, "axes_of_layers", {}).get(path)
+        if names is not None:
+            counts = [getattr(block.module, f"num_{name}", None) for name in names.values()]
+            return names, next((count for count in counts if count is not None), None)
+    return {}, None
 
 
 def _layout_of_adapter(leaf: LeafPath) -> Layout | None:
     """Returns the layout of the adapted weight: inputs in ``lora_a``, outputs in ``lora_b``."""
     if leaf.steps[-3:-2] != ("adapters",) or not hasattr(leaf.module, "lora_a"):
         return None
-    weight = layout_of(replace(leaf, steps=(*leaf.steps[:-3], "weight"), owners=leaf.owners[:-1]))
+    kernel = kernel_of(leaf.owners[-2].module)
+    if kernel is None:
+        return None
+    steps = (*leaf.steps[:-3], kernel.name)
+    weight = layout_of(replace(leaf, steps=steps, owners=leaf.owners[:-1]))
     if weight is None or leaf.is_key:
         return weight and Layout()
-    inputs, outputs = (-1, -2) if _is_transposed(leaf.owners[-2].module) else (-2, -1)
     if leaf.steps[-1] == "lora_a":
-        return Layout((-2,) if weight.axes[:1] == (inputs,) else ())
-    return Layout((-1,), weight.units) if weight.axes[:1] == (outputs,) else Layout()
-
-
-def _is_transposed(layer: Any) -> bool:
-    """Whether the weight is ``[..., out, in]``."""
-    return isinstance(layer, (nn.Conv1DTranspose, nn.Conv2DTranspose))
+        return Layout((-2,) if weight.axes[:1] == kernel.input_axes[-1:] else ())
+    return Layout((-1,), weight.units) if weight.axes[:1] == kernel.output_axes else Layout()

@@ -24,7 +24,6 @@ from pax_export.core.selections._filters import (
 )
 from pax_export.core.selections._finding import matcher
 from pax_export.core.selections._frozen_places import freeze_at
-from pax_export.core.selections._initial import register_initial
 from pax_export.core.selections._path_patterns import (
     better_path,
     escape_step,

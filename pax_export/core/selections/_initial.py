@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,19 +9,10 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from pax_export._errors import InvalidArgumentError, a_few
 from pax_export._types import PyTree
+from pax_export.core._declared import Initializer, declared_in
 from pax_export.core._rng import split_rng_key
 from pax_export.core.selections._filters import FilteredLeaf, Param, as_rule, leaves_of
 from pax_export.core.selections._selectable import Steps, at_or_below, dotted_path, path_or_root
-
-Initializer = Callable[[Any, Any], Any]
-"""A function of a key and a shape that makes an array of that shape."""
-
-_initial: dict[type, Mapping[str, Callable[[Any], Initializer]]] = {}
-
-
-def register_initial(cls: type, attributes: Mapping[str, Callable[[Any], Initializer]]) -> None:
-    """Registers the initializers of a class: attribute and module to initializer."""
-    _initial[cls] = attributes
 
 
 def reinitialize(
@@ -43,9 +33,10 @@ def reinitialize(
     unknown = [found[n].name for n, maker in makers.items() if maker is None]
     if unknown:
         raise InvalidArgumentError(
-            "The initializer of the array is unknown: its class is not a layer of pax_export.",
+            "The initializer of the array is unknown: its class does not declare one.",
             where=a_few(unknown, 5),
-            write="init(key, lambda key, shape: ...) for these, or replace(lambda old: a new one)",
+            write="init(key, lambda key, shape: ...) for these, or arrays = {name: "
+            "pax.Declared(..., init=...)} in the class",
         )
     leaves, treedef = tree_flatten(net)
     for n, own_key in zip(meant, split_rng_key(key, len(meant), "init: key")):
@@ -63,7 +54,5 @@ def reinitialize(
 
 def _initializer_of(leaf: FilteredLeaf) -> Initializer | None:
     owner = leaf.owners[-1]
-    for cls in type(owner).__mro__:
-        if leaf.attribute in _initial.get(cls, ()):
-            return _initial[cls][leaf.attribute](owner)
-    return None
+    found = declared_in(owner).get(leaf.attribute)
+    return found.declared.init(owner) if found and found.declared.init else None

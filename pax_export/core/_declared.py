@@ -1,0 +1,132 @@
+"""What a class says of the arrays of its instances, once, for every part of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pax_export._types import Array
+from pax_export.core._traversal import named_modules
+from pax_export.core._tree import Node
+
+Role = Literal["kernel", "table", "bias", "scale", "average", "key"]
+Initializer = Callable[[Any, tuple[int, ...]], Any]
+"""A function of a key and a shape that makes an array of that shape."""
+
+#: How layers with such an array compute by default; with another one, as the rest of the net does.
+_COMPUTES = {"kernel": "half", "scale": "float32"}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What one array of a layer is.
+
+    A class of layers has a mapping ``arrays`` from the names of attributes to declarations. All
+    that treats arrays by their meaning reads it: ``net.at(...).init(key)``, adapters, quantization,
+    sharding presets, weights of other frameworks, the default precision policy, `inspect`.
+    Attributes that are not in the mapping are treated by shape alone.
+
+    Args:
+        role: ``"kernel"``, an array that inputs are multiplied by; ``"table"``, whose rows are
+            looked up; ``"bias"``, which is added; ``"scale"`` of a norm; ``"average"``, a running
+            statistic; ``"key"``, a random key.
+        axes: a name for each axis of one layer (not of a stack). ``"in"`` and ``"out"`` are the
+            channels of input and output; a block of layers gives them other names, see
+            ``axes_of_layers``. A function of the layer if the order depends on its options.
+        outputs: the axes that are axes of the output, too; a kernel is summed over all others.
+        init: initial values, as a function of the layer that returns an initializer: a function of
+            a key and a shape.
+        apply: ``apply(layer, x, array)`` is the output of the layer for this array, without the
+            bias. It must be linear in the array.
+        by_output: whether ``apply`` computes each output channel from its own slice of the array,
+            so that an array with fewer or more outputs gives these outputs.
+        output_axis: the axis of the output with the channels, as a function of the layer; the last
+            one by default.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, pax_export as pax
+        >>> class Scaled(pax.ParameterModule):
+        ...     arrays = {"weight": pax.Declared("kernel", ("in", "out"),
+        ...                                      init=lambda layer: jax.nn.initializers.normal())}
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.weight = jnp.ones((3, 4))
+        ...     def __call__(self, x):
+        ...         return 2 * x @ self.weight
+        >>> Scaled().at("weight").init(jax.random.key(0)).weight.shape
+        (3, 4)
+    """
+
+    role: Role
+    axes: tuple[str, ...] | Callable[[Any], tuple[str, ...]]
+    outputs: tuple[str, ...] = ("out",)
+    init: Callable[[Any], Initializer] | None = None
+    apply: Callable[[Any, Array, Array], Any] | None = None
+    by_output: bool = False
+    output_axis: Callable[[Any], int] = field(default=lambda layer: -1)
+
+
+@dataclass(frozen=True)
+class DeclaredArray:
+    """A declared array of one layer."""
+
+    name: str  # of the attribute
+    layer: Any
+    declared: Declared
+
+    @property
+    def array(self) -> Any:
+        return getattr(self.layer, self.name)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the axes of one layer; a stack of layers has more before them."""
+        axes = self.declared.axes
+        return axes(self.layer) if callable(axes) else axes
+
+    def axis(self, name: str) -> int:
+        """The number of an axis, counted from the last: negative."""
+        return self.axes.index(name) - len(self.axes)
+
+    @property
+    def output_axes(self) -> tuple[int, ...]:
+        """The axes that the output has, too, counted from the last."""
+        return tuple([self.axis(n) for n in self.axes if n in self.declared.outputs])
+
+    @property
+    def input_axes(self) -> tuple[int, ...]:
+        """The other axes: a product is summed over them, a lookup has rows along them."""
+        return tuple([self.axis(n) for n in self.axes if n not in self.declared.outputs])
+
+
+def declared_in(layer: Any) -> dict[str, DeclaredArray]:
+    """The declared arrays that a module itself has, by attribute."""
+    declared = getattr(type(layer), "arrays", None)
+    if not isinstance(layer, Node) or not isinstance(declared, Mapping):
+        return {}
+    has = vars(layer)
+    return {
+        name: DeclaredArray(name, layer, each)
+        for name, each in declared.items()
+        if has.get(name) is not None
+    }
+
+
+def declared_arrays(tree: Any) -> Iterator[tuple[str, DeclaredArray]]:
+    """The path and the declaration of each declared array of a tree, in tree order."""
+    for path, module in named_modules(tree):
+        for name, found in declared_in(module).items():
+            yield f"{path}.{name}" if path else name, found
+
+
+def kernel_of(layer: Any) -> DeclaredArray | None:
+    """The one array of a layer that inputs are multiplied by, or whose rows are looked up."""
+    found = [x for x in declared_in(layer).values() if x.declared.role in ("kernel", "table")]
+    return found[0] if len(found) == 1 else None
+
+
+def computes_in(layer: Any) -> str:
+    """``"half"``, ``"float32"``, or ``""`` where its declarations do not say."""
+    kinds = {_COMPUTES.get(each.declared.role, "") for each in declared_in(layer).values()}
+    return next((kind for kind in ("half", "float32") if kind in kinds), "")
