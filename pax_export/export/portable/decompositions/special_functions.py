@@ -62,9 +62,12 @@ _LANCZOS = (
 _SQRT_PI = math.sqrt(math.pi)
 
 
-@decomposes("erf", single=True, double=False)
+@decomposes("erf", single=True)
 def erf(x: Array, **_: object) -> Any:
     """Uses a series below 1, and the tail of `erfc` above."""
+    if x.dtype == jnp.float64:
+        far = jnp.sign(x) * (1 - _erfc_fraction(jnp.abs(x)))
+        return jnp.where(jnp.abs(x) < _FAR, _erf_series(x), far)
     inside = jnp.clip(x, -1, 1)
     series = [(-1) ** n * 2 / _SQRT_PI / (math.factorial(n) * (2 * n + 1)) for n in range(11)]
     near = inside * polynomial(inside * inside, series)
@@ -72,10 +75,33 @@ def erf(x: Array, **_: object) -> Any:
     return jnp.where(jnp.abs(x) < 1, near, far)
 
 
-@decomposes("erfc", single=True, double=False)
+#: In float64, erf is a series below this, and erfc a continued fraction beyond.
+_FAR = 3.0
+
+
+def _erf_series(x: Array) -> Any:
+    """A series of positive terms."""
+    inside = jnp.clip(x, -_FAR, _FAR)
+    series = [2.0**n / math.prod(range(1, 2 * n + 2, 2)) for n in range(70)]
+    return 2 / _SQRT_PI * inside * jnp.exp(-inside * inside) * polynomial(inside * inside, series)
+
+
+def _erfc_fraction(size: Array) -> Any:
+    """A continued fraction; smaller numbers count as `_FAR`."""
+    away = jnp.clip(size, _FAR, 1e3)
+    fraction = away
+    for n in range(60, 0, -1):
+        fraction = away + n / 2 / fraction
+    return jnp.exp(-away * away) / fraction / _SQRT_PI
+
+
+@decomposes("erfc", single=True)
 def erfc(x: Array, **_: object) -> Any:
     """As in jax, so that large arguments keep digits that 1 - erf would lose."""
     size = jnp.abs(x)
+    if x.dtype == jnp.float64:
+        tail = _erfc_fraction(size)
+        return jnp.where(size < _FAR, 1 - _erf_series(x), jnp.where(x < 0, 2 - tail, tail))
     tail = _erfc_tail(size)
     return jnp.where(size < 1, 1 - lax.erf(x), jnp.where(x < 0, 2 - tail, tail))
 
@@ -90,12 +116,21 @@ def _erfc_tail(size: Any) -> Any:
     return jnp.where(away > _ERFC_NONE, 0, tail)
 
 
-@decomposes("erf_inv", single=True, double=False)
+@decomposes("erf_inv", single=True)
 def erf_inv(x: Array, **_: object) -> Any:
     w = -jnp.log((1 - x) * (1 + x))
     near = polynomial(w - 2.5, _ERF_INV_CENTRAL)
     far = polynomial(jnp.sqrt(jnp.maximum(w, 5)) - 3, _ERF_INV_TAIL)
-    return x * jnp.where(jnp.abs(x) == 1, jnp.inf, jnp.where(w < 5, near, far))
+    single = x * jnp.where(jnp.abs(x) == 1, jnp.inf, jnp.where(w < 5, near, far))
+    if x.dtype != jnp.float64:
+        return single
+    found = single
+    for _step in range(3):  # Newton's steps, in the tail of logarithms
+        size, rest = jnp.abs(found), lax.erfc(jnp.abs(found))
+        tail = rest * (jnp.log(1 - jnp.abs(x)) - jnp.log(rest))
+        apart = jnp.where(size < 1, lax.erf(size) - jnp.abs(x), tail)
+        found = jnp.sign(x) * (size - apart * _SQRT_PI / 2 * jnp.exp(size * size))
+    return jnp.where(jnp.abs(x) == 1, single, found)
 
 
 def _lanczos(z: Array) -> tuple[Any, Any]:

@@ -454,3 +454,29 @@ def test_sizes_are_divided_as_in_python(tmp_path):
     for n, m in ((1, 2), (5, 3), (6, 3), (7, 1)):
         given = np.ones(n, np.int32), np.ones(m, np.int32)
         np.testing.assert_array_equal(loaded(*given), sizes(*given))
+
+
+DOUBLES = {
+    **{name: getattr(jnp, name) for name in ("sinh", "cosh", "tan", "arcsin", "arccos", "arctan")},
+    **{name: getattr(jnp, name) for name in ("arcsinh", "arccosh", "arctanh", "signbit", "frexp")},
+    **{name: getattr(jax.scipy.special, name) for name in ("erf", "erfc", "erfinv")},
+    "arctan2": lambda x: jnp.arctan2(x, x[::-1]),
+    "copysign": lambda x: jnp.copysign(x, x[::-1]),
+    "ldexp": lambda x: jnp.ldexp(x, jnp.arange(-9, x.size - 9)),
+    "nextafter": lambda x: jnp.nextafter(x, -x),
+    "bits": lambda x: lax.bitcast_convert_type(lax.bitcast_convert_type(x, "uint64"), "float64"),
+    "attention": lambda x: jax.nn.dot_product_attention(*[x.reshape(1, -1, 1, 3)] * 3),
+    "exp in float32": lambda x: jnp.exp(x.astype("float32")).astype("float64"),
+}
+
+
+@pytest.mark.parametrize("name", DOUBLES)
+def test_functions_of_float64(name, tmp_path):
+    given = np.array([0.25, 1e-300, 1e-20, 1e-8, 0.1, 0.5, 0.99, 1, 1.5, 2.5, 5, 20, 700, 1e30])
+    given = np.append(np.concatenate([given, -given]), [np.inf, np.nan])
+    with jax.enable_x64(True):
+        to_onnx(DOUBLES[name], tmp_path / "net.onnx", spec("30", "float64"))
+        found, expected = load(tmp_path / "net.onnx")(given), DOUBLES[name](given)
+    if name not in ("attention", "exp in float32"):  # compared by the export itself
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9, atol=0)

@@ -179,18 +179,23 @@ rule("or")(_chained("BitwiseOr", "Or"))
 rule("xor")(_chained("BitwiseXor", "Xor"))
 
 
-#: Primitives with an operator of the same name.
-_DIRECT = (
-    "acos acosh asin asinh atan atanh ceil cos cosh erf exp floor log neg sin sinh sqrt tan tanh"
-).split()
+#: Primitives with an operator of the same name, and those whose kernel lacks float64 (1.24).
+_DIRECT = "ceil cos exp floor log neg sin sqrt tanh".split()
+_NOT_DOUBLE = "acos acosh asin asinh atan atanh cosh erf sinh tan".split()
 
 
 def _direct(operator: str) -> Callable:
     return lambda builder, x, **_: builder(operator, x)
 
 
+def _is_not_double(equation: Any) -> bool:
+    return equation.invars[0].aval.dtype != np.float64
+
+
 for _name in _DIRECT:
     rule(_name)(_direct(_name.capitalize()))
+for _name in _NOT_DOUBLE:
+    rule(_name, when=_is_not_double)(_direct(_name.capitalize()))
 rule("round", when=to_even)(_direct("Round"))
 
 

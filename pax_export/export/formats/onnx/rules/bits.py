@@ -142,6 +142,10 @@ def bitcast_convert_type(builder: GraphBuilder, x: Value, *, new_dtype: Any) -> 
         return x
     if before.itemsize != after.itemsize or np.bool_ in (before, after):
         raise NotInTargetError(f"from {before.name} to {after.name}")
+    if after == np.float64 and before.kind in "iu":
+        return _double_of_bits(builder, x.name)
+    if before == np.float64 and after.kind in "iu":
+        return _bits_of_double(builder, x)
     if after.name in _LAYOUTS and before.kind in "iu":
         return _from_bits(builder, x.name, *_LAYOUTS[after.name])
     if before.name in _LAYOUTS and after.kind in "iu":
@@ -198,6 +202,52 @@ def _to_bits(builder: GraphBuilder, x: Value, exponent_bits: int, bits: int, bia
     high = builder("Mul", sign, np.array(first, np.int64))
     middle = builder("Mul", exponent, np.array(1 << bits, np.int64))
     return builder("Add", high, builder("Add", middle, quiet))
+
+
+def _double_of_bits(builder: GraphBuilder, name: str) -> str:
+    """As `_from_bits`, of 11 bits of exponent and 52 of fraction."""
+    none = np.array(0, np.int64)
+    fraction = builder("BitwiseAnd", name, np.array((1 << 52) - 1, np.int64))
+    exponent = shifted(builder, name, np.array(52, np.int64), "RIGHT")
+    exponent = builder("BitwiseAnd", exponent, np.array(2047, np.int64))
+    hidden = builder("Where", builder("Equal", exponent, none), none, np.array(1 << 52, np.int64))
+    number = builder.cast(builder("Add", fraction, hidden), np.float64)
+    powers = [2.0 ** (max(each, 1) - 1075) for each in range(2047)]
+    size = builder("Mul", number, builder("Gather", np.array([*powers, np.inf]), exponent, axis=0))
+    is_special = builder("Equal", exponent, np.array(2047, np.int64))
+    is_nan = builder("And", is_special, builder("Greater", fraction, none))
+    size = builder("Where", is_nan, np.array(np.nan), size)
+    sign = builder.cast(builder("Less", name, none), np.int64)
+    return builder("Mul", size, builder("Gather", np.array([1.0, -1.0]), sign, axis=0))
+
+
+def _bits_of_double(builder: GraphBuilder, x: Value) -> str:
+    """Scaled to between 1 and 2 by powers of two, which do not round."""
+    size = number = builder("Abs", x)
+    exponent: Any = np.array(1023, np.int64)
+    halves = [1 << bit for bit in reversed(range(10))]
+    for operator, sign in (("GreaterOrEqual", 1), ("Less", -1)):
+        for power in halves:
+            bound = 2.0**power if sign > 0 else 2.0 ** (1 - power)
+            beyond = builder(operator, number, np.array(bound))
+            scaled = builder("Mul", number, np.array(2.0 ** (-sign * power)))
+            number = builder("Where", beyond, scaled, number)
+            moved = builder("Mul", builder.cast(beyond, np.int64), np.array(sign * power))
+            exponent = builder("Add", exponent, moved)
+    one, zero = np.array(1.0), np.array(0.0)
+    fraction = builder("Mul", builder("Sub", number, one), np.array(2.0**52))
+    small = builder("Less", size, np.array(2.0**-1022))
+    tiny = builder("Mul", builder("Mul", size, np.array(2.0**537)), np.array(2.0**537))
+    fraction = builder("Where", small, tiny, fraction)
+    exponent = builder("Where", small, np.array(0, np.int64), exponent)
+    is_nan = builder("IsNaN", x)
+    special = builder("Or", builder("IsInf", x), is_nan)
+    fraction = builder("Where", special, zero, fraction)
+    fraction = builder.cast(builder("Where", is_nan, np.array(2.0**51), fraction), np.int64)
+    exponent = builder("Where", special, np.array(2047, np.int64), exponent)
+    sign = builder("Mul", builder.cast(_is_negative(builder, x), np.int64), np.array(-(1 << 63)))
+    middle = builder("Mul", exponent, np.array(1 << 52, np.int64))
+    return builder("Add", sign, builder("Add", middle, fraction))
 
 
 def _is_negative(builder: GraphBuilder, x: Value) -> str:
