@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jmp
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, PolicyError
+from pax_export._quantized import ArrayLike
 from pax_export._types import PyTree
 from pax_export.core import (
     Chosen,
@@ -78,7 +79,7 @@ def mixed_precision(
     require_module(module, "mixed_precision")
     policy = canonical_policy(mp_policy)
     full = _in_float32(policy)
-    named = named_modules(module)
+    named = [each for each in named_modules(module) if not isinstance(each[1], ArrayLike)]
     if all(policy_of(each) is not None for _, each in named):
         raise PolicyError(
             "Every module of this net is under a mixed-precision policy already.",
@@ -88,6 +89,8 @@ def mixed_precision(
     exempted = _exempt_modules(named, exempt)
 
     def put(module: Module, is_full: bool) -> Any:
+        if isinstance(module, ArrayLike):
+            return module  # a quantized weight: its scales are no arrays to compute with
         is_full = is_full or id(module) in exempted
         new = map_submodules(module, lambda sub: put(sub, is_full))
         if policy_of(new) is not None:

@@ -245,3 +245,15 @@ def test_what_xla_does_not_round_other_runtimes_may(tmp_path, write, ending, dty
     assert write(({"w": w}, model), path, spec("batch, 4")).validated
     x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
     assert_close(load(path)(x), (x * 3 + 1) @ w, rtol=0.02)
+
+
+def test_quantized_weights_are_no_modules_under_a_policy():
+    """Their scales would be rounded to half precision."""
+    small, _ = pax.quantize(pax.Sequential(pax.Linear(8, 4)))
+    half = mixed_precision(small, HHH)
+    assert half.modules[0].weight == small.modules[0].weight
+    assert half.modules[0].weight.scales.dtype == F and policy_of(half.modules[0]) == HHH
+    x = jnp.linspace(-1, 1, 8, dtype=H)[None]
+    assert half(x).dtype == H
+    with refused(pax.errors.PolicyError):
+        mixed_precision(half, HHH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import jmp
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -12,6 +13,7 @@ import pax_export as pax
 from pax_export import errors
 from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from pax_export.nets import Decoder, DecoderConfig
+from pax_export.precision import mixed_precision
 from pax_export.quantization import dequantize, quantize
 from tests.closeness import assert_close
 from tests.export.portable.test_passes import portable
@@ -191,6 +193,65 @@ def test_tflite_has_layers_of_integers(tmp_path):
     assert report.details["quantized"]["weights"] == 5
     got = load(tmp_path / "m.tflite")(IMAGES)
     assert_close(got, small(IMAGES), rtol=0, atol=0.03 * np.abs(got).max())
+
+
+def in_half(kind):
+    """A quantized net with half precision around its products, and an example."""
+    policy = jmp.get_policy("p=f32,c=bf16,o=f32")
+    if kind == "of flax":
+        flax = pytest.importorskip("flax.nnx")
+        told = {"dtype": jnp.bfloat16, "rngs": flax.Rngs(0)}
+        layers = flax.Conv(3, 8, (3, 3), **told), flax.BatchNorm(8, **told), flax.relu
+        made = flax.Sequential(*layers, flax.Conv(8, 8, (3, 3), **told))
+        made.eval()
+        return quantize(made, [IMAGES], activations="static")[0]
+    if kind == "policy, then quantized":
+        return quantize(mixed_precision(convnet(), policy), [IMAGES], activations="static")[0]
+    if kind == "half weights":
+        half = convnet().at("**").cast("bfloat16")
+        return quantize(half, [IMAGES], activations="static")[0]
+    if kind == "a loop":
+        half = jmp.get_policy("p=f16,c=f16,o=f16")
+        step = lambda x: jax.lax.fori_loop(0, 2, lambda _, y: jnp.tanh(y.astype("float16")), x)  # noqa: E731
+        net = pax.Sequential(
+            pax.Conv2D(3, 8, 3), lambda x: step(x.astype("float16")),
+            pax.Conv2D(8, 8, 1), lambda x: x.mean((1, 2)), pax.Linear(8, 4),
+        )  # fmt: skip
+        return mixed_precision(quantize(net, [IMAGES], activations="static")[0], half)
+    return mixed_precision(quantize(convnet(), [IMAGES], activations="static")[0], policy)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["policy, then quantized", "quantized, then a policy", "half weights", "of flax", "a loop"],
+)
+def test_half_precision_does_not_part_integers(kind, tmp_path):
+    small = in_half(kind)
+    call = small[1] if isinstance(small, tuple) else None
+    expected = np.asarray(call(small[0], IMAGES) if call else small.eval()(IMAGES), "float32")
+    for write, path in ((to_onnx, tmp_path / "m.onnx"), (to_tflite, tmp_path / "m.tflite")):
+        report = write(small, path, spec("8, 8, 8, 3"), examples=[IMAGES])
+        found = report.details["quantized"]
+        assert found["in integers"] == found["products"] == found["weights"]
+        assert "half precision" not in report.details
+        got = np.asarray(load(path)(IMAGES), "float32")
+        assert_close(got, expected, rtol=0, atol=0.05 * np.abs(got).max())
+    names = operators_of_onnxruntime(tmp_path / "m.onnx", tmp_path)
+    assert "Conv" not in names
+    # In float32 products the net is rounded as it rounds itself, and the report says so.
+    report = to_tflite(small, tmp_path / "1.tflite", spec("8, 8, 8, 3"), accuracy_level=1)
+    if kind != "half weights":  # which are constants, rounded already
+        assert report.details["half precision"]["roundings"] > 0
+    assert "0 of" in str(report) or "int8" not in str(report)
+
+
+@pytest.mark.parametrize("write", [to_onnx, to_tflite])
+def test_a_report_counts_roundings_to_half_precision(write, tmp_path):
+    half = mixed_precision(net(), jmp.get_policy("p=f32,c=f16,o=f32"))
+    report = write(half, tmp_path / "half", spec("16, 64"))
+    assert report.details["half precision"]["dtypes"] == ["float16"]
+    assert "remove_policies" in str(report)
+    assert "half precision" not in write(net(), tmp_path / "full", spec("16, 64")).details
 
 
 def padded_pool(x):

@@ -313,7 +313,9 @@ def test_a_report_has_what_weights_lost_and_what_kernels_add(tmp_path):
         assert "weights lose" in text and "kernels add" in text and "metric" in text
     # Files whose runtimes have no kernels for integers say what the weights lost, too.
     report = to_stablehlo(small, tmp_path / "s", spec("batch, 256"), quantization=lost)
-    assert report.details["quantized"] == {"weights lose": lost.summary()}
+    told = {"weights": 2, "bits": [4], "in integers": 0, "weights lose": lost.summary()}
+    assert report.details["quantized"] == told
+    assert "the integers of the model; products in float32" in str(report)
     with pytest.raises(errors.InvalidArgumentTypeError, match=r"report of pax\.quantize"):
         to_stablehlo(small, tmp_path / "t", spec("batch, 256"), quantization=found)
 

@@ -33,6 +33,8 @@ DATA, DATA_SHA256 = "external_data", "external_data_sha256"
 TESTED_IN = "largest_error_in"
 #: Runtime name -> results of `certify`.
 CERTIFIED = "certified"
+#: The roundings to half precision that a file computes in float32.
+HALF = "half precision"
 _UNSHOWN = ("runs_in", SHA256, DATA_SHA256)
 _FEW = 8  # names that are printed one by one
 
@@ -408,6 +410,7 @@ def quantized_lines(report: Report) -> list[str]:
         schemes = " and ".join(f"int{each}" for each in told["bits"])
         schemes += f" ({' and '.join(told['schemes'])})" if "schemes" in told else ""
         text = f"{told['weights']} weights in {schemes}, the integers of the model"
+        text += _products_text(told)
         if "accuracy_level" in told:
             text += f", accuracy_level={told['accuracy_level']}"
         lines.append(f"  quantized   {text}")
@@ -415,7 +418,24 @@ def quantized_lines(report: Report) -> list[str]:
         lines.append(f"  weights lose {_loss_text(lost)}")
     if added := told.get("kernels add"):
         lines.append(f"  kernels add {_loss_text(added)}")
+    if half := report.details.get(HALF):
+        lines.append(
+            f"  half        {half['roundings']} roundings to {' and '.join(half['dtypes'])}, two "
+            "casts each, which the runtime computes in float32; a model in float32 is faster: "
+            'pax.precision.remove_policies(net), or net.at("**").cast("float32")'
+        )
     return lines
+
+
+def _products_text(told: Mapping[str, Any]) -> str:
+    """What a file computes in integers."""
+    if "products" not in told:  # a runtime without such products, or a report of before
+        return "; products in float32" if told.get("in integers") == 0 else ""
+    count, integers = told["products"], told["in integers"]
+    if not count:
+        return ""
+    rest = ", the others in float32" if 0 < integers < count else ""
+    return f"; {integers} of {count} products in integers{rest}"
 
 
 def _loss_text(found: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from pax_export.export.portable.program import Weight as Weight
 from pax_export.export.portable.real_numbers import NotWrittenError as NotWrittenError
 from pax_export.export.portable.real_numbers import in_parts as in_parts
 from pax_export.export.portable.real_numbers import in_real_numbers as in_real_numbers
+from pax_export.export.portable.round_between import has_half_between as has_half_between
 from pax_export.export.portable.rules import EXACT as EXACT
 from pax_export.export.portable.rules import NotInTargetError as NotInTargetError
 from pax_export.export.portable.rules import ProgramConverter as ProgramConverter

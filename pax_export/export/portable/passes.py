@@ -16,7 +16,7 @@ from pax_export.export.portable.padding import padded_inside
 from pax_export.export.portable.program import PortableProgram, Weight
 from pax_export.export.portable.recognize import recognized
 from pax_export.export.portable.recurrent import recurrent_kept
-from pax_export.export.portable.round_between import rounded_between
+from pax_export.export.portable.round_between import rounded_between, without_half
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class PassOptions:
         move: move transposes to where they are not needed.
         features_first: with `move`, use the layout of runtimes that convolve ``[batch, features,
             ...]``.
-        integers: pass integers from a quantized layer to the next.
+        integers: pass integers from a quantized layer to the next, through float32 at most.
     """
 
     fold: bool = True
@@ -62,6 +62,8 @@ def optimized(
     """
     # Calls hide adjacent equations from all other passes.
     made = flattened(program, leaves, names, count)
+    if options.integers:
+        made = without_half(made)
     # Functions are found as they were written: folding and layouts take them apart.
     if options.keep:
         made = recognized(recurrent_kept(made))

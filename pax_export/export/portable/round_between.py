@@ -2,24 +2,87 @@
 
 A convolution whose outputs have a known range is rounded where it is read, unless its readers
 round it. An array that one reader rounds is added rounded as well, as the shortcut of a residual
-block. Results of the program stay as they are.
+block. Results of the program stay as they are. Half precision between such layers is computed in
+float32: runtimes have neither, and each rounding would end a chain of integers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from pax_export._jaxpr import bind_equation, is_literal
+import jax.numpy as jnp
+import numpy as np
+
+from pax_export._jax import run_inside
+from pax_export._jaxpr import bind_equation, is_literal, jaxpr_dtypes, jaxpr_primitives
 from pax_export._quantized import round_with, scale_of_range
 from pax_export._types import Equation
 from pax_export.export.portable import kept
 from pax_export.export.portable.arithmetic import KnownValues
-from pax_export.export.portable.program import PortableProgram, uses
+from pax_export.export.portable.program import PortableProgram, again, evaluated, traced, uses
 
+#: Products that runtimes compute in integers, and what they are given.
+_OF_INTEGERS = frozenset({"dequantize", "quantized_dot", "round_inputs", "round_rows"})
+#: Operations on the bits of numbers, and programs that are not ours to change.
+_BY_BITS = frozenset(
+    "bitcast_convert_type composite ffi_call nextafter pure_callback reduce_precision".split()
+)
 #: Operations that move elements, or choose among them.
 _MOVES = frozenset("transpose reshape squeeze reduce_window_max".split())
+
+
+def has_half_between(program: Any) -> bool:
+    """Whether a program has products of integers and half precision."""
+    is_quantized = not _OF_INTEGERS.isdisjoint(jaxpr_primitives(program))
+    return is_quantized and any(map(_is_half, jaxpr_dtypes(program)))
+
+
+def without_half(program: PortableProgram) -> PortableProgram:
+    """The program with float32 in place of half precision, if it has products of integers."""
+    if not has_half_between(program.program):
+        return program
+    dtypes = [getattr(atom.aval, "dtype", None) for atom in program.jaxpr.outvars]
+
+    def run(*operands: Any) -> list[Any]:
+        made = _in_float32(program.program, operands)
+        return [x.astype(dtype) for x, dtype in zip(made, dtypes)]
+
+    return replace(program, program=traced(run, program.jaxpr.invars))
+
+
+def _in_float32(program: Any, operands: Sequence[Any]) -> list[Any]:
+    return [*map(_wide, evaluated(program, [*map(_wide, operands)], _operate_in_float32))]
+
+
+def _operate_in_float32(equation: Any, operands: list[Any]) -> Sequence[Any]:
+    name, params = equation.primitive.name, equation.params
+    if name in _BY_BITS:
+        given = [x.astype(atom.aval.dtype) for x, atom in zip(operands, equation.invars)]
+        return [*map(_wide, bind_equation(equation, given))]
+    operands = [*map(_wide, operands)]
+    opened = run_inside(equation, operands, _in_float32)
+    if opened is not None:
+        return opened
+    told: dict[str, Any] = {
+        key: np.dtype(np.float32) for key, each in params.items() if _is_half(each)
+    }
+    if params.get("dtype") in ("bfloat16", "float16"):  # the name in a `Form`
+        told["dtype"] = "float32"
+    if name == "convert_element_type":
+        if operands[0].dtype == told.get("new_dtype", params["new_dtype"]):
+            return operands
+    return again(equation, operands, **told)
+
+
+def _is_half(dtype: Any) -> bool:
+    return isinstance(dtype, np.dtype) and dtype in (jnp.bfloat16, jnp.float16)
+
+
+def _wide(x: Any) -> Any:
+    return x.astype(np.float32) if _is_half(getattr(x, "dtype", None)) else x
 
 
 class _Ranged:

@@ -11,6 +11,7 @@ import numpy as np
 
 from pax_export._errors import ValidationError
 from pax_export._quantized import GROUP, Form, apart, unpacked
+from pax_export.export.artifact.report import HALF
 from pax_export.export.validation.validate import Case
 
 #: The number of calls that measure the kernels' difference.
@@ -28,6 +29,46 @@ class Quantized(NamedTuple):
     form: Form  # the format of the leaf
     order: tuple[int, ...] | np.ndarray  # permutation of axes or elements in the file
     packed: bool = False  # whether two integers of 4 bits are in a byte, as in the leaf
+
+
+class Arithmetic(NamedTuple):
+    """The products of quantized weights in a file, and its roundings to half precision.
+
+    Attributes:
+        products: the number of products with quantized weights.
+        in_integers: the number of these that the runtime computes in integers.
+        roundings: the dtype of each rounding, which takes two casts.
+    """
+
+    products: int = 0
+    in_integers: int = 0
+    roundings: tuple[str, ...] = ()
+
+
+def arithmetic_details(
+    integers: Mapping[str, Any], accuracy_level: int, counted: Sequence[Arithmetic]
+) -> dict[str, Any]:
+    """The entries of a report about quantized weights and half precision in files."""
+    made: dict[str, Any] = {}
+    if integers:
+        products = sum(each.products for each in counted)
+        made["quantized"] = {
+            **integers,
+            **({"products": products} if products else {}),
+            "in integers": sum(each.in_integers for each in counted),
+            "accuracy_level": accuracy_level,
+        }
+    if roundings := [name for each in counted for name in each.roundings]:
+        made[HALF] = {"roundings": len(roundings), "dtypes": sorted(set(roundings))}
+    return made
+
+
+def in_float32(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries about quantized weights of a file whose runtime multiplies in float32."""
+    found = list(whole_leaves(stored, stored))
+    bits = sorted({each.form.bits for each in found})
+    told = {"weights": len(found), "bits": bits, "in integers": 0}
+    return {"quantized": told} if found else {}
 
 
 def whole_leaves(names: Iterable[str], stored: Mapping[str, Any]) -> Iterator[Quantized]:
@@ -48,7 +89,8 @@ def whole_leaves(names: Iterable[str], stored: Mapping[str, Any]) -> Iterator[Qu
 
 
 def check_integers(
-    found: Iterable[tuple[Quantized, np.ndarray]], stored: Mapping[str, Any]
+    found: Iterable[tuple[Quantized, np.ndarray]],
+    stored: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Compares the integers of a file with leaves of the model, for the report."""
     bits: dict[str, int] = {}

@@ -46,11 +46,14 @@ from pax_export.export.pipeline.format_exporter import (
     store_of,
 )
 from pax_export.export.pipeline.run_export import run_export
+from pax_export.export.portable import has_half_between
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.integers import (
+    Arithmetic,
     Quantized,
+    arithmetic_details,
     check_integers,
     kernels_add,
     whole_leaves,
@@ -218,6 +221,7 @@ class OnnxModelFile(NamedTuple):
     folded: tuple[str, ...]
     notes: tuple[str, ...]
     differs: tuple[str, ...]
+    arithmetic: Arithmetic
     data: file.ExternalData | None
 
 
@@ -238,20 +242,24 @@ class OnnxContents(ProgramContents):
         if quantized := {**whole, **made.quantized}:  # those of a loop are whole leaves
             written = _integers(onnx.load(place), quantized)
             self.integers.update(check_integers(written, self.stored()))
-        return OnnxModelFile(made.folded, made.notes, made.differs, data)
+        return OnnxModelFile(made.folded, made.notes, made.differs, made.arithmetic, data)
 
     def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
         level = self.options.accuracy_level if self.integers else 1
-        if level == 4 and any(name.endswith(".outputs.low") for name in self.stored()):
+        is_rounded = any(name.endswith(".outputs.low") for name in self.stored())
+        if level == 4 and (is_rounded or self._has_half_between()):
             options = dataclasses.replace(self.options, accuracy_level=1)
             exactly = dataclasses.replace(self, options=options, integers={})
-            errors = self.test_instead(exactly, exporter, run)  # without rounded outputs
+            errors = self.test_instead(exactly, exporter, run)  # and with half precision
         else:
             errors = self._test_here_and_there(exporter, place, run)
         if level == 4:
             _, call = opened(str(place))
             self.integers["kernels add"] = kernels_add(self.cases(Budget()), call)
         return errors
+
+    def _has_half_between(self) -> bool:
+        return any(has_half_between(each.traced.program) for each in self.programs)
 
     def _test_here_and_there(
         self, exporter: FormatExporter, place: Path, run: ExportRun
@@ -276,7 +284,7 @@ class OnnxContents(ProgramContents):
         details = {
             "folded": list(written.folded),
             "kept": list(written.notes),
-            **self.of_quantized(),
+            **arithmetic_details(self.integers, self.options.accuracy_level, [written.arithmetic]),
             TESTED_IN: self.tested_in,
             "opset": opset,
             **({DATA: data.name, DATA_SHA256: data.digest} if data else {}),
@@ -291,10 +299,6 @@ class OnnxContents(ProgramContents):
             "known_differences": written.differs,
             "details": {name: value for name, value in details.items() if value},
         }
-
-    def of_quantized(self) -> dict[str, Any]:
-        level = {"accuracy_level": self.options.accuracy_level}
-        return {"quantized": self.integers | level} if self.integers else {}
 
     def write_report(self, report: Report, place: Path, written: Any) -> None:
         append_field(place, report_text(report))

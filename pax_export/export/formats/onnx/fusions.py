@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from pax_export.export.formats.onnx.graph import GraphBuilder, needed, read_in
+from pax_export.export.formats.onnx.graph import GraphBuilder, all_nodes, needed, read_in
 from pax_export.export.formats.onnx.rules.quantized import QuantizedWeight, RoundedInputs
+from pax_export.export.validation.integers import Arithmetic
 
 #: Operators that onnxruntime fuses into a preceding convolution of integers.
 _ACTIVATIONS = ("Relu",)
@@ -109,6 +111,42 @@ def _fused(builder: GraphBuilder, node: Any, x: RoundedInputs, kernel: Any) -> s
     made = builder("Conv", *operands)
     builder.nodes[-1].attribute.extend(node.attribute)
     return made
+
+
+# --- what is computed in integers ---------------------------------------------
+
+
+#: Products, and the operators between stored integers and a product of their numbers.
+_PRODUCTS = frozenset("Conv ConvInteger ConvTranspose Einsum Gemm MatMul MatMulInteger".split())
+_OF_WEIGHTS = frozenset("Cast DequantizeLinear Mul Reshape Squeeze Sub Transpose Unsqueeze".split())
+
+
+def arithmetic(builder: GraphBuilder, nodes: Sequence[Any], wanted: Collection[str]) -> Arithmetic:
+    """Counts the products of quantized weights in a graph, and its casts to half precision."""
+    made = {name: node for node in all_nodes(nodes) for name in node.output}
+
+    def is_quantized(name: str) -> bool:
+        while name in made and made[name].op_type in _OF_WEIGHTS:
+            name = made[name].input[0]
+        return name in builder.quantized
+
+    in_integers = []
+    for node in all_nodes(nodes):
+        names = [name for name in node.input if is_quantized(name)]
+        if names and node.op_type in _PRODUCTS:
+            before = made[names[0]].op_type if names[0] in made else ""
+            in_integers.append(node.op_type.endswith("Integer") or before == "DequantizeLinear")
+    halves = {builder.type(dtype): name for dtype, name in _HALVES}
+    results, casts = set(wanted), []
+    for node in reversed([*all_nodes(nodes)]):
+        if node.op_type in ("Cast", *_MOVES) and not results.isdisjoint(node.output):
+            results.add(node.input[0])  # which has the dtype of the model
+        elif node.op_type == "Cast":
+            casts += [halves[each.i] for each in node.attribute if each.i in halves]
+    return Arithmetic(len(in_integers), sum(in_integers), tuple(casts))
+
+
+_HALVES = ((np.float16, "float16"), (ml_dtypes.bfloat16, "bfloat16"))
 
 
 # --- biases -----------------------------------------------------------------

@@ -16,7 +16,11 @@ from pax_export._jaxpr import inner_programs
 from pax_export._optional import require
 from pax_export.export.artifact.known_differences import known_differences
 from pax_export.export.formats.onnx import rules
-from pax_export.export.formats.onnx.fusions import with_biases, with_integer_convolutions
+from pax_export.export.formats.onnx.fusions import (
+    arithmetic,
+    with_biases,
+    with_integer_convolutions,
+)
 from pax_export.export.formats.onnx.graph import (
     MICROSOFT,
     RULES,
@@ -46,7 +50,7 @@ from pax_export.export.portable import (
 from pax_export.export.portable.arithmetic import MOVES, computed_equation
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import other_target, refuse_operation
-from pax_export.export.validation.integers import Quantized
+from pax_export.export.validation.integers import Arithmetic, Quantized
 
 RULES.load(rules)
 _WRITE = (
@@ -74,6 +78,7 @@ class Converted:
         folded: names of weights that are in the file only in another form.
         notes: parts that were not optimized, with reasons.
         differs: differences of the runtime's kernels from jax.
+        arithmetic: the products of quantized weights, and roundings to half precision.
     """
 
     model: Any
@@ -82,6 +87,7 @@ class Converted:
     folded: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
+    arithmetic: Arithmetic = dataclasses.field(default_factory=Arithmetic)
 
 
 def converted(program: Program, store: Store, options: OnnxOptions) -> Converted:
@@ -168,7 +174,8 @@ class _ModelBuilder:
         if any(node.domain == MICROSOFT for node in all_nodes(nodes)):
             model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
         quantized = {name: each for name, each in builder.quantized.items() if name in arrays}
-        return Converted(model, arrays, quantized)
+        counted = arithmetic(builder, nodes, wanted)
+        return Converted(model, arrays, quantized, arithmetic=counted)
 
     def _taken(self, name: str, struct: Any) -> Value:
         """An input, as the type that carries it."""

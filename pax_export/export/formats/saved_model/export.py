@@ -43,6 +43,7 @@ from pax_export.export.tracing.exportable import (
 )
 from pax_export.export.tracing.programs import Program, trace_all
 from pax_export.export.validation.budget import Budget
+from pax_export.export.validation.integers import in_float32
 from pax_export.export.validation.model_cases import model_cases
 from pax_export.export.validation.validate import Case
 from pax_export.export.validation.validate import validate as validated
@@ -302,4 +303,5 @@ class _SavedModelContents(Contents):
             "stablehlo": compatibility.format_version(lowered.stablehlo),
             "calling_convention": CALLING_CONVENTION,
             "versions": package_versions(*["tensorflow"] * uses_tensorflow),
+            "details": in_float32(self.stored()),
         }

@@ -38,6 +38,7 @@ from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import legal_names
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.cases import cases_in_turns, named_examples
+from pax_export.export.validation.integers import in_float32
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case
 
@@ -238,6 +239,7 @@ class _BundleContents(Contents):
                 "weights": self.exporter.weights,
                 "functions": {each.key: each.details(file) for file, each in made.items()},
                 "runs_in": f"jax {versions['jax']}, on {', '.join(platforms)}",
+                **in_float32(self.stored()),
             },
         }
 

@@ -21,7 +21,11 @@ from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tflite.builder.activations import multiply_integers
 from pax_export.export.formats.tflite.builder.encode import encode, graphs_of
 from pax_export.export.formats.tflite.builder.graph import constants_shared
-from pax_export.export.formats.tflite.builder.integers import read_integers, store_integers
+from pax_export.export.formats.tflite.builder.integers import (
+    arithmetic,
+    read_integers,
+    store_integers,
+)
 from pax_export.export.formats.tflite.builder.quantize import store_small
 from pax_export.export.formats.tflite.builder.simplify import computed_weights, simplify
 from pax_export.export.formats.tflite.graph import Weights, make_signature
@@ -44,7 +48,12 @@ from pax_export.export.pipeline.run_export import not_finite, run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.validation.budget import Budget
-from pax_export.export.validation.integers import check_integers, kernels_add
+from pax_export.export.validation.integers import (
+    Arithmetic,
+    arithmetic_details,
+    check_integers,
+    kernels_add,
+)
 from pax_export.export.validation.serve import Run
 
 _LITERT = "ai_edge_litert.interpreter"
@@ -181,6 +190,7 @@ class _Written(NamedTuple):
     folded: list[str]
     notes: list[str]
     differs: tuple[str, ...]
+    arithmetic: Arithmetic
 
 
 @dataclass(frozen=True)
@@ -221,7 +231,7 @@ class _TfliteContents(ProgramContents):
         found = read_integers(graphs, place, self.stored())
         self.integers.update(check_integers(found, self.stored()))
         differs = known_differences("LiteRT", operations, options.exact)
-        return _Written(sorted(folded), list(notes), differs)
+        return _Written(sorted(folded), list(notes), differs, arithmetic(graphs))
 
     def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
         if not self.integers or self.options.accuracy_level == 1:
@@ -236,14 +246,13 @@ class _TfliteContents(ProgramContents):
         return errors
 
     def report_fields(self, place: Path, written: _Written, run: ExportRun) -> dict[str, Any]:
-        level = {"accuracy_level": self.options.accuracy_level}
         details = {
             "runs_in": "LiteRT",
             SHA256: checksums.digest(place),
             "folded": written.folded,
             "kept": written.notes,
             "quantize": self.options.quantize,
-            "quantized": self.integers and self.integers | level,
+            **arithmetic_details(self.integers, self.options.accuracy_level, [written.arithmetic]),
         }
         return {
             "signatures": {each.key: signature_info(each) for each in self.programs},

@@ -41,6 +41,7 @@ from pax_export.export.pipeline.format_exporter import (
 from pax_export.export.pipeline.run_export import run_export
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
+from pax_export.export.validation.integers import arithmetic_details
 
 RUNTIME = "onnxruntime-web"
 #: The typed arrays of JavaScript by dtype.
@@ -197,7 +198,9 @@ class _WebContents(ProgramContents):
         if not (place / RUNTIME).is_dir():
             run.budget.left_out = [f"not copied, because npm is not installed: {npm.ONNXRUNTIME}"]
         files = [place / model_file(key, list(self.parts)) for key in self.parts]
-        quantized = [each.of_quantized() for each in self.parts.values()]
+        options = self.parts[self.programs[0].key].options
+        integers = next(filter(None, (each.integers for each in self.parts.values())), {})
+        counted = [each.arithmetic for each in written.values()]
         return {
             "signatures": dict(self.signatures),
             "graph_bytes": sum(each.stat().st_size for each in files),
@@ -209,8 +212,8 @@ class _WebContents(ProgramContents):
                     ("folded", _union(each.folded for each in written.values())),
                     ("kept", _union(each.notes for each in written.values())),
                 ) if found},
-                **next(filter(None, quantized), {}),
-                "opset": self.parts[self.programs[0].key].options.opset,
+                **arithmetic_details(integers, options.accuracy_level, counted),
+                "opset": options.opset,
                 RUNTIME: npm.ONNXRUNTIME.version,
                 "runs_in": "browsers, with WebGPU or WebAssembly",
             },

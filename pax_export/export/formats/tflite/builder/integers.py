@@ -20,7 +20,7 @@ from pax_export._quantized import GROUP, Form, unpacked
 from pax_export.export.formats.tflite.builder.emit import constant
 from pax_export.export.formats.tflite.builder.encode import graphs_of
 from pax_export.export.formats.tflite.builder.graph import Graph, Operator, Tensor, computed_once
-from pax_export.export.validation.integers import Quantized, whole_leaves
+from pax_export.export.validation.integers import Arithmetic, Quantized, whole_leaves
 
 #: Bits, groups and schemes for which LiteRT has products.
 _FUSED = ((8, None, "symmetric"), (4, GROUP, "symmetric"))
@@ -179,6 +179,34 @@ def store_integers(graphs: Sequence[Graph], accuracy_level: int) -> None:
                 new = stored.integers if direct else here[key[0]]
                 operator.inputs = [*operator.inputs[:place], new, *operator.inputs[place + 1 :]]
         graph.operators[:0] = before
+
+
+_PRODUCTS = frozenset(
+    "BATCH_MATMUL CONV_2D CONV_3D DEPTHWISE_CONV_2D FULLY_CONNECTED TRANSPOSE_CONV".split()
+)
+#: Operators between stored integers and a product of their numbers.
+_OF_WEIGHTS = frozenset("CAST DEQUANTIZE MUL RESHAPE SUB TRANSPOSE".split())
+
+
+def arithmetic(graphs: Sequence[Graph]) -> Arithmetic:
+    """Counts the products of quantized weights in graphs, and their casts to half precision."""
+    products, in_integers, casts = 0, 0, []
+    results = {id(each) for graph in graphs for each in graph.outputs}
+    for operator in (each for graph in graphs_of(graphs) for each in graph.operators[::-1]):
+        (result, *_) = operator.outputs
+        if operator.name in ("CAST", "RESHAPE", "TRANSPOSE") and id(result) in results:
+            results.add(id(operator.inputs[0]))  # which has the dtype of the model
+        elif operator.name == "CAST" and result.dtype.name in ("float16", "bfloat16"):
+            casts.append(result.dtype.name)
+        for x in operator.inputs if operator.name in _PRODUCTS else ():
+            source = x
+            while source is not None and source.made_by in _OF_WEIGHTS:
+                source = source.operator.inputs[0]
+            if source is not None and source.twin is not None:
+                products += 1
+                in_integers += source is x
+                break
+    return Arithmetic(products, in_integers, tuple(casts))
 
 
 class Stored(NamedTuple):
