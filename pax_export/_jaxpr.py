@@ -230,11 +230,6 @@ def jaxpr_operations(
             yield (*callers, equation)
 
 
-def equation_place(equation: Equation) -> str:
-    """Returns the source of an operation: ``file.py:line (Layer.__call__)``; empty inside jax."""
-    return line_of(equation).rsplit("/", 1)[-1]
-
-
 def line_of(equation: Equation) -> str:
     """The line of the user's code that an operation is from: ``path/file.py:line (function)``."""
     from jax.extend import source_info_util

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from pax_export._errors import PaxError, UnsupportedOperationError
-from pax_export._jaxpr import equation_place
+from pax_export._jaxpr import line_of
 from pax_export._types import Equation
 from pax_export.core import path_in
 from pax_export.export.portable import NotWrittenError
 from pax_export.export.tracing import exportable
 
 _OURS = str(Path(__file__).parents[2])
+_LIBRARY = Path(traceback.__file__).parent
+#: Files whose lines are no part of a model.
+_EXPORTER = tuple(f"{_OURS}/{name}/" for name in ("_jax", "export"))
 Error = TypeVar("Error", bound=PaxError)
 Line = tuple[str, int, str]  # file, number, function
 #: An operation as a chain of equations; each calls the next.
@@ -78,8 +82,9 @@ def module_path(equations: Chain) -> str:
 
 def source_text(equations: Chain) -> str:
     """``_linear.py:80 (Linear.__call__), from model.py:12 (forward)``: operation, and user."""
-    made = next(filter(None, map(equation_place, reversed(equations))), "")
-    user = users_line(equations)
+    lines = (line_of(each) for each in reversed(equations))
+    made = next((x.rsplit("/", 1)[-1] for x in lines if x and not x.startswith(_EXPORTER)), "")
+    user = users_line(equations) or (None if made else _callers_line())
     text = f"{Path(user[0]).name}:{user[1]}" if user else ""
     if not text or made.startswith(f"{text}:") or made.split(" ")[0] == text:
         return made or text
@@ -105,6 +110,23 @@ def _users_lines(equation: Equation) -> list[Line]:
         file = frame.file_name
         if file == exportable.__file__:
             break
-        if not file.startswith((_OURS, "<")) and "site-packages" not in Path(file).parts:
+        if _is_users(file):
             users.append((file, frame.line_num, frame.function_name.rsplit(".", 1)[-1]))
     return users
+
+
+def _callers_line() -> Line | None:
+    """The line that called the exporter, for a model without a line: a function of jax."""
+    frames = (each for each in traceback.walk_stack(None) if _is_users(each[0].f_code.co_filename))
+    for frame, line in frames:
+        return frame.f_code.co_filename, line, frame.f_code.co_name
+    return None
+
+
+def _is_users(file: str) -> bool:
+    path = Path(file)
+    return (
+        not file.startswith((_OURS, "<"))
+        and path.parent != _LIBRARY
+        and "site-packages" not in path.parts
+    )

@@ -1,11 +1,16 @@
 """Damaged exports are found out, and nothing is left of them."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.lax.linalg import lu_pivots_to_permutation
 
-from pax_export.errors import ValidationError
+from pax_export.errors import UnsupportedOperationError, ValidationError
+from pax_export.export import spec, to_onnx, to_tflite
 from pax_export.export.artifact import formats
 from pax_export.export.artifact.dimensions import random_array
 from pax_export.export.validation import serve
@@ -61,3 +66,29 @@ def test_an_example_that_is_no_number_is_named_as_a_reason():
     with pytest.raises(ValidationError) as caught:
         compare_either(case, {"y": np.ones(2, np.float32)})
     assert caught.value.write.startswith("an example without NaN and infinity: of these, decomp")
+
+
+def _pairs(x):
+    return jax.lax.sort((x, jnp.arange(x.size)), num_keys=1, is_stable=False)
+
+
+UNDEFINED = {
+    "ties": (_pairs, spec("60", "int32")),
+    "pivots beyond the matrix": (
+        partial(lu_pivots_to_permutation, permutation_size=3),
+        spec("3", "int32"),
+    ),
+}
+
+
+@pytest.mark.parametrize("write", [to_onnx, to_tflite])
+@pytest.mark.parametrize("name", UNDEFINED)
+def test_what_jax_leaves_open_is_no_difference(write, name, tmp_path):
+    function, inputs = UNDEFINED[name]
+    assert write(function, tmp_path / f"net.{write.__name__[3:]}", inputs).validated == "here"
+
+
+def test_an_operation_without_a_line_of_the_model_is_at_the_call(tmp_path):
+    with pytest.raises(UnsupportedOperationError) as caught:
+        to_onnx(jax.lax.linalg.schur, tmp_path / "net.onnx", spec("3, 3"))
+    assert caught.value.where.startswith("test_validate.py:")

@@ -137,10 +137,16 @@ def _exchanged(a: Array, j: Any, pivot: Any, numbers: Any) -> Any:
 
 @decomposes("lu_pivots_to_permutation")
 def lu_pivots_to_permutation(pivots: Any, *, permutation_size: Any) -> Any:
+    """As jax indexes: negative pivots count from the end, and one beyond takes the last number."""
     numbers = jnp.arange(permutation_size, dtype=jnp.int32)
 
     def step(j: Any, order: Array) -> Any:
-        return _exchanged(order[..., None], j, _entry(pivots, j), numbers)[..., 0]
+        pivot = _entry(pivots, j)
+        pivot = jnp.where(pivot < 0, pivot + permutation_size, pivot)
+        inside = jnp.clip(pivot, 0, permutation_size - 1)
+        there = jnp.where(numbers == inside, order, 0).sum(-1, keepdims=True, dtype=order.dtype)
+        exchanged = jnp.where(numbers == pivot, _entry(order, j), order)
+        return jnp.where(numbers == j, there, exchanged)
 
     start = jnp.broadcast_to(numbers, (*pivots.shape[:-1], permutation_size))
     return _loop(pivots.shape[-1], step, start)
