@@ -16,7 +16,7 @@ import jax
 import pytest
 
 import pax_export as pax
-from pax_export.adapters._kinds import is_adaptable
+from pax_export.adapters._kernels import is_adaptable
 from pax_export.core import flatten, is_array, is_node
 from pax_export.export.artifact import formats
 from pax_export.export.portable.decompositions import DECOMPOSITIONS
@@ -150,7 +150,7 @@ WEIGHT_STEPS: dict[str, Callable[[Any], Any]] = {
     ),
     'arrays = {"weight": init}': can_begin_anew,
     'arrays = {"weight": axes}': is_split,
-    "pax_export/adapters/_kinds.py: is_adaptable, for a matrix": lambda layer: (
+    'arrays = {"weight": a kernel or table, for a matrix}': lambda layer: (
         is_adaptable(layer) or not any(map(is_matrix, own_weights(layer).values()))
     ),
     'arrays = {"weight": a role, or WITHOUT_POLICY here}': (

@@ -16,7 +16,7 @@ import numpy as np
 from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_tracer
 from pax_export._types import Array, PyTree
-from pax_export.adapters import _kinds as kinds
+from pax_export.adapters import _kernels as kernels
 from pax_export.adapters._lora import LoRA
 from pax_export.core import (
     aspect_of,
@@ -35,7 +35,7 @@ from pax_export.core import (
     with_class,
     with_static,
 )
-from pax_export.nn import Embed, checked_fraction, checked_integer, weight_in_use
+from pax_export.nn import checked_fraction, checked_integer, weight_in_use
 from pax_export.precision import apply_mp_policy, policy_of
 from pax_export.weights import chosen_sharding
 
@@ -64,8 +64,9 @@ def lora(
     `Embed` the other way round), as in PEFT.
 
     Args:
-        module: a `Linear`, `Embed`, convolution or transposed convolution, or a subclass of these;
-            stacked layers, in `Scan` or `Vmap`, get an adapter for each layer.
+        module: a `Linear`, `Embed`, convolution or transposed convolution, or any layer that
+            declares a kernel or table (`pax_export.Declared`); stacked layers, in `Scan` or
+            `Vmap`, get an adapter for each layer.
         rank: the rank of the update.
         alpha: the adapter is scaled by ``alpha / rank``; equal to the rank by default.
         dropout: the dropout rate of the adapter's input in train mode; calls then need `pure`, as
@@ -93,7 +94,7 @@ def lora(
         (EmptyNode, (2, 4))
     """
     where = repr(module)[:200]
-    sizes = kinds.sizes_of(module, where)
+    sizes = kernels.sizes_of(module, where)
     if checked_integer(rank, "lora.rank", least=1) > sizes.largest_rank:
         raise InvalidArgumentError(
             "The rank of an adapter is larger than the sizes of its layer.",
@@ -102,23 +103,23 @@ def lora(
             write=f"a rank of at most {sizes.largest_rank}, or train the layer itself",
         )
     a_key, b_key, dropout_key = split_rng_key(key, 3, "lora: key")
-    dtype = jnp.promote_types(module.weight.dtype, jnp.float32)  # type: ignore[attr-defined]
+    own = kernels.adapted_array(module).array
+    dtype = jnp.promote_types(own.dtype, jnp.float32)
     a_shape, b_shape = (*sizes.a, int(rank)), (*sizes.stacked, int(rank), sizes.outputs)
-    if isinstance(module, Embed):
+    if kernels.is_table(module):
         a = filled_array(a_shape, 0, dtype)
         b = sample_padded(lambda key, shape: jax.random.normal(key, shape, dtype), b_key, b_shape)
     else:
-        bound = 1 / np.sqrt(np.prod(sizes.kernel, dtype=int) * sizes.inputs)
+        bound = 1 / np.sqrt(np.prod(sizes.inputs, dtype=int))
         draw = lambda key, shape: jax.random.uniform(key, shape, dtype, -bound, bound)  # noqa: E731
         a, b = sample_padded(draw, a_key, a_shape), filled_array(b_shape, 0, dtype)
-    weight = module.weight.astype(dtype)  # type: ignore[attr-defined]
     adapter = LoRA(
         a,
         b,
         alpha=_positive_number(rank if alpha is None else alpha, "lora.alpha"),
         dropout=checked_fraction(dropout, "lora.dropout", one_allowed=False),
         rslora=rslora,
-        magnitude=kinds.column_norms(module, weight) if dora else None,
+        magnitude=kernels.column_norms(module, own.astype(dtype)) if dora else None,
         key=dropout_key,
     )
     return put_adapter(module, name, adapter)
@@ -242,7 +243,7 @@ def weight_of(layer: PyTree) -> Any:
 
 
 def _with_changes(layer: PyTree) -> Any:
-    weight = layer.weight
+    weight = kernels.adapted_array(layer).array
     changes = [each.change(layer) for each in adapters_of(layer).values() if each.strength]
     if not changes:
         return weight
@@ -254,7 +255,8 @@ def _with_changes(layer: PyTree) -> Any:
 
 def merge_layer(layer: PyTree) -> Any:
     """Adds the active adapters of a layer to its weight, and removes them."""
-    weight, total = layer.weight, _with_changes(layer)
+    kernel = kernels.adapted_array(layer)
+    weight, total = kernel.array, _with_changes(layer)
     layer = set_adapters(layer, {})
     if total is weight:
         return layer
@@ -262,7 +264,7 @@ def merge_layer(layer: PyTree) -> Any:
         total = np.asarray(total)
     elif not is_tracer(total) and (sharding := chosen_sharding(weight)) is not None:
         total = jax.device_put(total, sharding)
-    return layer.replace(weight=total)
+    return layer.replace(**{kernel.name: total})
 
 
 # --- the derived class --------------------------------------------------------------
@@ -273,10 +275,14 @@ def _adapted_namespace(base: type, namespace: dict[str, Any], value: bool) -> di
     inner: Any = namespace.get("__call__") or base.__call__
 
     def __call__(self: object, x: Array, /, *args: object, **kwargs: object) -> Any:
+        active = [each for each in getattr(self, _ATTRIBUTE).values() if each.strength]
+        kernel = kernels.adapted_array(self)
+        if kernel.declared.apply is None and not any(each.dropout for each in active):
+            changed = self.replace(**{kernel.name: _with_changes(self)})
+            return inner.__get__(changed, type(self))(x, *args, **kwargs)
         plain = y = inner.__get__(self, type(self))(x, *args, **kwargs)
-        for adapter in getattr(self, _ATTRIBUTE).values():
-            if adapter.strength:
-                y = y + adapter(self, x, plain).astype(y.dtype)
+        for adapter in active:
+            y = y + adapter(self, x, plain).astype(y.dtype)
         return y
 
     return {"__call__": functools.update_wrapper(__call__, inner), "_weight_in_use": _with_changes}

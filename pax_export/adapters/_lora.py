@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array, PyTree
-from pax_export.adapters import _kinds as kinds
+from pax_export.adapters import _kernels as kernels
 from pax_export.core import ParameterModule
-from pax_export.nn import Dropout, Embed, checked_fraction, join_specs, spec_of, under_auto_axes
+from pax_export.nn import Dropout, checked_fraction, join_specs, spec_of, under_auto_axes
 
 
 class LoRA(ParameterModule):
@@ -98,9 +98,9 @@ class LoRA(ParameterModule):
         Returns:
             An array of the shape of ``y``.
         """
-        if self.dropout is not None and not isinstance(layer, Embed):
+        if self.dropout is not None and not kernels.is_table(layer):
             x = self.dropout(x)
-        added = kinds.adapter_output(layer, x, self.lora_a, self.lora_b, y)
+        added = kernels.adapter_output(layer, x, self.lora_a, self.lora_b, y)
         if self.scale * self.strength != 1:
             added = added * (self.scale * self.strength)
         if self.magnitude is None:
@@ -108,8 +108,8 @@ class LoRA(ParameterModule):
         strength = self.strength
 
         def with_lengths(added: PyTree, y: Array, bias: Array, factor: PyTree) -> Any:
-            factor = kinds.by_channel(layer, factor)
-            plain = y if bias is None else y - kinds.by_channel(layer, bias)
+            factor = kernels.by_channel(layer, factor)
+            plain = y if bias is None else y - kernels.by_channel(layer, bias)
             return factor * added + (factor - 1) * strength * plain
 
         operands = (added, y, getattr(layer, "bias", None), self._factor(layer))
@@ -124,18 +124,21 @@ class LoRA(ParameterModule):
         Returns:
             An array of the shape of the weight, in at least float32.
         """
-        wide = jnp.promote_types(layer.weight.dtype, jnp.float32)
-        found = kinds.weight_of_product(layer, self.lora_a.astype(wide), self.lora_b.astype(wide))
+        own = kernels.adapted_array(layer).array
+        wide = jnp.promote_types(own.dtype, jnp.float32)
+        found = kernels.weight_of_product(layer, self.lora_a.astype(wide), self.lora_b.astype(wide))
         if self.magnitude is None:
             return found * (self.scale * self.strength)
-        weight = layer.weight.astype(wide)
-        factor = kinds.in_weight(layer, self._factor(layer))
+        weight = own.astype(wide)
+        factor = kernels.in_weight(layer, self._factor(layer))
         return (factor * (weight + found * self.scale) - weight) * self.strength
 
     def _factor(self, layer: PyTree) -> jax.Array:
         """The factor for columns of weight plus adapter, without gradient (paper, section 4.3)."""
-        product = kinds.weight_of_product(layer, self.lora_a, self.lora_b)
-        length = kinds.column_norms(layer, layer.weight + product * self.scale)
+        product = kernels.weight_of_product(layer, self.lora_a, self.lora_b)
+        length = kernels.column_norms(
+            layer, kernels.adapted_array(layer).array + product * self.scale
+        )
         lengths = (self.magnitude, jax.lax.stop_gradient(length))
         return under_auto_axes(jnp.divide, lengths, lambda: join_specs())
 

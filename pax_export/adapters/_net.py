@@ -16,7 +16,7 @@ from jax.tree_util import tree_flatten_with_path
 from pax_export._errors import InvalidArgumentError, PaxError, a_few
 from pax_export._str_arguments import as_strings
 from pax_export._types import PRNGKey, PyTree
-from pax_export.adapters import _kinds as kinds
+from pax_export.adapters import _kernels as kernels
 from pax_export.adapters import _layer as layers
 from pax_export.adapters._lora import LoRA
 from pax_export.core import (
@@ -131,7 +131,7 @@ def _find_adaptable(
     trained = []
     for path, module in chosen_modules(net, targets, "add.targets"):
         for below, layer in named_modules(module):
-            if kinds.is_adaptable(layer):
+            if kernels.is_adaptable(layer):
                 own = join_path(path, below) if below else path
                 frozen = aspect_of(type(layer), "frozen") is not None
                 if id(layer) in whole or (has_adapters and not frozen):
@@ -139,7 +139,11 @@ def _find_adaptable(
                 else:
                     found[own] = layer
     if not found:
-        why = "all of it is trained as a whole" if trained else "no Linear, Embed or convolution"
+        why = (
+            "all of it is trained as a whole"
+            if trained
+            else "no layer that declares one kernel or table"
+        )
         raise InvalidArgumentError(
             f"The targets select no layers to adapt: {why}.",
             where="add.targets",
@@ -148,7 +152,7 @@ def _find_adaptable(
             if trained
             else "the class or path of a layer",
         )
-    largest = {path: kinds.sizes_of(layer, path).largest_rank for path, layer in found.items()}
+    largest = {path: kernels.sizes_of(layer, path).largest_rank for path, layer in found.items()}
     small = [
         path for path, most in largest.items() if most < checked_integer(rank, "add.rank", least=1)
     ]

@@ -16,10 +16,9 @@ import numpy as np
 
 from pax_export._errors import WeightsFileError
 from pax_export._types import Array, PyTree
-from pax_export.adapters import _kinds as kinds
+from pax_export.adapters import _kernels as kernels
 from pax_export.adapters._lora import LoRA
-from pax_export.core import join_path
-from pax_export.nn import Convolution, Embed, Linear
+from pax_export.core import join_path, kernel_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model"
@@ -40,7 +39,7 @@ _OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 def array_suffixes(layer: PyTree) -> tuple[str, str]:
     """Returns the suffixes of the names of ``a`` and ``b`` after the path of a layer."""
-    if isinstance(layer, Embed):
+    if kernels.is_table(layer):
         return "lora_embedding_A", "lora_embedding_B"
     return "lora_A.weight", "lora_B.weight"
 
@@ -51,22 +50,23 @@ SUFFIXES = ("lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embeddin
 
 def peft_shapes(layer: PyTree, where: str, rank: int) -> tuple[tuple, tuple, tuple]:
     """Returns the shapes of ``a``, ``b`` and the magnitude in PEFT's layout."""
-    sizes = kinds.sizes_of(layer, where)
-    ones = (1,) * len(sizes.kernel)
+    sizes = kernels.sizes_of(layer, where)
+    *kernel, inputs = sizes.inputs
+    ones = (1,) * len(kernel)
     b = (*sizes.stacked, sizes.outputs, rank, *ones)
     magnitude = (*sizes.stacked, 1, sizes.outputs, *ones) if ones else (*b[:-1],)
-    return (*sizes.stacked, rank, sizes.inputs, *sizes.kernel), b, magnitude
+    return (*sizes.stacked, rank, inputs, *kernel), b, magnitude
 
 
 def rank_of(layer: PyTree, b: Any) -> int:
     """Returns the rank from the shape of PEFT's ``b``; 0 for other arrays."""
-    kernel = kinds.kernel_rank(layer)
+    kernel = kernels.kernel_rank(layer)
     return b[-1 - kernel] if len(b) > kernel + 1 else 0
 
 
 def to_peft(layer: PyTree, adapter: LoRA) -> dict[str, np.ndarray]:
     """Returns the arrays of an adapter by name suffix, in PEFT's layout."""
-    kernel = kinds.kernel_rank(layer)
+    kernel = kernels.kernel_rank(layer)
     a, b = np.asarray(adapter.lora_a), np.swapaxes(np.asarray(adapter.lora_b), -1, -2)
     a = _features_first(a, kernel)
     a_name, b_name = array_suffixes(layer)
@@ -81,7 +81,7 @@ def to_peft(layer: PyTree, adapter: LoRA) -> dict[str, np.ndarray]:
 
 def from_peft(layer: PyTree, a: Array, b: Any, magnitude: PyTree) -> tuple[Any, Any, Any]:
     """Converts arrays in PEFT's layout, with checked shapes, to those of `LoRA`."""
-    kernel = kinds.kernel_rank(layer)
+    kernel = kernels.kernel_rank(layer)
     b = b.reshape(b.shape[: b.ndim - kernel])
     if magnitude is not None and kernel:
         stacked = b.ndim - 2
@@ -101,21 +101,22 @@ def _features_last(array: Any, kernel: int) -> Any:
 def whole_to_torch(module: PyTree, attribute: str, array: Array) -> np.ndarray:
     """Converts an array of a fully trained module to torch's layout."""
     array = np.asarray(array)
-    if attribute == "weight" and _is_turned(module):
-        array = _features_first(array, len(getattr(module, "kernel_shape", ())))
+    if _is_turned(module, attribute):
+        array = _features_first(array, kernels.kernel_rank(module))
     return np.ascontiguousarray(array)
 
 
 def whole_from_torch(module: PyTree, attribute: str, array: Array) -> Any:
     """The inverse of `whole_to_torch`."""
-    if attribute == "weight" and _is_turned(module) and array.ndim >= 2:
-        return _features_last(array, len(getattr(module, "kernel_shape", ())))
+    if _is_turned(module, attribute) and array.ndim >= 2:
+        return _features_last(array, kernels.kernel_rank(module))
     return array
 
 
-def _is_turned(module: PyTree) -> bool:
-    is_convolution = isinstance(module, Convolution) and not kinds.is_transposed(module)
-    return isinstance(module, Linear) or is_convolution
+def _is_turned(module: PyTree, attribute: str) -> bool:
+    """Whether an array has its inputs before its outputs, which torch has the other way."""
+    found = kernel_of(module)
+    return found is not None and found.name == attribute and found.axes[-2:] == ("in", "out")
 
 
 # --- names --------------------------------------------------------------------------

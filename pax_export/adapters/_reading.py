@@ -11,11 +11,10 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from pax_export._types import PRNGKey, PyTree
-from pax_export.adapters import _kinds as kinds
+from pax_export.adapters import _kernels as kernels
 from pax_export.adapters import _peft as peft
 from pax_export.adapters._lora import LoRA
 from pax_export.core import join_path, named_leaves, named_modules, near_names
-from pax_export.nn import Linear
 from pax_export.weights import LoadReport, describe_array, mismatch_error
 
 #: The name that PEFT gives to a wrapped layer.
@@ -86,7 +85,7 @@ class Reading:
         layers = [self._modules[path] for path in paths]
         is_fused = len(paths) > 1
         for layer in layers:
-            if not kinds.is_adaptable(layer) or (is_fused and not isinstance(layer, Linear)):
+            if not kernels.is_adaptable(layer) or (is_fused and not kernels.is_dense(layer)):
                 return False
             if suffix not in (*peft.array_suffixes(layer), peft.MAGNITUDE):
                 return False
@@ -94,7 +93,11 @@ class Reading:
         axis = -1 if suffix == peft.MAGNITUDE else -2
         has_outputs = is_fused and suffix != peft.array_suffixes(layers[0])[0]
         if has_outputs and array.ndim >= -axis:
-            parts = np.split(array, np.cumsum([layer.out_dim for layer in layers[:-1]]), axis)
+            parts = np.split(
+                array,
+                np.cumsum([kernels.sizes_of(each, own).outputs for each in layers[:-1]]),
+                axis,
+            )
         for path, part in zip(paths, parts):
             self.adapters.setdefault(path, FoundAdapter(own)).arrays[suffix] = part
         return bool(paths)

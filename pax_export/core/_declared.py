@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pax_export._types import Array
 from pax_export.core._traversal import named_modules
 from pax_export.core._tree import Node
 
@@ -37,10 +36,11 @@ class Declared:
         outputs: the axes that are axes of the output, too; a kernel is summed over all others.
         init: initial values, as a function of the layer that returns an initializer: a function of
             a key and a shape.
-        apply: ``apply(layer, x, array)`` is the output of the layer for this array, without the
-            bias. It must be linear in the array.
-        by_output: whether ``apply`` computes each output channel from its own slice of the array,
-            so that an array with fewer or more outputs gives these outputs.
+        apply: ``apply(layer, array, *inputs)``, the output of the layer for another such array,
+            without the bias. With it, an adapter computes ``x · a · b`` beside the layer; without
+            it, the whole layer is called with the changed array.
+        any_outputs: whether ``apply`` takes an array with more or fewer outputs, as a function of
+            the layer; yes by default.
         output_axis: the axis of the output with the channels, as a function of the layer; the last
             one by default.
 
@@ -62,8 +62,8 @@ class Declared:
     axes: tuple[str, ...] | Callable[[Any], tuple[str, ...]]
     outputs: tuple[str, ...] = ("out",)
     init: Callable[[Any], Initializer] | None = None
-    apply: Callable[[Any, Array, Array], Any] | None = None
-    by_output: bool = False
+    apply: Callable[..., Any] | None = None
+    any_outputs: Callable[[Any], bool] = field(default=lambda layer: True)
     output_axis: Callable[[Any], int] = field(default=lambda layer: -1)
 
 
@@ -121,8 +121,13 @@ def declared_arrays(tree: Any) -> Iterator[tuple[str, DeclaredArray]]:
 
 
 def kernel_of(layer: Any) -> DeclaredArray | None:
-    """The one array of a layer that inputs are multiplied by, or whose rows are looked up."""
+    """The array of a layer that inputs are multiplied by, or whose rows are looked up.
+
+    Of several, as in a product of two matrices, the one with the outputs of the layer.
+    """
     found = [x for x in declared_in(layer).values() if x.declared.role in ("kernel", "table")]
+    if len(found) > 1:
+        found = [x for x in found if "out" in x.declared.outputs and "out" in x.axes]
     return found[0] if len(found) == 1 else None
 
 

@@ -25,8 +25,11 @@ def _kernel_init(layer: PyTree) -> Initializer:
     return normal(1 / math.sqrt(math.prod(layer.kernel_shape) * inputs))
 
 
-def _apply_kernel(layer: PyTree, x: Array, weight: Array) -> Any:
-    return layer._convolved(layer, x, weight, layer._dimension_numbers())
+def _apply_kernel(layer: PyTree, weight: Array, x: Array) -> Any:
+    x = jnp.asarray(x)
+    dtype = jnp.result_type(x, weight)
+    numbers = layer._dimension_numbers()
+    return layer._convolved(layer, x.astype(dtype), weight.astype(dtype), numbers)
 
 
 def _declared(*axes: str) -> dict[str, Declared]:
@@ -37,7 +40,7 @@ def _declared(*axes: str) -> dict[str, Declared]:
             axes,
             init=_kernel_init,
             apply=_apply_kernel,
-            by_output=True,
+            any_outputs=lambda layer: layer._groups_of_features() == 1,
             output_axis=lambda layer: layer.data_format.index("C") - len(layer.data_format),
         ),
         "bias": Declared("bias", ("out",), init=lambda layer: zeros),

@@ -53,8 +53,7 @@ class Linear(ParameterModule):
             "kernel",
             ("in", "out"),
             init=_linear_init,
-            apply=lambda layer, x, weight: times(x, weight),
-            by_output=True,
+            apply=lambda layer, weight, x: times(jnp.asarray(x), weight),
         ),
         "bias": Declared("bias", ("out",), init=_linear_init),
     }
@@ -149,8 +148,7 @@ class Embed(ParameterModule):
             ("vocab", "embed"),
             outputs=("embed",),
             init=lambda layer: normal(0.01),
-            apply=lambda layer, ids, table: rows(table, ids),
-            by_output=True,
+            apply=lambda layer, table, ids: rows(table, jnp.asarray(ids)),
         )
     }
 
