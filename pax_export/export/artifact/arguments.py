@@ -57,6 +57,10 @@ class Arguments:
             return self._of_python(name, value)
         if value.dtype == dtype:
             return np.asarray(value)
+        if is_of_jax(value):
+            value = _key_data(value)
+            if value.dtype == dtype:
+                return np.asarray(value)
         if dtypes.narrows(value.dtype, dtype):
             narrow = np.asarray(value).astype(dtype)
             if dtype.kind not in "iu" or np.array_equal(narrow, value):
@@ -197,6 +201,13 @@ def is_of_jax(value: object) -> bool:
     """Returns whether this is a jax array; False if jax has not been imported."""
     jax: Any = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.Array)
+
+
+def _key_data(value: Any) -> Any:
+    """Returns the numbers of a typed random key of jax, and other arrays as they are."""
+    jax: Any = sys.modules["jax"]
+    is_key = jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(value) if is_key else value
 
 
 def default_of(signatures: Mapping[str, Any]) -> Any:

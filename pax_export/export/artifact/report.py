@@ -62,8 +62,9 @@ class SignatureInfo:
     of a postprocessor. `constraints` are those of the symbolic dimensions. `no_gradient` explains
     missing gradients. `flops` and `transcendentals` are those of a call, numbers or formulas of
     symbolic sizes, mostly in the dtype `computed_in`; `uncounted` has the names of operations
-    without a count. `renamed` has the names that differ from those that were asked for. `sizes`
-    are symbolic sizes that the model can take, for calls with random numbers.
+    without a count. `renamed` has the names that differ from those that were asked for,
+    `constants` the arrays of the model that it reads as values of numpy. `sizes` are symbolic
+    sizes that the model can take, for calls with random numbers.
     """
 
     inputs: tuple[ArrayInfo, ...]
@@ -86,6 +87,7 @@ class SignatureInfo:
     uncounted: tuple[str, ...] = ()
     renamed: tuple[str, ...] = ()
     sizes: tuple[dict[str, int], ...] = ()
+    constants: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,8 @@ class Report:
             lines += (f"      from the model  {entry}" for entry in signature.postprocess or ())
             lines += (f"    out  {self._output_text(key, entry)}" for entry in signature.outputs)
             lines += (f"    renamed {text}" for text in signature.renamed)
+            few = [a_few(signature.constants, _FEW)] if signature.constants else []
+            lines += (f"    constant {names}, whose values Python reads" for names in few)
             lines += (f"    where {text}" for text in signature.constraints)
             lines += (f"    {text}" for text in [signature.no_gradient] if text)
             few = signature.assigns if len(signature.assigns) <= _FEW else ()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -83,10 +84,11 @@ def collect(structure: Mapping[str, Any], value: object, into: dict[str, Any], p
         _check_fixed(rebuild(structure, into.get), value, path)
         return
     if kind == "dict":
+        fields = value if isinstance(value, Mapping) else _fields_of(value, content)
         # A field that was None at export is empty, and may be omitted.
-        given = [each for each in content if "none" not in each[1] or _has_key(value, each[0])]
-        keyed = {key: _child_of(value, key, path) for key, _ in given}
-        if not isinstance(value, Mapping) or all(_first_part(n, keyed) in keyed for n in value):
+        given = [each for each in content if "none" not in each[1] or each[0] in fields]
+        keyed = {key: _child_of(fields, key, path) for key, _ in given}
+        if all(_first_part(name, keyed) in keyed for name in fields):
             for key, child in given:
                 collect(child, keyed[key], into, f"{path}.{key}")
             return
@@ -142,8 +144,16 @@ def _check_fixed(known: object, value: object, path: str) -> None:
     )
 
 
-def _has_key(value: object, key: object) -> bool:
-    return key in value if isinstance(value, Mapping) else hasattr(value, str(key))
+def _fields_of(value: object, content: Collection[Any]) -> dict[Any, Any]:
+    """Returns the children of a node of jax by their keys, and attributes of other objects."""
+    jax: Any = sys.modules.get("jax")
+    children = {}
+    if jax is not None:
+        nodes, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+        # Without key paths, jax numbers the children.
+        children = {getattr(path[0], "key", None): child for path, child in nodes if path}
+    named = {key: getattr(value, str(key)) for key, _ in content if hasattr(value, str(key))}
+    return named | {key: child for key, child in children.items() if isinstance(key, (str, int))}
 
 
 def _first_part(name: object, known: Collection[Any]) -> Any:
@@ -151,8 +161,8 @@ def _first_part(name: object, known: Collection[Any]) -> Any:
     return name if name in known or not isinstance(name, str) else name.partition(".")[0]
 
 
-def _child_of(value: object, key: object, path: str) -> Any:
-    if isinstance(value, Mapping) and key not in value:
+def _child_of(value: Mapping[Any, Any], key: object, path: str) -> Any:
+    if key not in value:
         begin = f"{key}."
         below = {
             name.removeprefix(begin): each
@@ -162,8 +172,8 @@ def _child_of(value: object, key: object, path: str) -> Any:
         if below:
             return below
     try:
-        return value[key] if isinstance(value, Mapping) else getattr(value, str(key))
-    except (KeyError, AttributeError) as error:
+        return value[key]
+    except KeyError as error:
         raise InvalidArgumentError(
             f"An argument has no {key!r}, which the exported model takes.",
             where=path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -117,6 +117,10 @@ def lower_model(
         if update:
             check_updates(program, model.leaves)
             changed.update(program.changed)
+    read = {name for each in programs for name in each.constants}
+    leaves = (replace(each, trainable=each.trainable and each.name not in read)
+              for each in model.leaves)  # fmt: skip
+    model = replace(model, leaves=tuple(leaves)) if read else model
     fixed = {
         place
         for place, leaf in enumerate(model.leaves)
@@ -196,6 +200,7 @@ def signature_info(
         **work_fields(work),
         uncounted=tuple(sorted(work.uncounted)),
         renamed=tuple(_renamed(inputs, program)),
+        constants=program.constants,
         **{"assigns": (), "differentiable": False, "stablehlo": "", "module_bytes": 0, **facts},
     )
 

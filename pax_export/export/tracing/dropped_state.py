@@ -1,19 +1,22 @@
 """Detects state that a function updates and drops, such as statistics of third-party nets.
 
-It looks in the traced program for keys that no input affects, and new values that no result uses.
+It looks in the traced program for keys that no input affects, and for moving averages that no
+result uses. Other unused values that are computed from an array may be outputs of an unused part.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from pax_export._jax import needed_part, scan_operands
-from pax_export._jaxpr import called_program, inner_programs, interpret, is_literal
+from pax_export._jaxpr import called_program, inner_programs, interpret
 from pax_export._types import Equation, Jaxpr, PyTree, TracedProgram
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.source_lines import Chain, source_text
@@ -44,13 +47,10 @@ def dropped_state(program: Any, leaves: Sequence[str], assigned: Collection[int]
                 if _is_key(flow.avals[place]):
                     keys.setdefault(_leaf_name(leaves, place, "a key"), source_text(chain))
     values: dict[str, str] = {}
-    flow.results(program.jaxpr)
-    for origins, aval, chain in flow.unused:
-        if origins & flow.inputs:
-            for place in flow.places(origins & ~live & ~flow.inputs):
-                leaf = flow.avals[place]
-                if (leaf.shape, leaf.dtype) == (aval.shape, aval.dtype):
-                    values.setdefault(_leaf_name(leaves, place, "an array"), source_text(chain))
+    for origin, aval, chain in flow.averages(program):
+        for place in flow.places(origin & ~live & ~flow.inputs):
+            if flow.avals[place].shape == aval.shape:
+                values.setdefault(_leaf_name(leaves, place, "an array"), source_text(chain))
     return Dropped(keys, values)
 
 
@@ -58,6 +58,47 @@ def made_of_inputs(program: Any, leaves: int) -> list[bool]:
     """Returns the results of a program that depend on inputs (the operands after its leaves)."""
     flow = _Dependencies(program, leaves)
     return [bool(origins & flow.inputs) for origins in flow.results(program.jaxpr)]
+
+
+def passed_on(program: Any) -> list[int | None]:
+    """Returns for each result of a program the operand that it is, or None for a new value.
+
+    Jitted functions of flax.nnx return all of the state that they are given.
+    """
+
+    def operate(equation: Equation, operands: list[int | None]) -> list[int | None] | None:
+        name, parameters = equation.primitive.name, equation.params
+        if called_program(equation) is not None:
+            return None
+        if name in _COPIES:
+            return operands
+        if name == "cond":
+            branches = [run(each, operands[1:]) for each in parameters["branches"]]
+            return [each[0] if len({*each}) == 1 else None for each in zip(*branches)]
+        if name == "scan":
+            constants, carry, inputs = scan_operands(parameters, operands)
+            return loop(parameters["jaxpr"], constants, carry, inputs)
+        if name == "while":
+            first = parameters["cond_nconsts"]
+            last = first + parameters["body_nconsts"]
+            return loop(parameters["body_jaxpr"], operands[first:last], operands[last:], [])
+        return [None for _ in equation.outvars]
+
+    def loop(body: Any, constants: list, carry: list, inputs: list) -> list[int | None]:
+        """A carry is passed on if the body returns it at its own place."""
+        while True:
+            results = run(body, [*constants, *carry, *inputs])
+            kept = [old if new == old else None for old, new in zip(carry, results)]
+            if kept == carry:
+                return results
+            carry = kept
+
+    run = partial(interpret, operate=operate, constant=lambda value: None)
+    return run(program, range(len(program.jaxpr.invars)))
+
+
+#: Operations that return their operands.
+_COPIES = frozenset({"copy", "copy_p", "optimization_barrier", "sharding_constraint"})
 
 
 def _leaf_name(leaves: Sequence[str], place: int, what: str) -> str:
@@ -72,21 +113,54 @@ class _Dependencies:
         count = len(self.avals)
         self.inputs = (1 << count) - (1 << leaves)
         self.draws: dict[tuple[int, ...], tuple[int, Chain]] = {}
-        #: Values that nothing reads, with their dependencies.
-        self.unused: list[tuple[int, Any, Chain]] = []
-        self._read = _read_variables(program)
         self._constants = dict(zip(program.jaxpr.constvars, getattr(program, "consts", ())))
         #: By id: the bit of a constant, and itself, which keeps the id.
         self._held: dict[int, tuple[int, Any]] = {}
 
     def results(self, jaxpr: Jaxpr) -> list[int]:
         """Returns the dependencies of each result of a program, or of a part of it."""
-        self.unused.clear()
+        return self._run(jaxpr, self._operand_bits(jaxpr), ())
+
+    def _operand_bits(self, jaxpr: Jaxpr) -> list[int]:
         given = [1 << index for index in range(len(jaxpr.invars))]
         if getattr(jaxpr, "consts", ()):  # since jax 0.12 a jaxpr may have them itself
-            return self._run(jaxpr, given, ())
-        held = [self._constant_bit(self._constants.get(each)) for each in jaxpr.constvars]
-        return self._run(jaxpr, [*held, *given], ())
+            return given
+        return [
+            *(self._constant_bit(self._constants.get(each)) for each in jaxpr.constvars),
+            *given,
+        ]
+
+    def averages(self, program: Any) -> list[tuple[int, Any, Chain]]:
+        """Returns the moving averages of arrays: bit of the old values, type, operation."""
+        found = []
+
+        def constant(value: PyTree) -> _Sum:
+            bit = self._constant_bit(value)
+            return _Sum({bit: 1.0}) if bit else _Sum({_ONE: float(np.real(np.mean(value)))})
+
+        def operate(equation: Equation, operands: list[_Sum]) -> list[_Sum] | None:
+            name = equation.primitive.name
+            if called_program(equation) is not None:
+                return None
+            if name == "scan":
+                constants, carry, inputs = scan_operands(equation.params, operands)
+                start = [_Sum() for _ in carry]
+                callers.append(equation)
+                stacked = run(equation.params["jaxpr"], [*constants, *start, *inputs])[len(carry) :]
+                callers.pop()
+                results = [*start, *stacked]
+            else:
+                results = [_sum_of(equation, operands) for _ in equation.outvars]
+            for variable, each in zip(equation.outvars, results):
+                chain = (*callers, equation)
+                found.extend((bit, variable.aval, chain) for bit in each.averaged())
+            return results
+
+        callers: list[Equation] = []
+        run = partial(interpret, operate=operate, constant=constant, callers=callers)
+        bits = self._operand_bits(program.jaxpr)
+        run(program.jaxpr, [_Sum({bit: 1.0}) if bit else _Sum() for bit in bits])
+        return found
 
     def places(self, origins: int) -> list[int]:
         """The operands and constants of these bits, by number."""
@@ -108,10 +182,7 @@ class _Dependencies:
                 place = tuple(map(id, chain))
                 before = self.draws.get(place, (0, chain))[0]
                 self.draws[place] = before | _union_of_bits(operands[:size]), chain
-            results = self._run_equation(equation, operands, chain)
-            found = zip(equation.outvars, results)
-            self.unused += [(x, each.aval, chain) for each, x in found if each not in self._read]
-            return results
+            return self._run_equation(equation, operands, chain)
 
         return interpret(program, given, operate, constant=self._constant_bit)
 
@@ -150,13 +221,61 @@ class _Dependencies:
             given = [*given[: carry.start], *new, *given[carry.stop :]]
 
 
-def _read_variables(program: TracedProgram) -> set[Any]:
-    """The variables that a program, or one in it, reads or returns."""
-    jaxpr = getattr(program, "jaxpr", program)
-    atoms = (*jaxpr.outvars, *(atom for each in jaxpr.eqns for atom in each.invars))
-    found = {atom for atom in atoms if not is_literal(atom)}
-    inner = (each for equation in jaxpr.eqns for each in inner_programs(equation))
-    return found.union(*map(_read_variables, inner))
+#: The term of a constant number in a `_Sum`, which is the bit of nothing.
+_ONE = 0
+#: The number of terms after which a sum counts as one value.
+_MOST_TERMS = 64
+#: How far rounded factors of an average, 0.9 and 0.1 in bfloat16, may be from 1 together.
+_ROUNDED = 0.005
+#: Operations that leave the numbers as they are.
+_MOVES = frozenset(
+    "broadcast_in_dim convert_element_type copy copy_p expand_dims reduce_precision reshape "
+    "sharding_constraint squeeze transpose".split()
+)
+
+
+class _Sum(dict[int | object, float]):
+    """A value as a sum of others with numbers as factors: bits of arrays, `_ONE`, or any value."""
+
+    def __init__(self, terms: Mapping[int | object, float] | None = None):
+        super().__init__({object(): 1.0} if terms is None or len(terms) > _MOST_TERMS else terms)
+
+    def times(self, factor: float) -> _Sum:
+        return _Sum({term: factor * each for term, each in self.items()})
+
+    def plus(self, other: _Sum) -> _Sum:
+        return _Sum(
+            {term: self.get(term, 0.0) + other.get(term, 0.0) for term in {**self, **other}}
+        )
+
+    def averaged(self) -> list[int]:
+        """Returns the arrays of which this is a moving average, ``0.9 * old + 0.1 * new``."""
+        if abs(sum(self.values()) - 1) > _ROUNDED:
+            return []
+        return [term for term in self.arrays() if 0 < self[term] < 1]
+
+    def arrays(self) -> list[int]:
+        return [term for term in self if isinstance(term, int) and term != _ONE]
+
+
+def _sum_of(equation: Equation, operands: Sequence[_Sum]) -> _Sum:
+    """Returns the result of an operation; a new term if it is not linear."""
+    name = equation.primitive.name
+    first, *others = operands or (_Sum(),)
+    if name in _MOVES:
+        return first
+    if name == "neg":
+        return first.times(-1)
+    if name in ("add", "add_any", "sub"):
+        return first.plus(others[0].times(-1 if name == "sub" else 1))
+    if name in ("mul", "div"):
+        for one, factor in ((first, others[0]), (others[0], first))[: 2 if name == "mul" else 1]:
+            number = factor.get(_ONE, 0.0)
+            if [*factor] == [_ONE] and number and (name == "mul" or one.arrays()):
+                return one.times(number if name == "mul" else 1 / number)
+    if name == "select_n":  # of a first call and others
+        return next((each for each in others if each.arrays()), _Sum())
+    return _Sum()
 
 
 def _operands_of(program: TracedProgram) -> Sequence[Any]:

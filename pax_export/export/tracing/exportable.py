@@ -45,6 +45,7 @@ from pax_export.export.tracing.model_forms import (
     form_of,
     hold_params,
     unbind,
+    with_states_of,
 )
 from pax_export.export.tracing.static import unwrap_static
 from pax_export.precision import policy_of
@@ -164,7 +165,8 @@ def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
             if form.advice and form.advice not in getattr(error, "__notes__", ()):
                 error.add_note(form.advice)
             raise
-        after = form.to_tree(after)  # a module of another library changes in place
+        # A module of another library changes in place; states of equinox are used up.
+        after = form.to_tree(with_states_of(form.to_model(tree), after))
         same = jax.tree_util.tree_structure(after) == jax.tree_util.tree_structure(tree)
         return output, after if same else tree
 

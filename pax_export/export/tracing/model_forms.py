@@ -29,6 +29,8 @@ EXPECTED = (
     "(haiku transform, params)"
 )
 CALL = "__call__"
+#: Programs of jax that it cannot trace any more.
+_LOWERED = (jax.stages.Lowered, jax.stages.Compiled)
 #: Types whose objects are callable, but not with jax arrays.
 _NOT_JAX = ("keras", "tensorflow", "torch")
 
@@ -128,7 +130,9 @@ def _form_of_object(model: PyTree) -> ModelForm:
         return _keras_form(model)
     if _is_linen(model) and model.scope is not None:
         return _linen_form(*model.unbind())
-    if isinstance(model, type) or _is_linen(model) or _is_not_jax(model) or not callable(model):
+    if isinstance(model, (type, *_LOWERED)) or _is_linen(model) or _is_not_jax(model):
+        raise _no_model(model)
+    if not callable(model):
         raise _no_model(model)
     if _is_partial(model):
         return _partial_form(model)
@@ -145,7 +149,7 @@ def _form_of_tuple(model: tuple) -> ModelForm:
         return _linen_form(first, *rest)
     if type(first).__name__ == "GraphDef":
         return _nnx_form(sys.modules["flax.nnx"].merge(first, *rest))
-    if callable(rest[0]):
+    if callable(rest[0]) and not isinstance(rest[0], _LOWERED):
         return _pair_form(first, *rest)
     raise _no_model(model)
 
@@ -165,6 +169,9 @@ def _no_model(model: PyTree) -> InvalidArgumentTypeError:
         write = "(transformed, params), with params = transformed.init(key, x)"
     elif isinstance(model, tuple):
         got = f"({', '.join(type(each).__name__ for each in model)})"
+    parts = model if isinstance(model, tuple) else (model,)
+    if any(isinstance(each, _LOWERED) for each in parts):
+        write = "the jitted function itself, or its .trace(...), without .lower() and .compile()"
     what = f"An object of type {kind} is not a model; expected {EXPECTED}."
     return InvalidArgumentTypeError(what, got=got, write=write)
 
@@ -178,6 +185,7 @@ def unbind(model: PyTree) -> tuple[Any, Callable | None]:
     The function takes the model as its first argument. It is None for a bare model, and for a
     function without a model.
     """
+    model = _without_cache(model)
     if _is_bound_method(model) and _is_model(model.__self__):
         return model.__self__, model.__func__
     if _is_partial(model):
@@ -189,6 +197,14 @@ def unbind(model: PyTree) -> tuple[Any, Callable | None]:
         if function is not None or _is_model(owner):
             return owner, function
     return model, None
+
+
+def _without_cache(function: Any) -> Any:
+    """Returns a `flax.nnx.cached_partial`, which has the signature of its function, as partial."""
+    if getattr(getattr(function, "__code__", None), "co_name", "") != "cache_args_wrapper":
+        return function
+    held = inspect.getclosurevars(function).nonlocals
+    return functools.partial(held["f"], *held["cached_args"])
 
 
 def _with_bound(function: Callable, partial: Any) -> Callable:
@@ -422,6 +438,15 @@ def _haiku_form(transformed: Any, params: PyTree, *state: PyTree) -> ModelForm:
     return dataclasses.replace(form, is_trainable=_is_in_params) if has_state else form
 
 
+def with_states_of(before: PyTree, after: PyTree) -> Any:
+    """Returns a model after a call, which uses up an `equinox.nn.State`, with those of before."""
+    if not any(map(_is_state, jax.tree_util.tree_leaves(after, is_leaf=_is_state))):
+        return after
+    return jax.tree_util.tree_map(
+        lambda new, old: old if _is_state(new) else new, after, before, is_leaf=_is_state
+    )
+
+
 # --- kinds of objects --------------------------------------------------------------------
 
 
@@ -436,6 +461,10 @@ def _is_model(value: PyTree) -> bool:
 
 def _is_nnx(value: PyTree) -> bool:
     return _derives_from(value, "flax.nnx.", "Module")
+
+
+def _is_state(value: PyTree) -> bool:
+    return _derives_from(value, "equinox.", "State")
 
 
 def _is_linen(value: PyTree) -> bool:

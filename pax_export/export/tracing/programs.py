@@ -18,9 +18,10 @@ from pax_export._errors import (
 from pax_export._jaxpr import jaxpr_operations, jaxpr_sizes
 from pax_export._str_arguments import as_strings
 from pax_export._types import PyTree
+from pax_export.checkpoint import StoredArray
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
-from pax_export.export.tracing.dropped_state import DRAWS, dropped_state, made_of_inputs
+from pax_export.export.tracing.dropped_state import DRAWS, dropped_state, made_of_inputs, passed_on
 from pax_export.export.tracing.exportable import Exportable, ExportLeaf
 from pax_export.export.tracing.model_forms import ModelMethod
 from pax_export.export.tracing.spec import (
@@ -30,7 +31,12 @@ from pax_export.export.tracing.spec import (
     resolve_inputs,
     signature_names,
 )
-from pax_export.export.tracing.trace_errors import EVAL_MODE, symbolic_errors
+from pax_export.export.tracing.trace_errors import (
+    EVAL_MODE,
+    OF_VALUES,
+    leaves_read,
+    symbolic_errors,
+)
 from pax_export.export.tracing.traced import Traced, trace
 
 #: The number of names in one error.
@@ -53,6 +59,7 @@ class Program:
     changed: tuple[int, ...]
     trains: bool = False  # a step of training: its changes are assigned, for any `state`
     output_paths: tuple[str, ...] = ()  # the names of the outputs in Python
+    constants: tuple[str, ...] = ()  # the leaves whose values Python reads
 
     @property
     def outputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -142,30 +149,64 @@ def _check_keys(keys: Sequence[str], given: PyTree, argument: str) -> None:
 
 def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program:
     """Traces one method with inputs that are named and abstract already."""
-    seen: dict[str, Any] = {}
+    seen: dict[str, Any] = {"same": frozenset()}
+    held: dict[int, Any] = {}  # the leaves that Python reads, as values
     structs = [leaf.struct for leaf in model.leaves] + [entry.struct for entry in inputs.flat]
 
     def run(operands: list[Any]) -> list[Any]:
         values = [dtypes.restore(value, struct) for value, struct in zip(operands, structs)]
+        values = [held.get(place, value) for place, value in enumerate(values)]
         leaves, flat = values[: len(model.leaves)], values[len(model.leaves) :]
         args, kwargs = inputs.call(flat)
         output, after = model.run(method, leaves, args, kwargs)
-        changed = [i for i, (old, new) in enumerate(zip(leaves, after)) if new is not old]
+        found = enumerate(zip(leaves, after))
+        changed = [i for i, (old, new) in found if new is not old and i not in seen["same"]]
         outputs, seen["tree"] = jax.tree_util.tree_flatten(output)
         seen["changed"] = tuple(changed)
         return [dtypes.store(value) for value in (*outputs, *(after[i] for i in changed))]
 
     _check_sizes(inputs)
     with symbolic_errors(run, structs, inputs):
-        traced = trace(run, [dtypes.stored(struct) for struct in structs])
+        stored = [dtypes.stored(struct) for struct in structs]
+        while True:
+            try:  # jax keeps the trace of `run` itself
+                traced = trace(lambda operands: run(operands), stored)
+                break
+            except OF_VALUES as error:
+                read = leaves_read(error, len(model.leaves)) - held.keys()
+                if not read:
+                    raise
+                held.update({place: _value_of(model.leaves[place]) for place in read})
+        if not held.keys().isdisjoint(seen["changed"]):
+            raise _changed_constant(model, held.keys() & seen["changed"])
+        if (changed := seen["changed"]) and not method.trains:
+            origins = passed_on(traced.whole)[-len(changed) :]
+            seen["same"] = frozenset(i for i, origin in zip(changed, origins) if i == origin)
+            traced = trace(lambda operands: run(operands), stored) if seen["same"] else traced
     count = len(traced.results) - len(seen["changed"])
     tree = jax.tree_util.tree_unflatten(seen["tree"], range(count))
     paths = dotted_paths(tree, "output")
     names = tuple(signature_names(paths))
     _check_outputs(names, traced.results)
     structure = describe_structure(tree, names)
-    changed = seen["changed"]
-    return Program(method.key, inputs, traced, names, structure, changed, method.trains, paths)
+    read = tuple(model.leaves[place].name for place in sorted(held))
+    return Program(
+        method.key, inputs, traced, names, structure, seen["changed"], method.trains, paths, read
+    )
+
+
+def _value_of(leaf: ExportLeaf) -> Any:
+    value = leaf.value.read() if isinstance(leaf.value, StoredArray) else leaf.value
+    number = isinstance(value, (bool, int, float, complex))
+    return value if number else jax.numpy.asarray(value)
+
+
+def _changed_constant(model: Exportable, places: Iterable[int]) -> StateChangeError:
+    return StateChangeError(
+        "The model changes arrays whose values Python reads, which are constants in an export.",
+        where=_few_of(model.leaves[place].name for place in places),
+        write="jax.numpy instead of numpy, so that the values are read in each call",
+    )
 
 
 def _check_sizes(inputs: Inputs) -> None:

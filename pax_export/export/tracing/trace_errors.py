@@ -38,7 +38,7 @@ EVAL_MODE = (
 )
 
 #: jax's errors when Python code needs the value of a tracer.
-_OF_VALUES = (
+OF_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -70,7 +70,7 @@ def symbolic_errors(
         if not guilty and type(error).__name__ == "InconclusiveDimensionOperation":
             named = [name for name in inputs.dimensions if re.search(rf"\b{name}\b", str(error))]
             guilty = named or list(inputs.dimensions)  # whatever the numbers above fail for
-        if not guilty and isinstance(error, _OF_VALUES):
+        if not guilty and isinstance(error, OF_VALUES):
             raise TracedValueError(
                 "The model looks at the value of an array, as a Python `if`, `while`, float() or "
                 f"numpy do, and an export is made without values: {first_line(error)}.",
@@ -299,6 +299,15 @@ def _with_numbers(struct: jax.ShapeDtypeStruct, numbers: dict[str, int]) -> jax.
         for size in [old if isinstance(old, int) else str(old)]
     ]
     return jax.ShapeDtypeStruct(tuple(shape), struct.dtype)
+
+
+def leaves_read(error: Exception, count: int) -> set[int]:
+    """Returns the leaves, the first operands, whose values Python reads; empty with other operands.
+
+    jax names the operands that a value depends on, ``operands[3]``, in the text alone.
+    """
+    found = {int(place) for place in re.findall(r"\boperands\[(\d+)\]", str(error))}
+    return found if all(place < count for place in found) else set()
 
 
 def _place_of(error: Exception) -> str:

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from pax_export.errors import ExportPathError, InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.export import Report, load, spec
+from pax_export.export import (
+    Report,
+    load,
+    spec,
+    to_onnx,
+    to_saved_model,
+    to_stablehlo,
+    to_tflite,
+)
 from tests.closeness import assert_close
 from tests.export.models import Net, affine, affine_params, random
 from tests.refusals import refused
@@ -125,3 +133,35 @@ def test_the_saved_model_itself_names_its_inputs(export, tmp_path):
     served = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
     with refused(tf.errors.InvalidArgumentError, "mask.shape[0] (= 3)", "'batch'"):
         served(x=tf.ones((2, 3)), mask=tf.ones(3))
+
+
+@jax.tree_util.register_pytree_node_class
+class Box:
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+    def tree_flatten(self):
+        return (self.a, self.b), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+@pytest.mark.parametrize(
+    "to, suffix",
+    [(to_saved_model, ""), (to_stablehlo, ""), (to_tflite, ".tflite"), (to_onnx, ".onnx")],
+)
+def test_keys_and_nodes_without_paths_are_arguments(tmp_path, to, suffix):
+    def noise(key, box, partial):
+        return partial(box.a) + jax.random.normal(key, (2,))
+
+    x, add = np.ones(2, np.float32), jax.tree_util.Partial
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    inputs = key, Box(spec("2"), None), add(jnp.add, spec("2"))
+    to(noise, tmp_path / f"m{suffix}", inputs, card=False)
+    loaded, key = load(tmp_path / f"m{suffix}"), jax.random.key(7)
+    found, expected = (f(key, Box(x, None), add(jnp.add, x)) for f in (loaded, noise))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    with pytest.raises(InvalidArgumentError):
+        loaded(key, Box(x, x), add(jnp.add, x))

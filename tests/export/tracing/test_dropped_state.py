@@ -1,6 +1,7 @@
 """A function over a net in train mode, whose call changes what nobody gets back."""
 
 import equinox as eqx
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,6 +69,23 @@ def of_pax():
     return net, lambda net, x: (net % x)[1]
 
 
+def of_haiku():
+    run = lambda x: hk.BatchNorm(True, True, 0.9)(x, is_training=True)  # noqa: E731
+    net = hk.without_apply_rng(hk.transform_with_state(run))
+    return net.init(KEY, X), lambda both, x: net.apply(*both, x)[0]
+
+
+def actor_critic():
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            hidden = linen.relu(linen.Dense(8)(x))
+            return linen.Dense(2)(hidden), linen.Dense(1)(linen.LayerNorm()(hidden))
+
+    net = Net()
+    return net.init(KEY, X[0]), lambda params, x: net.apply(params, x[0])[0]
+
+
 def scanned(params, x):
     def step(carry, row):
         key, new = jax.random.split(carry)
@@ -106,6 +124,20 @@ class Normed(eqx.Module):
 NORMED = eqx.nn.make_with_state(Normed)()
 
 
+class Counting(eqx.Module):
+    index: eqx.nn.StateIndex
+
+    def __init__(self):
+        self.index = eqx.nn.StateIndex(jnp.array(0.0))
+
+    def __call__(self, x, state):
+        count = state.get(self.index) + 1
+        return x * count, state.set(self.index, count)
+
+
+COUNTING = eqx.nn.make_with_state(Counting)()
+
+
 REFUSED = {
     "equinox, averages": (
         lambda: (NORMED, lambda both, x: both[0](x, both[1])[0]),
@@ -122,6 +154,14 @@ REFUSED = {
     "a pax module": (of_pax, "modules.2.rng_key, modules.1.ema_mean.averages"),
     "linen, dropout": (lambda: of_linen(0.5, True), "a key that the function closes over"),
     "linen, statistics": (lambda: of_linen(0.0, True), "batch_stats.BatchNorm_0.mean"),
+    "haiku, statistics": (of_haiku, "batch_norm/~/mean_ema.hidden"),
+    "a difference to the mean": (
+        lambda: (
+            {"mean": jnp.ones(4)},
+            lambda p, x: (x, p["mean"] + 0.1 * (x.mean(0) - p["mean"]))[0],
+        ),
+        "where: mean",
+    ),
     "linen, all closed over": (lambda: of_linen(0.0, True, True), "an array that the function"),
     "a key closed over": (
         lambda: ({}, lambda _, x: x * jax.random.normal(KEY, (4,))),
@@ -176,6 +216,20 @@ ACCEPTED = {
         {"key": KEY, "w": jnp.ones(4)},
         lambda p, x: (x * p["w"], jax.random.normal(p["key"], x.shape) + x)[0],
     ),
+    "one example of a net with an unused part": actor_critic,
+    "an unused normalization": lambda: (
+        {"mean": jnp.ones(4), "std": jnp.ones(4), "bias": jnp.ones(4)},
+        lambda p, x: (x * 2, (x[0] - p["mean"]) / p["std"], x[0] + 0.01 * p["bias"])[0],
+    ),
+    "jitted by nnx": lambda: (
+        _in_eval_mode(),
+        nnx.jit(lambda net, x: nnx.remat(Net.__call__)(net, x)),
+    ),
+    "a branch of nnx": lambda: (
+        _in_eval_mode(),
+        lambda net, x: nnx.cond(x.sum() > 9, lambda net, x: x, lambda net, x: net(x), net, x),
+    ),
+    "a state that is set": lambda: (COUNTING, lambda both, x: both[0](x, both[1])[0]),
     "a weight that is unused": lambda: (
         {"w": jnp.ones((4, 4)), "old": jnp.ones((4, 4))},
         lambda p, x: (x @ p["w"], p["old"] * 2)[0],
@@ -226,3 +280,11 @@ def test_a_file_may_keep_the_state_of_a_module(tmp_path):
     to_onnx(Counter(), tmp_path / "net.onnx", spec("2"), state="keep")
     counter = load(tmp_path / "net.onnx")
     assert [counter(np.zeros(2, "float32")).tolist() for _ in range(2)] == [[1, 1], [1, 1]]
+
+
+def test_a_cached_partial_of_nnx_is_a_partial(tmp_path):
+    net = _in_eval_mode()
+    model = nnx.cached_partial(nnx.jit(lambda net, x: net(x)), net)
+    report = to_stablehlo(model, tmp_path / "net", spec("b, 4"))
+    assert "net.dense.kernel.value" in [each.name for each in report.variables]
+    assert_close(load(tmp_path / "net")(X), net(X), rtol=1e-5)

@@ -254,8 +254,10 @@ def test_state_of_a_transform(tmp_path):
         (LINEN, "LinenNet", "(LinenNet(...), variables)"),
         (HAIKU, "Transformed", "(transformed, params)"),
         ((3, 4), "tuple", "one of these"),
+        (jax.jit(jnp.sin).lower(X), "Lowered", "without .lower()"),
+        (jax.jit(jnp.sin).lower(X).compile(), "Compiled", "without .lower()"),
     ],
-    ids=["number", "class", "linen", "haiku", "tuple"],
+    ids=["number", "class", "linen", "haiku", "tuple", "lowered", "compiled"],
 )
 def test_no_model(model, kind, write, tmp_path):
     with refused(errors.InvalidArgumentTypeError, f"of type {kind} ", write):

@@ -17,9 +17,10 @@ from pax_export.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
     StateChangeError,
+    TracedValueError,
     UnsupportedDtypeError,
 )
-from pax_export.export import load, spec, to_saved_model, to_stablehlo
+from pax_export.export import load, spec, to_onnx, to_saved_model, to_stablehlo
 from pax_export.export.artifact import structure
 from pax_export.export.tracing.exportable import make_exportable, mark_trainable
 from tests.closeness import assert_close
@@ -241,3 +242,31 @@ def test_a_text_among_the_outputs_is_refused(tmp_path):
     with pytest.raises(InvalidArgumentTypeError, match="not an array") as caught:
         to_stablehlo(lambda x: {"x": x, "unit": "mm"}, tmp_path / "m", spec("n"))
     assert caught.value.got == "'mm'"
+
+
+class Periods(pax.Module):
+    def __init__(self):
+        super().__init__()
+        self.periods, self.linear = jnp.arange(4.0), pax.Linear(3, 4)
+
+    def __call__(self, x):
+        return self.linear(x) * np.asarray(self.periods)
+
+
+@pytest.mark.parametrize("to", [to_saved_model, to_onnx])
+def test_arrays_that_python_reads_are_constants(tmp_path, to):
+    net, x = Periods(), np.ones((2, 3), "float32")
+    options = {"trainable": True} if to is to_saved_model else {}
+    report = to(net, tmp_path / "m.onnx", spec("b, 3"), card=False, **options)
+    np.testing.assert_allclose(load(tmp_path / "m.onnx")(x), net(x), rtol=1e-5)
+    assert report.signatures["serving_default"].constants == ("periods",)
+    assert "constant periods, whose values Python reads" in str(report)
+    assert [each.name for each in report.variables if each.trainable] == (
+        ["linear.weight", "linear.bias"] if options else []
+    )
+
+
+def test_values_of_inputs_are_not_read(tmp_path):
+    scale = lambda p, x: x * float((p * x).sum())  # noqa: E731
+    with pytest.raises(TracedValueError):
+        to_onnx((jnp.ones(3), scale), tmp_path / "m.onnx", spec("3"))
