@@ -260,10 +260,6 @@ class NonFiniteError(PaxError, FloatingPointError):
     """An operation produced NaN or infinity from finite numbers."""
 
 
-class UnknownOptionError(PaxError, AttributeError):
-    """An option is set or read that does not exist."""
-
-
 class UncoveredStateError(InvalidArgumentError):
     """A leaf of a module may differ between calls, but no axis is given to stack it."""
 
@@ -278,10 +274,6 @@ class ProcessesError(PaxError, RuntimeError):
 
 class NotPicklableError(PaxError, TypeError, AttributeError):
     """A local object was to be pickled, but has no importable name."""
-
-
-class NegativeToleranceError(PaxError, OverflowError, ValueError):
-    """A tolerance is less than zero."""
 
 
 class DTensorStateError(PaxError, RuntimeError):

@@ -5,109 +5,87 @@ It is traced and lowered once per input type; symbolic sizes count as one type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax import export as jax_export
 
-from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, UnsupportedDtypeError
+from pax_export._errors import InvalidArgumentError, UnsupportedDtypeError, first_line
 from pax_export._str_arguments import as_strings
 from pax_export._types import PyTree
 from pax_export.export.artifact.structure import rebuild
 from pax_export.export.formats.tf_functions import call_signature
 from pax_export.export.lowering.lowered_model import lower_signature
-from pax_export.export.orbax._params import Model
-from pax_export.export.orbax._shapes import (
-    CONSTRAINTS,
-    broadcast_prefix,
-    is_spec,
-    shapes_of_results,
-    symbolic_input_shapes,
-)
-from pax_export.export.orbax._tensorflow import tf
-from pax_export.export.orbax.utils import get_lowering_platforms
-from pax_export.export.pipeline.arguments import PLATFORMS
+from pax_export.export.orbax._params import Model, broadcast_prefix
+from pax_export.export.orbax._shapes import shapes_of_results, symbolic_shape
+from pax_export.export.orbax.dtensor_utils import tf
+from pax_export.export.pipeline.arguments import PLATFORMS, checked_platforms
 from pax_export.export.tracing.dtypes import check
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.model_forms import ModelMethod
-from pax_export.export.tracing.programs import Program, refuse_dropped_state, trace_one
+from pax_export.export.tracing.programs import refuse_dropped_state, trace_one
 from pax_export.export.tracing.spec import Input, Inputs, dotted_name, signature_names
 
-_OPTIONS = {
-    "with_gradient",
-    "polymorphic_constraints",
-    "native_serialization_platforms",
-    # Nothing depends on these any more; jax2tf ignores the first two as well.
-    "native_serialization",
-    "enable_xla",
-    "native_serialization_disabled_checks",
-}
-
-
-def _check_platforms(key: str, given: Mapping[str, Any], with_gradient: bool) -> tuple[str, ...]:
-    """Returns the platforms of `jax2tf_kwargs`, after checking all options."""
-    if "polymorphic_shapes" in given:
-        raise InvalidArgumentError(
-            "Do not use `polymorphic_shapes` in `jax2tf_kwargs`.",
-            where=key,
-            write="`input_polymorphic_shape=...` instead",
-        )
-    unknown = sorted(set(given) - _OPTIONS)
-    if unknown:
-        raise InvalidArgumentTypeError(
-            f"`jax2tf_kwargs` has options unknown to jax2tf: {', '.join(unknown)}.",
-            where=key,
-            write=f"some of {', '.join(sorted(_OPTIONS))}",
-        )
-    asked = given.get("with_gradient")
-    if asked is not None and bool(asked) != with_gradient:
-        contains = "does not contain trainable" if asked else "contains trainable"
-        raise InvalidArgumentError(
-            f"`with_gradient={bool(asked)}` is specified in jax2tf_kwargs but the JaxModule "
-            f"{contains} variables.",
-            where=key,
-            write="trainable=True, or equal values of both, or no `with_gradient`",
-        )
-    return tuple(get_lowering_platforms(given) or PLATFORMS)
-
-
-def constraints_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the `polymorphic_constraints` of `jax2tf_kwargs`, also a single string."""
-    given = options.get("polymorphic_constraints") or ()
-    return as_strings("polymorphic_constraints", given, CONSTRAINTS)
+_CONSTRAINTS = 'jax2tf_kwargs={"polymorphic_constraints": ("b >= 2",)}'
 
 
 class TensorFlowMethod:
-    """One method of a `JaxModule`; call it within a TensorFlow function."""
+    """One method of a `JaxModule`; call it within a TensorFlow function.
+
+    Keyword arguments are options of jax2tf; nothing depends on those that are not named, and jax2tf
+    ignores two of them as well.
+    """
 
     def __init__(
         self,
         key: str,
         apply_fn: Callable[[Any, Any], Any],
-        shape: Any,
-        jax2tf_kwargs: Mapping[str, Any] | None,
-        with_gradient: bool,
+        shape: PyTree,
+        trains: bool,
+        *,
+        with_gradient: bool | None = None,
+        polymorphic_constraints: str | Sequence[str] | None = None,
+        native_serialization_platforms: str | Sequence[str] | None = None,
+        polymorphic_shapes: PyTree = None,
+        native_serialization: bool | None = None,
+        enable_xla: bool | None = None,
+        native_serialization_disabled_checks: Sequence[Any] = (),
     ):
-        options = dict(jax2tf_kwargs or {})
-        self._key = key
-        self._apply_fn = apply_fn
-        self._shape = shape
-        self._platforms = _check_platforms(key, options, with_gradient)
-        self._constraints = constraints_of(options)
-        self._with_gradient = with_gradient
+        if polymorphic_shapes is not None:
+            raise InvalidArgumentError(
+                "Do not use `polymorphic_shapes` in `jax2tf_kwargs`.",
+                where=key,
+                write="`input_polymorphic_shape=...` instead",
+            )
+        if with_gradient is not None and bool(with_gradient) != trains:
+            contains = "contains trainable" if trains else "does not contain trainable"
+            raise InvalidArgumentError(
+                f"`with_gradient={bool(with_gradient)}` is specified in jax2tf_kwargs but the "
+                f"JaxModule {contains} variables.",
+                where=key,
+                write="trainable=True, or equal values of both, or no `with_gradient`",
+            )
+        self._key, self._apply_fn, self._shape, self._trains = key, apply_fn, shape, trains
+        platforms = native_serialization_platforms
+        self._platforms = PLATFORMS if platforms is None else checked_platforms(platforms)
+        self._constraints = as_strings(
+            "polymorphic_constraints", polymorphic_constraints or (), _CONSTRAINTS
+        )
 
     def over(self, model: Model, added: Callable[[list[Any]], None]) -> Callable[[Any], Any]:
         """The method over these params; `added` receives variables for closed-over arrays."""
         kinds: dict[Any, Callable[..., Any]] = {}  # the lowered method, for each kind of input
 
-        def call(x: Any) -> Any:
+        def call(x: PyTree) -> Any:
             leaves, tree = jax.tree_util.tree_flatten_with_path(x)
             names = [dotted_name("x", path) for path, _ in leaves]
             tensors = [_to_tensor(leaf, name) for (_, leaf), name in zip(leaves, names)]
             known = [tensor.shape.as_list() for tensor in tensors]
-            specs = broadcast_prefix(self._shape, x, "input_polymorphic_shape", is_spec)
-            shapes = symbolic_input_shapes(names, known, specs, self._constraints)
+            specs = broadcast_prefix(self._shape, x, "input_polymorphic_shape")
+            scope = self._symbolic_scope()
+            shapes = [symbolic_shape(*each, scope) for each in zip(names, known, specs)]
             dtypes = [np.dtype(tensor.dtype.as_numpy_dtype) for tensor in tensors]
             identity = (tree, str(shapes), tuple(map(str, dtypes)))
             if identity not in kinds:
@@ -119,15 +97,21 @@ class TensorFlowMethod:
 
         return call
 
+    def _symbolic_scope(self) -> jax_export.SymbolicScope:
+        try:
+            return jax_export.SymbolicScope(self._constraints)
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"`polymorphic_constraints` cannot be read: {first_line(error)}",
+                got=repr(self._constraints),
+                write=_CONSTRAINTS,
+            ) from error
+
     def _lower_method(
         self, model: Model, tree: PyTree, names: list[str], structs: list[jax.ShapeDtypeStruct]
     ) -> Callable[..., Any]:
-        seen: list[Any] = []
-
-        def call(arrays: list[Any], x: Any) -> tuple[Any, list[Any]]:
-            output = self._apply_fn(model.rebuild(arrays), x)
-            seen.append(jax.tree_util.tree_structure(output))
-            return output, arrays
+        def call(arrays: list[Any], x: PyTree) -> tuple[Any, list[Any]]:
+            return self._apply_fn(model.rebuild(arrays), x), arrays
 
         nested = jax.tree_util.tree_unflatten(tree, structs)
         inputs = Inputs(
@@ -141,10 +125,7 @@ class TensorFlowMethod:
         exportable = Exportable(self._key, model.leaves, arrays, (method,))
         program = trace_one(exportable, method, inputs)
         refuse_dropped_state(exportable, program)
-        signature = lower_signature(
-            exportable, program, model.store, self._with_gradient, self._platforms
-        )
-        make = _make_rebuild(seen[-1], program)
+        signature = lower_signature(exportable, program, model.store, self._trains, self._platforms)
         shapes, given = [[struct.shape for struct in each] for each in (program.outputs, structs)]
 
         def lowered(tensors: list[Any], known: list[Any]) -> Any:
@@ -152,26 +133,10 @@ class TensorFlowMethod:
             outputs = [results[name] for name in signature.output_names]
             for tensor, shape in zip(outputs, shapes_of_results(shapes, given, known)):
                 tensor.set_shape(shape)
-            return make(outputs)
+            by_name = dict(zip(program.output_names, outputs))
+            return rebuild(program.output_structure, by_name.__getitem__)
 
         return lowered
-
-
-def _make_rebuild(tree: PyTree, program: Program) -> Callable[[list[Any]], Any]:
-    """Returns a function that nests output arrays; types unknown to TensorFlow become dicts."""
-    names = list(program.output_names)
-    if _can_nest(jax.tree_util.tree_unflatten(tree, names)):
-        return lambda outputs: jax.tree_util.tree_unflatten(tree, outputs)
-    structure = program.output_structure
-    return lambda outputs: rebuild(structure, dict(zip(names, outputs)).__getitem__)
-
-
-def _can_nest(value: PyTree) -> bool:
-    if isinstance(value, str) or value is None:
-        return True
-    if type(value) is dict:
-        return all(isinstance(key, str) for key in value) and all(map(_can_nest, value.values()))
-    return isinstance(value, (list, tuple)) and all(map(_can_nest, value))
 
 
 def _to_tensor(leaf: PyTree, name: str) -> Any:
@@ -190,13 +155,6 @@ def _to_tensor(leaf: PyTree, name: str) -> Any:
     if dtype.kind in "fc" and dtype.itemsize > np.dtype("float32").itemsize:
         # As jax takes arrays of numpy; integers would come out as other numbers.
         narrow = jax.dtypes.canonicalize_dtype(dtype)
-        leaf = tf.cast(leaf, narrow.name) if narrow != dtype else leaf
-    else:
-        check(dtype, name)
-    if leaf.shape.rank is None:
-        raise InvalidArgumentError(
-            "The rank of an input is unknown.",
-            where=name,
-            write="a tf.TensorSpec with a shape, or tf.ensure_shape in `tf_preprocessor`",
-        )
+        return tf.cast(leaf, narrow.name) if narrow != dtype else leaf
+    check(dtype, name)
     return leaf

@@ -3,91 +3,56 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from pax_export._errors import InvalidArgumentError, StructureMismatchError, UnsupportedDtypeError
+from pax_export._errors import (
+    InvalidArgumentError,
+    StructureMismatchError,
+    UnsupportedDtypeError,
+    first_line,
+)
 from pax_export._types import PyTree
 from pax_export.export.lowering.variables import Store
 from pax_export.export.orbax import dtensor_utils
-from pax_export.export.orbax._shapes import broadcast_prefix
-from pax_export.export.orbax._tensorflow import tf
+from pax_export.export.orbax.dtensor_utils import tf
 from pax_export.export.tracing.exportable import ExportLeaf, leaf_struct
 from pax_export.export.tracing.spec import distinct_names
 
-_KEYS = {
-    jax.tree_util.SequenceKey: "idx",
-    jax.tree_util.DictKey: "key",
-    jax.tree_util.GetAttrKey: "name",
-    jax.tree_util.FlattenedIndexKey: "key",
-}
 # Characters that TensorFlow allows in variable names; haiku's names contain slashes.
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_.\\/>-]")
 _NUMBERS = (bool, int, float, complex)
-_ARRAYS = (
-    *(jax.Array, np.ndarray, np.generic, *_NUMBERS),
-    jax.ShapeDtypeStruct,  # to be refused by name
-)
-
-
-def get_key_name(key: object) -> int | str:
-    """Returns the name of one step of a jax key path.
-
-    Args:
-        key: a `SequenceKey`, `DictKey`, `GetAttrKey` or `FlattenedIndexKey`.
-
-    Raises:
-        InvalidArgumentError: another type.
-
-    Example:
-        >>> get_key_name(jax.tree_util.DictKey("kernel"))
-        'kernel'
-    """
-    for kind, attribute in _KEYS.items():
-        if isinstance(key, kind):
-            name = getattr(key, attribute)
-            return str(name) if kind is jax.tree_util.DictKey else name
-    raise InvalidArgumentError(f'Unsupported KeyEntry: {type(key)}: "{key}"')
-
-
-def get_param_names(params: PyTree) -> Any:
-    """The name of every leaf, in a pytree like the params.
-
-    Args:
-        params: any pytree.
-
-    Returns:
-        The same pytree with names for leaves; `~` is written `_`, as haiku's
-        names need it.
-
-    Example:
-        >>> get_param_names({"mlp/~/linear": {"w": 1.0}, "scales": [2.0, 3.0]})
-        {'mlp/~/linear': {'w': 'mlp/_/linear.w'}, 'scales': ['scales.0', 'scales.1']}
-    """
-    paths, tree = jax.tree_util.tree_flatten_with_path(params)
-    names = jax.tree_util.tree_unflatten(tree, [_join_path(path) for path, _ in paths])
-    if jax.tree_util.tree_structure(names) == tree:
-        return names
-    logging.getLogger(__name__).warning(
-        "A node of the params does not take names for arrays; its variables are called "
-        "jax_param_<index>: %s",
-        tree,
-    )
-    return jax.tree_util.tree_unflatten(tree, [f"jax_param_{i}" for i in range(len(paths))])
+# Descriptions among them, which are refused by name.
+_ARRAYS = (jax.Array, np.ndarray, np.generic, *_NUMBERS, jax.ShapeDtypeStruct)
 
 
 def _join_path(path: tuple) -> str:
-    def name(entry: object) -> str:
-        if isinstance(entry, tuple(_KEYS)):
-            return str(get_key_name(entry))
-        return jax.tree_util.keystr((entry,), simple=True)  # of a node with its own key class
+    return jax.tree_util.keystr(path, simple=True, separator=".").replace("~", "_")
 
-    return ".".join(map(name, path)).replace("~", "_")
+
+def broadcast_prefix(
+    prefix: object, tree: PyTree, argument: str, is_leaf: Callable[[Any], bool] = lambda _: False
+) -> list[Any]:
+    """Broadcasts a prefix tree to one value per leaf."""
+    values: list[Any] = []
+
+    def spread(value: object, below: object) -> None:
+        values.extend([value] * jax.tree_util.tree_structure(below).num_leaves)
+
+    try:
+        jax.tree_util.tree_map(spread, prefix, tree, is_leaf=lambda x: x is None or is_leaf(x))
+    except (ValueError, TypeError) as error:
+        raise InvalidArgumentError(
+            f"`{argument}` must have the structure of what it describes, or be the beginning "
+            f"of it: {first_line(error)}",
+            got=str(prefix),
+            write=str(jax.tree_util.tree_structure(tree)),
+        ) from error
+    return values
 
 
 class Model:
@@ -161,7 +126,7 @@ class Model:
                 f"original parameters. Got new treedef: {tree}, original treedef: {self.tree}"
             )
         for place, old in self._others.items():
-            if leaves[place] is not old and not _is_equal(leaves[place], old):
+            if leaves[place] is not old and leaves[place] != old:
                 raise InvalidArgumentError(
                     "A leaf that is not an array differs; it is part of the exported functions.",
                     got=f"{leaves[place]!r} instead of {old!r}",
@@ -178,23 +143,12 @@ class Model:
         )
 
     def assign(self, params: PyTree, arrays: Sequence[Any]) -> None:
-        """Gives the variables the checked arrays of other params, one by one; all or none."""
-        old: dict[int, tuple[Any, Any]] = {}
-        try:
-            for place, value, spec in zip(self.store.of_leaf, arrays, self._specs):
-                if place not in old:
-                    old[place] = (self.store.variables[place].value, spec)
-                    self._assign_variable(place, value, spec)
-        except BaseException:
-            for place, (value, spec) in old.items():
-                self._assign_variable(place, value, spec)
-            raise
+        """Gives the variables the checked arrays of other params, one by one."""
+        for place, value, spec in zip(self.store.of_leaf, arrays, self._specs):
+            self.store.replace(place, value)
+            stored = self._placement.stored(self.store.variables[place].value, spec)
+            self.variables[place].assign(stored)
         self.params = params
-
-    def _assign_variable(self, place: int, value: object, spec: object) -> None:
-        self.store.replace(place, value)
-        stored = self._placement.stored(self.store.variables[place].value, spec)
-        self.variables[place].assign(stored)
 
 
 class _Placement:
@@ -229,9 +183,7 @@ class _Placement:
         """Returns the value to assign to a variable with this partition spec."""
         if self._mesh is None:
             return value
-        return dtensor_utils.jax_array_to_dtensor(
-            value, pspec, self._mesh.dtensor_mesh, self._mesh.jax_mesh, self._consolidate
-        )
+        return dtensor_utils.to_dtensor(value, pspec, self._mesh, self._consolidate)
 
 
 def _to_array(value: PyTree, name: str) -> Any:
@@ -266,42 +218,19 @@ def _to_array(value: PyTree, name: str) -> Any:
 
 
 def _fitting(value: PyTree, leaf: ExportLeaf) -> Any:
-    if not isinstance(value, _ARRAYS):
-        raise InvalidArgumentError(
-            "Incompatible type conversion: a parameter is not an array.",
-            where=leaf.name,
-            got=type(value).__name__,
-        )
-    if getattr(value, "is_deleted", lambda: False)():
-        raise InvalidArgumentError(
-            "An array has been deleted (donated to a jitted function).", where=leaf.name
-        )
-    value = _to_array(value, leaf.name)
-    if tuple(value.shape) != tuple(leaf.struct.shape):
-        raise InvalidArgumentError(
-            f"Shape mismatch. The variable has the shape {tuple(leaf.struct.shape)}, and the "
-            f"new value the shape {tuple(value.shape)}.",
-            where=leaf.name,
-            write="params with the shapes of the original ones",
-        )
-    if value.dtype != leaf.struct.dtype:
-        raise InvalidArgumentError(
-            f"Incompatible type conversion: a variable of type {leaf.struct.dtype} cannot take "
-            f"a value of type {value.dtype}.",
-            where=leaf.name,
-            write=f"value.astype({str(leaf.struct.dtype)!r})",
-        )
-    return value
+    if isinstance(value, _ARRAYS):
+        value = _to_array(value, leaf.name)
+    if getattr(value, "dtype", None) != leaf.struct.dtype:
+        what = f"Incompatible type conversion: the variable has the type {leaf.struct.dtype}."
+    elif tuple(value.shape) != tuple(leaf.struct.shape):
+        what = f"Shape mismatch. The variable has the shape {tuple(leaf.struct.shape)}."
+    else:
+        return value
+    got = getattr(value, "dtype", type(value).__name__), getattr(value, "shape", ())
+    raise InvalidArgumentError(what, where=leaf.name, got="{} {}".format(*got))
 
 
 def _same_bytes(one: PyTree, other: PyTree) -> bool:
     if jax.numpy.issubdtype(one.dtype, jax.dtypes.prng_key):
         one, other = jax.random.key_data(one), jax.random.key_data(other)
     return np.asarray(one).tobytes() == np.asarray(other).tobytes()
-
-
-def _is_equal(one: object, other: object) -> bool:
-    try:
-        return bool(one == other)
-    except Exception:
-        return False

@@ -2,57 +2,42 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from pax_export._errors import DTensorStateError, InvalidArgumentError, InvalidArgumentTypeError
-from pax_export.export.orbax._tensorflow import tf
-from pax_export.export.orbax.typing import PyTree
+from pax_export._errors import DTensorStateError, InvalidArgumentError
+from pax_export._optional import require
+from pax_export._types import PyTree
 
 __all__ = [
-    "Mesh",
     "dtensor_initialized",
     "get_current_dtensor_mesh",
     "get_current_mesh",
     "get_pspec_from_jax_arrays",
     "initialize_dtensor",
-    "jax_array_to_dtensor",
-    "jax_mesh_to_dtensor_mesh",
     "maybe_enable_dtensor_export_on",
     "shutdown_dtensor",
 ]
 
-DTensor = Any
+
+#: The classes of this package derive from `tf.Module`.
+tf: Any = require("tensorflow", "tensorflow", "pax_export.export.orbax")
 
 
-class _Process:
-    initialized = False
-
-
-class _Thread(threading.local):
-    meshes: tuple[Mesh, ...] = ()  # of the blocks that it is in
-
-
-_THREAD = _Thread()
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """One mesh, for jax and for DTensor.
-
-    Example:
-        >>> get_current_mesh() is None  # outside of an export over a mesh
-        True
-    """
+class Mesh(NamedTuple):
+    """One mesh, for jax and for DTensor."""
 
     jax_mesh: jax.sharding.Mesh
     dtensor_mesh: Any
+
+
+_initialized = False
+_MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)  # of the innermost block
 
 
 def initialize_dtensor(reset_context: bool = False) -> None:
@@ -73,20 +58,16 @@ def initialize_dtensor(reset_context: bool = False) -> None:
         num_logical_cpu_devices=jax.local_device_count(),
         experimental_reset_context=reset_context,
     )
-    if dtensor.num_clients() != jax.process_count():
+    found = (dtensor.num_clients(), dtensor.num_local_devices("CPU"))
+    if found != (jax.process_count(), jax.local_device_count()):
         raise DTensorStateError(
-            f"The number of DTensor clients ({dtensor.num_clients()}) is not equal to the number "
-            f"of JAX processes ({jax.process_count()}).",
-            write="the environment variables of DTensor (DTENSOR_JOBS ...) in every process",
+            "DTensor has other processes or devices than jax.",
+            got=f"{found[0]} processes, {found[1]} devices in this one",
+            write="initialize_dtensor() before anything else uses TensorFlow, with DTensor's "
+            "environment variables (DTENSOR_JOBS ...) in every process",
         )
-    found = (dtensor.num_local_devices("CPU"), dtensor.num_global_devices("CPU"))
-    if found != (jax.local_device_count(), jax.device_count()):
-        raise DTensorStateError(
-            "DTensor has other devices than jax.",
-            got=f"{found[0]} local and {found[1]} global devices",
-            write="initialize_dtensor() before anything else uses TensorFlow",
-        )
-    _Process.initialized = True
+    global _initialized
+    _initialized = True
 
 
 def dtensor_initialized() -> bool:
@@ -96,14 +77,11 @@ def dtensor_initialized() -> bool:
         >>> dtensor_initialized()
         False
     """
-    return _Process.initialized
+    return _initialized
 
 
 def shutdown_dtensor() -> None:
-    """Shuts down DTensor after `initialize_dtensor`.
-
-    Raises:
-        DTensorStateError: DTensor is not initialized.
+    """Shuts down DTensor after `initialize_dtensor`; a DTensorStateError without it.
 
     Example:
         >>> shutdown_dtensor()  # doctest: +SKIP
@@ -111,15 +89,12 @@ def shutdown_dtensor() -> None:
     if not dtensor_initialized():
         raise DTensorStateError("DTensor is not initialized.", write="initialize_dtensor()")
     tf.experimental.dtensor.shutdown_accelerator_system()
-    _Process.initialized = False
+    global _initialized
+    _initialized = False
 
 
-def jax_mesh_to_dtensor_mesh(mesh: jax.sharding.Mesh) -> Any:
-    """The DTensor mesh of CPU devices with the shape and axes of a mesh of jax.
-
-    Example:
-        >>> jax_mesh_to_dtensor_mesh(mesh)  # doctest: +SKIP
-    """
+def _dtensor_mesh(mesh: jax.sharding.Mesh) -> Any:
+    """The DTensor mesh of CPU devices with the shape and axes of a mesh of jax."""
     dtensor = tf.experimental.dtensor
     ids = np.arange(mesh.devices.size).reshape(mesh.devices.shape)
     process = jax.process_index()
@@ -134,74 +109,42 @@ def jax_mesh_to_dtensor_mesh(mesh: jax.sharding.Mesh) -> Any:
     )
 
 
-def jax_array_to_dtensor(
-    arr: Any,
-    pspec: jax.sharding.PartitionSpec | None,
-    dmesh: Any,
-    jax_mesh: jax.sharding.Mesh | None = None,
-    allow_multi_axis_sharding_consolidation: bool = False,
-    *,
-    allow_multi_axis_sharding_conslidation: bool = False,
+def to_dtensor(
+    array: jax.Array, pspec: jax.sharding.PartitionSpec | None, mesh: Mesh, consolidate: bool
 ) -> Any:
-    """Converts a jax array to a tensor sharded over a DTensor mesh.
+    """Converts a jax array to a tensor sharded over a mesh.
 
-    Args:
-        arr: the array; resharded if `jax_mesh` is given.
-        pspec: the sharding of each dimension.
-        dmesh: the DTensor mesh.
-        jax_mesh: the same mesh in jax.
-        allow_multi_axis_sharding_consolidation: shard a dimension with several mesh axes over
-            the largest of them; DTensor supports only one.
-        allow_multi_axis_sharding_conslidation: the same, with orbax's spelling.
-
-    Raises:
-        InvalidArgumentError: the mesh does not divide the array.
-
-    Example:
-        >>> jax_array_to_dtensor(array, PartitionSpec("x"), dmesh)  # doctest: +SKIP
+    DTensor shards a dimension over one axis: `consolidate` takes the largest of several.
     """
     dtensor = tf.experimental.dtensor
-    consolidate = allow_multi_axis_sharding_consolidation or allow_multi_axis_sharding_conslidation
-    sizes = {name: dmesh.dim_size(name) for name in dmesh.dim_names}
-    axes, moved = layout_axes(tuple(arr.shape), pspec, sizes, consolidate)
-    if jax_mesh is not None:
-        spec = jax.sharding.PartitionSpec(*axes)
-        arr = jax.device_put(arr, jax.sharding.NamedSharding(jax_mesh, spec))
-    elif moved:
-        raise InvalidArgumentError(
-            "An array that is sharded over several mesh axes can be sharded over one only where "
-            "the mesh of jax is known.",
-            write="jax_array_to_dtensor(arr, pspec, dmesh, jax_mesh, True)",
-        )
-    layout = dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], dmesh)
-    shards = list(arr.addressable_shards)
-    if jax_mesh is not None:  # the order in which DTensor numbers the devices
-        order = {int(device.id): place for place, device in enumerate(jax_mesh.devices.flat)}
-        shards.sort(key=lambda shard: order[int(shard.device.id)])
+    jax_mesh, dtensor_mesh = mesh
+    sizes = {name: dtensor_mesh.dim_size(name) for name in dtensor_mesh.dim_names}
+    axes = layout_axes(tuple(array.shape), pspec, sizes, consolidate)
+    spec = jax.sharding.PartitionSpec(*axes)
+    array = jax.device_put(array, jax.sharding.NamedSharding(jax_mesh, spec))
+    layout = dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], dtensor_mesh)
+    # In the order in which DTensor numbers the devices.
+    order = {int(device.id): place for place, device in enumerate(jax_mesh.devices.flat)}
+    shards = sorted(array.addressable_shards, key=lambda shard: order[int(shard.device.id)])
     return dtensor.pack([np.asarray(shard.data) for shard in shards], layout)
 
 
 def layout_axes(
-    shape: tuple[int, ...], pspec: Any, sizes: dict[str, int], consolidate: bool
-) -> tuple[list[str | None], bool]:
-    """Returns one mesh axis or None per dimension, and whether the array must be resharded."""
+    shape: tuple[int, ...],
+    pspec: jax.sharding.PartitionSpec | None,
+    sizes: dict[str, int],
+    consolidate: bool,
+) -> list[str | None]:
+    """Returns one mesh axis or None per dimension."""
     axes: list[str | None] = []
-    moved = False
     for place, names in enumerate(() if pspec is None else pspec):
-        if names and not isinstance(names, (str, tuple)):
-            raise InvalidArgumentTypeError(
-                "An element in a PartitionSpec must be a ``None``, a mesh axis or a tuple of mesh "
-                f"axes. Got {names}."
-            )
         names = (names,) if isinstance(names, str) else names or ()
         dividing = [name for name in names if sizes[name] > 1]
         if len(dividing) > 1 and not consolidate:
             raise InvalidArgumentError(
                 f"Dimension {place} of the input array (shape={shape}) is sharded across more than "
                 f"one axis ({names}, sizes = {tuple(sizes[name] for name in names)}) of the mesh, "
-                "but jax.Array to DTensor transform does not support partitioning of an array "
-                "dimension across multiple mesh axes, unless there is at most one axis with size "
-                ">= 1.",
+                "which DTensor does not support.",
                 write="allow_multi_axis_sharding_consolidation=True, to shard it over the largest",
             )
         axis = max(dividing or names[:1], key=lambda name: sizes[name], default=None)
@@ -212,8 +155,7 @@ def layout_axes(
                 write="another partition spec, or an array that is padded",
             )
         axes.append(axis)
-        moved = moved or len(dividing) > 1
-    return axes + [None] * (len(shape) - len(axes)), moved
+    return axes + [None] * (len(shape) - len(axes))
 
 
 @contextmanager
@@ -233,12 +175,11 @@ def maybe_enable_dtensor_export_on(mesh: jax.sharding.Mesh | None) -> Iterator[N
     if not dtensor_initialized() or mesh is None:
         yield
         return
-    outer = _THREAD.meshes
-    _THREAD.meshes = (*outer, Mesh(jax_mesh=mesh, dtensor_mesh=jax_mesh_to_dtensor_mesh(mesh)))
+    outer = _MESH.set(Mesh(mesh, _dtensor_mesh(mesh)))
     try:
         yield
     finally:
-        _THREAD.meshes = outer
+        _MESH.reset(outer)
 
 
 def get_current_mesh() -> Mesh | None:
@@ -248,7 +189,7 @@ def get_current_mesh() -> Mesh | None:
         >>> get_current_mesh() is None
         True
     """
-    return _THREAD.meshes[-1] if _THREAD.meshes else None
+    return _MESH.get()
 
 
 def get_current_dtensor_mesh() -> Any:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig, utils
-from pax_export.export.orbax.tensorflow_export import TensorFlowExport
+import pax_export.export
+from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig
 from tests.closeness import assert_close
 from tests.export.orbax.models import X, linear, module, params, x_spec
 from tests.refusals import refused
@@ -131,18 +131,6 @@ def test_what_goes_past_needs_a_pair(save):
         save(module(), config)
 
 
-def test_defaults_of_inputs(save, tmp_path):
-    default = utils.TensorSpecWithDefault(x_spec(), X[:1])
-    save(
-        module(lambda p, x: {"a": [linear(p, x)]}), ServingConfig("s", [default])
-    )  # nested, so the signature is made anew
-    signatures = utils.CallableSignatures.from_saved_model(str(tmp_path / "model"), ["serve"])
-    assert_close(signatures.signatures["s"]()["a.0"], linear(params(), X[:1]))
-    assert_close(signatures.signatures["s"](x=X)["a.0"], linear(params(), X))
-    with refused(ValueError, "z"):
-        signatures.signatures["s"](z=X)
-
-
 def test_overrides_go_before_the_configs(save):
     other = tf.function(lambda x: {"same": x}, input_signature=[x_spec()])
     loaded = save(
@@ -200,36 +188,14 @@ def test_ambiguous_methods_are_refused(key, words):
     assert caught.value.__notes__ == ["Failed exporting signature_key=s"]
 
 
-def test_configs_of_other_targets():
+def test_a_config_without_a_key():
     with pytest.raises(ValueError):
         ServingConfig("")
-    with refused(ValueError, "ExportModelType.ORBAX_MODEL"):
-        ServingConfig("s", preprocessors=[object()])
 
 
-def test_arguments_of_another_kind_are_refused_by_name():
-    config = ServingConfig("s", [x_spec()])
-    with refused(TypeError, "serving_configs", got="ServingConfig"):
-        ExportManager(module(), config)
-    with refused(TypeError, "serving_configs", got="ServingConfig, str"):
-        ExportManager(module(), [config, "s"])
+def test_an_input_signature_of_another_kind_is_refused():
     with refused(TypeError, "input_signature", where="ServingConfig 's'", got="dict"):
         ExportManager(module(), [ServingConfig("s", {"x": x_spec()})])
-    with refused(TypeError, "methods", where="ServingConfig 's'", got="JaxModule"):
-        config.bind(module())
-    with refused(TypeError, "signature_key", got="3"):
-        ServingConfig(3, [x_spec()])
-
-
-def test_arguments_of_save_are_checked(tmp_path):
-    manager = ExportManager(module(), [ServingConfig("s", [x_spec()])])
-    with refused(ValueError, "save_options"):
-        manager.save(tmp_path / "model", save_options=3)
-    with refused(TypeError, "tree"):
-        manager.save(tmp_path / "model", tree=3)
-    with refused(TypeError, "JaxModule"):
-        ExportManager(object(), [])
-    assert not (tmp_path / "model").exists()
 
 
 def test_a_model_whose_ties_end_is_saved_with_both_arrays(tmp_path):
@@ -261,23 +227,6 @@ def test_aliases_of_functions_stay(tmp_path):
     assert "the_model" in graph.meta_info_def.function_aliases.values()
 
 
-def test_the_manager_of_newer_versions(tmp_path):
-    manager = TensorFlowExport(module(), [ServingConfig("s", [x_spec()])])
-    assert manager.tf_export_module() is manager.tf_module
-    manager.save(str(tmp_path / "model"))
-
-
-def test_preprocessors_alone(save, monkeypatch):
-    monkeypatch.setenv("OBX_EXPORT_TF_PREPROCESS_ONLY", "True")
-    made = module()
-    assert dict(made.methods) == {}
-    config = ServingConfig("s", [x_spec()], tf_preprocessor=lambda x: {"a": x, "b": [x + 1]})
-    output = save(made, config).signatures["s"](x=tf.constant(X))
-    assert_close(output["output_1"], X + 1)
-    with refused(ValueError, "serving_config.tf_preprocessor"):
-        ExportManager(made, [ServingConfig("s", [x_spec()])])
-
-
 def test_files_that_killed_saves_left_go_with_the_next(tmp_path, monkeypatch):
     """TensorFlow makes them of functions of its own, for the time of the process."""
     folder = tmp_path / "temporary"
@@ -288,3 +237,8 @@ def test_files_that_killed_saves_left_go_with_the_next(tmp_path, monkeypatch):
         os.utime(folder / name, (0, 0))
     ExportManager(module(), [ServingConfig("a", [x_spec()])]).save(tmp_path / "model")
     assert os.listdir(folder) == ["mine.py"]
+
+
+def test_the_names_that_are_handed_on():
+    for name in ("JaxModule", "ExportManager", "ServingConfig"):
+        assert getattr(pax_export.export, name) is getattr(pax_export.export.orbax, name)

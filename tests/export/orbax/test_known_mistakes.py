@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from pax_export.errors import ExportPathError, StateChangeError, UnsupportedDtypeError
 from pax_export.export.orbax import ExportManager, JaxModule, ServingConfig
-from pax_export.export.orbax import config as orbax_config
 from tests.closeness import assert_close
 from tests.export.orbax.models import KEY, X, call, linear, module, params, x_spec
 from tests.refusals import refused
@@ -95,18 +94,6 @@ def test_a_model_of_two_signatures_can_be_called(tmp_path):
         tmp_path, module(), ServingConfig("a", [x_spec()]), ServingConfig("b", [x_spec()])
     )
     assert_close(loaded(tf.constant(X)), linear(params(), X))
-
-
-def test_two_preprocessors_alone_are_two(tmp_path):
-    with orbax_config.obx_export_tf_preprocess_only(True):
-        loaded = saved(
-            tmp_path,
-            module(),
-            ServingConfig("a", [x_spec()], tf_preprocessor=lambda x: x + 1),
-            ServingConfig("b", [x_spec()], tf_preprocessor=lambda x: x + 2),
-        )
-    for key, more in (("a", 1), ("b", 2)):
-        assert_close(loaded.signatures[key](x=tf.constant(X))["output_0"], X + more)
 
 
 def test_no_stale_file_stays(tmp_path):

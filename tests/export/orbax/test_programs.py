@@ -95,8 +95,6 @@ def train(export_base_dir, steps, export_interval):
 
 POLICY = """
 from orbax.export import ExportManager, JaxModule, ServingConfig
-from orbax.export.constants import ExportModelType
-from orbax.export.validate import ValidationManager
 
 
 class ActorModule(JaxModule):
@@ -110,8 +108,7 @@ class ActorModule(JaxModule):
             apply_fn=actor,
             input_polymorphic_shape=None,
             trainable=False,
-            jit_compile=False,
-            export_version=ExportModelType.TF_SAVEDMODEL)
+            jit_compile=False)
 
 
 def export_policy(variables, path):

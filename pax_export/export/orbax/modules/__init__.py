@@ -1,1 +1,0 @@
-"""The modules that newer versions of orbax.export wrap in a `JaxModule`."""
