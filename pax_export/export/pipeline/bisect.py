@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
 from pax_export._errors import PaxError, ValidationError
+from pax_export._jaxpr import bind_equation, called_program, interpret
+from pax_export._types import PyTree
 from pax_export.export.artifact.formats import Format
 from pax_export.export.lowering.lower import export_unchecked
 from pax_export.export.pipeline.export_run import scratch_place
@@ -29,7 +32,6 @@ from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.source_lines import module_path, source_text
 from pax_export.export.tracing.spec import describe_structure, tree_names
-from pax_export.export.tracing.tape import Tape, TapeStep
 from pax_export.export.tracing.traced import Traced, trace
 
 #: Seconds after which no further trial is started.
@@ -117,11 +119,61 @@ def bisect_calls(
     return [None if each is None else _divergence(*each, {}) for each in found]
 
 
-def _divergence(step: TapeStep, apart: str, candidates: int, kinds: dict[str, str]) -> Divergence:
+def _divergence(step: Step, apart: str, candidates: int, kinds: dict[str, str]) -> Divergence:
     equations = (*step.callers, step.equation)
     path = module_path(equations)
     name, kind = step.equation.primitive.name, kinds.get(path, "")
     return Divergence(name, path, kind, source_text(equations), apart, candidates)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a program in which calls are inlined."""
+
+    equation: Any
+    callers: tuple[Any, ...]  # enclosing equations, the outermost first
+    operands: tuple[int, ...]  # numbers of values read
+    results: tuple[int, ...]  # numbers of values made
+
+
+class _Operations:
+    """The operations that the wanted results need; values are numbered, operands first."""
+
+    def __init__(self, program: Any, wanted: Collection[int]):
+        self._numbers = itertools.count()
+        self._constants: dict[int, tuple[int, Any]] = {}  # id -> number, constant
+        self._operands = [next(self._numbers) for _ in program.jaxpr.invars]
+        every, callers = list[Step](), list[Any]()
+
+        def operate(equation: Any, operands: list[int]) -> list[int] | None:
+            if called_program(equation) is not None:
+                return None
+            results = [next(self._numbers) for _ in equation.outvars]
+            every.append(Step(equation, tuple(callers), tuple(operands), tuple(results)))
+            return results
+
+        told: Any = {"constant": self._constant_number, "callers": callers}
+        results = interpret(program, self._operands, operate, **told)
+        self._results = {results[index] for index in wanted}
+        needed, self.steps = set(self._results), list[Step]()
+        for step in reversed(every):
+            if not needed.isdisjoint(step.results):
+                needed.update(step.operands)
+                self.steps.insert(0, step)
+
+    def _constant_number(self, value: PyTree) -> int:
+        return self._constants.setdefault(id(value), (next(self._numbers), value))[0]
+
+    def run(self, last: int, operands: Sequence[Any]) -> list[Any]:
+        """The values computed up to a step that later steps or the results need, by jax."""
+        values = {**dict(self._constants.values()), **dict(zip(self._operands, operands))}
+        made = set[int]()
+        for step in self.steps[: last + 1]:
+            given = [values[number] for number in step.operands]
+            values.update(zip(step.results, bind_equation(step.equation, given)))
+            made.update(step.results)
+        later = {number for step in self.steps[last + 1 :] for number in step.operands}
+        return [values[number] for number in sorted(made & (later | self._results))]
 
 
 class _BisectSearch:
@@ -132,14 +184,14 @@ class _BisectSearch:
         traced = program.traced
         self._whole = trace(traced.function, traced.structs, outlined=False)
         wanted = range(len(self._whole.results) if with_state else len(program.output_names))
-        self._tape = Tape(self._whole.program, wanted)
+        self._operations = _Operations(self._whole.program, wanted)
 
-    def found(self, apart_after: Callable[[int], str | None]) -> tuple[TapeStep, str, int] | None:
+    def found(self, apart_after: Callable[[int], str | None]) -> tuple[Step, str, int] | None:
         """The step, its difference, and the number of candidates.
 
         `apart_after` returns the difference after a step: "" for none, None if unknown.
         """
-        steps = self._tape.steps
+        steps = self._operations.steps
         if not steps:
             return None
         good, bad = -1, len(steps) - 1
@@ -163,7 +215,7 @@ class _BisectSearch:
         """Returns the program up to a step, with all values that later steps read as results."""
 
         def function(values: list[Any]) -> list[Any]:
-            live = self._tape.run(last, values).values()
+            live = self._operations.run(last, values)
             return [array for value in live for array in _exportable_arrays(value)]
 
         structs = self._whole.structs

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,9 @@ from pax_export._optional import find, install, is_installed
 from pax_export.core import Module, label_modules, named_modules, traced_anew
 from pax_export.export.artifact.report import Report
 from pax_export.export.pipeline.arguments import check_choice
-from pax_export.export.pipeline.bisect import bisect, bisect_calls
+from pax_export.export.pipeline.bisect import Divergence, bisect, bisect_calls
 from pax_export.export.pipeline.export_run import ExportRun, scratch_place
 from pax_export.export.pipeline.format_exporter import Contents, FormatExporter, Request
-from pax_export.export.pipeline.sweep import Cause, find_causes
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import Exportable
 from pax_export.export.tracing.owners import owner_of
@@ -177,51 +176,38 @@ class _Export:
                 write="finite weights, from before the training diverged; or validate=False to "
                 "look at the export all the same",
             ) from error
-        known = {text.partition(" ")[0] for text in getattr(written, "differs", ())}
-        self._judge_differences(contents, known)
+        self._list_differences(contents)
         return errors
 
-    def _judge_differences(self, contents: Contents, known: Collection[str]) -> None:
-        """Records operations that differ for extreme inputs; raises if they do for usual ones.
-
-        Operators `known` to differ in the runtime are always recorded.
-        """
+    def _list_differences(self, contents: Contents) -> None:
+        """Records differences for extreme inputs, with the operations behind them."""
         budget, part = self.run.budget, self.exporter.partial()
         far: list[ProbeDifference] = budget.differences
         if not far:
             return
-        found: list[Cause | None] = [None] * len(far)
+        found: list[Divergence | None] = [None] * len(far)
         if part is not None and not not_finite(contents.stored()):
-            # It only adds detail: a failure here must not hide the error.
+            # It only adds detail: a failure here must not hide the report.
             with self.run.phase("find the operation"), contextlib.suppress(Exception):
-                found = self._find_causes(part, far)
+                found = self._find_operations(part, far)
         listed: dict[tuple[str, str, str], list[str]] = {}
-        for difference, cause in zip(far, found):
+        for difference, divergence in zip(far, found):
             case, probe = difference.case, difference.case.probe
-            where = f"{case.signature}: {difference.output}"
             only = f" in {difference.only} alone" if difference.only else ""
-            is_bad = cause is not None and cause.usual and cause.operation not in known
-            if is_bad and not probe.input:
-                raise ValidationError(
-                    "A result of the exported model differs from the model's.",
-                    where=f"{where}, where inputs are up to 1e4",
-                    got=str(cause),
-                    write="validate=False to look at the export all the same, and please report it",
-                )
             what = f"where {probe.input} is" if probe.input else "where inputs are up to 1e4"
-            named = "" if cause is None else str(cause)
-            values = listed.setdefault((only, named, f"{where} {what}"), [])
+            where = f"{case.signature}: {difference.output} {what}"
+            values = listed.setdefault((only, _named(divergence), where), [])
             if probe.input:
                 values.append(probe.value)
-        for (only, cause, where), values in listed.items():
+        for (only, operation, where), values in listed.items():
             place = f"{where} {', '.join(values)}".strip()
-            at = f"{cause} ({place})" if cause else place
+            at = f"{operation} ({place})" if operation else place
             budget.differs.append(f"differs from jax{only} at: {at}")
 
-    def _find_causes(
+    def _find_operations(
         self, part: FormatExporter, far: Sequence[ProbeDifference]
-    ) -> list[Cause | None]:
-        """The operation behind each difference: a swept elementwise one, or by exporting parts."""
+    ) -> list[Divergence | None]:
+        """The operation behind each difference, by exporting parts."""
         labeled, _ = with_paths(self.request.model)
         with traced_anew():
             model, programs = part.trace(dataclasses.replace(self.request, model=labeled))
@@ -234,26 +220,14 @@ class _Export:
                 here = part.run_here() if part.one_by_one else None
                 return call_export(part.format, place, cases, self.run.separate, here)
 
-        def call_part(model: Exportable, program: Program, inputs: Arrays) -> Arrays:
-            return call_with(model, program, [inputs])[0]
-
-        found: dict[int, Cause | None] = {}
+        by_case: dict[int, Divergence | None] = {}
         for program in programs:
-            these = [at for at, each in enumerate(far) if each.case.signature == program.key]
-            wrong = [(far[at].case.inputs, far[at].output) for at in these]
-            if wrong:
-                found.update(zip(these, find_causes(model, program, wrong, call_part, part.factor)))
-            left = [at for at in these if found.get(at) is None]
-            cases = list({id(each): each for each in (far[at].case for at in left)}.values())
-            if cases:
+            these = (each.case for each in far if each.case.signature == program.key)
+            if cases := list({id(case): case for case in these}.values()):
                 test = functools.partial(_apart_far, call_with, model, cases, part.factor)
-                first = bisect_calls(program, len(cases), test, _SECONDS)
-                by_case = {id(case): each for case, each in zip(cases, first) if each is not None}
-                for at in left:
-                    if (divergence := by_case.get(id(far[at].case))) is not None:
-                        place = divergence.path or divergence.source
-                        found[at] = Cause(divergence.named, place, usual=False)
-        return [found.get(at) for at in range(len(far))]
+                found = bisect_calls(program, len(cases), test, _SECONDS)
+                by_case.update(zip(map(id, cases), found))
+        return [by_case.get(id(each.case)) for each in far]
 
     def _locate_divergence(self, error: ValidationError, contents: Contents) -> None:
         """Adds to an error where jax and the export begin to differ, for results that do."""
@@ -311,6 +285,14 @@ class _Export:
 
 #: Seconds after which the search for an operation starts no further trial.
 _SECONDS = 10.0
+
+
+def _named(divergence: Divergence | None) -> str:
+    """An operation and its module, or its line; "" if it was not found."""
+    if divergence is None:
+        return ""
+    place = divergence.path or divergence.source
+    return f"{divergence.named} in {place}" if place else divergence.named
 
 
 def _apart_far(

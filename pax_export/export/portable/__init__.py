@@ -7,7 +7,6 @@
 from pax_export.export.portable.decompose import decompose as decompose
 from pax_export.export.portable.decompose import not_decomposed as not_decomposed
 from pax_export.export.portable.decompositions import NotDecomposedError as NotDecomposedError
-from pax_export.export.portable.kept import operation_names as operation_names
 from pax_export.export.portable.passes import PassOptions as PassOptions
 from pax_export.export.portable.passes import optimized as optimized
 from pax_export.export.portable.passes import written_fast as written_fast

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pax_export._jaxpr import inner_programs
 from pax_export._types import Array
 
 _PREFIX = "pax_export."
@@ -236,14 +235,3 @@ def operation(equation: Any) -> tuple[str, dict[str, Any]]:
         return name, told
     held = told["attributes"]
     return kept, {name: jax.tree.unflatten(tree, leaves) for name, leaves, tree in held}
-
-
-def operation_names(program: Any) -> set[str]:
-    """Returns the names of the operations of a program; a kept function counts as one."""
-    names = set()
-    for equation in getattr(program, "jaxpr", program).eqns:
-        name, _ = operation(equation)
-        names.add(name)
-        if name == equation.primitive.name:
-            names.update(*map(operation_names, inner_programs(equation)))
-    return names

@@ -14,8 +14,8 @@ from pax_export.export import spec, to_onnx, to_saved_model, to_tflite
 from pax_export.export.formats.onnx.graph import RULES
 from pax_export.export.formats.tflite.rule import RULES as TFLITE_RULES
 from pax_export.export.lowering import lower
+from pax_export.export.pipeline.bisect import _Operations
 from pax_export.export.portable import Rule
-from pax_export.export.tracing.tape import Tape
 from tests.closeness import assert_close
 
 
@@ -139,14 +139,13 @@ def test_models_that_are_not_callable_are_named(monkeypatch, tmp_path):
 
 def test_nothing_is_searched_where_the_test_passes(monkeypatch, tmp_path):
     pytest.importorskip("onnxruntime")
-    for search in ("bisect", "sweep"):
-        name = f"pax_export.export.pipeline.{search}.Tape"
-        monkeypatch.setattr(name, lambda *_: pytest.fail("a tape was made"))
+    name = "pax_export.export.pipeline.bisect._BisectSearch"
+    monkeypatch.setattr(name, lambda *_: pytest.fail("a search was made"))
 
     to_onnx(Net(), tmp_path / "model.onnx", spec("2, 3"))
 
 
-def test_a_tape_cut_anywhere_gives_what_the_rest_reads():
+def test_a_program_cut_anywhere_gives_what_the_rest_reads():
     def function(x, y):
         z = jax.jit(lambda a: jnp.sin(a) + 1.0)(x)
         unused = jnp.exp(y)
@@ -154,11 +153,11 @@ def test_a_tape_cut_anywhere_gives_what_the_rest_reads():
         return jax.nn.relu(z * y) + z
 
     x, y = jnp.arange(3.0), jnp.ones(3)
-    tape = Tape(jax.make_jaxpr(function)(x, y), [0])
-    names = [step.equation.primitive.name for step in tape.steps]
+    operations = _Operations(jax.make_jaxpr(function)(x, y), [0])
+    names = [step.equation.primitive.name for step in operations.steps]
 
     assert names == ["sin", "add", "mul", "max", "add"]
-    assert len(tape.live(1)) == 1  # z
-    assert len(tape.live(2)) == 2  # z is read once more
-    (result,) = tape.run(4, [x, y]).values()
+    assert len(operations.run(1, [x, y])) == 1  # z
+    assert len(operations.run(2, [x, y])) == 2  # z is read once more
+    (result,) = operations.run(4, [x, y])
     assert_close(result, function(x, y))

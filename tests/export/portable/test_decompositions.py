@@ -15,7 +15,7 @@ import pax_export as pax
 from pax_export import _quantized, errors
 from pax_export._jaxpr import inner_programs, jaxpr_primitives, needed_equations, walk_equations
 from pax_export.export import spec, to_onnx
-from pax_export.export.portable import decompose, not_decomposed, operation_names
+from pax_export.export.portable import decompose, kept, not_decomposed
 from pax_export.export.portable.decompositions import DECOMPOSITIONS
 from pax_export.export.portable.decompositions.eigenvalues import eigh
 from pax_export.export.portable.decompositions.windows import select_and_scatter_add
@@ -35,6 +35,17 @@ COMPLEX = np.exp(1j * RANDOM.normal(size=(2, 6, 6))).astype(np.complex64)
 POSITIVE = SQUARE @ SQUARE.transpose(0, 2, 1) + np.eye(6, dtype=np.float32)
 ROWS = RANDOM.normal(size=(3, 17, 4)).astype(np.float32)
 IMAGES = RANDOM.normal(size=(2, 13, 9, 3)).astype(np.float32)
+
+
+def operation_names(program):
+    """The names of the operations of a program; a kept function counts as one."""
+    names = set()
+    for equation in getattr(program, "jaxpr", program).eqns:
+        name, _ = kept.operation(equation)
+        names.add(name)
+        if name == equation.primitive.name:
+            names.update(*map(operation_names, inner_programs(equation)))
+    return names
 
 
 def grid(*axes):

@@ -33,10 +33,10 @@ def test_what_differs_for_large_numbers_is_listed(tmp_path):
     report = to_tflite(SINE, path, spec("4"), validate="full")
     text, of_nan = report.differs
     assert re.fullmatch(
-        r"differs from jax at: sin beyond ±\S+ \(serving_default: sin where x is 1e\+10, .*\)", text
+        r"differs from jax at: sin in \S+ .*\(serving_default: sin where x is 1e\+10, .*\)", text
     )
     assert re.fullmatch(
-        r"differs from jax in NaN alone at: sin beyond ±\S+ \(serving_default: sin where .*\)",
+        r"differs from jax in NaN alone at: sin in \S+ .*\(serving_default: sin where .*\)",
         of_nan,
     )
     assert f"  differs     {text.removeprefix('differs ')}\n" in str(report)
@@ -160,16 +160,15 @@ def test_nan_alone_is_no_error(tmp_path, monkeypatch):
         to_onnx(model, tmp_path / "n.onnx", spec("8"), examples=[(one,)])
 
 
-def test_large_errors_of_usual_numbers_are_refused(tmp_path, monkeypatch):
+def test_large_errors_of_numbers_up_to_1e4_are_listed(tmp_path, monkeypatch):
     model = ({}, lambda _, x: jnp.tanh(x))
     planted(monkeypatch, 50)
-    with refused(ValidationError, "tanh beyond ±50.5", "inputs are up to 1e4"):
-        to_onnx(model, tmp_path / "m.onnx", spec("n, 8"))
+    report = to_onnx(model, tmp_path / "m.onnx", spec("n, 8"))
+    (text,) = report.differs
+    assert text.startswith("differs from jax at: tanh in ")
+    assert "inputs are up to 1e4" in text
     planted(monkeypatch, 1e7)
     assert to_onnx(model, tmp_path / "m.onnx", spec("n, 8"), overwrite=True).differs == ()
-    large = ({}, lambda _, x: jnp.tanh(1e5 * x))
-    report = to_onnx(large, tmp_path / "m.onnx", spec("n, 8"), overwrite=True)
-    assert report.differs[0].startswith("differs from jax at: tanh beyond ±1")
 
 
 def test_indices_lengths_and_examples_stay_as_they_are(tmp_path):
@@ -233,6 +232,6 @@ def test_a_known_difference_of_an_operator_is_listed(tmp_path):
     pytest.importorskip("onnxruntime")
     probit = lambda x: jax.scipy.special.ndtri(jax.nn.sigmoid(3 * x))  # noqa: E731
     report = to_onnx(probit, tmp_path / "m.onnx", spec("batch, 11"))
-    assert any("logistic below" in text for text in report.differs), report.differs
+    assert any("inputs are up to 1e4" in text for text in report.differs), report.differs
     exact = to_onnx(probit, tmp_path / "exact.onnx", spec("batch, 11"), exact=True)
     assert not exact.differs

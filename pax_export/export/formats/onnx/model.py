@@ -14,7 +14,6 @@ import numpy as np
 from pax_export._errors import UnsupportedDtypeError, UnsupportedOperationError
 from pax_export._jaxpr import inner_programs
 from pax_export._optional import require
-from pax_export.export.artifact.known_differences import known_differences
 from pax_export.export.formats.onnx import rules
 from pax_export.export.formats.onnx.fusions import (
     arithmetic,
@@ -44,7 +43,6 @@ from pax_export.export.portable import (
     Weight,
     in_parts,
     kept,
-    operation_names,
     written_fast,
 )
 from pax_export.export.portable.arithmetic import MOVES, computed_equation
@@ -69,7 +67,7 @@ class OnnxOptions:
 
 @dataclass(frozen=True)
 class Converted:
-    """An ONNX model, and how it differs from the program.
+    """An ONNX model, and what became of the program.
 
     Attributes:
         model: the message, without initializers.
@@ -77,7 +75,6 @@ class Converted:
         quantized: integers of weights by their names in the file.
         folded: names of weights that are in the file only in another form.
         notes: parts that were not optimized, with reasons.
-        differs: differences of the runtime's kernels from jax.
         arithmetic: the products of quantized weights, and roundings to half precision.
     """
 
@@ -86,7 +83,6 @@ class Converted:
     quantized: Mapping[str, Quantized]
     folded: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    differs: tuple[str, ...] = ()
     arithmetic: Arithmetic = dataclasses.field(default_factory=Arithmetic)
 
 
@@ -101,12 +97,11 @@ def converted(program: Program, store: Store, options: OnnxOptions) -> Converted
         lambda portable: _ModelBuilder(onnx, program, store, options).made(portable),
     )
     _check_operators(onnx, made.model, options.opset)
-    differs = known_differences("onnxruntime", operation_names(portable.program), options.exact)
     weights = (each for each in portable.weights if each.name in made.arrays)
     used = {source for each in weights for source in each.sources}
     names = (each.name for each in store.variables)
     folded = tuple(name for name in names if name in used and name not in made.arrays)
-    return replace(made, folded=folded, notes=portable.notes, differs=differs)
+    return replace(made, folded=folded, notes=portable.notes)
 
 
 class _ModelBuilder:

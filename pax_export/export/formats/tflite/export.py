@@ -15,7 +15,6 @@ from pax_export._optional import find, require
 from pax_export._tensorflow_log import quiet_start
 from pax_export.export.artifact.embedded import append_zip
 from pax_export.export.artifact.formats import TFLITE
-from pax_export.export.artifact.known_differences import known_differences
 from pax_export.export.artifact.report import SHA256, Report, package_versions, report_text
 from pax_export.export.formats.loaded_file import LoadedFile
 from pax_export.export.formats.tflite.builder.activations import multiply_integers
@@ -185,11 +184,10 @@ class _TfliteExporter(FormatExporter):
 
 
 class _Written(NamedTuple):
-    """The parts of the report about the written file: what is folded, not optimized, different."""
+    """The parts of the report about the written file: what is folded and not optimized."""
 
     folded: list[str]
     notes: list[str]
-    differs: tuple[str, ...]
     arithmetic: Arithmetic
 
 
@@ -215,10 +213,9 @@ class _TfliteContents(ProgramContents):
             weights = Weights(self.store)
             told = options.exact, options.fold, options.accuracy_level == 4
             made = [make_signature(each, weights, *told) for each in self.programs]
-            signatures = [signature for signature, _, _ in made]
-            operations = set().union(*(names for _, names, _ in made))
+            signatures = [signature for signature, _ in made]
             graphs = [each.graph for each in signatures]
-            notes = dict.fromkeys(note for *_, notes in made for note in notes)
+            notes = dict.fromkeys(note for _, notes in made for note in notes)
             for each in graphs_of(graphs):
                 simplify(each)
             folded = computed_weights(graphs) if options.fold else ()
@@ -230,8 +227,7 @@ class _TfliteContents(ProgramContents):
         place.write_bytes(encode(signatures))
         found = read_integers(graphs, place, self.stored())
         self.integers.update(check_integers(found, self.stored()))
-        differs = known_differences("LiteRT", operations, options.exact)
-        return _Written(sorted(folded), list(notes), differs, arithmetic(graphs))
+        return _Written(sorted(folded), list(notes), arithmetic(graphs))
 
     def test(self, exporter: FormatExporter, place: Path, run: ExportRun) -> dict[str, float]:
         if not self.integers or self.options.accuracy_level == 1:
@@ -260,7 +256,6 @@ class _TfliteContents(ProgramContents):
             "platforms": ("cpu",),
             "versions": package_versions("flatbuffers"),
             "details": {name: value for name, value in details.items() if value},
-            "known_differences": written.differs,
         }
 
     def write_report(self, report: Report, place: Path, written: Any) -> None:

@@ -38,7 +38,6 @@ from pax_export.export.portable import (
     Weight,
     in_parts,
     kept,
-    operation_names,
     written_fast,
 )
 from pax_export.export.tracing import dtypes
@@ -51,8 +50,8 @@ _WRITE = "the same in other operations of jax.numpy and jax.lax"
 
 def make_signature(
     program: Program, weights: Weights, exact: bool, fold: bool, integers: bool
-) -> tuple[TfliteSignature, set[str], tuple[str, ...]]:
-    """A graph of the inputs of a program and its outputs; its operations; notes for the report.
+) -> tuple[TfliteSignature, tuple[str, ...]]:
+    """A graph of the inputs of a program and its outputs, and notes for the report.
 
     Functions that TFLite has an operator for are kept whole, unless it is to be `exact`.
     """
@@ -71,7 +70,7 @@ def make_signature(
         wanted,
         lambda portable: _signature(program, weights, exact, portable),
     )
-    return made, operation_names(portable.program), portable.notes
+    return made, portable.notes
 
 
 def _signature(

@@ -370,16 +370,10 @@ def test_exact_exports_keep_nan_where_the_runtime_passes_over_it(tmp_path):
 
     model = {}, apply
 
-    report = to_onnx(model, tmp_path / "exact.onnx", spec("batch, 2, 4, 4"), exact=True)
-    assert not report.known_differences
+    to_onnx(model, tmp_path / "exact.onnx", spec("batch, 2, 4, 4"), exact=True)
     most, gate = load(tmp_path / "exact.onnx")(x)
     assert np.isnan(most[0, :, 0, 0]).all()
     assert gate[0, 1, 1, 1] < 1e-40
-
-    report = to_onnx(model, tmp_path / "plain.onnx", spec("batch, 2, 4, 4"))
-    logistic, pool = report.known_differences
-    assert logistic.startswith("logistic below -7.8")
-    assert pool == "reduce_window_max at NaN: reduce_window_max(nan) = 1, in jax nan"
 
 
 def test_a_pass_that_fails_leaves_a_right_file(tmp_path, monkeypatch):

@@ -206,7 +206,6 @@ class _WebContents(ProgramContents):
             "graph_bytes": sum(each.stat().st_size for each in files),
             "platforms": ("cpu",),
             "versions": package_versions("onnx"),
-            "known_differences": _union(each.differs for each in written.values()),
             "details": {
                 **{name: list(found) for name, found in (
                     ("folded", _union(each.folded for each in written.values())),
