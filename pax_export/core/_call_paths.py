@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from jax.tree_util import tree_leaves
+
 from pax_export._tracebacks import hide_frames
 from pax_export._types import PyTree
 from pax_export.core._labels import SAYS_PATH, call_labeled
@@ -29,6 +31,8 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
                 return call_labeled(call, self, args, kwargs)
             return call(self, *args, **kwargs)
         except Exception as error:
+            if _is_asked_for_labels(self, *args, **kwargs):
+                return self
             hide_frames(error)
             if isinstance(self, Node):  # else a view, whose own call encloses this one
                 _add_note(error, self)
@@ -37,6 +41,20 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(__call__, SAYS_PATH, True)
     return __call__
+
+
+def _is_asked_for_labels(self: PyTree, /, params: object = None, **kwargs: object) -> bool:
+    """True if a tree of labels, which has the class of a layer, is called with parameters.
+
+    `optax.multi_transform` and others take a function for label trees, and call what is callable.
+    """
+    return (
+        isinstance(self, Node)
+        and isinstance(params, Node)
+        and base_of(type(self)) is base_of(type(params))
+        and not kwargs
+        and not any(hasattr(leaf, "dtype") for leaf in tree_leaves(self))
+    )
 
 
 #: The code of all calls that are wrapped.

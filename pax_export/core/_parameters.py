@@ -218,7 +218,7 @@ def _untrained_attributes(module: Node) -> list[str]:
         items, _ = jax.tree_util.tree_flatten_with_path(child, is_leaf=is_node_or_empty)
         return any(
             is_array(x)
-            and jnp.issubdtype(x.dtype, jnp.floating)
+            and jnp.issubdtype(x.dtype, jnp.inexact)
             and path_name((DictKey(name), *path)) not in without
             for path, x in items
         )

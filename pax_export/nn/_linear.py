@@ -189,6 +189,10 @@ class Embed(ParameterModule):
                 got=f"{x.dtype}{list(x.shape)}",
                 write="x.astype(jnp.int32)",
             )
+        if x.dtype.itemsize < 4:
+            x = x.astype(
+                jnp.int32
+            )  # jax compares indices with the size of the table in their dtype
         weight = self.weight
         weight = weight if isinstance(weight, QuantizedArray) else jnp.asarray(weight)
         out = lambda: join_specs(*spec_of(x))  # noqa: E731

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import jmp
-from jax.tree_util import tree_map_with_path
+from jax.tree_util import tree_map, tree_map_with_path
 
 from pax_export._errors import InvalidArgumentTypeError, StructureMismatchError
 from pax_export._types import Array, PyTree
@@ -31,6 +31,7 @@ from pax_export.precision import adjust, unscale
 M = TypeVar("M", bound=Module)
 O = TypeVar("O", bound=Module)  # noqa: E741
 L = TypeVar("L")
+T = TypeVar("T")
 
 _MOST = 10  # differences that a message lists
 
@@ -44,7 +45,8 @@ def apply_gradients(
         model: the model.
         optimizer: a module of opax or of `from_optax`, created for ``model.parameters()``.  (Its
             updates are subtracted.)
-        grads: gradients with the structure of ``model.parameters()``.
+        grads: gradients with the structure of ``model.parameters()``, as `pax.grad` returns them;
+            the loss descends along the conjugates of complex ones, which the optimizer gets.
         all_finite: a boolean scalar; if it is False, model and optimizer do not change.
         **extra: other arguments of the optimizer, e.g. ``value=loss``.
 
@@ -69,7 +71,8 @@ def apply_gradients(
     grads = parameters_of(grads)
     assert_structure_equal(params, grads)
     try:
-        new_optimizer, updates = module_and_value(optimizer)(grads, params, **extra)
+        directions = conjugates(grads)
+        new_optimizer, updates = module_and_value(optimizer)(directions, params, **extra)
     except (TypeError, ValueError) as error:
         refuse_another_model(optimizer, params, error)
         raise
@@ -169,6 +172,11 @@ def parameters_of(tree: PyTree) -> Any:
         return tree
     warn_of_untrained(tree)
     return tree.parameters()
+
+
+def conjugates(grads: T) -> T:
+    """The directions in which a loss grows: gradients by jax's convention are their conjugates."""
+    return tree_map(lambda g: jnp.conj(g) if jnp.iscomplexobj(g) else g, grads)
 
 
 def _subtract_updates(params: PyTree, updates: PyTree) -> Any:

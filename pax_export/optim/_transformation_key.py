@@ -25,6 +25,8 @@ from pax_export.core import is_array, is_node, static_key
 class KeyedTransformation:
     """A transformation of optax, or a function that makes one; compared by content."""
 
+    _pax_is_constant = True  # its arrays, such as a learning rate, are compared by value
+
     init: Callable  # makes a state from parameters
     update: Callable  # ``(grads, state, params, **extra) -> (updates, state)``
     takes: frozenset[str] | None  # the extra arguments of ``update``; None if it takes any

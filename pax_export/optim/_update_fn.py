@@ -8,7 +8,7 @@ from typing import Any
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.core import Module, assert_structure_equal, rebuild_tree
-from pax_export.optim._apply import apply_gradients, require_model_and_optimizer
+from pax_export.optim._apply import apply_gradients, conjugates, require_model_and_optimizer
 from pax_export.optim._optax import OptaxOptimizer
 from pax_export.transforms import describe_result, value_and_grad
 
@@ -76,7 +76,7 @@ def build_update_fn(loss_fn: Callable[..., Any], *, scan_mode: bool = False) -> 
 
         extra = {}
         if isinstance(optimizer, OptaxOptimizer):
-            extra = {"value": loss, "grad": grads, "value_fn": value_fn}
+            extra = {"value": loss, "grad": conjugates(grads), "value_fn": value_fn}
         updated, optimizer = apply_gradients(updated, optimizer, grads, **extra)
         return updated, optimizer, aux
 

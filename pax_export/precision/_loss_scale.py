@@ -57,7 +57,7 @@ class StaticLossScale(jmp.StaticLossScale):
 
 
 class DynamicLossScale(jmp.DynamicLossScale):
-    """A loss scale that grows until gradients overflow, and then shrinks.
+    """A loss scale that grows until gradients overflow, and then shrinks; at most 2**126.
 
     Args:
         loss_scale: the initial scale: a number, or a floating-point scalar array, whose dtype is
@@ -145,10 +145,15 @@ def adjust(scale: PyTree, grads_finite: Any) -> Any:
     return scale.adjust(grads_finite)
 
 
+#: Above it, 1 / scale is subnormal, and hardware that multiplies by it gets 0.
+_LARGEST = 2.0**126
+
+
 def unscale_tree(tree: T, loss_scale: object) -> T:
     """Divides the arrays of a tree by a scale, in float32; each keeps its dtype."""
-    inverse = 1.0 / jnp.asarray(loss_scale).astype(jnp.float32)
-    return tree_map(lambda x: (x * inverse).astype(jnp.result_type(x)), tree)
+    # XLA multiplies by 1 / constant, which is 0 for 2**127.
+    scale = jax.lax.optimization_barrier(jnp.asarray(loss_scale).astype(jnp.float32))
+    return tree_map(lambda x: (x / scale).astype(jnp.result_type(x)), tree)
 
 
 def adjust_dynamic(scale: PyTree, grads_finite: Any) -> Any:
@@ -161,7 +166,8 @@ def adjust_dynamic(scale: PyTree, grads_finite: Any) -> Any:
         )
     now = scale.loss_scale
     grown = now * scale.factor
-    grown = jnp.where(jnp.isfinite(grown), grown, now)
+    largest = min(float(jnp.finfo(jnp.result_type(now)).max), _LARGEST)
+    grown = jnp.where(grown <= largest, grown, now)
     grown = jnp.where(scale.counter == scale.period - 1, grown, now)
     shrunk = jnp.maximum(_lowest_scale(scale), now / scale.factor)
     chosen = jnp.where(grads_finite, grown, shrunk)

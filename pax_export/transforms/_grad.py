@@ -124,9 +124,9 @@ def value_and_grad(
         _require_module(argnums, args, call)
         targets = [_DiffArgument(args[place], call, place, wrt, select) for place in places]
         _require_match(wrt, targets)
-        if not (allow_int or holomorphic):
+        if not allow_int:
             for target in targets:
-                target.require_floating()
+                target.require_inexact()
         results: list[Result] = []
 
         def loss(selected: dict[int, Any]) -> tuple[Any, list[Any]]:
@@ -300,16 +300,16 @@ class _DiffArgument:
             True in mask for part, mask in zip(self.parts, masks) if part.is_module
         )
 
-    def require_floating(self) -> None:
-        """Raises if a leaf to differentiate is not of a floating dtype."""
+    def require_inexact(self) -> None:
+        """Raises if a leaf to differentiate is neither real nor complex."""
         for part, mask in zip(self.parts, self.masks):
             for at, number in enumerate(mask):
-                if number is None or _is_floating(self.call.leaves[number]):
+                if number is None or _is_inexact(self.call.leaves[number]):
                     continue
                 inside = path_name(part.path[2:])
                 name = leaves_of(part.value)[at].name if part.is_module else ""
                 raise NotDifferentiableError(
-                    "A gradient needs floating-point numbers.",
+                    "A gradient needs real or complex numbers.",
                     where=join_path(inside, name) if name else inside or f"argument {self.place}",
                     got=describe_array(self.call.leaves[number]),
                     write="parameters = pax.parameters_method(...) without it, or allow_int=True",
@@ -331,5 +331,5 @@ class _DiffArgument:
         return tree_map(fill, self.argument, is_leaf=is_node)
 
 
-def _is_floating(leaf: object) -> bool:
-    return is_arraylike(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+def _is_inexact(leaf: object) -> bool:
+    return is_arraylike(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)

@@ -16,6 +16,14 @@ def test_numbers(dtype):
     assert layer(2).shape == (3,)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "uint8", "uint16"])
+def test_narrow_integers_of_a_large_table(dtype):
+    layer = pax.Embed(50257, 2)
+    ids = jnp.array([3, -1 if dtype.startswith("i") else 4], dtype)
+    for lookup in (layer, jax.jit(layer), pax.quantize(layer)[0]):
+        assert (lookup(ids) == lookup(ids.astype("int32"))).all()
+
+
 def test_integers_outside_of_the_table():
     layer = pax.Embed(5, 3)
     ids = jnp.array([-1, 5, 99, -6])

@@ -129,6 +129,29 @@ def test_a_mask_may_be_a_tree():
     assert_trees_close(*stepped)
 
 
+def test_label_trees_may_be_modules():
+    """Of layers, which can be called, although optax calls what is no tree."""
+    params, grads = make_model().parameters(), grads_of(make_model())
+    label = lambda tree: jax.tree.map(lambda x: "w" if x.ndim > 1 else "b", tree)  # noqa: E731
+    muon = optax.contrib.MuonDimensionNumbers
+    sizes = lambda tree: jax.tree.map(lambda x: muon() if x.ndim == 2 else None, tree)  # noqa: E731
+    rules = {"w": optax.adam(0.1), "b": optax.sgd(0.1)}
+    for make in (
+        lambda form: optax.multi_transform(rules, form(label)),
+        lambda form: optax.contrib.muon(0.1, muon_weight_dimension_numbers=form(sizes)),
+        lambda form: optax.inject_hyperparams(lambda rate: optax.multi_transform(
+            {"w": optax.adam(rate), "b": optax.set_to_zero()}, form(label)))(0.1),
+        lambda form: optax.inject_hyperparams(optax.sgd)(jnp.float32(0.1)),
+    ):  # fmt: skip
+        by_tree, by_function = (
+            jax.jit(lambda opt: opt % (grads, params))(from_optax(make(form))(params))[1]
+            for form in (lambda f: f(params), lambda f: f)
+        )
+        assert_trees_close(by_tree, by_function)
+    with pytest.raises(TypeError):
+        label(params)(jnp.ones((4, 2)))  # and labels are no model
+
+
 def test_updates_are_to_be_subtracted():
     layer = pax.Linear(2, 3)
     optimizer = from_optax(optax.sgd(0.5))(layer.parameters())

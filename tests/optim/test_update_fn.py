@@ -122,3 +122,39 @@ def test_the_model_comes_before_the_optimizer():
     optimizer = pax.optim.from_optax(optax.sgd(0.1))(model.parameters())
     with refused(TypeError, "step(model, optimizer, ...)", "OptaxOptimizer as the model"):
         pax.build_update_fn(loss_fn)(optimizer, model, X, Y)
+
+
+class Wave(pax.ParameterModule):
+    """Complex parameters beside real ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = jnp.ones(2, jnp.complex64)
+        self.b = jnp.zeros(2)
+
+    def __call__(self):
+        off = self.w - jnp.array([1 + 2j, -3 - 1j])
+        return jnp.sum(jnp.abs(off) ** 2) + jnp.sum((self.b - 1) ** 2)
+
+
+@pytest.mark.parametrize("rule", [optax.sgd(0.1), optax.adam(0.1), optax.polyak_sgd(0.2)])
+def test_complex_parameters_are_trained(rule):
+    def loss_fn(net):
+        loss = net()
+        return loss, (loss, net)
+
+    net = Wave()
+    assert (pax.grad(Wave.__call__)(net).w == jax.grad(Wave.__call__)(net).w).all()
+    optimizer = pax.optim.from_optax(rule)(net.parameters())
+    step = pax.build_update_fn(loss_fn, scan_mode=True)
+    (net, _), losses = jax.lax.scan(lambda state, _: step(state), (net, optimizer), None, 300)
+    assert losses[-1] < 1e-4
+
+
+def test_complex_gradients_under_a_loss_scale():
+    net, scale = Wave(), pax.precision.DynamicLossScale(2.0**15)
+    optimizer = pax.optim.from_optax(optax.sgd(0.1))(net.parameters())
+    grads = pax.grad(lambda net: scale.scale(net()))(net)
+    new, _, scale = pax.optim.apply_scaled_gradients(net, optimizer, scale, grads)
+    assert_close(new(), 0.64 * net(), rtol=1e-5)
+    assert float(scale.loss_scale) == 2.0**15

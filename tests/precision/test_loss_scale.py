@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 
 import jax
@@ -53,6 +54,17 @@ def test_a_scale_never_overflows(kind):
     for _ in range(3):
         scale = adjust(scale, jnp.array(True))
     assert float(scale.loss_scale) == 2**15
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_scale_that_grows_for_long_keeps_the_gradients(kind, dtype):
+    scale = kind(jnp.asarray(2.0**100, dtype), period=1)
+    scale, _ = jax.lax.scan(lambda s, _: (adjust(s, jnp.array(True)), None), scale, None, 99)
+    assert float(scale.loss_scale) == 2.0**126
+    for each in (scale, kind(jnp.asarray(2.0**127, dtype)), StaticLossScale(2.0**127)):
+        scaled, constant = each.scale(jnp.float32(0.5)), functools.partial(unscale, each)
+        assert float(constant(scaled)) == float(jax.jit(constant)(scaled)) == 0.5
 
 
 @BOTH
