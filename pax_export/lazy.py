@@ -27,7 +27,6 @@ from pax_export.core import (
     freeze_parameters,
     is_node,
     is_open,
-    is_verb,
     kind_of,
     module_and_value,
     modules_and_leaves,
@@ -87,7 +86,7 @@ class LazyModule(Module):
                 immutable, or its parameters are differentiated.
             InvalidArgumentTypeError: (an AssertionError too) ``create_fn`` is not callable.
         """
-        if name in attributes_of(self) or (hasattr(self, name) and not is_verb(type(self), name)):
+        if name in attributes_of(self) or hasattr(self, name):
             return getattr(self, name)
         self._check_can_create(name, create_fn)
         value = create_fn()

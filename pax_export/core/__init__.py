@@ -33,7 +33,6 @@ from pax_export.core._module import (
     enable_eval_mode,
     enable_train_mode,
     freeze_parameters,
-    is_verb,
     select_parameters,
     unfreeze_parameters,
     update_parameters,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import jax
 
+from pax_export._errors import InvalidArgumentError
 from pax_export._types import PyTree
 from pax_export.core import _check, _edit, _methods, _mutable, _parameters, _summary, _tree
 from pax_export.core._metaclass import ModuleMeta, new_uninitialized
@@ -22,53 +23,19 @@ from pax_export.core._traversal import apply_bottom_up, map_submodules, rebuild_
 from pax_export.core.selections import Selection, freeze_at
 
 
-class _OwnField:
-    """A read-only property that a dataclass field of its name may replace."""
-
-    def __init__(self, name: str, doc: str):
-        self.name = name
-        self.__doc__ = doc
-
-    def __get__(self, module: Module, owner: type | None = None) -> Any:
-        if module is None:
-            # dataclasses would take this for a default value.
-            raise AttributeError(f"{self.name!r} is an attribute of instances")
-        attributes = _tree.attributes_of(module)
-        return attributes.get(self.name, attributes["_" + self.name])
-
-    def __set__(self, module: Module, value: object) -> None:
-        fields = getattr(type(module), "__dataclass_fields__", {})
-        if self.name not in fields:
-            raise AttributeError(
-                f"{type(module).__qualname__}.{self.name} is read-only; "
-                f"write module.replace(_{self.name}=...)"
-            )
-        _tree.attributes_of(module)[self.name] = value
-        if not _mutable.is_constructing(module):
-            _tree.update_moduledef(module)
+def _refuse_reserved(cls: type) -> None:
+    """Raises if a class uses a name of `Module` for a field, or redefines one that must stay."""
+    # A dataclass would take the attribute of Module for the default of such a field.
+    fields = [name for name in inspect.get_annotations(cls) if name in _NAMES - vars(cls).keys()]
+    if taken := [*fields, *(name for name in _RESERVED if name in vars(cls))]:
+        raise InvalidArgumentError(
+            "A class of modules uses a name that pax_export.Module has.",
+            where=f"{cls.__qualname__}.{taken[0]}",
+            write=f"another name, such as {taken[0]}_",
+        )
 
 
-class _Verb:
-    """A method whose name attributes and dataclass fields of user classes may also have."""
-
-    def __init__(self, method: Callable[..., Any]):
-        self.method = method
-        self.name = method.__name__
-        self.__doc__ = method.__doc__
-        self.__signature__ = inspect.signature(method)
-
-    def __get__(self, module: Module, owner: type | None = None) -> Any:
-        if module is None:
-            raise AttributeError(f"{self.name!r} is a method of instances")
-        attributes = _tree.attributes_of(module)
-        if self.name in attributes:
-            return attributes[self.name]
-        return self.method.__get__(module, owner)
-
-
-def is_verb(cls: type, name: str) -> bool:
-    """True if a class has a method of this name that other definitions override."""
-    return isinstance(inspect.getattr_static(cls, name, None), _Verb)
+_RESERVED = ("at", "training")
 
 
 class Module(_tree.Node, metaclass=ModuleMeta):
@@ -101,8 +68,10 @@ class Module(_tree.Node, metaclass=ModuleMeta):
         (3,)
     """
 
-    name = _OwnField("name", "The name that repr and summary show, or None.")
-    training = _OwnField("training", "True in train mode, False in eval mode.")
+    def __init_subclass__(cls, **kwargs: object):
+        super().__init_subclass__(**kwargs)
+        _refuse_reserved(cls)
+
     __dict__ = property(_tree.attributes_of)  # type: ignore  # filled when looked at
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
@@ -111,6 +80,16 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     def __init__(self, *, training: bool = True, name: str | None = None):
         self._training = training
         self._name = name
+
+    @property
+    def name(self) -> str | None:
+        """The name that repr and summary show, or None."""
+        return self._name
+
+    @property
+    def training(self) -> bool:
+        """True in train mode, False in eval mode."""
+        return self._training
 
     if TYPE_CHECKING:  # most modules can be called, and some are in lists of modules
 
@@ -194,9 +173,6 @@ class Module(_tree.Node, metaclass=ModuleMeta):
     def at(self, what: object) -> Selection:
         """Selects parts of the module, to look at them or to change them; see `Selection`.
 
-        An attribute, field or method ``at`` of a subclass takes precedence; ``Selection.of(module,
-        what)`` is the same.
-
         Args:
             what: a path such as ``"encoder.layers.*.attention"``, a class of modules, a function
                 of a module, or of path and value, a filter of `pax_export.transforms`, another
@@ -214,9 +190,6 @@ class Module(_tree.Node, metaclass=ModuleMeta):
             ['modules.0.bias', 'modules.1.bias']
         """
         return Selection.of(self, what)
-
-    if not TYPE_CHECKING:
-        at = _Verb(at)
 
     # --- leaves -----------------------------------------------------------------
 
@@ -370,6 +343,9 @@ class Module(_tree.Node, metaclass=ModuleMeta):
             self.pytree_attributes,
             {name: to_picklable(value) for name, value in vars(self).items()},
         )
+
+
+_NAMES = frozenset([name for name in vars(Module) if not name.startswith("_")])
 
 
 class ParameterModule(Module):

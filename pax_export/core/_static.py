@@ -80,6 +80,8 @@ def _standard_key(value: PyTree) -> Any:
     kind = type(value)
     if kind is complex:
         return kind, value.real.hex(), value.imag.hex()
+    if kind is types.MappingProxyType:  # its hash is that of a dict, which has none
+        return kind, static_key(dict(value))
     if kind is bytearray:
         return kind, bytes(value)
     if kind is slice:  # has no hash before Python 3.12

@@ -22,7 +22,6 @@ from pax_export.core import (
     aspect_of,
     derive_class,
     is_constructing,
-    is_verb,
     map_attributes,
     register_aspect,
     require_module,
@@ -144,9 +143,7 @@ def canonical_policy(policy: object) -> jmp.Policy:
 
 
 # A user's method may have the name of an exempt one.
-_MODULE_NAMES = frozenset(
-    [name for cls in Module.__mro__ for name in vars(cls) if not is_verb(cls, name)]
-)
+_MODULE_NAMES = frozenset([name for cls in Module.__mro__ for name in vars(cls)])
 
 
 def _under_policy(base: type, namespace: dict[str, Any], policy: PyTree) -> dict[str, Any]:

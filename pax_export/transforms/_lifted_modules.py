@@ -1,18 +1,15 @@
 """Vmap, Scan and Remat: modules that apply a transform to another module.
 
-``Vmap(pax.Linear, axis_size=5)`` is a constructor of `Vmap` with stacked modules. Options, their
-types, defaults, checks and docs come from the transform.
+``Vmap(pax.Linear, axis_size=5)`` is a constructor of `Vmap` with stacked modules.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType, MethodType
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import PyTree
@@ -24,47 +21,6 @@ from pax_export.transforms._scan import scan
 from pax_export.transforms._vmap import vmap
 
 ALL_AT_0 = MappingProxyType({...: 0})
-
-P = ParamSpec("P")
-
-
-# --- options of a transform -----------------------------------------------------------
-
-
-def _takes_options_of(
-    transform: Callable[Concatenate[Callable[..., Any], P], Any],
-    kind: PyTree = inspect.Parameter.KEYWORD_ONLY,
-    **defaults: PyTree,
-) -> Callable[[Any], Callable[Concatenate[Any, Callable[..., Any], P], None]]:
-    """Adds the options of a transform to a constructor, for type checkers by ``P``."""
-    _, *options = inspect.signature(transform).parameters.values()
-
-    def give(init: PyTree) -> Any:
-        this, ctor, _ = inspect.signature(init).parameters.values()
-        given = [p.replace(kind=kind, default=defaults.get(p.name, p.default)) for p in options]
-        init.__signature__ = inspect.Signature([this, ctor, *given])
-        init.transform = transform
-        return init
-
-    return give
-
-
-def _argument_docs(doc: str) -> tuple[str, dict[str, str]]:
-    """Returns the docstring lines of all arguments, and those of each argument."""
-    block = re.search(r"(?<=^Args:\n)(?: .*\n)+", doc, re.M)
-    lines = block[0] if block else ""
-    return lines, {m[1]: m[0] for m in re.finditer(r"^ {4}(\w+):.*\n(?: {5}.*\n)*", lines, re.M)}
-
-
-def _with_options(doc: str, transform: Callable[..., Any]) -> str:
-    """Adds a transform's documentation of its options to a docstring that has none."""
-    doc = inspect.cleandoc(doc)
-    lines, own = _argument_docs(doc)
-    of_transform = _argument_docs(inspect.getdoc(transform) or "")[1]
-    _, *options = inspect.signature(transform).parameters
-    texts = [own.get(name) or of_transform.get(name, "") for name in ("ctor", *options)]
-    return doc.replace(lines, "".join(texts)) if lines else doc
-
 
 # --- the common part of Vmap, Scan and Remat -----------------------------------------
 
@@ -101,17 +57,10 @@ class Lifted(Module):
     _size: ClassVar[str]  # the option with the number of modules; empty for one
     options: tuple[tuple[str, Any], ...]
 
-    def __init_subclass__(cls, **kwargs: object):
-        super().__init_subclass__(**kwargs)
-        transform = getattr(vars(cls).get("__init__"), "transform", None)
-        if transform is not None:
-            cls._transform = staticmethod(transform)
-            cls.__doc__ = cls.__doc__ and _with_options(cls.__doc__, transform)
-
     if not TYPE_CHECKING:  # a type checker reads `__init__` instead
 
         def __new__(cls, *args: object, **kwargs: object) -> Any:
-            """Wraps a constructor so that options are checked."""
+            """Wraps a constructor; the options are those of ``__init__``, which never runs."""
             bound = cls.__signature__.bind(*args, **kwargs)
             bound.apply_defaults()
             options = dict(bound.arguments)
@@ -213,14 +162,20 @@ class Vmap(Lifted):
 
     ``Vmap(constructor, **options)`` is a constructor: called with the arguments of the inner one,
     it builds all modules in one trace. A module among these arguments is mutable there, and its
-    keys are split: each inner module draws its own keys from an `RngSeq`. It also takes the options
-    of `vmap`, in which the stacked module is the first argument.
+    keys are split: each inner module draws its own keys from an `RngSeq`. The options are those of
+    `vmap`, in which the stacked module is the first argument.
 
     Args:
         ctor: a class of modules, or another constructor.
+        in_axes: the axis along which each positional argument of a call is mapped.
+        out_axes: the axis along which results are stacked.
+        axis_name: a name for collectives such as `jax.lax.pmean`.
         axis_size: the number of modules.
+        spmd_axis_name: as in `jax.vmap`.
+        in_axes_kwargs: the same as ``in_axes`` for keyword arguments.
         state_axes: which leaves are separate for each module, and at which axis.
         split_rngs: as in `vmap`; without ``"params"`` all modules are built equal.
+        transform_metadata: ``{PARTITION_NAME: name}`` names the stacked axis in partition specs.
 
     Attributes:
         vmap_module: the inner module, with stacked arrays.
@@ -238,27 +193,46 @@ class Vmap(Lifted):
         ((5, 3, 4), (5, 2, 4))
     """
 
-    _attribute, _size = "vmap_module", "axis_size"
+    _attribute, _size, _transform = "vmap_module", "axis_size", staticmethod(vmap)
 
-    @_takes_options_of(vmap, state_axes=ALL_AT_0)
-    def __init__(self, ctor: Callable[..., Any], **options: object):
-        raise NotImplementedError  # never runs: it is the signature of the class
+    def __init__(
+        self,
+        ctor: Callable[..., Any],
+        *,
+        in_axes: object = 0,
+        out_axes: object = 0,
+        axis_name: object = None,
+        axis_size: int | None = None,
+        spmd_axis_name: object = None,
+        in_axes_kwargs: object = 0,
+        state_axes: Mapping[Any, int | None] = ALL_AT_0,
+        split_rngs: object = ...,
+        transform_metadata: Mapping[str, Any] = MappingProxyType({}),
+    ): ...
 
 
 class Scan(Lifted):
     """Stacked layers of one class, called in sequence by a compiled loop.
 
     ``Scan(constructor, length=n)`` is a constructor, as `Vmap` is. The inner call takes the carry
-    and returns ``(carry, y)``. It also takes the options of `scan`, in which the stacked module is
-    the first argument.
+    and returns ``(carry, y)``. The options are those of `scan`, in which the stacked module is the
+    first argument.
 
     Args:
         ctor: a class of modules, or another constructor.
         length: the number of layers.
+        reverse: whether to go from the last layer to the first.
+        unroll: the number of loop iterations to unroll; True for all.
+        _split_transpose: as in `jax.lax.scan`.
+        in_axes: the axis along which each positional argument of a call is sliced.
+        in_axes_kwargs: the same for keyword arguments.
+        out_axes: the axis along which ``y`` is stacked.
         carry_argnum: which argument is the carry; the module is number 0.
         state_axes: which leaves are separate for each layer, and at which axis; all others are
             shared, and passed from layer to layer.
         split_rngs: as in `scan`; without ``"params"`` all layers are built equal.
+        transform_metadata: ``{PARTITION_NAME: name}`` names the stacked axis in partition specs.
+        scan_output: whether there is a ``y``; if not, the inner call returns the carry.
 
     Attributes:
         scan_module: the inner module, with stacked arrays.
@@ -280,11 +254,25 @@ class Scan(Lifted):
         ((5, 4, 4), (2, 4))
     """
 
-    _attribute, _size = "scan_module", "length"
+    _attribute, _size, _transform = "scan_module", "length", staticmethod(scan)
 
-    @_takes_options_of(scan, carry_argnum=1, state_axes=ALL_AT_0)
-    def __init__(self, ctor: Callable[..., Any], **options: object):
-        raise NotImplementedError  # never runs: it is the signature of the class
+    def __init__(
+        self,
+        ctor: Callable[..., Any],
+        *,
+        length: int | None = None,
+        reverse: bool = False,
+        unroll: int | bool = 1,
+        _split_transpose: bool = False,
+        in_axes: object = 0,
+        in_axes_kwargs: object = 0,
+        out_axes: object = 0,
+        carry_argnum: int = 1,
+        state_axes: Mapping[Any, int | None] = ALL_AT_0,
+        split_rngs: object = ...,
+        transform_metadata: Mapping[str, Any] = MappingProxyType({}),
+        scan_output: bool = True,
+    ): ...
 
     @classmethod
     def _check(cls, inner: Callable[..., Any], options: dict[str, Any]) -> None:
@@ -299,12 +287,14 @@ class Scan(Lifted):
 class Remat(Lifted):
     """A module whose intermediate values are recomputed for its gradient.
 
-    ``Remat(constructor)`` is a constructor, as `Vmap` is. It also takes the options of `remat`.
+    ``Remat(constructor)`` is a constructor, as `Vmap` is. The options are those of `remat`.
 
     Args:
         ctor: a class of modules, or another constructor.
+        prevent_cse: as in `jax.checkpoint`; False inside of `scan` saves time.
         static_argnums: the positional arguments that are not arrays; the module is
             argument 0.
+        policy: which values to store nevertheless.
 
     Attributes:
         remat_module: the inner module.
@@ -317,12 +307,15 @@ class Remat(Lifted):
         ((3, 4), (2, 4))
     """
 
-    _attribute, _size = "remat_module", ""
+    _attribute, _size, _transform = "remat_module", "", staticmethod(remat)
 
-    # As in nnx, these options may be positional, which ``P`` cannot express.
-    @_takes_options_of(cast(Any, remat), inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    def __init__(self, ctor: Callable[..., Any], **options: object):
-        raise NotImplementedError  # never runs: it is the signature of the class
+    def __init__(
+        self,
+        ctor: Callable[..., Any],
+        prevent_cse: bool = True,  # by position, too, as in nnx
+        static_argnums: int | Sequence[int] = (),
+        policy: Callable[..., bool] | None = None,
+    ): ...
 
     @classmethod
     def _check(cls, inner: Callable[..., Any], options: dict[str, Any]) -> None:

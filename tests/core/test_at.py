@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jmp
 import numpy as np
 import optax
 import pytest
@@ -20,7 +19,6 @@ from pax_export import transforms as T
 from pax_export.core import named_leaves, named_modules
 from pax_export.errors import InvalidArgumentError, InvalidArgumentTypeError, SharedNodeError
 from tests.closeness import assert_close
-from tests.compat.processes import code
 from tests.refusals import fields, refused
 
 
@@ -554,65 +552,12 @@ class Placed(pax.Module):
         super().__init__()
         self.at, self.fc = jnp.arange(3.0), pax.Linear(3, 3)
 
-    def __call__(self, x):
-        return self.fc(x) + self.at
 
-
-@dataclasses.dataclass
-class Field(pax.Module):
-    at: int
-    width: int
-
-
-class Looks(pax.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = jnp.arange(4.0)
-
-    def at(self, index):
-        return self.table[index]
-
-
-def test_an_attribute_a_field_and_a_method_called_at_come_first():
+def test_an_attribute_called_at_is_that_of_the_instance():
     net = Placed()
     rebuilt = jax.tree_util.tree_map(lambda x: x + 1, net)
     assert_close(rebuilt.at, net.at + 1)  # of a module that nobody has looked at
     assert_close(jax.jit(lambda net: net.at * 2)(net), net.at * 2)
-    changed = pax.pure(lambda net: (setattr(net, "at", jnp.zeros(3)), net)[1])(net)
-    assert_close(changed.at, jnp.zeros(3))
-    assert net.replace(at=jnp.ones(3)).at.shape == (3,)
-    assert Field(2, 3).at == 2 and Field(at=5, width=1).replace(at=7).at == 7
-    with refused(TypeError, "`at`"):
-        Field(width=3)  # it has no default
-    assert float(Looks().at(2)) == 2
-    half = pax.apply_mp_policy(Looks(), jmp.get_policy("p=f32,c=f16,o=f16"))
-    assert half.at(2).dtype == jnp.float16
-
-
-def test_a_lazy_module_can_make_an_attribute_called_at():
-    class Lazy(pax.experimental.LazyModule):
-        def __call__(self, x):
-            return self.get_or_create("at", lambda: pax.Linear(x.shape[-1], 2))(x)
-
-    made, y = Lazy() % jnp.ones((1, 3))
-    assert y.shape == (1, 2) and made.at.in_dim == 3
-
-
-def test_programs_written_for_pax_may_use_the_name():
-    lines = code(
-        "import pax_export; pax_export.install_as_pax()\n"
-        "import pax, jax, jax.numpy as jnp\n"
-        "class Net(pax.Module):\n"
-        "    parameters = pax.parameters_method('at')\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.at = jnp.ones(2)\n"
-        "    def __call__(self, x):\n"
-        "        return (x * self.at).sum()\n"
-        "grads = jax.jit(jax.grad(lambda net: net(jnp.arange(2.0))))(Net())\n"
-        "print(grads.at, Net().update_parameters(grads).at, (~Net()).at)"
-    )
-    assert lines == ["[0. 1.] [0. 1.] [1. 1.]"]
 
 
 def test_shadowed_names_can_be_selected():

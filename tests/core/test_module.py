@@ -32,23 +32,39 @@ def test_super_init_is_not_needed():
 @dataclass
 class Point(pax.ParameterModule):
     x: jax.Array
-    name: str
+    title: str
     label: str = "p"
 
 
 def test_dataclasses_are_modules():
     point = Point(jnp.ones(2), "north")
-    assert (point.name, point.label) == ("north", "p")
-    assert point.eval().name == "north"
+    assert (point.title, point.label) == ("north", "p")
+    assert point.eval().title == "north"
     assert point == point.copy() and point != Point(jnp.ones(2), "north")
     assert isinstance(hash(point), int)
     assert repr(point).startswith("Point(x=")
 
 
+@pytest.mark.parametrize("name", ["name", "training", "at", "map", "eval"])
+def test_fields_with_names_of_modules_are_refused_when_the_class_is_made(name):
+    with refused(
+        pax.errors.InvalidArgumentError,
+        where=f"Taken.{name}",
+        write=f"another name, such as {name}_",
+    ):
+        type(pax.Module)("Taken", (pax.Module,), {"__annotations__": {name: "int"}})
+
+
+@pytest.mark.parametrize("name", ["training", "at"])
+def test_reserved_names_are_not_redefined(name):
+    with refused(pax.errors.InvalidArgumentError, f"{name}_"):
+        type(pax.Module)("Taken", (pax.Module,), {name: lambda self, x: x})
+
+
 def test_two_dataclasses_of_one_class_under_one_parent():
     net = Pair(Point(jnp.ones(2), "a"), Point(jnp.ones(2), "b"))
     assert net.eval().a.training is False
-    assert net.apply(lambda m: m).b.name == "b"
+    assert net.apply(lambda m: m).b.title == "b"
 
 
 @dataclass
