@@ -117,7 +117,9 @@ def test_loops_carry_their_modules(call):
 def test_map_of_a_layer_passes_its_state_on():
     xs = batch(5, 3, 4)
     same_run(
-        lambda net, _: T.map(net.a, xs), lambda net, _: jnp.stack([net.a(each) for each in xs])
+        lambda net, _, xs: T.map(net.a, xs),
+        lambda net, _, xs: jnp.stack([net.a(each) for each in xs]),
+        xs,
     )
     layers = T.vmap(lambda: pax.Linear(4, 4), axis_size=5)()
     got = T.map(lambda value: value[0](value[1]), (layers, xs))
