@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -133,7 +134,7 @@ def export(
         The report of the export.  `pax_export.export.load` loads the export.
 
     Raises:
-        TokenizerError: for a runtime: no tokenizer, another vocabulary, or no chat template.
+        TokenizerError: for a runtime: no tokenizer, or another vocabulary.
         ValidationError: the runtime's tokens differ from jax's, and logits are not nearly equal.
         InvalidArgumentError: unsupported format or signature; more than one for ONNX; sizes that
             leave no room for a call; a stop or pad outside of the vocabulary.
@@ -369,30 +370,67 @@ class _Served:
         return (tokens, rows, cache) if key == "prefill" else (rows, cache)
 
     def examples(self, chosen: Iterable[str], prompts: Any) -> Mapping[str, Any]:
-        """Returns calls along a greedy continuation: of the prompts, and of some later tokens."""
+        """Returns calls along a greedy continuation: of the prompts, and of some later tokens.
+
+        Prompts are fitted to fixed sizes: in batches of so many rows, of which the last one is
+        filled up with its last row, and in parts of so many tokens.
+        """
         tokens, lengths = self._prompts(prompts)
-        rows, width = tokens.shape
-        room = width + self.count if isinstance(self.room, str) else self.room
-        empty = jax.tree.map(np.asarray, jax.jit(lambda lm: self.empty(lm, rows, room))(self.lm))
-        calls: dict[str, list[Any]] = {"prefill": [(tokens, lengths, empty)], "decode": []}
-        key = np.array([0, 7], np.uint32)
-        calls["generate"] = [(tokens, lengths, key)[: 2 + self.settings.sampler.draws]]
-        if "decode" in chosen or "prefill" in chosen:
-            check_new_room(room, lengths, 0, "export: prompts")
-            made = jax.jit(self.method("prefill"))(self.lm, tokens, lengths, empty)
-            for step in range(min(_STEPS, room - width)):
-                token = np.argmax(np.asarray(made["logits"]), -1).astype(np.int32)
-                token[0] = -1 if step == 1 and rows > 1 else token[0]
-                cache = jax.tree.map(np.asarray, made["cache"])
-                calls["decode"].append((token, cache))
-                made = jax.jit(self.method("decode"))(self.lm, token, cache)
-            calls["prefill"] += self._next_turn(tokens, made, room)
-            counts = np.full(rows, width, np.int32)
-            calls["prefill"] += [
-                (tokens, counts, c) for c in _fill_cache(made["cache"], room, width)
-            ]
-            calls["decode"] += [(tokens[:, 0], c) for c in _fill_cache(made["cache"], room, 1)]
+        size = len(tokens) if isinstance(self.batch, str) else self.batch
+        calls: dict[str, list[Any]] = {key: [] for key in SIGNATURES}
+        seed = [np.array([0, 7], np.uint32)] * self.settings.sampler.draws
+        for first in range(0, len(tokens), size):
+            rows = np.minimum(np.arange(first, first + size), len(tokens) - 1)
+            begin, here = self._parts(tokens[rows], lengths[rows])[0]
+            calls["generate"].append((begin, here, *seed))
+            if "decode" in chosen or "prefill" in chosen:
+                self._add_session(calls, tokens[rows], lengths[rows])
         return {key: calls[key] for key in chosen}
+
+    def _parts(self, tokens: np.ndarray, lengths: np.ndarray) -> list[tuple]:
+        """Returns the calls that read prompts: tokens, and how many of each row."""
+        step = tokens.shape[1] if isinstance(self.length, str) else self.length
+        filled = np.pad(tokens, ((0, 0), (0, -tokens.shape[1] % step)))
+        return [
+            (filled[:, start : start + step], np.clip(lengths - start, 0, step).astype(np.int32))
+            for start in range(0, filled.shape[1], step)
+        ]
+
+    def _add_session(self, calls: Any, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        """Adds the calls of prefill and decode for a batch of prompts."""
+        rows, longest = len(tokens), int(lengths.max())
+        room = longest + self.count if isinstance(self.room, str) else self.room
+        check_new_room(room, lengths, 0, "export: prompts")
+        shapes = shapes_of_cache(self.lm, self.batch, self.room, self.dtype, **self.cache)
+        sizes = {self.room: room, self.batch: rows}
+
+        def empty(leaf: Any) -> np.ndarray:
+            shape = [sizes.get(str(size), size) for size in leaf.shape]
+            return np.zeros([int(size) for size in shape], leaf.dtype)
+
+        prefill, decode = (partial(self._run, jax.jit(self.method(key))) for key in SIGNATURES[:2])
+        cache, logits = jax.tree.map(empty, shapes), None
+        for part, here in self._parts(tokens, lengths):
+            calls["prefill"].append((part, here, cache))
+            made, cache = prefill(part, here, cache)
+            logits = made if logits is None else np.where((here > 0)[:, None], made, logits)
+        for step in range(min(_STEPS, room - longest)):
+            token = np.argmax(logits, -1).astype(np.int32)
+            token[0] = -1 if step == 1 and rows > 1 else token[0]
+            calls["decode"].append((token, cache))
+            logits, cache = decode(token, cache)
+        # One more turn after the contents of the cache, and calls where it is fuller.
+        part, _ = self._parts(tokens, lengths)[0]
+        counts = np.full(rows, part.shape[1], np.int32)
+        if np.max(getattr(cache, "lengths", room)) + part.shape[1] <= room:
+            calls["prefill"].append((part, counts, cache))
+        fuller = _fill_cache(cache, room, part.shape[1])
+        calls["prefill"] += [(part, counts, each) for each in fuller]
+        calls["decode"] += [(part[:, 0], each) for each in _fill_cache(cache, room, 1)]
+
+    def _run(self, function: Callable[..., Any], *inputs: Any) -> tuple[np.ndarray, Any]:
+        made = jax.tree.map(np.asarray, function(self.lm, *inputs))
+        return made["logits"], made["cache"]
 
     def _prompts(self, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
         if prompts is None:
@@ -408,11 +446,3 @@ class _Served:
             lengths = None
         tokens, lengths = checked_prompt(self.lm, prompts, lengths, "export: prompts")
         return np.asarray(tokens), np.asarray(lengths)
-
-    def _next_turn(self, tokens: np.ndarray, made: Any, room: int) -> list[Any]:
-        """Returns one more prompt after the contents of the cache, if there is room."""
-        held = np.max(getattr(made["cache"], "lengths", room))
-        if held + tokens.shape[1] > room:
-            return []
-        lengths = np.full(tokens.shape[0], tokens.shape[1], np.int32)
-        return [(tokens, lengths, jax.tree.map(np.asarray, made["cache"]))]

@@ -178,7 +178,7 @@ def export_for_runtime(
             versions=package_versions(*_distributions(runtime) if validate else ()),
             validated="process" if validate else None,
             left_out=left_out,
-            differs=(*_more_stops(runtime, job), *ties),
+            differs=(*_notes(runtime, job), *ties),
             details={**report.details, "runs_in": runtime.title, **details},
             seconds={},
         )
@@ -190,10 +190,17 @@ def export_for_runtime(
     return replace(report, seconds={name: round(value, 4) for name, value in seconds.items()})
 
 
-def _more_stops(runtime: Runtime, job: Job) -> list[str]:
-    others = set(job.stop) - set(replace(job, ends_at_eos=False).stop)
-    eos = job.tokenizer.special_tokens["eos_token"] if job.tokenizer and others else None
-    return [f"{runtime.title} also ends texts at {eos!r}, the tokenizer's eos_token"] if eos else []
+def _notes(runtime: Runtime, job: Job) -> list[str]:
+    """What a runtime does otherwise than the net and its tokenizer say."""
+    if job.tokenizer is None:
+        return []
+    notes = []
+    if set(job.stop) - set(replace(job, ends_at_eos=False).stop):
+        eos = job.tokenizer.special_tokens["eos_token"]
+        notes.append(f"{runtime.title} also ends texts at {eos!r}, the tokenizer's eos_token")
+    if job.tokenizer.chat_template is None:
+        notes.append("a base model, which continues texts: its tokenizer has no chat template")
+    return notes
 
 
 def _report(job: Job, details: Mapping[str, Any]) -> Report:
@@ -279,13 +286,6 @@ def _tokenizer(
         is_gguf = path.is_file() and path.suffix != ".json"
         found = Tokenizer.from_gguf(path) if is_gguf else Tokenizer.from_pretrained(path)
     check_fits(found, lm.config.vocab_size, where)
-    if found.chat_template is None:
-        raise TokenizerError(
-            "This tokenizer has no chat template, so a runtime cannot write down a conversation.",
-            where=f"{where}: tokenizer",
-            got=a_few(sorted(found.chat_templates), 4) or "no template",
-            write='Tokenizer(..., chat_template=...); "" for a model that continues texts only',
-        )
     return found
 
 

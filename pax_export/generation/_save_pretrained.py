@@ -65,7 +65,7 @@ def save_pretrained(
 
     Raises:
         InvalidArgumentError: transformers has no equivalent net.
-        TokenizerError: the tokenizer has another vocabulary, or no chat template.
+        TokenizerError: the tokenizer has another vocabulary.
         ValidationError: transformers' tokens differ from jax's, and logits are not nearly equal.
 
     Example:

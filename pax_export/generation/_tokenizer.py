@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pax_export._errors import (
     ExportPathError,
@@ -114,9 +114,9 @@ class Tokenizer:
         """
         path = as_path(path)
         folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
-        inner = of_json(_read_text(file), str(file))
         described = folder / "tokenizer_config.json"
-        config = _optional_json(described)
+        content, config = _read_text(file), _optional_json(described)
+        inner = of_json(_with_prefix_space(content, config), str(file))
         named = {**_optional_json(folder / "special_tokens_map.json"), **config}
         special = {
             name: _token_text(named[name]) for name in _SPECIAL if named.get(name) is not None
@@ -140,7 +140,8 @@ class Tokenizer:
 
         Args:
             path: the file; its vocabulary is of bytes (``gpt2``, pre-tokenized as in GPT-2, Llama
-                3, GPT-4o, Mistral's Tekken, Qwen 2 or SmolLM) or of sentence pieces (``llama``).
+                3, GPT-4o, Mistral's Tekken, Qwen 2 or SmolLM, by any of llama.cpp's names of
+                these) or of sentence pieces (``llama``).
 
         Raises:
             TokenizerError: an unsupported vocabulary.
@@ -238,6 +239,15 @@ class Tokenizer:
         return f"Tokenizer(vocab_size={self.vocab_size}, {self.special_tokens}, {templates=})"
 
     # --- texts ----------------------------------------------------------------------------
+
+    def __call__(self, *texts: object, **options: object) -> NoReturn:
+        """Raises an error that names `encode`: a Tokenizer is not called, as in transformers."""
+        raise InvalidArgumentTypeError(
+            "A Tokenizer has methods, and is not called itself.",
+            where="Tokenizer",
+            got=a_few([*(f"{each!r:.40}" for each in texts), *options], 4),
+            write="tokenizer.encode(text) for the ids of one text",
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Converts a text to ids.
@@ -477,6 +487,31 @@ def _optional_json(file: Path) -> dict[str, Any]:
         got=f"{found!r:.200}",
         write="the file as transformers wrote it",
     )
+
+
+#: Classes of transformers that make the part of ``tokenizer.json`` anew which adds a space.
+_SPACED = {"GPT2", "Qwen2", "CodeGen", "Cohere", "GPTNeoX", "Roberta", "Llama"}
+
+
+def _with_prefix_space(content: bytes, config: Mapping[str, Any]) -> bytes:
+    """The content of ``tokenizer.json`` with the `add_prefix_space` of its configuration."""
+    kind = str(config.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
+    is_added = config.get("add_prefix_space")
+    if not isinstance(is_added, bool) or kind not in _SPACED:
+        return content
+    try:
+        described = json.loads(content)
+        cutter = described.get("pre_tokenizer") or {}
+        for each in cutter.get("pretokenizers", [cutter]):
+            if each.get("type") == "ByteLevel" and kind != "Llama":
+                each["add_prefix_space"] = is_added
+            if each.get("type") == "Metaspace" and kind == "Llama" and not is_added:
+                each["prepend_scheme"] = "never"
+                after = described["decoder"]["decoders"]
+                after[:] = [each for each in after if each["type"] != "Strip"]
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):  # which is refused
+        return content
+    return json.dumps(described).encode()
 
 
 def _token_text(value: object) -> str:

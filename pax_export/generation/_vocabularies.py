@@ -53,18 +53,23 @@ _TEKKEN = "|".join([_SMALL, _LARGE, r"\p{N}", _OTHERS])
 _GPT4O = "|".join([_SMALL + _ENDING, _LARGE + _ENDING, r"\p{N}{1,3}", _OTHERS])
 CUTS = {
     "gpt-2": _Cut(),
-    "olmo": _Cut(),
     "smollm": _Cut(digits=True),
-    "starcoder": _Cut(digits=True),
-    "refact": _Cut(digits=True),
     "llama-bpe": _Cut(_LLAMA3, whole=True, begins=True),
-    "llama3": _Cut(_LLAMA3, whole=True, begins=True),
     "dbrx": _Cut(_LLAMA3),
-    "smaug-bpe": _Cut(_LLAMA3),
     "gpt-4o": _Cut(_GPT4O),
     "qwen2": _Cut(_QWEN2, normal=True),
     "tekken": _Cut(_TEKKEN, whole=True, begins=True),
 }
+#: Other names of these in llama.cpp.
+_SAME_CUTS = {
+    "gpt-2": "olmo phi-2 gigachat a.x-4.0 mellum exaone4",
+    "smollm": "starcoder refact",
+    "llama-bpe": "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
+    "dbrx": "smaug-bpe",
+    "gpt-4o": "llama4",
+    "qwen2": "deepseek-r1-qwen kormo megrez f2llmv2",
+}
+_NAMED_CUTS = {other: CUTS[name] for name, those in _SAME_CUTS.items() for other in those.split()}
 
 
 def of_json(content: bytes, where: str) -> Any:
@@ -176,9 +181,9 @@ def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
 def _byte_level(words: Sequence[str], said: Mapping[str, Any], where: str) -> tuple[Any, bool]:
     """Returns a vocabulary of bytes, merged within the parts of a text."""
     tokenizers = require("tokenizers", "tokenizers", _PURPOSE)
-    cut = CUTS.get(said.get("pre", ""))
+    cut = (CUTS | _NAMED_CUTS).get(said.get("pre", ""))
     if cut is None:
-        known = a_few(sorted(CUTS), 12)
+        known = a_few(sorted(CUTS | _NAMED_CUTS), 40)
         got = f"tokenizer.ggml.pre: {said.get('pre')!r:.80}, where {known} are known"
         raise _unreadable_error(where, got, "a folder with tokenizer.json beside the weights")
     merges = [_pair(each, where) for each in said.get("merges", [])]

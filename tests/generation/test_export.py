@@ -278,6 +278,17 @@ def test_invalid_arguments_are_refused(lm, tmp_path, argument, value):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("sizes", [(1, "length", ROOM), ("batch", 2, "room"), (2, 4, ROOM)])
+def test_prompts_of_a_validation_fit_the_sizes_of_an_export(sizes, tmp_path):
+    """In as many batches and parts as that takes; windows are wider than the room is long."""
+    batch, length, room = sizes
+    lm = pax.nets.Decoder(dataclasses.replace(CONFIG, kinds=(pax.nets.LayerKind(window=40),)))
+    options = {"format": "onnx", "batch": batch, "length": length, "max_length": room}
+    rows = [[3, 4, 5], [6, 7, 8, 9, 10], [1]]
+    report = export(lm, tmp_path / "lm.onnx", prompts=rows, max_new_tokens=2, **options)
+    assert report.validated and report.largest_error
+
+
 def test_litert_keeps_all_tokens_of_a_net_whose_layers_all_have_windows(tmp_path):
     pax.seed_rng_key(0)
     config = dataclasses.replace(CONFIG, kinds=(pax.nets.LayerKind(window=3),))

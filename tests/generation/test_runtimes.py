@@ -121,6 +121,19 @@ def test_the_folder_for_onnxruntime_genai(tmp_path):
         export(lm, tmp_path / "one", overwrite=True, **options)
 
 
+def test_a_base_model_continues_texts(tmp_path):
+    """A tokenizer without a chat template, as those of GPT-2 and of SmolLM2's base model."""
+    pytest.importorskip("gguf")
+    whole, lm = byte_level(), net("smollm2", tmp_path / "hf")
+    base = Tokenizer(whole._inner, whole.special_tokens)
+    options = {"tokenizer": base, "max_length": 16, "validate": False}
+    for format in ("gguf", "genai"):
+        report = export(lm, tmp_path / f"base.{format}", format=format, **options)
+        assert "no chat template" in report.differs[0]
+    assert Tokenizer.from_gguf(tmp_path / "base.gguf").chat_templates == {}
+    assert Tokenizer.from_pretrained(tmp_path / "base.genai").chat_templates == {}
+
+
 # --- what is refused --------------------------------------------------------------------------
 
 each_format = pytest.mark.parametrize("format", sorted(pax.generation._export.RUNTIMES))
@@ -134,10 +147,8 @@ def test_invalid_arguments_are_refused_before_any_work(format, tmp_path, monkeyp
     value, kind = pax.errors.InvalidArgumentError, pax.errors.InvalidArgumentTypeError
     words = pax.errors.TokenizerError
     small = pax.nets.Decoder(dataclasses.replace(lm.config, vocab_size=200))
-    bare = Tokenizer(tokenizer._inner, tokenizer.special_tokens)
     for error, where, got, options in (
         (words, "export: tokenizer", "200", {"lm": small}),
-        (words, "export: tokenizer", "", {"tokenizer": bare}),
         (words, "export: tokenizer", "", {"tokenizer": None}),
         (value, "export: max_length", "lm.config.max_positions is 64", {"max_length": 65}),
         (value, "export: max_length", "'room'", {"max_length": "room"}),

@@ -160,6 +160,29 @@ def test_tokens_that_only_the_configuration_describes_are_tokens(tmp_path):
         Tokenizer.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "spaced", "plain"),
+    [("GPT2Tokenizer", "Ġa", "a"), ("Qwen2TokenizerFast", "Ġa", "a"),
+     ("PreTrainedTokenizerFast", "a", "a"), ("LlamaTokenizer", "▁a", "a")],
+)  # fmt: skip
+def test_the_space_before_a_text_is_that_of_the_configuration(kind, spaced, plain, tmp_path):
+    byte_level().save(tmp_path)
+    if kind == "LlamaTokenizer":
+        before, after = tokenizers.pre_tokenizers, tokenizers.decoders
+        ids = {each: number for number, each in enumerate(["?", "▁", "a", "▁a"])}
+        inner = tokenizers.Tokenizer(tokenizers.models.BPE(ids, [("▁", "a")], unk_token="?"))
+        inner.pre_tokenizer = before.Metaspace(prepend_scheme="first", split=False)
+        inner.decoder = after.Sequence([after.Replace("▁", " "), after.Strip(" ", 1, 0)])
+        inner.save(str(tmp_path / "tokenizer.json"))
+    for is_added, first in ((True, spaced), (False, plain)):
+        said = {"tokenizer_class": kind, "add_prefix_space": is_added}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+        tokenizer = Tokenizer.from_pretrained(tmp_path)
+        ids = tokenizer.encode("a")
+        assert "".join(map(tokenizer._inner.id_to_token, ids)) == first
+    assert tokenizer.decode(tokenizer.encode(" a")) == " a"
+
+
 def test_a_gguf_file_of_bytes(tmp_path):
     tokenizer = Tokenizer.from_gguf(gguf_file(tmp_path / "a.gguf", BYTES))
     ids = tokenizer.encode("<s>help é 12<e>")
@@ -170,12 +193,16 @@ def test_a_gguf_file_of_bytes(tmp_path):
     for cut, word in (
         ("gpt-2", ["12"]), ("llama-bpe", ["<s>", "12"]), ("qwen2", ["1", "2"]), ("olmo", ["12"]),
         ("dbrx", ["12"]), ("smaug-bpe", ["12"]), ("gpt-4o", ["12"]), ("refact", ["1", "2"]),
-        ("starcoder", ["1", "2"]),
+        ("starcoder", ["1", "2"]), ("deepseek-r1-qwen", ["1", "2"]), ("megrez", ["1", "2"]),
+        ("kormo", ["1", "2"]), ("mellum", ["12"]), ("phi-2", ["12"]), ("a.x-4.0", ["12"]),
+        ("exaone4", ["12"]), ("gigachat", ["12"]), *((name, ["<s>", "12"]) for name in (
+            "llama-v3", "falcon3", "pixtral", "lfm2", "midm-2.0",
+        )),
     ):  # fmt: skip
         path = gguf_file(tmp_path / f"{cut}.gguf", BYTES | {"ggml.pre": cut})
         other = Tokenizer.from_gguf(path)
         assert [other.id_to_token(i) for i in other.encode("12")] == word
-        composed = "é" if cut == "qwen2" else "e\u0301"
+        composed = "é" if cut in ("qwen2", "deepseek-r1-qwen", "megrez", "kormo") else "e\u0301"
         assert other.decode(other.encode("e\u0301"), True) == composed
 
 
@@ -351,6 +378,8 @@ def test_invalid_tokenizers_and_texts_are_refused(tmp_path):
             byte_level().apply_chat_template(wrong)  # pyright: ignore[reportArgumentType]
     with refused(pax.errors.InvalidArgumentTypeError, "tools"):
         byte_level().apply_chat_template([], tools="search")  # pyright: ignore
+    with refused(pax.errors.InvalidArgumentTypeError, "tokenizer.encode(text)", where="Tokenizer"):
+        byte_level()("a text", return_tensors="np")
     with refused(pax.errors.InvalidArgumentTypeError, where="Tokenizer.token_to_id"):
         byte_level().token_to_id(3)  # pyright: ignore[reportArgumentType]
     for options in ({"special_tokens": 3}, {"special_tokens": "<s>"}, {"chat_template": 3}):
@@ -389,7 +418,7 @@ def test_invalid_tokenizers_and_texts_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"ggml.pre": "viking"}, "tokenizer.ggml.pre: 'viking', where dbrx, gpt-2"),
+        ({"ggml.pre": "viking"}, "tokenizer.ggml.pre: 'viking', where a.x-4.0, dbrx"),
         ({"ggml.model": "t5"}, "tokenizer.ggml.model: 't5'"),
         ({"ggml.merges": ["he"]}, "the merge 'he'"),
         ({"ggml.merges": ["h q7"]}, "q7"),
