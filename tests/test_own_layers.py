@@ -70,3 +70,57 @@ def test_tensor_parallel_and_fully_sharded_know_every_kernel(name):
         array = getattr(layer, own)
         assert table[own].shard_shape == (*array.shape[:-1], array.shape[-1] // 4)
     assert not {*layer.arrays} & set(table.unmatched)
+
+
+def torch_arrays(name, layer):
+    """The arrays as modules of torch have them: Bilinear, two Linear, Conv2d."""
+    arrays = {own: np.asarray(getattr(layer, own)) for own in layer.arrays}
+    if name == "LowRank":
+        return {f"{own}.weight": np.ascontiguousarray(array.T) for own, array in arrays.items()}
+    order = (2, 0, 1) if name == "Bilinear" else (3, 2, 0, 1)
+    return arrays | {"weight": np.ascontiguousarray(arrays["weight"].transpose(order))}
+
+
+@ROWS
+def test_weights_of_torch(name, tmp_path):
+    from safetensors.numpy import save_file
+
+    trained, x = rows()[name]
+    net = pax.Sequential(pax.Linear(3, 3), trained)
+    file = {f"body.{path}": array for path, array in torch_arrays(name, trained).items()}
+    file |= {"head.weight": np.asarray(net.modules[0].weight).T.copy()}
+    file |= {"head.bias": np.asarray(net.modules[0].bias)}
+    save_file(file, tmp_path / "torch.safetensors", {"format": "pt"})
+
+    class Net(pax.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.body = pax.Linear(3, 3), rows()[name][0]
+
+    fresh = Net()
+    fresh = fresh.replace(body=fresh.body.at(list(trained.arrays)).init(jax.random.key(7)))
+    keep = ["body.mask"] if name == "MaskedConv" else []  # a constant of the class
+    adopted, _ = pax.weights.adopt(fresh, tmp_path / "torch.safetensors", keep=keep)
+    assert_close(adopted.body(x), trained(x))
+
+
+def test_the_library_names_layers_in_two_rooms_only():
+    """Outside of nn and nets, arrays are treated by their declarations."""
+    import ast
+    from pathlib import Path
+
+    layers = {name for name in pax.nn.__all__ if isinstance(getattr(pax.nn, name), type)}
+    layers -= {"Lambda", "Identity", "Sequential"}  # they have no arrays
+    package = Path(pax.__file__).parent
+    found = []
+    for path in package.rglob("*.py"):
+        room = path.relative_to(package).parts[0]
+        if room in ("nn", "nets", "__init__.py", "quantization"):
+            continue
+        tree = list(ast.walk(ast.parse(path.read_text())))
+        made = [node.func for node in tree if isinstance(node, ast.Call)]  # a layer of a layer
+        for node in [node for node in tree if not any(node is each for each in made)]:
+            name = getattr(node, "id", getattr(node, "attr", None))
+            if isinstance(node, (ast.Name, ast.Attribute)) and name in layers:
+                found.append(f"{path.relative_to(package)}:{node.lineno} {name}")
+    assert found == []

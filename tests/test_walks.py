@@ -145,7 +145,7 @@ def can_begin_anew(layer: Any) -> bool:
 
 #: As LAYER_STEPS, for a layer instead of its name.
 WEIGHT_STEPS: dict[str, Callable[[Any], Any]] = {
-    "pax_export/weights/adoption/_layers.py: _KINDS, _ROLES and _rank_of_weight": lambda layer: (
+    'arrays = {"weight": a role that files have}': lambda layer: (
         not any(each.kind == "free" for each in find_layers(layer).layers)
     ),
     'arrays = {"weight": init}': can_begin_anew,

@@ -11,6 +11,7 @@ from pax_export.core._declared import (
     DeclaredArray,
     computes_in,
     declared_arrays,
+    declared_at,
     declared_in,
     kernel_of,
 )

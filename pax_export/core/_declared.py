@@ -9,7 +9,9 @@ from typing import Any, Literal
 from pax_export.core._traversal import named_modules
 from pax_export.core._tree import Node
 
-Role = Literal["kernel", "table", "bias", "scale", "average", "key"]
+Role = Literal[
+    "kernel", "table", "bias", "scale", "mean", "variance", "average", "counter", "key"
+]  # fmt: skip
 Initializer = Callable[[Any, tuple[int, ...]], Any]
 """A function of a key and a shape that makes an array of that shape."""
 
@@ -21,15 +23,17 @@ _COMPUTES = {"kernel": "half", "scale": "float32"}
 class Declared:
     """What one array of a layer is.
 
-    A class of layers has a mapping ``arrays`` from the names of attributes to declarations. All
-    that treats arrays by their meaning reads it: ``net.at(...).init(key)``, adapters, quantization,
-    sharding presets, weights of other frameworks, the default precision policy, `inspect`.
+    A class of layers has a mapping ``arrays`` from the names of attributes to declarations (a
+    dotted name is that of an array of an inner module). All that treats arrays by their meaning
+    reads it: ``net.at(...).init(key)``, adapters, quantization, sharding presets, weights of other
+    frameworks, the default precision policy, `inspect`.
     Attributes that are not in the mapping are treated by shape alone.
 
     Args:
         role: ``"kernel"``, an array that inputs are multiplied by; ``"table"``, whose rows are
-            looked up; ``"bias"``, which is added; ``"scale"`` of a norm; ``"average"``, a running
-            statistic; ``"key"``, a random key.
+            looked up; ``"bias"``, which is added; ``"scale"`` of a norm; ``"mean"`` and
+            ``"variance"``, its running statistics; ``"average"`` of anything else; ``"counter"``;
+            ``"key"``, a random key.
         axes: a name for each axis of one layer (not of a stack). ``"in"`` and ``"out"`` are the
             channels of input and output; a block of layers gives them other names, see
             ``axes_of_layers``. A function of the layer if the order depends on its options.
@@ -100,17 +104,18 @@ class DeclaredArray:
         return tuple([self.axis(n) for n in self.axes if n not in self.declared.outputs])
 
 
-def declared_in(layer: Any) -> dict[str, DeclaredArray]:
-    """The declared arrays that a module itself has, by attribute."""
+def declared_at(layer: Any) -> dict[str, DeclaredArray]:
+    """All that the class of a module declares, by name, also of inner modules."""
     declared = getattr(type(layer), "arrays", None)
     if not isinstance(layer, Node) or not isinstance(declared, Mapping):
         return {}
-    has = vars(layer)
-    return {
-        name: DeclaredArray(name, layer, each)
-        for name, each in declared.items()
-        if has.get(name) is not None
-    }
+    return {name: DeclaredArray(name, layer, each) for name, each in declared.items()}
+
+
+def declared_in(layer: Any) -> dict[str, DeclaredArray]:
+    """The declared arrays that a module itself has, by attribute."""
+    has = vars(layer) if isinstance(layer, Node) else {}
+    return {name: x for name, x in declared_at(layer).items() if has.get(name) is not None}
 
 
 def declared_arrays(tree: Any) -> Iterator[tuple[str, DeclaredArray]]:

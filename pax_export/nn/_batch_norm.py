@@ -28,6 +28,8 @@ class _BatchNorm(Module):
     arrays: ClassVar = {
         "scale": Declared("scale", _axes_of_scale, init=lambda layer: ones),
         "offset": Declared("bias", _axes_of_scale, init=lambda layer: zeros),
+        "ema_mean.averages": Declared("mean", _axes_of_scale),
+        "ema_var.averages": Declared("variance", _axes_of_scale),
     }
 
     parameters = parameters_method("scale offset")

@@ -6,7 +6,7 @@ passed to `scan` directly.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +77,8 @@ class _Cell(Module):
     """The base class of the cells: sizes, and checks of the arguments of a step."""
 
     _state_form: Any = None
+    #: The equations, by the name that frameworks have for them.
+    recurrence: ClassVar[str] = ""
 
     def __init__(self, input_dim: int, hidden_dim: int, name: str | None):
         super().__init__(name=name)
@@ -188,6 +190,7 @@ class LSTM(_Cell):
     """
 
     _state_form = LSTMState
+    recurrence = "lstm"
 
     def __init__(
         self,
@@ -251,6 +254,7 @@ class GRU(_Cell):
     """
 
     _state_form = GRUState
+    recurrence = "gru"
 
     def __init__(
         self,
@@ -307,6 +311,7 @@ class VanillaRNN(_Cell):
     """
 
     _state_form = VanillaRNNState
+    recurrence = "rnn"
 
     def __init__(
         self,

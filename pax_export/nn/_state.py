@@ -59,7 +59,7 @@ class EMA(StateModule):
         1.0
     """
 
-    arrays: ClassVar = {"averages": Declared("average", ()), "debias": Declared("average", ())}
+    arrays: ClassVar = {"averages": Declared("average", ()), "debias": Declared("counter", ())}
     # Not even those of a module: StateModule alone would let them through.
     parameters = parameters_method(submodules=False)
     _pax_changes = "in train mode"

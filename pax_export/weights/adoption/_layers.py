@@ -7,25 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from pax_export.core import Module, is_at, named_modules
-from pax_export.nn import (
-    EMA,
-    GRU,
-    LSTM,
-    BatchNorm1D,
-    BatchNorm2D,
-    Conv1DTranspose,
-    Conv2DTranspose,
-    Convolution,
-    Dropout,
-    Embed,
-    GroupNorm,
-    LayerNorm,
-    Linear,
-    RMSNorm,
-    RngSeq,
-    VanillaRNN,
-)
+from pax_export.core import DeclaredArray, Module, declared_at, is_at, named_modules
 from pax_export.weights._dtypes import is_key
 from pax_export.weights._leaves import leaves_by_name
 from pax_export.weights.adoption._array_transforms import LeafPart
@@ -62,7 +44,8 @@ class Layer:
     """A layer with its leaves, or a leaf that is filled by itself."""
 
     path: str
-    kind: str  # linear, conv, conv_transpose, embed, norm, batch_norm, lstm, gru, rnn or free
+    #: linear, conv, conv_transpose, kernel, embed, norm, batch_norm, lstm, gru, rnn or free
+    kind: str
     leaves: dict[str, Leaf]  # role -> leaf
     name: Name
     also: frozenset[str] = frozenset()  # words of the names given to modules
@@ -95,35 +78,39 @@ class Wanted:
 #: Modules with their paths, the outermost first.
 Around = list[tuple[str, Any]]
 
-_KINDS = (
-    (LSTM, "lstm"), (GRU, "gru"), (VanillaRNN, "rnn"), ((BatchNorm1D, BatchNorm2D), "batch_norm"),
-    (Linear, "linear"), (Embed, "embed"), ((Conv1DTranspose, Conv2DTranspose), "conv_transpose"),
-    (Convolution, "conv"), ((LayerNorm, GroupNorm, RMSNorm), "norm"),
-)  # fmt: skip
-
-# Paths below each kind of layer, and the roles of the leaves there.
-_LINEAR = {"weight": WEIGHT, "bias": BIAS}
-_NORM = {"scale": WEIGHT, "offset": BIAS}
+#: Roles by the words of declarations; other arrays have no role in files.
 _ROLES = {
+    "kernel": WEIGHT, "table": WEIGHT, "scale": WEIGHT, "bias": BIAS, "mean": MEAN, "variance": VAR,
+}  # fmt: skip
+#: Paths below a recurrent cell, and the roles of the leaves there.
+_CELLS = {
     "lstm": {"fc.weight": WEIGHT, "fc.bias": BIAS},
     "rnn": {"fc.weight": WEIGHT, "fc.bias": BIAS},
     "gru": {
         "xh_zr_fc.weight": "zr_weight", "xh_zr_fc.bias": "zr_bias",
         "xh_h_fc.weight": "h_weight", "xh_h_fc.bias": "h_bias",
     },
-    "batch_norm": {**_NORM, "ema_mean.averages": MEAN, "ema_var.averages": VAR},
-    "linear": _LINEAR, "embed": {"weight": WEIGHT}, "conv": _LINEAR, "conv_transpose": _LINEAR,
-    "norm": _NORM,
 }  # fmt: skip
+SPATIAL = frozenset({"depth", "height", "width"})
 
 
-def _rank_of_weight(kind: str, module: Module) -> int:
-    """Returns the number of axes of the weight of such a layer, without stacking."""
-    if kind in ("conv", "conv_transpose"):
-        return len(module.kernel_shape) + 2
-    if kind == "batch_norm":
-        return len(module.data_format)
-    return 1 if kind == "norm" else 2
+def _kind_of(module: Module) -> str:
+    """The kind of a layer, by the arrays that its class declares; empty if it has none."""
+    cell = getattr(type(module), "recurrence", "")
+    if cell:
+        return cell
+    found = declared_at(module)
+    roles = {each.declared.role for each in found.values()}
+    kernels = [each for each in found.values() if each.declared.role == "kernel"]
+    if len(kernels) == 1:
+        *kernel, before, last = kernels[0].axes
+        if {before, last} == {"in", "out"} and SPATIAL.issuperset(kernel):
+            return ("conv" if last == "out" else "conv_transpose") if kernel else "linear"
+    if kernels:
+        return "kernel"
+    if "table" in roles:
+        return "embed"
+    return "batch_norm" if "mean" in roles else "norm" if "scale" in roles else ""
 
 
 def find_layers(net: Module) -> Wanted:
@@ -153,26 +140,48 @@ def _modules_around(path: str, modules: list[tuple[str, Any]]) -> Around:
 def _layers_at(
     path: str, module: Module, leaves: dict[str, Leaf], done: set[str], around: Around
 ) -> Iterator[Layer]:
-    kind = next((kind for cls, kind in _KINDS if isinstance(module, cls)), None)
-    if kind is None:
-        return
+    kind = _kind_of(module)
+    below = _CELLS.get(kind) or {
+        name: role
+        for name, each in declared_at(module).items()
+        if (role := _ROLES.get(each.declared.role)) is not None
+    }
+    together = {role: name for name, role in below.items()}
+    if len(together) < len(below):  # several kernels: each by itself
+        for name, each in declared_at(module).items():
+            if each.declared.role == "kernel":
+                yield from _layer_of(path, kind, {name: WEIGHT}, module, leaves, done, around)
+        below = {name: role for name, role in below.items() if role != WEIGHT}
+    if kind:
+        yield from _layer_of(path, kind, below, module, leaves, done, around)
+
+
+def _layer_of(
+    path: str, kind: str, below: dict[str, str], module: Module, leaves: dict[str, Leaf],
+    done: set[str], around: Around,
+) -> Iterator[Layer]:  # fmt: skip
+    """The layer of the arrays at these names, if it has any that is not taken."""
+    declared = declared_at(module)
     roles: dict[str, Leaf] = {}
-    for below, role in _ROLES[kind].items():
-        leaf = leaves.get(f"{path}.{below}" if path else below)
+    more: set[int] = set()
+    for name, role in below.items():
+        leaf = leaves.get(f"{path}.{name}" if path else name)
         if leaf is not None and leaf.path not in done:
             roles[role] = leaf
-    weights = [leaf for role, leaf in roles.items() if role.endswith(WEIGHT)]
-    more = {len(leaf.shape) - _rank_of_weight(kind, module) for leaf in weights} or {0}
+            if role.endswith(WEIGHT):
+                more.add(len(leaf.shape) - (len(declared[name].axes) if name in declared else 2))
     stack = None
-    if more != {0}:
+    if more - {0}:
         count = max(more) if len(more) == 1 else 0
         shapes = [leaf.shape for leaf in roles.values()]
         stack = stack_at(path, around, shapes, count, leaves) if count > 0 else None
         if stack is None:
             return  # a replaced weight: its leaves are separate
     if roles:
-        options = _layer_options(kind, module)
-        yield Layer(path, kind, roles, name_of(path), _given_words(around), options,
+        alone = next(iter(below)) if kind == "kernel" and set(roles) == {WEIGHT} else ""
+        own = f"{path}.{alone}".strip(".") if len(declared) > 1 and alone else path
+        options = _layer_options(kind, module, [declared[n] for n in below if n in declared])
+        yield Layer(own, kind, roles, name_of(own), _given_words(around), options,
                     _count_heads(around), stack)  # fmt: skip
 
 
@@ -202,11 +211,14 @@ def _given_words(around: Around) -> frozenset[str]:
     return name_of(given).said if isinstance(given, str) else frozenset()
 
 
-def _layer_options(kind: str, module: Module) -> tuple:
-    if kind in ("lstm", "gru", "rnn"):
+def _layer_options(kind: str, module: Module, arrays: list[DeclaredArray]) -> tuple:
+    if kind in _CELLS:
         return (module.input_dim, module.hidden_dim, getattr(module, "forget_gate_bias", 0.0))
     if kind == "conv":
         return (getattr(module, "feature_group_count", 1),)
+    if kind == "kernel":
+        kernel = next((each for each in arrays if each.declared.role == "kernel"), None)
+        return () if kernel is None else (kernel.axes, kernel.declared.outputs)
     return ()
 
 
@@ -220,18 +232,15 @@ def _count_heads(around: Around) -> int | None:
     return None
 
 
-#: Leaves that no file of another framework has: random keys, and whether an average has begun.
-_APART = ((RngSeq, "_rng_key"), (Dropout, "rng_key"), (EMA, "debias"))
-
-
 def _set_apart(
     path: str, module: Module, leaves: dict[str, Leaf], done: set[str], found: Wanted
 ) -> None:
-    for cls, attribute in _APART:
-        place = f"{path}.{attribute}" if path else attribute
-        if isinstance(module, cls) and place in leaves and place not in done:
+    """Sets random keys and counters apart, which no file of another framework has."""
+    for name, each in declared_at(module).items():
+        place = f"{path}.{name}" if path else name
+        if each.declared.role in ("key", "counter") and place in leaves and place not in done:
             done.add(place)
-            found.counters |= {place: leaves[place]} if cls is EMA else {}
+            found.counters |= {place: leaves[place]} if each.declared.role == "counter" else {}
 
 
 def _free_leaves(

@@ -26,7 +26,7 @@ from pax_export.weights.adoption._array_transforms import (
     squeeze_shape,
 )
 from pax_export.weights.adoption._groups import Group, is_conv1d_of_transformers
-from pax_export.weights.adoption._layers import Layer
+from pax_export.weights.adoption._layers import SPATIAL, Layer
 from pax_export.weights.adoption._name_parsing import BIAS, MEAN, VAR, WEIGHT
 from pax_export.weights.adoption._recurrent import read_recurrent
 
@@ -277,8 +277,23 @@ def _read_free(
         yield from _read_conv(shape, piece, group, origin, layer)
 
 
+def _read_kernel(
+    shape: Shape, piece: Piece, group: Group, origin: str, layer: Layer
+) -> Iterable[Piece]:
+    """Reads a kernel of a user's class: torch has outputs first, and spatial axes last."""
+    axes, outputs = layer.options
+    theirs = sorted(axes, key=lambda axis: (axis not in outputs, axis in SPATIAL))
+    order, now = tuple(map(theirs.index, axes)), piece.after
+    turned = origin in ("torch", "torch, Conv1D", "onnx") and theirs != list(axes)
+    if turned and len(now) == len(order) and tuple(now[axis] for axis in order) == shape:
+        yield piece.then(("transpose", order), says="transposed")
+        if group.sure:
+            return
+    yield from _squeeze_piece(shape, piece)
+
+
 #: How the weight of a kind of layer is read.
 _WEIGHTS = {
     "linear": _read_linear, "conv": _read_conv, "conv_transpose": _read_transposed,
-    "free": _read_free,
+    "free": _read_free, "kernel": _read_kernel,
 }  # fmt: skip
