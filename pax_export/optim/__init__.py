@@ -2,13 +2,12 @@
 
 from pax_export.optim._apply import apply_gradients, apply_scaled_gradients
 from pax_export.optim._opax import load_opax
-from pax_export.optim._optax import OptaxOptimizer, PackedOptimizer, from_optax
+from pax_export.optim._optax import OptaxOptimizer, from_optax
 from pax_export.optim._update_fn import build_update_fn
 
 # Names that are imported but not in `__all__` are for other packages of pax_export.
 __all__ = [
     "OptaxOptimizer",
-    "PackedOptimizer",
     "apply_gradients",
     "apply_scaled_gradients",
     "build_update_fn",

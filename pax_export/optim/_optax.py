@@ -18,13 +18,10 @@ from pax_export.core import (
     StateModule,
     count_array_elements,
     is_array,
-    made_of,
     named_leaves,
     path_name,
 )
 from pax_export.optim._apply import parameters_of
-from pax_export.optim._packable import require_packable
-from pax_export.optim._packing import Packing
 from pax_export.optim._transformation_key import KeyedTransformation
 
 
@@ -183,84 +180,7 @@ def _missing_argument(name: str) -> InvalidArgumentTypeError:
     )
 
 
-class PackedOptimizer(OptaxOptimizer):
-    """An optimizer of optax that sees all arrays of a dtype as one; made by `from_optax`.
-
-    Its state has one array where that of another optimizer has one for each
-    parameter, so a step hands fewer arrays to jax and back.
-
-    Attributes:
-        packing: the names, shapes and dtypes of the parameters, static data.
-
-    Example:
-        >>> import optax, pax_export as pax
-        >>> params = pax.Linear(2, 3).parameters()
-        >>> optimizer = pax.optim.from_optax(optax.adam(1e-3), packed=True)(params)
-        >>> {dtype: moments.shape for dtype, moments in optimizer.state[0].mu.items()}
-        {'float32': (9,)}
-    """
-
-    def __init__(self, recipe: KeyedTransformation, params: PyTree):
-        params = parameters_of(params)
-        require_packable(recipe, params)
-        packing = Packing.of(params)
-        super().__init__(recipe, packing.pack(params))
-        self.packing = packing
-
-    def __call__(self, grads: Any, params: Any = None, **extra: PyTree) -> Any:
-        """Returns the updates to subtract; the state is changed, so call it with `%`.
-
-        Args:
-            grads: gradients.
-            params: the parameters, for transformations that need them.
-            **extra: is ignored: an optimizer that needs more is not packed.
-
-        Raises:
-            StructureMismatchError: gradients or parameters of other shapes or
-                dtypes than those that the optimizer was made for.
-        """
-        packed = None if params is None else self.packing.pack(params)
-        updates = super().__call__(self.packing.pack(grads, "gradients"), packed)
-        return self.packing.unpack(updates, grads)
-
-    def unpacked(self, params: Any) -> OptaxOptimizer:
-        """Returns the same optimizer with a state for each parameter by itself.
-
-        Args:
-            params: the parameters that it was made for.
-
-        Raises:
-            StructureMismatchError: other parameters.
-
-        Example:
-            >>> import optax, pax_export as pax
-            >>> params = pax.Linear(2, 3).parameters()
-            >>> optimizer = pax.optim.from_optax(optax.adam(1e-3), packed=True)(params)
-            >>> optimizer.unpacked(params).state[0].mu.weight.shape
-            (2, 3)
-        """
-        params = parameters_of(params)
-        self.packing.pack(params)  # raises for others
-        is_packed = self.packing.is_packed
-
-        def unpack(x: PyTree) -> Any:
-            return self.packing.unpack(x, params) if is_packed(x) else x
-
-        state = tree_map(unpack, self.state, is_leaf=is_packed)
-        attributes = {"recipe": self.recipe, "slow_params": None, "state": state}
-        return made_of(OptaxOptimizer, attributes)
-
-    def remade(self, params: PyTree) -> OptaxOptimizer:
-        new = PackedOptimizer(self.recipe, params)
-        is_packed = self.packing.is_packed
-
-        def carried(old: PyTree, fresh: Any) -> Any:
-            return self.packing.carried(old, new.packing, fresh) if is_packed(old) else old
-
-        return new.replace(state=tree_map(carried, self.state, new.state, is_leaf=is_packed))
-
-
-def from_optax(transformation: object, *, packed: bool = False) -> Callable[[Any], OptaxOptimizer]:
+def from_optax(transformation: object) -> Callable[[Any], OptaxOptimizer]:
     """Wraps an optax optimizer as a module.
 
     The module has optax's state. Called with gradients and parameters, it returns optax's negated
@@ -275,11 +195,6 @@ def from_optax(transformation: object, *, packed: bool = False) -> Callable[[Any
         transformation: an optax transformation such as ``optax.adam(1e-3)`` or
             ``optax.chain(...)``; or a function without arguments that returns one, such as
             ``functools.partial(optax.adam, 1e-3)``, which can be pickled.
-        packed: whether the state has one array per dtype instead of one per parameter, which is
-            faster for models with many small arrays.  Only for elementwise transformations with one
-            rule for all parameters: adam, adamw, sgd, lion, rmsprop and others, alone or after
-            `optax.clip_by_global_norm`; not lamb, adafactor or masks.  For parameters on one
-            device: packing gathers those that are spread over several.
 
     Returns:
         A function from the parameters of a model to a module.  Modules of equal
@@ -287,8 +202,6 @@ def from_optax(transformation: object, *, packed: bool = False) -> Callable[[Any
 
     Raises:
         InvalidArgumentTypeError: ``transformation`` is neither.
-        UnsupportedOperationError: (a NotImplementedError, when the parameters
-            are given) a packed transformation would compute something else.
 
     Example:
         >>> import optax, pax_export as pax
@@ -299,8 +212,7 @@ def from_optax(transformation: object, *, packed: bool = False) -> Callable[[Any
         >>> bool((updates.weight == grads.weight).all())
         True
     """
-    cls = PackedOptimizer if packed else OptaxOptimizer
-    return functools.partial(cls, KeyedTransformation(transformation))
+    return functools.partial(OptaxOptimizer, KeyedTransformation(transformation))
 
 
 def _as_state(state: PyTree, params: PyTree) -> Any:

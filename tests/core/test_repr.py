@@ -59,10 +59,6 @@ def test_repr_has_class_size_and_mode(module, line):
             pax.optim.from_optax(optax.chain(optax.clip(1.0), optax.adamw(1e-3))),
             "OptaxOptimizer(rules=[ScaleByAdam], state=19, mode=train)",
         ),
-        (
-            pax.optim.from_optax(optax.adam(1e-3), packed=True),
-            "PackedOptimizer(rules=[ScaleByAdam], state=19, mode=train)",
-        ),
         (pax.optim.from_optax(optax.sgd(0.1)), "OptaxOptimizer(state=0, mode=train)"),
     ],
 )

@@ -146,7 +146,7 @@ def test_a_function_is_compiled_once():
 
 OPTIMIZERS = {
     "adam": lambda params: pax.optim.from_optax(optax.adam(1e-3))(params),
-    "packed": lambda params: pax.optim.from_optax(optax.adam(1e-3), packed=True)(params),
+    "flat": lambda params: pax.optim.from_optax(optax.flatten(optax.adam(1e-3)))(params),
     "momentum": lambda params: pax.optim.from_optax(optax.sgd(1e-3, momentum=0.9))(params),
     "opax": lambda params: pax.opax.adam(1e-3)(params),
     "opax_momentum": lambda params: pax.opax.chain(pax.opax.trace(0.9), pax.opax.scale(1e-3))(
