@@ -124,3 +124,15 @@ def test_the_library_names_layers_in_two_rooms_only():
             if isinstance(node, (ast.Name, ast.Attribute)) and name in layers:
                 found.append(f"{path.relative_to(package)}:{node.lineno} {name}")
     assert found == []
+
+
+def test_inspect_shows_declarations_and_their_absence():
+    class Silent(pax.ParameterModule):
+        def __init__(self):
+            super().__init__()
+            self.own, self.low_rank = jnp.ones(2), rows()["LowRank"][0]
+
+    table = pax.inspect(Silent())
+    assert table["low_rank.up"].declared == "kernel [rank, out]"
+    assert (table[""].declared, table["low_rank"].declared) == ("no declaration", "")
+    assert "no declaration" in str(table) and "declar" not in str(pax.inspect(pax.Linear(2, 3)))

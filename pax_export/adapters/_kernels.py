@@ -122,13 +122,13 @@ def adapter_output(layer: PyTree, x: Array, a: Any, b: Any, like: PyTree) -> Any
             where=repr(layer)[:200],
             write='pax.Declared("kernel", ..., apply=lambda layer, array, x: ...), or dropout=0',
         )
-    if not found.declared.any_outputs(layer):
+    if not found.takes_any_outputs:
 
         def of_product(x: Array, a: Array, b: Array) -> Any:
             return apply(layer, weight_of_product(layer, a, b), x)
 
         return shard_map_over_batch(of_product, x, (a, b))
-    axis = found.declared.output_axis(layer)
+    axis = found.channel_axis
 
     def low_rank(x: Array, a: Array, b: Array) -> Any:
         inner = apply(layer, jnp.moveaxis(a, -1, found.output_axes[0]), x)
@@ -139,7 +139,7 @@ def adapter_output(layer: PyTree, x: Array, a: Any, b: Any, like: PyTree) -> Any
 
 def by_channel(layer: Any, vector: Any) -> Any:
     """Reshapes a value per output channel so that it broadcasts with the layer's output."""
-    axis = adapted_array(layer).declared.output_axis(layer)
+    axis = adapted_array(layer).channel_axis
     return vector if axis == -1 else vector.reshape(-1, *[1] * (-1 - axis))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pax_export.core._traversal import named_modules
@@ -67,8 +67,8 @@ class Declared:
     outputs: tuple[str, ...] = ("out",)
     init: Callable[[Any], Initializer] | None = None
     apply: Callable[..., Any] | None = None
-    any_outputs: Callable[[Any], bool] = field(default=lambda layer: True)
-    output_axis: Callable[[Any], int] = field(default=lambda layer: -1)
+    any_outputs: Callable[[Any], bool] | None = None
+    output_axis: Callable[[Any], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,18 @@ class DeclaredArray:
     def axis(self, name: str) -> int:
         """The number of an axis, counted from the last: negative."""
         return self.axes.index(name) - len(self.axes)
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of the layer's output with the channels, counted from the last."""
+        found = self.declared.output_axis
+        return -1 if found is None else found(self.layer)
+
+    @property
+    def takes_any_outputs(self) -> bool:
+        """Whether its ``apply`` takes an array with more or fewer outputs."""
+        found = self.declared.any_outputs
+        return found is None or found(self.layer)
 
     @property
     def output_axes(self) -> tuple[int, ...]:

@@ -24,8 +24,10 @@ from pax_export.core import (
     TRAINABLE,
     Module,
     aspect_of,
+    declared_at,
     describe_array,
     is_node,
+    join_path,
     named_modules,
     named_roles,
     purecall,
@@ -151,6 +153,7 @@ class _Rows:
                 self.bytes[path] += leaf.bytes
                 self.roles[path].add(leaf.role)
                 self.dtypes[path][leaf.dtype] = None
+        self.declared = _declarations(modules, leaves)
         work = trace.work if trace else Work()
         self.flops, self.transcendentals = _sum_up(work.flops), _sum_up(work.transcendentals)
         self.computed_in: dict[str, Counter[str]] = defaultdict(Counter)
@@ -189,6 +192,7 @@ class _Rows:
             computed_in=self._computed_in(path, module),
             time_share=self.shares.get(path),
             function=function_of(module),
+            declared=self.declared.get(path, ""),
         )
 
     def _counts(self, path: str, class_name: str) -> Row:
@@ -217,6 +221,7 @@ class _Rows:
             shape=leaf.shape,
             dtype=leaf.dtype,
             role=leaf.role,
+            declared=self.declared.get(leaf.path, ""),
             parameters=0 if leaf.role == STATE else leaf.size,
             bytes=leaf.bytes,
         )
@@ -229,6 +234,22 @@ class _Rows:
         if self.trace and self.computed_in[path]:
             return _mode_of(self.computed_in[path])
         return np.dtype(policy.compute_dtype).name if policy is not None else ""
+
+
+def _declarations(modules: Sequence[tuple[str, Any]], leaves: Sequence[NetArray]) -> dict[str, str]:
+    """What classes say of arrays, by path; and the modules with arrays that say nothing."""
+    found: dict[str, str] = {}
+    silent: dict[str, bool] = {}
+    for path, module in modules:
+        declared = declared_at(module)
+        silent[path] = not declared
+        for name, each in declared.items():
+            found[join_path(path, name)] = f"{each.declared.role} [{', '.join(each.axes)}]"
+    for leaf in leaves:
+        owner = next((path for path in _enclosing_paths(leaf.path) if path in silent), "")
+        if leaf.path not in found and silent.get(owner):
+            found[owner] = "no declaration"
+    return found
 
 
 def _enclosing_paths(path: str) -> Iterator[str]:

@@ -183,6 +183,7 @@ COLUMNS: tuple[Column, ...] = (
     ("dtype", lambda row: row.dtype if row.kind == "module" else "", False),
     ("computed in", lambda row: row.computed_in if row.computed_in != row.dtype else "", False),
     ("role", lambda row: row.role, False),
+    ("declared", lambda row: row.declared if row.kind == "module" else "", False),
     ("parameters", lambda row: f"{row.parameters:,}" if row.parameters else "", True),
     ("bytes", lambda row: bytes_text(row.bytes) if row.bytes else "", True),
     ("flops", lambda row: count_text(row.flops), True),

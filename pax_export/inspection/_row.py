@@ -29,6 +29,9 @@ class Row:
         computed_in: the dtype of most of its arithmetic; without inputs, that of its policy.
         role: ``"trainable"``, ``"frozen"`` or ``"state"``; for a module, the first of these that
             applies to one of its arrays.
+        declared: what the class of its layer says of an array, ``"kernel [in, out]"``, see
+            `pax_export.Declared`; ``"no declaration"`` for a module with arrays of its own whose
+            class says nothing.
         parameters: the number of elements that are trainable or frozen.
         bytes: the size of all arrays, including state.
         flops: additions, multiplications and comparisons of one call, as XLA counts them;
@@ -57,6 +60,7 @@ class Row:
     dtype: str = ""
     computed_in: str = ""
     role: str = ""
+    declared: str = ""
     parameters: int = 0
     bytes: int = 0
     flops: Count | None = None
