@@ -19,6 +19,8 @@ from pax_export.weights import LoadReport, describe_array, mismatch_error
 
 #: The name that PEFT gives to a wrapped layer.
 _AROUND = ".base_layer"
+#: What loads adapters of a head that is tied.
+UNTIED = 'adapters.load(lm.untied(), ..., rename={..., "head": "lm_head"})'
 
 
 def own_leaves(module: PyTree) -> list[tuple[str, Any]]:
@@ -57,6 +59,8 @@ class FoundAdapter:
 
 class Reading:
     """The match of an adapter file with a net."""
+
+    has_tied_head = False  # whether a head of the net is the weight of another layer
 
     def __init__(self, net: PyTree, rename: Mapping[str, str], arrays: Mapping[str, np.ndarray]):
         self._modules = dict(named_modules(net))
@@ -174,6 +178,8 @@ class Reading:
         raise mismatch_error(what, report, where=where, write=self._suggestion())
 
     def _suggestion(self) -> str:
+        if self.has_tied_head and any("head" in each for each in self._unexpected):
+            return f"{UNTIED}, which has a head of its own"
         for name in self._unexpected:
             own, suffix = _split_name(name.removeprefix(f"{peft.PREFIX}."))
             near = near_names(own, [path for path in self._paths if path])

@@ -33,7 +33,7 @@ from pax_export.adapters._net import (
     require_adapters,
     told_where,
 )
-from pax_export.adapters._reading import Reading, own_leaves
+from pax_export.adapters._reading import UNTIED, Reading, own_leaves
 from pax_export.core import (
     join_path,
     named_leaves,
@@ -146,7 +146,9 @@ def _check_rename(rename: Any, net: PyTree, where: str) -> Mapping[str, str]:
                 "rename= names no module of the net.",
                 where=f"{where}(rename=)",
                 got=repr(pattern),
-                write=" or ".join(near_names(pattern, paths, 3)) or f"one of {a_few(paths[1:], 5)}",
+                write=f"{UNTIED}, which has a head of its own"
+                if pattern == "head" and _tied_layers(net)
+                else " or ".join(near_names(pattern, paths, 3)) or f"one of {a_few(paths[1:], 5)}",
             )
     return given
 
@@ -227,6 +229,7 @@ def load(
     place = as_path(folder, "folder")
     config = _read_config(place)
     reading = Reading(net, _check_rename(rename, net, "adapters.load"), _read_arrays(place))
+    reading.has_tied_head = bool(_tied_layers(net))
     reading.require_complete(config, str(place))
     if not config.get("ensure_weight_tying"):
         _require_own_head(net, {*reading.adapters, *reading.trained}, str(place))

@@ -402,11 +402,10 @@ class _Served:
         room = longest + self.count if isinstance(self.room, str) else self.room
         check_new_room(room, lengths, 0, "export: prompts")
         shapes = shapes_of_cache(self.lm, self.batch, self.room, self.dtype, **self.cache)
-        sizes = {self.room: room, self.batch: rows}
+        sizes: dict[Any, Any] = {self.room: room, self.batch: rows}
 
         def empty(leaf: Any) -> np.ndarray:
-            shape = [sizes.get(str(size), size) for size in leaf.shape]
-            return np.zeros([int(size) for size in shape], leaf.dtype)
+            return np.zeros([sizes.get(str(size), size) for size in leaf.shape], leaf.dtype)
 
         prefill, decode = (partial(self._run, jax.jit(self.method(key))) for key in SIGNATURES[:2])
         cache, logits = jax.tree.map(empty, shapes), None

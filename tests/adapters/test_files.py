@@ -188,6 +188,13 @@ def test_adapters_of_an_embedding_that_is_the_head_too(tmp_path):
     assert_close(merged.embed.weight, adapters.merge(tuned).embed.weight)
     adapters.save(apart, tmp_path)
     assert json.loads(file.read_text())["ensure_weight_tying"] is False
+    # Those of the head are for a net that has one.
+    rename = {"head": "lm_head"}
+    adapters.save(disturbed(adapters.add(lm.untied(), "head", rank=2)), tmp_path, rename=rename)
+    for options in ({}, {"rename": rename}):
+        with refused(pax.errors.PaxError, "lm.untied()", '"head": "lm_head"'):
+            adapters.load(lm, tmp_path, **options)
+    assert adapters.load(lm.untied(), tmp_path, rename=rename).head.adapters
 
 
 def test_a_path_that_ends_another_has_an_alpha_of_its_own(tmp_path):

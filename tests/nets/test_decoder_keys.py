@@ -158,6 +158,23 @@ def test_another_head_in_the_file_of_a_tied_model_is_taken_with_a_warning(tmp_pa
     assert_close(lm(np.array([[3, 1, 4]]))[0], expected, rtol=5e-6)
 
 
+@pytest.mark.parametrize("family", ["smollm2", "gemma3", "gpt2"])
+def test_one_name_of_a_tied_array_is_enough_if_the_file_notes_the_other(family, tmp_path):
+    """As safetensors.torch.save_model writes it: the first in the alphabet."""
+    config = reference.CONFIGS[family]
+    weights = reference.random_weights(config)
+    folder = reference.write_folder(tmp_path, config, weights)
+    expected = np.asarray(Decoder.from_pretrained(folder)(np.array([[3, 1, 4]])))
+    ends = ("embed_tokens.weight", "wte.weight")
+    embedding = next(name for name in weights if name.endswith(ends))
+    weights["lm_head.weight"] = weights.pop(embedding)
+    noted = {embedding: "lm_head.weight", "format": "pt"}
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    save_file(weights, folder / "model.safetensors", metadata=noted)
+    lm = Decoder.from_pretrained(folder)
+    assert lm.config.tied and np.array_equal(lm(np.array([[3, 1, 4]])), expected)
+
+
 def test_a_given_configuration_replaces_that_of_the_file(tmp_path):
     other = {**PLAIN, "model_type": "unheard-of", "rope_theta": 7.0, "their_own": 3}
     path = folder_of(tmp_path / "net", other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,7 +40,12 @@ from pax_export.weights.adoption._split_fused import (
 from pax_export.weights.sources import Entry, Source
 
 #: Arrays that are not parameters, in files of torch.
-BOOKKEEPING = ("position_ids",)
+_BOOKKEEPING = ("position_ids",)
+#: What torch's optimizers keep for the parameter of a number, in any checkpoint.
+_OPTIMIZER = re.compile(
+    r"(^|\.)state\.\d+\.(momentum_buffer|exp_avg|exp_avg_sq|max_exp_avg_sq|exp_inf|square_avg"
+    r"|grad_avg|acc_delta|sum|step|step_size|prev|mu|eta|ax|mu_product)$"
+)
 #: Source types that contain a graph, with all constants of its computation.
 _GRAPHS = ("onnx", "tflite")
 #: Notes of readers for arrays that belong to no net.
@@ -158,6 +164,11 @@ def _whole_layers(told: Mapping[str, tuple[str, str]], found: Wanted) -> dict[st
     return {name: (known_as, whole.get(place, place)) for name, (known_as, place) in told.items()}
 
 
+def is_bookkeeping(name: str) -> bool:
+    """Whether an array is no weight: positions in order, or the state of an optimizer."""
+    return name.rpartition(".")[2] in _BOOKKEEPING or _OPTIMIZER.search(name) is not None
+
+
 def _begin_study(net: PyTree, source: Source, options: Options) -> tuple[Study, list[str]]:
     found = find_layers(net)
     paths = _leaf_paths(found)
@@ -174,7 +185,7 @@ def _begin_study(net: PyTree, source: Source, options: Options) -> tuple[Study, 
     known = {each: name for name in source.entries for each in (*file_names(source, name), name)}
     ignored = {known[name] for name in options.match("ignore", options.ignore, known, "source")}
     names = [name for name in source.entries if name not in ignored]
-    passed = [name for name in names if name.rpartition(".")[2] in BOOKKEEPING]
+    passed = [name for name in names if is_bookkeeping(name)]
     study = Study(found, sorted([*ignored, *passed]), [], {})
     return study, [name for name in names if name not in passed]
 

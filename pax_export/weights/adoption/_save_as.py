@@ -33,7 +33,7 @@ from pax_export.weights.adoption._name_parsing import COUNT, parse_array_name
 from pax_export.weights.adoption._new_layers import choose_arrays
 from pax_export.weights.adoption._options import Options, named_by, options_of
 from pax_export.weights.adoption._parametrized import Resolved, file_names, source_versions
-from pax_export.weights.adoption._plan import BOOKKEEPING
+from pax_export.weights.adoption._plan import is_bookkeeping
 from pax_export.weights.adoption._report import AdoptionReport
 from pax_export.weights.adoption._writers import choose_writer
 from pax_export.weights.sources import Source, open_source
@@ -165,7 +165,7 @@ def _file_arrays(
         path: pieces for path, pieces in whole.items() if _has_its_shape(pieces, leaves[path])
     }
     counters = [name for name in report.ignored if parse_array_name(name).role == COUNT]
-    passed = {*counters, *(n for n in report.ignored if n.rpartition(".")[2] in BOOKKEEPING)}
+    passed = {*counters, *filter(is_bookkeeping, report.ignored)}
     left = [name for name in report.ignored if name not in passed]
     left += [p.source for path, pieces in whole.items() if path not in recipe for p in pieces]
     added, replaced = choose_arrays(net, leaves, recipe, report.origin, source, left, rename)

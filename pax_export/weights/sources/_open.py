@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from pax_export._errors import WeightsFileError
@@ -81,6 +82,9 @@ def open_source(source: object, *, keep_quantised: bool = False) -> Source:
 
 
 def _read_folder(path: Path, resources: ExitStack, keep_quantised: bool) -> Source:
+    if shards := _sharded.numbered(path):
+        read = partial(_read_file, resources=resources, keep_quantised=keep_quantised)
+        return _sharded.read_numbered(path, shards, read)
     file = _tensorflow.in_folder(path) or _sharded.in_folder(path)
     if file is not None:
         return _read_file(file, resources, keep_quantised)

@@ -31,7 +31,11 @@ def read(file: InputFile) -> Source:
     entries = {
         name: _make_entry(file, name, stored, sums.get(name)) for name, stored in arrays.items()
     }
-    return Source("safetensors", file.where, entries, metadata=metadata)
+    # safetensors.torch.save_model keeps one name of a tied array, and notes the others.
+    tied = {name: first for name, first in metadata.items() if name not in arrays}
+    tied = {name: first for name, first in tied.items() if first in arrays}
+    entries |= {name: entries[first] for name, first in tied.items()}
+    return Source("safetensors", file.where, entries, metadata=metadata, tied=tied)
 
 
 def _make_entry(file: InputFile, name: str, stored: HeaderEntry, checksum: str | None) -> Entry:

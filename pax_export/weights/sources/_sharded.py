@@ -1,8 +1,9 @@
-"""Weights in several files with an index."""
+"""Weights in several files, with an index or numbered."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ _ENDING = ".index.json"
 _LARGEST = 200_000_000
 #: The names that one file of weights has in a folder of Hugging Face.
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
+_NUMBERED = re.compile(r"(.*)-(\d+)-of-(\d+)(\.\w+)")
 
 
 def is_index(path: Path) -> bool:
@@ -43,6 +45,38 @@ def in_folder(path: Path) -> Path | None:
     return None
 
 
+def numbered(path: Path) -> list[Path]:
+    """The files of a folder that are named as the parts of one, and have no index."""
+    files: dict[tuple[str, ...], dict[int, Path]] = {}
+    for each in sorted(path.iterdir()):
+        if each.suffix in (".safetensors", ".bin") and (name := _NUMBERED.fullmatch(each.name)):
+            files.setdefault((name[1], name[3], name[4]), {})[int(name[2])] = each
+    has_one = any((path / name).exists() for name in _WHOLE) or any(path.glob(f"*{_ENDING}"))
+    if len(files) != 1 or has_one:
+        return []
+    (((_, count, _), found),) = files.items()
+    if len(found) != int(count):
+        raise WeightsFileError(
+            "Some of the files of weights are missing.",
+            where=str(path),
+            got=f"{len(found)} of {int(count)}, among them {next(iter(found.values())).name}",
+            write="the whole folder",
+        )
+    return list(found.values())
+
+
+def read_numbered(path: Path, files: list[Path], read_file: Callable[[Path], Source]) -> Source:
+    """Reads the arrays of all numbered files of a folder."""
+    with refuse_damaged(str(path), KIND):
+        shards = {file.name: read_file(file) for file in files}
+        where: dict[str, str] = {}
+        for file, shard in shards.items():
+            if twice := where.keys() & shard.entries.keys():
+                raise ValueError(f"arrays in two of its files: {a_few(sorted(twice), 8)}")
+            where |= dict.fromkeys(shard.entries, file)
+        return _joined(str(path), shards, where)
+
+
 def read(path: Path, read_file: Callable[[Path], Source]) -> Source:
     """Reads the arrays of all files of an index."""
     with refuse_damaged(str(path), KIND):
@@ -52,22 +86,26 @@ def read(path: Path, read_file: Callable[[Path], Source]) -> Source:
         if wrong:
             raise ValueError(f"{wrong[0]!r} as the name of a file")
         shards = {name: read_file(_path_beside(path, name)) for name in sorted(set(files.values()))}
-        kinds = {shard.kind for shard in shards.values()}
-        if len(kinds) != 1:
-            raise ValueError(f"files of the kinds {sorted(kinds)}")
         for name, file in files.items():
             if name not in shards[file].entries:
                 got = f"the file {shards[file].where}, which has no such array"
                 raise damage_error(f"{name} in {path}", KIND, got)
-        entries = {name: shards[file].entries[name] for name, file in files.items()}
-        others = [
-            name for shard in shards.values() for name in shard.entries if name not in entries
-        ]
-        if others:
-            raise ValueError(f"arrays that the index does not name: {a_few(others, 8)}")
-    metadata = {key: value for each in shards.values() for key, value in each.metadata.items()}
+        return _joined(str(path), shards, files)
+
+
+def _joined(where: str, shards: dict[str, Source], files: dict[str, str]) -> Source:
+    """Returns one source of several; `files` has the file of each array."""
+    kinds = {shard.kind for shard in shards.values()}
+    if len(kinds) != 1:
+        raise ValueError(f"files of the kinds {sorted(kinds)}")
+    entries = {name: shards[file].entries[name] for name, file in files.items()}
     tied = {name: first for each in shards.values() for name, first in each.tied.items()}
-    return Source(kinds.pop(), str(path), entries, metadata=metadata, tied=tied)
+    entries |= {name: each.entries[name] for each in shards.values() for name in each.tied}
+    others = [name for shard in shards.values() for name in shard.entries if name not in entries]
+    if others:
+        raise ValueError(f"arrays that the index does not name: {a_few(others, 8)}")
+    metadata = {key: value for each in shards.values() for key, value in each.metadata.items()}
+    return Source(kinds.pop(), where, entries, metadata=metadata, tied=tied)
 
 
 def _path_beside(path: Path, name: str) -> Path:

@@ -44,6 +44,19 @@ def test_other_words_and_words_of_the_whole_file_do_not(usual):
     pax.weights.adopt(net, {**whole, "step": np.zeros(())}, origin="torch", ignore=["step"])
 
 
+@pytest.mark.parametrize("slots", [("momentum_buffer",), ("step", "exp_avg", "exp_avg_sq")])
+@pytest.mark.parametrize("prefix", ["optimizer_states.0", "optimizer", "optim_state_dict"])
+def test_the_state_of_an_optimizer_is_no_weight(slots, prefix):
+    """Checkpoints of Lightning and of torch have it beside the net, in the same shapes."""
+    net = Free(conv=pax.Conv2D(3, 8, 3), fc=pax.Linear(8, 2))
+    weights = {**of("state_dict.conv", 8, 3, 3, 3), **of("state_dict.fc", 2, 8)}
+    state = {f"{prefix}.state.{i}.{slot}": np.zeros(() if slot == "step" else w.shape, np.float32)
+             for i, w in enumerate(weights.values()) for slot in slots}  # fmt: skip
+    new, report = pax.weights.adopt(net, {**weights, **state}, origin="torch")
+    np.testing.assert_array_equal(new.fc.weight, weights["state_dict.fc.weight"].T)
+    assert {*report.ignored} == {*state}
+
+
 def test_nor_is_a_single_array():
     file = {**of("conv", 8, 3, 3, 3), **of("fc", 2, 8), "class_freq": np.ones(8, np.float32)}
     net = Free(conv=pax.Conv2D(3, 8, 3), prelu=Free(weight=jnp.ones(8)), fc=pax.Linear(8, 2))

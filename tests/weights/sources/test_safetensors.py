@@ -52,6 +52,39 @@ def test_every_array_and_the_metadata(file):
         assert_close(part, arrays()["large"][3:5, ::2], rtol=0)
 
 
+def test_the_other_names_of_a_tied_array_are_in_the_metadata(tmp_path):
+    """As safetensors.torch.save_model notes them, beside texts about no array."""
+    noted = {"head.weight": "layer.weight", "format": "pt", "about": "a layer", "steps": "large"}
+    safetensors.numpy.save_file(arrays(), tmp_path / "a.safetensors", metadata=noted)
+    with open_source(tmp_path / "a.safetensors") as source:
+        assert source.tied == {"head.weight": "layer.weight"}
+        assert {*source.entries} == {*arrays(), "head.weight"}
+        assert_close(source.entries["head.weight"].read(), arrays()["layer.weight"], rtol=0)
+
+
+def test_numbered_files_need_no_index(tmp_path):
+    whole = arrays()
+    for number, name in enumerate(whole, 1):
+        file = tmp_path / f"model-0000{number}-of-00004.safetensors"
+        noted = {"tied": name} if number == 2 else None
+        safetensors.numpy.save_file({name: whole[name]}, file, metadata=noted)
+    with open_source(tmp_path) as source:
+        assert {*source.entries} == {*whole, "tied"} and source.tied == {"tied": "layer.bias"}
+        assert_close(source.entries["steps"].read(), 7)
+    index = {"weight_map": {each: f"model-0000{i}-of-00004.safetensors"
+                            for i, each in enumerate(whole, 1)}}  # fmt: skip
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with open_source(tmp_path) as source:
+        assert source.tied == {"tied": "layer.bias"} and "tied" in source.entries
+    (tmp_path / "model.safetensors.index.json").unlink()
+    (tmp_path / "model-00003-of-00004.safetensors").rename(tmp_path / "model-00005-of-00004.bin")
+    with refused(WeightsFileError):
+        open_source(tmp_path)
+    (tmp_path / "model-00005-of-00004.bin").unlink()
+    with refused(WeightsFileError, "3 of 4"):
+        open_source(tmp_path)
+
+
 def test_a_view_of_the_file_outlives_the_source(file):
     with open_source(file) as source:
         array = source.entries["large"].read()
