@@ -142,7 +142,7 @@ class UntrainedArrayWarning(PaxWarning):
 
 
 class NotValidatedWarning(PaxWarning):
-    """An export was not validated, because its runtime is not installed."""
+    """An export was not validated: its runtime is missing, or no call gives an element."""
 
 
 class InvalidArgumentError(PaxError, ValueError, AssertionError):

@@ -74,7 +74,7 @@ def _about_place(report: Report, name: str | None) -> str:
 
 def _describe_test(report: Report) -> str:
     if report.validated is None:
-        return "It was not: validate=False."
+        return f"It was not: {'; '.join(report.left_out) or 'validate=False'}."
     if report.validated == "variables":
         return "The stored arrays were compared with those of the model; no calls were made."
     where = {
@@ -82,6 +82,9 @@ def _describe_test(report: Report) -> str:
         "process": "It was loaded in a fresh process without jax",
     }[report.validated]
     text = f"{where}, called at several sizes, and compared with jax."
+    if report.untested:
+        text += f" No call of {', '.join(report.untested)} was found that gives an element to "
+        text += "compare."
     if report.largest_error:
         largest = max(report.largest_error.values())
         text += f" The largest difference of any output was {largest:.1e}; those of each stand "

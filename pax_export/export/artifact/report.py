@@ -302,7 +302,22 @@ class Report:
             "variables": "the variables alone, without calls",
         }[self.validated]
         errors = self.tested_in.items()
+        if self.untested:
+            said += f", without {', '.join(self.untested)}"
         return "; ".join([said, *(f"{name}: largest error {error}" for name, error in errors)])
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """The signatures of which a validation by calls compared no element of an output."""
+        if self.validated not in ("here", "process"):
+            return ()
+        return tuple(key for key in self.signatures if not is_tested(key, self.largest_error))
+
+
+def is_tested(key: str, errors: Mapping[str, float]) -> bool:
+    """Whether an element of an output of this signature was compared."""
+    names = (name.removeprefix(f"{key}: ") for name in errors if name.startswith(f"{key}: "))
+    return any(not name.startswith(("gradient:", "variable:")) for name in names)
 
 
 def certified_text(name: str, told: Mapping[str, Any]) -> str:

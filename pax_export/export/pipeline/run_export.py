@@ -25,7 +25,7 @@ from pax_export._errors import (
 )
 from pax_export._optional import find, install, is_installed
 from pax_export.core import Module, label_modules, named_modules, traced_anew
-from pax_export.export.artifact.report import Report
+from pax_export.export.artifact.report import Report, is_tested
 from pax_export.export.pipeline.arguments import check_choice
 from pax_export.export.pipeline.bisect import Divergence, bisect, bisect_calls
 from pax_export.export.pipeline.export_run import ExportRun, scratch_place
@@ -46,6 +46,7 @@ from pax_export.export.validation.probes import ProbeDifference
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import Case, call_export, count_not_finite, differences
 
+_NO_CALL = "no call was found that gives an element to compare"
 #: The number of weights named in one message.
 _FEW = 8
 
@@ -114,11 +115,13 @@ def _missing_platform(exporter: FormatExporter, request: Request) -> list[str]:
 
 
 def _warn_not_validated(request: Request, reason: str, write: str) -> list[str]:
-    warning = NotValidatedWarning(
-        f"The export is not validated: {reason}.", where=str(request.path), write=write
-    )
-    warnings.warn(warning, stacklevel=5)
+    warnings.warn(_not_validated(request, reason, write), stacklevel=5)
     return [f"not validated: {reason}"]
+
+
+def _not_validated(request: Request, reason: str, write: str) -> NotValidatedWarning:
+    what = f"The export is not validated: {reason}."
+    return NotValidatedWarning(what, where=str(request.path), write=write)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +154,9 @@ class _Export:
                     for each in place.iterdir():
                         shutil.rmtree(each) if each.is_dir() else each.unlink()
             report = self._make_report(contents, place, written, errors)
+            if run.calls and report.validated is None:
+                write = "examples=, or specs with other sizes"
+                warnings.warn(_not_validated(self.request, _NO_CALL, write), stacklevel=4)
             run.write_card(report, place)
             contents.write_report(report, place, written)
         run.clear()
@@ -265,7 +271,7 @@ class _Export:
             lost = {"weights lose": request.quantization.summary()}
             fields["details"] = details | {"quantized": details.get("quantized", {}) | lost}
         keys = fields["signatures"]
-        untested = [key for key in keys if run.calls and not _is_tested(key, errors)]
+        untested = [key for key in keys if run.calls and not is_tested(key, errors)]
         return Report(
             model=contents.name,
             variables=tuple(contents.variables),
@@ -273,7 +279,7 @@ class _Export:
             validated=None if len(untested) == len(keys) else run.validated,
             left_out=(
                 *run.budget.left_out,
-                *(f"{key}: no call was found that gives an element to compare" for key in untested),
+                *(f"{key}: {_NO_CALL}" for key in untested),
             ),
             differs=tuple(run.budget.differs),
             largest_error=errors,
@@ -317,12 +323,6 @@ def not_finite(weights: Mapping[str, Any]) -> str:
     """Formats the names of some weights with NaN or infinity; empty if there are none."""
     names = [name for name, value in weights.items() if count_not_finite(np.asarray(value))]
     return a_few(names, _FEW)
-
-
-def _is_tested(key: str, errors: Mapping[str, float]) -> bool:
-    """Whether an element of an output of this signature was compared."""
-    names = (name.removeprefix(f"{key}: ") for name in errors if name.startswith(f"{key}: "))
-    return any(not name.startswith(("gradient:", "variable:")) for name in names)
 
 
 # --- the module of a refused operation --------------------------------------

@@ -22,6 +22,7 @@ from pax_export.checkpoint import StoredArray
 from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.dropped_state import DRAWS, dropped_state, made_of_inputs, passed_on
+from pax_export.export.tracing.explicit_meshes import refuse_explicit
 from pax_export.export.tracing.exportable import Exportable, ExportLeaf
 from pax_export.export.tracing.model_forms import ModelMethod
 from pax_export.export.tracing.spec import (
@@ -183,6 +184,9 @@ def trace_one(model: Exportable, method: ModelMethod, inputs: Inputs) -> Program
             origins = passed_on(traced.whole)[-len(changed) :]
             seen["same"] = frozenset(i for i, origin in zip(changed, origins) if i == origin)
             traced = trace(lambda operands: run(operands), stored) if seen["same"] else traced
+    refuse_explicit(
+        run, stored, [*(each.value for each in model.leaves), *inputs.flat], traced.whole
+    )
     count = len(traced.results) - len(seen["changed"])
     tree = jax.tree_util.tree_unflatten(seen["tree"], range(count))
     paths = dotted_paths(tree, "output")

@@ -135,19 +135,33 @@ def _own_result(name: str, done: recheck.Rechecked) -> RuntimeResult:
     errors = [error for check in done.checks for error in check.largest_error.values()]
     with_jax = JAX if done.reference is not None else ""
     largest = max(errors, default=0.0) if with_jax else None
-    return RuntimeResult(name, _version(name), _machine(), len(done.answers), with_jax, largest)
+    result = RuntimeResult(
+        name, _version(name), _machine(), len(_compared(done)), with_jax, largest
+    )
+    return result if result.calls else dataclasses.replace(result, problem=_NOTHING)
+
+
+_NOTHING = "no call was found that gives an element to compare"
+
+
+def _compared(done: recheck.Rechecked) -> list[tuple[str, Any, Mapping[str, Any]]]:
+    """The answers with any element."""
+    return [each for each in done.answers if any(v.size for v in each[2]["results"].values())]
 
 
 def _run_elsewhere(
     others: Any, name: str, path: Path, done: recheck.Rechecked, seconds: float | None
 ) -> RuntimeResult:
     base = JAX if done.reference is not None else "".join(done.format.runtime[:1])
-    result = RuntimeResult(name, others.version(name), _machine(), len(done.answers), base)
-    cases = [{"inputs": call.inputs} for _, call, _ in done.answers]
+    answers = _compared(done)
+    result = RuntimeResult(name, others.version(name), _machine(), len(answers), base)
+    if not answers:
+        return dataclasses.replace(result, compared_with="", problem=_NOTHING)
+    cases = [{"inputs": call.inputs} for _, call, _ in answers]
     try:
         given = {} if seconds is None else {"seconds": seconds}
         found = others.run(name, str(path.absolute()), cases, **given)
-        errors = [_largest_error(done, *each, got) for each, got in zip(done.answers, found)]
+        errors = [_largest_error(done, *each, got) for each, got in zip(answers, found)]
     except UnsupportedOperationError as error:
         return dataclasses.replace(result, compared_with="", problem=f"{error.what} {error.got}")
     except ValidationError as error:

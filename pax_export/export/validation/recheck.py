@@ -5,6 +5,7 @@ Results must have the reported names, shapes and dtypes and be finite, or equal 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +45,8 @@ class Check:
             return f"{text}: FAILED: {' '.join(self.problem.split())}"
         errors = {name: f" off by {error:.1e}" for name, error in self.largest_error.items()}
         parts = [f"{name} {list(each)}{errors.get(name, '')}" for name, each in self.shapes.items()]
-        return f"{text}: ok, {', '.join(parts)}"
+        found = "ok" if any(map(math.prod, self.shapes.values())) else "no element to compare"
+        return f"{text}: {found}, {', '.join(parts)}"
 
 
 class Rechecked:

@@ -4,12 +4,12 @@ import jax
 import pytest
 
 import pax_export as pax
-from pax_export.errors import ValidationError
+from pax_export.errors import NotValidatedWarning, ValidationError
 from pax_export.export import Report, spec, to_onnx, to_saved_model, to_stablehlo, to_tflite
 from pax_export.export.formats.saved_model import writer as saved_model
 from pax_export.export.formats.stablehlo import functions
 from pax_export.export.pipeline import export_run
-from pax_export.export.validation import model_cases
+from pax_export.export.validation import certify, model_cases, recheck
 from tests.export.models import affine, affine_params
 from tests.refusals import refused
 
@@ -120,9 +120,28 @@ def test_sizes_are_drawn_that_leave_something_to_compare(tmp_path, to, name):
 
 
 def test_a_test_in_which_every_output_is_empty_is_none(tmp_path):
-    report = to_onnx(({}, lambda _, x: x[:, 3:]), tmp_path / "m.onnx", spec("n, 3"))
+    with pytest.warns(NotValidatedWarning, match="no call was found"):
+        report = to_onnx(({}, lambda _, x: x[:, 3:]), tmp_path / "m.onnx", spec("n, 3"))
+    assert (
+        "It was not: serving_default: no call was found" in (tmp_path / "m.onnx.html").read_text()
+    )
     assert (report.validated, report.largest_error) == (None, {})
     assert report.left_out == (
         "serving_default: no call was found that gives an element to compare",
     )
     assert "validated   no\n" in str(report)
+    found = recheck.Rechecked(tmp_path / "m.onnx")
+    assert {str(each).partition(",")[0].split(": ")[1] for each in found.checks} == {
+        "no element to compare"
+    }
+    (result,) = certify.certify(tmp_path / "m.onnx", runtimes=["onnxruntime"])
+    assert (result.calls, "no call was found" in result.problem) == (0, True)
+
+
+def test_signatures_without_an_element_are_named(tmp_path):
+    methods = {"serving_default": lambda _, x: 2 * x, "empty": lambda _, x: x[:, 3:]}
+    inputs = dict.fromkeys(methods, spec("n, 3"))
+    report = to_stablehlo(({}, methods["empty"]), tmp_path / "m", inputs, methods=methods)
+    assert (report.validated, report.untested) == ("here", ("empty",))
+    assert "validated   in this process, without empty\n" in str(report)
+    assert "No call of empty was found" in (tmp_path / "m" / "pax_export.html").read_text()
