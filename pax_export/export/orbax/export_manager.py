@@ -17,7 +17,7 @@ from pax_export.export.artifact.ours import saved_model
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.formats.generated_files import generated_files_removed
 from pax_export.export.formats.saved_model.processing import trackables
-from pax_export.export.formats.saved_model.writer import canonicalize
+from pax_export.export.formats.saved_model.writer import rename_tables
 from pax_export.export.orbax import dtensor_utils
 from pax_export.export.orbax.dtensor_utils import tf
 from pax_export.export.orbax.jax_module import JaxModule
@@ -149,7 +149,7 @@ class ExportManager:
         else:
             with replace_path(path, saved_model) as directory, generated_files_removed():
                 tf.saved_model.save(self._module, str(directory), functions, options)
-                canonicalize(directory)
+                rename_tables(directory)
         if mesh is not None:
             tf.experimental.dtensor.barrier(mesh, "export done")
 

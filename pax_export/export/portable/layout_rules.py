@@ -141,7 +141,12 @@ def _of_source(equation: Any, operands: Operands, x: LazyBroadcast) -> Results:
         return None
     inner = x.source.order
     sources = [each.source if isinstance(each, LazyBroadcast) else each for each in operands]
-    (made,) = again(equation, [each.lying(each.order) for each in sources])
+    given = [each.lying(each.order) for each in sources]
+    if equation.primitive.name == "select_n":  # whose cases have one shape
+        shape = x.source.lying(inner).shape
+        cases = (each if each.ndim else lax.broadcast_in_dim(each, shape, ()) for each in given[1:])
+        given = [given[0], *cases]
+    (made,) = again(equation, given)
     return [LazyBroadcast(Laid(made, inner), equation.outvars[0].aval.shape, x.axes)]
 
 

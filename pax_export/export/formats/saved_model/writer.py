@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def _save_with_tensorflow(directory: Path, store: Store, signatures: Sequence[Si
             got=str(error).splitlines()[0],
             write="a tf.Module with the variable or table as an attribute, and a method __call__",
         ) from error
-    canonicalize(directory)
+    rename_tables(directory)
 
 
 def _make_signature(root: Any, signature: Signature, variables: Sequence[Any]) -> Any:
@@ -109,27 +108,29 @@ def _make_root(tf: Any, stored: Sequence[Variable], variables: Sequence[Any]) ->
     return root
 
 
-_KIND = "_gradient_op_type"
-_NUMBERED = re.compile(r"(.*_)(\d+)")
-_GRADIENT = re.compile(r"(CustomGradient-)(\d+)")
+def rename_tables(directory: Path) -> None:
+    """Renames tables of a SavedModel by TensorFlow that are named after the paths of their files.
 
-
-def canonicalize(directory: Path) -> None:
-    """Makes ``saved_model.pb``, written by TensorFlow, deterministic.
-
-    TensorFlow numbers its functions by a global counter, and writes maps in hash order. Functions
-    are renumbered in the order of their creation, and maps are sorted.
+    A process shares tables of one name among all its models, so a model of another file that was
+    at the same path would look up words of the first. The name gets a hash of the files instead.
     """
     protobuf = require("tensorflow.core.protobuf.saved_model_pb2", "tensorflow", "to_saved_model")
     file = directory / "saved_model.pb"
     model = protobuf.SavedModel()
     model.ParseFromString(file.read_bytes())
-    for graph in model.meta_graphs:
-        _renumber_functions(graph)
-        _forget_paths(graph, _folder_digest(directory / "assets"))
-    file.write_bytes(model.SerializeToString(deterministic=True))
-    # It has hashes of the old bytes, and a random number.
-    (directory / "fingerprint.pb").unlink(missing_ok=True)
+    digest, names = _folder_digest(directory / "assets"), dict[bytes, bytes]()
+    graphs = [each.graph_def for each in model.meta_graphs]
+    functions = (function.node_def for each in graphs for function in each.library.function)
+    for node in itertools.chain(*(each.node for each in graphs), *functions):
+        shared = node.attr["shared_name"].s if "shared_name" in node.attr else b""
+        if b"/" in shared:
+            head, tail = shared.rsplit(b"/", 1)
+            kind = b"hash_table_" if head.startswith(b"hash_table_") else b""
+            names.setdefault(shared, b"_".join((kind + digest, b"%d" % len(names), tail)))
+            node.attr["shared_name"].s = names[shared]
+    if names:
+        file.write_bytes(model.SerializeToString())
+        (directory / "fingerprint.pb").unlink(missing_ok=True)  # hashes of the old bytes
 
 
 def _folder_digest(folder: Path) -> bytes:
@@ -137,95 +138,3 @@ def _folder_digest(folder: Path) -> bytes:
     for file in sorted(folder.glob("*")):
         found.update(file.name.encode() + b"\0" + file.read_bytes())
     return found.hexdigest()[:16].encode()
-
-
-def _forget_paths(graph: Any, digest: bytes) -> None:
-    """Renames tables that are named after the paths of their files.
-
-    Tables with the same name are shared by all models of a process, so the name gets a hash of the
-    files instead.
-    """
-    names: dict[bytes, bytes] = {}
-    graphs = [graph.graph_def.node, *(each.node_def for each in graph.graph_def.library.function)]
-    for node in (node for nodes in graphs for node in nodes):
-        shared = node.attr["shared_name"].s if "shared_name" in node.attr else b""
-        if b"/" in shared:
-            head, tail = shared.rsplit(b"/", 1)
-            kind = b"hash_table_" if head.startswith(b"hash_table_") else b""
-            number = str(list(names).index(shared) if shared in names else len(names)).encode()
-            names.setdefault(shared, b"_".join((kind + digest, number, tail)))
-            node.attr["shared_name"].s = names[shared]
-
-
-def _renumber_functions(graph: Any) -> None:
-    library = graph.graph_def.library
-    old = [function.signature.name for function in library.function]
-    names = {name: name for name in old} | _renumbered_names(_NUMBERED, old)
-    nodes = [node for function in library.function for node in function.node_def]
-    kinds = {node.attr[_KIND].s.decode() for node in nodes if _KIND in node.attr}
-    gradients = _renumbered_names(_GRADIENT, kinds)
-    for function in library.function:
-        function.signature.name = names[function.signature.name]
-        _rename_nodes(function.node_def, names, gradients)
-        _number_captures(function)
-    functions = sorted(library.function, key=lambda function: function.signature.name)
-    del library.function[:]
-    library.function.extend(functions)
-    _rename_nodes(graph.graph_def.node, names, gradients)
-    for registered in library.registered_gradients:
-        registered.gradient_func = names[registered.gradient_func]
-        kind = registered.registered_op_type
-        registered.registered_op_type = gradients.get(kind, kind)
-    _rename_objects(graph.object_graph_def, names)
-    aliases = graph.meta_info_def.function_aliases
-    # TensorFlow also counts traces that it did not save; those go.
-    kept = {names[name]: alias for name, alias in aliases.items() if name in names}
-    aliases.clear()
-    aliases.update(kept)
-
-
-def _renumbered_names(pattern: re.Pattern, names: Iterable[str]) -> dict[str, str]:
-    """Old name -> new name: the same words, numbered in the order of the old numbers."""
-    matches = [match for match in map(pattern.fullmatch, names) if match]
-    matches.sort(key=lambda match: int(match[2]))
-    return {match[0]: f"{match[1]}{index}" for index, match in enumerate(matches)}
-
-
-def _rename_nodes(
-    nodes: Iterable[Any], names: Mapping[str, str], gradients: Mapping[str, str]
-) -> None:
-    for node in nodes:
-        node.op = names.get(node.op, node.op)
-        for key, value in node.attr.items():
-            if key == _KIND:
-                kind = value.s.decode()
-                value.s = gradients.get(kind, kind).encode()
-            elif value.HasField("func"):
-                value.func.name = names.get(value.func.name, value.func.name)
-            for function in value.list.func:
-                function.name = names.get(function.name, function.name)
-
-
-def _number_captures(function: Any) -> None:
-    """Captured tensors are named by Python ids; their place identifies them as well."""
-    for place, attributes in function.arg_attr.items():
-        name = attributes.attr.get("_user_specified_name")
-        if name is not None and name.s.isdigit():
-            name.s = str(place).encode()
-
-
-def _rename_objects(objects: Any, names: Mapping[str, str]) -> None:
-    copies = {names[name]: deepcopy(each) for name, each in objects.concrete_functions.items()}
-    objects.concrete_functions.clear()
-    for name, value in copies.items():
-        objects.concrete_functions[name].CopyFrom(value)
-    for node in objects.nodes:
-        if node.HasField("function"):
-            renamed = [names[name] for name in node.function.concrete_functions]
-            node.function.concrete_functions[:] = renamed
-        elif node.HasField("bare_concrete_function"):
-            bare = node.bare_concrete_function
-            bare.concrete_function_name = names[bare.concrete_function_name]
-        elif node.HasField("captured_tensor"):
-            captured = node.captured_tensor
-            captured.concrete_function = names[captured.concrete_function]

@@ -474,3 +474,16 @@ def test_functions_of_float64(name, tmp_path):
     if name not in ("attention", "exp in float32"):  # compared by the export itself
         for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=0)
+
+
+def test_norms_of_open_sizes_have_a_transpose_at_each_end(tmp_path):
+    keys = [jax.random.key_data(jax.random.key(seed)) for seed in range(2)]
+    net = pax.Sequential(
+        pax.Conv2D(3, 6, 3, rng_key=keys[0]), pax.GroupNorm(3, 6),
+        lambda x: (x - x.mean((1, 2), keepdims=True)) / (x.var((1, 2), keepdims=True) + 1e-3),
+        pax.Conv2D(6, 4, 3, rng_key=keys[1]),
+    )  # fmt: skip
+    report = to_onnx(net, tmp_path / "net.onnx", spec("b, h, w, 3"))
+    assert "kept" not in report.details  # the program as it was traced
+    nodes = onnx.load(tmp_path / "net.onnx").graph.node
+    assert sum(node.op_type == "Transpose" for node in nodes) == 2

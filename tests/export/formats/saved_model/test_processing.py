@@ -82,16 +82,13 @@ def test_a_vocabulary_file_is_an_asset_and_a_variable_is_kept(tmp_path):
 
     file = tmp_path / "words.txt"
     file.write_text("the 0\nquick 1\nfox 2\n")
-    for name in "ab":
-        to_saved_model(
-            embedding(), tmp_path / name, spec("batch, length", "int32"),
-            preprocess=Tokenize(str(file)), validate=name == "a",
-        )  # fmt: skip
+    to_saved_model(
+        embedding(), tmp_path / "a", spec("batch, length", "int32"),
+        preprocess=Tokenize(str(file)),
+    )  # fmt: skip
     file.unlink()
     assert_close(load(tmp_path / "a")(["the fox"]), of_words("the fox"), atol=1e-6)
-    graphs = [(tmp_path / name / "saved_model.pb").read_bytes() for name in "ab"]
-    assert graphs[0] == graphs[1]
-    assert str(tmp_path).encode() not in graphs[0]
+    assert str(tmp_path).encode() not in (tmp_path / "a" / "saved_model.pb").read_bytes()
     assert (tmp_path / "a" / "assets" / "words.txt").is_file()
 
 
