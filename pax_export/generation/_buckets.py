@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_tracer
 from pax_export._types import Array, DTypeLike, PyTree
 from pax_export.generation._prompt import room_of
@@ -78,13 +79,35 @@ def bucket_sizes(
     elif room is None:
         needed = longest + count + spare
         most = room = width + places + spare
+        shortest = int(np.min(lengths)) + count + spare
         for lm in nets:
+            _check_one_rotation(lm, shortest, needed)
             most = room = _cache_length(lm, batch, room, needed, dtype)
     else:
         most = room
     if most is not None:
         width = max(longest, min(width, most))
     return BucketSizes(_of_width(tokens, width), lengths, places, count, room)
+
+
+def _longrope_of(lm: PyTree) -> Any:
+    """The scaling of a net that rotates short and long contexts by other frequencies."""
+    scaling: Any = getattr(getattr(lm, "config", None), "rotary_scaling", None)
+    return scaling if getattr(scaling, "kind", None) == "longrope" else None
+
+
+def _check_one_rotation(lm: PyTree, shortest: int, longest: int) -> None:
+    """Refuses rows of which one alone would be rotated by other frequencies than together."""
+    scaling = _longrope_of(lm)
+    if scaling is not None and shortest <= scaling.original_length < longest:
+        raise InvalidArgumentError(
+            "Short and long texts of this net are rotated by other frequencies (LongRoPE).",
+            where="generation: tokens",
+            got=f"rows of {shortest} to {longest} tokens with the new ones, where "
+            f"original_length is {scaling.original_length}",
+            write=f"a call for rows of up to {scaling.original_length} tokens with the new ones, "
+            "and one for longer rows",
+        )
 
 
 def _is_at_hand(leaf: object) -> bool:
@@ -105,11 +128,10 @@ def _of_width(tokens: Array, width: int) -> Any:
 
 def _cache_length(lm: PyTree, batch: int, wanted: int, needed: int, dtype: Any) -> int:
     """Returns the length of a new cache: `wanted`, limited by the net's positions."""
-    config: Any = getattr(lm, "config", None)
-    most: Any = getattr(config, "max_positions", None)
+    most: Any = getattr(getattr(lm, "config", None), "max_positions", None)
     if isinstance(most, int):
-        scaling: Any = getattr(config, "rotary_scaling", None)
-        if getattr(scaling, "kind", None) == "longrope" and needed <= scaling.original_length:
+        scaling = _longrope_of(lm)
+        if scaling is not None and needed <= scaling.original_length:
             most = min(most, scaling.original_length)  # longer caches have other frequencies
         return max(needed, min(wanted, most))
     try:

@@ -127,6 +127,9 @@ def test_texts_that_stay_short_are_continued_with_the_frequencies_of_short_ones(
     for _ in range(5):
         text.append(int(reference.logits(config, weights, text)[-1].argmax()))
     assert pax.generate(lm, TOKENS[:1], max_new_tokens=5)[0].tolist() == text[9:]
+    # In one call the short row would have the frequencies of the long one.
+    with refused(INVALID, "rows of 7 to 16 tokens", "original_length is 14"):
+        pax.generate(lm, [[1, 2], [3] * 11], max_new_tokens=5)
 
 
 def test_a_symbolic_length_chooses_while_the_program_runs(tmp_path):
