@@ -31,7 +31,7 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
                 return call_labeled(call, self, args, kwargs)
             return call(self, *args, **kwargs)
         except Exception as error:
-            if _is_asked_for_labels(self, *args, **kwargs):
+            if _is_asked_for_labels(self, args, kwargs):
                 return self
             hide_frames(error)
             if isinstance(self, Node):  # else a view, whose own call encloses this one
@@ -43,15 +43,16 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
     return __call__
 
 
-def _is_asked_for_labels(self: PyTree, /, params: object = None, **kwargs: object) -> bool:
+def _is_asked_for_labels(self: PyTree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """True if a tree of labels, which has the class of a layer, is called with parameters.
 
     `optax.multi_transform` and others take a function for label trees, and call what is callable.
     """
     return (
         isinstance(self, Node)
-        and isinstance(params, Node)
-        and base_of(type(self)) is base_of(type(params))
+        and len(args) == 1
+        and isinstance(args[0], Node)
+        and base_of(type(self)) is base_of(type(args[0]))
         and not kwargs
         and not any(hasattr(leaf, "dtype") for leaf in tree_leaves(self))
     )

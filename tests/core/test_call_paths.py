@@ -139,3 +139,8 @@ def test_signature_and_name_of_a_call_stay():
 
     assert list(inspect.signature(Fails.__call__).parameters) == ["self", "x"]
     assert Fails.__call__.__qualname__ == "Fails.__call__"
+
+
+def test_an_error_in_a_call_of_two_arguments_stays_that_error():
+    with pytest.raises(TypeError, match="qry_proj|broadcast|width|last axis"):
+        pax.MultiHeadAttention(1, 2)(jnp.ones((3, 3)), jnp.ones((3, 3)), jnp.ones((3, 3)))
