@@ -23,7 +23,7 @@ _METADATA = {
 _COMMAND = "pax-export = pax_export.cli:main"
 _LARGEST = 10  # names in one complaint
 #: Of Python, and of the pages of folders for browsers.
-_KINDS = ("py", "js", "d.ts", "html", "css")
+_KINDS = ("py", "js", "mjs", "d.ts", "html", "css")
 
 
 def python_files(root: Path) -> set[str]:

@@ -36,6 +36,7 @@ UNPROMISED = {
     "export/tracing/traced.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/portable/rewrite.py": {"jax.extend.core.primitives"},
     "export/symbolic_numpy.py": {"jax.extend.core.jaxpr_as_fun"},
+    "export/validation/cases.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/validation/decompositions.py": {"jax.extend.core.jaxpr_as_fun"},
     "export/formats/stablehlo/bundle.py": {
         "jax.interpreters.ad",

@@ -314,11 +314,13 @@ def test_methods_run_as_they_are_while_a_constructor_runs():
 
 
 def test_a_view_that_outlives_its_call_cannot_be_changed():
-    kept = []
-    layer = wrapped().replace_method(keep=lambda self: kept.append(self))
+    class Kept:
+        view = None
+
+    layer = wrapped().replace_method(keep=lambda self: setattr(Kept, "view", self))
     pax.pure(lambda layer: layer.keep())(layer)
     with refused(ValueError, "immutable"):
-        kept[0].weight = jnp.ones(1)
+        Kept.view.weight = jnp.ones(1)
 
 
 def test_the_trace_rule_holds():

@@ -119,7 +119,9 @@ def bisect_calls(
     return [None if each is None else _divergence(*each, {}) for each in found]
 
 
-def _divergence(step: Step, apart: str, candidates: int, kinds: dict[str, str]) -> Divergence:
+def _divergence(
+    step: InlinedOperation, apart: str, candidates: int, kinds: dict[str, str]
+) -> Divergence:
     equations = (*step.callers, step.equation)
     path = module_path(equations)
     name, kind = step.equation.primitive.name, kinds.get(path, "")
@@ -127,7 +129,7 @@ def _divergence(step: Step, apart: str, candidates: int, kinds: dict[str, str]) 
 
 
 @dataclass(frozen=True)
-class Step:
+class InlinedOperation:
     """One operation of a program in which calls are inlined."""
 
     equation: Any
@@ -143,19 +145,21 @@ class _Operations:
         self._numbers = itertools.count()
         self._constants: dict[int, tuple[int, Any]] = {}  # id -> number, constant
         self._operands = [next(self._numbers) for _ in program.jaxpr.invars]
-        every, callers = list[Step](), list[Any]()
+        every, callers = list[InlinedOperation](), list[Any]()
 
         def operate(equation: Any, operands: list[int]) -> list[int] | None:
             if called_program(equation) is not None:
                 return None
             results = [next(self._numbers) for _ in equation.outvars]
-            every.append(Step(equation, tuple(callers), tuple(operands), tuple(results)))
+            every.append(
+                InlinedOperation(equation, tuple(callers), tuple(operands), tuple(results))
+            )
             return results
 
         told: Any = {"constant": self._constant_number, "callers": callers}
         results = interpret(program, self._operands, operate, **told)
         self._results = {results[index] for index in wanted}
-        needed, self.steps = set(self._results), list[Step]()
+        needed, self.steps = set(self._results), list[InlinedOperation]()
         for step in reversed(every):
             if not needed.isdisjoint(step.results):
                 needed.update(step.operands)
@@ -186,7 +190,9 @@ class _BisectSearch:
         wanted = range(len(self._whole.results) if with_state else len(program.output_names))
         self._operations = _Operations(self._whole.program, wanted)
 
-    def found(self, apart_after: Callable[[int], str | None]) -> tuple[Step, str, int] | None:
+    def found(
+        self, apart_after: Callable[[int], str | None]
+    ) -> tuple[InlinedOperation, str, int] | None:
         """The step, its difference, and the number of candidates.
 
         `apart_after` returns the difference after a step: "" for none, None if unknown.
