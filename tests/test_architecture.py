@@ -144,3 +144,11 @@ def test_the_quick_set_has_every_room():
     assert [path for path in quick if not (ROOT / path).is_file()] == []
     rooms = {path.parent.name for path in ROOT.glob("tests/*/test_*.py")}
     assert rooms - {path.parts[1] for path in quick} <= {"consumers", "hard", "oracles", "released"}
+
+
+def test_what_a_broad_except_may_hide_is_said():
+    def silent(path: Path) -> bool:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return any("except Exception" in line and "  # " not in line for line in lines)
+
+    assert sources_that(silent) == []

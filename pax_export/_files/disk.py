@@ -30,7 +30,7 @@ def full_disk_explained(path: Path, needed: int) -> Iterator[None]:
         yield
     except ExportPathError:
         raise
-    except Exception as error:
+    except Exception as error:  # of any writer; all but a full disk is raised again
         if _is_full(error):
             got = getattr(error, "got", None) or f"{type(error).__name__}: {error}"
             raise _full_disk_error(path, needed, str(got)[:300]) from error

@@ -216,7 +216,7 @@ class Checkpoint:
             return {}
         try:
             arrays = _orbax.read_arrays(self.directory / tree, wanted)
-        except Exception as error:
+        except Exception as error:  # as above; a mistake of ours would be called damage
             raise self._damaged(tree, *self._culprit(tree, wanted, error)) from error
         for name, array in arrays.items():
             saved, found = self._entries[tree][name].checksum, array_checksum(array)
@@ -235,7 +235,7 @@ class Checkpoint:
             for name, sharding in wanted.items():
                 try:
                     _orbax.read_arrays(self.directory / tree, {name: sharding})
-                except Exception as found:
+                except Exception as found:  # raised by the caller
                     return name, found
         return None, error
 

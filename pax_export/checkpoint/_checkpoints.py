@@ -174,7 +174,7 @@ class Checkpoints:
         self._writing = step
         try:
             _orbax.start_save(manager, step, arrays, {"metrics": numbers, "trees": about})
-        except Exception as error:
+        except Exception as error:  # orbax and its dependencies have no common error class
             raise self._unwritten(error) from error
 
     def wait(self) -> None:
@@ -187,7 +187,7 @@ class Checkpoints:
             return
         try:
             _orbax.wait_for_save(self._manager)
-        except Exception as error:
+        except Exception as error:  # the same, of the thread that writes
             raise self._unwritten(error) from error
         step, self._writing = self._writing, None
         self._remove_deleted()

@@ -30,7 +30,7 @@ def noting_path(call: Callable[..., Any]) -> Callable[..., Any]:
             if Label.in_use:
                 return call_labeled(call, self, args, kwargs)
             return call(self, *args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # of the module; raised again
             if _is_asked_for_labels(self, args, kwargs):
                 return self
             hide_frames(error)

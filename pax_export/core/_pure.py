@@ -123,7 +123,7 @@ def open_copies(tree: PyTree, copies: Copies | None = None) -> Iterator[None]:
             if scope.trace != _outside:
                 traced = [(module, flatten(module)[1]) for module in modules]
             yield
-    except Exception as error:
+    except Exception as error:  # of the function; raised again
         hide_frames(error)
         explain_sharding(error, roots)
         raise

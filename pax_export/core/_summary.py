@@ -71,7 +71,7 @@ def count_elements(module: Node) -> dict[str, Any]:
                 return {}
             for _, leaf, role in named_roles(module):
                 count[role] += count_array_elements(leaf)
-    except Exception:
+    except Exception:  # a broken `parameters()`: errors print the modules that they are about
         return {}
     parameters, state = count[TRAINABLE] + count[FROZEN], count[STATE]
     return {
@@ -100,7 +100,7 @@ def module_html(module: Node) -> str | None:
     """The tree of a module as collapsible HTML; None if it cannot be inspected."""
     try:
         return importlib.import_module(_DRAWN_BY).inspect(module)._repr_html_()
-    except Exception:
+    except Exception:  # the notebook prints the text instead
         return None
 
 

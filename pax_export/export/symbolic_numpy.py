@@ -37,7 +37,7 @@ def _with_fallback(first: Callable, made: Callable) -> Callable:
             return first(*args, **kwargs)
         try:
             return first(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # of jax, for a symbolic size or a wrong call; `made` may tell
             try:
                 result = made(*args, **kwargs)
             except TypeError:  # it has fewer parameters

@@ -182,7 +182,7 @@ class ArgsNode(Node):
 def _apply_node(parents: tuple[Node, ...], module: Module, value: object) -> Node:
     try:
         return Node(parents, module, pure(module)(value))
-    except Exception as error:
+    except Exception as error:  # of the function; raised again
         error.add_note(f"  while building a graph: {describe_value(value)} >> {module!r}")
         raise
 

@@ -109,7 +109,7 @@ def of_a_function(function: Callable[..., Any], args: tuple, kwargs: dict, error
         return under_auto_axes(
             call, tuple(leaves), lambda: tree_map(lambda s: lies(s.shape), shapes)
         )
-    except Exception:
+    except Exception:  # jax's first error, `error`, says more than that of the second try
         raise ShardingError(
             "jax cannot infer the sharding of the function's result on Explicit axes.",
             got=str(error).split("\n")[0][:300],

@@ -134,7 +134,7 @@ class Lambda(Module):
         """Calls the function with all arguments."""
         try:
             return self.func(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # of the function; raised again if shardings are not the cause
             return of_a_function(self.func, args, kwargs, error)
 
     def _repr(self, info: dict[str, Any] | None = None) -> str:

@@ -139,7 +139,7 @@ def called(function: Callable[..., Any], batch: tuple[Any, ...]) -> Any:
     """The result of a net for a batch; raises for a batch that it cannot be called with."""
     try:
         return function(*batch)
-    except Exception as error:
+    except Exception as error:  # of the net; quoted by the error
         shapes = ", ".join(str(list(np.shape(each))) for each in batch)
         raise InvalidArgumentError(
             "The net cannot be called with a batch.",

@@ -32,7 +32,7 @@ def refuse_damaged(where: str, kind: str) -> Iterator[None]:
         yield
     except PaxError:
         raise
-    except Exception as error:
+    except Exception as error:  # a mistake of ours would be called damage
         raise damage_error(where, kind, f"{type(error).__name__}: {error}"[:300]) from error
 
 

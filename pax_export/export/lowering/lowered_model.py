@@ -332,7 +332,7 @@ class _Lowering:
             lowered = lower_traced(pullback, self.platforms, names=program.operand_names)
         # jax, and any custom derivative, may raise any exception here: of an unknown
         # size, of a loop, of a shape.  The model itself has been traced and lowered by now.
-        except Exception as error:
+        except Exception as error:  # the report has it
             if not required:
                 return f"jax cannot make them: {_describe_error(error)}"
             if isinstance(error, PaxError):

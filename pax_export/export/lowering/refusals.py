@@ -33,7 +33,7 @@ def named_refusals() -> Iterator[None]:
         yield
     except PaxError:
         raise
-    except Exception as error:
+    except Exception as error:  # of jax or of a rule; raised again if it names no operation
         equations = equations_of(error)
         if not equations and "Cannot solve for values of dimension" in str(error):
             found = re.search(r"Unprocessed specifications: '(.*?)'", str(error))

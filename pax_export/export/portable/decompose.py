@@ -74,7 +74,7 @@ def decomposed(equation: Any) -> Any:
         try:
             several = str(getattr(function, "__module__", "")).startswith("jax.")  # a sparse one
             return trace(function, operands, equation.params, several=several)
-        except Exception as error:
+        except Exception as error:  # of another library; the refusal quotes it
             reason = f"whose implementation jax cannot trace ({type(error).__name__}: {error})"
             raise NotDecomposedError(reason) from error
     # Newer versions of jax keep some functions whole until lowering, e.g. `searchsorted`.

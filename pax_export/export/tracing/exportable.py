@@ -161,7 +161,7 @@ def _of_form(form: ModelForm, methods: Mapping[str, Any] | None) -> Exportable:
     def run(call: Callable, tree: PyTree, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         try:
             output, after = call(form.to_model(tree), *args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # of the model; raised again
             if form.advice and form.advice not in getattr(error, "__notes__", ()):
                 error.add_note(form.advice)
             raise

@@ -58,7 +58,7 @@ def symbolic_errors(
         yield
     except PaxError:
         raise
-    except Exception as error:
+    except Exception as error:  # of the model; raised again if sizes are not the cause
         hide_frames(error)
         if type(error).__name__ == "TraceContextError":  # of flax.nnx
             raise _changed_from_inside(error) from error

@@ -203,7 +203,7 @@ class SignatureCases:
             return step.make()
         except PaxError:
             raise
-        except Exception as error:
+        except Exception as error:  # the report lists it under `left_out`
             self._refused = error
             budget.left_out.append(f"{step.what}, which jax refuses: {named_line(error)}")
             return None

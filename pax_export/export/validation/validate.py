@@ -51,7 +51,7 @@ def validate(
         results = _call_results(format, place, iter(cases), made, separate, here)
     except PaxError:
         raise
-    except Exception as error:
+    except Exception as error:  # of any runtime; quoted by the error
         message = f"{type(error).__name__}: {error}"[-2000:]
         if any(case.cotangents for case in made):
             # Errors in usual calls come first.
@@ -116,8 +116,8 @@ def _call_results(
                 case = next(cases)
             except StopIteration:
                 return
-            except Exception as error:
-                broken.append(error)  # an error of the model, not of the runtime
+            except Exception as error:  # of the model, not of the runtime
+                broken.append(error)
                 raise
             made.append(case)
             yield case
@@ -126,7 +126,7 @@ def _call_results(
         try:
             got = iter(call_export(format, place, asked(), False, here))
             return [failed[at] if at in failed else next(got) for at in range(len(made))]
-        except Exception as error:
+        except Exception as error:  # of the runtime; raised again but for calls with odd numbers
             last = len(made) - 1
             if broken or not made or made[last].probe is None or last in failed:
                 raise

@@ -139,13 +139,13 @@ def run_any(directory: str, cases: Sequence[Mapping[str, Any]]) -> list[Arrays]:
     tf = importlib.import_module("tensorflow")
     try:
         model = tf.saved_model.load(directory)
-    except Exception as error:
+    except Exception as error:  # of TensorFlow; the caller reports it
         return [_failed_result(error) for _ in cases]
     results = []
     for case in cases:
         try:
             results.append(_call_any(tf, model, case))
-        except Exception as error:
+        except Exception as error:  # the same, of one call
             results.append(_failed_result(error))
     return results
 
@@ -163,8 +163,8 @@ def _call_any(tf: Any, model: Any, case: Mapping[str, Any]) -> Arrays:
             total = tf.add_n([tf.reduce_sum(v) for v in values if v.dtype.is_floating])
         sources.update((f"{i} {v.name}", v) for i, v in enumerate(tape.watched_variables()))
         gradients = tape.gradient(total, sources)
-    except Exception:
-        return results  # it was saved without gradients
+    except Exception:  # it was saved without gradients; TensorFlow has no class for that
+        return results
     found = {name: value for name, value in gradients.items() if value is not None}
     return results | {
         f"gradient:{name}": tf.convert_to_tensor(value).numpy() for name, value in found.items()

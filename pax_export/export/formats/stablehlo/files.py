@@ -104,7 +104,7 @@ def _read_jax_bytes(checked: Checked, name: str) -> Exported:
         return _looked_over(exported, file, may_call(content))
     except PaxError:
         raise
-    except Exception as error:
+    except Exception as error:  # jax raises a bare StopIteration for damaged bytes
         raise ExportPathError(
             "This jax does not read this file.",
             where=str(file),
