@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 
+from pax_export._check import checked_fraction, checked_integer
 from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_tracer
 from pax_export._types import Array, PyTree
@@ -35,7 +36,7 @@ from pax_export.core import (
     with_class,
     with_static,
 )
-from pax_export.nn import checked_fraction, checked_integer, weight_in_use
+from pax_export.nn import weight_in_use
 from pax_export.precision import apply_mp_policy, policy_of
 from pax_export.weights import chosen_sharding
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
+from pax_export._check import as_strings, checked_integer
 from pax_export._errors import InvalidArgumentError, PaxError, a_few
-from pax_export._str_arguments import as_strings
 from pax_export._types import PRNGKey, PyTree
 from pax_export.adapters import _kernels as kernels
 from pax_export.adapters import _layer as layers
@@ -36,7 +36,6 @@ from pax_export.core import (
     split_rng_key,
     with_static,
 )
-from pax_export.nn import checked_integer
 
 M = TypeVar("M")
 Changes = dict[int, Callable[[Any], Any]]

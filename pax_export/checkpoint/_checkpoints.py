@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 import jax
 
+from pax_export._check import checked_integer
 from pax_export._errors import (
     CheckpointError,
     InvalidArgumentError,
@@ -353,17 +354,8 @@ class Checkpoints:
             remove_deleted(self.directory)
 
     def _checked_step(self, step: Any) -> int:
-        try:
-            number = operator.index(step)
-        except TypeError:
-            number = -1
-        if number < 0 or isinstance(step, bool):
-            raise InvalidArgumentTypeError(
-                "The step of a checkpoint must be an integer, 0 or larger.",
-                got=f"step={step!r}",
-                write="checkpoints.save(100, model=model)",
-            )
-        return number
+        write = "checkpoints.save(100, model=model)"
+        return checked_integer(step, "step", 0, what="The step of a checkpoint", write=write)
 
     def _refuse_old(self, step: int) -> None:
         steps = self.steps

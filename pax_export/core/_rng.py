@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from contextvars import ContextVar
 
 import jax
 
+from pax_export._check import checked_integer
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import PyTree
 
@@ -54,14 +54,7 @@ def seed_rng_key(seed: int) -> None:
         >>> int(pax.next_rng_key()[1])
         686579304
     """
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        raise InvalidArgumentTypeError(
-            "A seed must be an integer.",
-            got=f"{type(seed).__name__}: {seed!r}",
-            write="pax.seed_rng_key(42)",
-        ) from None
+    number = checked_integer(seed, "seed_rng_key", what="A seed", write="pax.seed_rng_key(42)")
     _stream.generator = random.Random(number)
 
 

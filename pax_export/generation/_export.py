@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_export import export as exporters
+from pax_export._check import as_strings
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
-from pax_export._str_arguments import as_strings
 from pax_export.generation._batch_axes import shapes_of_cache
 from pax_export.generation._defaults import default_pad, default_sampler, default_stop
 from pax_export.generation._genai import GENAI

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pax_export._check import checked_integer
 from pax_export._errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -191,22 +192,12 @@ def check_vocabulary(stop: Iterable[int], pad: int, size: int, where: str) -> No
 
 def checked_count(value: object, name: str, where: str, least: int = 1) -> int:
     """A number of tokens."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise InvalidArgumentTypeError(
-            f"{name} must be an integer.", where=where, got=repr(value), write=f"{name}=64"
-        )
-    if value < least:
-        raise InvalidArgumentError(
-            f"{name} must be {least} or more.",
-            where=where,
-            got=f"{name}={value}",
-            write=f"{name}=64",
-        )
-    if int(value) > np.iinfo(np.int32).max:
+    count = checked_integer(value, where, least, what=name, write=f"{name}=64")
+    if count > np.iinfo(np.int32).max:
         raise InvalidArgumentError(
             f"{name} must fit into int32.", where=where, got=f"{name}={value}"
         )
-    return int(value)
+    return count
 
 
 def checked_chunk(value: object, where: str) -> int | None:

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from pax_export._check import checked_integer
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import PyTree
 
@@ -247,19 +248,10 @@ class top_k(Sampler):
     count: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, numbers.Integral):
-            raise InvalidArgumentTypeError(
-                "A number of tokens must be an integer.",
-                got=f"top_k({self.count!r})",
-                write="top_k(40)",
-            )
-        if self.count < 1:
-            raise InvalidArgumentError(
-                "A sampler must keep at least one token.",
-                got=f"top_k({self.count})",
-                write="top_k(40)",
-            )
-        object.__setattr__(self, "count", int(self.count))
+        count = checked_integer(
+            self.count, "top_k", 1, what="A number of tokens", write="top_k(40)"
+        )
+        object.__setattr__(self, "count", count)
 
     def _split(self) -> tuple[Sampler, Any]:
         # How many are looked for is static, a power of two; the last that is kept is not.

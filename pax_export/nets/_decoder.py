@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
+from pax_export._check import checked_choice
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
 from pax_export._quantized import times_transposed
@@ -30,7 +31,6 @@ from pax_export.nets._foreign_keywords import KEYWORDS
 from pax_export.nn import (
     Embed,
     Linear,
-    checked_choice,
     join_specs,
     normal,
     on_explicit_mesh,

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pax_export._check import checked_fraction, checked_integer
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array, PRNGKey
 from pax_export.core import Module
@@ -17,8 +18,6 @@ from pax_export.nn import (
     LayerNorm,
     MultiHeadAttention,
     RngSeq,
-    checked_fraction,
-    checked_integer,
     dropout,
     require_boolean_mask,
 )

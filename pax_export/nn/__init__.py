@@ -1,11 +1,5 @@
 """Layers, one file per family."""
 
-from pax_export.nn._arguments import (
-    checked_choice,
-    checked_fraction,
-    checked_integer,
-    checked_positive,
-)
 from pax_export.nn._attention import MultiHeadAttention
 from pax_export.nn._batch_norm import BatchNorm1D, BatchNorm2D
 from pax_export.nn._conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Convolution

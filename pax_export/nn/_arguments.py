@@ -9,38 +9,17 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from pax_export._check import checked_integer
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
 from pax_export._types import Array, DTypeLike, PRNGKey, PyTree
 from pax_export.core import Module, next_rng_key
-
-
-def checked_integer(value: PyTree, where: str, least: int) -> int:
-    """The value as a Python int that is not less than ``least``."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InvalidArgumentTypeError(
-            "This argument must be an integer.",
-            where=where,
-            got=f"{type(value).__name__}: {value!r}",
-            write=f"an integer of at least {least}",
-        ) from None
-    if number < least:
-        raise InvalidArgumentError(
-            f"This argument must be at least {least}.",
-            where=where,
-            got=repr(value),
-            write=f"an integer of at least {least}",
-        )
-    return number
 
 
 def checked_even(value: PyTree, where: str) -> int:
@@ -64,54 +43,6 @@ def per_axis(value: object, axes: int, where: str) -> tuple[int, ...]:
             write=f"an integer, or a sequence of {axes}",
         )
     return tuple([checked_integer(x, where, least=1) for x in values])
-
-
-def checked_choice(value: object, options: Sequence[str], where: str) -> str:
-    """The value, which must be one of the options."""
-    if not (isinstance(value, str) and value in options):
-        raise InvalidArgumentError(
-            "This argument has an unknown value.",
-            where=where,
-            got=repr(value),
-            write=" or ".join(map(repr, options)),
-        )
-    return value
-
-
-def checked_float(value: PyTree, where: str) -> float:
-    """A number as a Python float."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise InvalidArgumentTypeError(
-            "This argument must be a number that is known when the layer is built.",
-            where=where,
-            got=f"{type(value).__name__}: {value!r}",
-            write="a Python float",
-        ) from None
-
-
-def checked_positive(value: PyTree, where: str) -> float:
-    """A number as a Python float, which is positive and finite."""
-    number = checked_float(value, where)
-    if not 0 < number < math.inf:
-        raise InvalidArgumentError(
-            "This argument must be positive and finite.", where=where, got=repr(value)
-        )
-    return number
-
-
-def checked_fraction(value: PyTree, where: str, *, one_allowed: bool) -> Any:
-    """A number from 0 to 1; a numpy number becomes Python's."""
-    number = value if type(value) is int else checked_float(value, where)
-    if not (0 <= number < 1 or (one_allowed and number == 1)):
-        raise InvalidArgumentError(
-            "This argument is out of its range.",
-            where=where,
-            got=repr(value),
-            write=f"0 <= {where.split('.')[-1]} {'<=' if one_allowed else '<'} 1",
-        )
-    return number
 
 
 def key_or_next(rng_key: PRNGKey | None, where: str) -> Any:

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from pax_export._check import checked_integer
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array, PyTree
 from pax_export.core import Module
-from pax_export.nn._arguments import at_least_float32, checked_integer, common_dtype, repr_method
+from pax_export.nn._arguments import at_least_float32, common_dtype, repr_method
 from pax_export.nn._dot_attention import require_boolean_mask
 from pax_export.nn._explicit import explicit_mesh, join_specs, spec_of, under_auto_axes
 from pax_export.nn._initializers import variance_scaling

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from pax_export._check import checked_choice, checked_float, checked_fraction, checked_integer
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array, PyTree
 from pax_export.core import Declared, Module, filled_array, parameters_method, summary_lines
@@ -43,12 +44,12 @@ class _BatchNorm(Module):
     ):
         super().__init__(name=name)
         where = type(self).__name__
-        arg.checked_choice(data_format, self._data_formats, f"{where}.data_format")
-        self.num_channels = arg.checked_integer(num_channels, f"{where}.num_channels", least=1)
+        checked_choice(data_format, self._data_formats, f"{where}.data_format")
+        self.num_channels = checked_integer(num_channels, f"{where}.num_channels", least=1)
         self.create_scale = bool(create_scale)
         self.create_offset = bool(create_offset)
-        self.decay_rate = arg.checked_fraction(decay_rate, f"{where}.decay_rate", one_allowed=True)
-        self.eps = arg.checked_float(eps, f"{where}.eps")
+        self.decay_rate = checked_fraction(decay_rate, f"{where}.decay_rate", one_allowed=True)
+        self.eps = checked_float(eps, f"{where}.eps")
         self.data_format = data_format
         channels = data_format.index("C")
         shape = [1] * len(data_format)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pax_export._check import checked_choice, checked_integer
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._quantized import ArrayLike, QuantizedArray, pointwise_convolution
 from pax_export._types import Array, PRNGKey, PyTree
@@ -59,11 +60,9 @@ class Convolution(ParameterModule):
         self, in_features, out_features, kernel_shape, stride, padding, data_format
     ) -> None:
         where, axes = type(self).__name__, self._spatial_axes()
-        self.data_format = arg.checked_choice(
-            data_format, self._data_formats, f"{where}.data_format"
-        )
-        self.in_features = arg.checked_integer(in_features, f"{where}.in_features", least=1)
-        self.out_features = arg.checked_integer(out_features, f"{where}.out_features", least=1)
+        self.data_format = checked_choice(data_format, self._data_formats, f"{where}.data_format")
+        self.in_features = checked_integer(in_features, f"{where}.in_features", least=1)
+        self.out_features = checked_integer(out_features, f"{where}.out_features", least=1)
         self.kernel_shape = arg.per_axis(kernel_shape, axes, f"{where}.kernel_shape")
         self.stride = arg.per_axis(stride, axes, f"{where}.stride")
         self.padding = _static_padding(padding, axes, f"{where}.padding")
@@ -165,7 +164,7 @@ class Convolution(ParameterModule):
 def _static_padding(padding: PyTree, axes: int, where: str) -> Padding:
     """``"SAME"``, ``"VALID"``, or a pair of integers for each spatial axis."""
     if isinstance(padding, str):
-        return arg.checked_choice(padding, ("SAME", "VALID"), where)
+        return checked_choice(padding, ("SAME", "VALID"), where)
     try:
         pairs = tuple([(int(before), int(after)) for before, after in padding])
     except (TypeError, ValueError):
@@ -211,7 +210,7 @@ class _Conv(Convolution):
 
     def _groups(self, feature_group_count: int) -> int:
         where = f"{type(self).__name__}.feature_group_count"
-        groups = arg.checked_integer(feature_group_count, where, least=1)
+        groups = checked_integer(feature_group_count, where, least=1)
         if self.in_features % groups or self.out_features % groups:
             raise InvalidArgumentError(
                 "Input and output features must be divisible by the number of groups.",

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pax_export._check import checked_choice, checked_integer, checked_positive
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError, first_line
 from pax_export._types import Array, PyTree
 from pax_export.nn import _arguments as arg
@@ -230,11 +231,11 @@ def _check_inputs(query: Array, key: Array, value: Array) -> None:
 def _check_options(softcap: Any, implementation: object, window: object, is_causal: bool) -> None:
     where = "dot_product_attention"
     if implementation is not None:
-        arg.checked_choice(implementation, IMPLEMENTATIONS, f"{where}.implementation")
+        checked_choice(implementation, IMPLEMENTATIONS, f"{where}.implementation")
     if softcap is not None:
-        arg.checked_positive(softcap, f"{where}.softcap")
+        checked_positive(softcap, f"{where}.softcap")
     if window is not None:
-        arg.checked_integer(window, f"{where}.window", least=1)
+        checked_integer(window, f"{where}.window", least=1)
         if not is_causal:
             raise InvalidArgumentError(
                 "A window requires causal attention.",

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from pax_export._check import checked_fraction
 from pax_export._types import Array
 from pax_export.core import Declared, StateModule, next_rng_key
-from pax_export.nn._arguments import as_array, checked_fraction, checked_key, repr_method
+from pax_export.nn._arguments import as_array, checked_key, repr_method
 
 
 def dropout(rng_key: jax.Array, dropout_rate: float, x: Array) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import jax
 
+from pax_export._check import checked_choice
 from pax_export._types import Array
 from pax_export.core import Module
 from pax_export.nn import _arguments as arg
@@ -64,9 +65,7 @@ class GatedDense(Module):
         w_init: Initializer | None = None,
     ):
         super().__init__()
-        self.activation = arg.checked_choice(
-            activation, tuple(ACTIVATIONS), "GatedDense.activation"
-        )
+        self.activation = checked_choice(activation, tuple(ACTIVATIONS), "GatedDense.activation")
         made = functools.partial(
             Linear, with_bias=with_bias, w_init=w_init, b_init=zeros if with_bias else None
         )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from pax_export._check import checked_choice, checked_float, checked_integer, checked_positive
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import Array, PyTree
 from pax_export.core import Module
@@ -94,22 +95,20 @@ class GroupedQueryAttention(Module):
     ):
         super().__init__()
         where = "GroupedQueryAttention"
-        self.dim = arg.checked_integer(dim, f"{where}.dim", least=1)
-        self.num_heads = arg.checked_integer(num_heads, f"{where}.num_heads", least=1)
+        self.dim = checked_integer(dim, f"{where}.dim", least=1)
+        self.num_heads = checked_integer(num_heads, f"{where}.num_heads", least=1)
         kv_heads = self.num_heads if num_kv_heads is None else num_kv_heads
-        self.num_kv_heads = arg.checked_integer(kv_heads, f"{where}.num_kv_heads", least=1)
+        self.num_kv_heads = checked_integer(kv_heads, f"{where}.num_kv_heads", least=1)
         self._check_heads(head_size)
         size = self.dim // self.num_heads if head_size is None else head_size
-        self.head_size = arg.checked_integer(size, f"{where}.head_size", least=1)
+        self.head_size = checked_integer(size, f"{where}.head_size", least=1)
         self.window = (
-            None if window is None else arg.checked_integer(window, f"{where}.window", least=1)
+            None if window is None else checked_integer(window, f"{where}.window", least=1)
         )
-        self.softcap = (
-            None if softcap is None else arg.checked_positive(softcap, f"{where}.softcap")
-        )
-        self.scale = None if scale is None else arg.checked_float(scale, f"{where}.scale")
+        self.softcap = None if softcap is None else checked_positive(softcap, f"{where}.softcap")
+        self.scale = None if scale is None else checked_float(scale, f"{where}.scale")
         if implementation is not None:
-            arg.checked_choice(implementation, IMPLEMENTATIONS, f"{where}.implementation")
+            checked_choice(implementation, IMPLEMENTATIONS, f"{where}.implementation")
         self.implementation = implementation
         self._make_layers(bool(with_bias), output_bias, w_init)
         self.norm_per_head = bool(norm_per_head)

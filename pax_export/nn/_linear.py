@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from pax_export._check import checked_integer
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._quantized import QuantizedArray, rows, times
 from pax_export._types import Array, PRNGKey, PyTree
@@ -70,8 +71,8 @@ class Linear(ParameterModule):
         name: str | None = None,
     ):
         super().__init__(name=name)
-        self.in_dim = arg.checked_integer(in_dim, "Linear.in_dim", least=1)
-        self.out_dim = arg.checked_integer(out_dim, "Linear.out_dim", least=1)
+        self.in_dim = checked_integer(in_dim, "Linear.in_dim", least=1)
+        self.out_dim = checked_integer(out_dim, "Linear.out_dim", least=1)
         self.with_bias = bool(with_bias)
         weight_key, bias_key = jax.random.split(arg.key_or_next(rng_key, "Linear.rng_key"))
         default = _linear_init(self)
@@ -162,8 +163,8 @@ class Embed(ParameterModule):
         name: str | None = None,
     ):
         super().__init__(name=name)
-        self.vocab_size = arg.checked_integer(vocab_size, "Embed.vocab_size", least=1)
-        self.embed_dim = arg.checked_integer(embed_dim, "Embed.embed_dim", least=1)
+        self.vocab_size = checked_integer(vocab_size, "Embed.vocab_size", least=1)
+        self.embed_dim = checked_integer(embed_dim, "Embed.embed_dim", least=1)
         shape = (self.vocab_size, self.embed_dim)
         key = arg.key_or_next(rng_key, "Embed.rng_key")
         self.weight = arg.draw_initial(w_init or normal(0.01), key, shape, "Embed.w_init")

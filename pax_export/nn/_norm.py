@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from pax_export._check import checked_choice, checked_float, checked_integer
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import Array, PRNGKey
 from pax_export.core import Declared, ParameterModule
@@ -82,11 +83,11 @@ class _Norm(ParameterModule):
 
     def _set_sizes(self, num_channels, axis, create_scale, create_offset, eps) -> None:
         where = type(self).__name__
-        self.num_channels = arg.checked_integer(num_channels, f"{where}.num_channels", least=1)
+        self.num_channels = checked_integer(num_channels, f"{where}.num_channels", least=1)
         self.axis = _static_axes(axis, f"{where}.axis")
         self.create_scale = bool(create_scale)
         self.create_offset = bool(create_offset)
-        self.eps = arg.checked_float(eps, f"{where}.eps")
+        self.eps = checked_float(eps, f"{where}.eps")
 
     def _initial_arrays(self, scale_init, offset_init, rng_key) -> list[jax.Array | None]:
         """Scale and offset; None if not created."""
@@ -272,8 +273,8 @@ class GroupNorm(_Norm):
         name: str | None = None,
     ):
         super().__init__(name=name)
-        arg.checked_choice(data_format, tuple(_DATA_FORMATS), "GroupNorm.data_format")
-        self.groups = arg.checked_integer(groups, "GroupNorm.groups", least=1)
+        checked_choice(data_format, tuple(_DATA_FORMATS), "GroupNorm.data_format")
+        self.groups = checked_integer(groups, "GroupNorm.groups", least=1)
         self._set_sizes(num_channels, axis, create_scale, create_offset, eps)
         if self.num_channels % self.groups:
             raise InvalidArgumentError(

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pax_export._check import checked_choice, checked_integer
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array, DTypeLike, PyTree
-from pax_export.nn._arguments import checked_choice, checked_integer
 
 Window = int | Sequence[int]
 Padding = str | Sequence[Sequence[int]]

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pax_export._check import checked_integer, checked_positive
 from pax_export._types import Array
 from pax_export.nn import _arguments as arg
 
@@ -33,7 +34,7 @@ def sinusoidal_positions(positions: Array, dim: int, base: float = 10000.0) -> j
         (3, 4)
     """
     dim = arg.checked_even(dim, "sinusoidal_positions.dim")
-    waves = arg.checked_positive(base, "sinusoidal_positions.base") ** (
+    waves = checked_positive(base, "sinusoidal_positions.base") ** (
         -np.arange(0, dim, 2, dtype=np.float64) / dim
     )
     angles = jnp.asarray(positions, jnp.float32)[..., None] * np.float32(waves)
@@ -59,7 +60,7 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
         >>> pax.alibi_slopes(4).tolist()
         [0.25, 0.0625, 0.015625, 0.00390625]
     """
-    num_heads = arg.checked_integer(num_heads, "alibi_slopes.num_heads", least=1)
+    num_heads = checked_integer(num_heads, "alibi_slopes.num_heads", least=1)
     power = 2 ** math.floor(math.log2(num_heads))
 
     def of(power: int) -> np.ndarray:

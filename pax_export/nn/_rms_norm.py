@@ -7,6 +7,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from pax_export._check import checked_float, checked_integer
 from pax_export._types import Array, PRNGKey, PyTree
 from pax_export.core import Declared, ParameterModule, filled_array
 from pax_export.nn import _arguments as arg
@@ -58,9 +59,9 @@ class RMSNorm(ParameterModule):
         name: str | None = None,
     ):
         super().__init__(name=name)
-        self.num_channels = arg.checked_integer(num_channels, "RMSNorm.num_channels", least=1)
-        self.eps = arg.checked_float(eps, "RMSNorm.eps")
-        self.scale_offset = arg.checked_float(scale_offset, "RMSNorm.scale_offset")
+        self.num_channels = checked_integer(num_channels, "RMSNorm.num_channels", least=1)
+        self.eps = checked_float(eps, "RMSNorm.eps")
+        self.scale_offset = checked_float(scale_offset, "RMSNorm.scale_offset")
         if scale_init is None:
             self.scale = filled_array((self.num_channels,), 1 - self.scale_offset, jnp.float32)
         else:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pax_export._check import checked_choice, checked_positive
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array
 from pax_export.core import Module
@@ -72,7 +73,7 @@ class RotaryScaling:
                 write="'yarn' or 'linear' with this factor for long sequences, or no scaling "
                 "for those of the length in training",
             )
-        arg.checked_choice(self.kind, _KINDS, "RotaryScaling.kind")
+        checked_choice(self.kind, _KINDS, "RotaryScaling.kind")
         for name in _NUMBERS.get(self.kind, ("factor",)):
             if not _is_positive(getattr(self, name)):
                 raise _not_positive(f"RotaryScaling.{name}", getattr(self, name))
@@ -230,7 +231,7 @@ def checked_pairing(pairing: str, where: str) -> str:
     if pairing == "neighbours":
         warnings.warn('write pairing "neighbors"', DeprecationWarning, stacklevel=3)
         return "neighbors"
-    return arg.checked_choice(pairing, _PAIRINGS, where)
+    return checked_choice(pairing, _PAIRINGS, where)
 
 
 def rotate(x: Array, cos: Array, sin: Array, pairing: str = "halves") -> jax.Array:
@@ -295,7 +296,7 @@ class Rotary(Module):
     ):
         super().__init__()
         self.size = arg.checked_even(size, "Rotary.size")
-        self.base = arg.checked_positive(base, "Rotary.base")
+        self.base = checked_positive(base, "Rotary.base")
         self.pairing = checked_pairing(pairing, "Rotary.pairing")
         self.scaling = scaling
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from pax_export._check import checked_fraction, checked_integer
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._jax import is_computing
 from pax_export._types import PRNGKey, PyTree
@@ -18,12 +18,7 @@ from pax_export.core import (
     is_array,
     parameters_method,
 )
-from pax_export.nn._arguments import (
-    at_least_float32,
-    checked_fraction,
-    checked_integer,
-    key_or_next,
-)
+from pax_export.nn._arguments import at_least_float32, key_or_next
 from pax_export.nn._explicit import laid_like, on_explicit_mesh
 
 
@@ -198,13 +193,7 @@ class RngSeq(StateModule):
 
 
 def _key_of_seed(seed: Any) -> jax.Array:
-    try:
-        # An array is allowed, so that a seed may be an argument of a jitted function.
-        return jax.random.PRNGKey(seed if is_array(seed) else operator.index(seed))
-    except TypeError:
-        raise InvalidArgumentTypeError(
-            "A seed must be an integer.",
-            where="RngSeq.seed",
-            got=f"{type(seed).__name__}: {seed!r}",
-            write="RngSeq(seed=42)",
-        ) from None
+    # An array is allowed, so that a seed may be an argument of a jitted function.
+    if not is_array(seed):
+        seed = checked_integer(seed, "RngSeq.seed", what="A seed", write="RngSeq(seed=42)")
+    return jax.random.PRNGKey(seed)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from pax_export._check import checked_integer
 from pax_export._errors import InvalidArgumentTypeError, ShardingError
 from pax_export._types import AnyMesh, PyTree
 
@@ -78,13 +79,9 @@ def _list_devices(devices: object) -> list[Any]:
 def _complete_sizes(axes: Mapping[str, int], devices: int | None) -> dict[str, int]:
     """The sizes, with -1 resolved."""
     for name, size in axes.items():
-        if not isinstance(size, int) or isinstance(size, bool):
-            raise InvalidArgumentTypeError(
-                "The size of a mesh axis must be an integer.",
-                where=name,
-                got=f"{type(size).__name__}: {size!r}",
-                write="make_mesh(data=4, model=2)",
-            )
+        checked_integer(
+            size, name, what="The size of a mesh axis", write="make_mesh(data=4, model=2)"
+        )
     sizes = dict(axes)
     unknown = [name for name, size in sizes.items() if size == -1]
     rest = math.prod([size for size in sizes.values() if size != -1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_structure
 
+from pax_export._check import checked_integer
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import PyTree
 from pax_export.core import describe_array, named_leaves, near_names, structure_differences
@@ -83,25 +83,10 @@ def check_arraylike(value: object, what: str, where: str, write: str) -> None:
         )
 
 
-def checked_integer(value: PyTree, where: str, write: str) -> int:
-    """The value as a Python int; a bool is refused."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise InvalidArgumentTypeError(
-            "This option must be an integer.",
-            where=where,
-            got=f"{type(value).__name__}: {value!r}"[:120],
-            write=write,
-        ) from None
-
-
 def checked_integers(values: PyTree, where: str, write: str) -> list[int]:
     """One integer or several, as a list."""
     several = values if isinstance(values, Sequence) and not isinstance(values, str) else [values]
-    return [checked_integer(value, where, write) for value in several]
+    return [checked_integer(value, where, write=write) for value in several]
 
 
 def checked_size(value: PyTree, where: str) -> Any:
@@ -109,12 +94,7 @@ def checked_size(value: PyTree, where: str) -> Any:
     if value is None or jax.export.is_symbolic_dim(value):
         return value
     name = where.split(".")[-1]
-    size = checked_integer(value, where, f"{name}=3")
-    if size < 0:
-        raise InvalidArgumentError(
-            "This option must be at least 0.", where=where, got=repr(size), write=f"{name}=3"
-        )
-    return size
+    return checked_integer(value, where, least=0, write=f"{name}=3")
 
 
 def check_axis_fits(transform: str, axis: int, rank: int, shape: Any, where: str) -> None:

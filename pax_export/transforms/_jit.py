@@ -14,8 +14,8 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
+from pax_export._check import as_strings
 from pax_export._errors import InvalidArgumentError, UnsupportedOperationError
-from pax_export._str_arguments import as_strings
 from pax_export._types import PyTree, TreeDef
 from pax_export.core import (
     Node,

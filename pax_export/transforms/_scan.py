@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_map
 
+from pax_export._check import checked_integer
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import PyTree
 from pax_export.core import is_node
 from pax_export.transforms._axes import MapOptions, inputs_of, mapped_size
-from pax_export.transforms._checks import check_function, checked_integer, checked_size
+from pax_export.transforms._checks import check_function, checked_size
 from pax_export.transforms._lift import wrap_like
 from pax_export.transforms._scan_body import ScanBody
 
@@ -88,9 +89,11 @@ def scan(
     """
     check_function(f, "scan")
     length = checked_size(length, "scan.length")
-    carry_argnum = checked_integer(carry_argnum, "scan.carry_argnum", "carry_argnum=0")
+    carry_argnum = checked_integer(carry_argnum, "scan.carry_argnum", write="carry_argnum=0")
     if not isinstance(unroll, bool):
-        unroll = checked_size(checked_integer(unroll, "scan.unroll", "unroll=2"), "scan.unroll")
+        unroll = checked_size(
+            checked_integer(unroll, "scan.unroll", write="unroll=2"), "scan.unroll"
+        )
     if None in tree_leaves(out_axes, is_leaf=lambda x: x is None):
         raise InvalidArgumentError(
             "scan: None in out_axes: the outputs of each step must be stacked.",

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_leaves, tree_structure
 
+from pax_export._check import checked_integer
 from pax_export._errors import InvalidArgumentError, StructureMismatchError
 from pax_export._types import Array, PyTree
 from pax_export.core import describe_array, is_node, leaves_of, structure_differences
-from pax_export.transforms._checks import check_axis_fits, checked_integer
+from pax_export.transforms._checks import check_axis_fits
 from pax_export.transforms._sharding import with_stacked_axis, without_stacked_axis
 
 
@@ -54,7 +55,7 @@ def stack_layers(layers: Sequence[Any], *, axis: int = 0, axis_label: str | None
     first = layers[0]
     for number, layer in enumerate(layers):
         _require_equal(first, layer, number)
-    axis = checked_integer(axis, "stack_layers.axis", "axis=0")
+    axis = checked_integer(axis, "stack_layers.axis", write="axis=0")
     for name, leaf in _leaves_with_names(first):
         check_axis_fits("stack_layers", axis, jnp.ndim(leaf) + 1, jnp.shape(leaf), name)
     columns = zip(*map(tree_leaves, layers))
@@ -112,7 +113,7 @@ def unstack_layers(stacked: PyTree, *, axis: int = 0) -> list[Any]:
         >>> [layer.weight.shape for layer in T.unstack_layers(net.vmap_module)][:2]
         [(3, 4), (3, 4)]
     """
-    axis = checked_integer(axis, "unstack_layers.axis", "axis=0")
+    axis = checked_integer(axis, "unstack_layers.axis", write="axis=0")
     leaves = tree_leaves(stacked)
     sizes: dict[Any, str] = {}
     for name, leaf in _leaves_with_names(stacked):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pax_export._check import as_named, as_strings
 from pax_export._errors import InvalidArgumentError
-from pax_export._str_arguments import as_named, as_strings
 from pax_export.export.artifact.report import DEFAULT
 from pax_export.export.tracing.programs import STATE_ELSEWHERE
 

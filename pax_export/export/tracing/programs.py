@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from pax_export._check import as_strings
 from pax_export._errors import (
     InvalidArgumentError,
     StateChangeError,
@@ -16,7 +17,6 @@ from pax_export._errors import (
     a_few,
 )
 from pax_export._jaxpr import jaxpr_operations, jaxpr_sizes
-from pax_export._str_arguments import as_strings
 from pax_export._types import PyTree
 from pax_export.checkpoint import StoredArray
 from pax_export.export.artifact import dimensions

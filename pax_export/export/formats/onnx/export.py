@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from pax_export._check import checked_integer
 from pax_export._errors import InvalidArgumentError, UnsupportedOperationError, ValidationError
 from pax_export._files import checksums
 from pax_export._optional import find, require
@@ -143,10 +144,7 @@ def to_onnx(
         ...         report = to_onnx(double, folder + "/double.onnx", spec("batch, 3"))
 
     """
-    if isinstance(opset, bool) or not isinstance(opset, int) or opset < 1:
-        raise InvalidArgumentError(
-            "An opset must be a positive integer.", got=f"opset={opset!r}", write=f"opset={OPSET}"
-        )
+    checked_integer(opset, "opset", 1, what="An opset", write=f"opset={OPSET}")
     check_state(state)
     check_choice("accuracy_level", accuracy_level, (1, 4))
     if opset < _OLDEST:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jax
 
+from pax_export._check import checked_integer
 from pax_export._errors import InvalidArgumentError
 from pax_export._files import checksums
 from pax_export._types import PyTree
@@ -112,12 +113,7 @@ def to_stablehlo(
     """
     check_state(state, updates=True)
     check_choice("weights", weights, ("arguments", "constants"))
-    if isinstance(vjp_order, bool) or not isinstance(vjp_order, int) or vjp_order < 0:
-        raise InvalidArgumentError(
-            "vjp_order must be an integer of at least 0.",
-            got=f"vjp_order={vjp_order!r}",
-            write="vjp_order=1",
-        )
+    checked_integer(vjp_order, "vjp_order", 0, what="vjp_order", write="vjp_order=1")
     if state == "update" and weights == "constants":
         raise InvalidArgumentError(
             "Weights that are constants cannot take new state.",
