@@ -203,7 +203,7 @@ def test_64_bits_that_jax_would_narrow(run):
 @pytest.mark.parametrize("step", [-1, 1.5, "1", None, True])
 def test_invalid_steps_are_refused(tmp_path, step):
     message = refusal(ValueError, Checkpoints(tmp_path).save, step, x=jnp.zeros(1))
-    assert f"got: step={step!r}" in message
+    assert "The step of a checkpoint must be" in message and repr(step) in message
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_complex_inputs_and_outputs_are_refused(tmp_path):
 
 def test_refusals(tmp_path, net):
     model = (affine_params(), affine)
-    with pytest.raises(errors.InvalidArgumentError, match="opset"):
+    with pytest.raises(errors.InvalidArgumentTypeError, match="opset"):
         to_onnx(model, tmp_path / "m.onnx", spec("2, 3"), opset="21")
     with pytest.raises(errors.InvalidArgumentError, match="holds one function"):
         both = {"a": spec("2, 3"), "b": spec("2, 3")}
