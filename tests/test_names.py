@@ -126,7 +126,15 @@ assert "optax" not in sys.modules
     )
     others, own, at_once, layers, training = " ".join(loaded).split("|")[:5]
     assert {name.split(".")[0] for name in others.split()} == {"jmp"}
-    assert own.split() == ["_errors", "_jax", "_optional", "_tracebacks", "_types", "core"]
+    assert own.split() == [
+        "_check",
+        "_errors",
+        "_jax",
+        "_optional",
+        "_tracebacks",
+        "_types",
+        "core",
+    ]
     assert at_once.split() == []
     assert layers.split() == ["nn"]
     assert training.split() == ["nn", "optim", "precision", "transforms"]
