@@ -226,15 +226,22 @@ class GRU(_Cell):
         candidate = tanh(xh_h_fc([x, r * hidden]))
         hidden'   = (1 - z) * hidden + z * candidate
 
+    With ``reset_after=True``, as in Keras by default, in torch and in cuDNN, the reset gate follows
+    the product::
+
+        candidate = tanh(x_h_fc(x) + r * h_h_fc(hidden))
+
     Args:
         input_dim: the size of an input.
         hidden_dim: the size of the state and of the output.
+        reset_after: whether the reset gate follows the product with the state.
         rng_key: the key of the initial values; the next of the ambient stream by default.
         name: shown by ``repr`` and ``summary``.
 
     Attributes:
         xh_zr_fc: a `Linear` from ``input_dim + hidden_dim`` to ``2 * hidden_dim``.
-        xh_h_fc: a `Linear` from ``input_dim + hidden_dim`` to ``hidden_dim``.
+        xh_h_fc: a `Linear` from ``input_dim + hidden_dim`` to ``hidden_dim``; with ``reset_after``
+            there are two instead, ``x_h_fc`` and ``h_h_fc``.
 
     Raises:
         InvalidArgumentError: a size is less than one.
@@ -256,19 +263,30 @@ class GRU(_Cell):
         input_dim: int,
         hidden_dim: int,
         *,
+        reset_after: bool = False,
         rng_key: PRNGKey | None = None,
         name: str | None = None,
     ):
         super().__init__(input_dim, hidden_dim, name)
+        self.reset_after = bool(reset_after)
         zr_key, h_key = jax.random.split(key_or_next(rng_key, "GRU.rng_key"))
         self.xh_zr_fc = self._make_linear(2, zr_key, "xh_to_zr")
-        self.xh_h_fc = self._make_linear(1, h_key, "xh_to_h")
+        if not self.reset_after:
+            self.xh_h_fc = self._make_linear(1, h_key, "xh_to_h")
+            return
+        x_key, h_key = jax.random.split(h_key)
+        self.x_h_fc = Linear(self.input_dim, self.hidden_dim, rng_key=x_key, name="x_to_h")
+        self.h_h_fc = Linear(self.hidden_dim, self.hidden_dim, rng_key=h_key, name="h_to_h")
 
     def __call__(self, state: GRUState, x: Array) -> tuple[GRUState, jax.Array]:
         x, hidden = self._check_arguments(state, x)
         zr = with_whole_channels(self.xh_zr_fc(jnp.concatenate((x, hidden), axis=-1)))
         z, r = jnp.split(jax.nn.sigmoid(zr), 2, axis=-1)
-        candidate = self.xh_h_fc(jnp.concatenate((x, r * hidden), axis=-1))
+        if self.reset_after:
+            of_state = with_whole_channels(self.h_h_fc(hidden))
+            candidate = with_whole_channels(self.x_h_fc(x)) + r * of_state
+        else:
+            candidate = self.xh_h_fc(jnp.concatenate((x, r * hidden), axis=-1))
         candidate = jnp.tanh(with_whole_channels(candidate))
         hidden = (1 - z) * hidden + z * candidate
         return _lying_as(state, GRUState(hidden)), hidden

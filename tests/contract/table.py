@@ -255,6 +255,7 @@ ROWS = [
     Row("Embed", lambda: pax.Embed(4, 3), ("b, t",), dtype="int32"),
     Row("LSTM", lambda: pax.LSTM(3, 4, forget_gate_bias=1.0), ("b, t, 3",), call=over_time),
     Row("GRU", lambda: pax.GRU(3, 4), ("b, t, 3",), call=over_time),
+    Row("GRU, reset after", lambda: pax.GRU(3, 4, reset_after=True), ("b, t, 3",), call=over_time),
     Row("VanillaRNN", lambda: pax.VanillaRNN(3, 4), ("b, t, 3",), call=over_time),
     Row(
         "MultiHeadAttention",

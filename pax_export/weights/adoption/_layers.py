@@ -89,6 +89,8 @@ _CELLS = {
     "gru": {
         "xh_zr_fc.weight": "zr_weight", "xh_zr_fc.bias": "zr_bias",
         "xh_h_fc.weight": "h_weight", "xh_h_fc.bias": "h_bias",
+        "x_h_fc.weight": "x_weight", "x_h_fc.bias": "x_bias",
+        "h_h_fc.weight": "s_weight", "h_h_fc.bias": "s_bias",
     },
 }  # fmt: skip
 SPATIAL = frozenset({"depth", "height", "width"})
@@ -186,19 +188,19 @@ def _layer_of(
 
 
 def as_pax_keeps_them(layers: Iterable[Layer]) -> list[Layer]:
-    """Returns the layers with the arrays of our own files: a GRU has those of two dense layers."""
+    """Returns the layers with the arrays of our own files: a GRU has those of dense layers."""
     found = []
     for layer in layers:
         if layer.kind != "gru":
             found.append(layer)
             continue
-        for part in ("zr", "h"):
+        for part, below in (("zr", "xh_zr"), ("h", "xh_h"), ("x", "x_h"), ("s", "h_h")):
             leaves = {
                 role: layer.leaves[f"{part}_{role}"]
                 for role in (WEIGHT, BIAS)
                 if f"{part}_{role}" in layer.leaves
             }
-            path = f"{layer.path}.xh_{part}_fc".lstrip(".")
+            path = f"{layer.path}.{below}_fc".lstrip(".")
             if leaves:
                 found.append(replace(layer, path=path, kind="linear", leaves=leaves,
                                      name=name_of(path), options=()))  # fmt: skip

@@ -12,7 +12,7 @@ from pax_export.weights.adoption._groups import Group, is_fused
 from pax_export.weights.adoption._layers import Layer
 from pax_export.weights.adoption._layouts import Recipe
 from pax_export.weights.adoption._missing import is_stranger
-from pax_export.weights.adoption._name_parsing import OF_CELL, RECURRENT, WEIGHT
+from pax_export.weights.adoption._name_parsing import BIAS, OF_CELL, RECURRENT, WEIGHT
 from pax_export.weights.adoption._name_parsing import split_words as words_of
 from pax_export.weights.adoption._plan import Hypothesis, Study
 from pax_export.weights.adoption._recurrent import explain_other_function
@@ -149,7 +149,10 @@ def _explain_group(group: Group) -> str:
     if {"weight_ih", "weight_hh"} <= set(group.parts):
         rows, *columns = group.parts["weight_hh"].shape
         torch_gru = columns == [rows / 3]
-        return "; a GRU of torch is another function than pax.GRU" if torch_gru else ""
+        return "; a GRU of torch fills a pax.GRU with reset_after=True" if torch_gru else ""
+    shapes = {role: piece.shape for role, piece in group.parts.items()}
+    if RECURRENT in shapes and shapes.get(BIAS) == (2, 3 * shapes[RECURRENT][0]):
+        return "; a GRU of Keras with reset_after=True fills a pax.GRU with reset_after=True"
     if {WEIGHT, RECURRENT} <= set(group.parts) and (why := explain_other_function(group)):
         return why
     if is_fused(group.raw):

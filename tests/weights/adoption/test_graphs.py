@@ -158,12 +158,13 @@ def gru(path, h=2, inputs=3, **attributes):
     return graph(path, arrays, [node]), arrays
 
 
-def test_a_gru_of_onnx_computes_what_onnxruntime_does(tmp_path):
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_gru_of_onnx_computes_what_onnxruntime_does(tmp_path, after):
     runtime = pytest.importorskip("onnxruntime")
     h, inputs, helper = 2, 3, onnx.helper
     _, arrays = gru(tmp_path / "weights.onnx")
     node = helper.make_node("GRU", ["x", *arrays, "", "h"], ["", "y"], "g", hidden_size=h,
-                            linear_before_reset=0)  # fmt: skip
+                            linear_before_reset=after)  # fmt: skip
     kept = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
     places = [helper.make_tensor_value_info(name, 1, shape) for name, shape in
               (("x", [1, 4, inputs]), ("h", [1, 4, h]), ("y", [1, 4, h]))]  # fmt: skip
@@ -173,12 +174,16 @@ def test_a_gru_of_onnx_computes_what_onnxruntime_does(tmp_path):
     )  # fmt: skip
     path = tmp_path / "net.onnx"
     onnx.save(made, path)
-    net, report = pax.weights.adopt(pax.GRU(inputs, h), path)
+    net, report = pax.weights.adopt(pax.GRU(inputs, h, reset_after=bool(after)), path)
     x, state = drawn(4, inputs), drawn(4, h)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (expected,) = session.run(None, {"x": x[None], "h": state[None]})
     assert_close(net(pax.GRUState(state), x)[1], expected[0], 1e-5)
     assert report.rows[0].how == "gates reordered"
+    if after:
+        with refused(AdoptionError):
+            pax.weights.adopt(pax.GRU(inputs, h), path)
+        return
     changed = net.replace(xh_h_fc=net.xh_h_fc.replace(bias=net.xh_h_fc.bias + 1))
     pax.weights.save_as(changed, tmp_path / "home.npz", like=path)
     with pax.weights.open_source(tmp_path / "home.npz") as source:

@@ -97,13 +97,33 @@ def test_a_gru_of_keras_keeps_what_ours_replaces():
     net, _ = pax.weights.adopt(Free(cell=pax.GRU(inputs, h)), file)
     x, state = normal(4, inputs), normal(4, h)
     w, u, b = (np.split(a, 3, -1) for a in file.values())
-
-    def sigmoid(v):
-        return 1 / (1 + np.exp(-v))
-
     z = sigmoid(x @ w[0] + state @ u[0] + b[0])
     r = sigmoid(x @ w[1] + state @ u[1] + b[1])
     new = np.tanh(x @ w[2] + (r * state) @ u[2] + b[2])
+    _, y = net.cell(pax.GRUState(state), x)
+    assert_close(y, z * state + (1 - z) * new, 1e-5)
+
+
+def sigmoid(v):
+    return 1 / (1 + np.exp(-v))
+
+
+@pytest.mark.parametrize("framework", ["keras", "torch"])
+def test_a_gru_that_resets_after_the_product(framework):
+    inputs, h = 3, 2
+    file = {"gru/gru_cell/kernel": normal(inputs, 3 * h),
+            "gru/gru_cell/recurrent_kernel": normal(h, 3 * h),
+            "gru/gru_cell/bias": normal(2, 3 * h)}  # fmt: skip
+    w, u, b = (np.split(a, 3, -1) for a in file.values())
+    if framework == "torch":  # the other order of the gates, transposed, and two biases
+        r_z_n = lambda parts: np.concatenate([parts[1], parts[0], parts[2]], -1)  # noqa: E731
+        file = {"gru.weight_ih_l0": r_z_n(w).T, "gru.weight_hh_l0": r_z_n(u).T,
+                "gru.bias_ih_l0": r_z_n(b)[0], "gru.bias_hh_l0": r_z_n(b)[1]}  # fmt: skip
+    net, _ = pax.weights.adopt(Free(cell=pax.GRU(inputs, h, reset_after=True)), file)
+    x, state = normal(4, inputs), normal(4, h)
+    z = sigmoid(x @ w[0] + state @ u[0] + b[0].sum(0))
+    r = sigmoid(x @ w[1] + state @ u[1] + b[1].sum(0))
+    new = np.tanh(x @ w[2] + b[2][0] + r * (state @ u[2] + b[2][1]))
     _, y = net.cell(pax.GRUState(state), x)
     assert_close(y, z * state + (1 - z) * new, 1e-5)
 

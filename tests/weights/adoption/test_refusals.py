@@ -84,11 +84,15 @@ def test_an_option_for_one_side_is_proposed():
     assert error.write == 'keep=["head.weight"] for what stays as it is'
 
 
-def test_a_gru_of_torch_is_another_function():
+def test_grus_that_reset_after_the_product_say_so():
     file = {"weight_ih_l0": normal(6, 3), "weight_hh_l0": normal(6, 2), "bias_ih_l0": normal(6),
             "bias_hh_l0": normal(6)}  # fmt: skip
     error = assert_refused(pax.GRU(3, 2), file)
-    assert "a GRU of torch is another function than pax.GRU" in str(error)
+    assert "a GRU of torch fills a pax.GRU with reset_after=True" in str(error)
+    file = {"gru/kernel": normal(3, 6), "gru/recurrent_kernel": normal(2, 6),
+            "gru/bias": normal(2, 6)}  # fmt: skip
+    error = assert_refused(pax.GRU(3, 2), file)
+    assert "of Keras with reset_after=True fills a pax.GRU with reset_after=True" in str(error)
 
 
 def test_a_layer_that_is_there_twice_instead_of_another():
