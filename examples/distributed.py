@@ -154,13 +154,14 @@ def main():
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int, help="which one this is, from 0")
     parser.add_argument("--cluster", action="store_true", help="jax asks SLURM, GKE, ...")
-    parser.add_argument("--lost-after", type=int, default=100, help="seconds")
+    parser.add_argument("--timeout", type=int, default=100, help="seconds for a lost process")
     options = parser.parse_args()
-    count = options.processes or (None if options.cluster or options.coordinator else 1)
-    with pax.sharding.processes(
-        options.coordinator, count, options.process, lost_after=options.lost_after
-    ):
-        run(options)
+    if options.cluster or options.coordinator:  # before any other use of jax
+        jax.distributed.initialize(
+            options.coordinator, options.processes, options.process,
+            heartbeat_timeout_seconds=options.timeout, shutdown_timeout_seconds=options.timeout,
+        )  # fmt: skip
+    run(options)
 
 
 if __name__ == "__main__":

@@ -268,10 +268,6 @@ class ShardingError(InvalidArgumentError):
     """A partition spec does not fit its array or mesh, or a rule matches no array."""
 
 
-class ProcessesError(PaxError, RuntimeError):
-    """Cooperating processes do not find each other, or one of them is lost."""
-
-
 class NotPicklableError(PaxError, TypeError, AttributeError):
     """A local object was to be pickled, but has no importable name."""
 

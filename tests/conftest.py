@@ -22,7 +22,7 @@ _LONGEST = (
     "tests/sharding/test_eight_devices.py::test_all_of_them[on_explicit_axes]",
     "tests/compat/test_programs.py::test_install_as_pax",
     "tests/test_example",
-    "tests/sharding/test_processes.py::test_every_way_to_end",
+    "tests/sharding/test_processes.py",
 )
 
 # Their exports are validated at two sizes of each dimension; the others are tests of validation.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import time
@@ -49,7 +48,7 @@ def test_the_same_losses_on_any_number_of_devices_and_processes(warm, tmp_path):
     two_epochs, sharded = ("--epochs", 2), "--fully-sharded"
     with contextlib.ExitStack() as stack:
         saved = ("--checkpoints", tmp_path / "checkpoints")
-        endless = start_two(stack, warm, "--epochs", 100_000, "--lost-after", 12, *saved)
+        endless = start_two(stack, warm, "--epochs", 100_000, "--timeout", 12, *saved)
         alone = start(stack, warm, *two_epochs, devices=1)
         one_of_two_is_killed(endless)
         assert alone.end() == 0, alone.err
@@ -110,9 +109,7 @@ def it_goes_on(process, before):
 
 
 def the_other_misses_it(zero, one):
-    assert zero.end() == os.EX_TEMPFAIL, zero.err
-    assert re.search(r"pax_export: process 1 of 2 \(.*\) is lost\.\n", zero.err)
-    assert "start all processes again" in zero.err
+    assert zero.end() != 0, zero.out  # by jax's runtime, or as a collective has no partner
 
 
 def test_a_batch_that_does_not_divide():

@@ -18,8 +18,6 @@ from pax_export._jax._trace import trace_state as trace_state
 ADDS_ROWS_FAST = jax.__version_info__ >= (0, 12)
 
 if TYPE_CHECKING:
-    from pax_export._jax._processes import devices_are_known as devices_are_known
-    from pax_export._jax._processes import join_processes as join_processes
     from pax_export._jax._programs import call_part as call_part
     from pax_export._jax._programs import call_with_constants as call_with_constants
     from pax_export._jax._programs import equations_of as equations_of
@@ -34,9 +32,8 @@ if TYPE_CHECKING:
     from pax_export._jax._watched import jitted_call as jitted_call
     from pax_export._jax._watched import watch_operations as watch_operations
 
-# Every program imports this package; only exporters and multi-process programs need the rest.
+# Every program imports this package; only exporters need the rest.
 _HOMES = {
-    "_processes": "devices_are_known join_processes",
     "_programs": "call_part call_with_constants equations_of find_expansion find_sparse "
     "needed_part read_arguments run_inside scan_operands scope_constraints",
     "_watched": "is_computing jitted_call watch_operations",

@@ -19,14 +19,6 @@ PRIVATE: dict[str, str] = {
     "jax.interpreters.partial_eval.dce_jaxpr_consts": (
         "exports keep what loops, branches and nested functions compute and nobody reads"
     ),
-    "jax._src.xla_bridge.backends_are_initialized": (
-        "that jax had its devices before pax.sharding.processes is found only when all "
-        "processes have come"
-    ),
-    "jax._src.distributed.global_state": (
-        "in pax.sharding.processes nobody says which process was lost, or why one stopped: "
-        "jax ends the others in its own way"
-    ),
     "jax._src.core.eval_trace": "`with pax.debug.nans()` is jax.debug_nans, which names no module",
     "jax._src.core.set_current_trace": (
         "`with pax.debug.nans()` is jax.debug_nans, which names no module"
@@ -43,10 +35,6 @@ _LESS: dict[str, str] = {
     "jax.lax.add_p": (
         "a module that is changed under a jit, grad or vmap that began after it was opened is "
         "not refused: jax may speak of a leaked tracer then"
-    ),
-    "the option jax_enable_recoverability": (
-        "where one process of pax.sharding.processes is lost, jax may end the others before "
-        "they say which one"
     ),
 }
 

@@ -7,7 +7,6 @@ from pax_export.sharding._mesh import abstract_mesh, make_mesh
 from pax_export.sharding._optimizer_rules import following
 from pax_export.sharding._preserve import keep
 from pax_export.sharding._presets import data_parallel, fully_sharded, tensor_parallel
-from pax_export.sharding._processes import processes
 from pax_export.sharding._rules import Rules
 from pax_export.sharding._shard import gather, shard, shard_batch
 from pax_export.sharding._table import Row, Table, table
@@ -28,7 +27,6 @@ __all__ = [
     "init",
     "keep",
     "make_mesh",
-    "processes",
     "sent_bytes",
     "shard",
     "shard_batch",

@@ -13,7 +13,6 @@ import importlib.abc
 import importlib.machinery
 import json
 import re
-import socket
 import sys
 import warnings
 
@@ -117,37 +116,6 @@ def digits():
         "constraints": list(signature.constraints),
         "eigh": portable,
     }
-
-
-def one_of_two(index, port):
-    """One of two processes that compute a sum together."""
-    import pax_export as pax
-
-    with pax.sharding.processes(f"localhost:{port}", 2, int(index), start_within=60):
-        import jax
-
-        found = {"processes": jax.process_count(), "index": jax.process_index()}
-    return found
-
-
-def late(index, port):
-    """One of two processes that ask jax for its devices first."""
-    import jax
-
-    import pax_export as pax
-
-    jax.devices()
-    try:
-        with pax.sharding.processes(f"localhost:{port}", 2, int(index), start_within=60):
-            return {"refused": None}
-    except RuntimeError as error:
-        return {"refused": str(error)}
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return str(one.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -12,18 +12,15 @@ import pytest
 
 from pax_export._jax._private import PRIVATE, PRIVATE_ATTRIBUTES
 from tests.hard.size import IN_LONG_RUNS
-from tests.jax.moved import free_port
 
 ROOT = Path(__file__).parents[2]
 
 NAMES = sorted({name.rpartition(".")[2] for name in (*PRIVATE, *PRIVATE_ATTRIBUTES)})
-#: Those that a program without processes has to do with, and that mean less for it.
+#: Those whose absence the program notices.
 LESS = {"dce_jaxpr_consts"}
-OF_PROCESSES = {"backends_are_initialized", "global_state"}
-ALONE = sorted(set(NAMES) - OF_PROCESSES)
 #: One by one, a process each: all of them in long runs; else one that is read when jax is imported
 #: with us, without which PAX died.
-ONE_BY_ONE = ALONE if IN_LONG_RUNS else ["get_opaque_trace_state"]
+ONE_BY_ONE = NAMES if IN_LONG_RUNS else ["get_opaque_trace_state"]
 
 
 def started(program, *names):
@@ -65,19 +62,3 @@ def test_undecidable_traces_warn():
     assert found["refused"] is None
     (text,) = found["less"]
     assert "jax.lax.add_p" in text and "is not refused" in text
-
-
-def test_processes_without_a_client():
-    port = free_port()
-    both = [started(f"one_of_two,{index},{port}", *NAMES) for index in range(2)]
-    for index, found in enumerate(map(finished, both)):
-        assert (found["processes"], found["index"]) == (2, index)
-        assert any("jax._src.distributed.global_state" in text for text in found["less"])
-
-
-def test_processes_that_come_late_without_a_look_at_the_devices():
-    port = free_port()
-    both = [started(f"late,{index},{port}", "backends_are_initialized") for index in range(2)]
-    for found in map(finished, both):
-        assert "before jax is used" in found["refused"]
-        assert any("backends_are_initialized" in text for text in found["less"])
