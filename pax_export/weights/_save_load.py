@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, overload
 
 import jax
@@ -161,10 +161,7 @@ def load_weights(module: PyTree, path: str | os.PathLike[str], *, strict: bool =
         require_shape(name, leaf, "load_weights needs a module of arrays")
     with open_weights(as_path(path)) as file:
         there = {name: entry.description for name, entry in file.entries.items()}
-        unknown = _unknown_ranges(leaves, there)
-        wanted = {
-            name: describe_array(leaf) for name, leaf in leaves.items() if name not in unknown
-        }
+        wanted = {name: describe_array(leaf) for name, leaf in leaves.items()}
         report = compare_leaves(wanted, there)
         if strict and not report.complete:
             raise mismatch_error(
@@ -177,26 +174,12 @@ def load_weights(module: PyTree, path: str | os.PathLike[str], *, strict: bool =
             )
         fitting = set(report.loaded)
         values = [
-            _read_leaf(file, name, leaf) if name in fitting else unknown.get(name, leaf)
+            _read_leaf(file, name, leaf) if name in fitting else leaf
             for name, leaf in leaves.items()
         ]
     _check_scales(dict(zip(leaves, values)), path)
     loaded = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(module), values)
     return loaded if strict else (loaded, report)
-
-
-#: What a range of outputs says where nothing is known.
-_UNKNOWN_ENDS = {"low": -np.inf, "high": np.inf}
-
-
-def _unknown_ranges(leaves: Mapping[str, Any], there: Container[str]) -> dict[str, np.ndarray]:
-    """Infinite ranges for quantized weights of files that were saved before there were ranges."""
-    found = {}
-    for name, leaf in leaves.items():
-        weight, _, end = name.rpartition(".outputs.")
-        if end in _UNKNOWN_ENDS and name not in there and f"{weight}.integers" in there:
-            found[name] = np.full(leaf.shape, _UNKNOWN_ENDS[end], leaf.dtype)
-    return found
 
 
 def _check_scales(values: dict[str, Any], path: str | os.PathLike[str]) -> None:

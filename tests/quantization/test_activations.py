@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import pax_export as pax
 from pax_export import errors
@@ -362,19 +361,3 @@ def test_other_formats_round_in_float32(write, activations, tmp_path):
     small, _ = quantize(net(), [X], activations=activations)
     write(small, tmp_path / "m", spec("batch, 64"))
     assert_close(load(tmp_path / "m")(X), small(X), rtol=1e-3, atol=1e-4)
-
-
-def test_files_without_ranges_load(tmp_path):
-    """Weights that were saved before outputs had ranges; files then round no outputs."""
-    small, _ = quantize(residual(), [IMAGES], activations="static")
-    pax.save_weights(small, tmp_path / "w.safetensors")
-    kept = safetensors.numpy.load_file(tmp_path / "w.safetensors")
-    kept = {name: array for name, array in kept.items() if ".outputs." not in name}
-    safetensors.numpy.save_file(kept, tmp_path / "old.safetensors")
-    old = pax.load_weights(jax.tree.map(jnp.zeros_like, small), tmp_path / "old.safetensors")
-    assert np.isneginf(old.convs[0].weight.outputs.low).all()
-    assert np.isposinf(old.convs[0].weight.outputs.high).all()
-    assert_close(old(IMAGES), small(IMAGES), rtol=0)
-    made, *_ = portable(old, spec("batch, 8, 8, 3"), integers=True)
-    without, *_ = portable(old, spec("batch, 8, 8, 3"))
-    assert_close(made.run(IMAGES)[0], without.run(IMAGES)[0], rtol=1e-5, atol=1e-6)
