@@ -13,9 +13,11 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -237,6 +239,21 @@ _REPEATED: dict[Any, Callable] = {
 }
 
 
+def _scan(
+    f: Callable, init: PyTree, xs: PyTree = None, length: Any = None, *more: Any, **options: Any
+) -> Any:
+    """A scan of symbolic `length`, which is that of its inputs, or of numbers without inputs."""
+    leaves = tree_leaves(xs)
+    if not jax.export.is_symbolic_dim(length) or any(x.shape[:1] != (length,) for x in leaves):
+        return NotImplemented
+    if leaves:
+        return _SCAN(f, init, xs, None, *more, **options)
+    return _SCAN(lambda carry, _: f(carry, xs), init, jnp.arange(length), None, *more, **options)
+
+
+_SCAN, _PAD = lax.scan, jnp.pad
+
+
 def _make_convolution(turned: bool) -> Callable:
     def convolve(
         a: Any, v: Any, mode: str = "full", *, precision: Any = None,
@@ -379,7 +396,8 @@ bartlett = _with_fallback(jnp.bartlett, _make_window(lambda share: 1 - jnp.abs(2
 kaiser = _with_fallback(jnp.kaiser, _make_window(_kaiser))
 searchsorted = _with_fallback(jnp.searchsorted, _searchsorted)
 interp = _with_fallback(jnp.interp, _interp)
-pad = _with_fallback(jnp.pad, _pad)
+pad = _with_fallback(_PAD, _pad)
+scan = _with_fallback(_SCAN, _scan)
 convolve = _with_fallback(jnp.convolve, _make_convolution(turned=True))
 correlate = _with_fallback(jnp.correlate, _make_convolution(turned=False))
 gradient = _with_fallback(jnp.gradient, _gradient)
@@ -392,6 +410,26 @@ jvp = _make_derivative(jax.jvp)
 jacfwd = _make_derivative(jax.jacfwd)
 jacrev = _make_derivative(jax.jacrev)
 hessian = _make_derivative(jax.hessian)
+
+_lock, _depth = threading.Lock(), 0
+
+
+@contextlib.contextmanager
+def for_libraries() -> Iterator[None]:
+    """A block in which flax and haiku, which call `jax.numpy.pad` and `jax.lax.scan`, call ours."""
+
+    def enter(step: int) -> None:
+        global _depth
+        with _lock:  # of exports in other threads
+            _depth += step
+            jnp.pad, lax.scan = (pad, scan) if _depth else (_PAD, _SCAN)
+
+    enter(1)
+    try:
+        yield
+    finally:
+        enter(-1)
+
 
 __all__ = [
     "arange",
@@ -416,6 +454,7 @@ __all__ = [
     "linspace",
     "logspace",
     "pad",
+    "scan",
     "searchsorted",
     "value_and_grad",
     "vjp",

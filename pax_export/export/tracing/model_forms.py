@@ -11,13 +11,13 @@ import inspect
 import operator
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
-from pax_export._errors import InvalidArgumentTypeError
+from pax_export._errors import InvalidArgumentTypeError, StateChangeError
 from pax_export._types import PyTree
 from pax_export.core import is_array, path_name
 from pax_export.export.tracing.spec import distinct_names
@@ -388,7 +388,9 @@ def _is_in_params(path: tuple) -> bool:
 def _keras_form(model: Any) -> ModelForm:
     """A model or layer of Keras 3, which is given its variables in each call.
 
-    Source: https://keras.io/api/layers/base_layer/#stateless_call-method
+    `stateless_call` would drop the states of recurrent layers with ``stateful=True``, which Keras
+    counts among no variables. Source:
+    https://keras.io/api/layers/base_layer/#stateless_call-method
     """
     if not model.built:
         raise InvalidArgumentTypeError(
@@ -396,7 +398,10 @@ def _keras_form(model: Any) -> ModelForm:
             got="a model that is not built",
             write="model.build(...), or one call of it with example inputs, first",
         )
-    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    keras = sys.modules["keras"]
+    known = (*model.trainable_variables, *model.non_trainable_variables)
+    every = (*known, *_keras_variables(model, set()))
+    variables = list({id(each): each for each in every}.values())
     names = distinct_names(each.path for each in variables)
     count = len(model.trainable_variables)
     parameters = inspect.signature(model.call).parameters.values()
@@ -404,14 +409,40 @@ def _keras_form(model: Any) -> ModelForm:
 
     def call(values: Any, *args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         mode = ({"training": False} if has_mode else {}) | kwargs
-        arrays = [values[name] for name in names]
-        output, after = model.stateless_call(arrays[:count], arrays[count:], *args, **mode)
-        return output, values | dict(zip(names[count:], after))
+        given = list(zip(variables, map(values.get, names)))
+        run = model.call if model.dtype_policy.quantization_mode is None else model.quantized_call
+        with keras.StatelessScope(state_mapping=given) as scope:
+            output = run(*args, **mode)
+        if len(scope.state_mapping) > len(variables):
+            raise StateChangeError(
+                "A call assigns variables that are attributes of no layer of the model.",
+                where=type(model).__name__,
+                write="the variables as attributes of a layer",
+            )
+        after = map(scope.get_current_value, variables)
+        return output, values | dict(zip(names[count:], list(after)[count:]))
 
     tree = {name: each.value for name, each in zip(names, variables)}
     form = _with_one_entry(type(model).__name__, tree, ModelMethod(call, model.call, skip=0))
     trained = set(names[:count])
     return dataclasses.replace(form, is_trainable=lambda path: path[0].key in trained)
+
+
+def _keras_variables(value: PyTree, seen: set[int]) -> Iterator[Any]:
+    """Yields the variables in the attributes of a layer of Keras, and of the layers in it."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, sys.modules["keras"].Variable):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _keras_variables(each, seen)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _keras_variables(each, seen)
+    elif _is_keras(value):
+        yield from _keras_variables(vars(value), seen)
 
 
 def _haiku_form(transformed: Any, params: PyTree, *state: PyTree) -> ModelForm:

@@ -7,7 +7,7 @@ as further operands.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,8 +93,7 @@ def trace(
 ) -> Traced:
     """Traces a flat function, `outlined` if layers repeat; refuses callbacks to Python."""
     jitted = lowerable = jax.jit(function)
-    with for_symbolic_sizes(structs):
-        traced = jitted.trace(list(structs))
+    traced = _traced_by_jax(jitted, structs)
     _refuse_callbacks(traced.jaxpr)
     results = tuple(jax.ShapeDtypeStruct(out.shape, out.dtype) for out in traced.out_info)
     whole = traced.jaxpr
@@ -108,9 +107,27 @@ def trace(
     return made if program is made.program else made.with_program(program)
 
 
+def _traced_by_jax(jitted: Any, structs: Sequence[Any]) -> Any:
+    """Traces a jitted function; for libraries that ask for numbers of symbolic sizes, again."""
+    with for_symbolic_sizes(structs):
+        try:
+            return jitted.trace(list(structs))
+        except Exception:
+            if not _has_symbolic_sizes(structs):
+                raise
+            # Names in jax change for this trace only, because other threads see them, too.
+            with suppress(Exception), symbolic_numpy.for_libraries():
+                return jitted.trace(list(structs))
+            raise
+
+
+def _has_symbolic_sizes(structs: Sequence[Any]) -> bool:
+    return not all(isinstance(size, int) for each in structs for size in each.shape)
+
+
 def for_symbolic_sizes(structs: Sequence[Any]) -> AbstractContextManager[None]:
     """A block in which `pax.grad` differentiates along the symbolic sizes of these arrays."""
-    if all(isinstance(size, int) for each in structs for size in each.shape):
+    if not _has_symbolic_sizes(structs):
         return nullcontext()
     return prepared_gradients(symbolic_numpy.for_any_size)
 

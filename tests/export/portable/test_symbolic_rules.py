@@ -3,10 +3,12 @@
 import inspect
 import threading
 
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import lax
 from jax._src.interpreters import mlir
 from jax.extend.core import jaxpr_as_fun
@@ -345,3 +347,32 @@ def test_a_size_that_is_asked_for_in_vain_is_refused_as_jax_does():
         jax.export.export(jax.jit(lambda x: symbolic_numpy.linspace(0, 1, x.shape[0], no_such=1)))(
             struct
         )
+
+
+def dynamic_unroll():
+    def forward(x):
+        core = hk.LSTM(4)
+        return hk.dynamic_unroll(core, x, core.initial_state(x.shape[1]))[0]
+
+    net = hk.without_apply_rng(hk.transform(forward))
+    return net, net.init(jax.random.key(0), np.ones((5, 2, 3), np.float32))
+
+
+OF_LIBRARIES = {
+    "length": lambda x: lax.scan(lambda c, row: (c + row, c), 0 * x[0], x, length=x.shape[0]),
+    "length alone": lambda x: lax.scan(lambda c, _: (c + x[0], c), x[0], length=x.shape[0]),
+    "haiku": dynamic_unroll(),
+    "circular": nnx.Conv(3, 2, 3, padding="CIRCULAR", rngs=nnx.Rngs(0)),
+    "reflect": nnx.Conv(3, 2, 3, padding="REFLECT", rngs=nnx.Rngs(0)),
+}
+
+
+@pytest.mark.parametrize("name", OF_LIBRARIES)
+def test_libraries_take_sizes_of_any_value(tmp_path, name):
+    model, pad, scan = OF_LIBRARIES[name], jnp.pad, lax.scan
+    to_onnx(model, tmp_path / "m.onnx", spec("t, b, 3"), card=False)
+    x = random(6, 2, 3) if name in ("length", "length alone", "haiku") else random(2, 6, 3)
+    expected = model[0].apply(model[1], x) if name == "haiku" else model(x)
+    for one, other in zip(jax.tree.leaves(load(tmp_path / "m.onnx")(x)), jax.tree.leaves(expected)):
+        assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert (jnp.pad, lax.scan) == (pad, scan)

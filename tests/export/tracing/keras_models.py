@@ -110,8 +110,30 @@ def refused(folder):
         assert "model.build" in error.write
 
 
+def stateful(folder):
+    """Recurrent layers whose states, and seeds, are no weights."""
+    x = RANDOM.normal(size=(1, 3, 8)).astype("f")
+    for name, layer in {
+        "lstm": lambda: layers.LSTM(4, stateful=True),
+        "rnn": lambda: layers.RNN(layers.GRUCell(4), stateful=True),
+        "both": lambda: layers.Bidirectional(layers.LSTM(4, stateful=True)),
+        "nested": lambda: keras.Sequential([layers.SimpleRNN(4, stateful=True)]),
+    }.items():
+        net = keras.Sequential([layers.Input(batch_shape=(1, 3, 8)), layer()])
+        try:
+            to_onnx(net, folder / f"{name}.onnx", spec("1, 3, 8"))
+            raise AssertionError("exported with a state that never changes")
+        except errors.StateChangeError as error:
+            assert "rnn_state" in error.where
+        to_saved_model(net, folder / name, spec("1, 3, 8"), state="update", validate=False)
+        served = load(folder / name)
+        for _ in range(3):
+            assert_close(served(x), np.asarray(net(x)), rtol=1e-4, atol=1e-5)
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     exported(folder)
     quantized(folder)
     refused(folder)
+    stateful(folder)
