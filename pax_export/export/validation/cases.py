@@ -35,7 +35,7 @@ from pax_export.export.tracing.programs import Program
 from pax_export.export.tracing.spec import Inputs, bind_inputs, constraints_on
 from pax_export.export.validation.budget import Budget
 from pax_export.export.validation.integers import compare_quantized
-from pax_export.export.validation.probes import probes
+from pax_export.export.validation.probes import check_loops_end, probes
 from pax_export.export.validation.serve import Arrays
 from pax_export.export.validation.validate import (
     TOLERANCE,
@@ -133,6 +133,12 @@ class SignatureCases:
     def expected(self, inputs: Arrays) -> Arrays:
         """Returns jax's results by name."""
         raise NotImplementedError
+
+    def check_end(self, function: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> None:
+        """Refuses loops that do not end for random inputs."""
+        if not self.examples and self.program is not None:
+            if "while" in jaxpr_primitives(self.program):
+                check_loops_end(function, operands, self.key)
 
     def gradient_steps(self, case: Case) -> Iterator[CaseStep]:
         """Yields the call again with gradients, if there are any."""
@@ -245,7 +251,9 @@ class ProgramCases(SignatureCases):
         return self.named_results(self.traced.run(operands))
 
     def expected(self, inputs: Arrays) -> Arrays:
-        return self.run([*self.leaves, *inputs.values()])
+        operands = [*self.leaves, *inputs.values()]
+        self.check_end(lambda *values: self.traced.function(list(values)), operands)
+        return self.run(operands)
 
     def make_case(self, label: str, inputs: Arrays) -> Case:
         case = super().make_case(label, inputs)

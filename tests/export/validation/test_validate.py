@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.lax.linalg import lu_pivots_to_permutation
 
-from pax_export.errors import UnsupportedOperationError, ValidationError
+from pax_export.errors import InvalidArgumentError, UnsupportedOperationError, ValidationError
 from pax_export.export import spec, to_onnx, to_tflite
 from pax_export.export.artifact import formats
 from pax_export.export.artifact.dimensions import random_array
@@ -92,3 +92,23 @@ def test_an_operation_without_a_line_of_the_model_is_at_the_call(tmp_path):
     with pytest.raises(UnsupportedOperationError) as caught:
         to_onnx(jax.lax.linalg.schur, tmp_path / "net.onnx", spec("3, 3"))
     assert caught.value.where.startswith("test_validate.py:")
+
+
+def test_a_loop_that_does_not_end_for_random_inputs_is_named(tmp_path, monkeypatch):
+    def count(x):
+        return jax.lax.while_loop(lambda n: n < 5, lambda n: n + x.mean().astype(int), 0)
+
+    monkeypatch.setattr("pax_export.export.validation.probes._PATIENCE", 0.5)
+    with pytest.raises(InvalidArgumentError, match="does not end") as caught:
+        to_onnx(count, tmp_path / "net.onnx", spec("3"))
+    assert caught.value.where.startswith("test_validate.py:")
+    assert caught.value.write.startswith("examples=[...]")
+    assert to_onnx(count, tmp_path / "net.onnx", spec("3"), examples=[np.ones(3)]).validated
+
+
+def test_a_loop_that_ends_is_validated(tmp_path):
+    def halve(x):
+        halved = partial(jax.lax.while_loop, lambda v: v > 1e-3, lambda v: v / 2)
+        return jax.vmap(halved)(jnp.abs(x[0]))
+
+    assert to_onnx(halve, tmp_path / "net.onnx", spec("n, 3")).validated == "here"

@@ -112,7 +112,9 @@ class _FunctionCases(SignatureCases):
 
     def expected(self, inputs: Arrays) -> Arrays:
         function = self._function
-        found = function.reference(*self._flat_operands(inputs))
+        operands = self._flat_operands(inputs)
+        self.check_end(function.reference, operands)
+        found = function.reference(*operands)
         return {
             name if kind == OUTPUT else f"variable:{name}": np.asarray(value)
             for (kind, name), value in zip(function.results, found)
