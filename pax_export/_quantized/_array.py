@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,11 @@ from pax_export.core import StateModule
 
 
 class ArrayLike:
-    """The interface that jax functions and layers expect of a module that represents an array."""
+    """The interface that jax functions and layers expect of a module that represents an array.
+
+    Methods, properties and operators of arrays are those of the dequantized one; ``%``, ``==`` and
+    `at` are those of modules.
+    """
 
     __array_ufunc__ = None  # so that `array @ this` of numpy asks here
     #: Rounds the inputs of products with it; None: float inputs.
@@ -53,7 +57,12 @@ class ArrayLike:
         """Returns the represented array in a dtype."""
         return self.dequantized().astype(dtype)
 
-    def __getitem__(self, index: int) -> jax.Array:
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_ARRAYS:
+            return getattr(self.dequantized(), name)
+        return getattr(super(), "__getattr__")(name)  # noqa: B009 - that of modules
+
+    def __getitem__(self, index: Any) -> jax.Array:
         return self.dequantized()[index]
 
     def __matmul__(self, other: Any) -> jax.Array:
@@ -61,6 +70,22 @@ class ArrayLike:
 
     def __rmatmul__(self, other: object) -> jax.Array:
         return times(jnp.asarray(other), self)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def of_array(self: Any, *operands: Any) -> Any:
+        return getattr(self.dequantized(), name)(*operands)
+
+    of_array.__name__ = name
+    return of_array
+
+
+for _name in (
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv pow rpow neg pos abs lt le gt "
+    "ge round len iter"
+).split():
+    setattr(ArrayLike, f"__{_name}__", _operator(f"__{_name}__"))
+_OF_ARRAYS = {name for name in {*dir(jax.Array)} & {*dir(np.ndarray)} if name[0] != "_"}
 
 
 class QuantizedArray(ArrayLike, StateModule):

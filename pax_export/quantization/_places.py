@@ -12,6 +12,7 @@ from pax_export._quantized import ArrayLike
 from pax_export._types import PyTree
 from pax_export.core import is_array, join_path, named_leaves, named_modules
 from pax_export.nn import Conv1DTranspose, Conv2DTranspose, Convolution, Embed, Linear
+from pax_export.quantization._report import NO_LAYER
 
 
 class QuantizableArray(NamedTuple):
@@ -99,4 +100,4 @@ def other_arrays(net: object, done: set[str]) -> Iterator[tuple[str, str]]:
         own = name.removesuffix(".weight")  # of a weight in quantization-aware training
         if not {name, own} & done and is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
             rank = len(leaf.shape)
-            yield name, "a vector or a number" if rank < 2 else "not a weight of a known layer"
+            yield name, "a vector or a number" if rank < 2 else NO_LAYER

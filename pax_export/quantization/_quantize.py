@@ -25,7 +25,7 @@ from pax_export._quantized import (
 )
 from pax_export._types import PyTree
 from pax_export.adapters import apply_changes, chosen_modules
-from pax_export.core import Module, Selection, is_array
+from pax_export.core import Module, Selection, is_array, named_leaves
 from pax_export.quantization._budget import ChosenBits, choose
 from pax_export.quantization._calibrate import METHODS, observe, static_ranges
 from pax_export.quantization._compare import call_of, checked, compared, loss_of_outputs
@@ -180,17 +180,26 @@ def quantize(
         ]
         if calls is not None:
             weights_alone = compared(call_of(net), call_of(plain), calls)
+    sizes = _sizes(net, places)
     report = QuantizationReport(
         tuple(leaves),
-        kept,
+        {name: kept[name] for name in sorted(kept, key=lambda name: -sizes.get(name, 0))},
         fallbacks,
         tree_bytes(tree_leaves(_arrays(net))),
         tree_bytes(tree_leaves(_arrays(small))),
         None if metric is None else (_measured(metric, net), _measured(metric, small)),
         None if calls is None else compared(call_of(net), call_of(small), calls),
         weights_alone,
+        kept_bytes={name: sizes.get(name, 0) for name in kept},
     )
     return small, report
+
+
+def _sizes(net: Any, places: list[QuantizableArray]) -> dict[str, int]:
+    """The sizes of arrays in bytes, by name."""
+    if not isinstance(net, Module):
+        return {place.name: place.weight.nbytes for place in places}
+    return {name: leaf.nbytes for name, leaf in named_leaves(net) if is_array(leaf)}
 
 
 def _by_inputs(of_net: Any, wish: Wish, calls: list[Any]) -> tuple[Wish, set[str]]:
@@ -420,6 +429,13 @@ def _pair_and_places(net: PyTree, at: object, calls: PyTree) -> tuple[Any, list[
     """Params and function of a net, and the arrays that are quantized."""
     has_function = isinstance(net, tuple) and len(net) == 2 and callable(net[1])
     pair = pair_of(net)
+    if not any(map(is_array, tree_leaves(pair[0]))):
+        raise InvalidArgumentError(
+            "A function without params has no weights to quantize.",
+            where="quantize(net)",
+            got=f"the function {getattr(pair[1], '__name__', '')}",
+            write="a module, a model of another framework, or (params, function)",
+        )
     if at is not None:
         raise InvalidArgumentTypeError(
             "Only modules of pax_export have parts to quantize.",

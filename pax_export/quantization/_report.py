@@ -8,6 +8,11 @@ from typing import Any
 
 from pax_export._files import bytes_text
 
+#: Why arrays of a user's own modules are kept, what to write, and how many bytes make it worth it.
+NO_LAYER = "not a weight of a known layer"
+_ALL_ARRAYS = "pax.quantize((net.eval(), lambda net, x: net(x)), [x])"
+_LARGE = 1 << 16
+
 
 @dataclass(frozen=True)
 class QuantizedLeaf:
@@ -91,7 +96,7 @@ class QuantizationReport:
 
     Attributes:
         leaves: the weights that were quantized.
-        kept: the names of the other floating-point arrays, with reasons.
+        kept: the names of the other floating-point arrays, the largest first, with reasons.
         fallbacks: the names of weights with more bits than requested, with reasons.
         before: the size of all leaves of the net, in bytes.
         after: the size of all leaves of the quantized net.
@@ -101,6 +106,7 @@ class QuantizationReport:
         runtimes: by format, the difference of its runtime from jax on the same integers, with the
             latencies of the float net and this one there; measured by `pax-export quantize
             --runtime`.
+        kept_bytes: the sizes of the kept arrays.
 
     Example:
         >>> import pax_export as pax
@@ -108,7 +114,7 @@ class QuantizationReport:
         1 weights quantized, 1 arrays kept
           size        64.2 KiB to 16.5 KiB (0.257)
           weight  int8                error ...%
-          kept (a vector or a number): bias
+          kept (a vector or a number): bias 256 B
     """
 
     leaves: tuple[QuantizedLeaf, ...]
@@ -120,6 +126,7 @@ class QuantizationReport:
     difference: Difference | None = None
     weights_alone: Difference | None = None
     runtimes: Mapping[str, Difference] = field(default_factory=dict)
+    kept_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
         """The losses as plain data, for the reports of exports."""
@@ -157,9 +164,16 @@ class QuantizationReport:
         for name, reason in self.kept.items():
             reasons.setdefault(reason, []).append(name)
         for reason, names in reasons.items():
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            lines.append(f"  kept ({reason}): {', '.join(names[:3])}{more}")
+            named = ", ".join(f"{name} {bytes_text(self._bytes([name]))}" for name in names[:3])
+            rest = names[3:]
+            more = f" and {len(rest)} more, {bytes_text(self._bytes(rest))}" if rest else ""
+            lines.append(f"  kept ({reason}): {named}{more}")
+            if reason == NO_LAYER and self._bytes(names) > _LARGE:
+                lines.append(f"    write: {_ALL_ARRAYS}, which quantizes what calls multiply with")
         return "\n".join(lines)
+
+    def _bytes(self, names: list[str]) -> int:
+        return sum(self.kept_bytes.get(name, 0) for name in names)
 
 
 def _scheme(leaf: QuantizedLeaf) -> str:

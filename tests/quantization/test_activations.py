@@ -231,7 +231,7 @@ def test_half_precision_does_not_part_integers(kind, tmp_path):
     for write, path in ((to_onnx, tmp_path / "m.onnx"), (to_tflite, tmp_path / "m.tflite")):
         report = write(small, path, spec("8, 8, 8, 3"), examples=[IMAGES])
         found = report.details["quantized"]
-        assert found["in integers"] == found["products"] == found["weights"]
+        assert found["in integers"] == found["multiplied"] == found["weights"]
         assert "half precision" not in report.details
         got = np.asarray(load(path)(IMAGES), "float32")
         assert_close(got, expected, rtol=0, atol=0.05 * np.abs(got).max())

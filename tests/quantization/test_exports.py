@@ -355,3 +355,38 @@ def test_weights_of_a_loop_and_a_branch(tmp_path):
             write(small, path, spec("6, batch, 32"))
             for found, expected in zip(load(path)(x), small[1](small[0], x)):
                 assert_close(found, expected, rtol=0, atol=0.02 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("told", [{"bits": 8}, {"bits": 4}, {"bits": 4, "scheme": "asymmetric"}])
+def test_rows_beyond_a_table(told, tmp_path):
+    """onnxruntime's `Gather` refuses the whole call."""
+    pax.seed_rng_key(0)
+    small, _ = quantize(pax.Sequential(pax.Embed(37, 32), pax.Linear(32, 4)), **told)
+    ids = np.array([[1, 2], [3, 99], [-1, -37], [-38, -100]], np.int32)
+    for write, path in ((to_onnx, tmp_path / "m.onnx"), (to_tflite, tmp_path / "m.tflite")):
+        report = write(small, path, spec("batch, 2", "int32"))
+        found = report.details["quantized"]
+        assert (found["weights"], found["multiplied"]) == (2, 1)  # the table is looked up
+        assert_close(load(path)(ids), small(ids), rtol=0, atol=1e-3)
+
+
+def test_a_report_counts_products_in_loops_as_float32(tmp_path):
+    pax.seed_rng_key(0)
+    small, _ = quantize(
+        language_model("scanned"), [np.array([[3, 1, 4]], np.int32)], activations="static"
+    )
+    report = to_onnx(small, tmp_path / "m.onnx", spec("batch, 3", "int32"))
+    assert "8 weights in int8" in str(report)
+    assert "1 of 8 multiplied in integers, the others in float32" in str(report)
+
+
+def test_static_inputs_of_groups_are_rounded_by_the_kernel(tmp_path):
+    onnx, ort = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    small, _ = quantize(mlp(), [draw(8, 256)], bits=4, activations="static")
+    report = to_onnx(small, tmp_path / "m.onnx", spec("batch, 256"))
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(tmp_path / "m.onnx", options)
+    names = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert names.count("MatMulNBits") == report.details["quantized"]["in integers"] == 2

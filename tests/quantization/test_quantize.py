@@ -12,7 +12,7 @@ import pytest
 import pax_export as pax
 from pax_export import errors
 from pax_export.nets import Decoder, DecoderConfig
-from pax_export.quantization import dequantize, quantize
+from pax_export.quantization import QuantizedArray, dequantize, quantize
 from tests.closeness import assert_close
 from tests.refusals import refused
 
@@ -299,3 +299,56 @@ def test_a_net_in_training_is_not_quantized_otherwise():
     training, _ = quantize(net(), bits=4, train=True)
     with refused(errors.QuantizationError, where="modules.0.weight"):
         quantize(training, bits=4, train=True)
+
+
+class Own(pax.ParameterModule):
+    """A layer, and arrays of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.small = [jnp.ones((2, 2)) for _ in range(5)]
+        self.layer = pax.Linear(16, 512)
+        self.table = jnp.ones((512, 64))
+
+    def __call__(self, x):
+        return self.layer(x) @ self.table
+
+
+def test_kept_arrays_are_listed_by_size():
+    _, report = quantize(Own())
+    assert list(report.kept)[:2] == ["table", "layer.bias"]
+    assert report.kept_bytes["table"] == 4 * 512 * 64
+    text = str(report)
+    assert "table 128.0 KiB, small.0 16 B, small.1 16 B and 3 more, 48 B" in text
+    # What the report says to write.
+    (params, _), report = quantize((Own().eval(), lambda net, x: net(x)), [jnp.ones((2, 16))])
+    assert "pax.quantize((net.eval(), lambda net, x: net(x)), [x])" in text
+    assert [leaf.name for leaf in report.leaves] == ["layer.weight", "table"]
+    assert isinstance(params.table, QuantizedArray) and "write" not in str(report)
+
+
+@pytest.mark.parametrize("batches", [None, [jnp.ones(2)]])
+@pytest.mark.parametrize("function", [jnp.sin, lambda x: x, jax.jit(jnp.sin)])
+def test_functions_have_no_weights(function, batches):
+    with pytest.raises(errors.InvalidArgumentError, match="A function without params") as caught:
+        quantize(function, batches)
+    assert "object at" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda w, h: h @ w.T, lambda w, h: h @ w.mT, lambda w, h: w.reshape(-1),
+        lambda w, h: w * 2.0 - 1, lambda w, h: 1 / (3 + abs(-w)), lambda w, h: np.float32(2) * w,
+        lambda w, h: w**2 > 0.1, lambda w, h: w.transpose(1, 0).sum(0),
+        lambda w, h: w.swapaxes(0, 1),
+        lambda w, h: jnp.stack(list(w)), lambda w, h: len(w) * w.mean(), lambda w, h: w.dot(h.T),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_quantized_array_is_used_as_an_array(function, bits):
+    weight = quantize(pax.Embed(6, 32), bits=bits)[0].weight
+    expected = function(weight.dequantized(), X[:, :32])
+    assert_close(function(weight, X[:, :32]), expected, rtol=1e-6)
+    assert_close(jax.jit(function)(weight, X[:, :32]), expected, rtol=1e-5, atol=1e-6)
+    assert not hasattr(weight, "aval") and not hasattr(weight, "missing")

@@ -444,13 +444,13 @@ def quantized_lines(report: Report) -> list[str]:
 
 def _products_text(told: Mapping[str, Any]) -> str:
     """What a file computes in integers."""
-    if "products" not in told:  # a runtime without such products, or a report of before
+    if "multiplied" not in told:  # a runtime without such products, or a report of before
         return "; products in float32" if told.get("in integers") == 0 else ""
-    count, integers = told["products"], told["in integers"]
+    count, integers = told["multiplied"], told["in integers"]
     if not count:
         return ""
     rest = ", the others in float32" if 0 < integers < count else ""
-    return f"; {integers} of {count} products in integers{rest}"
+    return f"; {integers} of {count} multiplied in integers{rest}"
 
 
 def _loss_text(found: Mapping[str, Any]) -> str:

@@ -34,13 +34,15 @@ def signature_keys(methods: object) -> list[str]:
     return list(as_named("methods", methods, what, write))
 
 
-def check_choice(name: str, value: object, choices: tuple) -> None:
+def check_choice(name: str, value: object, choices: tuple, *, otherwise: str = "") -> None:
     comparable = isinstance(value, (str, int)) and value != 1
     if not any(value is choice or (comparable and value == choice) for choice in choices):
         raise InvalidArgumentError(
             f"{name} has an unknown value.",
             got=f"{name}={value!r}",
-            write=" or ".join(f"{name}={choice!r}" for choice in choices),
+            write=" or ".join(
+                [*(f"{name}={choice!r}" for choice in choices), *([otherwise] if otherwise else [])]
+            ),
         )
 
 

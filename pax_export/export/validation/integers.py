@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,30 +36,32 @@ class Arithmetic(NamedTuple):
     """The products of quantized weights in a file, and its roundings to half precision.
 
     Attributes:
-        products: the number of products with quantized weights.
-        in_integers: the number of these that the runtime computes in integers.
+        in_integers: the leaves that the runtime multiplies as integers.
+        in_float32: those with products in float32, apart from products in loops.
+        looked_up: tables of which rows are looked up.
         roundings: the dtype of each rounding, which takes two casts.
     """
 
-    products: int = 0
-    in_integers: int = 0
-    roundings: tuple[str, ...] = ()
+    in_integers: Collection[str] = ()
+    in_float32: Collection[str] = ()
+    looked_up: Collection[str] = ()
+    roundings: Sequence[str] = ()
 
 
 def arithmetic_details(
     integers: Mapping[str, Any], accuracy_level: int, counted: Sequence[Arithmetic]
 ) -> dict[str, Any]:
     """The entries of a report about quantized weights and half precision in files."""
+    found, others, tables, roundings = (tuple(chain(*each)) for each in zip(*counted))
     made: dict[str, Any] = {}
     if integers:
-        products = sum(each.products for each in counted)
         made["quantized"] = {
             **integers,
-            **({"products": products} if products else {}),
-            "in integers": sum(each.in_integers for each in counted),
+            "multiplied": integers["weights"] - len({*tables} - {*found, *others}),
+            "in integers": len({*found} - {*others}),
             "accuracy_level": accuracy_level,
         }
-    if roundings := [name for each in counted for name in each.roundings]:
+    if roundings:
         made[HALF] = {"roundings": len(roundings), "dtypes": sorted(set(roundings))}
     return made
 

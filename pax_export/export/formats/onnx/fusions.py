@@ -122,20 +122,29 @@ _OF_WEIGHTS = frozenset("Cast DequantizeLinear Mul Reshape Squeeze Sub Transpose
 
 
 def arithmetic(builder: GraphBuilder, nodes: Sequence[Any], wanted: Collection[str]) -> Arithmetic:
-    """Counts the products of quantized weights in a graph, and its casts to half precision."""
+    """Finds what the products of a graph compute with, and its casts to half precision."""
     made = {name: node for node in all_nodes(nodes) for name in node.output}
 
-    def is_quantized(name: str) -> bool:
+    def leaf(name: str) -> str:
         while name in made and made[name].op_type in _OF_WEIGHTS:
             name = made[name].input[0]
-        return name in builder.quantized
+        held = builder.quantized.get(name)
+        return held.leaf if held else name if name.endswith(".integers") else ""
 
-    in_integers = []
+    def is_integer(node: Any, name: str) -> bool:
+        """Whether onnxruntime has a kernel for it; with rounded inputs it has none for `MatMul`."""
+        before = [made[each].op_type if each in made else "" for each in (node.input[0], name)]
+        parted = node.op_type == "MatMul" and before[0] == "DequantizeLinear"
+        return node.op_type.endswith("Integer") or (before[1] == "DequantizeLinear" and not parted)
+
+    multiplied: dict[bool, set[str]] = {True: set(), False: set()}
+    looked_up: set[str] = set()
     for node in all_nodes(nodes):
-        names = [name for name in node.input if is_quantized(name)]
-        if names and node.op_type in _PRODUCTS:
-            before = made[names[0]].op_type if names[0] in made else ""
-            in_integers.append(node.op_type.endswith("Integer") or before == "DequantizeLinear")
+        for name in node.input if node.op_type in _PRODUCTS else ():
+            if leaf(name):
+                multiplied[is_integer(node, name)].add(leaf(name))
+        if node.op_type == "Gather" and np.ndim(builder.initializers.get(leaf(node.input[0]))) == 2:
+            looked_up.add(leaf(node.input[0]))
     halves = {builder.type(dtype): name for dtype, name in _HALVES}
     results, casts = set(wanted), []
     for node in reversed([*all_nodes(nodes)]):
@@ -143,7 +152,7 @@ def arithmetic(builder: GraphBuilder, nodes: Sequence[Any], wanted: Collection[s
             results.add(node.input[0])  # which has the dtype of the model
         elif node.op_type == "Cast":
             casts += [halves[each.i] for each in node.attribute if each.i in halves]
-    return Arithmetic(len(in_integers), sum(in_integers), tuple(casts))
+    return Arithmetic(multiplied[True], multiplied[False], looked_up, casts)
 
 
 _HALVES = ((np.float16, "float16"), (ml_dtypes.bfloat16, "bfloat16"))

@@ -99,7 +99,8 @@ def to_tflite(
             ``"keep"`` every call starts with the exported state.
         outputs: as for `to_saved_model`.
         quantize: ``"float16"`` stores the weights as float16; ``"dynamic"`` stores large ones as
-            int8, and computes with these.
+            int8, and computes with these.  Integers from layer to layer are those of a net that
+            ``pax.quantize(net, batches, activations="static")`` returns.
         fold: compute at export what depends only on weights: a BatchNorm is folded into the
             convolution before it.  The report names these weights.  With False each is in the
             file, some of them in TFLite's layout.
@@ -136,7 +137,8 @@ def to_tflite(
 
     """
     check_state(state)
-    check_choice("quantize", quantize, (None, "float16", "dynamic"))
+    int8 = 'for int8 the net that pax.quantize(net, [x], activations="static") returns'
+    check_choice("quantize", quantize, (None, "float16", "dynamic"), otherwise=int8)
     check_choice("accuracy_level", accuracy_level, (1, 4))
     keys = signature_keys(methods)
     calls = by_signature("examples", examples, keys, methods is not None)

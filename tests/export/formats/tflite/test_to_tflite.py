@@ -97,6 +97,8 @@ def test_refusals(tmp_path):
     model = (affine_params(), affine)
     with pytest.raises(errors.InvalidArgumentError, match="quantize has an unknown value"):
         to_tflite(model, tmp_path / "m.tflite", spec("2, 3"), quantize="int4")
+    with pytest.raises(errors.InvalidArgumentError, match=r'quantize\(.*activations="static"\)'):
+        to_tflite(model, tmp_path / "m.tflite", spec("2, 3"), quantize="int8")
     (tmp_path / "there.tflite").write_bytes(b"old")
     with pytest.raises(errors.ExportPathError, match="overwrite=True"):
         to_tflite(model, tmp_path / "there.tflite", spec("2, 3"))

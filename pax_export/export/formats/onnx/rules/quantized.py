@@ -55,7 +55,7 @@ def quantized_dot(
     # onnxruntime 1.32 cannot load a body that dequantizes weights of the outer graph.
     fused = builder.accuracy_level == 4 and form.scheme != "float" and not builder.in_body
     fused = fused and (form.group is None or builder.opset >= _GROUPS)
-    if fused and by_row:
+    if fused and rounded is not None:
         x = rounded.x  # which kernels round in their own way
     name = weight.written(order, fused)
     matrix = Value(name, np.dtype(np.float32), tuple(weight.shape[axis] for axis in order))
@@ -77,22 +77,25 @@ def quantized_rows(builder: GraphBuilder, index: Value, *given: Value, **told: A
     if weight is None or form.axis != -1 or not (groups or weight.is_by_channel(0)):
         return None
     stored = weight.stored_integers((1, 0))
+    most = weight.shape[0]  # rows beyond the table are its first or last one, as in jax
+    ends = (builder.like(end, index) for end in (-most, most - 1))
+    at = builder("Clip", index, *ends)
     # A session computes these once, when it loads the file.
     if form.bits == 4:  # no operator takes columns of these
-        made = builder("Gather", builder.cast(stored, np.int8), index.name, axis=1)
+        made = builder("Gather", builder.cast(stored, np.int8), at, axis=1)
     else:  # onnxruntime fuses no product whose integers another operator reads
-        made = builder("Gather", builder.unsqueeze(stored, [0]), index.name, axis=2)
+        made = builder("Gather", builder.unsqueeze(stored, [0]), at, axis=2)
         made = builder.squeeze(made, [0])
     made = builder.cast(made, np.float32)
     # Cast behind `Gather`: no product is fused whose scales in float32 another operator reads.
     scale = weight.stored_scales((1, 0) if groups else None, 0)
-    scale = builder("Gather", scale, index.name, axis=1 if groups else 0)
+    scale = builder("Gather", scale, at, axis=1 if groups else 0)
     scale = weight.in_float32(scale)
     outer, size = list(index.shape), weight.shape[1]
     if groups:
         made = builder.reshape(made, [size // form.group, form.group, *outer])
         for zeros in weight.stored_zeros((1, 0)):
-            zeros = builder("Gather", builder.cast(zeros, np.int8), index.name, axis=1)
+            zeros = builder("Gather", builder.cast(zeros, np.int8), at, axis=1)
             made = builder("Sub", made, builder.unsqueeze(builder.cast(zeros, np.float32), [1]))
         made = builder("Mul", made, builder.unsqueeze(scale, [1]))
         made = builder.reshape(made, [size, *outer])
@@ -108,11 +111,13 @@ class RoundedInputs(NamedTuple):
         integers: the name of the integers.
         scale: the name of the scale; a stored number, or one per row.
         zero: the name of the zero point.
+        x: the inputs before they were rounded.
     """
 
     integers: str
     scale: str
     zero: str
+    x: Any = None
 
 
 class RoundedRows(NamedTuple):
@@ -133,15 +138,19 @@ def round_inputs(builder: GraphBuilder, x: Value, scale: Value, zero: Value) -> 
         builder.store((of_zero.astype(np.int16) + 128).astype(np.uint8), unsigned)
     names[1] = unsigned
     name = builder("QuantizeLinear", builder.cast(x, np.float32), *names)
-    return _written_inputs(builder, name, names)
+    return _written_inputs(builder, x, name, names)
 
 
-def _written_inputs(builder: GraphBuilder, integers: str, names: Sequence[str]) -> str:
+def _written_inputs(builder: GraphBuilder, x: Value, integers: str, names: Sequence[str]) -> str:
     made = builder("DequantizeLinear", integers, *names)
-    builder.integers[made] = RoundedInputs(integers, names[0], names[1])
-    builder.turned[made] = lambda order: _written_inputs(
-        builder, builder.transpose(integers, order), names
-    )
+    builder.integers[made] = RoundedInputs(integers, names[0], names[1], x)
+
+    def turned(order: Sequence[int]) -> str:
+        shape = tuple(x.shape[axis] for axis in order)
+        before = Value(builder.transpose(x, order), x.dtype, shape)
+        return _written_inputs(builder, before, builder.transpose(integers, order), names)
+
+    builder.turned[made] = turned
     return made
 
 

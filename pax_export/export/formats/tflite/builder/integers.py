@@ -189,8 +189,9 @@ _OF_WEIGHTS = frozenset("CAST DEQUANTIZE MUL RESHAPE SUB TRANSPOSE".split())
 
 
 def arithmetic(graphs: Sequence[Graph]) -> Arithmetic:
-    """Counts the products of quantized weights in graphs, and their casts to half precision."""
-    products, in_integers, casts = 0, 0, []
+    """Finds what the products of graphs compute with, and their casts to half precision."""
+    multiplied: dict[bool, set[str]] = {True: set(), False: set()}
+    looked_up, casts = set[str](), list[str]()
     results = {id(each) for graph in graphs for each in graph.outputs}
     for operator in (each for graph in graphs_of(graphs) for each in graph.operators[::-1]):
         (result, *_) = operator.outputs
@@ -203,10 +204,11 @@ def arithmetic(graphs: Sequence[Graph]) -> Arithmetic:
             while source is not None and source.made_by in _OF_WEIGHTS:
                 source = source.operator.inputs[0]
             if source is not None and source.twin is not None:
-                products += 1
-                in_integers += source is x
-                break
-    return Arithmetic(products, in_integers, tuple(casts))
+                multiplied[source is x].add(source.twin.leaf)
+        if operator.name == "GATHER":
+            names = operator.inputs[0].sources
+            looked_up.update(name for name in names if name.endswith(".integers"))
+    return Arithmetic(multiplied[True], multiplied[False], looked_up, casts)
 
 
 class Stored(NamedTuple):
