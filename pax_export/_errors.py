@@ -125,10 +125,6 @@ class PaxWarning(UserWarning):
         super().__init__(str(PaxError(what, **parts)))
 
 
-class ChangedOutsideWarning(PaxWarning):
-    """A list or dict of an immutable module was changed in place."""
-
-
 class RetracingWarning(PaxWarning):
     """Static data changes in every call of a jitted function, so jax retraces each time."""
 

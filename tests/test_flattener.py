@@ -71,7 +71,7 @@ def test_flattening_does_not_depend_on_how_many_modules_there_are():
     # The flattener, its dict, one list; the net has a node for each module.
     assert treedef.num_nodes == 3 + len(leaves)
     assert jax.tree.structure(net).num_nodes > 80
-    assert not flatten(flat)[1].uncached
+    assert not flatten(flat)[1].changing
 
 
 def test_passes_through_jit_with_one_trace():

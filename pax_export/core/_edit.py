@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from pax_export._errors import (
 )
 from pax_export._types import PyTree
 from pax_export.core._check import check_modules
-from pax_export.core._containers import copy_containers
+from pax_export.core._containers import READ_ONLY, copy_containers
 from pax_export.core._hidden import refuse_hidden
 from pax_export.core._near_names import near_names
 from pax_export.core._numpy_copies import on_own_array
@@ -118,7 +118,8 @@ def _child_at(value: PyTree, step: PyTree) -> Any:
 def _change_attributes(owner: Node, changes: dict[str, Change], same_kinds: bool) -> None:
     """Changes the attributes of a new module."""
     attributes, kinds = attributes_of(owner), dict(current_kinds(owner))
-    new = {name: change(attributes.get(name)) for name, change in changes.items()}
+    old = {name: copy_containers(attributes.get(name)) for name in changes}
+    new = {name: change(old[name]) for name, change in changes.items()}
     if not same_kinds:
         new = {name: own_containers(value) for name, value in new.items()}
         kinds |= {name: kind_of(value) for name, value in new.items()}
@@ -131,7 +132,8 @@ def _change_attributes(owner: Node, changes: dict[str, Change], same_kinds: bool
 def _with_items(changes: dict[Any, Change], then: Change | None, value: PyTree) -> Any:
     """A container with changed items; it is changed itself `then`."""
     if isinstance(value, (dict, list)):
-        for step, change in changes.items():  # the container is the new tree's own
+        value = copy_containers(value)
+        for step, change in changes.items():
             value[step] = change(value[step])
     else:
         items, treedef = one_level(value)
@@ -235,8 +237,11 @@ def _is_slip(name: str, near: str) -> bool:
 
 def replace_node(module: PyTree, node: object, value: object) -> Any:
     """A new module in which one node of the tree, which must occur once, is another."""
-    items, _ = tree_flatten_with_path(module, is_leaf=lambda x: x is node)
-    places = [tuple(map(plain_key, path)) for path, item in items if item is node]
+    if type(node) in READ_ONLY:
+        places = list(_places_of(node, module, ()))
+    else:
+        items, _ = tree_flatten_with_path(module, is_leaf=lambda x: x is node)
+        places = [tuple(map(plain_key, path)) for path, item in items if item is node]
     if len(places) != 1:
         raise SharedNodeError(
             "replace_node needs a node that occurs exactly once in the module.",
@@ -247,6 +252,18 @@ def replace_node(module: PyTree, node: object, value: object) -> Any:
     new = edit_at(module, {places[0]: _constant_change(value)}, same_kinds=True)
     check_modules(new)
     return new
+
+
+def _places_of(container: object, value: PyTree, steps: Steps) -> Iterator[Steps]:
+    """The places of a container of a closed module, which is not among the children for jax."""
+    if value is container:
+        yield steps
+    elif isinstance(value, (Node, dict)):
+        for key, part in (attributes_of(value) if is_node(value) else value).items():
+            yield from _places_of(container, part, (*steps, key))
+    elif isinstance(value, (list, tuple)):
+        for key, part in enumerate(value):
+            yield from _places_of(container, part, (*steps, key))
 
 
 def map_leaves(module: PyTree, function: Callable[..., Any], *others: object) -> Any:

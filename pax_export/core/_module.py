@@ -14,6 +14,7 @@ import jax
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import PyTree
 from pax_export.core import _check, _edit, _methods, _mutable, _parameters, _summary, _tree
+from pax_export.core._containers import READ_ONLY, copy_containers
 from pax_export.core._metaclass import ModuleMeta, new_uninitialized
 from pax_export.core._partition_specs import with_specs
 from pax_export.core._pickling import restore, to_picklable
@@ -99,6 +100,8 @@ class Module(_tree.Node, metaclass=ModuleMeta):
 
     def __setattr__(self, name: str, value: object) -> None:
         _mutable.require_open(self, "set", name)
+        if type(value) in READ_ONLY:  # of another module
+            value = copy_containers(value)
         if _mutable.is_constructing(self):
             object.__setattr__(self, name, value)
         else:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.tree_util import GetAttrKey
 
-from pax_export.core._containers import copy_containers, has_container
+from pax_export.core._containers import copy_containers, may_change, read_only
 from pax_export.core._static import static_key
 
 #: Under this name a module of a labeled net keeps its label, as a static attribute.
@@ -42,16 +42,16 @@ class ModuleDef:
         names: the attributes that are subtrees, in child order: arrays, then mixed ones.
         array_count: the number of `names` that contain arrays only.
         template: all attributes in order of assignment, with None for children.
-        static: the static attributes.
-        containers: the static attributes that are a list, dict or set.
-        uncached: whether a flatten must compare containers, which may have changed.
+        static: the static attributes; lists, dicts and sets are read-only.
+        changing: the static attributes that may be changed in place all the same, such as a
+            dataclass that is not frozen: these are compared at each flatten.
         lazy: whether a rebuilt module may fill in its attributes later.
         keys: the jax key of each child.
         label: the path of the module in a labeled net, or None.
     """
 
     __slots__ = (
-        "cls", "names", "array_count", "template", "static", "containers", "uncached", "lazy",
+        "cls", "names", "array_count", "template", "static", "changing", "lazy",
         "keys", "label", "_key", "_hash", "__weakref__",
     )  # fmt: skip
 
@@ -61,13 +61,12 @@ class ModuleDef:
         self.cls = cls
         self.names = arrays + mixed
         self.array_count = len(arrays)
-        self.containers = tuple([n for n, v in static.items() if has_container(v)])
-        # A snapshot: the module's own list may be appended to later.
-        self.static = {n: copy_containers(v) for n, v in static.items()}
+        # A snapshot: the list of an open module may be appended to later.
+        self.static = {n: read_only(copy_containers(v)) for n, v in static.items()}
+        self.changing = tuple([n for n, v in self.static.items() if may_change(v)])
         self.template = {name: self.static.get(name) for name in order}
-        self.uncached = bool(mixed or self.containers)
         # An attribute that a class attribute hides would never be asked for.
-        self.lazy = not self.uncached and not any(hasattr(cls, n) for n in order)
+        self.lazy = not self.changing and not any(hasattr(cls, n) for n in order)
         self.label: Label | None = static.get(LABEL)
         self.keys = tuple([GetAttrKey(name) for name in self.names])
 

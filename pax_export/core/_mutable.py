@@ -17,25 +17,23 @@ from contextvars import ContextVar
 from pax_export._errors import ImmutableModuleError, InvalidArgumentError
 from pax_export._jax import control_flow, trace_state
 from pax_export._types import PyTree
+from pax_export.core._containers import copy_containers, has_container
 from pax_export.core._sharding_notes import call_in_progress, layer_in_training
 from pax_export.core._tree import (
     ARRAYS,
-    MIXED,
     STATIC,
     Node,
-    array_types,
+    attributes_now,
     attributes_of,
     current_kinds,
     drop_flat,
     flatten,
-    is_as_seen,
     kind_of,
-    known_moduledef,
     set_flat,
     set_kinds,
     set_owner,
+    thaw,
     update_moduledef,
-    watch_again,
 )
 
 
@@ -64,7 +62,7 @@ def open_modules(nodes: Iterable[Node], *, constructing: bool = False) -> Iterat
     if outer is not None and outer.lender is not None and outer.trace == scope.trace:
         scope.lender = outer.lender
     for node in nodes:
-        set_owner(node, scope)
+        _open(node, scope)
     token = _current.set(scope)
     try:
         yield scope
@@ -101,8 +99,14 @@ def open_children(parent: Node, children: Iterable[Node]) -> None:
     if scope is None or scope.constructing:
         return
     for node in children:
-        set_owner(node, scope)
+        _open(node, scope)
         scope.adopted.append(node)
+
+
+def _open(node: Node, scope: MutationScope) -> None:
+    set_owner(node, scope)
+    if not scope.constructing and attributes_now(node):
+        thaw(node)
 
 
 def anything_is_open() -> bool:
@@ -227,13 +231,9 @@ def take_over(node: Node, other: Node) -> None:
     """Copies the attributes of another module to an open one, which stays the same object."""
     attributes = attributes_of(node)
     attributes.clear()
-    attributes.update(attributes_of(other))
+    attributes.update({name: copy_containers(x) for name, x in attributes_of(other).items()})
     if not is_constructing(node):
         update_moduledef(node, current_kinds(other))
-
-
-# `is_as_seen` tells whether a container is unchanged; other objects cannot be checked.
-_WATCHED = frozenset({list, tuple, dict})
 
 
 # --- attributes ---------------------------------------------------------------------
@@ -249,32 +249,20 @@ def _swap_subtree(node: Node, name: str, value: object) -> bool:
     return True
 
 
-def refresh_kinds(node: Node, *, unseen: bool = False) -> None:
-    """Reclassifies the containers of a module; an empty container stays a subtree."""
-    moduledef, values = known_moduledef(node)
-    same = not unseen and is_as_seen(node)
-    known = _WATCHED if same else frozenset()
-    arrays = zip(moduledef.names[: moduledef.array_count], values)
-    changed = [
-        name
-        for name, value in arrays
-        if type(value) not in array_types and type(value) not in known and kind_of(value) is MIXED
-    ]
-    if changed:
-        update_moduledef(node, current_kinds(node) | dict.fromkeys(changed, MIXED))
-    elif not same:
-        watch_again(node)
+def refresh_kinds(node: Node) -> None:
+    """Closes a module whose containers may have changed."""
+    update_moduledef(node, current_kinds(node))
 
 
 def store_attribute(node: Node, name: str, value: object) -> None:
     """Sets an attribute of an open module; its moduledef follows."""
-    attributes = attributes_of(node)
+    attributes, kind = attributes_of(node), kind_of(value)
     object.__setattr__(node, name, value)
     if name not in attributes:  # a property or another descriptor took it
         return
-    kind, kinds = kind_of(value), node._pax_kinds
+    kinds = node._pax_kinds
     if kinds is None:
-        if kind is ARRAYS and node._pax_moduledef is None and _swap_subtree(node, name, value):
+        if kind is ARRAYS and not has_container(value) and _swap_subtree(node, name, value):
             return
         kinds = current_kinds(node)
         set_kinds(node, kinds)

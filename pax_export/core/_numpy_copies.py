@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from pax_export._types import PyTree
-from pax_export.core._mutation_detection import DICTS
+from pax_export.core._containers import KEYED
 from pax_export.core._tree import Node, attributes_of, current_kinds, is_node, update_moduledef
 
 Copies = dict[int, tuple[np.ndarray, np.ndarray]]  # by the id of the copy: it, and the original
@@ -79,7 +79,7 @@ def _replace_arrays(value: PyTree, same: dict[int, np.ndarray]) -> Any:
         return same.get(id(value), value)
     if kind is list:
         value[:] = [_replace_arrays(x, same) for x in value]
-    elif kind in DICTS:
+    elif kind is dict or kind in KEYED:
         for key in value:
             value[key] = _replace_arrays(value[key], same)
     elif isinstance(value, tuple):

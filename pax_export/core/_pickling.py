@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pax_export._types import PyTree
-from pax_export.core._containers import KEYED
-from pax_export.core._mutable import refresh_kinds
+from pax_export.core._containers import KEYED, READ_ONLY, copy_containers
 from pax_export.core._tree import (
     ARRAYS,
     MIXED,
     STATIC,
     attributes_now,
+    kind_of,
     shows_static_leaves,
     update_moduledef,
 )
@@ -53,6 +53,8 @@ def _find(module: str, name: str) -> Any:
 def to_picklable(value: PyTree) -> Any:
     """Returns the value with picklable replacements for what pickle cannot find."""
     kind = type(value)
+    if kind in READ_ONLY:
+        return to_picklable(copy_containers(value))
     if kind is list or kind is tuple:
         return kind([to_picklable(x) for x in value])
     if kind is dict:
@@ -115,7 +117,10 @@ def restore(cls: type, names: tuple[str, ...], attributes: dict[str, Any]) -> An
     """Makes a module of the names of its subtrees and of all attributes in order."""
     node = object.__new__(cls)
     attributes_now(node).update(attributes)
-    subtrees = {n: MIXED if shows_static_leaves(attributes[n]) else ARRAYS for n in names}
+    subtrees = {n: _kind_of_subtree(attributes[n]) for n in names}
     update_moduledef(node, {n: subtrees.get(n, STATIC) for n in attributes})
-    refresh_kinds(node, unseen=True)
     return node
+
+
+def _kind_of_subtree(value: object) -> str:
+    return MIXED if shows_static_leaves(value) or kind_of(value) is MIXED else ARRAYS

@@ -21,6 +21,7 @@ from pax_export._jax import is_tracer, trace_state
 from pax_export._tracebacks import hide_frames
 from pax_export._types import PyTree
 from pax_export.core._check import check_sharing
+from pax_export.core._containers import copy_containers
 from pax_export.core._hidden import refuse_hidden
 from pax_export.core._mutable import open_modules, refresh_kinds
 from pax_export.core._numpy_copies import Copies, give_back, with_own_arrays
@@ -273,7 +274,7 @@ def look_for_retracing(before: list[tuple[Node, Any]]) -> None:
             if name in old.static:
                 was, now = static_key(old.static[name]), static_key(value)
                 if was != now:
-                    _count_change(type(module), name, was, now, value)
+                    _count_change(type(module), name, was, now, copy_containers(value))
 
 
 def _count_change(cls: type, name: str, was: object, now: object, value: object) -> None:

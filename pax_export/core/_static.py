@@ -20,10 +20,12 @@ from pax_export._types import PyTree
 from pax_export.core._containers import (
     KEYED,
     PARTIALS,
+    READ_ONLY,
     copy_containers,
-    has_container,
     is_record,
     is_small_array,
+    may_change,
+    read_only,
     record_of,
 )
 
@@ -78,6 +80,8 @@ def static_key(value: PyTree) -> Any:
 def _standard_key(value: PyTree) -> Any:
     """Returns the key of a value that is neither plain nor compared by identity."""
     kind = type(value)
+    if kind in READ_ONLY:
+        return static_key(copy_containers(value))
     if kind is complex:
         return kind, value.real.hex(), value.imag.hex()
     if kind is types.MappingProxyType:  # its hash is that of a dict, which has none
@@ -94,7 +98,11 @@ def _standard_key(value: PyTree) -> Any:
         return kind, tuple([(name, static_key(x)) for name, x in record_of(value).items()])
     if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
         return kind, _container_key(value)
-    return _IdentityKey(value) if kind.__hash__ is None else (kind, value)
+    try:
+        hash(value)
+    except TypeError:
+        return _IdentityKey(value)
+    return kind, value
 
 
 def _container_key(value: PyTree) -> Any:
@@ -121,10 +129,14 @@ def _array_key(value: np.ndarray) -> Any:
 class StaticLeaf:
     """A pytree node without children, for a static value in a container with arrays."""
 
-    __slots__ = ("value",)
+    __slots__ = ("value", "known")
 
     def __init__(self, value: object):
-        self.value = value
+        self.value = read_only(value)
+        self.known = None if may_change(self.value) else LeafValue(self.value)
+
+    def __reduce__(self) -> Any:
+        return StaticLeaf, (self.value,)
 
     def __repr__(self) -> str:
         return f"StaticLeaf({self.value!r})"
@@ -133,16 +145,11 @@ class StaticLeaf:
 class LeafValue:
     """A static value in treedefs, compared by key."""
 
-    __slots__ = ("value", "key", "changes")
+    __slots__ = ("value", "key")
 
     def __init__(self, value: object):
-        self.changes = has_container(value)
-        self.value = copy_containers(value) if self.changes else value
+        self.value = read_only(copy_containers(value))
         self.key = static_key(value)
-
-    def leaf(self) -> StaticLeaf:
-        """Returns a leaf with this value; mutable containers are copied."""
-        return StaticLeaf(copy_containers(self.value) if self.changes else self.value)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LeafValue) and self.key == other.key
@@ -155,7 +162,11 @@ class LeafValue:
 
 
 jax.tree_util.register_pytree_node(
-    StaticLeaf, lambda leaf: ((), LeafValue(leaf.value)), lambda aux, children: aux.leaf()
+    StaticLeaf,
+    lambda leaf: ((), leaf.known or LeafValue(leaf.value)),
+    lambda known, children: StaticLeaf(
+        copy_containers(known.value) if may_change(known.value) else known.value
+    ),
 )
 
 

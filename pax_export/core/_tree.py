@@ -3,14 +3,17 @@
 * ``(children, moduledef)`` is kept on the instance, so flatten is one attribute read.
 * A `ModuleDef` has everything about a module but its children, and is interned.
 * A rebuilt module has that pair only; attributes are filled in when they are first read.
+* Lists, dicts and sets among the attributes of a closed module are read-only; those among the
+  children are plain, because jax is fastest with these, and nobody else sees them.
 
 docs/decisions/flatten.md has the measurements.
 """
 
 from __future__ import annotations
 
+import operator
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -18,21 +21,16 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._jax import is_tracer
-from pax_export._types import PyTree
-from pax_export.core._containers import copy_containers, has_container
-from pax_export.core._moduledef import ModuleDef, intern_moduledef
-from pax_export.core._mutation_detection import (
+from pax_export.core._containers import (
     MAX_DEPTH,
-    Watched,
+    copy_containers,
     ends,
-    find_changed,
-    holds_container,
-    is_unchanged,
-    seen_in,
-    warn_of_change,
-    with_watch,
+    has_container,
+    is_number_array,
+    read_only,
 )
-from pax_export.core._static import StaticLeaf, static_key
+from pax_export.core._moduledef import ModuleDef, intern_moduledef
+from pax_export.core._static import StaticLeaf
 
 ARRAYS, MIXED, STATIC = "arrays", "mixed", "static"
 
@@ -46,21 +44,16 @@ class Node:
     in C, whatever the metaclass of `Module` is.
 
     Slots:
-        _pax_flat: ``(children, moduledef)``; absent while a container among the
-            attributes may still change what is a subtree.
-        _pax_moduledef: the last moduledef, kept only while `_pax_flat` is absent.
-        _pax_kinds: what each attribute is, of an open module whose moduledef is made
-            when it is next needed (see `_mutable.py`).
-        _pax_seen: the contents of the containers when last checked, while `_pax_flat` is absent
-            (see `_mutation_detection.py`); a stored pair includes them.
+        _pax_flat: ``(children, moduledef)``; absent while an attribute may change.
+        _pax_kinds: what each attribute is, while `_pax_flat` is absent: of an open module that
+            was changed or has containers, and where static data may change in place.
         _pax_owner: the scope that may change this module (see `_mutable.py`).
         _pax_folded: ``((leaves,), treedef)`` of a module not accessed
             since a jitted function returned it (see `transforms/_jit.py`).
     """
 
     __slots__ = (
-        "_pax_flat", "_pax_folded", "_pax_kinds", "_pax_moduledef", "_pax_owner", "_pax_seen",
-        "__dict__", "__weakref__",
+        "_pax_flat", "_pax_folded", "_pax_kinds", "_pax_owner", "__dict__", "__weakref__",
     )  # fmt: skip
 
     # Attributes of a class that are random keys of the legacy kind, uint32.
@@ -71,8 +64,7 @@ class Node:
     def __getattr__(self, name: str) -> Any:
         """Handles what normal lookup misses: the slots, and attributes not filled in yet."""
         if name == "_pax_flat":
-            made = unfold_node(self) or update_if_changed(self)
-            return self._pax_flat if made else _flatten_afresh(self)
+            return self._pax_flat if unfold_node(self) else _flatten_now(self)
         if name in _MAY_BE_ABSENT:
             return None
         if fill_node(self):
@@ -89,18 +81,12 @@ _get_flat = Node.__dict__["_pax_flat"].__get__
 set_flat = Node.__dict__["_pax_flat"].__set__
 _delete_flat = Node.__dict__["_pax_flat"].__delete__
 set_kinds = Node.__dict__["_pax_kinds"].__set__
-_set_moduledef = Node.__dict__["_pax_moduledef"].__set__
-_set_seen = Node.__dict__["_pax_seen"].__set__
 set_folded = Node.__dict__["_pax_folded"].__set__
 set_owner = Node.__dict__["_pax_owner"].__set__
 
 
-def flatten(node: Node) -> tuple[tuple, ModuleDef]:
-    """Returns the pair for jax; raises if containers of a closed module were changed outside."""
-    kept = node._pax_flat
-    if type(kept) is not Watched:
-        return kept
-    return kept.pair if is_unchanged(kept.seen) else _look_again(node, kept)
+#: Returns the pair for jax.
+flatten: Callable[[Node], tuple[tuple, ModuleDef]] = operator.attrgetter("_pax_flat")
 
 
 class EmptyNode:
@@ -135,17 +121,12 @@ def is_array(value: object) -> bool:
     if type(value) in array_types:
         return True
     if isinstance(value, np.ndarray):
-        return _has_numbers(value.dtype)
+        return is_number_array(value)
     if not isinstance(value, jax.Array):
         return False
     if not is_tracer(value):  # whether a tracer is an array depends on its value
         array_types.add(type(value))
     return True
-
-
-def _has_numbers(dtype: np.dtype) -> bool:
-    # numpy reports the small floats and integers of ml_dtypes as kind "V", like records.
-    return dtype.kind in "biufc" or (dtype.kind == "V" and not issubclass(dtype.type, np.void))
 
 
 def is_node_or_empty(value: object) -> bool:
@@ -214,39 +195,87 @@ def attributes_of(node: Node) -> dict[str, Any]:
 
 
 def _find_kinds(node: Node, known: Mapping[str, str]) -> dict[str, str]:
-    """Classifies each attribute; those in `known` are not inspected."""
+    """Classifies each attribute; those in `known` are inspected only if no longer mixed."""
     kinds: dict[str, str] = {}
     for name, value in attributes_of(node).items():
+        kind = known.get(name)
         try:
-            kinds[name] = known.get(name) or kind_of(value)
+            if kind is None or (kind is MIXED and not shows_static_leaves(value)):
+                kind = kind_of(value)
+            kinds[name] = kind
         except InvalidArgumentError as error:
             error.where = f"{type(node).__qualname__}.{name}"
             raise
     return kinds
 
 
+def is_owned(node: Node) -> bool:
+    """Returns whether a scope has this module open; see `_mutable.is_open`."""
+    owner = node._pax_owner
+    return owner is not None and not owner.closed
+
+
 def update_moduledef(node: Node, kinds: Mapping[str, str] | None = None) -> None:
-    """Brings a module's moduledef up to date; attributes not in `kinds` are looked at."""
+    """Brings a module's moduledef up to date; attributes not in `kinds` are looked at.
+
+    That of an open module is made when it is next needed. The containers of a closed one become
+    read-only.
+    """
+    found = _find_kinds(node, kinds or {})
+    set_kinds(node, found)
+    drop_flat(node)
+    if is_owned(node):
+        return
     attributes = attributes_of(node)
-    moduledef = _make_moduledef(node, _find_kinds(node, kinds or {}))
-    set_kinds(node, None)
-    subtrees = [attributes[n] for n in moduledef.names]
-    if moduledef.uncached:
-        drop_flat(node)
-        _set_moduledef(node, moduledef)
-        _note_content(node, moduledef, subtrees)
+    try:
+        own = {n: copy_containers(attributes[n]) for n in found if has_container(attributes[n])}
+    except RecursionError:
+        raise cycle_error(list(attributes.values())) from None
+    attributes.update(own)
+    pair = _make_pair(node, found, attributes)
+    if not pair[1].changing:
+        attributes.update({name: read_only(value) for name, value in own.items()})
+        set_flat(node, pair)
+        set_kinds(node, None)
     else:
-        set_flat(node, with_watch((tuple(subtrees), moduledef)))
-        _set_moduledef(node, None)
+        attributes.update({n: read_only(v) for n, v in own.items() if n not in pair[1].changing})
 
 
-def update_if_changed(node: Node) -> bool:
-    """Updates the moduledef if attributes were set since; False if none was."""
-    kinds = node._pax_kinds
-    if kinds is None:
-        return False
-    update_moduledef(node, kinds)
-    return True
+def _make_pair(
+    node: Node, kinds: Mapping[str, str], attributes: Mapping[str, Any]
+) -> tuple[tuple, ModuleDef]:
+    moduledef = _make_moduledef(node, kinds)
+    children = [attributes[name] for name in moduledef.names]
+    for index in range(moduledef.array_count, len(children)):
+        children[index] = _wrap_static_leaves(children[index])
+    return tuple(children), moduledef
+
+
+def _flatten_now(node: Node) -> tuple[tuple, ModuleDef]:
+    """The pair of a module that is open, or whose static data may change in place."""
+    kinds, constructed = _kinds_now(node), node._pax_kinds is not None
+    own = {name: copy_containers(value) for name, value in attributes_now(node).items()}
+    pair = _make_pair(node, kinds, own)
+    if (
+        constructed
+        and not pair[1].changing
+        and not any(map(has_container, attributes_now(node).values()))
+    ):
+        set_flat(node, pair)
+        set_kinds(node, None)
+    return pair
+
+
+def _kinds_now(node: Node) -> dict[str, str]:
+    """The kinds of the attributes of an open module, whose containers may have changed."""
+    attributes, known = attributes_of(node), node._pax_kinds or {}
+    containers = {name for name in known if has_container(attributes.get(name))}
+    same = {n: kind for n, kind in known.items() if n not in containers or kind is MIXED}
+    found = _find_kinds(node, same)
+    for name in containers:  # an empty container stays a subtree
+        if known[name] is ARRAYS and found[name] is STATIC:
+            found[name] = ARRAYS
+    return found
 
 
 def _make_moduledef(node: Node, kinds: Mapping[str, str]) -> ModuleDef:
@@ -269,137 +298,31 @@ def drop_flat(node: Node) -> None:
 
 
 def current_kinds(node: Node) -> dict[str, str]:
-    """The kinds of attributes in the moduledef, without static containers: these may change."""
-    moduledef, _ = known_moduledef(node)
+    """The kinds of attributes, without those of static containers in an open module."""
+    unfold_node(node)
+    if node._pax_kinds is not None:
+        return _kinds_now(node)
+    return _kinds_of(flatten(node)[1])
+
+
+def _kinds_of(moduledef: ModuleDef) -> dict[str, str]:
     kinds = dict.fromkeys(moduledef.names[: moduledef.array_count], ARRAYS)
     kinds |= dict.fromkeys(moduledef.names[moduledef.array_count :], MIXED)
-    static = [n for n, v in moduledef.static.items() if not has_container(v)]
-    return kinds | dict.fromkeys(static, STATIC)
+    return kinds | dict.fromkeys(moduledef.static, STATIC)
 
 
-def known_moduledef(node: Node) -> tuple[ModuleDef, Iterable]:
-    """Returns the moduledef without inspecting containers, and the current subtrees."""
-    update_if_changed(node)
-    pair = _kept_flat(node)
-    if pair is not None:
-        return pair[1], pair[0]
-    attributes, moduledef = attributes_of(node), node._pax_moduledef
-    return moduledef, [attributes[name] for name in moduledef.names]
-
-
-# --- containers that were changed in place -------------------------------------
-
-
-def _note_content(node: Node, moduledef: ModuleDef, subtrees: list[Any]) -> None:
-    """Records the contents of the containers of a module that stores no pair."""
-    _set_seen(node, (seen_in(subtrees), _leaves_key(moduledef, subtrees)))
-
-
-def _leaves_key(moduledef: ModuleDef, subtrees: list[Any]) -> Any:
-    """Returns the key of the mutable static leaves in mixed containers."""
-    mixed = subtrees[moduledef.array_count :]
-    return static_key([_changing_leaves(value) for value in mixed]) if mixed else None
-
-
-def _changing_leaves(value: object) -> list[Any]:
-    """The sets, deques and the like in a mixed container."""
-    leaves = jax.tree_util.tree_leaves(value, is_leaf=is_node_or_empty)
-    return [leaf for leaf in leaves if not is_array(leaf) and has_container(leaf)]
-
-
-def is_as_seen(node: Node) -> bool:
-    """Returns whether every container of a module has the contents it had when last checked."""
-    kept = _kept_slot(node)
-    if kept is not None:
-        # A pair that replaced another one in an open module has no record.
-        return is_unchanged(kept.seen) if type(kept) is Watched else not seen_in(kept[0])
-    moduledef, seen, attributes = node._pax_moduledef, node._pax_seen, attributes_of(node)
-    if seen is None or not is_unchanged(seen[0]):
-        return False
-    subtrees = [attributes[name] for name in moduledef.names]
-    return seen[1] == _leaves_key(moduledef, subtrees) and all(
-        static_key(attributes[name]) == static_key(moduledef.static[name])
-        for name in moduledef.containers
-    )
-
-
-def watch_again(node: Node) -> None:
-    """Records the contents of the containers of a module that is being closed."""
-    pair = _kept_flat(node)
-    if pair is None:
-        update_moduledef(node, current_kinds(node))
-    else:
-        set_flat(node, with_watch(pair))
-
-
-def _is_open(node: Node) -> bool:
-    owner = node._pax_owner
-    return owner is not None and not owner.closed
-
-
-def _look_again(node: Node, kept: Watched) -> tuple[tuple, ModuleDef]:
-    """The pair of a module in which a container was changed; warns if that was outside."""
-    found = find_changed(kept.seen)
-    if found and not _is_open(node):
-        (children, moduledef), (container, _) = kept.pair, found
-        name = next(
-            (n for n, x in zip(moduledef.names, children) if holds_container(x, container)), ""
-        )
+def thaw(node: Node) -> None:
+    """Makes the containers of a module that was opened plain ones of its own."""
+    attributes = attributes_now(node)
+    own = {n: copy_containers(value) for n, value in attributes.items() if has_container(value)}
+    if own:
         kinds = current_kinds(node)
-        now = _find_kinds(node, {n: kind for n, kind in kinds.items() if n != name})
-        kinds[name] = MIXED if now[name] is MIXED else ARRAYS
-        warn_of_change(type(node), name, container)
-        update_moduledef(node, kinds)
-        return _kept_flat(node) or node._pax_flat
-    return kept.pair
+        attributes.update(own)
+        set_kinds(node, kinds)
+        drop_flat(node)
 
 
-def _compare_contents(node: Node, moduledef: ModuleDef, subtrees: list[Any]) -> None:
-    """Warns if a closed module that keeps no pair differs from its last look."""
-    before, seen = node._pax_moduledef, node._pax_seen
-    if before is not None and seen is not None:
-        same = before is moduledef or before == moduledef
-        found = None if is_unchanged(seen[0]) else find_changed(seen[0])
-        leaves_differ = before.names == moduledef.names and seen[1] != _leaves_key(
-            moduledef, subtrees
-        )
-        if same and found is None and not leaves_differ:
-            return
-        name = _changed_name(node, before, moduledef, found, leaves_differ)
-        if name is not None and not _is_open(node):
-            warn_of_change(type(node), name, attributes_of(node)[name])
-    _set_moduledef(node, moduledef)
-    _note_content(node, moduledef, subtrees)
-
-
-def _changed_name(
-    node: Node, before: ModuleDef, now: ModuleDef, found: PyTree, leaves_differ: bool
-) -> str | None:
-    """The attribute that was changed in place; None if the module is only seen otherwise now."""
-    if found is not None:
-        attributes = attributes_of(node)
-        return next((n for n in now.template if holds_container(attributes[n], found[0])), None)
-    for name in before.containers:
-        old = static_key(before.static[name])
-        if name not in now.static or old != static_key(now.static[name]):
-            return name
-    return now.names[-1] if leaves_differ else None
-
-
-def _flatten_afresh(node: Node) -> tuple[tuple, ModuleDef]:
-    """Flattens a module whose containers may have changed since its last moduledef."""
-    attributes = attributes_of(node)
-    known = current_kinds(node) if node._pax_moduledef is not None else {}
-    for name in [n for n, kind in known.items() if kind is MIXED]:
-        if not shows_static_leaves(attributes[name]):
-            del known[name]
-    kinds = _find_kinds(node, known)
-    moduledef = _make_moduledef(node, kinds)
-    children = [attributes[name] for name in moduledef.names]
-    _compare_contents(node, moduledef, children)
-    for index in range(moduledef.array_count, len(children)):
-        children[index] = _wrap_static_leaves(children[index])
-    return tuple(children), moduledef
+# --- containers with arrays and static values ----------------------------------
 
 
 def _wrap_static_leaves(value: object) -> object:
@@ -454,19 +377,22 @@ def unflatten(moduledef: ModuleDef, children: Iterable, /) -> Any:
 
 def _fill_attributes(node: Node, moduledef: ModuleDef, children: tuple) -> None:
     """Gives a new object its attributes at once."""
-    if moduledef.uncached:
-        _set_moduledef(node, moduledef)
-    attributes = attributes_now(node)
-    attributes.update(moduledef.template)
-    for name in moduledef.containers:
-        attributes[name] = copy_containers(attributes[name])
-    attributes.update(zip(moduledef.names, children))
-    for name in moduledef.names[moduledef.array_count :]:
-        attributes[name] = _unwrap_static_leaves(attributes[name])
-    if moduledef.uncached:
-        _note_content(node, moduledef, [attributes[name] for name in moduledef.names])
+    attributes_now(node).update(_attributes_in(moduledef, children))
+    if moduledef.changing:
+        set_kinds(node, _kinds_of(moduledef))
     else:
-        set_flat(node, with_watch((children, moduledef)))
+        set_flat(node, (children, moduledef))
+
+
+def _attributes_in(moduledef: ModuleDef, children: Iterable) -> dict[str, Any]:
+    """The attributes of a closed module."""
+    attributes = dict(moduledef.template)
+    for name in moduledef.changing:
+        attributes[name] = copy_containers(attributes[name])
+    count = moduledef.array_count
+    for number, (name, value) in enumerate(zip(moduledef.names, children)):
+        attributes[name] = read_only(value if number < count else _unwrap_static_leaves(value))
+    return attributes
 
 
 def from_folded(pair: tuple[tuple[Any], Any]) -> Any:
@@ -491,35 +417,20 @@ def unfold_node(node: Node) -> bool:
     return True
 
 
-def _kept_slot(node: Node) -> tuple | None:
-    """Returns the slot's value, the pair for jax or a `Watched`, filling it if possible."""
-    for _ in range(2):
-        try:
-            return _get_flat(node)
-        except AttributeError:
-            unfold_node(node)
-    return None
-
-
-def _kept_flat(node: Node) -> tuple[tuple, ModuleDef] | None:
-    """The pair for jax if it is kept, or can be made from a folded module."""
-    kept = _kept_slot(node)
-    return kept.pair if type(kept) is Watched else kept  # type: ignore[return-value]
-
-
 def fill_node(node: Node) -> bool:
     """Fills in the attributes of a rebuilt module; False if that was done before."""
     attributes = attributes_now(node)
     if attributes:
         return False
-    kept = _kept_slot(node)
-    if kept is None:
+    unfold_node(node)
+    try:
+        children, moduledef = _get_flat(node)
+    except AttributeError:
         return False  # still before its constructor
-    children, moduledef = kept.pair if type(kept) is Watched else kept
-    if type(kept) is not Watched and (seen := seen_in(children)):
-        set_flat(node, Watched(kept, seen))  # before a container can be referenced
     # One update, so that other threads never see a partial one.
-    attributes.update({**moduledef.template, **dict(zip(moduledef.names, children))})
+    attributes.update(_attributes_in(moduledef, children))
+    if is_owned(node):
+        thaw(node)
     return True
 
 

@@ -61,8 +61,9 @@ class CastView:
         inside = ViewPolicy(policy.param_dtype, policy.compute_dtype, policy.output_dtype)
         self.module = object.__new__(derive_class(type(original), "mp_policy", inside))
         attributes_now(self.module).update(self._given)
-        update_moduledef(self.module, current_kinds(original))
         set_owner(self.module, owner_of(original))
+        update_moduledef(self.module, current_kinds(original))
+        self._given = _own_attributes(self.module)  # the containers of a closed one are read-only
 
     def close(self) -> None:
         """Ends the time in which the view may be changed."""

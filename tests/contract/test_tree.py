@@ -67,7 +67,7 @@ def test_layouts_are_fast(row):
     """Static data that cannot change, interned, and filled in only when looked at."""
     for module in modules_and_leaves(row.build())[0]:
         moduledef = flatten(module)[1]
-        assert not moduledef.uncached, moduledef.static
+        assert not moduledef.changing, moduledef.static
         assert moduledef.lazy
         assert flatten(jax.tree_util.tree_map(jnp.copy, module))[1] is moduledef
 

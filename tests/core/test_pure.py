@@ -5,13 +5,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import pax_export as pax
 from pax_export.core import _pure, _tree
 from pax_export.core._check import check_sharing
-from pax_export.errors import ChangedOutsideWarning
-from tests.core.models import Counter, Dense, Free, Net
+from tests.core.models import Counter, Dense, Net
 from tests.refusals import refused
 
 
@@ -86,15 +84,6 @@ def test_keyword_arguments_and_containers_are_copied_too():
 
 
 def test_sharing_is_found_before_and_after():
-    holder = Free(items=[])
-    layer = Dense()
-    holder.items.extend([layer, layer])
-    with (
-        pytest.warns(ChangedOutsideWarning),
-        refused(ValueError, "items.0.weight", "items.1.weight"),
-    ):
-        pax.pure(lambda m: None)(holder)
-
     @pax.pure
     def share(net):
         net.extra = net.layers[0]

@@ -153,7 +153,7 @@ def test_different_statics_stay_different(a, b):
     assert static_key(a) != static_key(b)
     for module, value in ((first, a), (second, b)):
         for again in (module, module.copy(), module.eval(), rebuilt_by_jit(module)):
-            assert type(again.value) is type(value)
+            assert isinstance(again.value, type(value))
             assert repr(again.value) == repr(value)
             if not isinstance(value, (Numbers, dict)):
                 assert again.value is value or static_key(again.value) == static_key(value)

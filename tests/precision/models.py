@@ -15,6 +15,13 @@ FHF = jmp.Policy(F, H, F)
 HHH = jmp.Policy(H, H, H)
 
 
+class Notes:
+    """What calls note down; an object, because lists of a module cannot be changed."""
+
+    def __init__(self):
+        self.lines = []
+
+
 class Layer(pax.ParameterModule):
     """Arrays alone and in containers, a submodule, static data, every kind of method."""
 
@@ -26,11 +33,11 @@ class Layer(pax.ParameterModule):
         self.count = jnp.array(0, jnp.int32)
         self.child = Child()
         self.children = [Child(), Child()]
-        self.seen = []
+        self.seen = Notes()
         self.scale = 2.0
 
     def __call__(self, x):
-        self.seen.append((x.dtype, self.weight.dtype, self.pair[1]["deep"].dtype))
+        self.seen.lines.append((x.dtype, self.weight.dtype, self.pair[1]["deep"].dtype))
         return x @ self.weight
 
     def dtypes(self):

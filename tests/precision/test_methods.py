@@ -12,7 +12,6 @@ import pytest
 
 import pax_export as pax
 from pax_export import transforms
-from pax_export.errors import ChangedOutsideWarning
 from tests.closeness import assert_close
 from tests.precision.models import FHF, HHH, B, Child, F, H, Layer
 from tests.refusals import refused
@@ -35,9 +34,8 @@ def test_dtypes_inside_and_outside_a_call():
     before = leaves(layer)
     y = layer(jnp.ones((1, 2)))
     assert y.dtype == F
-    assert layer.seen == [(jnp.dtype(H),) * 3]
-    with pytest.warns(ChangedOutsideWarning):  # the call kept a note in a list of the layer
-        assert same_objects(leaves(layer), before)
+    assert layer.seen.lines == [(jnp.dtype(H),) * 3]
+    assert same_objects(leaves(layer), before)
     expected = jnp.ones((1, 2), H) @ layer.weight.astype(H)
     np.testing.assert_array_equal(y, expected.astype(F))
 
@@ -251,7 +249,7 @@ def test_a_container_changed_in_place():
     new, _ = pax.module_and_value(layer.change_in_place)()
     assert new.pair[0].tolist() == [2, 2, 2] and new.pair[0].dtype == F
     assert layer.pair[0].tolist() == [1, 1, 1]
-    with refused(ValueError, "where: Layer.pair"):
+    with refused(ValueError, "A list of an immutable module"):
         layer.change_in_place()
     assert layer.pair[0].tolist() == [1, 1, 1]
 
