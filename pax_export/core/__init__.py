@@ -16,7 +16,6 @@ from pax_export.core._declared import (
     kernel_of,
 )
 from pax_export.core._edit import set_training, with_class, with_static
-from pax_export.core._foreign_keywords import explain_keywords as explain_keywords
 from pax_export.core._fresh_arrays import filled_array, sample_padded
 from pax_export.core._labels import (
     Labeling,

@@ -13,7 +13,6 @@ from typing import Any
 from pax_export._types import PyTree
 from pax_export.core._call_paths import noting_path
 from pax_export.core._check import check_new
-from pax_export.core._foreign_keywords import explain_call
 from pax_export.core._mutable import open_modules
 from pax_export.core._pickling import reduced_call
 from pax_export.core._subclassing import base_of, builders_of, from_recipe, recipe_of
@@ -30,7 +29,7 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
 
     def __init__(cls, name: str, bases: tuple, namespace: dict, **kwargs: object):
         super().__init__(name, bases, namespace, **kwargs)
-        cls._pax_own_eq = "__eq__" in namespace
+        cls._pax_own = _OF_DATACLASSES & namespace.keys()
         if "__getattr__" in namespace and name != "Module":
             type.__setattr__(cls, "__getattr__", _after_ours(namespace["__getattr__"]))
         if isinstance(namespace.get("__call__"), types.FunctionType):
@@ -41,16 +40,12 @@ class ModuleMeta(type(typing.Protocol)):  # type: ignore[misc]
 
         def __call__(cls, *args: PyTree, **kwargs: PyTree) -> Any:
             """Makes an instance: runs the constructor, then makes its moduledef and checks it."""
-            _drop_dataclass_eq(cls)
-            try:
-                module = cls.__new__(cls, *args, **kwargs)
-                if not isinstance(module, cls):
-                    return module
-                with open_modules([module], constructing=True):
-                    module.__init__(*args, **kwargs)
-            except TypeError:
-                explain_call(cls, args, kwargs)
-                raise
+            _drop_dataclass_methods(cls)
+            module = cls.__new__(cls, *args, **kwargs)
+            if not isinstance(module, cls):
+                return module
+            with open_modules([module], constructing=True):
+                module.__init__(*args, **kwargs)
             _drop_cached_properties(module)
             update_moduledef(module)
             check_new(module)
@@ -76,12 +71,16 @@ def _after_ours(users: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     return __getattr__
 
 
-def _drop_dataclass_eq(cls: type) -> None:
-    """Restores equality and hash of modules, which ``@dataclass`` replaces by those of fields."""
-    if not cls._pax_own_eq and "__eq__" in vars(cls):  # type: ignore[attr-defined]
-        del cls.__eq__
-        if vars(cls).get("__hash__", cls) is None:
-            del cls.__hash__
+_OF_DATACLASSES = frozenset({"__eq__", "__hash__", "__setattr__", "__delattr__"})
+
+
+def _drop_dataclass_methods(cls: type) -> None:
+    """Restores what `@dataclass` replaces: equality and hash by fields, a refusal in `pure`."""
+    own = cls._pax_own  # type: ignore[attr-defined]
+    if "__eq__" in own:  # Python then makes the class one without a hash
+        own = own | {"__hash__"}
+    for name in (_OF_DATACLASSES - own) & vars(cls).keys():
+        delattr(cls, name)
 
 
 def _drop_cached_properties(module: Node) -> None:

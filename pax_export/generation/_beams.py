@@ -13,11 +13,10 @@ import numpy as np
 
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._types import Array, PyTree
-from pax_export.core import explain_keywords
 from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._buckets import bucket_sizes, cut_columns
 from pax_export.generation._defaults import default_pad, default_stop
-from pax_export.generation._foreign_keywords import KEYWORDS
+from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
 from pax_export.generation._prompt import (
     check_vocabulary,
     checked_chunk,

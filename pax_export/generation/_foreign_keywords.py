@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from pax_export._errors import InvalidArgumentTypeError
+from pax_export.core import near_names
+
 _SEARCH = "pax.generation.beam_search(lm, tokens, max_new_tokens=..., beams=4)"
 _SPECULATE = "pax.generation.speculate(lm, draft, tokens, max_new_tokens=...)"
 _SAMPLERS = "of pax.generation.samplers"
@@ -112,3 +120,70 @@ TEMPLATE_KEYWORDS = {
     "tokenizer_kwargs": "nothing: leave it out",
     **dict.fromkeys(("return_tensors", "return_dict", "padding", "truncation", "max_length"), _IDS),
 }
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def explain_keywords(table: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator that rejects unknown and missing keywords and suggests what to write.
+
+    Args:
+        table: keyword of other libraries, or a missing keyword -> what to write.
+
+    Example:
+        >>> @explain_keywords({"dim": "axis=..., as numpy calls it"})
+        ... def total(x, axis=0):
+        ...     return x
+        >>> try:
+        ...     total([1], dim=0)
+        ... except TypeError as error:
+        ...     print(error)
+        total has no argument `dim`.
+          where: total
+          got: dim=0
+          write: axis=..., as numpy calls it
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = inspect.signature(function).parameters
+        # Those before a star may have been given by position, which Python looks at.
+        required = [
+            name
+            for name, parameter in known.items()
+            if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+        ]
+        names = [name for name in known if name != "cls"]
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name not in known:
+                    raise _unknown_keyword(function, names, name, kwargs[name], table)
+            for name in required:
+                if name not in kwargs:
+                    raise InvalidArgumentTypeError(
+                        f"{function.__name__} needs the argument `{name}`.",
+                        where=function.__qualname__,
+                        got=", ".join(kwargs) or "no keywords",
+                        write=table.get(name, f"{name}=..."),
+                    )
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _unknown_keyword(
+    function: Callable, names: list[str], name: str, value: object, table: Mapping[str, str]
+) -> InvalidArgumentTypeError:
+    near = near_names(name, names)
+    meant = f"{near[0]}=..." if near else f"one of {', '.join(names)}"
+    return InvalidArgumentTypeError(
+        f"{function.__name__} has no argument `{name}`.",
+        where=function.__qualname__,
+        got=f"{name}={value!r:.80}",
+        write=table.get(name, meant),
+    )

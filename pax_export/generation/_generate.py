@@ -10,10 +10,9 @@ import jax
 import numpy as np
 
 from pax_export._types import Array, PRNGKey, PyTree
-from pax_export.core import explain_keywords
 from pax_export.generation._buckets import BucketSizes, bucket_sizes, cut_columns
 from pax_export.generation._defaults import default_pad, default_sampler, default_stop
-from pax_export.generation._foreign_keywords import KEYWORDS
+from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
 from pax_export.generation._programs import Made, run_prefill, run_to_end, settled, without_cache
 from pax_export.generation._prompt import (
     check_new_room,

@@ -9,10 +9,9 @@ import jax
 
 from pax_export._errors import InvalidArgumentError
 from pax_export._types import Array, DTypeLike, PyTree
-from pax_export.core import explain_keywords
 from pax_export.generation._batch_axes import batch_axes, map_rows
 from pax_export.generation._buckets import bucket_sizes
-from pax_export.generation._foreign_keywords import KEYWORDS
+from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
 from pax_export.generation._prompt import (
     check_new_room,
     check_room,

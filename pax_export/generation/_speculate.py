@@ -11,10 +11,9 @@ import jax.numpy as jnp
 
 from pax_export._errors import InvalidArgumentTypeError
 from pax_export._types import Array, PyTree
-from pax_export.core import explain_keywords
 from pax_export.generation._buckets import bucket_sizes, cut_columns
 from pax_export.generation._defaults import default_pad, default_stop
-from pax_export.generation._foreign_keywords import KEYWORDS
+from pax_export.generation._foreign_keywords import KEYWORDS, explain_keywords
 from pax_export.generation._new_cache import new_cache
 from pax_export.generation._prompt import (
     check_vocabulary,

@@ -14,7 +14,7 @@ from pax_export._check import checked_choice
 from pax_export._errors import InvalidArgumentError, InvalidArgumentTypeError
 from pax_export._jax import is_tracer
 from pax_export._quantized import times_transposed
-from pax_export.core import Module, explain_keywords
+from pax_export.core import Module
 from pax_export.nets._decoder_attend import CachedReading, UncachedCall
 from pax_export.nets._decoder_cache import DecoderCache, new_store, sizes_of_net
 from pax_export.nets._decoder_config import DecoderConfig
@@ -27,7 +27,6 @@ from pax_export.nets._decoder_sizes import (
     require_integers,
     weight_dtype,
 )
-from pax_export.nets._foreign_keywords import KEYWORDS
 from pax_export.nn import (
     Embed,
     Linear,
@@ -123,7 +122,6 @@ class Decoder(Module):
     # --- of a file ------------------------------------------------------------------------
 
     @classmethod
-    @explain_keywords(KEYWORDS)
     def from_gguf(cls, path: Any, *, layers: str = "scanned", dtype: Any = None) -> Decoder:
         """Loads a GGUF file of llama.cpp.
 
@@ -151,7 +149,6 @@ class Decoder(Module):
         return decoder_of_gguf(cls, path, layers, dtype)
 
     @classmethod
-    @explain_keywords(KEYWORDS)
     def from_pretrained(
         cls,
         folder: Any,

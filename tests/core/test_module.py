@@ -73,6 +73,27 @@ class Pair(pax.Module):
     b: Point
 
 
+@pytest.mark.parametrize("options", [{"frozen": True}, {"unsafe_hash": True}, {"eq": False}])
+def test_dataclasses_of_all_kinds_are_modules(options):
+    @dataclass(**options)
+    class Scale(pax.ParameterModule):
+        factor: jax.Array
+
+        def __call__(self, x):
+            return x * self.factor
+
+        def double(self):
+            self.factor = 2 * self.factor
+            return self
+
+    scale = Scale(jnp.float32(2.0))
+    assert float(jax.jit(scale)(3.0)) == 6
+    assert scale == scale.copy() and hash(scale) == hash(scale.copy())
+    assert float(pax.pure(scale.double)().factor) == 4
+    with pytest.raises(pax.errors.ImmutableModuleError):
+        scale.factor = 1
+
+
 def test_a_user_may_write_eq():
     @dataclass
     class Odd(pax.Module):

@@ -47,14 +47,6 @@ def test_missing_arguments_are_named():
         prefill(LM, ROWS, max_new_tokens=20)
 
 
-@pytest.mark.parametrize("name", ["torch_dtype", "device_map", "load_in_8bit", "revision"])
-@pytest.mark.parametrize("kind", ["pretrained", "gguf"])
-def test_keywords_of_from_pretrained_are_refused(kind, name):
-    with refused(WRONG_TYPE, name) as caught:
-        getattr(pax.nets.Decoder, f"from_{kind}")("folder", **{name: "auto"})
-    assert "one of" not in caught.value.write
-
-
 def test_signatures_stay_what_they_are():
     assert list(inspect.signature(prefill).parameters)[:4] == ["lm", "tokens", "lengths", "mask"]
     assert "max_new_tokens" in inspect.signature(pax.generate).parameters

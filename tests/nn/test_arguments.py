@@ -178,19 +178,6 @@ def test_arguments_out_of_range_are_refused(where, call):
         call()
 
 
-@pytest.mark.parametrize(
-    ("call", "what", "write"),
-    [
-        (lambda: pax.Linear(2, 3, bias=False), "has no argument `bias`", "with_bias=..."),
-        (lambda: pax.Dropout(p=0.1), "has no argument `p`", "one of dropout_rate, name"),
-        (lambda: pax.Linear(2), "needs the argument `out_dim`", "Linear(in_dim, out_dim)"),
-    ],
-)
-def test_a_wrong_call_of_a_constructor_names_its_arguments(call, what, write):
-    with refused(TypeError, what, write=write):
-        call()
-
-
 def test_a_type_error_of_a_constructor_is_its_own():
     class Failing(pax.Module):
         def __init__(self, width):

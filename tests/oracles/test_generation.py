@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,6 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 from transformers.generation import logits_process as processors
@@ -242,12 +240,6 @@ def test_every_argument_of_transformers_has_a_sentence():
     for name in names - {"self", "kwargs", *ours}:
         if not name.startswith("_"):
             assert "one of lm" not in _refused(pax.generate, name), name
-    arguments = inspect.signature(PreTrainedModel.from_pretrained).parameters
-    listed = re.findall(r"^            (\w+) \(`", PreTrainedModel.from_pretrained.__doc__, re.M)
-    names = {*arguments, *listed, "torch_dtype", "device_map", "max_memory"}
-    read = pax.nets.Decoder.from_pretrained
-    for name in names - {"model_args", "kwargs", *inspect.signature(read).parameters}:
-        assert "one of folder" not in _refused(read, name), name
 
 
 def test_dtypes_of_torch_are_taken(nets, tmp_path):
