@@ -301,7 +301,7 @@ def test_a_configuration_is_not_changed():
          "where: ResNet18.logits_config"),
         (lambda: pax.nets.ResNet18(3, 10, initial_conv_config={"name": "mine"}), TypeError,
          "where: ResNet18.initial_conv_config"),
-        (lambda: TinyBottleneck(3, 10, {"bias": False}), TypeError, "`bias`"),
+        (lambda: TinyBottleneck(3, 10, {"bias": False}), TypeError, "'bias'"),
         (lambda: pax.nets.ResNet50(3, 0), ValueError, "ResNet50.num_classes"),
         (lambda: pax.nets.ResNet18("3", 10), TypeError, "ResNet18.input_channels"),
         (lambda: TinyBottleneck(3, 10).eval()(images(2, 16, 16, 3)), ValueError,
