@@ -84,6 +84,8 @@ def test_an_input_of_another_width():
 
 
 def test_sizes_must_be_positive_integers():
+    with refused(TypeError, where="Linear.in_dim", got="bool: True"):
+        pax.Linear(True, 3)
     with refused(AssertionError, where="Linear.in_dim", got="0"):
         pax.Linear(0, 2)
     with refused(TypeError, where="Linear.out_dim", got="float: 2.5"):
