@@ -110,20 +110,21 @@ def _users_lines(equation: Equation) -> list[Line]:
         file = frame.file_name
         if file == exportable.__file__:
             break
-        if _is_users(file):
+        if is_users(file):
             users.append((file, frame.line_num, frame.function_name.rsplit(".", 1)[-1]))
     return users
 
 
 def _callers_line() -> Line | None:
     """The line that called the exporter, for a model without a line: a function of jax."""
-    frames = (each for each in traceback.walk_stack(None) if _is_users(each[0].f_code.co_filename))
+    frames = (each for each in traceback.walk_stack(None) if is_users(each[0].f_code.co_filename))
     for frame, line in frames:
         return frame.f_code.co_filename, line, frame.f_code.co_name
     return None
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Whether a file is of the user: not of a library, of Python or of this package."""
     path = Path(file)
     return (
         not file.startswith((_OURS, "<"))

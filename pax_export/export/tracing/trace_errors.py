@@ -28,6 +28,7 @@ from pax_export.export.artifact import dimensions
 from pax_export.export.tracing import dtypes
 from pax_export.export.tracing.exportable import layer_of
 from pax_export.export.tracing.owners import owner_name
+from pax_export.export.tracing.source_lines import is_users
 from pax_export.export.tracing.spec import Inputs
 from pax_export.export.tracing.traced import for_symbolic_sizes
 
@@ -328,11 +329,14 @@ def line_of_model(error: Exception) -> str:
 
 
 def _line_of(error: BaseException) -> str:
-    place = ""
+    """Returns the innermost line of a model, after the user's line if it is of a library."""
+    place = user = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if _is_of_model(frame.f_code.co_filename):
-            place = f"{Path(frame.f_code.co_filename).name}:{line}"
-    return place
+        file = frame.f_code.co_filename
+        if _is_of_model(file):
+            place = f"{Path(file).name}:{line}"
+            user = place if is_users(file) else user
+    return ", in ".join(dict.fromkeys(filter(None, (user, place))))
 
 
 def _is_of_model(file: str) -> bool:

@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import pax_export as pax
 from pax_export.errors import (
     InvalidArgumentTypeError,
+    SymbolicDimensionError,
     TracedValueError,
     UnsupportedOperationError,
     ValidationError,
@@ -141,3 +144,17 @@ def test_nonfinite_weights_are_not_quantized(tmp_path, value):
     )  # fmt: skip
     assert error.where == "w"
     assert not list(tmp_path.iterdir())
+
+
+def test_the_users_line_comes_before_one_of_a_library(tmp_path):
+    net, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, axis_name="batch", mode="ema")
+
+    def normalized(both, x):
+        norm = jax.vmap(both[0], axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        return norm(x, both[1])[0]
+
+    error = refused(
+        SymbolicDimensionError, ((net, state), normalized), tmp_path / "m", spec("b, 3")
+    )
+    line = normalized.__code__.co_firstlineno + 2
+    assert error.where.startswith(f"test_messages.py:{line}, in _batch_norm.py:")
