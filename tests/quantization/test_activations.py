@@ -361,3 +361,34 @@ def test_other_formats_round_in_float32(write, activations, tmp_path):
     small, _ = quantize(net(), [X], activations=activations)
     write(small, tmp_path / "m", spec("batch, 64"))
     assert_close(load(tmp_path / "m")(X), small(X), rtol=1e-3, atol=1e-4)
+
+
+class Shortcut(pax.Module):
+    """A block whose rounded outputs lose much where inputs have heavy tails."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = (
+            pax.Conv2D(3, 8, 1), pax.Conv2D(8, 8, 3), pax.Conv2D(8, 4, 1)
+        )  # fmt: skip
+
+    def __call__(self, x):
+        y = jax.nn.relu(self.first(x))
+        return self.last(jax.nn.relu(y + self.second(y)))
+
+
+@pytest.mark.parametrize("write", [to_onnx, to_tflite])
+def test_a_report_says_what_rounded_outputs_lose(write, tmp_path):
+    pax.seed_rng_key(0)
+    images = np.random.default_rng(0).standard_t(2, (16, 8, 8, 3)).astype(np.float32)
+    small, lost = quantize(Shortcut(), [images], activations="percentile")
+    told = {"quantization": lost, "examples": [images]}
+    report = write(small, tmp_path / "m", spec("16, 8, 8, 3"), **told)
+    added = report.details["quantized"]["kernels add"]
+    apart = np.abs(load(tmp_path / "m")(images) - small(images)).mean()
+    assert_close(added["mean"], apart, rtol=0.02)  # on the examples alone
+    assert ("of the outputs; write: accuracy_level=1" in str(report)) == (
+        added["mean"] > 0.1 * added["scale"]
+    )
+    report = write(small, tmp_path / "random", spec("16, 8, 8, 3"))
+    assert "of the outputs; write: accuracy_level=1" in str(report)

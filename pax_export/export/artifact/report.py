@@ -36,6 +36,7 @@ CERTIFIED = "certified"
 #: The roundings to half precision that a file computes in float32.
 HALF = "half precision"
 _UNSHOWN = ("runs_in", SHA256, DATA_SHA256)
+_MUCH = 0.1  # of the outputs, if a file loses it
 _FEW = 8  # names that are printed one by one
 
 #: How an export was tested.
@@ -433,6 +434,12 @@ def quantized_lines(report: Report) -> list[str]:
         lines.append(f"  weights lose {_loss_text(lost)}")
     if added := told.get("kernels add"):
         lines.append(f"  kernels add {_loss_text(added)}")
+        if added.get("mean", 0) > _MUCH * added.get("scale", 0):
+            lines.append(
+                f"    which is {added['mean'] / added['scale']:.0%} of the outputs; write: "
+                "accuracy_level=1, which does not round between layers, or other activations= of "
+                "pax.quantize, by examples= of what the model is called with"
+            )
     if half := report.details.get(HALF):
         lines.append(
             f"  half        {half['roundings']} roundings to {' and '.join(half['dtypes'])}, two "
