@@ -76,7 +76,8 @@ class _BatchNorm(Module):
 
         Raises:
             ImmutableModuleError: in train mode, outside of `pure` and `purecall`.
-            InvalidArgumentError: (a ValueError) too few axes, or another number of channels.
+            InvalidArgumentError: (a ValueError) too few axes, another number of channels, or one
+                value for each channel in train mode.
         """
         x = arg.as_array(x)
         features_alone = self._features_alone and x.ndim in (1, 2)
@@ -137,6 +138,13 @@ class _BatchNorm(Module):
         if not self.training:
             return self.ema_mean.averages, self.ema_var.averages
         axes = [axis for axis in range(x.ndim) if axis != self.data_format.index("C")]
+        if all(x.shape[axis] == 1 for axis in axes):
+            raise InvalidArgumentError(
+                "Train mode needs more than one value for each channel: the output would be 0.",
+                where=repr(self),
+                got=f"shape {x.shape}",
+                write="a batch of several examples, outside of vmap; eval() for a single one",
+            )
 
         def statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
             mean = jnp.mean(x, axes, keepdims=True)

@@ -37,12 +37,26 @@ def dropout(rng_key: jax.Array, dropout_rate: float, x: Array) -> Any:
     if rate == 0:
         return x
     x = as_array(x)
-    dropped = jax.random.bernoulli(checked_key(rng_key, "dropout.rng_key"), rate, x.shape)
+    key = _key_of_shard(checked_key(rng_key, "dropout.rng_key"), x)
+    dropped = jax.random.bernoulli(key, rate, x.shape)
     return jnp.where(dropped, 0, x / (1 - rate))
+
+
+def _key_of_shard(key: jax.Array, x: jax.Array) -> jax.Array:
+    """Another key for each shard of ``x`` in a `jax.shard_map` that gives all of them one key."""
+    for axis in sorted(_varying_axes(x) - _varying_axes(key)):
+        key = jax.random.fold_in(key, jax.lax.axis_index(axis))
+    return key
+
+
+def _varying_axes(x: jax.Array) -> frozenset[str]:
+    return jax.typeof(x).manual_axis_type.varying
 
 
 class Dropout(StateModule):
     """Dropout in train mode, the identity in eval mode.
+
+    In `jax.shard_map`, shards of one input have masks of their own, unless ``check_vma=False``.
 
     Args:
         dropout_rate: the probability of zero, from 0 to below 1.

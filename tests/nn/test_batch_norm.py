@@ -156,3 +156,14 @@ def test_an_input_that_does_not_fit():
         pax.BatchNorm2D(3).eval()(drawn(4, 3))
     with refused(ValueError, "x[None]"):
         pax.BatchNorm2D(3) % drawn(4, 5, 3)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (1, 1, 3)])
+def test_one_value_for_each_channel_has_no_statistics(shape):
+    norm, x = pax.BatchNorm1D(3), jnp.ones(shape)
+    with refused(ValueError, "eval()", "outside of vmap", got=f"shape {(1, 1, 3)}"):
+        norm % x
+    with refused(ValueError, "outside of vmap"):
+        jax.vmap(lambda x: norm % x)(x[None])
+    assert norm.eval()(x).shape == shape
+    assert (norm % jnp.ones((1, 2, 3)))[1].shape == (1, 2, 3)

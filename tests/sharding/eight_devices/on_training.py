@@ -105,3 +105,18 @@ def test_kept_values_may_be_in_containers():
     assert result["nets"][0].weight.sharding.is_equivalent_to(net.weight.sharding, 2)
     with pytest.raises(ShardingError):
         jax.jit(sharding.keep(lambda net: net.eval(), net))(net)
+
+
+@pytest.mark.parametrize("key", [jax.random.key(0), jax.random.PRNGKey(0)], ids=["typed", "legacy"])
+def test_shards_drop_other_elements(key):
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    mesh, spec = jax.sharding.Mesh(devices, ("rows", "columns")), jax.sharding.PartitionSpec
+    layer, x = pax.Dropout(0.5).replace(rng_key=key), jnp.ones((8, 32))
+    call = lambda layer, x: layer % x  # noqa: E731
+    for sharded in (spec("rows"), spec("rows", "columns")):
+        run = jax.jit(jax.shard_map(
+            call, mesh=mesh, in_specs=(spec(), sharded), out_specs=(spec(), sharded)
+        ))  # fmt: skip
+        new, y = run(layer, x)
+        assert not (y[:4] == y[4:]).all() and not (y[:, :16] == y[:, 16:]).all()
+        assert (new.rng_key == (layer % x)[0].rng_key).all()  # and the key is of all shards
