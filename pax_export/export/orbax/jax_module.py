@@ -96,10 +96,8 @@ class JaxModule(tf.Module):
         self._given = SimpleNamespace(
             functions=functions, shapes=shapes, options=options, jit=jit, methods=made
         )
-        consolidate = (
-            allow_multi_axis_sharding_consolidation or allow_multi_axis_sharding_conslidation
-        )
-        self._model = Model(params, trainable, pspecs, consolidate=bool(consolidate))
+        either = allow_multi_axis_sharding_consolidation or allow_multi_axis_sharding_conslidation
+        self._model = Model(params, trainable, pspecs, consolidate=bool(either))
         self._generation = 0
         self._bind_methods()
 
