@@ -331,7 +331,7 @@ def test_lifted_modules_take_the_options_of_their_functions(cls, function, other
     assert [option.name for option in options] == [option.name for option in own]
     defaults = {option.name: option.default for option in own} | other
     assert {option.name: option.default for option in options} == defaults
-    assert all(f"\n    {option.name}: " in cls.__doc__ for option in options)
+    assert all(f"\n    {option.name}: " in inspect.getdoc(cls) for option in options)
     with refused(TypeError, "`axis`"):
         cls(pax.Linear, axis=0)
 
