@@ -332,7 +332,7 @@ def test_lifted_modules_take_the_options_of_their_functions(cls, function, other
     defaults = {option.name: option.default for option in own} | other
     assert {option.name: option.default for option in options} == defaults
     assert all(f"\n    {option.name}: " in inspect.getdoc(cls) for option in options)
-    with refused(TypeError, "`axis`"):
+    with refused(TypeError, "'axis'"):
         cls(pax.Linear, axis=0)
 
 
