@@ -179,7 +179,7 @@ _CHANGES = (
 
 def _read_only_class(kind: type) -> type:
     """A subclass whose methods that change it raise; copies and pickles are of the class itself."""
-    methods = {name: _refuse for name in _CHANGES if hasattr(kind, name)}
+    methods: dict[str, Any] = {name: _refuse for name in _CHANGES if hasattr(kind, name)}
     methods["__reduce_ex__"] = lambda self, protocol: (copy.copy, (_plain(self),))
     methods["__repr__"] = lambda self: repr(copy_containers(self))
     methods["copy"] = lambda self: _plain(self)
@@ -210,7 +210,7 @@ def read_only(value: PyTree) -> Any:
         return _read_only_copy(kind, value)
     if isinstance(value, tuple) and hasattr(kind, "_make") and has_container(value):
         return _with_attributes_of(value, tuple.__new__(kind, map(read_only, value)))
-    if _is_static_array(value) and value.flags.writeable:
+    if isinstance(value, np.ndarray) and _is_static_array(value) and value.flags.writeable:
         value = value.copy()
         value.setflags(write=False)
     return value

@@ -259,7 +259,7 @@ def _places_of(container: object, value: PyTree, steps: Steps) -> Iterator[Steps
     if value is container:
         yield steps
     elif isinstance(value, (Node, dict)):
-        for key, part in (attributes_of(value) if is_node(value) else value).items():
+        for key, part in (attributes_of(value) if isinstance(value, Node) else value).items():
             yield from _places_of(container, part, (*steps, key))
     elif isinstance(value, (list, tuple)):
         for key, part in enumerate(value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -118,9 +119,18 @@ def _leaf_text(leaf: object) -> str:
     return f"{leaf.dtype}[{shape}]" + (" (weak: a Python number)" if leaf.weak_type else "")
 
 
+def _without_addresses(line: str) -> str:
+    """The line without addresses of objects, which mean nothing to a reader."""
+    line = re.sub(r" at 0x[0-9a-f]+", "", line)
+    same = re.fullmatch(r"(.*?): (.*) before, \2 now", line, re.DOTALL)
+    return f"{same[1]}: another {same[2]} than before" if same else line
+
+
 def _warn(function: Callable, differences: list[str]) -> None:
     more = len(differences) - _SHOWN
-    shown = differences[:_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+    shown = [_without_addresses(line) for line in differences[:_SHOWN]] + (
+        [f"and {more} more"] if more > 0 else []
+    )
     warning = RetracingWarning(
         "A function is retraced.",
         where=getattr(function, "__name__", type(function).__name__),

@@ -74,3 +74,11 @@ def test_the_call_that_is_most_alike_is_compared():
     x = jnp.ones(2)
     *_, message = told(jax.jit(call), (Net(), x), (Net().eval(), x[:1]), (Net().eval(), x))
     assert message.count("before") == 1
+
+
+def test_objects_are_named_without_their_addresses():
+    (message,) = told(
+        jax.jit(lambda net, x: net(x)),
+        *[(pax.Lambda(lambda x, scale=scale: x * scale[0]), 1.0) for scale in ([1], [2])],
+    )
+    assert "0x" not in message and "than before" in message and "net." in message
