@@ -57,7 +57,8 @@ class Decoder(Module):
     """A causal language model, which maps tokens to logits of the next token.
 
     The configuration sets the architecture: Llama, Mistral, SmolLM 2 and 3, Qwen 2 and 3, Gemma 1
-    to 3, Phi-3 and Phi-4-mini, Granite, OLMo 2, StarCoder 2 and GPT-2 are supported.
+    to 3, Phi-3 and Phi-4-mini, Granite, OLMo 2 and 3, StarCoder 2, Ministral, Seed-OSS, ERNIE 4.5,
+    Helium, EXAONE 4 and GPT-2 are supported.
 
     Args:
         config: a `DecoderConfig`.

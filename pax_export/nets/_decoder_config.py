@@ -197,8 +197,9 @@ class DecoderConfig:
 
         Args:
             config: the content of the file, of Llama, Mistral, SmolLM 2 and 3, Qwen 2 and 3,
-                Gemma 1, 2 and 3 (text, alone or as the ``text_config`` of an image model), Phi-3
-                and Phi-4-mini, Granite, OLMo 2, StarCoder 2 or GPT-2, from any version of
+                Gemma 1, 2 and 3, Phi-3 and Phi-4-mini, Granite, OLMo 2 and 3, StarCoder 2,
+                Ministral, Seed-OSS, ERNIE 4.5, Helium, EXAONE 4 or GPT-2, or the ``text_config``
+                of the image models of Gemma 3 and Mistral Small 3, from any version of
                 transformers.
 
         Raises:

@@ -19,9 +19,9 @@ from pax_export.nets._decoder_keys import (
     BIASES,
     FAMILY_FIELDS,
     FAMILY_NAMES,
-    GEMMA3,
     HF,
     HF_NAMES,
+    OF_IMAGES,
     OPTIONAL,
     ROPES,
     YARN_BETAS,
@@ -46,12 +46,13 @@ def fields_of_hf(config: Mapping[str, Any]) -> Found:
     """See `DecoderConfig.from_hf`."""
     config, where = require_mapping(config, "config.json"), "config.json"
     family = config.get("model_type")
-    if family == "gemma3":  # a model of text and images, which contains the language model
-        whole = Fields(config, where, GEMMA3)
+    if isinstance(family, str) and family in OF_IMAGES:
+        own, keys = OF_IMAGES[family]
+        whole = Fields(config, where, keys)
         text = whole.part("text_config")
         # The whole model has the head, and does not change its logits.
         config = {**text, "tie_word_embeddings": whole.flag("tie_word_embeddings")}
-        family, where = text.get("model_type", "gemma3_text"), f"{where}: text_config"
+        family, where = text.get("model_type", own), f"{where}: text_config"
         cap = config.pop("final_logit_softcapping", None)
         if cap is not None:
             raise unsupported_error(whole, "text_config: final_logit_softcapping", cap)
@@ -124,7 +125,9 @@ def _gemma3(fields: Fields) -> Found:
         if fields.get("_sliding_window_pattern", period) != period:
             raise unsupported_error(fields, "_sliding_window_pattern")
     default = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
-    (base, scaling), (local_base, local_scaling) = _ropes_of_gemma3(fields)
+    (base, scaling), (local_base, local_scaling) = _ropes_by_layer(
+        fields, fields.number("rope_local_base_freq")
+    )
     local = (local_base, local_scaling is not None)
     if local_scaling is not None and local_scaling != scaling:
         raise unsupported_error(fields, "rope_parameters: sliding_attention", local_scaling.kind)
@@ -193,6 +196,58 @@ def _olmo2(fields: Fields) -> Found:
     return _common_fields(fields, "olmo2") | _read_biases(fields)
 
 
+def _olmo3(fields: Fields) -> Found:
+    layers = fields.layers("num_hidden_layers")
+    default = ["sliding_attention" if i % 4 else "full_attention" for i in range(1, layers + 1)]
+    (base, scaling), (local_base, local_scaling) = _ropes_by_layer(fields, _OLMO3_BASE)
+    if local_scaling is not None and local_scaling != scaling:
+        raise unsupported_error(fields, "rope_parameters: sliding_attention", local_scaling.kind)
+    window, local = fields.optional_size("sliding_window"), (local_base, local_scaling is not None)
+    return _common_fields(fields, "olmo3") | _read_biases(fields) | {
+        "kinds": _read_kinds(fields, default, window, *local),
+        "rotary_base": base,
+        "rotary_scaling": scaling,
+    }  # fmt: skip
+
+
+def _exaone4(fields: Fields) -> Found:
+    layers, window = fields.layers("num_hidden_layers"), fields.optional_size("sliding_window")
+    default = ["full_attention"] * layers
+    if window is not None and fields.get("layer_types") is None:
+        period = fields.size("sliding_window_pattern")
+        default = ["sliding_attention" if i % period else default[0] for i in range(1, layers + 1)]
+    kinds = _read_layers(fields, default, window)
+    if window is not None:  # those that see all positions do not rotate
+        kinds = [kind if kind.window else replace(kind, rotary_base=0.0) for kind in kinds]
+    return _common_fields(fields, "exaone4") | {"kinds": shortest_pattern(kinds)}
+
+
+def _ministral(fields: Fields) -> Found:
+    window = fields.optional_size("sliding_window")
+    word = "full_attention" if window is None else "sliding_attention"
+    default = [word] * fields.layers("num_hidden_layers")
+    return _common_fields(fields, "ministral") | {"kinds": _read_kinds(fields, default, window)}
+
+
+def _seed_oss(fields: Fields) -> Found:
+    return _common_fields(fields, "seed_oss") | {
+        "projection_bias": fields.flag("attention_bias"),
+        "output_bias": fields.flag("attention_out_bias"),
+        "dense_bias": fields.flag("mlp_bias"),
+    }
+
+
+def _ernie4_5(fields: Fields) -> Found:
+    return _common_fields(fields, "ernie4_5") | dict.fromkeys(BIASES, fields.flag("use_bias"))
+
+
+def _helium(fields: Fields) -> Found:
+    return _common_fields(fields, "helium") | {
+        "projection_bias": fields.flag("attention_bias"),
+        "dense_bias": fields.flag("mlp_bias"),
+    }
+
+
 def _starcoder2(fields: Fields) -> Found:
     biases = dict.fromkeys(BIASES, fields.flag("use_bias"))
     return _common_fields(fields, "starcoder2") | _read_window(fields) | biases
@@ -219,15 +274,27 @@ _FAMILIES: dict[str, Callable[[Fields], Found]] = {
     "smollm3": _smollm3,
     "granite": _granite,
     "olmo2": _olmo2,
+    "olmo3": _olmo3,
+    "exaone4": _exaone4,
+    "ministral": _ministral,
+    "seed_oss": _seed_oss,
+    "ernie4_5": _ernie4_5,
+    "helium": _helium,
     "starcoder2": _starcoder2,
     "gpt2": _gpt2,
 }
 
 
+#: Of OLMo 3's layers with windows, whatever `rope_theta` is; transformers gives it to the others.
+_OLMO3_BASE = 500_000.0
+#: Families whose layers with windows have a rotary embedding of their own.
+_OWN_ROPES = ("gemma3", "olmo3")
+
+
 def _common_fields(fields: Fields, family: str, activation: str | None = None) -> Found:
     """Returns the fields that the families of Llama, Qwen and Gemma share."""
     sizes = fields.sizes(FAMILY_NAMES.get(family, HF_NAMES), OPTIONAL)
-    base, scaling = (None, None) if family == "gemma3" else _read_rope(fields)
+    base, scaling = (None, None) if family in _OWN_ROPES else _read_rope(fields)
     return {
         **sizes,
         **FAMILY_FIELDS.get(family, {}),
@@ -265,8 +332,11 @@ def _rope_key(fields: Fields) -> str:
     return "rope_scaling" if fields.part("rope_scaling") else "rope_parameters"
 
 
-def _ropes_of_gemma3(fields: Fields) -> tuple[Rope, Rope]:
-    """Returns the rotary settings of layers with full attention, and of layers with a window."""
+def _ropes_by_layer(fields: Fields, local: float) -> tuple[Rope, Rope]:
+    """Returns the rotary settings of layers with full attention, and of layers with a window.
+
+    `local` is the latter's base where the part for it has none.
+    """
     parts = dict(fields.part("rope_parameters"))
     found = {}
     for word in ("full_attention", "sliding_attention"):
@@ -285,7 +355,7 @@ def _ropes_of_gemma3(fields: Fields) -> tuple[Rope, Rope]:
         _read_scaling(fields, whole, "rope_scaling", fields.number("rope_theta")),
         _read_scaling(
             fields, found["sliding_attention"], "rope_parameters: sliding_attention",
-            fields.number("rope_local_base_freq"),
+            local,
         ),
     )  # fmt: skip
 

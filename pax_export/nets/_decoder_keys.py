@@ -45,6 +45,12 @@ FAMILY_FIELDS: dict[str, dict[str, Any]] = {
     "olmo2": {
         "pre_norms": False, "post_norms": True, "query_key_norm": True, "norm_per_head": False,
     },
+    "olmo3": {
+        "pre_norms": False, "post_norms": True, "query_key_norm": True, "norm_per_head": False,
+    },
+    "exaone4": {"pre_norms": False, "post_norms": True, "query_key_norm": True},
+    "ernie4_5": {"rotary_pairing": "neighbors"},
+    "helium": {"rotary_pairing": "neighbors"},
     "starcoder2": {"norm": "layer", "gated": False},
     "gpt2": {"norm": "layer", "gated": False, "positions": "learned"}
     | dict.fromkeys(BIASES, True),
@@ -192,6 +198,31 @@ HF = {
     "olmo2": _family_keys(
         "50304 4096 11008 32 32 - - 2048", 1e-5, False, hidden_act="silu", attention_bias=False
     ),
+    "olmo3": _family_keys(
+        "50304 4096 11008 32 32 - - 2048", 1e-5, False, hidden_act="silu", attention_bias=False,
+        fixed={"original_max_position_embeddings": ()},
+        rope_theta=500_000.0, sliding_window=4096, layer_types=None,
+    ),
+    "exaone4": _family_keys(
+        "102400 4096 16384 32 32 32 - 2048", 1e-5, False, hidden_act="silu", sliding_window=4096,
+        sliding_window_pattern=4, layer_types=None,
+    ),
+    "ministral": _family_keys(
+        "32000 4096 14336 32 32 8 - 131072", 1e-6, False, hidden_act="silu", sliding_window=4096,
+        layer_types=None,
+    ),
+    "seed_oss": _family_keys(
+        "155136 4096 27648 64 80 8 128 524288", 1e-6, False, hidden_act="silu",
+        attention_bias=True, attention_out_bias=False, mlp_bias=False,
+    ),
+    "ernie4_5": _family_keys(
+        "103424 1024 3072 18 16 2 128 131072", 1e-5, True, hidden_act="silu", use_bias=False,
+        rope_theta=500_000.0,
+    ),
+    "helium": _family_keys(
+        "48000 2560 7040 24 20 20 128 4096", 1e-8, False, hidden_act="silu", attention_bias=False,
+        mlp_bias=False, rope_theta=100_000.0,
+    ),
     "starcoder2": _family_keys(
         "49152 3072 12288 30 24 2 - 4096", 1e-5, True, eps_name="norm_epsilon",
         fixed={"norm_type": ("layer_norm",), "mlp_type": ("default",)},
@@ -214,16 +245,21 @@ HF = {
     ),
 }  # fmt: skip
 
-# A model of text and images, which contains the language model.
-GEMMA3 = Keys(
-    {"text_config": None, "tie_word_embeddings": True},
-    _FIXED,
-    _IGNORED
-    | set(
-        "vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index "
-        "boi_token_id eoi_token_id image_token_id".split()
-    ),
-)
+#: Models of text and images, which contain the language model: its family, and their keys.
+OF_IMAGES = {
+    kind: (text, Keys({"text_config": None, "tie_word_embeddings": True}, _FIXED,
+                      _IGNORED | {"vision_config", "image_token_index", "image_token_id"} | own))
+    for kind, text, own in (
+        ("gemma3", "gemma3_text", {
+            "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "boi_token_id",
+            "eoi_token_id",
+        }),
+        ("mistral3", "mistral", {
+            "projector_hidden_act", "vision_feature_layer", "multimodal_projector_bias",
+            "spatial_merge_size",
+        }),
+    )
+}  # fmt: skip
 
 _LONGROPE = ("factor", "original_max_position_embeddings", "attention_factor")
 _ROPE_KEYS = {"rope_type": None, "type": None, "rope_theta": None}

@@ -24,13 +24,15 @@ from pax_export.nn import RotaryScaling
 _CLASSES = {
     "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma": "Gemma",
     "gemma2": "Gemma2", "gemma3": "Gemma3", "phi3": "Phi3", "smollm3": "SmolLM3",
-    "granite": "Granite", "olmo2": "Olmo2", "starcoder2": "Starcoder2", "gpt2": "GPT2",
+    "granite": "Granite", "olmo2": "Olmo2", "olmo3": "Olmo3", "exaone4": "Exaone4",
+    "ministral": "Ministral", "seed_oss": "SeedOss", "ernie4_5": "Ernie4_5", "helium": "Helium",
+    "starcoder2": "Starcoder2", "gpt2": "GPT2",
 }  # fmt: skip
 _HEADS = {"gpt2": "LMHeadModel"}
 _WORDS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 _GPT2_WORDS = {"gelu_tanh": "gelu_new"}
 #: Fields that do not change the function; layer kinds are compared layer by layer.
-_UNSEEN = ("generation", "implementation", "rotary_pairing", "family", "kinds")
+_UNSEEN = ("generation", "implementation", "family", "kinds")
 
 
 def config_of_hf(config: DecoderConfig) -> DecoderConfig:
@@ -155,12 +157,20 @@ def _own_keys(config: DecoderConfig) -> dict[str, Any]:
         return {**window, "use_bias": config.projection_bias}
     if family in ("gemma", "olmo2"):
         return biases
+    if family in ("seed_oss", "helium"):
+        own = {"attention_out_bias": config.output_bias} if family == "seed_oss" else {}
+        return {**biases, "mlp_bias": config.dense_bias, **own}
+    if family == "ernie4_5":
+        return {"use_bias": config.projection_bias}
     windows, types = _window_sizes(config), {"layer_types": _layer_types(config)}
     if family == "smollm3":
         bases = [_kind_as_computed(config, number)[1] for number in range(config.num_layers)]
         own = {"use_sliding_window": bool(windows), "sliding_window": (windows or [None])[0]}
         own |= {"no_rope_layers": [int(base != 0) for base in bases], "mlp_bias": config.dense_bias}
         return {**biases, **types, **own}
+    if family in ("olmo3", "exaone4", "ministral"):
+        own = biases if family == "olmo3" else {}
+        return {**own, **types, "sliding_window": (windows or [None])[0]}
     if family.startswith("qwen"):
         own = {"use_sliding_window": bool(windows)}
         if windows:

@@ -55,6 +55,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_WIDE, "model_type": "qwen3", "use_sliding_window": True, "sliding_window": 3,
         "max_window_layers": 1, "tie_word_embeddings": True,
     },
+    "olmo3": {
+        **_WIDE, "model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 3,
+        "rope_scaling": _YARN,
+    },
+    "exaone4": {**_WIDE, "model_type": "exaone4", "sliding_window": 3, "sliding_window_pattern": 2},
+    "ministral": {
+        **_WIDE, "model_type": "ministral", "sliding_window": 3,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "seed_oss": {
+        **_WIDE, "model_type": "seed_oss", "attention_bias": True, "attention_out_bias": True,
+    },
+    "ernie4_5": {**_WIDE, "model_type": "ernie4_5", "use_bias": True},
+    "helium": {**_WIDE, "model_type": "helium", "head_dim": 2},
 }  # fmt: skip
 LOGITS: dict[str, list[float]] = {
     "yarn with mscale": [1.53468, -0.41637, 1.50136, -1.65646, -0.42733],
@@ -67,4 +81,10 @@ LOGITS: dict[str, list[float]] = {
     "gemma2 without soft caps": [5.93788, -4.40471, 2.74589, 3.47274, -4.11176],
     "gemma3 with its scaled rope in both": [2.49107, -7.04851, 0.6544, 5.87505, -2.43482],
     "qwen3 with windows from its second layer on": [2.95161, 0.22367, 0.13199, 3.65866, -2.1008],
+    "olmo3": [0.57239, 1.11424, 1.69046, -1.49137, 1.29218],
+    "exaone4": [2.51532, 0.41062, 0.43406, -2.88524, 0.65877],
+    "ministral": [1.93711, -0.13807, 1.28976, -1.95037, -0.86993],
+    "seed_oss": [-0.51338, 0.81392, 1.12494, -1.69048, 0.44055],
+    "ernie4_5": [-0.48005, 1.35087, 0.75287, 1.2924, -0.07421],
+    "helium": [-0.64451, 0.02118, 0.09393, 0.25493, -0.22774],
 }

@@ -113,7 +113,7 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
     norms = ["input_layernorm", "post_attention_layernorm"]
     if family in ("gemma2", "gemma3_text"):
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    if family == "olmo2":
+    if family in ("olmo2", "olmo3", "exaone4"):
         norms = ["post_attention_layernorm", "post_feedforward_layernorm"]
     found = {"model.embed_tokens.weight": made(config["vocab_size"], dim) * 2}
     for i in range(config["num_hidden_layers"]):
@@ -127,9 +127,10 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
             found[f"{at}{name}.weight"] = made(dim) + 1
             if family == "starcoder2":
                 found[f"{at}{name}.bias"] = made(dim)
-        if family in ("qwen3", "gemma3_text", "olmo2"):
+        if family in ("qwen3", "gemma3_text", "olmo2", "olmo3", "exaone4"):
             for name in ("q", "k"):
-                width = outs[f"self_attn.{name}_proj"][0] if family == "olmo2" else size
+                is_whole = family.startswith("olmo")
+                width = outs[f"self_attn.{name}_proj"][0] if is_whole else size
                 found[f"{at}self_attn.{name}_norm.weight"] = made(width) + 1
     found["model.norm.weight"] = made(dim) + 1
     if family == "starcoder2":

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 import pax_export as pax
 from pax_export.nets import Decoder, DecoderConfig
-from pax_export.nets._decoder_keys import GEMMA3, HF
+from pax_export.nets._decoder_keys import HF, OF_IMAGES
 from tests.closeness import assert_close
 from tests.nets import decoder_recorded as recorded
 from tests.nets import decoder_reference as reference
@@ -36,6 +36,12 @@ CLASSES = {
     "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
     "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
     "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+    "olmo3": (transformers.Olmo3Config, transformers.Olmo3ForCausalLM),
+    "exaone4": (transformers.Exaone4Config, transformers.Exaone4ForCausalLM),
+    "ministral": (transformers.MinistralConfig, transformers.MinistralForCausalLM),
+    "seed_oss": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM),
+    "ernie4_5": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM),
+    "helium": (transformers.HeliumConfig, transformers.HeliumForCausalLM),
     "starcoder2": (transformers.Starcoder2Config, transformers.Starcoder2ForCausalLM),
     "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
 }
@@ -60,6 +66,12 @@ BASES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.3,
     },
     "olmo2": _SIZES,
+    "olmo3": {**_SIZES, "sliding_window": 5, "num_hidden_layers": 5, "head_dim": 6},
+    "exaone4": {**_SIZES, "sliding_window": 5, "sliding_window_pattern": 2},
+    "ministral": {**_SIZES, "sliding_window": 5},
+    "seed_oss": _SIZES,
+    "ernie4_5": _SIZES,
+    "helium": {**_SIZES, "head_dim": 6},
     "starcoder2": {**_SIZES, "sliding_window": 5},
     "gpt2": {
         "vocab_size": 48, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 32,
@@ -119,8 +131,12 @@ def test_defaults_are_those_of_the_configuration_class(family):
 def test_keys_of_generation_and_of_images_are_known():
     for key in transformers.GenerationConfig._get_default_generation_params():
         assert all(key in keys for keys in HF.values()), key
-    said = json.loads(transformers.Gemma3Config().to_json_string(use_diff=False))
-    assert [key for key in said if key not in GEMMA3] == []
+    for kind, config in (
+        ("gemma3", transformers.Gemma3Config),
+        ("mistral3", transformers.Mistral3Config),
+    ):
+        said = json.loads(config().to_json_string(use_diff=False))
+        assert [key for key in said if key not in OF_IMAGES[kind][1]] == []
 
 
 def _others(value: Any) -> list[Any]:
@@ -324,6 +340,22 @@ def test_the_language_model_of_a_gemma_of_images(tmp_path):
     assert_close(Decoder.from_pretrained(tmp_path)(tokens), logits_of(model, tokens), rtol=2e-5)
 
 
+def test_the_language_model_of_a_mistral_of_images(tmp_path):
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "image_size": 28,
+        "num_attention_heads": 2, "patch_size": 14, "head_dim": 8,
+    }  # fmt: skip
+    text = {**BASES["mistral"], "model_type": "mistral"}
+    config = transformers.Mistral3Config(
+        text_config=text, vision_config={**vision, "model_type": "pixtral"}, image_token_index=47,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    model = drawn(transformers.Mistral3ForConditionalGeneration, config)
+    model.save_pretrained(tmp_path)
+    tokens = TOKENS % 47
+    assert_close(Decoder.from_pretrained(tmp_path)(tokens), logits_of(model, tokens), rtol=2e-5)
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 def test_the_head_in_the_file_counts_as_in_transformers(family, tmp_path):
     config = {**BASES[family], "tie_word_embeddings": True}
@@ -341,24 +373,6 @@ def test_the_head_in_the_file_counts_as_in_transformers(family, tmp_path):
     lm = Decoder.from_pretrained(tmp_path)
     assert model.lm_head.weight is model.get_input_embeddings().weight and lm.config.tied
     assert_close(lm(TOKENS), logits_of(model), rtol=2e-5)
-
-
-# --- a configuration by hand ------------------------------------------------------------------
-
-
-def test_seed_oss_is_refused_by_its_keys_and_read_by_hand_without_them(tmp_path):
-    own = transformers.SeedOssConfig(**{**_SIZES, "head_dim": 6}, attention_out_bias=True)
-    model = drawn(transformers.SeedOssForCausalLM, own)
-    model.save_pretrained(tmp_path)
-    for config in (own.to_dict(), {**own.to_dict(), "model_type": "llama"}):
-        with pytest.raises(pax.errors.InvalidArgumentError) as raised:
-            DecoderConfig.from_hf(config)
-        assert "attention_out_bias" in str(raised.value)
-    config = DecoderConfig.llama(
-        vocab_size=48, dim=24, num_layers=3, num_heads=4, num_kv_heads=2, hidden_dim=20,
-        rotary_base=100.0, norm_eps=1e-6, projection_bias=True, output_bias=True,
-    )  # fmt: skip
-    assert_close(Decoder.from_pretrained(tmp_path, config=config)(TOKENS), logits_of(model), 2e-5)
 
 
 def test_recorded_numbers_are_those_of_transformers(tmp_path):
