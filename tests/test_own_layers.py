@@ -115,7 +115,7 @@ def test_the_library_names_layers_in_two_rooms_only():
     found = []
     for path in package.rglob("*.py"):
         room = path.relative_to(package).parts[0]
-        if room in ("nn", "nets", "__init__.py", "quantization"):
+        if room in ("nn", "nets", "__init__.py"):
             continue
         tree = list(ast.walk(ast.parse(path.read_text())))
         made = [node.func for node in tree if isinstance(node, ast.Call)]  # a layer of a layer
@@ -136,3 +136,18 @@ def test_inspect_shows_declarations_and_their_absence():
     assert table["low_rank.up"].declared == "kernel [rank, out]"
     assert (table[""].declared, table["low_rank"].declared) == ("no declaration", "")
     assert "no declaration" in str(table) and "declar" not in str(pax.inspect(pax.Linear(2, 3)))
+
+
+@ROWS
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantized_weights_have_the_same_integers_in_files(name, bits, tmp_path):
+    layer, x = rows()[name]
+    small, report = pax.quantize(pax.Sequential(layer).eval(), bits=bits)
+    kernels = [own for own, each in layer.arrays.items() if each.role == "kernel"]
+    assert {leaf.name for leaf in report.leaves} == {f"modules.0.{own}" for own in kernels}
+    assert_close(small(x), layer(x), atol=0.3 if bits == 8 else 3.0)
+    for to, end in ((pax.export.to_onnx, "onnx"), (pax.export.to_tflite, "tflite")):
+        path = tmp_path / f"net.{end}"
+        done = to(small, path, pax.export.spec_of(x) if hasattr(pax.export, "spec_of") else x)
+        assert f"{len(kernels)} weights" in str(done) or f"{len(kernels)} weight" in str(done)
+        assert_close(pax.export.load(path)(x), small(x), atol=1e-3)

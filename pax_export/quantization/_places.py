@@ -10,8 +10,14 @@ import jax.numpy as jnp
 
 from pax_export._quantized import ArrayLike
 from pax_export._types import PyTree
-from pax_export.core import is_array, join_path, named_leaves, named_modules
-from pax_export.nn import Conv1DTranspose, Conv2DTranspose, Convolution, Embed, Linear
+from pax_export.core import (
+    DeclaredArray,
+    declared_in,
+    is_array,
+    join_path,
+    named_leaves,
+    named_modules,
+)
 from pax_export.quantization._report import NO_LAYER
 
 
@@ -35,17 +41,28 @@ class QuantizableArray(NamedTuple):
     is_table: bool = False
 
 
-def places_of_layers(modules: list[tuple[str, Any]]) -> Iterator[tuple[QuantizableArray, Any]]:
-    """The weights of layers in some modules, with the layers."""
+def places_of_layers(
+    modules: list[tuple[str, Any]],
+) -> Iterator[tuple[QuantizableArray, DeclaredArray]]:
+    """The kernels and tables that layers in some modules declare."""
     seen = set()
     for path, module in modules:
         for below, layer in named_modules(module):
-            found = _axes(layer)
-            if found is not None and id(layer) not in seen:
-                seen.add(id(layer))
-                name = join_path(join_path(path, below) if below else path, "weight")
-                rank, is_table = len(found[0]) + 1, isinstance(layer, Embed)
-                yield QuantizableArray(name, layer.weight, *found, rank, is_table), layer
+            if id(layer) in seen:
+                continue
+            seen.add(id(layer))
+            for found in declared_in(layer).values():
+                if found.declared.role in ("kernel", "table") and found.input_axes:
+                    name = join_path(join_path(path, below) if below else path, found.name)
+                    yield _place_of(name, found), found
+
+
+def _place_of(name: str, found: DeclaredArray) -> QuantizableArray:
+    is_table = found.declared.role == "table"
+    # A row of a table is looked up: its elements share a scale.
+    reduced = found.output_axes if is_table else found.input_axes
+    inputs = found.axis("in") if "in" in found.axes and not is_table else reduced[-1]
+    return QuantizableArray(name, found.array, reduced, inputs, len(found.axes), is_table)
 
 
 def places_of_tree(params: PyTree) -> Iterator[QuantizableArray]:
@@ -56,19 +73,6 @@ def places_of_tree(params: PyTree) -> Iterator[QuantizableArray]:
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             reduced = tuple(range(-len(leaf.shape), -1))
             yield QuantizableArray(name, leaf, reduced or (-1,), -2, len(leaf.shape))
-
-
-def _axes(layer: object) -> tuple[tuple[int, ...], int] | None:
-    """The axes of a layer's weight that are summed over, and that of groups."""
-    if isinstance(layer, Linear):
-        return (-2,), -2
-    if isinstance(layer, Embed):
-        return (-1,), -1
-    if isinstance(layer, Convolution):
-        kernel = tuple(range(-len(layer.kernel_shape) - 2, -2))
-        inputs = -1 if isinstance(layer, (Conv1DTranspose, Conv2DTranspose)) else -2
-        return (*kernel, inputs), inputs
-    return None
 
 
 def why_not(place: QuantizableArray) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -409,11 +410,12 @@ def _module(net: Module, at: object, wish: Wish, train: bool) -> tuple[Any, Foun
     leaves: list[QuantizedLeaf] = []
     kept: dict[str, str] = {}
     fallbacks: dict[str, str] = {}
-    changes: dict[int, Callable[[Any], Any]] = {}
-    for place, layer in places_of_layers(modules):
+    arrays: dict[int, dict[str, Any]] = defaultdict(dict)
+    for place, found in places_of_layers(modules):
         array = _one(place, wish, train, leaves, kept, fallbacks)
         if array is not None:
-            changes[id(layer)] = partial(_with_weight, weight=array)
+            arrays[id(found.layer)][found.name] = array
+    changes = {layer: partial(_with_arrays, arrays=each) for layer, each in arrays.items()}
     done = {each.name for each in leaves}
     known = {place.name for place, _ in places_of_layers([("", net)])}
     for name, why in other_arrays(net, {*done, *kept}):
@@ -421,8 +423,8 @@ def _module(net: Module, at: object, wish: Wish, train: bool) -> tuple[Any, Foun
     return apply_changes(net, changes), (leaves, kept, fallbacks)
 
 
-def _with_weight(layer: Module, *, weight: object) -> Any:
-    return layer.replace(weight=weight)
+def _with_arrays(layer: Module, *, arrays: dict[str, Any]) -> Any:
+    return layer.replace(**arrays)
 
 
 def _pair_and_places(net: PyTree, at: object, calls: PyTree) -> tuple[Any, list[QuantizableArray]]:
