@@ -148,6 +148,8 @@ def test_quantized_weights_have_the_same_integers_in_files(name, bits, tmp_path)
     assert_close(small(x), layer(x), atol=0.3 if bits == 8 else 3.0)
     for to, end in ((pax.export.to_onnx, "onnx"), (pax.export.to_tflite, "tflite")):
         path = tmp_path / f"net.{end}"
-        done = to(small, path, pax.export.spec_of(x) if hasattr(pax.export, "spec_of") else x)
-        assert f"{len(kernels)} weights" in str(done) or f"{len(kernels)} weight" in str(done)
-        assert_close(pax.export.load(path)(x), small(x), atol=1e-3)
+        done = to(small, path, x, accuracy_level=1)
+        # TFLite's blocks of scales are those of matrices and convolutions: this one is in float32.
+        if (name, bits, end) != ("Bilinear", 4, "tflite"):
+            assert f"{len(kernels)} weights in int{bits}, the integers of the model" in str(done)
+        assert_close(pax.export.load(path)(x), small(x), atol=1e-4)
