@@ -99,7 +99,8 @@ def test_weights_as_integers(here, capsys):
     found = json.loads(printed.out)["details"]["quantized"]
     lost = found.pop("weights lose")  # as far as it is known without batches
     assert lost["bytes"] == [64, 44]
-    assert found == {"weights": 1, "bits": [8], "accuracy_level": 1}
+    told = {"weights": 1, "bits": [8], "multiplied": 1, "in integers": 0}
+    assert found == told | {"accuracy_level": 1}
 
 
 def test_an_existing_directory_needs_overwrite(here, capsys):
