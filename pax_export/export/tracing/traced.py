@@ -112,7 +112,7 @@ def _traced_by_jax(jitted: Any, structs: Sequence[Any]) -> Any:
     with for_symbolic_sizes(structs):
         try:
             return jitted.trace(list(structs))
-        except Exception:
+        except Exception:  # of jax, or of the model: raised again if the second trace fails, too
             if not _has_symbolic_sizes(structs):
                 raise
             # Names in jax change for this trace only, because other threads see them, too.
